@@ -1,0 +1,3 @@
+from genius.cli import main
+
+main()

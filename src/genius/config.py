@@ -1,0 +1,84 @@
+"""Dataclass <-> plain dict / TOML / JSON, with one clear line for a field that does not exist or has a wrong type."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+import types
+import typing
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from genius.errors import GeniusError
+
+C = TypeVar("C")
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """A dataclass as JSON-ready values."""
+    return cast(dict[str, Any], json.loads(json.dumps(dataclasses.asdict(config), default=str)))
+
+
+def from_dict(cls: type[C], values: Any, where: str = "config") -> C:
+    """Build dataclass `cls` from a mapping; nested dataclasses and tuples included."""
+    if not isinstance(values, dict):
+        raise GeniusError(f"{where}: expected a table of {cls.__name__} fields, got {type(values).__name__}")
+    hints = typing.get_type_hints(cls)
+    known = {f.name for f in dataclasses.fields(cast(Any, cls)) if f.init}
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise GeniusError(f"{where}: unknown field {unknown[0]!r}; known: {', '.join(sorted(known))}")
+    try:
+        return cls(**{name: _convert(hints[name], value, f"{where}: {name}") for name, value in values.items()})
+    except TypeError as error:
+        raise GeniusError(f"{where}: {error}") from None
+
+
+def read_config(cls: type[C], path: str | Path) -> C:
+    """Read a TOML or JSON file of the fields of `cls`."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except FileNotFoundError:
+        raise GeniusError(f"no such config: {path}") from None
+    except (OSError, ValueError) as error:
+        raise GeniusError(f"cannot read {path}: {error}") from None
+    return from_dict(cls, values, where=str(path))
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        options = typing.get_args(hint)
+        if value is None and type(None) in options:
+            return None
+        for option in (o for o in options if o is not type(None)):
+            try:
+                return _convert(option, value, where)
+            except GeniusError as error:
+                failure = error
+        raise failure
+    if origin is typing.Literal:
+        if value not in typing.get_args(hint):
+            raise GeniusError(f"{where} must be one of {', '.join(map(repr, typing.get_args(hint)))}, got {value!r}")
+        return value
+    if dataclasses.is_dataclass(hint):
+        return value if isinstance(value, cast(type, hint)) else from_dict(cast(type, hint), value, where)
+    if origin in (tuple, list):
+        if not isinstance(value, list | tuple):
+            raise GeniusError(f"{where} must be a list, got {value!r}")
+        inner = typing.get_args(hint)[0]
+        return origin(_convert(inner, v, where) for v in value)
+    if origin is dict or hint is dict:
+        if not isinstance(value, dict):
+            raise GeniusError(f"{where} must be a table, got {value!r}")
+        return value
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if hint is Path and isinstance(value, str):
+        return Path(value)
+    if isinstance(hint, type) and (not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool)):
+        raise GeniusError(f"{where} must be {hint.__name__}, got {value!r}")
+    return value

@@ -1,0 +1,1 @@
+"""Datasets: reading them, and building the ones that ship with GENIUS."""

@@ -1,0 +1,5 @@
+"""Encoders: one file per family, one small protocol (`base`), one registry by URI (`registry`)."""
+
+from genius.encoders.base import Encoder, encode_items, encode_queries
+
+__all__ = ["Encoder", "encode_items", "encode_queries"]

@@ -1,0 +1,85 @@
+"""`Features`: what an encoder makes of a batch, and all that fusion needs.
+
+Two vectors an item (image, text) and two masks that say which of them is real. Every later stage reads
+features, never pixels, so that a training run can extract them once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from genius.errors import GeniusError
+from genius.types import Modality
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """A batch of N items or queries. A missing modality has mask 0; its row is ignored, whatever it holds."""
+
+    image: Tensor  # (N, width)
+    text: Tensor  # (N, width)
+    image_mask: Tensor  # (N,) bool
+    text_mask: Tensor  # (N,) bool
+
+    def __len__(self) -> int:
+        return self.image.shape[0]
+
+    @property
+    def width(self) -> int:
+        return self.image.shape[1]
+
+    def __getitem__(self, rows: Tensor | slice) -> Features:
+        return Features(self.image[rows], self.text[rows], self.image_mask[rows], self.text_mask[rows])
+
+    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Features:
+        return Features(
+            self.image.to(device, dtype), self.text.to(device, dtype), self.image_mask.to(device), self.text_mask.to(device)
+        )
+
+    @property
+    def modality(self) -> Tensor:
+        """(N,) int64: 0 image, 1 text, 2 pair."""
+        both = self.image_mask & self.text_mask
+        return torch.where(both, int(Modality.PAIR), torch.where(self.image_mask, int(Modality.IMAGE), int(Modality.TEXT)))
+
+    @staticmethod
+    def cat(parts: Sequence[Features]) -> Features:
+        if not parts:
+            raise GeniusError("no features to concatenate")
+        return Features(
+            torch.cat([p.image for p in parts]),
+            torch.cat([p.text for p in parts]),
+            torch.cat([p.image_mask for p in parts]),
+            torch.cat([p.text_mask for p in parts]),
+        )
+
+    def check(self, width: int | None = None) -> Features:
+        """Raise one clear line for wrong shapes, NaN, or rows with neither modality; return self."""
+        n = len(self)
+        if self.text.shape != self.image.shape or self.image_mask.shape != (n,) or self.text_mask.shape != (n,):
+            raise GeniusError(
+                f"features do not fit together: image {tuple(self.image.shape)}, text {tuple(self.text.shape)}, "
+                f"masks {tuple(self.image_mask.shape)} and {tuple(self.text_mask.shape)}"
+            )
+        if width is not None and self.width != width:
+            raise GeniusError(f"features are {self.width} wide, the model expects {width}")
+        for name, rows, mask in (("image", self.image, self.image_mask), ("text", self.text, self.text_mask)):
+            bad = mask & ~torch.isfinite(rows).all(dim=1)
+            if bad.any():
+                raise GeniusError(f"{int(bad.sum())} {name} features are NaN or infinite (first: row {int(bad.nonzero()[0])})")
+        neither = ~(self.image_mask | self.text_mask)
+        if neither.any():
+            raise GeniusError(f"{int(neither.sum())} rows have neither an image nor a text (first: row {int(neither.nonzero()[0])})")
+        return self
+
+    def masked(self) -> tuple[Tensor, Tensor]:
+        """(image, text) with the missing ones exactly zero, even where their rows held NaN."""
+        zero = self.image.new_zeros(())
+        return (
+            torch.where(self.image_mask[:, None], self.image, zero),
+            torch.where(self.text_mask[:, None], self.text, zero),
+        )

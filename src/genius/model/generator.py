@@ -1,0 +1,271 @@
+"""Generator: z -> probability of the next code, given the codes so far (paper 4.3).
+
+A T5 decoder (self-attention with relative positions, cross-attention to N prefix vectors made from z,
+RMSNorm, no biases), written here in plain torch: the search engine needs its keys and values, and the
+published weights load one to one. Knows nothing of tries: which codes exist is the search's business.
+
+One token table serves every level: [3 specials | codes of level 0 | codes of level 1 | ...]. Level l only
+ever reads its own slice; `normalizer` says whether probabilities are over that slice or the whole table.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from genius.errors import GeniusError
+
+SPECIALS = 3  # pad (the start token), eos, unk: kept for the published vocabulary
+START = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorConfig:
+    """Shape of the decoder; the defaults are the paper's (T5-small, 30 prefix vectors)."""
+
+    width: int = 768  # of z
+    level_sizes: tuple[int, ...] = (3,) + (4096,) * 8  # K_i of every level
+    d_model: int = 512
+    layers: int = 6
+    heads: int = 8
+    d_kv: int = 64  # width of one head
+    d_ff: int = 2048
+    prefix_tokens: int = 30  # N of Eq. 9
+    dropout: float = 0.1
+    buckets: int = 32  # of the relative position bias
+    max_distance: int = 128
+    normalizer: Literal["vocabulary", "level"] = "vocabulary"  # softmax over all codes (published) or one level's
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "level_sizes", tuple(int(k) for k in self.level_sizes))
+        if not self.level_sizes or min(self.level_sizes) < 1:
+            raise GeniusError(f"level_sizes must be positive, got {self.level_sizes}")
+
+    @property
+    def levels(self) -> int:
+        return len(self.level_sizes)
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """First row of each level in the token table."""
+        starts = [SPECIALS]
+        for size in self.level_sizes[:-1]:
+            starts.append(starts[-1] + size)
+        return tuple(starts)
+
+    @property
+    def vocabulary(self) -> int:
+        return SPECIALS + sum(self.level_sizes)
+
+
+SIZES: dict[str, dict[str, int]] = {
+    "tiny": {"d_model": 128, "layers": 2, "heads": 4, "d_kv": 32, "d_ff": 512},
+    "mini": {"d_model": 256, "layers": 4, "heads": 4, "d_kv": 64, "d_ff": 1024},
+    "small": {"d_model": 512, "layers": 6, "heads": 8, "d_kv": 64, "d_ff": 2048},
+    "base": {"d_model": 768, "layers": 12, "heads": 12, "d_kv": 64, "d_ff": 3072},
+    "large": {"d_model": 1024, "layers": 24, "heads": 16, "d_kv": 64, "d_ff": 4096},
+}
+"""T5 shapes by name (`small`, `base`, `large` are the paper's; `mini` and `tiny` are for small data)."""
+
+
+class KeysValues(NamedTuple):
+    """Attention memory of one layer: both (rows, heads, length, d_kv)."""
+
+    keys: Tensor
+    values: Tensor
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, width: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        variance = x.float().pow(2).mean(-1, keepdim=True)
+        return self.weight * (x * torch.rsqrt(variance + self.eps)).to(self.weight.dtype)
+
+
+class Attention(nn.Module):
+    """T5 attention: no scaling by sqrt(d), no biases; an additive bias carries positions."""
+
+    def __init__(self, config: GeneratorConfig) -> None:
+        super().__init__()
+        inner = config.heads * config.d_kv
+        self.heads, self.d_kv, self.dropout = config.heads, config.d_kv, config.dropout
+        self.q = nn.Linear(config.d_model, inner, bias=False)
+        self.k = nn.Linear(config.d_model, inner, bias=False)
+        self.v = nn.Linear(config.d_model, inner, bias=False)
+        self.o = nn.Linear(inner, config.d_model, bias=False)
+
+    def split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.heads, self.d_kv)).transpose(1, 2)  # (rows, heads, length, d_kv)
+
+    def project(self, x: Tensor) -> KeysValues:
+        return KeysValues(self.split(self.k(x)), self.split(self.v(x)))
+
+    def forward(self, x: Tensor, memory: KeysValues, bias: Tensor | None = None) -> Tensor:
+        scores = self.split(self.q(x)) @ memory.keys.transpose(-1, -2)  # (rows, heads, length, memory)
+        if bias is not None:
+            scores = scores + bias
+        weights = F.dropout(scores.float().softmax(-1).to(scores.dtype), self.dropout, self.training)
+        return self.o((weights @ memory.values).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    """Self-attention, cross-attention to the prefix, feed-forward; each pre-normed, each residual."""
+
+    def __init__(self, config: GeneratorConfig) -> None:
+        super().__init__()
+        self.self_norm, self.self_attention = RMSNorm(config.d_model), Attention(config)
+        self.cross_norm, self.cross_attention = RMSNorm(config.d_model), Attention(config)
+        self.ff_norm = RMSNorm(config.d_model)
+        self.ff_in = nn.Linear(config.d_model, config.d_ff, bias=False)
+        self.ff_out = nn.Linear(config.d_ff, config.d_model, bias=False)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, cross: KeysValues, bias: Tensor, past: KeysValues | None) -> tuple[Tensor, KeysValues]:
+        normed = self.self_norm(x)
+        memory = self.self_attention.project(normed)
+        if past is not None:
+            memory = KeysValues(torch.cat([past.keys, memory.keys], 2), torch.cat([past.values, memory.values], 2))
+        x = x + self.dropout(self.self_attention(normed, memory, bias))
+        x = x + self.dropout(self.cross_attention(self.cross_norm(x), cross))
+        x = x + self.dropout(self.ff_out(self.dropout(F.relu(self.ff_in(self.ff_norm(x))))))
+        return x, memory
+
+
+class Generator(nn.Module):
+    """log p(T | z) = sum over levels of log p(t_k | P(z), t_<k) (Eq. 10)."""
+
+    def __init__(self, config: GeneratorConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.tokens = nn.Embedding(config.vocabulary, config.d_model)  # tied: also the output head
+        self.prefix = nn.Linear(config.width, config.prefix_tokens * config.d_model)  # MLP of Eq. 9: one layer, as published
+        self.prefix_norm = RMSNorm(config.d_model)
+        self.position_bias = nn.Embedding(config.buckets, config.heads)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.final_norm = RMSNorm(config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+        self._initialise()
+
+    def _initialise(self) -> None:
+        """T5's own initialisation."""
+        config = self.config
+        nn.init.normal_(self.tokens.weight, std=1.0)
+        nn.init.normal_(self.position_bias.weight, std=config.d_model**-0.5)
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            for attention in (block.self_attention, block.cross_attention):
+                nn.init.normal_(attention.q.weight, std=(config.d_model * config.d_kv) ** -0.5)
+                nn.init.normal_(attention.k.weight, std=config.d_model**-0.5)
+                nn.init.normal_(attention.v.weight, std=config.d_model**-0.5)
+                nn.init.normal_(attention.o.weight, std=(config.heads * config.d_kv) ** -0.5)
+            nn.init.normal_(block.ff_in.weight, std=config.d_model**-0.5)
+            nn.init.normal_(block.ff_out.weight, std=config.d_ff**-0.5)
+
+    @torch.no_grad()
+    def init_from_codebooks(self, codebooks: list[Tensor], scale: float) -> None:
+        """Start each code's token at scale * W e / |e| with one random W, as published (scale 100 there)."""
+        random = nn.Linear(self.config.width, self.config.d_model, bias=False, device=self.tokens.weight.device)
+        rows = torch.cat([F.normalize(book.to(self.tokens.weight), dim=1) for book in codebooks])
+        self.tokens.weight[SPECIALS:] = scale * random(rows)
+
+    # -- the pieces that search uses ---------------------------------------------------------------------------
+
+    def prefix_memory(self, z: Tensor) -> Tensor:
+        """P(z) of Eq. 9, through the published 0-layer encoder (norm and dropout): (B, prefix_tokens, d_model)."""
+        prefix = self.prefix(z).unflatten(1, (self.config.prefix_tokens, self.config.d_model))
+        return self.dropout(self.prefix_norm(self.dropout(prefix)))  # type: ignore[no-any-return]
+
+    def cross_memory(self, z: Tensor) -> list[KeysValues]:
+        """Cross-attention keys and values of every layer, once per query: (B, heads, prefix_tokens, d_kv)."""
+        memory = self.prefix_memory(z)
+        return [block.cross_attention.project(memory) for block in self.blocks]  # type: ignore[union-attr, operator]
+
+    def bias(self, length: int, past: int = 0) -> Tensor:
+        """Causal mask and relative positions for `length` new tokens after `past`: (1, heads, length, past + length)."""
+        device = self.position_bias.weight.device
+        query = torch.arange(past, past + length, device=device)[:, None]
+        key = torch.arange(past + length, device=device)[None, :]
+        distance = (query - key).clamp(min=0)
+        half, buckets = self.config.buckets // 2, self.config.buckets
+        far = half + (torch.log(distance.clamp(min=1).float() / half) / math.log(self.config.max_distance / half) * (buckets - half)).long()
+        bucket = torch.where(distance < half, distance, far.clamp(max=buckets - 1))
+        bias = self.position_bias(bucket).permute(2, 0, 1)[None]  # (1, heads, length, past + length)
+        return bias.masked_fill(key > query, torch.finfo(bias.dtype).min)  # type: ignore[no-any-return]
+
+    def hidden(
+        self, tokens: Tensor, cross: list[KeysValues], past: list[KeysValues] | None = None
+    ) -> tuple[Tensor, list[KeysValues]]:
+        """Run new `tokens` (rows, length) after `past`: final hidden states (rows, length, d_model) and the grown memory.
+
+        `cross` must have one row per row of `tokens`.
+        """
+        x = self.dropout(self.tokens(tokens))
+        bias = self.bias(tokens.shape[1], 0 if past is None else past[0].keys.shape[2]).to(x.dtype)
+        grown = []
+        for i, block in enumerate(self.blocks):
+            x, memory = block(x, cross[i], bias, None if past is None else past[i])
+            grown.append(memory)
+        return self.dropout(self.final_norm(x)), grown
+
+    def log_probs(self, hidden: Tensor, level: int) -> Tensor:
+        """log p of every code of `level` from hidden states (..., d_model): (..., K_level)."""
+        start, size = self.config.offsets[level], self.config.level_sizes[level]
+        scaled = hidden * self.config.d_model**-0.5  # T5 scales tied embeddings
+        if self.config.normalizer == "level":
+            return (scaled @ self.tokens.weight[start : start + size].T).float().log_softmax(-1)
+        logits = (scaled @ self.tokens.weight.T).float()
+        return logits[..., start : start + size] - logits.logsumexp(-1, keepdim=True)
+
+    def token(self, codes: Tensor, level: int) -> Tensor:
+        """Row of the token table for codes of one level."""
+        return codes + self.config.offsets[level]
+
+    # -- training ----------------------------------------------------------------------------------------------
+
+    def code_log_probs(self, z: Tensor, codes: Tensor) -> list[Tensor]:
+        """Teacher-forced log p over each level's codes: a list of (B, K_level), given `codes` (B, M) int64."""
+        offsets = torch.tensor(self.config.offsets, device=codes.device)
+        inputs = F.pad((codes + offsets)[:, :-1], (1, 0), value=START)
+        hidden, _ = self.hidden(inputs, self.cross_memory(z))
+        return [self.log_probs(hidden[:, level], level) for level in range(self.config.levels)]
+
+    def forward(self, z: Tensor, codes: Tensor) -> Tensor:
+        """log p(t_k | z, t_<k) of the given codes: (B, M). The loss of Eq. 10 is minus its mean over tokens."""
+        log_p = self.code_log_probs(z, codes)
+        return torch.stack([lp.gather(1, codes[:, i : i + 1])[:, 0] for i, lp in enumerate(log_p)], dim=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Augmentation:
+    """Query augmentation (4.3.2). `scalar` is Eq. 11; `sqrt-per-dimension` is what the published code does."""
+
+    form: Literal["none", "scalar", "sqrt-per-dimension"] = "scalar"
+    alpha: float = 2.0  # of Beta(alpha, alpha)
+    keep: float = field(default=0.0)  # share of queries left as they are (published: none)
+
+    def __call__(self, query: Tensor, target: Tensor, mu: Tensor | None = None) -> Tensor:
+        """Interpolate unit vectors (B, D) and re-normalise. `mu` overrides the random draw (tests)."""
+        if self.form == "none":
+            return query
+        if mu is None:
+            shape = query.shape if self.form == "sqrt-per-dimension" else (query.shape[0], 1)
+            alpha = torch.full(shape, self.alpha, device=query.device)
+            mu = torch.distributions.Beta(alpha, alpha).sample().to(query.dtype)
+        if self.form == "sqrt-per-dimension":
+            mixed = mu.sqrt() * query + (1 - mu).sqrt() * target
+        else:
+            mixed = mu * query + (1 - mu) * target  # Eq. 11
+        mixed = F.normalize(mixed, dim=1)
+        if self.keep > 0:
+            kept = torch.rand(query.shape[0], 1, device=query.device) < self.keep
+            mixed = torch.where(kept, query, mixed)
+        return mixed

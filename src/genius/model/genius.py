@@ -1,0 +1,220 @@
+"""`Genius`: encoder + fusion + quantizer + generator as one model that saves, loads and has a fingerprint.
+
+On disk (and on a hub) a model is a folder: `config.json`, `model.safetensors`, and `encoder/` if it brings its
+own. Never pickle. The encoder is optional: a model converted from published checkpoints works on features.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from genius.config import from_dict, to_dict
+from genius.encoders.base import Encoder, encode_items, encode_queries
+from genius.errors import GeniusError
+from genius.features import Features
+from genius.model.fusion import Fusion, FusionConfig, score_fusion
+from genius.model.generator import Generator, GeneratorConfig
+from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
+from genius.types import Item, Query
+
+if TYPE_CHECKING:
+    from genius.index import Index
+
+FORMAT = 1
+CONFIG, WEIGHTS, ENCODER = "config.json", "model.safetensors", "encoder"
+
+
+@dataclass(frozen=True, slots=True)
+class GeniusConfig:
+    """Everything about a model but its weights."""
+
+    fusion: FusionConfig = field(default_factory=FusionConfig)
+    quantizer: QuantizerConfig = field(default_factory=QuantizerConfig)
+    generator: GeneratorConfig = field(default_factory=GeneratorConfig)
+    encoder: str | None = None  # URI of the encoder ("hf-hub:…"); None with an `encoder/` folder: that one
+    rerank_embedding: Literal["fused", "score-fusion"] = "fused"  # z (the paper's 4.4), or the encoder's own (published)
+    search: dict[str, Any] = field(default_factory=dict)  # defaults of this model for `genius.search.SearchParams`
+
+    def __post_init__(self) -> None:
+        widths = {self.fusion.width, self.quantizer.width, self.generator.width}
+        if len(widths) > 1:
+            raise GeniusError(f"fusion, quantizer and generator have different widths: {sorted(widths)}")
+        if self.quantizer.level_sizes != self.generator.level_sizes:
+            raise GeniusError(
+                f"quantizer levels {self.quantizer.level_sizes} differ from the generator's {self.generator.level_sizes}"
+            )
+
+    @property
+    def width(self) -> int:
+        return self.fusion.width
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """Items or queries in the model's space."""
+
+    z: Tensor  # (N, D) fused unit vectors: what codes are made of and what the generator reads
+    dense: Tensor  # (N, D) unit vectors for re-ranking and for the dense baseline
+    modality: Tensor  # (N,) what each row consists of
+    kept: list[int]  # positions of the inputs that could be read
+    problems: list[str]  # one line for each that could not
+
+
+class Genius(nn.Module):
+    """The model. `from_pretrained("bundled:mini")`, a folder, `"local-dir:…"` or `"hf-hub:…"`."""
+
+    def __init__(self, config: GeniusConfig, encoder: Encoder | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.fusion = Fusion(config.fusion)
+        self.quantizer = ResidualQuantizer(config.quantizer)
+        self.generator = Generator(config.generator)
+        self.__dict__["encoder"] = encoder  # not a submodule: its weights have their own files and fingerprint
+        if encoder is not None and encoder.width != config.width:
+            raise GeniusError(f"the encoder is {encoder.width} wide, the model expects {config.width}")
+        self.eval()
+
+    encoder: Encoder | None
+
+    @property
+    def device(self) -> torch.device:
+        return self.generator.tokens.weight.device
+
+    # -- embedding ---------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def embed(self, features: Features, chunk: int = 4096) -> tuple[Tensor, Tensor]:
+        """Features -> (z, dense), unit vectors on the model's device. Chunked: memory does not grow with N."""
+        features.check(self.config.width)
+        z, dense = [], []
+        for i in range(0, max(len(features), 1), chunk):
+            part = features[i : i + chunk].to(self.device, torch.float32)
+            z.append(self.fusion(part))
+            dense.append(z[-1] if self.config.rerank_embedding == "fused" else score_fusion(part))
+        return torch.cat(z), torch.cat(dense)
+
+    def encode(self, features: Features) -> Tensor:
+        """Features of items -> codes (N, M) int64."""
+        return self.quantizer.encode(self.embed(features)[0], features.modality.to(self.device))
+
+    def embed_items(self, items: Sequence[Item], *, on_error: Literal["raise", "skip"] = "raise", batch_size: int = 64) -> Embedded:
+        features, kept, problems = encode_items(self._encoder(), items, batch_size=batch_size, on_error=on_error)
+        z, dense = self.embed(features)
+        return Embedded(z, dense, features.modality.to(self.device), kept, problems)
+
+    def embed_queries(self, queries: Sequence[Query], *, batch_size: int = 64) -> Embedded:
+        features = encode_queries(self._encoder(), queries, batch_size=batch_size)
+        z, dense = self.embed(features)
+        return Embedded(z, dense, features.modality.to(self.device), list(range(len(queries))), [])
+
+    def _encoder(self) -> Encoder:
+        if self.encoder is None:
+            raise GeniusError("this model has no encoder: it works on pre-extracted features only")
+        return self.encoder
+
+    def index(self, path: str | Path, **options: Any) -> Index:
+        """Create or open the index at `path` for this model."""
+        from genius.index import Index
+
+        return Index(path, self, **options)
+
+    # -- save and load -----------------------------------------------------------------------------------------
+
+    def fingerprint(self) -> str:
+        """Hex digest of the configuration and every weight, the encoder's included. Changes when any of them does."""
+        digest = hashlib.sha256(json.dumps(to_dict(_identity(self.config)), sort_keys=True).encode())
+        for name, tensor in sorted(self.state_dict().items()):
+            digest.update(name.encode())
+            digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update((self.encoder.fingerprint() if self.encoder is not None else "").encode())
+        return digest.hexdigest()[:32]
+
+    def save_pretrained(self, directory: str | Path, *, dtype: torch.dtype = torch.float32, encoder: bool = True) -> None:
+        """Write the model folder. Files appear whole or not at all."""
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        tensors = {name: tensor.detach().cpu().to(dtype).contiguous() for name, tensor in self.state_dict().items()}
+        body = {"format": FORMAT, "model": to_dict(self.config)}
+        _replace(directory / WEIGHTS, lambda path: save_file(tensors, path, metadata={"format": "pt"}))
+        if encoder and self.encoder is not None and self.config.encoder is None:
+            self.encoder.save(directory / ENCODER)
+        _replace(directory / CONFIG, lambda path: path.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8"))
+
+    @classmethod
+    def from_pretrained(cls, source: str | Path, *, device: str | torch.device = "cpu") -> Genius:
+        """Load from a folder, `local-dir:PATH`, `hf-hub:OWNER/NAME[@REVISION]` or `bundled:NAME`."""
+        from genius.encoders.registry import load_encoder, resolve
+
+        directory = resolve(str(source))
+        config = _read_config(directory)
+        encoder = None
+        if config.encoder is not None:
+            encoder = load_encoder(config.encoder)
+        elif (directory / ENCODER).is_dir():
+            encoder = load_encoder(f"local-dir:{directory / ENCODER}")
+        model = cls(config, encoder)
+        model._load_weights(directory / WEIGHTS)
+        return model.to(device)
+
+    def _load_weights(self, path: Path) -> None:
+        try:
+            tensors = load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise GeniusError(f"cannot read the weights {path}: {error}") from None
+        expected = self.state_dict()
+        missing, unknown = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
+        wrong = [n for n in expected.keys() & tensors.keys() if expected[n].shape != tensors[n].shape]
+        if missing or unknown or wrong:
+            first = (missing or unknown or wrong)[0]
+            raise GeniusError(
+                f"{path} does not fit its config: {len(missing)} tensors missing, {len(unknown)} unknown, "
+                f"{len(wrong)} of other shapes (first: {first})"
+            )
+        self.load_state_dict(tensors)
+
+
+def _identity(config: GeniusConfig) -> GeniusConfig:
+    """The part of the configuration that decides codes and embeddings: search defaults may change freely."""
+    return dataclasses.replace(config, search={}, encoder=None)
+
+
+def _read_config(directory: Path) -> GeniusConfig:
+    path = directory / CONFIG
+    try:
+        body = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise GeniusError(f"no GENIUS model at {directory}: {CONFIG} is missing") from None
+    except (OSError, json.JSONDecodeError) as error:
+        raise GeniusError(f"cannot read {path}: {error}") from None
+    if not isinstance(body, dict) or "model" not in body:
+        raise GeniusError(f"{path} is not a GENIUS model's config")
+    if body.get("format") != FORMAT:
+        raise GeniusError(f"{path} has format {body.get('format')!r}; this version reads {FORMAT}")
+    return from_dict(GeniusConfig, body["model"], where=str(path))
+
+
+def _replace(path: Path, write: Any) -> None:
+    """Write beside, then rename: a crash or a full disk never leaves half a file."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        write(temporary)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise GeniusError(f"cannot write {path}: {error}") from None
+    finally:
+        temporary.unlink(missing_ok=True)

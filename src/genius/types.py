@@ -1,0 +1,179 @@
+"""The words of the code base as types, and the one place where user input becomes them.
+
+Knows nothing of models or files beyond opening one image. `Item` is something findable, `Query` a
+question; `Modality` is what an item *is* and what a query *wants*.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from PIL import Image, ImageOps
+
+from genius.errors import GeniusError
+
+MAX_PIXELS = 64_000_000
+"""Larger images are refused before they are decoded (decompression bombs)."""
+
+
+class Modality(IntEnum):
+    """The first code of every ID (paper 4.2.3): what the item consists of."""
+
+    IMAGE = 0
+    TEXT = 1
+    PAIR = 2
+
+    @classmethod
+    def parse(cls, value: Modality | int | str) -> Modality:
+        """`"image"`, `"text"`, `"pair"` (or M-BEIR's `"image,text"`), 0-2, or a Modality."""
+        if isinstance(value, str):
+            name = value.strip().lower().replace(" ", "")
+            names = {"image": cls.IMAGE, "text": cls.TEXT, "pair": cls.PAIR, "image,text": cls.PAIR, "text,image": cls.PAIR}
+            if name in names:
+                return names[name]
+        elif not isinstance(value, bool) and int(value) in (0, 1, 2):
+            return cls(int(value))
+        raise GeniusError(f"unknown modality {value!r}: use 'image', 'text' or 'pair'")
+
+    @property
+    def label(self) -> str:
+        return self.name.lower()
+
+
+ImageInput: TypeAlias = "Image.Image | str | Path | bytes"
+"""An opened picture, a path to one, or the bytes of one."""
+
+ContentInput: TypeAlias = "str | Path | Image.Image | Mapping[str, Any]"
+"""What `coerce_content` takes: text, a picture, a path to a picture, or {"text":…, "image":…}."""
+
+
+def _clean_text(text: str | None) -> str | None:
+    if text is None:
+        return None
+    if not isinstance(text, str):
+        raise GeniusError(f"text must be a string, got {type(text).__name__}")
+    text = text.strip()
+    return text or None
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """Something findable. At least one of `image` and `text`; `metadata` is for filters and display."""
+
+    id: str
+    image: ImageInput | None = None
+    text: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.id, str) or not self.id:
+            raise GeniusError("an item needs a non-empty string id")
+        object.__setattr__(self, "text", _clean_text(self.text))
+        if self.image is None and self.text is None:
+            raise GeniusError(f"item {self.id!r} has neither an image nor a text")
+
+    @property
+    def modality(self) -> Modality:
+        return modality_of(self.image is not None, self.text is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A question: `text` and/or `image`, and what is wanted, as words (`instruction`) or a kind (`target`).
+
+    `target` alone picks a default instruction; an instruction alone leaves the modality to the model.
+    """
+
+    text: str | None = None
+    image: ImageInput | None = None
+    instruction: str | None = None
+    target: Modality | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", _clean_text(self.text))
+        object.__setattr__(self, "instruction", _clean_text(self.instruction))
+        if self.target is not None:
+            object.__setattr__(self, "target", Modality.parse(self.target))
+        if self.image is None and self.text is None:
+            raise GeniusError("a query needs a text, an image, or both")
+
+    @property
+    def modality(self) -> Modality:
+        return modality_of(self.image is not None, self.text is not None)
+
+
+def modality_of(has_image: bool, has_text: bool) -> Modality:
+    """IMAGE, TEXT or PAIR from which parts are present."""
+    if has_image and has_text:
+        return Modality.PAIR
+    if not has_image and not has_text:
+        raise GeniusError("neither an image nor a text")
+    return Modality.IMAGE if has_image else Modality.TEXT
+
+
+def coerce_content(value: ContentInput) -> dict[str, Any]:
+    """One user value -> {"text": …, "image": …}. A string that names an existing file is an image path."""
+    if isinstance(value, Mapping):
+        unknown = set(value) - {"text", "image"}
+        if unknown:
+            raise GeniusError(f"unknown keys {sorted(unknown)}: a mapping may hold 'text' and 'image'")
+        return {"text": value.get("text"), "image": value.get("image")}
+    if isinstance(value, Image.Image | Path):
+        return {"text": None, "image": value}
+    if isinstance(value, str):
+        looks_like_file = len(value) < 4096 and "\n" not in value and Path(value).suffix.lower() in IMAGE_SUFFIXES
+        return {"text": None, "image": value} if looks_like_file and Path(value).is_file() else {"text": value, "image": None}
+    raise GeniusError(f"cannot use a {type(value).__name__} as text or image")
+
+
+IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".svg"})
+
+
+def load_image(source: ImageInput) -> Image.Image:
+    """Any accepted image input -> a decoded RGB picture, transparency on white, upright.
+
+    Broken, empty, huge or unreadable input raises `GeniusError` with one line that names it.
+    """
+    name = str(source) if isinstance(source, str | Path) else "the image"
+    try:
+        if isinstance(source, Image.Image):
+            return _flatten(source)
+        if isinstance(source, str | Path) and Path(source).suffix.lower() == ".svg":
+            return _flatten(_rasterise_svg(Path(source)))
+        opened = io.BytesIO(source) if isinstance(source, bytes) else Path(source)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            with Image.open(opened) as picture:
+                if picture.width * picture.height > MAX_PIXELS:
+                    raise GeniusError(f"{name} has {picture.width} x {picture.height} pixels, more than {MAX_PIXELS:,}")
+                return _flatten(picture)
+    except GeniusError:
+        raise
+    except FileNotFoundError:
+        raise GeniusError(f"no such image: {name}") from None
+    except Exception as error:  # Pillow raises many kinds for broken files
+        raise GeniusError(f"cannot read {name} as an image: {str(error) or type(error).__name__}") from None
+
+
+def _flatten(picture: Image.Image) -> Image.Image:
+    picture = ImageOps.exif_transpose(picture)
+    if picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info:
+        rgba = picture.convert("RGBA")
+        white = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
+        return Image.alpha_composite(white, rgba).convert("RGB")
+    return picture.convert("RGB")
+
+
+def _rasterise_svg(path: Path, size: int = 256) -> Image.Image:
+    try:
+        import resvg_py
+    except ImportError:
+        raise GeniusError("reading SVG needs resvg-py: pip install 'genius-search[svg]'") from None
+    svg = path.read_text(encoding="utf-8")
+    return Image.open(io.BytesIO(bytes(resvg_py.svg_to_bytes(svg_string=svg, width=size, height=size))))
