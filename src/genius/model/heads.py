@@ -1,0 +1,54 @@
+"""Heads: the trained part of an encoder whose towers are frozen.
+
+Maps raw tower vectors of any two widths (for example 1280 for pictures, 384 for texts) into one shared width.
+Knows nothing of towers, pictures or texts: `genius.encoders.heads` joins it with them, `genius.train.encoder`
+trains it with Eq. 2 on features extracted once.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from genius.features import Features
+
+
+class Head(nn.Module):
+    """A linear map plus a small residual MLP on the normalised input."""
+
+    def __init__(self, width_in: int, width_out: int, hidden: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width_in)
+        self.project = nn.Linear(width_in, width_out)
+        self.hidden = nn.Linear(width_in, hidden)
+        self.output = nn.Linear(hidden, width_out)
+        nn.init.zeros_(self.output.weight)  # starts as a linear map
+        nn.init.zeros_(self.output.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, width_in) -> (N, width_out), of length about one: what the fusion's layers expect."""
+        x = self.norm(x)
+        out = self.project(x) + self.output(nn.functional.gelu(self.hidden(x)))
+        return out * out.shape[1] ** -0.5
+
+
+class Heads(nn.Module):
+    """One head per modality."""
+
+    def __init__(self, image_width: int, text_width: int, width: int, hidden: int = 1024) -> None:
+        super().__init__()
+        self.image_width, self.text_width, self.width, self.hidden_width = image_width, text_width, width, hidden
+        self.image = Head(image_width, width, hidden)
+        self.text = Head(text_width, width, hidden)
+
+    def forward(self, towers: Features) -> Features:
+        """Raw tower vectors, (N, image_width) and (N, text_width) -> features of one width. Masks pass through."""
+        image, text = towers.masked()
+        return Features(self.image(image), self.text(text), towers.image_mask, towers.text_mask)
+
+    @torch.no_grad()
+    def apply_chunked(self, towers: Features, chunk: int = 8192) -> Features:
+        """`forward` for any number of rows, without gradients, results on the CPU."""
+        device = self.image.project.weight.device
+        parts = [self(towers[i : i + chunk].to(device, torch.float32)).to("cpu") for i in range(0, max(len(towers), 1), chunk)]
+        return Features.cat(parts)
