@@ -69,7 +69,9 @@ def encode_items(
 
     Pictures are opened batch by batch, so memory does not grow with the collection.
     """
-    return _encode([(item.image, format_text(item.text or ""), item.id) for item in items], encoder, batch_size, on_error, on_progress)
+    return _encode(
+        [(item.image, format_text(item.text or ""), item.id) for item in items], encoder, batch_size, on_error, on_progress
+    )
 
 
 def encode_queries(encoder: Encoder, queries: Sequence[Query], *, batch_size: int = 64) -> Features:

@@ -1,0 +1,141 @@
+"""The registry: a URI -> a folder (`resolve`) -> an encoder (`load_encoder`).
+
+    PATH, local-dir:PATH          a folder of this project or of a `transformers` model
+    hf-hub:OWNER/NAME[@REVISION]  the same on a hub, downloaded once, weights as safetensors only
+    bundled:NAME                  a model that ships with this package
+    uniir:PATH                    a published UniIR CLIP-SF checkpoint (`clip_sf_large.pth`)
+
+Knows the names of the families and where each lives, none of their insides: a family's module is imported when
+one of its encoders is loaded.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+from genius.encoders.base import Encoder
+from genius.errors import GeniusError
+
+SPEC = "encoder.json"
+"""Names the family of a folder that this project wrote, and what the family needs to read it."""
+
+FAMILIES: dict[str, str] = {
+    # family -> "module:class"; the class has `load(directory, spec) -> Encoder`
+    "clip": "genius.encoders.clip:ClipEncoder",
+    "siglip": "genius.encoders.siglip:SiglipEncoder",
+    "uniir": "genius.encoders.uniir:UniirEncoder",
+    "towers": "genius.encoders.towers:TowersEncoder",
+    "mini": "genius.encoders.mini:MiniEncoder",
+}
+
+# `model_type` of a transformers config -> our family
+TRANSFORMERS_TYPES: dict[str, str] = {"clip": "clip", "siglip": "siglip", "siglip2": "siglip"}
+
+HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.onnx", "*/*.json", "*/*.safetensors", "*/*.onnx"]
+"""What is fetched from a hub: never pickles."""
+
+
+def resolve(uri: str | Path) -> Path:
+    """The local folder (for `uniir:` the file) that a URI names."""
+    scheme, _, rest = str(uri).partition(":")
+    if scheme == "bundled" and rest:
+        return _bundled(rest)
+    if scheme == "hf-hub" and rest:
+        return _from_hub(rest)
+    path = Path(rest if scheme in ("local-dir", "uniir") and rest else str(uri)).expanduser()
+    if not path.exists():
+        raise GeniusError(f"no such model: {uri} (use a folder, local-dir:PATH, hf-hub:OWNER/NAME[@REVISION] or bundled:NAME)")
+    return path
+
+
+def load_encoder(uri: str | Path) -> Encoder:
+    """Load the encoder a URI names. A whole model's URI gives the encoder that it brings."""
+    path = resolve(uri)
+    if str(uri).startswith("uniir:") or path.suffix == ".pth":
+        return _family("uniir").load(path, {})  # type: ignore[no-any-return]
+    if path.is_file():
+        raise GeniusError(f"{path} is a file; an encoder is a folder (or a UniIR checkpoint: uniir:{path})")
+    if not (path / SPEC).is_file() and (path / "encoder" / SPEC).is_file():
+        path = path / "encoder"
+    family, spec = read_spec(path)
+    return _family(family).load(path, spec)  # type: ignore[no-any-return]
+
+
+def read_spec(directory: Path) -> tuple[str, dict[str, Any]]:
+    """(family, its settings) of a folder: from `encoder.json`, or a transformers `config.json`."""
+    own = _read_json(directory / SPEC)
+    if own is not None:
+        family = own.get("family")
+        if family not in FAMILIES:
+            raise GeniusError(f"{directory / SPEC} names an unknown encoder family {family!r}; known: {', '.join(FAMILIES)}")
+        return family, own
+    foreign = _read_json(directory / "config.json")
+    if foreign is None:
+        raise GeniusError(f"no encoder at {directory}: neither {SPEC} nor a transformers config.json")
+    kind = foreign.get("model_type")
+    if kind not in TRANSFORMERS_TYPES:
+        raise GeniusError(
+            f"{directory} holds a {kind or 'model of unknown type'!r}, not an encoder this version reads "
+            f"({', '.join(TRANSFORMERS_TYPES)}); BLIP and feature fusion are described in docs/encoders.md"
+        )
+    return TRANSFORMERS_TYPES[kind], {}
+
+
+def write_spec(directory: Path, family: str, settings: dict[str, Any] | None = None) -> None:
+    """Write `encoder.json`. Call it last: a folder without one is not an encoder."""
+    directory.mkdir(parents=True, exist_ok=True)
+    body = {"family": family, **(settings or {})}
+    (directory / SPEC).write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
+
+
+def bundled_names() -> list[str]:
+    """Names after `bundled:` that this installation has."""
+    root = _bundled_root()
+    return sorted(p.name for p in root.iterdir() if (p / "config.json").is_file()) if root.is_dir() else []
+
+
+def _bundled_root() -> Path:
+    import genius
+
+    return Path(genius.__file__).parent / "bundled"
+
+
+def _bundled(name: str) -> Path:
+    if name not in bundled_names():
+        raise GeniusError(f"no bundled model {name!r}; this installation has: {', '.join(bundled_names()) or 'none'}")
+    return _bundled_root() / name
+
+
+def _from_hub(name: str) -> Path:
+    repository, _, revision = name.partition("@")
+    if repository.count("/") != 1:
+        raise GeniusError(f"hf-hub:{name} should read hf-hub:OWNER/NAME or hf-hub:OWNER/NAME@REVISION")
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise GeniusError("hf-hub: needs huggingface_hub: pip install 'genius-search[hub]'") from None
+    try:
+        return Path(snapshot_download(repository, revision=revision or None, allow_patterns=HUB_FILES))
+    except Exception as error:  # the hub client raises many kinds, most of them long
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise GeniusError(f"cannot fetch hf-hub:{name}: {reason}") from None
+
+
+def _family(name: str) -> Any:
+    module, _, attribute = FAMILIES[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        body = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise GeniusError(f"cannot read {path}: {error}") from None
+    if not isinstance(body, dict):
+        raise GeniusError(f"{path} should hold a JSON object")
+    return body
