@@ -14,6 +14,12 @@ def nearest(vectors: Tensor, centres: Tensor, chunk: int = 16384) -> Tensor:
     return torch.cat([(v @ centres.T - half).argmax(1) for v in vectors.split(chunk)])
 
 
+def nearest_as_published(vectors: Tensor, centres: Tensor) -> Tensor:
+    """`nearest` with the published order of operations, so that near-ties round the same way."""
+    squared = vectors.square().sum(1, keepdim=True) + centres.square().sum(1) + vectors @ centres.T * -2
+    return squared.clamp(min=0).sqrt().argmin(1)
+
+
 def kmeans(vectors: Tensor, size: int, *, iterations: int = 20, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Lloyd's algorithm from random distinct rows; empty clusters are moved into the largest ones.
 

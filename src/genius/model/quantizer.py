@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from genius.errors import GeniusError
-from genius.model.kmeans import kmeans, nearest
+from genius.model.kmeans import kmeans, nearest, nearest_as_published
 
 ModalityCode = Literal["given", "nearest", "classifier", "none"]
 GradientEstimator = Literal["straight-through", "rotation"]
@@ -128,7 +128,8 @@ class ResidualQuantizer(nn.Module):
         if level == 0 and self.config.labelled:
             assert modality is not None
             return modality.long()
-        return nearest(residual, self.codebook(level))  # Eq. 5
+        search = nearest_as_published if self.config.modality_code == "nearest" else nearest
+        return search(residual, self.codebook(level))  # Eq. 5
 
     def _encode_beam(self, z: Tensor, modality: Tensor | None) -> Tensor:
         """Keep the `encode_beam` partial codes of least error at every level instead of the greedy one."""

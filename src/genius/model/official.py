@@ -1,0 +1,193 @@
+"""The published checkpoints -> a `Genius` model. The only place that reads their pickles.
+
+The files hold optimizer state and an OmegaConf object besides the weights. `read_checkpoint` rebuilds tensors and
+plain containers only; every other class in the file becomes an inert placeholder, so no code of the file runs.
+Sizes are read off the tensors, so a checkpoint of any shape converts.
+"""
+
+from __future__ import annotations
+
+import collections
+import pickle
+import re
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from genius.errors import GeniusError
+from genius.model.fusion import FusionConfig
+from genius.model.generator import GeneratorConfig
+from genius.model.genius import Genius, GeniusConfig
+from genius.model.quantizer import QuantizerConfig
+
+# -- reading, without running anything -------------------------------------------------------------------------
+
+_ALLOWED: dict[tuple[str, str], Any] = {
+    ("collections", "OrderedDict"): collections.OrderedDict,
+    ("torch._utils", "_rebuild_tensor_v2"): torch._utils._rebuild_tensor_v2,  # type: ignore[attr-defined]
+    ("torch._utils", "_rebuild_parameter"): torch._utils._rebuild_parameter,  # type: ignore[attr-defined]
+    ("torch", "Size"): torch.Size,
+    ("torch", "device"): torch.device,
+    **{("builtins", kind.__name__): kind for kind in (dict, list, tuple, set, int, float, bool)},
+}
+
+
+class _Inert:
+    """Stands in for any class or function of the file: takes every call, keeps nothing, does nothing."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        pass
+
+    def __call__(self, *args: object, **kwargs: object) -> _Inert:
+        return self
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+    def __setitem__(self, key: object, value: object) -> None:
+        pass
+
+    def append(self, value: object) -> None:
+        pass
+
+    def extend(self, values: object) -> None:
+        pass
+
+
+class _Restricted(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        return _ALLOWED.get((module, name), _Inert)
+
+
+def _load(file: Any, **kwargs: Any) -> Any:
+    return _Restricted(file, **kwargs).load()
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
+    """The `model` state dict of a published `.pth`, with compile and DDP prefixes removed."""
+    path = Path(path)
+    restricted = SimpleNamespace(Unpickler=_Restricted, load=_load, __name__="genius.restricted_pickle")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=False, pickle_module=restricted)
+    except FileNotFoundError:
+        raise GeniusError(f"no such checkpoint: {path}") from None
+    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, KeyError, zipfile.BadZipFile, OSError) as error:
+        raise GeniusError(f"{path} is not a readable checkpoint: {str(error).splitlines()[0] if str(error) else type(error).__name__}") from None
+    state = content.get("model", content) if isinstance(content, Mapping) else None
+    if not isinstance(state, Mapping) or not state or not all(isinstance(v, Tensor) for v in state.values()):
+        raise GeniusError(f"{path} holds no `model` state dict")
+    return {re.sub(r"(^|\.)(_orig_mod|module)\.", r"\1", name): tensor for name, tensor in state.items()}
+
+
+# -- converting ------------------------------------------------------------------------------------------------
+
+
+def convert_official(quantizer: str | Path, generator: str | Path) -> Genius:
+    """`rq_clip_large.pth` and `GENIUS_t5small.pth` -> a feature-only `Genius` with the published behaviour."""
+    rq, gen = read_checkpoint(quantizer), read_checkpoint(generator)
+    _same_quantizer(rq, gen, generator)
+    try:
+        config = _config(rq, gen)
+        weights = {**_fusion(rq), **_codebooks(rq), **_decoder(gen, config.generator.layers)}
+    except KeyError as error:
+        raise GeniusError(f"not a published GENIUS checkpoint pair: tensor {error} is missing") from None
+    model = Genius(config)
+    expected = model.state_dict()
+    for name, tensor in weights.items():
+        if name not in expected or tensor.shape != expected[name].shape:
+            wanted = tuple(expected[name].shape) if name in expected else "no such tensor"
+            raise GeniusError(f"the checkpoints do not fit together: {name} is {tuple(tensor.shape)}, expected {wanted}")
+        expected[name].copy_(tensor)
+    return model
+
+
+def _same_quantizer(rq: dict[str, Tensor], gen: dict[str, Tensor], path: str | Path) -> None:
+    """A generator writes the codes of the quantizer it was trained with: any other gives recall 0 in silence."""
+    for name, tensor in rq.items():
+        twin = gen.get(f"quantizer.{name}")
+        if twin is None or not name.endswith(("weight", "bias", "_codebook.embed")):
+            continue
+        if twin.shape != tensor.shape or not torch.allclose(twin.float(), tensor.float(), atol=1e-5):
+            raise GeniusError(f"{path} was trained with another quantizer than the one given ({name} differs)")
+
+
+def _config(rq: dict[str, Tensor], gen: dict[str, Tensor]) -> GeniusConfig:
+    projection, width = rq["encoder.text_projection_layer.weight"].shape
+    sizes = tuple(rq[f"residual_rq.layers.{i}._codebook.embed"].shape[1] for i in range(_count(rq, r"residual_rq\.layers\.(\d+)\.")))
+    bias = gen["id_generator.decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"]
+    inner, d_model = gen["id_generator.decoder.block.0.layer.0.SelfAttention.q.weight"].shape
+    return GeniusConfig(
+        fusion=FusionConfig(width, projection, rq["encoder.combiner_layer.weight"].shape[0]),
+        quantizer=QuantizerConfig(width, sizes, modality_code="nearest", published_revival=True),
+        generator=GeneratorConfig(
+            width,
+            sizes,
+            d_model=d_model,
+            layers=_count(gen, r"id_generator\.decoder\.block\.(\d+)\."),
+            heads=bias.shape[1],
+            d_kv=inner // bias.shape[1],
+            d_ff=gen["id_generator.decoder.block.0.layer.2.DenseReluDense.wi.weight"].shape[0],
+            prefix_tokens=gen["embed_projector.0.weight"].shape[0] // d_model,
+            buckets=bias.shape[0],
+        ),
+        rerank_embedding="score-fusion",
+        search={"rerank": 0, "reranker": "none"},
+    )
+
+
+def _count(state: dict[str, Tensor], pattern: str) -> int:
+    found = [int(m.group(1)) for m in (re.match(pattern, name) for name in state) if m]
+    if not found:
+        raise KeyError(pattern)
+    return max(found) + 1
+
+
+_FUSION = {
+    "project_text": "text_projection_layer",
+    "project_image": "image_projection_layer",
+    "mix_hidden": "combiner_layer",
+    "mix_output": "output_layer",
+    "balance_hidden": "dynamic_scalar.0",
+    "balance_output": "dynamic_scalar.3",
+}
+
+
+def _fusion(rq: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {f"fusion.{ours}.{kind}": rq[f"encoder.{theirs}.{kind}"] for ours, theirs in _FUSION.items() for kind in ("weight", "bias")}
+
+
+def _codebooks(rq: dict[str, Tensor]) -> dict[str, Tensor]:
+    out = {}
+    for level in range(_count(rq, r"residual_rq\.layers\.(\d+)\.")):
+        book = f"residual_rq.layers.{level}._codebook"
+        out[f"quantizer.codes_{level}"] = rq[f"{book}.embed"][0]
+        out[f"quantizer.sizes_{level}"] = rq[f"{book}.cluster_size"][0]
+        out[f"quantizer.sums_{level}"] = rq[f"{book}.embed_avg"][0]
+    return out
+
+
+def _decoder(gen: dict[str, Tensor], layers: int) -> dict[str, Tensor]:
+    t5 = "id_generator.decoder"
+    out = {
+        "generator.tokens.weight": gen["id_generator.shared.weight"],
+        "generator.prefix.weight": gen["embed_projector.0.weight"],
+        "generator.prefix.bias": gen["embed_projector.0.bias"],
+        "generator.prefix_norm.weight": gen["id_generator.encoder.final_layer_norm.weight"],
+        "generator.position_bias.weight": gen[f"{t5}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"],
+        "generator.final_norm.weight": gen[f"{t5}.final_layer_norm.weight"],
+    }
+    for i in range(layers):
+        theirs, ours = f"{t5}.block.{i}.layer", f"generator.blocks.{i}"
+        for matrix in "qkvo":
+            out[f"{ours}.self_attention.{matrix}.weight"] = gen[f"{theirs}.0.SelfAttention.{matrix}.weight"]
+            out[f"{ours}.cross_attention.{matrix}.weight"] = gen[f"{theirs}.1.EncDecAttention.{matrix}.weight"]
+        out[f"{ours}.ff_in.weight"] = gen[f"{theirs}.2.DenseReluDense.wi.weight"]
+        out[f"{ours}.ff_out.weight"] = gen[f"{theirs}.2.DenseReluDense.wo.weight"]
+        for norm, position in (("self_norm", 0), ("cross_norm", 1), ("ff_norm", 2)):
+            out[f"{ours}.{norm}.weight"] = gen[f"{theirs}.{position}.layer_norm.weight"]
+    return out
