@@ -1,0 +1,323 @@
+"""`FeatureSet`: a dataset after the encoder, which is all that training and evaluation read.
+
+Knows features, ids, which pool rows answer which query, tasks and their pools. Knows nothing of pictures, models
+or where the rows came from. On disk it is a folder of safetensors and one JSON file:
+
+    queries.safetensors   image (Q, W), text (Q, W'), image_mask (Q,), text_mask (Q,)
+    pool.safetensors      the same for the candidates
+    pairs.safetensors     query (P,), positive (P,): every positive of every query, one line each
+    pools.safetensors     optional: task id -> rows of the task's own pool; absent: every task searches the whole pool
+    ids.json              query ids, pool ids, the task of every query, task names
+
+The published `*_IT_dict.pt` files (`{img, text, img_mask, text_mask, id_to_index}`) are read and written too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from genius.errors import GeniusError
+from genius.features import Features
+
+QUERIES, POOL, PAIRS, POOLS, IDS = "queries.safetensors", "pool.safetensors", "pairs.safetensors", "pools.safetensors", "ids.json"
+FORMAT = 1
+CANDIDATES_PER_DATASET = 10_000_000  # the published hash of a candidate id "d:i" is d * this + i
+QUERIES_PER_DATASET = 500_000  # ... and of a query id
+
+
+@dataclass
+class FeatureSet:
+    """Queries, the candidate pool, and all (query, positive) pairs. Image and text widths may differ."""
+
+    queries: Features  # Q rows
+    pool: Features  # N rows
+    pairs: Tensor  # (P, 2) int64: query row, pool row; all positives
+    query_ids: list[str]
+    pool_ids: list[str]
+    tasks: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))  # (Q,) int64, -1 unknown
+    names: dict[int, str] = field(default_factory=dict)  # task id -> name
+    pools: dict[int, Tensor] = field(default_factory=dict)  # task id -> rows of its own pool; missing: the whole pool
+
+    def __post_init__(self) -> None:
+        if self.tasks.numel() == 0 and len(self.queries):
+            self.tasks = torch.full((len(self.queries),), -1, dtype=torch.long)
+        self.check()
+
+    def check(self) -> FeatureSet:
+        """Raise one clear line if the parts do not belong together; return self."""
+        for name, rows, ids in (("queries", self.queries, self.query_ids), ("pool", self.pool, self.pool_ids)):
+            _check_features(name, rows)
+            if len(ids) != len(rows):
+                raise GeniusError(f"{name}: {len(rows)} rows but {len(ids)} ids")
+            if len(set(ids)) != len(ids):
+                raise GeniusError(
+                    f"{name}: {len(ids) - len(set(ids))} ids occur more than once (first: {_first_duplicate(ids)!r})"
+                )
+        if self.tasks.shape != (len(self.queries),):
+            raise GeniusError(f"{len(self.queries)} queries but tasks of shape {tuple(self.tasks.shape)}")
+        if self.pairs.ndim != 2 or self.pairs.shape[1] != 2:
+            raise GeniusError(f"pairs have shape {tuple(self.pairs.shape)}, expected (P, 2)")
+        limits = torch.tensor([len(self.queries), len(self.pool)])
+        if self.pairs.numel() and ((self.pairs < 0) | (self.pairs >= limits)).any():
+            raise GeniusError("pairs name rows that do not exist")
+        for task, local in self.pools.items():
+            if local.numel() and (int(local.min()) < 0 or int(local.max()) >= len(self.pool)):
+                raise GeniusError(f"the pool of task {self.task_name(task)} names rows that do not exist")
+        return self
+
+    def task_name(self, task: int) -> str:
+        return self.names.get(int(task), "all" if task < 0 else f"task {task}")
+
+    def positives(self) -> list[list[int]]:
+        """The pool rows that answer each query, in the order of the pairs."""
+        out: list[list[int]] = [[] for _ in range(len(self.queries))]
+        for query, row in self.pairs.tolist():
+            out[query].append(row)
+        return out
+
+    def pool_rows(self, task: int) -> Tensor:
+        """Rows of a task's own pool (all of them where none is named)."""
+        rows = self.pools.get(int(task))
+        return torch.arange(len(self.pool)) if rows is None else rows
+
+    def take_queries(self, rows: Tensor | Sequence[int]) -> FeatureSet:
+        """A set with only these queries (and their pairs), over the same pool."""
+        picked = torch.as_tensor(rows, dtype=torch.long)
+        place = torch.full((len(self.queries),), -1, dtype=torch.long)
+        place[picked] = torch.arange(len(picked))
+        moved = place[self.pairs[:, 0]]
+        pairs = torch.stack([moved, self.pairs[:, 1]], 1)[moved >= 0]
+        ids = [self.query_ids[i] for i in picked.tolist()]
+        return FeatureSet(self.queries[picked], self.pool, pairs, ids, self.pool_ids, self.tasks[picked], self.names, self.pools)
+
+    # -- our folder --------------------------------------------------------------------------------------------
+
+    def save(self, directory: str | Path, dtype: torch.dtype | None = None) -> None:
+        """Write the folder; `ids.json` comes last, so a folder with it is whole. `dtype` narrows the vectors."""
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / IDS).unlink(missing_ok=True)
+        write_tensors(directory / QUERIES, features_to_tensors(self.queries, dtype))
+        write_tensors(directory / POOL, features_to_tensors(self.pool, dtype))
+        write_tensors(directory / PAIRS, {"query": self.pairs[:, 0].contiguous(), "positive": self.pairs[:, 1].contiguous()})
+        (directory / POOLS).unlink(missing_ok=True)
+        if self.pools:
+            write_tensors(directory / POOLS, {str(task): rows.contiguous() for task, rows in self.pools.items()})
+        write_json(
+            directory / IDS,
+            {
+                "format": FORMAT,
+                "queries": self.query_ids,
+                "pool": self.pool_ids,
+                "tasks": self.tasks.tolist(),
+                "names": {str(task): name for task, name in self.names.items()},
+            },
+        )
+
+    @classmethod
+    def load(cls, directory: str | Path) -> FeatureSet:
+        directory = Path(directory)
+        ids = _read_ids(directory)
+        pairs = read_tensors(directory / PAIRS)
+        pools = read_tensors(directory / POOLS) if (directory / POOLS).is_file() else {}
+        try:
+            return cls(
+                queries=features_from_tensors(read_tensors(directory / QUERIES)),
+                pool=features_from_tensors(read_tensors(directory / POOL)),
+                pairs=torch.stack([pairs["query"], pairs["positive"]], 1).long(),
+                query_ids=[str(i) for i in ids["queries"]],
+                pool_ids=[str(i) for i in ids["pool"]],
+                tasks=torch.tensor(ids["tasks"], dtype=torch.long),
+                names={int(task): str(name) for task, name in ids["names"].items()},
+                pools={int(task): rows.long() for task, rows in pools.items()},
+            )
+        except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+            raise GeniusError(f"{directory} is not a feature set: {error}") from None
+
+    @staticmethod
+    def is_folder(directory: str | Path) -> bool:
+        """Whether `directory` looks like a saved feature set."""
+        return all((Path(directory) / name).is_file() for name in (QUERIES, POOL, IDS))
+
+    # -- the published files -----------------------------------------------------------------------------------
+
+    @classmethod
+    def from_published(
+        cls,
+        query_pt: str | Path,
+        pool_pt: str | Path,
+        *,
+        positives: Mapping[str, Sequence[str]] | None = None,
+        pairs: Tensor | None = None,
+        tasks: Mapping[str, int] | None = None,
+        names: Mapping[int, str] | None = None,
+    ) -> FeatureSet:
+        """Two published `*_IT_dict.pt` files, joined by `positives` (query id -> candidate ids) or by row `pairs`.
+
+        Ids come back in M-BEIR's "dataset:number" form. Unknown ids are an error with a count and an example.
+        """
+        queries, query_ids = read_published(query_pt, QUERIES_PER_DATASET)
+        pool, pool_ids = read_published(pool_pt, CANDIDATES_PER_DATASET)
+        if (positives is None) == (pairs is None):
+            raise GeniusError("from_published needs either positives (by id) or pairs (by row)")
+        if positives is not None:
+            pairs = pairs_from_ids(positives, query_ids, pool_ids)
+        assert pairs is not None
+        wanted = tasks or {}
+        task_ids = torch.tensor([wanted.get(i, -1) for i in query_ids], dtype=torch.long)
+        return cls(queries, pool, pairs.long(), query_ids, pool_ids, task_ids, dict(names or {}))
+
+    def to_published(self, query_pt: str | Path, pool_pt: str | Path) -> None:
+        """Write both published files; the ids must have M-BEIR's "dataset:number" form."""
+        write_published(query_pt, self.queries, self.query_ids, QUERIES_PER_DATASET)
+        write_published(pool_pt, self.pool, self.pool_ids, CANDIDATES_PER_DATASET)
+
+
+def pairs_from_ids(positives: Mapping[str, Sequence[str]], query_ids: Sequence[str], pool_ids: Sequence[str]) -> Tensor:
+    """(P, 2) rows from ids; ids that are in neither list fail with counts and examples."""
+    query_row = {name: row for row, name in enumerate(query_ids)}
+    pool_row = {name: row for row, name in enumerate(pool_ids)}
+    lost_queries = [q for q in positives if q not in query_row]
+    lost_pool = [c for cands in positives.values() for c in cands if c not in pool_row]
+    if lost_queries or lost_pool:
+        example = lost_queries[0] if lost_queries else lost_pool[0]
+        raise GeniusError(
+            f"{len(lost_queries)} judged queries and {len(lost_pool)} of their positives have no features (first: {example!r})"
+        )
+    rows = [(query_row[q], pool_row[c]) for q, cands in positives.items() for c in cands]
+    return torch.tensor(rows, dtype=torch.long).reshape(-1, 2)
+
+
+def hash_id(name: str, per_dataset: int) -> int:
+    """M-BEIR's "d:i" -> d * per_dataset + i."""
+    dataset, _, number = name.partition(":")
+    if not (dataset.isdecimal() and number.isdecimal()) or int(number) >= per_dataset:
+        raise GeniusError(f"id {name!r} is not 'dataset:number' (number below {per_dataset:,}), which published files need")
+    return int(dataset) * per_dataset + int(number)
+
+
+def unhash_id(value: int, per_dataset: int) -> str:
+    return f"{value // per_dataset}:{value % per_dataset}"
+
+
+def read_published(path: str | Path, per_dataset: int) -> tuple[Features, list[str]]:
+    """A published feature file -> features and ids, row by row. Only tensors and numbers are unpickled."""
+    path = Path(path)
+    try:
+        # mapped, not read: the pools are gigabytes
+        body: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except FileNotFoundError:
+        raise GeniusError(f"no such feature file: {path}") from None
+    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+        raise GeniusError(f"cannot read {path} as a published feature file: {str(error).splitlines()[0]}") from None
+    keys = {"img", "text", "img_mask", "text_mask", "id_to_index"}
+    if not isinstance(body, dict) or not keys <= body.keys():
+        raise GeniusError(f"{path} is not a published feature file: it needs {', '.join(sorted(keys))}")
+    entries = sorted(((int(row), int(name)) for name, row in body["id_to_index"].items()))
+    rows = torch.tensor([row for row, _ in entries], dtype=torch.long)
+    features = Features(body["img"], body["text"], body["img_mask"].bool(), body["text_mask"].bool())
+    if rows.numel() and int(rows.max()) >= len(features):
+        raise GeniusError(f"{path}: id_to_index names row {int(rows.max())} of {len(features)}")
+    if not torch.equal(rows, torch.arange(len(features))):
+        features = features[rows]  # rows that no id names (or two ids share) are not candidates of their own
+    return features, [unhash_id(name, per_dataset) for _, name in entries]
+
+
+def write_published(path: str | Path, features: Features, ids: Sequence[str], per_dataset: int) -> None:
+    body = {
+        "img": features.image,
+        "text": features.text,
+        "img_mask": features.image_mask.long(),
+        "text_mask": features.text_mask.long(),
+        "id_to_index": {hash_id(name, per_dataset): row for row, name in enumerate(ids)},
+    }
+    _whole_file(Path(path), lambda temporary: torch.save(body, temporary))
+
+
+# -- small file helpers ------------------------------------------------------------------------------------------
+
+
+def features_to_tensors(features: Features, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    """The four tensors of a features file. Missing rows become zeros, so that garbage is never stored."""
+    image = torch.where(features.image_mask[:, None], features.image, features.image.new_zeros(()))
+    text = torch.where(features.text_mask[:, None], features.text, features.text.new_zeros(()))
+    return {
+        "image": (image if dtype is None else image.to(dtype)).contiguous(),
+        "text": (text if dtype is None else text.to(dtype)).contiguous(),
+        "image_mask": features.image_mask.contiguous(),
+        "text_mask": features.text_mask.contiguous(),
+    }
+
+
+def features_from_tensors(tensors: Mapping[str, Tensor]) -> Features:
+    return Features(tensors["image"], tensors["text"], tensors["image_mask"].bool(), tensors["text_mask"].bool())
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    _whole_file(path, lambda temporary: save_file(tensors, temporary))
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except FileNotFoundError:
+        raise GeniusError(f"no such file: {path}") from None
+    except (OSError, SafetensorError) as error:
+        raise GeniusError(f"cannot read {path}: {error}") from None
+
+
+def write_json(path: Path, body: Any) -> None:
+    _whole_file(path, lambda temporary: temporary.write_text(json.dumps(body, ensure_ascii=False), encoding="utf-8"))
+
+
+def _whole_file(path: Path, write: Any) -> None:
+    """Write beside, then rename: a crash never leaves half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        write(temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _read_ids(directory: Path) -> dict[str, Any]:
+    path = directory / IDS
+    try:
+        body = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise GeniusError(f"{directory} is not a feature set: {IDS} is missing") from None
+    except (OSError, ValueError) as error:
+        raise GeniusError(f"cannot read {path}: {error}") from None
+    if not isinstance(body, dict) or body.get("format") != FORMAT:
+        raise GeniusError(f"{path} has an unknown format; this version reads {FORMAT}")
+    return body
+
+
+def _check_features(name: str, rows: Features) -> None:
+    n = rows.image.shape[0]
+    if rows.text.shape[0] != n or rows.image_mask.shape != (n,) or rows.text_mask.shape != (n,):
+        raise GeniusError(
+            f"{name}: features do not fit together: image {tuple(rows.image.shape)}, text {tuple(rows.text.shape)}, "
+            f"masks {tuple(rows.image_mask.shape)} and {tuple(rows.text_mask.shape)}"
+        )
+
+
+def _first_duplicate(ids: Sequence[str]) -> str:
+    seen: set[str] = set()
+    for name in ids:
+        if name in seen:
+            return name
+        seen.add(name)
+    return ""
