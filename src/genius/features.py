@@ -73,7 +73,8 @@ class Features:
                 raise GeniusError(f"{int(bad.sum())} {name} features are NaN or infinite (first: row {int(bad.nonzero()[0])})")
         neither = ~(self.image_mask | self.text_mask)
         if neither.any():
-            raise GeniusError(f"{int(neither.sum())} rows have neither an image nor a text (first: row {int(neither.nonzero()[0])})")
+            first = int(neither.nonzero()[0])
+            raise GeniusError(f"{int(neither.sum())} rows have neither an image nor a text (first: row {first})")
         return self
 
     def masked(self) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ import random
 
 from genius.types import Modality, Query
 
-I, T, P = Modality.IMAGE, Modality.TEXT, Modality.PAIR
+I, T, P = Modality.IMAGE, Modality.TEXT, Modality.PAIR  # noqa: E741 - the paper's letters
 
 TEMPLATES: dict[tuple[Modality, Modality], tuple[str, ...]] = {
     # (what the query is, what is wanted): the eight tasks of M-BEIR, and pair-free image -> pair

@@ -104,7 +104,8 @@ class Attention(nn.Module):
         self.o = nn.Linear(inner, config.d_model, bias=False)
 
     def split(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.heads, self.d_kv)).transpose(1, 2)  # (rows, heads, length, d_kv)
+        parts: Tensor = x.unflatten(-1, (self.heads, self.d_kv)).transpose(1, 2)  # (rows, heads, length, d_kv)
+        return parts
 
     def project(self, x: Tensor) -> KeysValues:
         return KeysValues(self.split(self.k(x)), self.split(self.v(x)))
@@ -114,7 +115,8 @@ class Attention(nn.Module):
         if bias is not None:
             scores = scores + bias
         weights = F.dropout(scores.float().softmax(-1).to(scores.dtype), self.dropout, self.training)
-        return self.o((weights @ memory.values).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        out: Tensor = self.o((weights @ memory.values).transpose(1, 2).flatten(2))
+        return out
 
 
 class Block(nn.Module):
@@ -196,7 +198,8 @@ class Generator(nn.Module):
         key = torch.arange(past + length, device=device)[None, :]
         distance = (query - key).clamp(min=0)
         half, buckets = self.config.buckets // 2, self.config.buckets
-        far = half + (torch.log(distance.clamp(min=1).float() / half) / math.log(self.config.max_distance / half) * (buckets - half)).long()
+        growth = torch.log(distance.clamp(min=1).float() / half) / math.log(self.config.max_distance / half)
+        far = half + (growth * (buckets - half)).long()
         bucket = torch.where(distance < half, distance, far.clamp(max=buckets - 1))
         bias = self.position_bias(bucket).permute(2, 0, 1)[None]  # (1, heads, length, past + length)
         return bias.masked_fill(key > query, torch.finfo(bias.dtype).min)  # type: ignore[no-any-return]
@@ -221,8 +224,9 @@ class Generator(nn.Module):
         start, size = self.config.offsets[level], self.config.level_sizes[level]
         scaled = hidden * self.config.d_model**-0.5  # T5 scales tied embeddings
         if self.config.normalizer == "level":
-            return (scaled @ self.tokens.weight[start : start + size].T).float().log_softmax(-1)
-        logits = (scaled @ self.tokens.weight.T).float()
+            own: Tensor = (scaled @ self.tokens.weight[start : start + size].T).float()
+            return own.log_softmax(-1)
+        logits: Tensor = (scaled @ self.tokens.weight.T).float()
         return logits[..., start : start + size] - logits.logsumexp(-1, keepdim=True)
 
     def token(self, codes: Tensor, level: int) -> Tensor:

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from genius.config import from_dict, to_dict
-from genius.encoders.base import Encoder, encode_items, encode_queries
+from genius.encoders.base import Encoder, OnError, encode_items, encode_queries
 from genius.errors import GeniusError
 from genius.features import Features
 from genius.model.fusion import Fusion, FusionConfig, score_fusion
@@ -110,7 +110,7 @@ class Genius(nn.Module):
         """Features of items -> codes (N, M) int64."""
         return self.quantizer.encode(self.embed(features)[0], features.modality.to(self.device))
 
-    def embed_items(self, items: Sequence[Item], *, on_error: Literal["raise", "skip"] = "raise", batch_size: int = 64) -> Embedded:
+    def embed_items(self, items: Sequence[Item], *, on_error: OnError = "raise", batch_size: int = 64) -> Embedded:
         features, kept, problems = encode_items(self._encoder(), items, batch_size=batch_size, on_error=on_error)
         z, dense = self.embed(features)
         return Embedded(z, dense, features.modality.to(self.device), kept, problems)
@@ -213,7 +213,7 @@ def _replace(path: Path, write: Any) -> None:
     temporary = Path(name)
     try:
         write(temporary)
-        os.replace(temporary, path)
+        temporary.replace(path)
     except OSError as error:
         raise GeniusError(f"cannot write {path}: {error}") from None
     finally:

@@ -311,4 +311,5 @@ def rotate_to(source: Tensor, target: Tensor) -> Tensor:
     u, q = (source / norm_s).detach(), (target / norm_t).detach()
     w = F.normalize(u + q, dim=-1)
     rotated = source - 2 * (source * w).sum(-1, keepdim=True) * w + 2 * (source * u).sum(-1, keepdim=True) * q
-    return rotated * (norm_t / norm_s).detach()
+    out: Tensor = rotated * (norm_t / norm_s).detach()
+    return out

@@ -1,0 +1,36 @@
+# Everything a newcomer needs: `make demo`, `make test`. Both set up what is missing.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: setup demo test lint browser clean help
+
+help:  ## this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+
+setup: $(STAMP)  ## a virtual environment with GENIUS and its development tools
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $(STAMP)
+
+demo: setup  ## index 11,600 drawings that pip installed and search them in every way
+	$(BIN)/genius demo
+
+lint: setup  ## ruff and mypy --strict
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/mypy
+
+browser:  ## Chromium for the page's tests, where the system's package manager has it (no failure where not)
+	@command -v chromium >/dev/null 2>&1 || command -v chromium-browser >/dev/null 2>&1 || command -v google-chrome >/dev/null 2>&1 || \
+	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 && apt-get update -qq && apt-get install -y -qq chromium >/dev/null; } || \
+	  echo "no Chromium: the page's browser tests will be skipped"
+
+test: setup browser lint  ## lint, types and the whole test suite
+	OMP_NUM_THREADS=2 $(BIN)/python -m pytest
+
+clean:  ## remove what make and the demo made
+	rm -rf $(VENV) demo.genius demo.png runs build dist

@@ -1,0 +1,45 @@
+"""`genius convert official`: the published checkpoints as a GENIUS model folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from genius.cli.common import command, console, emit
+
+
+def register(app: typer.Typer) -> None:
+    @app.callback()
+    def group() -> None:
+        """Turn published checkpoints into GENIUS models."""
+
+    @app.command()
+    @command
+    def official(
+        quantizer: Annotated[Path, typer.Option(help="The published quantizer checkpoint, e.g. rq_clip_large.pth.")],
+        generator: Annotated[Path, typer.Option(help="The published generator checkpoint, e.g. GENIUS_t5small.pth.")],
+        output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write the model to.")],
+        json: Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")] = False,
+    ) -> None:
+        """Convert the published GENIUS checkpoints. No code in the files is run; sizes are read off the tensors.
+
+        The result works on pre-extracted features: see `genius features encode` and `genius features search`.
+        """
+        from genius.model.official import convert_official
+
+        model = convert_official(quantizer, generator)
+        model.save_pretrained(output)
+        config = model.config
+        if json:
+            emit(
+                {
+                    "output": str(output),
+                    "fingerprint": model.fingerprint(),
+                    "width": config.width,
+                    "levels": list(config.quantizer.level_sizes),
+                }
+            )
+        else:
+            console.print(f"wrote {output}: width {config.width}, levels {' x '.join(map(str, config.quantizer.level_sizes))}")
