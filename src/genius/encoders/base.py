@@ -6,9 +6,11 @@ An encoder turns pictures and texts into vectors of one width. It is frozen here
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal, Protocol, TypeVar, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 from PIL import Image
@@ -17,10 +19,12 @@ from torch import Tensor
 from genius.errors import GeniusError
 from genius.features import Features
 from genius.instructions import format_text, query_text
-from genius.types import Item, Query, load_image
+from genius.types import ImageInput, Item, Query, load_image
 
 OnError = Literal["raise", "skip"]
 T = TypeVar("T")
+THREADS = 4
+"""That open pictures. Decoding releases the interpreter lock, so a few are enough to keep an encoder busy."""
 
 
 @runtime_checkable
@@ -46,6 +50,20 @@ class Encoder(Protocol):
         ...
 
 
+@runtime_checkable
+class PairEncoder(Protocol):
+    """Optional: an encoder that reads image and text together (feature fusion, as CLIP-FF and BLIP-FF).
+
+    Its joint vector stands for a pair as a whole; images and texts alone still go through `encode_images` and
+    `encode_texts`. An encoder may also offer `prepare_image(picture) -> picture`, which shrinks a picture to what
+    `encode_images` needs and leaves one of that size alone: it runs in the loading threads.
+    """
+
+    def encode_pairs(self, images: Sequence[Image.Image], texts: Sequence[str]) -> Tensor:
+        """n pictures with n texts -> (n, width) float32."""
+        ...
+
+
 def batched(values: Iterable[T], size: int) -> Iterator[list[T]]:
     batch: list[T] = []
     for value in values:
@@ -67,63 +85,106 @@ def encode_items(
 ) -> tuple[Features, list[int], list[str]]:
     """Items -> features of those that could be read, their positions, and one line for each that could not.
 
-    Pictures are opened batch by batch, so memory does not grow with the collection.
+    Pictures are opened by a few threads, at most one batch ahead, so memory does not grow with the collection.
     """
-    return _encode(
-        [(item.image, format_text(item.text or ""), item.id) for item in items], encoder, batch_size, on_error, on_progress
-    )
+    rows = [_Row(item.image, format_text(item.text or ""), item.id) for item in items]
+    return _encode(rows, encoder, batch_size, on_error, on_progress)
 
 
-def encode_queries(encoder: Encoder, queries: Sequence[Query], *, batch_size: int = 64) -> Features:
+def encode_queries(
+    encoder: Encoder, queries: Sequence[Query], *, batch_size: int = 64, on_progress: Callable[[int], None] | None = None
+) -> Features:
     """Queries -> features. The text side reads instruction + text, so it is present whenever either is."""
-    rows = [(query.image, query_text(query), "the query") for query in queries]
-    return _encode(rows, encoder, batch_size, "raise", None)[0]
+    rows = [_Row(query.image, query_text(query), "the query") for query in queries]
+    return _encode(rows, encoder, batch_size, "raise", on_progress)[0]
+
+
+class _Row(NamedTuple):
+    """One item or query on its way to the encoder."""
+
+    source: ImageInput | None
+    text: str  # formatted; empty: none
+    name: str  # for the message when the picture cannot be read
 
 
 def _encode(
-    rows: Sequence[tuple[object, str, str]],
-    encoder: Encoder,
-    batch_size: int,
-    on_error: OnError,
-    on_progress: Callable[[int], None] | None,
+    rows: Sequence[_Row], encoder: Encoder, batch_size: int, on_error: OnError, on_progress: Callable[[int], None] | None
 ) -> tuple[Features, list[int], list[str]]:
     parts: list[Features] = []
     kept: list[int] = []
     problems: list[str] = []
-    for batch in batched(range(len(rows)), batch_size):
-        pictures: list[Image.Image] = []
-        pictured: list[int] = []  # positions in this batch's kept rows
-        texts: list[str] = []
-        written: list[int] = []
-        n = 0
-        for position in batch:
-            source, text, name = rows[position]
-            if source is not None:
-                try:
-                    pictures.append(load_image(source))  # type: ignore[arg-type]
-                except GeniusError as error:
-                    if on_error == "raise":
-                        raise
-                    problems.append(f"{name}: {error}")
-                    continue
-                pictured.append(n)
-            if text:
-                texts.append(text)
-                written.append(n)
-            kept.append(position)
-            n += 1
-        image, text_rows = torch.zeros(n, encoder.width), torch.zeros(n, encoder.width)
-        image_mask, text_mask = torch.zeros(n, dtype=torch.bool), torch.zeros(n, dtype=torch.bool)
-        if pictures:
-            image[pictured] = encoder.encode_images(pictures).float().cpu()
-            image_mask[pictured] = True
-        if texts:
-            text_rows[written] = encoder.encode_texts(texts).float().cpu()
-            text_mask[written] = True
-        parts.append(Features(image, text_rows, image_mask, text_mask))
+    for start, pictures in _load_ahead(rows, encoder, batch_size):
+        batch = rows[start : start + len(pictures)]
+        good: list[tuple[_Row, Image.Image | None]] = []
+        for offset, (row, picture) in enumerate(zip(batch, pictures, strict=True)):
+            if isinstance(picture, GeniusError):
+                if on_error == "raise":
+                    raise picture
+                problems.append(f"{row.name}: {picture}")
+                continue
+            kept.append(start + offset)
+            good.append((row, picture))
+        parts.append(_encode_batch(good, encoder))
         if on_progress is not None:
             on_progress(len(batch))
     if not parts:
-        empty = torch.zeros(0, encoder.width)
-        parts.append(Features(empty, empty, torch.zeros(0, dtype=torch.bool), torch.zeros(0, dtype=torch.bool)))
+        parts.append(_encode_batch([], encoder))
     return Features.cat(parts), kept, problems
+
+
+def _encode_batch(batch: Sequence[tuple[_Row, Image.Image | None]], encoder: Encoder) -> Features:
+    n = len(batch)
+    image, text = torch.zeros(n, encoder.width), torch.zeros(n, encoder.width)
+    image_mask = torch.tensor([picture is not None for _, picture in batch], dtype=torch.bool)
+    text_mask = torch.tensor([bool(row.text) for row, _ in batch], dtype=torch.bool)
+    pairs = image_mask & text_mask if isinstance(encoder, PairEncoder) else torch.zeros(n, dtype=torch.bool)
+    if pairs.any():
+        assert isinstance(encoder, PairEncoder)
+        rows = [batch[i] for i in pairs.nonzero()[:, 0].tolist()]
+        joint = encoder.encode_pairs([p for _, p in rows if p is not None], [row.text for row, _ in rows]).float().cpu()
+        image[pairs] = text[pairs] = joint / 2  # score fusion (Eq. 2) of the two halves is the joint vector
+    alone = image_mask & ~pairs
+    if alone.any():
+        image[alone] = encoder.encode_images([batch[i][1] for i in alone.nonzero()[:, 0].tolist()]).float().cpu()  # type: ignore[misc]
+    alone = text_mask & ~pairs
+    if alone.any():
+        text[alone] = encoder.encode_texts([batch[i][0].text for i in alone.nonzero()[:, 0].tolist()]).float().cpu()
+    return Features(image, text, image_mask, text_mask)
+
+
+def _load_ahead(
+    rows: Sequence[_Row], encoder: Encoder, batch_size: int
+) -> Iterator[tuple[int, list[Image.Image | GeniusError | None]]]:
+    """(start, pictures) batch by batch: while one batch is encoded, threads open and shrink the next.
+
+    At most `THREADS` pictures of full size and two batches of shrunken ones are in memory.
+    """
+    prepare = getattr(encoder, "prepare_image", None)
+
+    def load(source: ImageInput | None) -> Image.Image | GeniusError | None:
+        if source is None:
+            return None
+        try:
+            picture = load_image(source)
+            return prepare(picture) if prepare is not None else picture
+        except GeniusError as error:
+            return error
+
+    starts = range(0, len(rows), batch_size)
+    if not any(row.source is not None for row in rows) or len(rows) == 1:
+        for start in starts:  # nothing to wait for: no threads
+            yield start, [load(row.source) for row in rows[start : start + batch_size]]
+        return
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="genius-images") as pool:
+        ahead: deque[tuple[int, list[Future[Image.Image | GeniusError | None]]]] = deque()
+        try:
+            for start in starts:
+                ahead.append((start, [pool.submit(load, row.source) for row in rows[start : start + batch_size]]))
+                if len(ahead) == 2:
+                    first, futures = ahead.popleft()
+                    yield first, [future.result() for future in futures]
+            while ahead:
+                first, futures = ahead.popleft()
+                yield first, [future.result() for future in futures]
+        finally:  # an error or an abandoned loop: do not open what nobody waits for
+            pool.shutdown(wait=True, cancel_futures=True)

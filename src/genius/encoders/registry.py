@@ -31,8 +31,8 @@ FAMILIES: dict[str, str] = {
     "mini": "genius.encoders.mini:MiniEncoder",
 }
 
-# `model_type` of a transformers config -> our family
-TRANSFORMERS_TYPES: dict[str, str] = {"clip": "clip", "siglip": "siglip", "siglip2": "siglip"}
+# `model_type` of a transformers config -> our family (fixed-size SigLIP 2 says "siglip"; "siglip2" is NaFlex, not read)
+TRANSFORMERS_TYPES: dict[str, str] = {"clip": "clip", "siglip": "siglip"}
 
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.onnx", "*/*.json", "*/*.safetensors", "*/*.onnx"]
 """What is fetched from a hub: never pickles."""

@@ -1,0 +1,115 @@
+"""Pictures -> normalised pixels, as CLIP-like models expect them. Pillow and numpy only.
+
+`prepare` shrinks one picture to the tower's input, `__call__` makes the batch. They are apart so that loading
+threads can shrink each picture as soon as it is decoded: memory then holds small pictures, however large the files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from genius.errors import GeniusError
+
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC, "lanczos": Image.Resampling.LANCZOS}
+
+
+@dataclass(frozen=True, slots=True)
+class Pixels:
+    """How a tower wants its pictures; the defaults are CLIP's."""
+
+    size: int = 224  # side of the square input
+    # crop: shorter side to `resize`, then the centre square (CLIP). squash: both sides to `size` (SigLIP).
+    # pad: longer side to `size`, the rest white, so that nothing is cut and nothing is distorted (drawings).
+    fit: Literal["crop", "squash", "pad"] = "crop"
+    resize: int = 0  # shorter side before the crop; 0: `size`
+    filter: Literal["bilinear", "bicubic", "lanczos"] = "bicubic"
+    mean: tuple[float, ...] = CLIP_MEAN
+    std: tuple[float, ...] = CLIP_STD
+
+    def prepare(self, picture: Image.Image) -> Image.Image:
+        """RGB picture -> RGB picture of `size` x `size`. One that already has that size is returned as it is."""
+        if picture.mode != "RGB":
+            picture = picture.convert("RGB")
+        if picture.size == (self.size, self.size) and self.resize in (0, self.size):
+            return picture
+        how = FILTERS[self.filter]
+        if self.fit == "squash":
+            return picture.resize((self.size, self.size), how)
+        width, height = picture.size
+        if self.fit == "pad":
+            scale = self.size / max(width, height)
+            small = picture.resize((max(1, round(width * scale)), max(1, round(height * scale))), how)
+            square = Image.new("RGB", (self.size, self.size), (255, 255, 255))
+            square.paste(small, ((self.size - small.width) // 2, (self.size - small.height) // 2))
+            return square
+        short = self.resize or self.size
+        # the longer side is cut off, not rounded, as torchvision and transformers do
+        new = (short, int(short * height / width)) if width <= height else (int(short * width / height), short)
+        small = picture.resize(new, how)
+        left, top = (new[0] - self.size) // 2, (new[1] - self.size) // 2
+        return small.crop((left, top, left + self.size, top + self.size))
+
+    def __call__(self, pictures: Sequence[Image.Image]) -> Tensor:
+        """(n, 3, size, size) float32."""
+        if not pictures:
+            return torch.empty(0, 3, self.size, self.size)
+        stack = torch.from_numpy(np.stack([np.asarray(self.prepare(p), dtype=np.uint8) for p in pictures]))
+        mean, std = torch.tensor(self.mean) * 255, torch.tensor(self.std) * 255
+        return ((stack.float() - mean) / std).permute(0, 3, 1, 2).contiguous()
+
+    def to_preprocessor(self) -> dict[str, Any]:
+        """The same as a transformers `preprocessor_config.json`."""
+        crop = self.fit == "crop"
+        return {
+            "do_resize": True,
+            "size": {"shortest_edge": self.resize or self.size} if crop else {"height": self.size, "width": self.size},
+            "resample": int(FILTERS[self.filter]),
+            "do_center_crop": crop,
+            "crop_size": {"height": self.size, "width": self.size},
+            "do_rescale": True,
+            "rescale_factor": 1 / 255,
+            "do_normalize": True,
+            "image_mean": list(self.mean),
+            "image_std": list(self.std),
+        }
+
+
+def read_pixels(directory: Path, default_size: int) -> Pixels:
+    """Pixels from a transformers folder's `preprocessor_config.json`; CLIP's at `default_size` without one."""
+    path = directory / "preprocessor_config.json"
+    if not path.is_file():
+        path = directory / "processor_config.json"  # newer folders nest it here
+    if not path.is_file():
+        return Pixels(size=default_size)
+    try:
+        body = json.loads(path.read_text(encoding="utf-8"))
+        body = body.get("image_processor", body)
+        size, crop = body.get("size", default_size), body.get("crop_size")
+        filters = {int(value): name for name, value in FILTERS.items()}
+        shared: dict[str, Any] = {
+            "filter": filters.get(int(body.get("resample", 3)), "bicubic"),
+            "mean": tuple(body.get("image_mean", CLIP_MEAN)) if body.get("do_normalize", True) else (0.0, 0.0, 0.0),
+            "std": tuple(body.get("image_std", CLIP_STD)) if body.get("do_normalize", True) else (1.0, 1.0, 1.0),
+        }
+        if isinstance(size, dict) and "shortest_edge" not in size:
+            if size["height"] != size["width"]:
+                raise GeniusError(f"{path}: only square inputs are read, not {size['height']} x {size['width']}")
+            return Pixels(size=int(size["height"]), fit="squash", **shared)
+        short = int(size["shortest_edge"] if isinstance(size, dict) else size)
+        side = int(crop["height"] if isinstance(crop, dict) else crop) if crop and body.get("do_center_crop", True) else short
+        return Pixels(size=side, resize=short, **shared)
+    except GeniusError:
+        raise
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise GeniusError(f"cannot read {path}: {error}") from None

@@ -1,0 +1,201 @@
+"""Frozen towers + trained heads: any image tower, any text tower, joined in one width by `genius.model.heads.Heads`.
+
+A tower is an ONNX file or a torch module; neither is trained here. On disk an encoder of this kind is a folder:
+`encoder.json` (sizes and pixels), `heads.safetensors`, `image.onnx`, `text.onnx`, `tokenizer.json`. Torch modules
+have no file format of their own that is safe to read back, so an encoder built on them works but does not save.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from genius.config import from_dict
+from genius.encoders.digest import fingerprint
+from genius.encoders.pixels import Pixels
+from genius.encoders.registry import write_spec
+from genius.encoders.tokens import Tokens
+from genius.errors import GeniusError
+from genius.features import Features
+from genius.model.heads import Heads
+
+HEADS, IMAGE, TEXT, TOKENIZER = "heads.safetensors", "image.onnx", "text.onnx", "tokenizer.json"
+
+
+class Tower(Protocol):
+    """Named inputs -> (n, width) vectors."""
+
+    width: int
+
+    def __call__(self, inputs: Mapping[str, Tensor]) -> Tensor: ...
+
+    def digest(self) -> str: ...
+
+
+class OnnxTower:
+    """An ONNX file run by onnxruntime. Of a (n, tokens, width) output the mean over unmasked tokens is taken."""
+
+    def __init__(self, path: Path, threads: int = 0) -> None:
+        try:
+            import onnxruntime
+        except ImportError:
+            raise GeniusError("an ONNX tower needs onnxruntime: pip install 'genius-search[onnx]'") from None
+        self.path = Path(path)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.log_severity_level = 3
+        try:
+            self.session = onnxruntime.InferenceSession(str(path), options, providers=onnxruntime.get_available_providers())
+        except Exception as error:  # onnxruntime raises its own kinds, derived from Exception or RuntimeError
+            raise GeniusError(f"cannot load the ONNX tower {path}: {str(error).splitlines()[0]}") from None
+        self.inputs = [entry.name for entry in self.session.get_inputs()]
+        width = self.session.get_outputs()[0].shape[-1]
+        if not isinstance(width, int):
+            raise GeniusError(f"{path} does not say how wide its output is")
+        self.width = width
+
+    def __call__(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        feed = self._feed(inputs)
+        out = torch.from_numpy(np.ascontiguousarray(self.session.run(None, feed)[0])).float()
+        return out if out.ndim == 2 else mean_pool(out, inputs.get("attention_mask"))
+
+    def _feed(self, inputs: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+        """Inputs by name; a tower with one input takes the first, whatever it is called."""
+        if len(self.inputs) == 1:
+            return {self.inputs[0]: next(iter(inputs.values())).numpy()}
+        feed = {}
+        for name in self.inputs:
+            if name == "token_type_ids" and name not in inputs:
+                feed[name] = np.zeros_like(inputs["input_ids"].numpy())
+            elif name in inputs:
+                feed[name] = inputs[name].numpy()
+            else:
+                raise GeniusError(f"{self.path} wants an input {name!r}; there are: {', '.join(inputs)}")
+        return feed
+
+    def digest(self) -> str:
+        return hashlib.sha256(self.path.read_bytes()).hexdigest()
+
+
+class ModuleTower:
+    """A torch module as a tower. `call` says how it reads the inputs; by default the first one, alone."""
+
+    def __init__(
+        self, module: nn.Module, width: int, call: Callable[[nn.Module, Mapping[str, Tensor]], Tensor] | None = None
+    ) -> None:
+        self.module, self.width = module.eval().requires_grad_(False), width
+        self._call = call or (lambda module, inputs: module(next(iter(inputs.values()))))
+
+    @torch.no_grad()
+    def __call__(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        parameter = next(iter(self.module.parameters()), None)
+        device = parameter.device if parameter is not None else torch.device("cpu")
+        out = self._call(self.module, {name: value.to(device) for name, value in inputs.items()}).float().cpu()
+        return out if out.ndim == 2 else mean_pool(out, inputs.get("attention_mask"))
+
+    def digest(self) -> str:
+        return fingerprint(self.module.state_dict())
+
+
+def mean_pool(states: Tensor, mask: Tensor | None) -> Tensor:
+    """(n, tokens, width) -> (n, width): the mean over real tokens."""
+    if mask is None:
+        return states.mean(1)
+    weights = mask.to(states)[..., None]  # (n, tokens, 1)
+    return (states * weights).sum(1) / weights.sum(1).clamp(min=1)
+
+
+class TowersEncoder(nn.Module):
+    """Image tower + text tower + heads, behind the encoder protocol."""
+
+    def __init__(self, image: Tower, text: Tower, heads: Heads, pixels: Pixels, tokens: Tokens) -> None:
+        super().__init__()
+        if (image.width, text.width) != (heads.image_width, heads.text_width):
+            raise GeniusError(
+                f"the heads were made for towers of width {heads.image_width} and {heads.text_width}, "
+                f"not {image.width} and {text.width}"
+            )
+        self.image_tower, self.text_tower = image, text
+        self.heads, self.pixels, self.tokens, self.width = heads, pixels, tokens, heads.width
+        self.eval().requires_grad_(False)
+
+    def prepare_image(self, picture: Image.Image) -> Image.Image:
+        return self.pixels.prepare(picture)
+
+    def tower_images(self, images: Sequence[Image.Image]) -> Tensor:
+        """(n, image_width): before the heads. What `genius.train.encoder` trains the heads on."""
+        if not images:
+            return torch.empty(0, self.heads.image_width)
+        return self.image_tower({"pixel_values": self.pixels(images)})
+
+    def tower_texts(self, texts: Sequence[str]) -> Tensor:
+        """(n, text_width): before the heads."""
+        if not texts:
+            return torch.empty(0, self.heads.text_width)
+        ids, mask = self.tokens(texts)
+        return self.text_tower({"input_ids": ids, "attention_mask": mask})
+
+    @torch.no_grad()
+    def encode_images(self, images: Sequence[Image.Image]) -> Tensor:
+        vectors = self.tower_images(images)
+        absent = torch.zeros(len(vectors), self.heads.text_width)
+        return self._through_heads(vectors, absent, True).image
+
+    @torch.no_grad()
+    def encode_texts(self, texts: Sequence[str]) -> Tensor:
+        vectors = self.tower_texts(texts)
+        absent = torch.zeros(len(vectors), self.heads.image_width)
+        return self._through_heads(absent, vectors, False).text
+
+    def _through_heads(self, image: Tensor, text: Tensor, is_image: bool) -> Features:
+        mask = torch.full((len(image),), is_image)
+        return self.heads.apply_chunked(Features(image, text, mask, ~mask))
+
+    def save(self, directory: Path) -> None:
+        if not isinstance(self.image_tower, OnnxTower) or not isinstance(self.text_tower, OnnxTower):
+            raise GeniusError("an encoder over torch modules cannot be saved: export its towers to ONNX first")
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        for source, name in ((self.image_tower.path, IMAGE), (self.text_tower.path, TEXT)):
+            if source.resolve() != (directory / name).resolve():
+                shutil.copyfile(source, directory / name)
+        self.tokens.save(directory / TOKENIZER)
+        save_file(
+            {name: tensor.detach().cpu().contiguous() for name, tensor in self.heads.state_dict().items()}, directory / HEADS
+        )
+        write_spec(directory, "towers", self._settings())
+
+    def _settings(self) -> dict[str, Any]:
+        heads = self.heads
+        sizes = {
+            "image_width": heads.image_width,
+            "text_width": heads.text_width,
+            "width": heads.width,
+            "hidden": heads.hidden_width,
+        }
+        return {"heads": sizes, "pixels": asdict(self.pixels), "length": self.tokens.length}
+
+    @classmethod
+    def load(cls, directory: Path, spec: dict[str, Any]) -> Self:
+        try:
+            heads = Heads(**spec["heads"])
+            heads.load_state_dict(load_file(directory / HEADS))
+            pixels = from_dict(Pixels, spec["pixels"], str(directory))
+            tokens = Tokens.load(directory / TOKENIZER, int(spec["length"]))
+        except (KeyError, TypeError, OSError, RuntimeError) as error:
+            raise GeniusError(f"cannot load the towers' heads at {directory}: {str(error).splitlines()[0]}") from None
+        return cls(OnnxTower(directory / IMAGE), OnnxTower(directory / TEXT), heads, pixels, tokens)
+
+    def fingerprint(self) -> str:
+        towers = {"image": self.image_tower.digest(), "text": self.text_tower.digest(), "tokens": self.tokens.digest()}
+        return fingerprint(self.heads.state_dict(), {**self._settings(), **towers})

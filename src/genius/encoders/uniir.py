@@ -1,0 +1,163 @@
+"""UniIR's CLIP-SF checkpoint (`clip_sf_large.pth`), the encoder under the published GENIUS.
+
+The file is a pickle of OpenAI's CLIP in its own layout plus optimizer state; it is read without running anything
+(`genius.model.official.read_checkpoint`), mapped onto `transformers`' CLIP, and behaves as a `ClipEncoder` from then
+on: `save` writes an ordinary CLIP folder. Score fusion (Eq. 2) is not here: features keep both vectors.
+
+Its text rules (instruction + text, capital first, full stop last) are `genius.instructions`, for all encoders.
+The checkpoint has no tokenizer. `tokenizer.json` (or `vocab.json` and `merges.txt`) of OpenAI's CLIP is looked for
+beside it, then on the hub.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from genius.encoders.clip import ClipEncoder
+from genius.encoders.pixels import Pixels
+from genius.encoders.transformers_dual import import_transformers
+from genius.errors import GeniusError
+
+TOKENIZER_HUB = "openai/clip-vit-large-patch14"
+HEAD_WIDTH = 64  # OpenAI's CLIPs have one attention head per 64 channels; the checkpoint does not say
+
+# OpenAI's name -> transformers' name, inside one transformer block
+BLOCK = {
+    "ln_1": "layer_norm1",
+    "ln_2": "layer_norm2",
+    "attn.out_proj": "self_attn.out_proj",
+    "mlp.c_fc": "mlp.fc1",
+    "mlp.c_proj": "mlp.fc2",
+}
+
+
+class UniirEncoder(ClipEncoder):
+    """A `ClipEncoder` whose weights come from OpenAI's layout."""
+
+    @classmethod
+    def load(cls, directory: Path, spec: dict[str, Any]) -> Self:
+        """Read the checkpoint file at `directory` (a file, or a folder with exactly one `.pth`)."""
+        from genius.model.official import read_checkpoint
+
+        path = Path(directory)
+        if path.is_dir():
+            found = sorted(path.glob("*.pth"))
+            if len(found) != 1:
+                raise GeniusError(f"{path} holds {len(found)} .pth files; name the UniIR checkpoint itself")
+            path = found[0]
+        state = {name.removeprefix("clip_model."): tensor for name, tensor in read_checkpoint(path).items()}
+        model = clip_from_openai(state, str(path))
+        return cls(model, _tokenizer(path.parent), Pixels(size=model.config.vision_config.image_size))
+
+
+def clip_from_openai(state: dict[str, Tensor], where: str = "the checkpoint") -> Any:
+    """OpenAI-layout CLIP weights -> a transformers `CLIPModel`. All sizes are read off the tensors."""
+    transformers = import_transformers()
+    if "visual.conv1.weight" not in state or "visual.class_embedding" not in state:
+        kind = "a ResNet CLIP" if any(name.startswith("visual.layer1") for name in state) else "no CLIP"
+        raise GeniusError(f"{where} holds {kind}; a CLIP with a vision transformer in OpenAI's layout is needed")
+    try:
+        config = _config(transformers, state)
+        mapped = _map(state)
+    except KeyError as error:
+        raise GeniusError(f"{where} is not a whole CLIP: tensor {error} is missing") from None
+    model = transformers.CLIPModel(config)
+    missing, unexpected = model.load_state_dict(mapped, strict=False)
+    missing = [name for name in missing if not name.endswith("position_ids")]
+    if missing or unexpected:
+        raise GeniusError(
+            f"{where} does not map onto CLIP: {len(missing)} tensors missing, {len(unexpected)} unknown "
+            f"(first: {(missing + unexpected)[0]})"
+        )
+    return model
+
+
+def _config(transformers: Any, state: dict[str, Tensor]) -> Any:
+    vision_width, _, patch, _ = state["visual.conv1.weight"].shape
+    grid = round((state["visual.positional_embedding"].shape[0] - 1) ** 0.5)
+    vocabulary, text_width = state["token_embedding.weight"].shape
+    shared = {"hidden_act": "quick_gelu", "layer_norm_eps": 1e-5}
+    vision = {
+        "hidden_size": vision_width,
+        "intermediate_size": state["visual.transformer.resblocks.0.mlp.c_fc.weight"].shape[0],
+        "num_hidden_layers": _depth(state, r"visual\.transformer\.resblocks\.(\d+)\."),
+        "num_attention_heads": vision_width // HEAD_WIDTH,
+        "image_size": grid * patch,
+        "patch_size": patch,
+        **shared,
+    }
+    text = {
+        "vocab_size": vocabulary,
+        "hidden_size": text_width,
+        "intermediate_size": state["transformer.resblocks.0.mlp.c_fc.weight"].shape[0],
+        "num_hidden_layers": _depth(state, r"transformer\.resblocks\.(\d+)\."),
+        "num_attention_heads": text_width // HEAD_WIDTH,
+        "max_position_embeddings": state["positional_embedding"].shape[0],
+        "bos_token_id": vocabulary - 2,
+        "eos_token_id": vocabulary - 1,  # the largest id: OpenAI finds the end of the text by argmax
+        "pad_token_id": vocabulary - 1,
+        **shared,
+    }
+    return transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=state["text_projection"].shape[1])
+
+
+def _map(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    out = {
+        "logit_scale": state.get("logit_scale", torch.tensor(4.6052)),
+        "visual_projection.weight": state["visual.proj"].T,
+        "text_projection.weight": state["text_projection"].T,
+        "vision_model.embeddings.class_embedding": state["visual.class_embedding"],
+        "vision_model.embeddings.patch_embedding.weight": state["visual.conv1.weight"],
+        "vision_model.embeddings.position_embedding.weight": state["visual.positional_embedding"],
+        "text_model.embeddings.token_embedding.weight": state["token_embedding.weight"],
+        "text_model.embeddings.position_embedding.weight": state["positional_embedding"],
+    }
+    # "pre_layrnorm" is transformers' own spelling
+    norms = {
+        "visual.ln_pre": "vision_model.pre_layrnorm",
+        "visual.ln_post": "vision_model.post_layernorm",
+        "ln_final": "text_model.final_layer_norm",
+    }
+    for theirs, ours in norms.items():
+        for part in ("weight", "bias"):
+            out[f"{ours}.{part}"] = state[f"{theirs}.{part}"]
+    for theirs, ours in (("visual.transformer", "vision_model.encoder"), ("transformer", "text_model.encoder")):
+        for layer in range(_depth(state, re.escape(theirs) + r"\.resblocks\.(\d+)\.")):
+            block, target = f"{theirs}.resblocks.{layer}", f"{ours}.layers.{layer}"
+            for part in ("weight", "bias"):
+                for old, new in BLOCK.items():
+                    out[f"{target}.{new}.{part}"] = state[f"{block}.{old}.{part}"]
+                for name, tensor in zip("qkv", state[f"{block}.attn.in_proj_{part}"].chunk(3), strict=True):
+                    out[f"{target}.self_attn.{name}_proj.{part}"] = tensor
+    return {name: tensor.detach().float().contiguous() for name, tensor in out.items()}
+
+
+def _depth(state: dict[str, Tensor], pattern: str) -> int:
+    return 1 + max((int(m.group(1)) for name in state if (m := re.match(pattern, name))), default=-1)
+
+
+def _tokenizer(folder: Path) -> Any:
+    transformers = import_transformers()
+    for place in (folder, folder / "tokenizer"):
+        if (place / "tokenizer.json").is_file() or (place / "vocab.json").is_file():
+            if (place / "tokenizer_config.json").is_file():
+                return transformers.AutoTokenizer.from_pretrained(place, local_files_only=True)
+            if (place / "tokenizer.json").is_file():
+                end = "<|endoftext|>"
+                return transformers.PreTrainedTokenizerFast(
+                    tokenizer_file=str(place / "tokenizer.json"),
+                    bos_token="<|startoftext|>",
+                    eos_token=end,
+                    pad_token=end,
+                    unk_token=end,
+                )
+            return transformers.CLIPTokenizer.from_pretrained(place, local_files_only=True)
+    try:
+        return transformers.AutoTokenizer.from_pretrained(TOKENIZER_HUB)
+    except (OSError, ValueError):
+        raise GeniusError(f"the checkpoint needs CLIP's tokenizer: put tokenizer.json of {TOKENIZER_HUB} beside it") from None

@@ -1,0 +1,210 @@
+"""CLIP, SigLIP and UniIR on tiny checkpoints in the real layouts, against transformers' own outputs."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from genius import GeniusError
+from genius.encoders.registry import load_encoder
+from genius.encoders.uniir import clip_from_openai
+
+transformers = pytest.importorskip("transformers")
+TEXTS = ["A red bicycle.", "The same in blue.", "blue"]
+
+
+def tiny_clip() -> Any:
+    torch.manual_seed(0)
+    text = {
+        "vocab_size": 12, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 1,
+        "max_position_embeddings": 9, "bos_token_id": 10, "eos_token_id": 11, "pad_token_id": 11,
+    }  # fmt: skip
+    vision = {
+        "hidden_size": 128,
+        "intermediate_size": 160,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "image_size": 32,
+        "patch_size": 8,
+    }
+    model = transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=48))
+    for parameter in model.parameters():  # biases and norms start at 0 and 1: move them, or a swapped pair would not show
+        parameter.data.add_(torch.randn_like(parameter) * 0.05)
+    return model.eval()
+
+
+def tiny_siglip() -> Any:
+    torch.manual_seed(0)
+    text = {
+        "vocab_size": 12, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "max_position_embeddings": 9, "projection_size": 32, "bos_token_id": 10, "eos_token_id": 11, "pad_token_id": 0,
+    }  # fmt: skip
+    vision = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 32,
+        "patch_size": 8,
+    }
+    return transformers.SiglipModel(transformers.SiglipConfig(text_config=text, vision_config=vision)).eval()
+
+
+def write_folder(model: Any, kind: str, tokenizer_file: Path, folder: Path) -> Path:
+    model.save_pretrained(folder)
+    pad = "<|endoftext|>" if kind == "clip" else "<pad>"
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(tokenizer_file),
+        bos_token="<|startoftext|>",
+        eos_token="<|endoftext|>",
+        unk_token="<unk>",
+        pad_token=pad,
+    ).save_pretrained(folder)
+    if kind == "clip":
+        from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil as Processor
+
+        Processor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}).save_pretrained(folder)
+    else:
+        from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil as Processor
+
+        Processor(size={"height": 32, "width": 32}).save_pretrained(folder)
+    return folder
+
+
+def openai_state(model: Any) -> dict[str, torch.Tensor]:
+    """A transformers CLIP written the way OpenAI names and joins its tensors."""
+    theirs = model.state_dict()
+    out = {
+        "logit_scale": theirs["logit_scale"],
+        "visual.proj": theirs["visual_projection.weight"].T.contiguous(),
+        "text_projection": theirs["text_projection.weight"].T.contiguous(),
+        "visual.class_embedding": theirs["vision_model.embeddings.class_embedding"],
+        "visual.conv1.weight": theirs["vision_model.embeddings.patch_embedding.weight"],
+        "visual.positional_embedding": theirs["vision_model.embeddings.position_embedding.weight"],
+        "token_embedding.weight": theirs["text_model.embeddings.token_embedding.weight"],
+        "positional_embedding": theirs["text_model.embeddings.position_embedding.weight"],
+    }
+    for part in ("weight", "bias"):
+        out[f"visual.ln_pre.{part}"] = theirs[f"vision_model.pre_layrnorm.{part}"]
+        out[f"visual.ln_post.{part}"] = theirs[f"vision_model.post_layernorm.{part}"]
+        out[f"ln_final.{part}"] = theirs[f"text_model.final_layer_norm.{part}"]
+        for tower, name, layers in (("vision_model", "visual.transformer", 3), ("text_model", "transformer", 2)):
+            for i in range(layers):
+                source, target = f"{tower}.encoder.layers.{i}", f"{name}.resblocks.{i}"
+                joined = [theirs[f"{source}.self_attn.{x}_proj.{part}"] for x in "qkv"]
+                out[f"{target}.attn.in_proj_{part}"] = torch.cat(joined)
+                out[f"{target}.attn.out_proj.{part}"] = theirs[f"{source}.self_attn.out_proj.{part}"]
+                out[f"{target}.ln_1.{part}"] = theirs[f"{source}.layer_norm1.{part}"]
+                out[f"{target}.ln_2.{part}"] = theirs[f"{source}.layer_norm2.{part}"]
+                out[f"{target}.mlp.c_fc.{part}"] = theirs[f"{source}.mlp.fc1.{part}"]
+                out[f"{target}.mlp.c_proj.{part}"] = theirs[f"{source}.mlp.fc2.{part}"]
+    return out
+
+
+def reference(model: Any, kind: str, folder: Path, pictures: list[Image.Image]) -> tuple[torch.Tensor, torch.Tensor]:
+    """What transformers' documented calls give."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    padding = True if kind == "clip" else "max_length"
+    ids = tokenizer(TEXTS, padding=padding, max_length=9, truncation=True, return_tensors="pt")
+    inputs = {"input_ids": ids["input_ids"]} if kind == "siglip" else {k: ids[k] for k in ("input_ids", "attention_mask")}
+    module = f"transformers.models.{kind}.image_processing_pil_{kind}"
+    processor = getattr(
+        __import__(module, fromlist=["x"]), {"clip": "CLIPImageProcessorPil", "siglip": "SiglipImageProcessorPil"}[kind]
+    )
+    pixels = torch.from_numpy(np.stack(processor.from_pretrained(folder)(pictures)["pixel_values"])).float()
+    with torch.no_grad():
+        image, text = model.get_image_features(pixel_values=pixels), model.get_text_features(**inputs)
+    return (x if isinstance(x, torch.Tensor) else x.pooler_output for x in (image, text))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+def test_a_transformers_folder_loads_and_agrees(
+    kind: str, tmp_path: Path, tokenizer_file: Path, pictures: list[Image.Image]
+) -> None:
+    model = tiny_clip() if kind == "clip" else tiny_siglip()
+    folder = write_folder(model, kind, tokenizer_file, tmp_path / "model")
+    encoder = load_encoder(f"local-dir:{folder}")
+    image, text = reference(model, kind, folder, pictures)
+    assert encoder.width == image.shape[1] == text.shape[1]
+    torch.testing.assert_close(encoder.encode_images(pictures), image, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(encoder.encode_texts(TEXTS), text, atol=1e-5, rtol=1e-4)
+    # alone or in a batch, a text is the same vector
+    torch.testing.assert_close(encoder.encode_texts(TEXTS[2:]), text[2:], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+def test_saving_keeps_vectors_and_fingerprint(
+    kind: str, tmp_path: Path, tokenizer_file: Path, pictures: list[Image.Image]
+) -> None:
+    model = tiny_clip() if kind == "clip" else tiny_siglip()
+    first = load_encoder(write_folder(model, kind, tokenizer_file, tmp_path / "model"))
+    first.save(tmp_path / "copy")
+    second = load_encoder(tmp_path / "copy")
+    assert second.fingerprint() == first.fingerprint()
+    assert torch.equal(second.encode_images(pictures), first.encode_images(pictures))
+    assert torch.equal(second.encode_texts(TEXTS), first.encode_texts(TEXTS))
+    next(iter(second.model.parameters())).data.view(-1)[0] += 1e-3  # type: ignore[attr-defined]
+    assert second.fingerprint() != first.fingerprint()
+
+
+def test_long_texts_are_cut_and_empty_batches_are_empty(tmp_path: Path, tokenizer_file: Path) -> None:
+    encoder = load_encoder(write_folder(tiny_clip(), "clip", tokenizer_file, tmp_path / "model"))
+    assert torch.isfinite(encoder.encode_texts(["blue " * 500])).all()
+    assert encoder.encode_texts([]).shape == encoder.encode_images([]).shape == (0, 48)
+
+
+def test_uniir_checkpoint_equals_the_clip_it_was_made_from(
+    tmp_path: Path, tokenizer_file: Path, pictures: list[Image.Image]
+) -> None:
+    model = tiny_clip()
+    clip = load_encoder(write_folder(model, "clip", tokenizer_file, tmp_path / "clip"))
+    folder = tmp_path / "uniir"
+    folder.mkdir()
+    state = {f"clip_model.{name}": tensor.half() for name, tensor in openai_state(model).items()}
+    torch.save({"model": state, "optimizer": {"state": {}}, "epoch": 3}, folder / "clip_sf_large.pth")
+    shutil.copyfile(tokenizer_file, folder / "tokenizer.json")
+    encoder = load_encoder(f"uniir:{folder / 'clip_sf_large.pth'}")
+    torch.testing.assert_close(encoder.encode_images(pictures), clip.encode_images(pictures), atol=2e-2, rtol=1e-2)  # fp16 file
+    torch.testing.assert_close(encoder.encode_texts(TEXTS), clip.encode_texts(TEXTS), atol=2e-2, rtol=1e-2)
+    encoder.save(tmp_path / "converted")  # an ordinary CLIP folder
+    again = load_encoder(tmp_path / "converted")
+    assert torch.equal(again.encode_images(pictures), encoder.encode_images(pictures))
+
+
+def test_openai_layout_maps_exactly(pictures: list[Image.Image]) -> None:
+    model = tiny_clip()
+    mapped = clip_from_openai(openai_state(model)).state_dict()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(mapped[name], tensor), name
+
+
+class Trap:
+    """Unpickling one of these would leave a mark."""
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return (Path.touch, (Path("trap-was-sprung"),))
+
+
+def test_a_checkpoint_cannot_run_code(tmp_path: Path, tokenizer_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"model": openai_state(tiny_clip()), "config": Trap()}, tmp_path / "clip_sf.pth")
+    load_encoder(f"uniir:{tmp_path / 'clip_sf.pth'}")
+    assert not (tmp_path / "trap-was-sprung").exists()
+
+
+def test_incomplete_or_foreign_checkpoints_are_refused(tmp_path: Path) -> None:
+    state = openai_state(tiny_clip())
+    with pytest.raises(GeniusError, match="ResNet"):
+        clip_from_openai({"visual.layer1.0.conv1.weight": torch.zeros(1)})
+    del state["visual.transformer.resblocks.1.mlp.c_fc.bias"]
+    with pytest.raises(GeniusError, match="missing"):
+        clip_from_openai(state)
+    torch.save({"model": {"x": torch.zeros(2)}}, tmp_path / "x.pth")
+    with pytest.raises(GeniusError, match="no CLIP"):
+        load_encoder(tmp_path / "x.pth")
