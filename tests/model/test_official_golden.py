@@ -18,6 +18,7 @@ from genius.features import Features
 from genius.model.generator import Augmentation
 from genius.model.genius import Genius
 from genius.model.official import _FUSION, convert_official
+from genius.train.losses import contrastive, reconstruction_loss, residual_loss
 
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "official-tiny"
 pytestmark = pytest.mark.skipif(not GOLDEN.is_dir(), reason="the published code's golden outputs are not beside this checkout")
@@ -63,17 +64,20 @@ def test_every_step_log_probability_is_equal(model: Genius) -> None:
 
 
 def test_quantizer_training_step_losses_gradients_and_codebooks(model: Genius, candidates: Features, queries: Features) -> None:
-    from genius.train.losses import QuantizerLossConfig, quantizer_losses
-
     want = stored("rq_train_step.pt")
     n = len(want["query_index"])
     z = model.fusion(Features.cat([queries[want["query_index"]], candidates[want["target_index"]]]))
     quantized = model.quantizer.quantize(z)
     assert torch.equal(quantized.codes, want["codes"])
-    losses = quantizer_losses(z[:n], z[n:], quantized, QuantizerLossConfig(contrastive="published"))
-    for ours, theirs in (("contrastive", "cl_loss"), ("residual", "rq_loss"), ("mse", "mse_loss"), ("total", "loss")):
-        assert losses[ours].item() == pytest.approx(want["losses"][theirs], rel=1e-4), ours
-    losses["total"].backward()
+    losses = {
+        "cl_loss": contrastive(z[:n], z[n:], temperature=0.01)[0],
+        "rq_loss": 100 * residual_loss(quantized.residuals, quantized.chosen),
+        "mse_loss": 100 * reconstruction_loss(quantized.vectors[:n], quantized.vectors[n:]),
+    }
+    losses["loss"] = torch.stack(list(losses.values())).sum()  # Eq. 8
+    for name, loss in losses.items():
+        assert loss.item() == pytest.approx(want["losses"][name], rel=1e-4), name
+    losses["loss"].backward()
     for ours, theirs in _FUSION.items():
         for kind in ("weight", "bias"):
             gradient = getattr(getattr(model.fusion, ours), kind).grad
