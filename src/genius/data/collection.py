@@ -1,0 +1,213 @@
+"""`Collection`: what every dataset looks like before the encoder.
+
+Tasks, a stream of judged queries, one pool of items, and for each task the part of the pool that is its own.
+Nothing here opens a picture. The datasets themselves are `mbeir`, `coco` and `pairs`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from genius.errors import GeniusError
+from genius.types import Item, Modality, Query
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One row of a results table: a dataset and a direction."""
+
+    key: str  # unique in its collection, "mscoco_task0" in M-BEIR
+    dataset: str  # "MSCOCO"
+    query: Modality
+    target: Modality
+    cutoffs: tuple[int, ...] = (1, 5, 10)  # k of every Recall@k that is reported
+    main: int = 5  # the k of the tables
+
+    @property
+    def direction(self) -> str:
+        return f"{self.query.label}->{self.target.label}"
+
+    @property
+    def title(self) -> str:
+        return f"{self.dataset} {self.direction}"
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedQuery:
+    """A query with the ids of every item that answers it."""
+
+    id: str
+    query: Query
+    positives: tuple[str, ...]
+    task: int  # position in the collection's tasks
+
+
+@runtime_checkable
+class Collection(Protocol):
+    """A dataset on disk. Streams may be read several times and always come in the same order."""
+
+    name: str
+
+    @property
+    def tasks(self) -> Sequence[Task]: ...
+
+    def queries(self) -> Iterator[JudgedQuery]: ...
+
+    def pool(self) -> Iterator[Item]:
+        """Every candidate, once: the universal pool."""
+        ...
+
+    def local_pool(self, task: int) -> Iterator[str] | None:
+        """Ids of the task's own candidates; None: the whole pool is its own."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Changes when a file of the dataset does, so that features are never those of older data."""
+        ...
+
+
+def files_fingerprint(paths: Iterable[Path], *extra: str) -> str:
+    digest = hashlib.sha256("|".join(extra).encode())
+    for path in sorted(paths):
+        stat = path.stat()
+        digest.update(f"{path.name}:{stat.st_size}:{stat.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:24]
+
+
+def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """One object a line; a broken line is named by its number."""
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.strip():
+                    continue
+                try:
+                    row = json.loads(line)
+                except ValueError:
+                    raise GeniusError(f"{path}:{number} is not JSON") from None
+                if not isinstance(row, dict):
+                    raise GeniusError(f"{path}:{number} is not a JSON object")
+                yield row
+    except FileNotFoundError:
+        raise GeniusError(f"no such file: {path}") from None
+
+
+class Problems:
+    """Counts complaints of each kind and keeps the first examples, for one line at the end."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+        self.examples: dict[str, list[str]] = {}
+
+    def add(self, kind: str, example: str) -> None:
+        self.counts[kind] = self.counts.get(kind, 0) + 1
+        kept = self.examples.setdefault(kind, [])
+        if len(kept) < 3:
+            kept.append(example)
+
+    def raise_if_any(self, where: str) -> None:
+        if self.counts:
+            parts = [f"{count} {kind} (e.g. {', '.join(self.examples[kind])})" for kind, count in self.counts.items()]
+            raise GeniusError(f"{where}: {'; '.join(parts)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a check found in a sound collection."""
+
+    queries: int
+    items: int
+    pairs: int
+    per_task: dict[str, int]  # task key -> queries
+
+
+def check_collection(collection: Collection, *, images: bool = True) -> Summary:
+    """Read every line once and fail with counts and examples, before hours are spent.
+
+    Looks for: ids that occur twice, positives that are in no pool (or not in the task's own), queries without a
+    positive, image files that are not there.
+    """
+    problems = Problems()
+    known: set[str] = set()
+    for item in collection.pool():
+        if item.id in known:
+            problems.add("candidate ids occur twice", item.id)
+        known.add(item.id)
+        if images:
+            _check_image(item.image, item.id, "candidates' images are missing", problems)
+    local: list[set[str] | None] = []
+    for number, task in enumerate(collection.tasks):
+        ids = collection.local_pool(number)
+        own = None if ids is None else set(ids)
+        for stranger in (own or set()) - known:
+            problems.add(f"candidates of the pool of {task.key} are not in the universal pool", stranger)
+        local.append(own)
+    seen: set[str] = set()
+    per_task = [0] * len(collection.tasks)
+    pairs = 0
+    for judged in collection.queries():
+        if judged.id in seen:
+            problems.add("query ids occur twice", judged.id)
+        seen.add(judged.id)
+        per_task[judged.task] += 1
+        pairs += len(judged.positives)
+        if not judged.positives:
+            problems.add("queries have no positive", judged.id)
+        own = local[judged.task]
+        for positive in judged.positives:
+            if positive not in known:
+                problems.add("positives are in no pool", f"{judged.id} -> {positive}")
+            elif own is not None and positive not in own:
+                problems.add("positives are outside their task's pool", f"{judged.id} -> {positive}")
+        if images:
+            _check_image(judged.query.image, judged.id, "queries' images are missing", problems)
+    if not known:
+        problems.add("pools are empty", collection.name)
+    if not seen:
+        problems.add("query files are empty", collection.name)
+    problems.raise_if_any(collection.name)
+    return Summary(len(seen), len(known), pairs, {task.key: n for task, n in zip(collection.tasks, per_task, strict=True)})
+
+
+def _check_image(image: object, name: str, kind: str, problems: Problems) -> None:
+    if isinstance(image, str | Path) and not Path(image).is_file():
+        problems.add(kind, f"{name}: {image}")
+
+
+SCHEMES = ("mbeir", "coco", "flickr30k", "pairs", "images")
+
+
+def open_collection(source: str | Path, *, split: str = "test", seed: int = 0) -> Collection:
+    """Open `mbeir:DIR`, `coco:DIR`, `flickr30k:DIR`, `pairs:FILE`, `images:DIR`, or a path whose kind is evident."""
+    scheme, _, rest = str(source).partition(":")
+    path = Path(rest if scheme in SCHEMES and rest else str(source))
+    if scheme not in SCHEMES or not rest:
+        scheme = _guess(path)
+    if scheme == "mbeir":
+        from genius.data.mbeir import MBeir
+
+        return MBeir(path, split=split, seed=seed)
+    if scheme in ("coco", "flickr30k"):
+        from genius.data.coco import Karpathy
+
+        return Karpathy(path, split=split)
+    from genius.data.pairs import ImageFolder, Pairs
+
+    return ImageFolder(path) if scheme == "images" else Pairs(path)
+
+
+def _guess(path: Path) -> str:
+    if path.is_file():
+        return "pairs"
+    if (path / "query").is_dir() and (path / "cand_pool").is_dir():
+        return "mbeir"
+    if path.is_dir() and any(path.glob("dataset_*.json")):
+        return "coco"
+    if path.is_dir():
+        return "images"
+    raise GeniusError(f"no dataset at {path}: give a folder, a file of pairs, or {', '.join(f'{s}:PATH' for s in SCHEMES)}")

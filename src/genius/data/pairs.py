@@ -1,0 +1,198 @@
+"""Your own data: a file of pairs (JSONL, CSV, Parquet) or a folder of captioned images.
+
+A pair is a query and the item that answers it, one line each. Columns (any may be absent, paths are relative to
+the file):
+
+    query_text, query_image, instruction, target      what is asked
+    text, image, id                                   the item; without `id`, equal content is one item
+    query_id, dataset                                 optional: several lines may judge one query; names of result rows
+
+A folder of images takes captions from `metadata.csv` or `metadata.jsonl` (`file_name`, `text`), or from a `.txt`
+beside each picture, and asks both ways: caption -> image, image -> caption.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from genius.data.collection import JudgedQuery, Problems, Task, files_fingerprint, read_jsonl
+from genius.errors import GeniusError
+from genius.instructions import instruction_for
+from genius.types import IMAGE_SUFFIXES, Item, Modality, Query
+
+COLUMNS = {"query_text", "query_image", "instruction", "target", "text", "image", "id", "query_id", "dataset"}
+
+
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Rows of a .jsonl, .csv, .tsv or .parquet file, one at a time."""
+    suffix = path.suffix.lower()
+    if not path.is_file():
+        raise GeniusError(f"no such file: {path}")
+    if suffix in (".jsonl", ".ndjson"):
+        yield from read_jsonl(path)
+    elif suffix in (".csv", ".tsv"):
+        with path.open(encoding="utf-8-sig", newline="") as lines:
+            yield from csv.DictReader(lines, delimiter="\t" if suffix == ".tsv" else ",")
+    elif suffix == ".parquet":
+        import pyarrow.parquet as pq
+
+        try:
+            for batch in pq.ParquetFile(path).iter_batches(batch_size=1024):
+                yield from batch.to_pylist()
+        except (OSError, ValueError) as error:
+            raise GeniusError(f"cannot read {path}: {error}") from None
+    else:
+        raise GeniusError(f"{path} is no file of pairs: use .jsonl, .csv, .tsv or .parquet")
+
+
+class Pairs:
+    """A file of pairs as a collection. It is read once: ids, texts and image paths stay in memory, images do not."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.name = self.path.stem
+        self._items: dict[str, Item] = {}
+        self._asked: dict[str, Query] = {}
+        self._positives: dict[str, dict[str, None]] = {}
+        self._task_of: dict[str, int] = {}
+        self._own: list[dict[str, None]] = []  # of each task: the ids of its candidates
+        tasks: dict[tuple[str, Modality, Modality], int] = {}
+        problems = Problems()
+        for number, row in enumerate(read_rows(self.path), 1):
+            try:
+                self._add(row, tasks)
+            except GeniusError as error:
+                problems.add("lines cannot be used", f"line {number}: {error}")
+        problems.raise_if_any(str(self.path))
+        if not self._asked:
+            raise GeniusError(f"{self.path} holds no pairs")
+        self.tasks: tuple[Task, ...] = tuple(
+            Task(f"{dataset}_{query.label}_to_{target.label}", dataset, query, target) for dataset, query, target in tasks
+        )
+
+    def _add(self, row: Mapping[str, Any], tasks: dict[tuple[str, Modality, Modality], int]) -> None:
+        unknown = set(row) - COLUMNS
+        if unknown:
+            raise GeniusError(f"unknown column {sorted(map(str, unknown))[0]!r}; known: {', '.join(sorted(COLUMNS))}")
+        image, text = self._image(row.get("image")), _text(row.get("text"))
+        name = str(row.get("id") or "") or _digest(image, text)
+        item = Item(name, image=image, text=text)
+        known = self._items.setdefault(name, item)
+        if (known.image, known.text) != (item.image, item.text):
+            raise GeniusError(f"item {name!r} has two contents")
+        target = Modality.parse(row["target"]) if row.get("target") else item.modality
+        if target != item.modality:
+            raise GeniusError(f"target says {target.label}, item {name!r} is {item.modality.label}")
+        asked_image, asked_text = self._image(row.get("query_image")), _text(row.get("query_text"))
+        plain = Query(text=asked_text, image=asked_image)
+        instruction = _text(row.get("instruction")) or instruction_for(plain.modality, target)
+        query = Query(text=asked_text, image=asked_image, instruction=instruction)
+        query_id = str(row.get("query_id") or "") or _digest(asked_image, asked_text, instruction)
+        if self._asked.setdefault(query_id, query) != query:
+            raise GeniusError(f"query {query_id!r} has two contents")
+        task = tasks.setdefault((_text(row.get("dataset")) or self.name, plain.modality, target), len(tasks))
+        if task == len(self._own):
+            self._own.append({})
+        if self._task_of.setdefault(query_id, task) != task:
+            raise GeniusError(f"query {query_id!r} belongs to two tasks")
+        self._own[task][name] = None
+        self._positives.setdefault(query_id, {})[name] = None
+
+    def _image(self, value: Any) -> str | bytes | None:
+        if value is None or value == "":
+            return None
+        if isinstance(value, Mapping):  # the usual Parquet image column: {"bytes": …, "path": …}
+            value = value.get("bytes") or value.get("path")
+        if isinstance(value, bytes):
+            return value
+        return str(self.path.parent / str(value))
+
+    def queries(self) -> Iterator[JudgedQuery]:
+        for name, query in self._asked.items():
+            yield JudgedQuery(name, query, tuple(self._positives[name]), self._task_of[name])
+
+    def pool(self) -> Iterator[Item]:
+        yield from self._items.values()
+
+    def local_pool(self, task: int) -> Iterator[str] | None:
+        return iter(self._own[task])
+
+    def fingerprint(self) -> str:
+        return files_fingerprint([self.path])
+
+
+class ImageFolder:
+    """A folder of images with captions."""
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root)
+        self.name = self.root.name
+        captions = self._captions()
+        if not captions:
+            raise GeniusError(
+                f"{self.root} has no captions: add metadata.csv or .jsonl (file_name, text), or a .txt beside each picture"
+            )
+        self._rows = sorted(captions.items())
+        self.tasks: tuple[Task, ...] = (
+            Task(f"{self.name}_text_to_image", self.name, Modality.TEXT, Modality.IMAGE),
+            Task(f"{self.name}_image_to_text", self.name, Modality.IMAGE, Modality.TEXT),
+        )
+
+    def _captions(self) -> dict[str, list[str]]:
+        out: dict[str, list[str]] = {}
+        for name in ("metadata.csv", "metadata.jsonl"):
+            if (self.root / name).is_file():
+                for row in read_rows(self.root / name):
+                    text = _text(row.get("text") or row.get("caption"))
+                    if row.get("file_name") and text:
+                        out.setdefault(str(row["file_name"]), []).append(text)
+                return out
+        for path in sorted(self.root.rglob("*")):
+            beside = path.with_suffix(".txt")
+            if path.suffix.lower() in IMAGE_SUFFIXES and beside.is_file():
+                lines = [line.strip() for line in beside.read_text(encoding="utf-8").splitlines()]
+                if texts := [line for line in lines if line]:
+                    out[str(path.relative_to(self.root))] = texts
+        return out
+
+    def queries(self) -> Iterator[JudgedQuery]:
+        to_image, to_text = (instruction_for(task.query, task.target) for task in self.tasks)
+        for path, texts in self._rows:
+            names = [f"{path}#{i}" for i in range(len(texts))]
+            for name, text in zip(names, texts, strict=True):
+                yield JudgedQuery(f"?{name}", Query(text=text, instruction=to_image), (path,), 0)
+            yield JudgedQuery(f"?{path}", Query(image=str(self.root / path), instruction=to_text), tuple(names), 1)
+
+    def pool(self) -> Iterator[Item]:
+        for path, texts in self._rows:
+            yield Item(path, image=str(self.root / path))
+            for i, text in enumerate(texts):
+                yield Item(f"{path}#{i}", text=text)
+
+    def local_pool(self, task: int) -> Iterator[str]:
+        for path, texts in self._rows:
+            if task == 0:
+                yield path
+            else:
+                yield from (f"{path}#{i}" for i in range(len(texts)))
+
+    def fingerprint(self) -> str:
+        return files_fingerprint([path for path in self.root.rglob("*") if path.is_file()])
+
+
+def _text(value: Any) -> str | None:
+    if value is None:
+        return None
+    return str(value).strip() or None
+
+
+def _digest(*parts: object) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part if isinstance(part, bytes) else str(part).encode())
+        digest.update(b"\x00")
+    return digest.hexdigest()[:16]
