@@ -88,6 +88,7 @@ class Genius(nn.Module):
         self.eval()
 
     encoder: Encoder | None
+    source: str | None = None  # the URI it was loaded from, so that an index can find its model again
 
     @property
     def device(self) -> torch.device:
@@ -167,6 +168,7 @@ class Genius(nn.Module):
             encoder = load_encoder(f"local-dir:{directory / ENCODER}")
         model = cls(config, encoder)
         model._load_weights(directory / WEIGHTS)
+        model.source = str(source)
         return model.to(device)
 
     def _load_weights(self, path: Path) -> None:
