@@ -1,0 +1,185 @@
+"""The search side's arrays of one table version, and the folder that caches them.
+
+A cache is only ever a shortcut. It is named by index, model and version, written beside and renamed, checked for
+size when opened, and rows are matched by `_seq`, which is never used twice: what a cached row says stays true,
+and rows that are gone or new are found by comparing with the table.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genius.errors import GeniusError
+from genius.index.store import Reader
+from genius.search import CodeTrie
+
+FORMAT = 1
+ARRAYS = ("seqs", "codes", "embeddings", "hashes", "hash_rows")
+
+
+def hash_id(item_id: str) -> int:
+    """64 bits of an id; equal hashes are verified against the table."""
+    return int.from_bytes(hashlib.blake2b(item_id.encode(), digest_size=8).digest(), "little")
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """All rows of one version, row i being the i-th smallest `_seq`. Arrays may be memory-mapped."""
+
+    version: int
+    seqs: NDArray[np.int64]  # (N,) ascending
+    codes: NDArray[np.uint16]  # (N, M)
+    embeddings: NDArray[np.float16]  # (N, D)
+    hashes: NDArray[np.uint64]  # (N,) of ids, ascending
+    hash_rows: NDArray[np.int64]  # (N,) row of each hash
+    trie: CodeTrie
+
+    @property
+    def items(self) -> int:
+        return len(self.seqs)
+
+    def candidates(self, item_id: str) -> NDArray[np.int64]:
+        """Rows whose id may be `item_id`."""
+        key = np.uint64(hash_id(item_id))
+        low, high = np.searchsorted(self.hashes, key, "left"), np.searchsorted(self.hashes, key, "right")
+        return np.asarray(self.hash_rows[low:high])
+
+
+def build(reader: Reader, level_sizes: tuple[int, ...], width: int, folder: Path | None) -> Base:
+    """Read every row of a version. With `folder`, embeddings go straight to a file there, not through memory."""
+    total = reader.count()
+    seqs = np.empty(total, np.int64)
+    codes = np.empty((total, len(level_sizes)), np.uint16)
+    hashes = np.empty(total, np.uint64)
+    shape = (total, width)
+    embeddings: NDArray[np.float16]
+    if folder is not None and total:
+        embeddings = np.lib.format.open_memmap(folder / "embeddings.npy", mode="w+", dtype=np.float16, shape=shape)
+    else:
+        embeddings = np.empty(shape, np.float16)
+    at = 0
+    for part_seqs, ids, part_codes in reader.codes():
+        end = at + len(part_seqs)
+        seqs[at:end], codes[at:end] = part_seqs, part_codes
+        hashes[at:end] = [hash_id(i) for i in ids]
+        at = end
+    if at != total:
+        raise GeniusError(f"the index holds {total} items but {at} could be read")
+    order = np.argsort(seqs, kind="stable")  # after compaction or upserts the table's order is another
+    seqs, codes, hashes = seqs[order], codes[order], hashes[order]
+    for part_seqs, part_embeddings in reader.embeddings():
+        rows = np.searchsorted(seqs, part_seqs)
+        embeddings[rows] = part_embeddings
+    by_hash = np.argsort(hashes, kind="stable")
+    trie = CodeTrie.build(codes, level_sizes)
+    return Base(reader.version, seqs, codes, embeddings, hashes[by_hash], by_hash.astype(np.int64), trie)
+
+
+# -- cache -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CacheKey:
+    """What a cached base belongs to."""
+
+    index: str  # unique id of the index folder
+    fingerprint: str  # of the model
+    level_sizes: tuple[int, ...]
+    width: int
+
+
+def build_cached(reader: Reader, key: CacheKey, root: Path) -> Base:
+    """Build and leave a cache behind; without room or permission for one, build in memory."""
+    try:
+        root.mkdir(exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(dir=root, prefix=".building-"))
+    except OSError:
+        return build(reader, key.level_sizes, key.width, None)
+    try:
+        base = build(reader, key.level_sizes, key.width, scratch)
+        target = root / f"{reader.version}"
+        _write(base, key, scratch)
+        if target.exists():
+            shutil.rmtree(target)
+        os.replace(scratch, target)
+        saved = load(target, key)
+        return base if saved is None else saved
+    except OSError:
+        return build(reader, key.level_sizes, key.width, None)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _write(base: Base, key: CacheKey, folder: Path) -> None:
+    for name in ARRAYS:
+        array = getattr(base, name)
+        if isinstance(array, np.memmap):
+            array.flush()  # it is the file already
+        else:
+            np.save(folder / f"{name}.npy", array)
+    base.trie.save(folder / "trie.safetensors")
+    files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
+    (folder / "base.json").write_text(
+        json.dumps({"version": base.version, "items": base.items, "files": files, **_identity(key)})
+    )
+
+
+def _identity(key: CacheKey) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "index": key.index,
+        "fingerprint": key.fingerprint,
+        "levels": list(key.level_sizes),
+        "width": key.width,
+    }
+
+
+def newest(root: Path, key: CacheKey, version: int) -> Base | None:
+    """The newest intact cache that is not younger than `version`."""
+    try:
+        names = sorted((int(p.name) for p in root.iterdir() if p.name.isdigit()), reverse=True)
+    except OSError:
+        return None
+    for name in names:
+        if name <= version:
+            base = load(root / str(name), key)
+            if base is not None:
+                return base
+    return None
+
+
+def load(folder: Path, key: CacheKey) -> Base | None:
+    """Open by memory-map; None unless it is this index's, this model's, and whole."""
+    try:
+        about = json.loads((folder / "base.json").read_text())
+        if any(about.get(name) != value for name, value in _identity(key).items()):
+            return None
+        if any((folder / name).stat().st_size != size for name, size in about["files"].items()):
+            return None
+        arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r" if about["items"] else None) for name in ARRAYS}
+        trie = CodeTrie.load(folder / "trie.safetensors")
+        if any(len(array) != about["items"] for array in arrays.values()) or trie.items != about["items"]:
+            return None
+        return Base(version=int(about["version"]), trie=trie, **arrays)
+    except (OSError, ValueError, KeyError):  # GeniusError is a ValueError
+        return None
+
+
+def forget(root: Path, keep: int) -> None:
+    """Remove caches of other versions and what crashed builds left. Opened maps stay valid on POSIX."""
+    try:
+        for path in root.iterdir():
+            if path.name != str(keep):
+                shutil.rmtree(path, ignore_errors=True)
+    except OSError:
+        pass

@@ -1,0 +1,274 @@
+"""`where`: a small, safe part of SQL. Parsed here, checked against the index's columns, written out anew.
+
+Only what this grammar knows ever reaches the database: comparisons, IN, BETWEEN, LIKE, IS NULL, AND, OR, NOT,
+brackets, and a few text functions. So a filter can be handed over the network: no statement, subquery or
+expensive function can hide in it, and every mistake has one clear line. As in SQL, a comparison with an absent
+value is neither true nor false: such items never match, under NOT either.
+
+    expression := term (OR term)*          term := factor (AND factor)*      factor := NOT factor | predicate
+    predicate  := ( expression ) | TRUE | FALSE | boolean column | starts_with(a, 'b') …
+                | value (= | != | <> | < | <= | > | >=) value | value IS [NOT] NULL
+                | value [NOT] IN (literal, …) | value [NOT] BETWEEN literal AND literal | value [NOT] [I]LIKE 'pattern'
+    value      := column | literal | lower(value) | upper(value) | length(value)
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from genius.errors import GeniusError
+from genius.index.metadata import BUILT_IN, Columns, Kind
+
+MAX_LENGTH = 100_000  # characters
+MAX_DEPTH = 20  # brackets and NOTs inside each other
+MAX_WILDCARDS = 8  # of one LIKE pattern: matching time grows with each
+COMPARISONS = ("=", "!=", "<>", "<=", ">=", "<", ">")
+KEYWORDS = frozenset({"and", "or", "not", "in", "is", "null", "like", "ilike", "between", "true", "false"})
+FUNCTIONS: dict[str, tuple[Kind, Kind]] = {"lower": ("text", "text"), "upper": ("text", "text"), "length": ("text", "number")}
+TESTS = frozenset({"starts_with", "ends_with", "contains"})
+
+_TOKEN = re.compile(
+    r"""\s*(?:
+      (?P<number>(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)
+    | (?P<string>'(?:[^']|'')*')
+    | (?P<quoted>"(?:[^"])+"|`(?:[^`])+`)
+    | (?P<word>[^\W\d]\w*)
+    | (?P<symbol><=|>=|!=|<>|[=<>(),+-])
+    )""",
+    re.VERBOSE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    kind: str  # number, string, quoted, word, symbol, end
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    sql: str
+    kind: Kind
+    literal: bool
+
+
+def compile_where(where: str, columns: Columns) -> str:
+    """A checked `where` over metadata `columns` (and id, text, modality) -> SQL for the database."""
+    if not isinstance(where, str) or not where.strip():
+        raise GeniusError("where is empty: leave it out, or write a condition such as price < 50")
+    if len(where) > MAX_LENGTH:
+        raise GeniusError(f"where has {len(where):,} characters, more than {MAX_LENGTH:,}")
+    parser = _Parser(_tokens(where), {**BUILT_IN, **columns})
+    sql = parser.expression(0)
+    if parser.peek().kind != "end":
+        raise GeniusError(f"where: unexpected {parser.peek().text!r}")
+    return sql
+
+
+def literal(value: str) -> str:
+    """A string as an SQL literal."""
+    return "'" + value.replace("'", "''") + "'"
+
+
+def _tokens(where: str) -> list[_Token]:
+    tokens: list[_Token] = []
+    at, end = 0, len(where.rstrip())
+    while at < end:
+        match = _TOKEN.match(where, at)
+        if match is None or match.lastgroup is None:
+            rest = where[at:].strip()
+            raise GeniusError(
+                f"where: unclosed quote at {rest[:20]!r}" if rest[0] in "'\"`" else f"where: unexpected {rest[0]!r}"
+            )
+        tokens.append(_Token(match.lastgroup, match.group(match.lastgroup)))
+        at = match.end()
+    tokens.append(_Token("end", "the end"))
+    return tokens
+
+
+class _Parser:
+    def __init__(self, tokens: list[_Token], columns: Columns) -> None:
+        self.tokens = tokens
+        self.columns = columns
+        self.names = {name.lower(): name for name in columns}
+        self.at = 0
+
+    # -- tokens ------------------------------------------------------------------------------------------------
+
+    def peek(self) -> _Token:
+        return self.tokens[self.at]
+
+    def next(self) -> _Token:
+        token = self.tokens[self.at]
+        self.at = min(self.at + 1, len(self.tokens) - 1)
+        return token
+
+    def take(self, *words: str) -> bool:
+        """Consume these keywords if they come next."""
+        ahead = self.tokens[self.at : self.at + len(words)]
+        if len(ahead) == len(words) and all(t.kind == "word" and t.text.lower() == w for t, w in zip(ahead, words, strict=True)):
+            self.at += len(words)
+            return True
+        return False
+
+    def symbol(self, text: str) -> bool:
+        if self.peek().kind == "symbol" and self.peek().text == text:
+            self.at += 1
+            return True
+        return False
+
+    def expect(self, text: str) -> None:
+        if not self.symbol(text):
+            raise GeniusError(f"where: expected {text!r}, found {self.peek().text!r}")
+
+    # -- conditions --------------------------------------------------------------------------------------------
+
+    def expression(self, depth: int) -> str:
+        if depth > MAX_DEPTH:
+            raise GeniusError(f"where is nested more than {MAX_DEPTH} deep")
+        parts = [self.term(depth)]
+        while self.take("or"):
+            parts.append(self.term(depth))
+        return parts[0] if len(parts) == 1 else "(" + " OR ".join(parts) + ")"
+
+    def term(self, depth: int) -> str:
+        parts = [self.factor(depth)]
+        while self.take("and"):
+            parts.append(self.factor(depth))
+        return parts[0] if len(parts) == 1 else "(" + " AND ".join(parts) + ")"
+
+    def factor(self, depth: int) -> str:
+        negated = False
+        while self.take("not"):
+            negated = not negated
+        inner = self.predicate(depth)
+        return f"(NOT {inner})" if negated else inner
+
+    def predicate(self, depth: int) -> str:
+        if self.symbol("("):
+            inner = self.expression(depth + 1)
+            self.expect(")")
+            return inner
+        test = self.text_test()
+        if test is not None:
+            return test
+        left = self.value(0)
+        return self.comparison(left)
+
+    def comparison(self, left: _Value) -> str:
+        token = self.peek()
+        if token.kind == "symbol" and token.text in COMPARISONS:
+            self.next()
+            right = self.value(0)
+            self.same_kind(left, right)
+            if left.kind == "boolean" and token.text not in ("=", "!=", "<>"):
+                raise GeniusError(f"where: booleans have no order, {token.text!r} does not apply")
+            return f"({left.sql} {token.text} {right.sql})"
+        if self.take("is"):
+            negated = self.take("not")
+            if not self.take("null"):
+                raise GeniusError(f"where: expected NULL after IS, found {self.peek().text!r}")
+            return f"({left.sql} IS {'NOT ' if negated else ''}NULL)"
+        negation = "NOT " if self.take("not") else ""
+        if self.take("in"):
+            return self.membership(left, negation)
+        if self.take("between"):
+            low = self.literal_like(left)
+            if not self.take("and"):
+                raise GeniusError(f"where: expected AND in BETWEEN, found {self.peek().text!r}")
+            high = self.literal_like(left)
+            both = f"({left.sql} >= {low.sql} AND {left.sql} <= {high.sql})"
+            return f"(NOT {both})" if negation else both
+        for operator in ("like", "ilike"):
+            if self.take(operator):
+                pattern = self.literal_like(left)
+                if left.kind != "text":
+                    raise GeniusError(f"where: {operator.upper()} needs text, {left.sql} is a {left.kind}")
+                if sum(pattern.sql.count(c) for c in "%_") > MAX_WILDCARDS:
+                    raise GeniusError(f"where: a LIKE pattern may have {MAX_WILDCARDS} wildcards")
+                return f"({left.sql} {negation}{operator.upper()} {pattern.sql})"
+        if left.kind == "boolean" and not negation:
+            return left.sql
+        raise GeniusError(f"where: expected a comparison after {left.sql}, found {self.peek().text!r}")
+
+    def membership(self, left: _Value, negation: str) -> str:
+        self.expect("(")
+        values = [self.literal_like(left)]
+        while self.symbol(","):
+            values.append(self.literal_like(left))
+        self.expect(")")
+        return f"({left.sql} {negation}IN ({', '.join(value.sql for value in values)}))"
+
+    def text_test(self) -> str | None:
+        """starts_with(column, 'x') and its sisters."""
+        name = self.peek().text.lower()
+        called = self.tokens[min(self.at + 1, len(self.tokens) - 1)]
+        if self.peek().kind != "word" or name not in TESTS or called.text != "(":
+            return None
+        self.at += 2
+        column = self.value(0)
+        self.expect(",")
+        part = self.literal_like(column)
+        self.expect(")")
+        if column.kind != "text":
+            raise GeniusError(f"where: {name} needs text, {column.sql} is a {column.kind}")
+        return f"{name}({column.sql}, {part.sql})"
+
+    # -- values ------------------------------------------------------------------------------------------------
+
+    def value(self, depth: int) -> _Value:
+        token = self.next()
+        if token.kind == "number":
+            return _number(token.text, "")
+        if token.kind == "symbol" and token.text in ("-", "+") and self.peek().kind == "number":
+            return _number(self.next().text, "-" if token.text == "-" else "")
+        if token.kind == "string":
+            return _Value(token.text, "text", True)
+        if token.kind == "quoted":
+            return self.column(token.text[1:-1])
+        if token.kind == "word":
+            word = token.text.lower()
+            if word in ("true", "false"):
+                return _Value(word.upper(), "boolean", True)
+            if word in FUNCTIONS and self.symbol("("):
+                if depth >= 3:
+                    raise GeniusError("where: functions are nested too deep")
+                inner = self.value(depth + 1)
+                self.expect(")")
+                takes, gives = FUNCTIONS[word]
+                if inner.kind != takes:
+                    raise GeniusError(f"where: {word} needs {takes}, {inner.sql} is a {inner.kind}")
+                return _Value(f"{word}({inner.sql})", gives, False)
+            if word not in KEYWORDS:
+                return self.column(token.text)
+        raise GeniusError(f"where: expected a column or a value, found {token.text!r}")
+
+    def column(self, name: str) -> _Value:
+        known = self.names.get(name.lower())
+        if known is None:
+            if self.peek().text == "(":
+                raise GeniusError(f"where: unknown function {name!r}; known: {', '.join(sorted({*FUNCTIONS, *TESTS}))}")
+            shown = sorted(self.columns)
+            more = f" and {len(shown) - 20} more" if len(shown) > 20 else ""
+            raise GeniusError(f"where: unknown column {name!r}; known: {', '.join(shown[:20])}{more}")
+        return _Value(f"`{known}`", self.columns[known], False)
+
+    def literal_like(self, left: _Value) -> _Value:
+        value = self.value(0)
+        if not value.literal:
+            raise GeniusError(f"where: expected a plain value, found {value.sql}")
+        self.same_kind(left, value)
+        return value
+
+    def same_kind(self, left: _Value, right: _Value) -> None:
+        if left.kind != right.kind:
+            raise GeniusError(f"where: {left.sql} is a {left.kind}, {right.sql} a {right.kind}")
+
+
+def _number(text: str, sign: str) -> _Value:
+    value = float(text)
+    if not math.isfinite(value):
+        raise GeniusError(f"where: {text} is too large")
+    return _Value(f"{sign}{value!r}", "number", True)

@@ -1,0 +1,143 @@
+"""The search side of an index at one version: a base, the rows added since, and which rows are gone.
+
+Knows rows, codes and vectors; items and their words stay in the table. Not thread-safe: the index locks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genius.errors import GeniusError
+from genius.index.base import Base
+from genius.index.store import SEQ_SHIFT, Reader
+from genius.model.genius import Genius
+from genius.search import CodeTrie, SearchEngine
+
+MERGE_FROM, MERGE_SHARE = 8_192, 0.1  # additions, absolute and as a share, at which the engine folds them in
+
+
+class Live:
+    """Row i of the engine is `seqs[i]`; seqs only grow, so rows are found by binary search."""
+
+    def __init__(self, model: Genius, base: Base, reader: Reader) -> None:
+        self.model = model
+        self.base = base
+        self.reader = reader
+        self.seqs: NDArray[np.int64] = np.asarray(base.seqs)
+        self.dead: NDArray[np.bool_] = np.zeros(base.items, bool)
+        self.delta_codes: NDArray[np.uint16] = np.empty((0, base.codes.shape[1]), np.uint16)
+        self.delta_ids: dict[str, int] = {}
+        self._engine: SearchEngine | None = None
+        self._engine_dead: NDArray[np.bool_] = np.zeros(0, bool)  # what the engine knows of `dead`
+        if reader.version != base.version:
+            self.advance(reader, from_version=base.version)
+
+    @property
+    def version(self) -> int:
+        return self.reader.version
+
+    @property
+    def alive(self) -> int:
+        return len(self.seqs) - int(self.dead.sum())
+
+    # -- moving to a newer version -----------------------------------------------------------------------------
+
+    def advance(self, reader: Reader, gone: Sequence[int] = (), from_version: int | None = None) -> None:
+        """Become version `reader.version`. `gone`: rows known to be deleted; others are found if the count says so."""
+        floor = ((self.version if from_version is None else from_version) + 1) << SEQ_SHIFT
+        known = int(self.seqs[-1]) if len(self.seqs) else -1
+        parts = list(reader.codes(f"_seq >= {max(floor, known + 1)}"))
+        self.dead[np.asarray(gone, np.int64)] = True
+        if parts:
+            seqs, codes = (np.concatenate([part[i] for part in parts]) for i in (0, 2))
+            ids = [item_id for part in parts for item_id in part[1]]
+            order = np.argsort(seqs)
+            first = len(self.seqs)
+            self.seqs = np.concatenate([self.seqs, seqs[order]])
+            self.dead = np.concatenate([self.dead, np.zeros(len(seqs), bool)])
+            self.delta_codes = np.concatenate([self.delta_codes, codes[order]])
+            self.delta_ids.update((ids[position], first + i) for i, position in enumerate(order))
+        if reader.count() != self.alive:  # someone else deleted, too
+            present = reader.seqs()
+            self.dead |= ~np.isin(self.seqs, present, assume_unique=True)
+            if reader.count() != self.alive:
+                raise GeniusError(
+                    f"the index holds {reader.count()} items at version {reader.version}, {self.alive} were expected"
+                )
+        self.reader = reader
+
+    def engine(self) -> SearchEngine | None:
+        """The engine at this version; None while nothing was ever added. Brought up to date here, so that a long
+        run of additions without a search costs no tries and holds no vectors."""
+        known = len(self._engine_dead)
+        if self._engine is None:
+            if not len(self.seqs):
+                return None
+            if self.base.items:
+                self._engine = self._new_engine(self.base.trie, self.base.embeddings)
+                known = self.base.items
+            else:
+                codes = self.delta_codes
+                self._engine = self._new_engine(CodeTrie.build(codes, self.model.config.quantizer.level_sizes), self._vectors(0))
+                known = len(self.seqs)
+            self._engine_dead = np.zeros(known, bool)
+        if known < len(self.seqs):
+            first = self._engine.add(self.delta_codes[known - self.base.items :], self._vectors(known))
+            assert first == known, "the engine and the index count rows alike"
+            self._engine_dead = np.concatenate([self._engine_dead, np.zeros(len(self.seqs) - known, bool)])
+        gone = np.flatnonzero(self.dead & ~self._engine_dead)
+        if len(gone):
+            self._engine.delete(gone)
+            self._engine_dead[gone] = True
+        if len(self._engine.delta_codes) > max(MERGE_FROM, MERGE_SHARE * len(self.seqs)):
+            self._engine.merge()
+        return self._engine
+
+    def _new_engine(self, trie: CodeTrie, embeddings: NDArray[np.float16]) -> SearchEngine:
+        return SearchEngine(self.model.generator, self.model.quantizer, trie, embeddings, device=self.model.device)
+
+    def _vectors(self, first: int) -> NDArray[np.float16]:
+        """(n, D) embeddings of rows from `first` on; zeros for rows that are gone already."""
+        out = np.zeros((len(self.seqs) - first, self.base.embeddings.shape[1]), np.float16)
+        for seqs, embeddings in self.reader.embeddings(f"_seq >= {int(self.seqs[first])}"):
+            out[self.rows_of(seqs) - first] = embeddings
+        return out
+
+    # -- questions ---------------------------------------------------------------------------------------------
+
+    def find(self, ids: Iterable[str]) -> dict[str, int]:
+        """Row of each id that is alive."""
+        found: dict[str, int] = {}
+        doubtful: list[tuple[str, int]] = []
+        for item_id in ids:
+            row = self.delta_ids.get(item_id)
+            if row is not None and not self.dead[row]:
+                found[item_id] = row
+            else:
+                doubtful += [(item_id, int(r)) for r in self.base.candidates(item_id) if not self.dead[r]]
+        if doubtful:
+            rows = self.reader.rows([int(self.seqs[row]) for _, row in doubtful], ["id"])
+            found.update((item_id, row) for item_id, row in doubtful if rows[int(self.seqs[row])]["id"] == item_id)
+        return found
+
+    def rows_of(self, seqs: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Rows of seqs of this version."""
+        return np.searchsorted(self.seqs, seqs).astype(np.int64)
+
+    def codes_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(n, M) codes of rows."""
+        out = np.empty((len(rows), self.base.codes.shape[1]), np.int64)
+        old = rows < self.base.items
+        out[old] = self.base.codes[rows[old]]
+        out[~old] = self.delta_codes[rows[~old] - self.base.items]
+        return out
+
+    def below(self, prefix: tuple[int, ...]) -> NDArray[np.int64]:
+        """Living rows whose codes start with `prefix`, in the order they were added."""
+        below = self.base.trie.rows_below(prefix) if self.base.items else np.empty(0, np.int64)
+        match = (self.delta_codes[:, : len(prefix)] == np.asarray(prefix, np.int64)).all(axis=1)
+        rows = np.concatenate([np.sort(below), np.flatnonzero(match) + self.base.items])
+        return rows[~self.dead[rows]]

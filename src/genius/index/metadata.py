@@ -1,0 +1,112 @@
+"""Metadata: which keys and values an item may carry, and how they become columns that `where` can read.
+
+Every key is a column of one kind: text, number (64-bit float) or boolean. The values as given also travel as
+JSON, so an item comes back exactly as it was added; the columns are for filters only.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+from genius.errors import GeniusError
+
+Kind: TypeAlias = Literal["text", "number", "boolean"]
+Columns: TypeAlias = Mapping[str, Kind]
+"""Metadata column -> what it holds."""
+
+BUILT_IN: dict[str, Kind] = {"id": "text", "text": "text", "modality": "text"}
+"""Columns of every index that `where` may name besides metadata."""
+
+RESERVED = frozenset({*BUILT_IN, "image"})
+MAX_KEYS = 256
+MAX_TEXT = 65_536
+EXACT = 2**53  # integers up to here are exact as 64-bit floats
+_KEY = re.compile(r"[^\W\d_]\w{0,63}")
+
+
+def check_metadata(item_id: str, metadata: Mapping[str, Any]) -> dict[str, str | int | float | bool]:
+    """The metadata without its None values, or one clear line."""
+    if not isinstance(metadata, Mapping):
+        raise GeniusError(f"item {item_id!r}: metadata must be a mapping, got {type(metadata).__name__}")
+    clean: dict[str, str | int | float | bool] = {}
+    for key, value in metadata.items():
+        if value is None:
+            continue
+        check_key(key, f"item {item_id!r}: ")
+        if kind_of(value) is None:
+            raise GeniusError(
+                f"item {item_id!r}: metadata {key!r} must be a string, number or boolean, got {type(value).__name__}"
+            )
+        if isinstance(value, float) and not math.isfinite(value):
+            raise GeniusError(f"item {item_id!r}: metadata {key!r} is {value}; use a finite number or leave it out")
+        if isinstance(value, int) and not isinstance(value, bool) and abs(value) > EXACT:
+            raise GeniusError(f"item {item_id!r}: metadata {key!r} is beyond 2^53; store it as a string")
+        if isinstance(value, str):
+            if len(value) > MAX_TEXT:
+                raise GeniusError(f"item {item_id!r}: metadata {key!r} has {len(value):,} characters, more than {MAX_TEXT:,}")
+            check_unicode(value, f"item {item_id!r}: metadata {key!r}")
+        clean[key] = value
+    return clean
+
+
+def check_key(key: object, where: str = "") -> str:
+    if not isinstance(key, str) or not _KEY.fullmatch(key):
+        raise GeniusError(f"{where}metadata key {key!r}: use a letter, then letters, digits or underscores, at most 64")
+    if key.lower() in RESERVED:
+        raise GeniusError(f"{where}metadata key {key!r} is reserved")
+    return key
+
+
+def check_unicode(text: str, what: str) -> None:
+    """Lone surrogates cannot be stored as UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise GeniusError(f"{what} is not valid Unicode text") from None
+
+
+def kind_of(value: object) -> Kind | None:
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int | float):
+        return "number"
+    return "text" if isinstance(value, str) else None
+
+
+def new_columns(known: Columns, rows: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, Kind]:
+    """Columns that the metadata of (item id, metadata) rows adds to `known`. One clear line when kinds conflict."""
+    columns = dict(known)
+    spelling = {name.lower(): name for name in columns}
+    fresh: dict[str, Kind] = {}
+    for item_id, metadata in rows:
+        for key, value in metadata.items():
+            kind = kind_of(value)
+            assert kind is not None  # check_metadata ran
+            if key not in columns:
+                if key.lower() in spelling:  # SQL does not tell them apart
+                    raise GeniusError(f"item {item_id!r}: metadata {key!r} differs only in case from {spelling[key.lower()]!r}")
+                columns[key] = fresh[key] = kind
+                spelling[key.lower()] = key
+            elif columns[key] != kind:
+                raise GeniusError(f"item {item_id!r}: metadata {key!r} holds {columns[key]}s in this index, not {value!r}")
+    if len(columns) > MAX_KEYS:
+        raise GeniusError(f"an index may have {MAX_KEYS} metadata keys; these items would make it {len(columns)}")
+    return fresh
+
+
+def column_values(metadata: Sequence[Mapping[str, Any]], key: str, kind: Kind) -> list[Any]:
+    """One column's values over a batch of items, None where absent."""
+    values = [row.get(key) for row in metadata]
+    return [None if v is None else float(v) for v in values] if kind == "number" else values
+
+
+def dump(metadata: Mapping[str, Any]) -> str:
+    return json.dumps(dict(metadata), ensure_ascii=False, separators=(",", ":"))
+
+
+def load(text: str | None) -> dict[str, Any]:
+    return dict(json.loads(text)) if text else {}

@@ -1,0 +1,79 @@
+"""What an index hands back: hits, reports of writes, and what lives under a prefix of codes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from genius.types import Item, Modality
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """One answer. `item.image` is the path it was added with, or its thumbnail's bytes when it came without one."""
+
+    id: str
+    score: float
+    codes: tuple[int, ...]
+    item: Item
+    modality: Modality
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready, without the picture."""
+        return {
+            "id": self.id,
+            "score": self.score,
+            "codes": list(self.codes),
+            "modality": self.modality.label,
+            "text": self.item.text,
+            "metadata": dict(self.item.metadata),
+        }
+
+
+@dataclass(slots=True)
+class AddReport:
+    """What a write did. `problems` has one line for each item that could not be read (`on_error="skip"`)."""
+
+    added: int = 0  # new ids
+    existing: int = 0  # `add`: ids that were there already and stayed as they were
+    replaced: int = 0  # `upsert`: ids whose item was replaced
+    problems: list[str] = field(default_factory=list)
+
+    def merge(self, other: AddReport) -> None:
+        self.added += other.added
+        self.existing += other.existing
+        self.replaced += other.replaced
+        self.problems += other.problems
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"added": self.added, "existing": self.existing, "replaced": self.replaced, "problems": list(self.problems)}
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixView:
+    """What lives under the first codes of an ID: how many items, which codes come next, and some of the items."""
+
+    prefix: tuple[int, ...]
+    count: int
+    children: Mapping[int, int]  # next code -> items below it, most first; empty at full depth
+    items: list[Item]  # the first few, in the order they were added
+    ids: list[str]
+    codes: list[tuple[int, ...]]  # full codes of `items`
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "prefix": list(self.prefix),
+            "count": self.count,
+            "children": [{"code": code, "count": count} for code, count in self.children.items()],
+            "items": [
+                {
+                    "id": item.id,
+                    "codes": list(codes),
+                    "modality": item.modality.label,
+                    "text": item.text,
+                    "metadata": dict(item.metadata),
+                }
+                for item, codes in zip(self.items, self.codes, strict=True)
+            ],
+        }
