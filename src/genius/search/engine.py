@@ -1,0 +1,248 @@
+"""`SearchEngine`: queries in, item rows out. Beam, early stop, re-ranking, filters, deletes and additions.
+
+Knows tensors only: ids, files and metadata are the index's business. Item rows are stable: a deleted row is never
+given again, `merge` changes no row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from genius.errors import GeniusError
+from genius.model.generator import Generator
+from genius.model.quantizer import ResidualQuantizer
+from genius.search.beam import Beams, by_target, check_allowed, check_queries, decode
+from genius.search.decoder import Decoder
+from genius.search.params import SearchParams, SearchResult
+from genius.search.rerank import Int8Rows, Rows, Vectors, code_scores, top_rows
+from genius.search.scores import Scorer
+from genius.search.trie import CodeTrie
+from genius.search.views import Forest, TrieView
+
+QUERIES_AT_ONCE = 32  # queries decoded together: bounds memory, keeps products large enough
+
+
+class SearchEngine:
+    """One collection, ready to search on one device."""
+
+    def __init__(
+        self,
+        generator: Generator | None,
+        quantizer: ResidualQuantizer | None,
+        trie: CodeTrie,
+        embeddings: Rows | None = None,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        """`embeddings` (N, D) by item row: fp32, fp16 or `Int8Rows`, possibly memory-mapped. `generator` None:
+        geometry alone."""
+        for part in (generator, quantizer):
+            if part is not None and part.config.level_sizes != trie.level_sizes:
+                raise GeniusError(f"the trie has levels {trie.level_sizes}, the {type(part).__name__} {part.config.level_sizes}")
+        self.device = torch.device(device)
+        self.quantizer = quantizer
+        self.level_sizes = trie.level_sizes
+        self.decoder = None if generator is None else Decoder(generator, self.device)
+        self.base = TrieView(trie, self.device)
+        self.delta: TrieView | None = None
+        self.delta_codes = np.empty((0, trie.levels), dtype=np.int64)
+        self.rows = int(trie.order.max()) + 1 if trie.items else 0  # rows given so far, dead or alive
+        self.alive: Tensor | None = None  # (rows,) bool; None while nothing is deleted
+        self.vectors = None if embeddings is None else Vectors(embeddings, self.device)
+        if self.vectors is not None and len(self.vectors) < self.rows:
+            raise GeniusError(f"{len(self.vectors)} embeddings for {self.rows} item rows")
+        if self.vectors is not None:
+            self.rows = len(self.vectors)  # rows without codes are items deleted before
+        self.delta_start = self.rows
+
+    @property
+    def items(self) -> int:
+        """Items that a search can return."""
+        return self._views_items() if self.alive is None else int(self.alive.sum())
+
+    def _views_items(self) -> int:
+        return self.base.trie.items + (0 if self.delta is None else self.delta.trie.items)
+
+    # -- changes -----------------------------------------------------------------------------------------------
+
+    def add(self, codes: NDArray[Any] | Tensor, embeddings: Rows | None = None) -> int:
+        """Add items; they are found by the next search. Returns the first of their rows, which are consecutive."""
+        table = codes.detach().cpu().numpy() if isinstance(codes, Tensor) else np.asarray(codes)
+        if (self.vectors is None) != (embeddings is None):
+            raise GeniusError("items need embeddings exactly when the collection has them")
+        if embeddings is not None and len(embeddings) != len(table):
+            raise GeniusError(f"{len(embeddings)} embeddings for {len(table)} codes")
+        both = np.concatenate([self.delta_codes, table.astype(np.int64)]) if table.ndim == 2 and table.shape[1] == len(self.level_sizes) else table
+        trie = CodeTrie.build(both, self.level_sizes, self.delta_start + np.arange(len(both)))  # checks the codes
+        if self.vectors is not None and embeddings is not None:
+            self.vectors.append(embeddings)
+        first = self.rows
+        self.delta_codes, self.delta = both, TrieView(trie, self.device)
+        self.rows += len(table)
+        if self.alive is not None:
+            self.alive = torch.cat([self.alive, torch.ones(len(table), dtype=torch.bool, device=self.device)])
+        return first
+
+    def delete(self, rows: NDArray[Any] | Tensor | list[int]) -> int:
+        """Take items out of every later search; returns how many were alive."""
+        index = torch.as_tensor(np.asarray(rows.cpu() if isinstance(rows, Tensor) else rows, dtype=np.int64), device=self.device)
+        if len(index) and (int(index.min()) < 0 or int(index.max()) >= self.rows):
+            raise GeniusError(f"rows must be 0..{self.rows - 1}, got {int(index.min())}..{int(index.max())}")
+        if self.alive is None:
+            self.alive = self._present()
+        before = int(self.alive.sum())
+        self.alive[index] = False
+        return before - int(self.alive.sum())
+
+    def _present(self) -> Tensor:
+        alive = torch.zeros(self.rows, dtype=torch.bool, device=self.device)
+        for view in (self.base, self.delta):
+            if view is not None:
+                alive[view.order.long()] = True
+        return alive
+
+    def merge(self) -> CodeTrie:
+        """Fold additions and deletions into one trie (rows keep their numbers); returns it for saving."""
+        base = self.base.trie
+        codes = np.concatenate([base.codes_at(np.arange(base.items)), self.delta_codes])
+        rows = np.concatenate([np.asarray(base.order, dtype=np.int64), self.delta_start + np.arange(len(self.delta_codes))])
+        if self.alive is not None:
+            keep = self.alive.cpu().numpy()[rows]
+            codes, rows = codes[keep], rows[keep]
+        merged = CodeTrie.build(codes, self.level_sizes, rows)
+        self.base, self.delta = TrieView(merged, self.device), None
+        self.delta_codes, self.delta_start = self.delta_codes[:0], self.rows
+        if len(rows) == self.rows:
+            self.alive = None  # else it still guards the rows that are gone
+        return merged
+
+    # -- search ------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def search(
+        self,
+        z: Tensor,
+        *,
+        k: int,
+        params: SearchParams | None = None,
+        dense: Tensor | None = None,
+        target: Tensor | None = None,
+        allowed: NDArray[Any] | Tensor | None = None,
+    ) -> SearchResult:
+        """The k best items of every query.
+
+        z (Q, D) fused queries; dense (Q, D) for the embedding re-ranker (default z); target (Q,) known code of level 0,
+        -1 unknown; allowed (N,) or (Q, N) bool over item rows. If k items exist, k come back: beams widen until they do.
+        """
+        params = params or SearchParams()
+        if k < 1:
+            raise GeniusError(f"k must be at least 1, got {k}")
+        check_queries(z)
+        z = z.to(self.device, torch.float32)
+        dense = z if dense is None else dense.to(self.device, torch.float32)
+        check_queries(dense, "dense")
+        if len(dense) != len(z):
+            raise GeniusError(f"{len(dense)} dense vectors for {len(z)} queries")
+        if params.reranker == "embeddings" and self.vectors is None:
+            raise GeniusError("this collection stores no embeddings: use reranker 'codes' or 'none'")
+        if params.reranker == "codes" and self.quantizer is None:
+            raise GeniusError("re-ranking by codes needs the quantizer")
+        scorer = Scorer(
+            self.decoder if params.generator else None, self.quantizer, self.level_sizes, params.geometry, params.normalizer
+        )
+        mask = check_allowed(allowed if allowed is None else torch.as_tensor(allowed), self.rows, self.device)
+        result = SearchResult(
+            torch.full((len(z), k), -1, dtype=torch.long, device=self.device),
+            torch.full((len(z), k), -torch.inf, device=self.device),
+            torch.zeros(len(z), dtype=torch.long, device=self.device),
+        )
+        if mask is not None and mask.ndim == 2:
+            if len(mask) != len(z):
+                raise GeniusError(f"allowed has {len(mask)} rows for {len(z)} queries")
+            for code, queries in by_target(target, len(z), self.level_sizes[0], self.device):
+                for q in queries.tolist():
+                    self._fill(scorer, self._forest(mask[q]), z, dense, torch.tensor([q], device=self.device), code, k, params, result)
+            return result
+        forest = self._forest(mask)
+        for code, queries in by_target(target, len(z), self.level_sizes[0], self.device):
+            for part in queries.split(QUERIES_AT_ONCE):
+                self._fill(scorer, forest, z, dense, part, code, k, params, result)
+        return result
+
+    def _forest(self, allowed: Tensor | None) -> Forest:
+        mask = self.alive if allowed is None else allowed if self.alive is None else allowed & self.alive
+        views = [view for view in (self.base, self.delta) if view is not None]
+        return Forest(views, self.level_sizes, mask)
+
+    def _fill(
+        self,
+        scorer: Scorer,
+        forest: Forest,
+        z: Tensor,
+        dense: Tensor,
+        queries: Tensor,
+        target: int,
+        k: int,
+        params: SearchParams,
+        result: SearchResult,
+    ) -> None:
+        """Search `queries` and write their rows of `result`; again with wider beams where fewer than k came back."""
+        lo, hi = forest.root(1)
+        if target >= 0:
+            first = forest.expand(0, lo, hi)
+            existing = int(first.items[first.code == target].sum())
+        else:
+            existing = int(forest.items_below(0, lo, hi).sum())
+        wanted = min(k, existing)
+        if wanted == 0:
+            return
+        stop = params.rerank if params.reranker != "none" else 0
+        beams = params.beams
+        while len(queries):
+            short = []
+            for found in decode(scorer, forest, z[queries], beams, target=target, stop=stop):
+                where = queries[found.queries]
+                rows, scores, counts = self._rank(forest, found, z[where], dense[where], k, params)
+                result.rows[where], result.scores[where], result.touched[where] = rows, scores, counts
+                short.append(where[(rows >= 0).sum(1) < wanted])
+            queries = torch.cat(short)
+            beams = max(4 * beams, wanted)
+
+    def _rank(
+        self, forest: Forest, found: Beams, z: Tensor, dense: Tensor, k: int, params: SearchParams
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Items below the beams of finished queries -> rows (G, k), scores (G, k), items looked at (G,)."""
+        group, width = found.scores.shape
+        owner, row = forest.rows(found.level, found.lo.flatten(1), found.hi.flatten(1))
+        beam, owner = owner, owner // width
+        if params.reranker == "none":
+            score = (found.scores / len(self.level_sizes)).flatten()[beam]
+            return top_rows(owner, row, score, group, k)
+        if params.rerank:  # more only when items share an ID at full depth: the best beams' items go first
+            place = torch.arange(len(owner), device=owner.device) - torch.searchsorted(owner, owner)
+            keep = place < max(params.rerank, k)
+            owner, row = owner[keep], row[keep]
+        if params.reranker == "embeddings":
+            assert self.vectors is not None
+            score = self.vectors.dots(dense, owner, row)
+        else:
+            assert self.quantizer is not None
+            score = code_scores(self.quantizer, z, owner, self._codes(row))
+        return top_rows(owner, row, score, group, k)
+
+    def _codes(self, row: Tensor) -> Tensor:
+        """Codes (C, M) of item rows, wherever they live."""
+        index = row.cpu().numpy()
+        out = np.empty((len(index), len(self.level_sizes)), dtype=np.int64)
+        new = index >= self.delta_start
+        out[new] = self.delta_codes[index[new] - self.delta_start]
+        if (~new).any():
+            out[~new] = self.base.trie.codes_of(index[~new])
+        return torch.from_numpy(out).to(self.device)
+
+
+__all__ = ["Int8Rows", "SearchEngine"]

@@ -1,0 +1,130 @@
+"""Re-ranking: the few items below the beams, scored against the query. Three ways: stored vectors, codes, none.
+
+Knows vectors and codebooks; where candidates come from is the engine's business.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from genius.errors import GeniusError
+from genius.model.quantizer import ResidualQuantizer
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Rows:
+    """Vectors as int8 with one scale a row: 1/2 of fp16."""
+
+    values: NDArray[np.int8] | Tensor  # (N, D)
+    scales: NDArray[np.float32] | Tensor  # (N,)
+
+    @classmethod
+    def of(cls, vectors: NDArray[Any] | Tensor) -> Int8Rows:
+        rows = torch.as_tensor(vectors).float()
+        scales = (rows.abs().amax(1) / 127).clamp(min=1e-12)
+        return cls((rows / scales[:, None]).round().clamp(-127, 127).to(torch.int8), scales)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+Rows = NDArray[Any] | Tensor | Int8Rows
+
+
+class Vectors:
+    """Item vectors (N, D) by row: fp32, fp16 or int8, in memory, memory-mapped or on the device; grows by parts."""
+
+    def __init__(self, rows: Rows, device: torch.device) -> None:
+        self.device = device
+        self.parts: list[tuple[Tensor, Tensor | None]] = []
+        self.starts: list[int] = []
+        self.count = 0
+        self.append(rows)
+
+    def append(self, rows: Rows) -> None:
+        values, scales = (rows.values, rows.scales) if isinstance(rows, Int8Rows) else (rows, None)
+        part = self._place(values)
+        if part.ndim != 2 or (self.parts and part.shape[1] != self.width):
+            raise GeniusError(f"embeddings must be (items, {self.width if self.parts else 'width'}), got {tuple(part.shape)}")
+        if not part.is_floating_point() and scales is None:
+            raise GeniusError("int8 embeddings need their scales: pass Int8Rows(values, scales)")
+        self.parts.append((part, None if scales is None else self._place(scales)))
+        self.starts.append(self.count)
+        self.count += len(part)
+
+    def _place(self, array: NDArray[Any] | Tensor) -> Tensor:
+        if isinstance(array, Tensor):
+            return array.detach().to(self.device)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # read-only maps are only ever read
+            return torch.from_numpy(np.asarray(array)).to(self.device)
+
+    @property
+    def width(self) -> int:
+        return int(self.parts[0][0].shape[1])
+
+    def __len__(self) -> int:
+        return self.count
+
+    def dots(self, query: Tensor, owner: Tensor, row: Tensor, chunk: int = 1 << 16) -> Tensor:
+        """query (Q, D), candidates (owner, row) flat -> (C,) dot products in float32."""
+        out = torch.empty(len(row), device=self.device)
+        for i in range(0, len(row), chunk):
+            here = slice(i, i + chunk)
+            out[here] = (self.take(row[here]) * query[owner[here]]).sum(1)
+        return out
+
+    def take(self, row: Tensor) -> Tensor:
+        """(C,) rows -> (C, D) float32."""
+        if len(self.parts) == 1:
+            return self._rows(0, row)
+        out = torch.empty(len(row), self.width, device=self.device)
+        for i, start in enumerate(self.starts):
+            mine = ((row >= start) & (row < start + len(self.parts[i][0]))).nonzero()[:, 0]
+            out[mine] = self._rows(i, row[mine] - start)
+        return out
+
+    def _rows(self, part: int, row: Tensor) -> Tensor:
+        values, scales = self.parts[part]
+        taken = values[row].float()
+        return taken if scales is None else taken * scales[row][:, None]
+
+
+def code_scores(quantizer: ResidualQuantizer, z: Tensor, owner: Tensor, codes: Tensor) -> Tensor:
+    """Cosine of the query and the codes' reconstruction r: z.r / |r|, from tables alone. codes (C, M) -> (C,).
+
+    z.r is a sum of looked-up z.c; |r|^2 comes from the reconstruction of the few candidates.
+    """
+    numerator = torch.zeros(len(codes), device=z.device)
+    total = torch.zeros(len(codes), z.shape[1], device=z.device)
+    for level, book in enumerate(quantizer.codebooks):
+        table = z @ book.to(z).T  # (Q, K)
+        numerator += table[owner, codes[:, level]]
+        total += book.to(z)[codes[:, level]]
+    return numerator / total.norm(dim=1).clamp(min=1e-12)
+
+
+def top_rows(owner: Tensor, row: Tensor, score: Tensor, queries: int, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Flat candidates (owner ascending) -> rows (Q, k), scores (Q, k), counts (Q,): best first, -1 and -inf beyond the end."""
+    counts = torch.bincount(owner, minlength=queries)
+    start = counts.cumsum(0) - counts
+    most = int(counts.max()) if queries else 0
+    table = torch.full((queries, most), -torch.inf, device=score.device)
+    place = torch.arange(len(owner), device=owner.device) - start[owner]
+    table[owner, place] = score
+    best = table.sort(dim=1, descending=True, stable=True).indices[:, :k]
+    rows = torch.full((queries, k), -1, dtype=torch.long, device=score.device)
+    scores = torch.full((queries, k), -torch.inf, device=score.device)
+    real = torch.arange(best.shape[1], device=owner.device) < counts[:, None]
+    at = (start[:, None] + best).clamp(max=max(len(row) - 1, 0))
+    if len(row):
+        rows[:, : best.shape[1]] = torch.where(real, row[at], -1)
+        scores[:, : best.shape[1]] = torch.where(real, score[at], -torch.inf)
+    return rows, scores, counts

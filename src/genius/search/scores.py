@@ -1,0 +1,123 @@
+"""What a step is worth: log p of the generator and the geometric term, for true children only.
+
+Knows the decoder and the codebooks, nothing of tries or beams: it is given flat lists of (row, code).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from genius.errors import GeniusError
+from genius.model.quantizer import ResidualQuantizer
+from genius.search.decoder import Decoder
+from genius.search.params import Normalizer
+
+
+class Scorer:
+    """Adds up to three things: a decoder's log p, a weight for geometry, or geometry alone."""
+
+    def __init__(
+        self,
+        decoder: Decoder | None,
+        quantizer: ResidualQuantizer | None,
+        level_sizes: Sequence[int],
+        geometry: float = 0.0,
+        normalizer: Normalizer = "model",
+    ) -> None:
+        """`decoder` None: geometry alone."""
+        if decoder is None and quantizer is None:
+            raise GeniusError("a search needs the generator, or the quantizer for geometry alone")
+        if geometry > 0 and quantizer is None:
+            raise GeniusError("the geometric term needs the quantizer")
+        self.decoder, self.level_sizes = decoder, tuple(level_sizes)
+        self.weight = geometry
+        chosen = decoder.config.normalizer if decoder is not None and normalizer == "model" else normalizer
+        self.normalizer: str = chosen
+        self.books = None if quantizer is None or (decoder is not None and geometry == 0) else _Books(quantizer)
+
+    @property
+    def geometric(self) -> bool:
+        return self.books is not None
+
+    @property
+    def unary_is_free(self) -> bool:
+        """Whether a step with one choice always adds 0."""
+        return self.decoder is not None and self.normalizer == "children" and self.books is None
+
+    def children(self, level: int, hidden: Tensor | None, residual: Tensor | None, row: Tensor, code: Tensor) -> Tensor:
+        """Worth of each child (C,), given its beam's hidden state (R, d) and residual (R, D)."""
+        total: Tensor | None = None
+        if self.decoder is not None:
+            assert hidden is not None
+            total = self._log_p(level, hidden, row, code)
+        if self.books is not None:
+            assert residual is not None
+            closeness = self.books.closeness(level, residual)  # (R, K)
+            if self.decoder is None:
+                return closeness[row, code]
+            assert total is not None
+            total = total + self.weight * _zscore(closeness)[row, code]
+        assert total is not None
+        return total
+
+    def _log_p(self, level: int, hidden: Tensor, row: Tensor, code: Tensor) -> Tensor:
+        assert self.decoder is not None
+        logits = self.decoder.level_logits(hidden, level)  # (R, K)
+        if self.normalizer == "vocabulary":
+            return logits[row, code] - self.decoder.log_normalizer(hidden)[row]
+        if self.normalizer == "level":
+            return logits[row, code] - logits.logsumexp(1)[row]
+        chosen = logits[row, code]  # over the valid children alone
+        highest = torch.full((len(hidden),), -torch.inf, device=logits.device).scatter_reduce(0, row, chosen, "amax")
+        mass = torch.zeros_like(highest).index_add(0, row, (chosen - highest[row]).exp())
+        return chosen - (highest + mass.log())[row]
+
+    def tails(self, level: int, hidden: Tensor | None, residual: Tensor | None, codes: Tensor) -> Tensor:
+        """Worth of finishing on unary paths: codes (R, L) from `level` on, hidden (R, L, d) -> (R,)."""
+        rows, length = codes.shape
+        total = torch.zeros(rows, device=codes.device)
+        if self.decoder is not None and self.normalizer != "children":
+            assert hidden is not None
+            for step in range(length):
+                total += (hidden[:, step].float() * self.decoder.level_head(level + step)[codes[:, step]].float()).sum(1)
+            if self.normalizer == "vocabulary":
+                total -= self.decoder.log_normalizer(hidden.reshape(rows * length, -1)).view(rows, length).sum(1)
+            else:
+                for step in range(length):
+                    total -= self.decoder.level_logits(hidden[:, step], level + step).logsumexp(1)
+        if self.books is not None:
+            assert residual is not None
+            for step in range(length):
+                closeness = self.books.closeness(level + step, residual)
+                term = closeness if self.decoder is None else self.weight * _zscore(closeness)
+                total += term.gather(1, codes[:, step : step + 1])[:, 0]
+                residual = residual - self.books.vectors(level + step, codes[:, step])
+        return total
+
+
+class _Books:
+    """Codebooks for the geometric term. Level 0 takes no part in it where it says the modality: that is told, not near."""
+
+    def __init__(self, quantizer: ResidualQuantizer) -> None:
+        self.books = [book.detach().float() for book in quantizer.codebooks]
+        self.squares = [book.square().sum(1) for book in self.books]
+        self.labelled = quantizer.config.labelled
+
+    def vectors(self, level: int, codes: Tensor) -> Tensor:
+        return self.books[level][codes]
+
+    def closeness(self, level: int, residual: Tensor) -> Tensor:
+        """2 r.c - |c|^2 = |r|^2 - |r - c|^2 for every code of the level: (R, K). Summed over levels it is
+        |z|^2 - |z - reconstruction|^2."""
+        if level == 0 and self.labelled:
+            return residual.new_zeros(len(residual), len(self.books[0]))
+        return 2 * residual @ self.books[level].T - self.squares[level]
+
+
+def _zscore(values: Tensor) -> Tensor:
+    """Over the level's codes, so that a beam with one child still says how good that child is."""
+    centred = values - values.mean(1, keepdim=True)
+    return centred / centred.square().mean(1, keepdim=True).sqrt().clamp(min=1e-6)

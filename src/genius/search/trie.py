@@ -1,0 +1,295 @@
+"""`CodeTrie`: the set of codes that exist, and which items sit below any prefix.
+
+Derived from codes alone, in a few flat arrays that memory-map as they are. Knows nothing of decoders or scores.
+
+IDs (distinct codes) are sorted, so everything below a prefix is one contiguous range. The upper levels, where
+many IDs share a node, are explicit: nodes in breadth-first order, each with its code and its first child (the
+end is the next node's first child, so children cost nothing). From the level where most nodes have a single ID
+below them, paths are compressed: the rest of each ID is a row of `tails`, and a node is a range of IDs. A
+prefix is therefore always a half-open range `lo, hi` in the *space* of its next level: that level's nodes while
+they are explicit, IDs afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from genius.errors import GeniusError
+from genius.search.sorting import sort_codes
+
+FORMAT = "genius-trie-1"
+EXPLICIT_UP_TO = 0.5  # a level is explicit while its nodes are at most this share of the IDs: 6 B a node against 2 B an ID
+
+Array = NDArray[Any]
+
+
+class CodeTrie:
+    """Build with `CodeTrie.build(codes, level_sizes)`; row i of `codes` is item i."""
+
+    def __init__(self, level_sizes: Sequence[int], arrays: dict[str, Array], top: int) -> None:
+        """From the arrays that `build` or `load` made; `top` is the number of explicit levels."""
+        self.level_sizes = tuple(int(k) for k in level_sizes)
+        self.top = top
+        self.node_codes = [arrays[f"codes_{level}"] for level in range(top)]  # (nodes,) unsigned
+        self.node_child = [arrays[f"child_{level}"] for level in range(top)]  # (nodes + 1,) into the next space
+        self.tails = arrays["tails"]  # (ids, levels - top) unsigned: the codes from level `top` on
+        self.order = arrays["order"]  # (items,) item row at each sorted position
+        self.item_start = arrays.get("item_start")  # (ids + 1,) first sorted position of each ID; None: one item each
+        self._inverse: Array | None = None
+
+    @property
+    def levels(self) -> int:
+        return len(self.level_sizes)
+
+    @property
+    def items(self) -> int:
+        return int(self.order.shape[0])
+
+    @property
+    def ids(self) -> int:
+        return int(self.tails.shape[0])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of every array held, codes included."""
+        held = [*self.arrays().values(), *([] if self._inverse is None else [self._inverse])]
+        return sum(int(array.nbytes) for array in held)
+
+    def __len__(self) -> int:
+        return self.items
+
+    def __repr__(self) -> str:
+        return f"CodeTrie(items={self.items}, ids={self.ids}, levels={self.levels}, explicit={self.top}, bytes={self.nbytes})"
+
+    # -- build -------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def build(
+        cls, codes: Array | Tensor, level_sizes: Sequence[int], rows: Array | Tensor | None = None
+    ) -> CodeTrie:
+        """(N, M) codes -> trie. Several rows may share an ID. `rows` (N,) names the items; default 0..N-1."""
+        table = codes.detach().cpu().numpy() if isinstance(codes, Tensor) else np.asarray(codes)
+        sizes = tuple(int(k) for k in level_sizes)
+        _check_codes(table, sizes)
+        names = _check_rows(rows, len(table))
+        position, fresh = sort_codes(table, sizes)  # sorted order; at which level each differs from the one before
+        starts_id = np.flatnonzero(fresh < len(sizes))  # sorted positions where a new ID begins
+        ids, items = len(starts_id), len(table)
+        fresh_id = fresh[starts_id]  # level of the first difference, per ID
+        pointer = np.int32 if items < 2**31 - 1 else np.int64
+        top, firsts = 0, []  # firsts[l]: ID positions where a node of level l begins
+        while top < len(sizes):
+            first = np.flatnonzero(fresh_id <= top)
+            if len(first) > max(EXPLICIT_UP_TO * ids, 1):
+                break
+            firsts.append(first)
+            top += 1
+        arrays: dict[str, Array] = {}
+        representative = position[starts_id]  # an item of each ID
+        for level in range(top):
+            first = firsts[level]
+            arrays[f"codes_{level}"] = table[representative[first], level].astype(_code_type(sizes[level]))
+            below = firsts[level + 1] if level + 1 < top else None
+            child = first if below is None else np.searchsorted(below, first)
+            end = ids if below is None else len(below)
+            arrays[f"child_{level}"] = np.append(child, end).astype(pointer)
+        tail_type = _code_type(max(sizes[top:], default=1))
+        tails = np.empty((ids, len(sizes) - top), dtype=tail_type)
+        for level in range(top, len(sizes)):
+            tails[:, level - top] = table[representative, level]
+        arrays["tails"] = tails
+        arrays["order"] = (position if names is None else names[position]).astype(pointer if names is None else _row_type(names))
+        if ids < items:
+            arrays["item_start"] = np.append(starts_id, items).astype(pointer)
+        return cls(sizes, arrays, top)
+
+    def arrays(self) -> dict[str, Array]:
+        """The arrays by the names they have on disk."""
+        out: dict[str, Array] = {}
+        for level in range(self.top):
+            out[f"codes_{level}"], out[f"child_{level}"] = self.node_codes[level], self.node_child[level]
+        out["tails"], out["order"] = self.tails, self.order
+        if self.item_start is not None:
+            out["item_start"] = self.item_start
+        return out
+
+    # -- files -------------------------------------------------------------------------------------------------
+
+    def save(self, path: Path | str) -> None:
+        """One file in the safetensors layout; it appears whole or not at all."""
+        from safetensors.numpy import save_file
+
+        path = Path(path)
+        metadata = {"format": FORMAT, "level_sizes": json.dumps(self.level_sizes), "top": str(self.top)}
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.close(handle)
+        try:
+            save_file({key: np.ascontiguousarray(value) for key, value in self.arrays().items()}, name, metadata=metadata)
+            os.replace(name, path)
+        except OSError as error:
+            raise GeniusError(f"cannot write {path}: {error}") from None
+        finally:
+            Path(name).unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: Path | str, mmap: bool = True) -> CodeTrie:
+        """Read a saved trie; with `mmap`, pages are read when a search first touches them."""
+        path = Path(path)
+        header, start = _read_header(path)
+        metadata = header.pop("__metadata__", {})
+        if metadata.get("format") != FORMAT:
+            raise GeniusError(f"{path} is not a trie of this version ({FORMAT})")
+        arrays: dict[str, Array] = {}
+        size = path.stat().st_size
+        for name, entry in header.items():
+            dtype, shape, (begin, end) = _DTYPES[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
+            if start + end > size:
+                raise GeniusError(f"{path} is cut short: {size} bytes where {start + end} are needed")
+            if begin == end:
+                arrays[name] = np.empty(shape, dtype)
+            else:
+                mapped: Array = np.memmap(path, dtype=dtype, mode="r", offset=start + begin, shape=shape)
+                arrays[name] = mapped if mmap else np.array(mapped)
+        return cls(json.loads(metadata["level_sizes"]), arrays, int(metadata["top"]))
+
+    # -- questions ---------------------------------------------------------------------------------------------
+
+    @property
+    def root(self) -> tuple[int, int]:
+        """The range of everything, in the space of level 0."""
+        return 0, len(self.node_codes[0]) if self.top else self.ids
+
+    def find(self, prefix: Sequence[int]) -> tuple[int, int]:
+        """The range below a prefix, in the space of level len(prefix); empty if no item has it."""
+        if len(prefix) > self.levels:
+            raise GeniusError(f"a prefix of {len(prefix)} codes in a trie of {self.levels} levels")
+        lo, hi = self.root
+        for level, code in enumerate(prefix):
+            if not 0 <= code < self.level_sizes[level]:
+                raise GeniusError(f"code {code} at level {level} is not in 0..{self.level_sizes[level] - 1}")
+            column = self.node_codes[level] if level < self.top else self.tails[:, level - self.top]
+            left = lo + int(np.searchsorted(column[lo:hi], code, side="left"))
+            right = lo + int(np.searchsorted(column[lo:hi], code, side="right"))
+            if left == right:
+                return 0, 0
+            lo, hi = (int(self.node_child[level][left]), int(self.node_child[level][right])) if level < self.top else (left, right)
+        return lo, hi
+
+    def item_range(self, level: int, lo: Any, hi: Any) -> tuple[Any, Any]:
+        """Ranges in the space of `level` -> ranges of sorted item positions. Scalars or arrays."""
+        for child in self.node_child[level:]:
+            lo, hi = child[lo], child[hi]
+        if self.item_start is not None:
+            lo, hi = self.item_start[lo], self.item_start[hi]
+        return lo, hi
+
+    def rows_below(self, prefix: Sequence[int]) -> NDArray[np.int64]:
+        """Rows of the items whose codes start with `prefix`, in sorted order."""
+        lo, hi = self.item_range(len(prefix), *self.find(prefix))
+        return np.asarray(self.order[int(lo) : int(hi)]).astype(np.int64)
+
+    def children(self, prefix: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Codes that may follow `prefix`, ascending, and the number of items below each."""
+        level = len(prefix)
+        if level >= self.levels:
+            raise GeniusError(f"a full code of {self.levels} levels has no children")
+        lo, hi = self.find(prefix)
+        if level < self.top:
+            left, right = self.node_child[level][lo:hi], self.node_child[level][lo + 1 : hi + 1]
+            first, last = self.item_range(level + 1, left, right)
+            codes = self.node_codes[level][lo:hi]
+        else:
+            column = np.asarray(self.tails[lo:hi, level - self.top])
+            codes, at = np.unique(column, return_index=True)
+            first, last = self.item_range(level + 1, lo + at, lo + np.append(at[1:], hi - lo))
+        return np.asarray(codes).astype(np.int64), (np.asarray(last).astype(np.int64) - np.asarray(first).astype(np.int64))
+
+    def positions_of(self, rows: Array | Sequence[int]) -> NDArray[np.int64]:
+        """Sorted position of each item row; unknown rows are an error."""
+        wanted = np.atleast_1d(np.asarray(rows, dtype=np.int64))
+        if self._inverse is None:  # built on the first call: searches never need it
+            inverse = np.full(int(self.order.max()) + 1 if self.items else 0, -1, dtype=self.order.dtype)
+            inverse[self.order] = np.arange(self.items, dtype=self.order.dtype)
+            self._inverse = inverse
+        known = (wanted >= 0) & (wanted < len(self._inverse))
+        out = np.full(wanted.shape, -1, dtype=np.int64)
+        out[known] = self._inverse[wanted[known]]
+        if (out < 0).any():
+            raise GeniusError(f"no item has row {int(wanted[out < 0][0])} in this trie")
+        return out
+
+    def codes_at(self, positions: Array) -> NDArray[np.int64]:
+        """Codes (n, M) of the items at sorted positions."""
+        node: Array = np.asarray(positions, dtype=np.int64)
+        if self.item_start is not None:
+            node = np.searchsorted(self.item_start, node, side="right") - 1
+        codes = np.empty((len(node), self.levels), dtype=np.int64)
+        codes[:, self.top :] = self.tails[node]
+        for level in range(self.top - 1, -1, -1):
+            node = np.searchsorted(self.node_child[level], node, side="right") - 1
+            codes[:, level] = self.node_codes[level][node]
+        return codes
+
+    def codes_of(self, rows: Array | Sequence[int]) -> NDArray[np.int64]:
+        """Codes (n, M) of item rows."""
+        return self.codes_at(self.positions_of(rows))
+
+
+_DTYPES: dict[str, Any] = {"U8": np.uint8, "U16": np.uint16, "U32": np.uint32, "I32": np.int32, "I64": np.int64}
+
+
+def _code_type(size: int) -> type[np.unsignedinteger[Any]]:
+    return np.uint8 if size <= 2**8 else np.uint16 if size <= 2**16 else np.uint32
+
+
+def _row_type(rows: Array) -> type[np.signedinteger[Any]]:
+    return np.int32 if not len(rows) or int(rows.max()) < 2**31 - 1 else np.int64
+
+
+def _check_codes(table: Array, sizes: tuple[int, ...]) -> None:
+    if table.ndim != 2 or table.shape[1] != len(sizes):
+        raise GeniusError(f"codes must be (items, {len(sizes)}), got shape {tuple(table.shape)}")
+    if not np.issubdtype(table.dtype, np.integer):
+        raise GeniusError(f"codes must be integers, got {table.dtype}")
+    for level, size in enumerate(sizes):
+        if len(table) and (int(table[:, level].min()) < 0 or int(table[:, level].max()) >= size):
+            bad = int(np.flatnonzero((table[:, level] < 0) | (table[:, level] >= size))[0])
+            raise GeniusError(f"item {bad} has code {int(table[bad, level])} at level {level}, which has codes 0..{size - 1}")
+
+
+def _check_rows(rows: Array | Tensor | None, items: int) -> Array | None:
+    if rows is None:
+        return None
+    names = rows.detach().cpu().numpy() if isinstance(rows, Tensor) else np.asarray(rows)
+    if names.shape != (items,):
+        raise GeniusError(f"rows must be ({items},), one per item, got {tuple(names.shape)}")
+    if items and int(names.min()) < 0:
+        raise GeniusError("item rows must not be negative")
+    if len(np.unique(names)) < items:
+        values, counts = np.unique(names, return_counts=True)
+        raise GeniusError(f"item row {int(values[counts > 1][0])} appears twice")
+    return names
+
+
+def _read_header(path: Path) -> tuple[dict[str, Any], int]:
+    """The safetensors header and where the data begins."""
+    try:
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            if length > 1 << 20:
+                raise ValueError("no header")
+            return json.loads(file.read(length)), 8 + length
+    except FileNotFoundError:
+        raise GeniusError(f"no such trie: {path}") from None
+    except (OSError, ValueError, struct.error) as error:
+        raise GeniusError(f"cannot read {path} as a trie: {error}") from None

@@ -1,0 +1,136 @@
+"""Beam search against the slow truth on random tries and random tiny decoders."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from search_reference import reference_beam, tiny_generator, tiny_quantizer
+
+from genius.errors import GeniusError
+from genius.search import CodeTrie, beam_search
+
+SIZES = (3, 5, 4, 6)
+GENERATORS = {(seed, normalizer): tiny_generator(SIZES, seed, normalizer) for seed in range(3) for normalizer in ("vocabulary", "level")}
+
+
+def random_codes(rng: np.random.Generator, items: int, skew: float) -> np.ndarray:
+    """Codes whose branching goes from bushy to unary with the number of items and the skew."""
+    columns = [np.minimum((rng.random(items) ** skew * size).astype(np.int64), size - 1) for size in SIZES]
+    return np.stack(columns, axis=1)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    items=st.integers(1, 60),
+    skew=st.sampled_from([1.0, 3.0]),
+    beams=st.integers(1, 40),
+    model=st.sampled_from(sorted(GENERATORS)),
+    normalizer=st.sampled_from(["model", "vocabulary", "level", "children"]),
+    geometry=st.sampled_from([0.0, 0.0, 0.7]),
+    target=st.sampled_from([-1, -1, 0, 1, 2]),
+    stepping=st.booleans(),
+)
+def test_equals_brute_force(seed, items, skew, beams, model, normalizer, geometry, target, stepping) -> None:
+    """Four random queries a case; ties apart, codes and order are equal, scores to 1e-5."""
+    rng = np.random.default_rng(seed)
+    codes = random_codes(rng, items, skew)
+    generator, quantizer = GENERATORS[model], tiny_quantizer(SIZES)
+    z = torch.nn.functional.normalize(torch.from_numpy(rng.standard_normal((4, 8))).float(), dim=1)
+    trie = CodeTrie.build(codes, SIZES)
+    found = beam_search(
+        generator,
+        trie,
+        z,
+        beams,
+        quantizer=quantizer,
+        geometry=geometry,
+        target=torch.full((4,), target),
+        normalizer=normalizer,
+        step_tails=stepping,
+    )
+    effective = generator.config.normalizer if normalizer == "model" else normalizer
+    for q in range(4):
+        expected = reference_beam(
+            generator, codes, z[q], beams, normalizer=effective, quantizer=quantizer, geometry=geometry, target=target
+        )
+        assert_same(found.codes[q], found.scores[q], expected)
+
+
+def assert_same(codes: torch.Tensor, scores: torch.Tensor, expected: list[tuple[tuple[int, ...], float]]) -> None:
+    count = len(expected)
+    assert (codes[count:] == -1).all() and torch.isneginf(scores[count:]).all()
+    want = torch.tensor([score for _, score in expected])
+    assert torch.allclose(scores[:count], want, atol=1e-5)
+    got = [tuple(row) for row in codes[:count].tolist()]
+    for i, (code, score) in enumerate(expected):
+        if got[i] != code:  # only a tie may swap two
+            assert code in got or abs(score - expected[-1][1]) < 1e-5
+            assert got[i] not in dict(expected) or abs(dict(expected)[got[i]] - score) < 1e-5
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**31), items=st.integers(1, 80), beams=st.integers(1, 30), share=st.floats(0.0, 1.0))
+def test_filter_is_a_smaller_trie(seed, items, beams, share) -> None:
+    """Searching with a filter finds what a trie of the allowed items alone would."""
+    rng = np.random.default_rng(seed)
+    codes = random_codes(rng, items, 2.0)
+    allowed = rng.random(items) < share
+    generator = GENERATORS[0, "vocabulary"]
+    z = torch.from_numpy(rng.standard_normal((3, 8))).float()
+    full = beam_search(generator, CodeTrie.build(codes, SIZES), z, beams, allowed=torch.from_numpy(allowed))
+    small = beam_search(generator, CodeTrie.build(codes[allowed], SIZES), z, beams)
+    assert torch.allclose(full.scores, small.scores, atol=1e-5)
+    close = torch.isclose(full.scores[:, 1:], full.scores[:, :-1], atol=1e-5).any()
+    assert close or (full.codes == small.codes).all()
+
+
+def test_geometry_alone_is_nearest_reconstruction() -> None:
+    """Without a decoder and with beams for everything, the order is the distance to the reconstruction."""
+    rng = np.random.default_rng(0)
+    codes = np.unique(random_codes(rng, 80, 1.0), axis=0)
+    quantizer = tiny_quantizer(SIZES)
+    z = torch.from_numpy(rng.standard_normal((5, 8))).float()
+    found = beam_search(None, CodeTrie.build(codes, SIZES), z, len(codes), quantizer=quantizer)
+    reconstruction = sum(quantizer.codebook(i)[torch.from_numpy(codes[:, i])] for i in range(4))
+    nearest = torch.cdist(z, reconstruction).argsort(1)
+    assert (found.codes == torch.from_numpy(codes)[nearest]).all()
+
+
+def test_nothing_is_made_up() -> None:
+    generator = GENERATORS[0, "vocabulary"]
+    z = torch.randn(2, 8)
+    empty = beam_search(generator, CodeTrie.build(np.empty((0, 4), dtype=np.int64), SIZES), z, 5)
+    assert (empty.codes == -1).all() and torch.isneginf(empty.scores).all()
+    one = beam_search(generator, CodeTrie.build(np.array([[2, 4, 3, 5]]), SIZES), z, 5)
+    assert (one.codes[:, 0] == torch.tensor([2, 4, 3, 5])).all() and (one.codes[:, 1:] == -1).all()
+    absent = beam_search(generator, CodeTrie.build(np.array([[2, 4, 3, 5]]), SIZES), z, 5, target=torch.tensor([0, 2]))
+    assert (absent.codes[0] == -1).all() and absent.codes[1, 0].tolist() == [2, 4, 3, 5]
+    none = beam_search(generator, CodeTrie.build(np.array([[2, 4, 3, 5]]), SIZES), z, 5, allowed=torch.tensor([False]))
+    assert (none.codes == -1).all()
+
+
+def test_broken_input_is_one_clear_error() -> None:
+    generator = GENERATORS[0, "vocabulary"]
+    trie = CodeTrie.build(np.array([[2, 4, 3, 5], [0, 1, 1, 1]]), SIZES)
+    z = torch.randn(2, 8)
+    with pytest.raises(GeniusError, match="beams"):
+        beam_search(generator, trie, z, 0)
+    with pytest.raises(GeniusError, match="query 1 has a NaN"):
+        beam_search(generator, trie, torch.stack([z[0], z[1] * float("nan")]), 3)
+    with pytest.raises(GeniusError, match="target"):
+        beam_search(generator, trie, z, 3, target=torch.tensor([3, 0]))
+    with pytest.raises(GeniusError, match="allowed"):
+        beam_search(generator, trie, z, 3, allowed=torch.ones(3, dtype=torch.bool))
+    with pytest.raises(GeniusError, match="levels"):
+        beam_search(tiny_generator((3, 5)), trie, z, 3)
+    broken = tiny_generator(SIZES)
+    with torch.no_grad():
+        broken.final_norm.weight.fill_(float("nan"))
+    with pytest.raises(GeniusError, match="NaN"):
+        beam_search(broken, trie, z, 3)
+    with pytest.raises(GeniusError, match="NaN"):
+        beam_search(broken, CodeTrie.build(np.array([[2, 4, 3, 5]]), SIZES), z, 3)

@@ -1,0 +1,113 @@
+"""CodeTrie against plain python sets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from genius.errors import GeniusError
+from genius.search import CodeTrie
+
+SIZES = (3, 6, 300, 4)
+
+
+def random_codes(seed: int, items: int, skew: float) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return np.stack([np.minimum((rng.random(items) ** skew * size).astype(np.int64), size - 1) for size in SIZES], axis=1)
+
+
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 2**31), items=st.integers(0, 80), skew=st.sampled_from([1.0, 4.0, 20.0]))
+def test_says_what_is_below_every_prefix(seed: int, items: int, skew: float) -> None:
+    codes = random_codes(seed, items, skew)
+    trie = CodeTrie.build(codes, SIZES)
+    assert trie.items == items and trie.ids == len(np.unique(codes, axis=0)) and trie.levels == 4
+    assert (trie.codes_of(np.arange(items)) == codes).all() if items else True
+    for row in codes[:10]:
+        for depth in range(5):
+            prefix = row[:depth].tolist()
+            below = np.flatnonzero((codes[:, :depth] == row[:depth]).all(1))
+            assert sorted(trie.rows_below(prefix).tolist()) == below.tolist()
+            if depth < 4:
+                values, counts = np.unique(codes[below, depth], return_counts=True)
+                found, items_below = trie.children(prefix)
+                assert found.tolist() == values.tolist() and items_below.tolist() == counts.tolist()
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**31), items=st.integers(0, 60), skew=st.sampled_from([1.0, 6.0]), mmap=st.booleans())
+def test_survives_the_disk(tmp_path_factory: pytest.TempPathFactory, seed: int, items: int, skew: float, mmap: bool) -> None:
+    codes = random_codes(seed, items, skew)
+    trie = CodeTrie.build(codes, SIZES)
+    path = tmp_path_factory.mktemp("trie") / "codes.trie"
+    trie.save(path)
+    again = CodeTrie.load(path, mmap=mmap)
+    assert again.level_sizes == SIZES and again.top == trie.top
+    assert {name: array.tolist() for name, array in again.arrays().items()} == {
+        name: array.tolist() for name, array in trie.arrays().items()
+    }
+
+
+def test_items_keep_their_own_rows() -> None:
+    codes = np.array([[0, 1, 2, 3], [0, 1, 2, 3], [2, 0, 0, 0]])
+    trie = CodeTrie.build(codes, SIZES, rows=np.array([70, 5, 9]))
+    assert trie.rows_below([0]).tolist() == [70, 5] and trie.rows_below([]).tolist() == [70, 5, 9]
+    assert trie.codes_of([9, 5]).tolist() == [[2, 0, 0, 0], [0, 1, 2, 3]]
+    assert trie.rows_below([1]).tolist() == [] and trie.children([1])[0].tolist() == []
+    with pytest.raises(GeniusError, match="no item has row 6"):
+        trie.codes_of([6])
+    with pytest.raises(GeniusError, match="row 5 appears twice"):
+        CodeTrie.build(codes, SIZES, rows=np.array([5, 5, 9]))
+
+
+def test_codes_wider_than_one_word_and_bytes() -> None:
+    """130 bits a code: two words decide, and large levels keep all their bits."""
+    sizes = (3, 70_000, 70_000, 70_000, 70_000, 70_000, 70_000, 70_000)
+    rng = np.random.default_rng(0)
+    codes = np.stack([rng.integers(0, size, 500) for size in sizes], axis=1)
+    codes[100:400, :5] = codes[0, :5]  # ties in the first word
+    codes[200:300] = codes[0]
+    trie = CodeTrie.build(codes, sizes)
+    assert (trie.codes_of(np.arange(500)) == codes).all()
+    by_hand = sorted(range(500), key=lambda i: tuple(codes[i]))
+    assert trie.rows_below([]).tolist() == by_hand
+
+
+def test_small_in_memory() -> None:
+    """Codes and trie together: at most 24 bytes an item at the paper's shape, uniform and skewed, without collisions."""
+    sizes = (3,) + (4096,) * 8
+    for skew in (1.0, 3.0):
+        rng = np.random.default_rng(1)
+        codes = np.stack([(rng.random(200_000) ** skew * size).astype(np.int64) for size in sizes], axis=1)
+        trie = CodeTrie.build(codes, sizes)
+        assert trie.nbytes / trie.items <= 24
+
+
+@pytest.mark.parametrize(
+    ("codes", "message"),
+    [
+        (np.array([[0, 0, 300, 0]]), "item 0 has code 300 at level 2"),
+        (np.array([[0, 0, 0, 0], [0, -1, 0, 0]]), "item 1 has code -1 at level 1"),
+        (np.array([[0, 0, 0]]), "codes must be"),
+        (np.array([[0.5, 0, 0, 0]]), "integers"),
+    ],
+)
+def test_bad_codes_are_refused(codes: np.ndarray, message: str) -> None:
+    with pytest.raises(GeniusError, match=message):
+        CodeTrie.build(codes, SIZES)
+
+
+def test_foreign_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("hello, this is no trie at all")
+    with pytest.raises(GeniusError, match="cannot read"):
+        CodeTrie.load(tmp_path / "text")
+    with pytest.raises(GeniusError, match="no such trie"):
+        CodeTrie.load(tmp_path / "absent")
+    CodeTrie.build(random_codes(0, 50, 1.0), SIZES).save(tmp_path / "whole")
+    (tmp_path / "half").write_bytes((tmp_path / "whole").read_bytes()[:-40])
+    with pytest.raises(GeniusError, match="cut short"):
+        CodeTrie.load(tmp_path / "half")
