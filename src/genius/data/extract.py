@@ -10,7 +10,8 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast, runtime_checkable
@@ -64,7 +65,7 @@ class _Plan:
 
     query_ids: list[str]
     tasks: list[int]
-    positives: dict[str, Sequence[str]]
+    positives: Mapping[str, Sequence[str]]
     pool_ids: list[str]
     pools: dict[int, list[str]]
     names: dict[int, str]
@@ -294,7 +295,8 @@ def _finish(directory: Path, plan: _Plan) -> FeatureSet:
     readable_queries, readable_items = queries.image_mask | queries.text_mask, pool.image_mask | pool.text_mask
     query_ids, tasks, pool_ids = plan.query_ids, torch.tensor(plan.tasks, dtype=torch.long), plan.pool_ids
     positives, pools = plan.positives, plan.pools
-    if not (readable_queries.all() and readable_items.all()):
+    whole = bool(readable_queries.all() and readable_items.all())
+    if not whole:
         kept_items = set(itertools.compress(pool_ids, readable_items.tolist()))
         query_ids = list(itertools.compress(query_ids, readable_queries.tolist()))
         pool_ids = list(itertools.compress(pool_ids, readable_items.tolist()))
@@ -313,10 +315,8 @@ def _finish(directory: Path, plan: _Plan) -> FeatureSet:
         {task: torch.tensor([row[name] for name in names], dtype=torch.long) for task, names in pools.items()},
     )
     _write_problems(directory)
-    result.save(directory)
-    for path in (directory / "progress").glob("*.json"):
-        path.unlink()
-    (directory / "progress").rmdir()
+    result.save(directory, vectors=not whole)  # the vectors are in place already, unless some rows had to go
+    shutil.rmtree(directory / "progress", ignore_errors=True)
     return FeatureSet.load(directory)
 
 

@@ -103,13 +103,17 @@ class FeatureSet:
 
     # -- our folder --------------------------------------------------------------------------------------------
 
-    def save(self, directory: str | Path, dtype: torch.dtype | None = None) -> None:
-        """Write the folder; `ids.json` comes last, so a folder with it is whole. `dtype` narrows the vectors."""
+    def save(self, directory: str | Path, dtype: torch.dtype | None = None, *, vectors: bool = True) -> None:
+        """Write the folder; `ids.json` comes last, so a folder with it is whole. `dtype` narrows the vectors.
+
+        `vectors=False` leaves the two files of vectors as they are (extraction has filled them in place).
+        """
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         (directory / IDS).unlink(missing_ok=True)
-        write_tensors(directory / QUERIES, features_to_tensors(self.queries, dtype))
-        write_tensors(directory / POOL, features_to_tensors(self.pool, dtype))
+        if vectors:
+            write_tensors(directory / QUERIES, features_to_tensors(self.queries, dtype))
+            write_tensors(directory / POOL, features_to_tensors(self.pool, dtype))
         write_tensors(directory / PAIRS, {"query": self.pairs[:, 0].contiguous(), "positive": self.pairs[:, 1].contiguous()})
         (directory / POOLS).unlink(missing_ok=True)
         if self.pools:
