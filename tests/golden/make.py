@@ -1,0 +1,53 @@
+"""Write `tests/golden/tiny/`: a small model, inputs, and everything it made of them on the day this was run.
+
+Run by hand, only when a change of behaviour is meant:  python tests/golden/make.py
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from genius.features import Features
+from genius.model.fusion import FusionConfig
+from genius.model.generator import GeneratorConfig
+from genius.model.genius import Genius, GeniusConfig
+from genius.model.quantizer import QuantizerConfig
+from genius.search import CodeTrie, beam_search
+
+FOLDER = Path(__file__).parent / "tiny"
+LEVELS = (3, 8, 8, 8)
+
+
+def outputs(model: Genius, items: Features, queries: Features) -> dict[str, torch.Tensor]:
+    z, dense = model.embed(queries)
+    codes = model.encode(items)
+    trie = CodeTrie.build(codes, LEVELS)
+    out = {"item_codes": codes, "query_z": z, "query_dense": dense, "item_z": model.embed(items)[0]}
+    for name, beams, options in (
+        ("plain", 10, {}),
+        ("geometric", 10, {"quantizer": model.quantizer, "geometry": 0.5}),
+        ("children", 10, {"normalizer": "children"}),
+    ):
+        found = beam_search(model.generator, trie, z, beams, **options)
+        out[f"{name}_codes"], out[f"{name}_scores"] = found.codes, found.scores
+    return {key: value.contiguous() for key, value in out.items()}
+
+
+def main() -> None:
+    torch.manual_seed(7)
+    generator = GeneratorConfig(16, LEVELS, d_model=32, layers=2, heads=2, d_kv=16, d_ff=48, prefix_tokens=4)
+    model = Genius(GeniusConfig(FusionConfig(16, 24, 24), QuantizerConfig(16, LEVELS), generator))
+    rows = torch.arange(60)
+    items = Features(torch.randn(60, 16), torch.randn(60, 16), rows % 3 != 1, rows % 3 != 0)
+    queries = Features(torch.randn(6, 16), torch.randn(6, 16), torch.arange(6) % 2 == 0, torch.ones(6, dtype=torch.bool))
+    model.quantizer.initialise(model.embed(items)[0], items.modality)
+    model.save_pretrained(FOLDER)
+    inputs = {f"{side}_{part}": getattr(f, part) for side, f in (("items", items), ("queries", queries)) for part in f.__dataclass_fields__}
+    save_file({**inputs, **outputs(model, items, queries)}, FOLDER / "outputs.safetensors")
+
+
+if __name__ == "__main__":
+    main()
