@@ -40,12 +40,13 @@ def main() -> None:
     torch.manual_seed(7)
     generator = GeneratorConfig(16, LEVELS, d_model=32, layers=2, heads=2, d_kv=16, d_ff=48, prefix_tokens=4)
     model = Genius(GeniusConfig(FusionConfig(16, 24, 24), QuantizerConfig(16, LEVELS), generator))
-    rows = torch.arange(60)
-    items = Features(torch.randn(60, 16), torch.randn(60, 16), rows % 3 != 1, rows % 3 != 0)
+    kind = torch.arange(60) % 3
+    items = Features(torch.randn(60, 16), torch.randn(60, 16), kind != 1, kind != 0)
     queries = Features(torch.randn(6, 16), torch.randn(6, 16), torch.arange(6) % 2 == 0, torch.ones(6, dtype=torch.bool))
     model.quantizer.initialise(model.embed(items)[0], items.modality)
     model.save_pretrained(FOLDER)
-    inputs = {f"{side}_{part}": getattr(f, part) for side, f in (("items", items), ("queries", queries)) for part in f.__dataclass_fields__}
+    sides = (("items", items), ("queries", queries))
+    inputs = {f"{side}_{part}": getattr(rows, part) for side, rows in sides for part in Features.__dataclass_fields__}
     save_file({**inputs, **outputs(model, items, queries)}, FOLDER / "outputs.safetensors")
 
 

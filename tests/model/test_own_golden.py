@@ -20,7 +20,8 @@ def test_outputs_have_not_changed() -> None:
     make = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(make)
     stored = load_file(FOLDER / "tiny" / "outputs.safetensors")
-    items, queries = (Features(*(stored[f"{side}_{part}"] for part in Features.__dataclass_fields__)) for side in ("items", "queries"))
+    parts = list(Features.__dataclass_fields__)
+    items, queries = (Features(*(stored[f"{side}_{part}"] for part in parts)) for side in ("items", "queries"))
     found = make.outputs(Genius.from_pretrained(FOLDER / "tiny"), items, queries)
     assert len(found) == 10
     for name, value in found.items():
