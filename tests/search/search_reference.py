@@ -13,7 +13,15 @@ from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
 def tiny_generator(level_sizes: tuple[int, ...], seed: int = 0, normalizer: str = "vocabulary", width: int = 8) -> Generator:
     torch.manual_seed(seed)
     config = GeneratorConfig(
-        width=width, level_sizes=level_sizes, d_model=16, layers=2, heads=2, d_kv=8, d_ff=24, prefix_tokens=3, normalizer=normalizer
+        width=width,
+        level_sizes=level_sizes,
+        d_model=16,
+        layers=2,
+        heads=2,
+        d_kv=8,
+        d_ff=24,
+        prefix_tokens=3,
+        normalizer=normalizer,
     )
     generator = Generator(config).eval()
     with torch.no_grad():  # norm weights that are not all one

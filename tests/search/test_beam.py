@@ -13,7 +13,9 @@ from genius.errors import GeniusError
 from genius.search import CodeTrie, beam_search
 
 SIZES = (3, 5, 4, 6)
-GENERATORS = {(seed, normalizer): tiny_generator(SIZES, seed, normalizer) for seed in range(3) for normalizer in ("vocabulary", "level")}
+GENERATORS = {
+    (seed, normalizer): tiny_generator(SIZES, seed, normalizer) for seed in range(3) for normalizer in ("vocabulary", "level")
+}
 
 
 def random_codes(rng: np.random.Generator, items: int, skew: float) -> np.ndarray:

@@ -113,7 +113,9 @@ def _begin(scorer: Scorer, forest: Forest, z: Tensor, target: int) -> Beams:
     children = children[(children.code == target).nonzero()[:, 0]]
     if not len(children.row):
         return state.select(torch.empty(0, dtype=torch.long, device=device))
-    return _advance(scorer, state, children, torch.zeros(len(children.row), device=device), torch.arange(queries, device=device)[:, None])
+    return _advance(
+        scorer, state, children, torch.zeros(len(children.row), device=device), torch.arange(queries, device=device)[:, None]
+    )
 
 
 def _step(scorer: Scorer, forest: Forest, state: Beams, beams: int, stop: int) -> tuple[Beams, Beams | None]:
@@ -149,7 +151,9 @@ def _step(scorer: Scorer, forest: Forest, state: Beams, beams: int, stop: int) -
             going = (~fits).nonzero()[:, 0]
             state, index = state.select(going), index[going]
             # rows of the children still count beams of the whole group
-            children = Children(_renumber(children.row, going, width, group), children.code, children.lo, children.hi, children.items)
+            children = Children(
+                _renumber(children.row, going, width, group), children.code, children.lo, children.hi, children.items
+            )
     return _advance(scorer, state, children, worth, index), early
 
 
@@ -207,8 +211,8 @@ def _advance(scorer: Scorer, state: Beams, children: Children, worth: Tensor, in
         level=state.level + 1,
         codes=torch.cat([state.codes[query, parent], code[:, :, None]], 2),
         scores=worth[index].masked_fill(missing, -torch.inf),
-        lo=chosen.lo.view(-1, *index.shape).masked_fill(missing, 0),
-        hi=chosen.hi.view(-1, *index.shape).masked_fill(missing, 0),
+        lo=chosen.lo.view(len(chosen.lo), *index.shape).masked_fill(missing, 0),
+        hi=chosen.hi.view(len(chosen.hi), *index.shape).masked_fill(missing, 0),
         items=chosen.items.view_as(index).masked_fill(missing, 0),
         residual=residual,
         pending=pending,
@@ -223,14 +227,15 @@ def _finish_tails(scorer: Scorer, forest: Forest, state: Beams) -> Beams:
     codes = torch.zeros(group, width, levels - state.level, dtype=torch.long, device=state.scores.device)
     lo, hi = torch.zeros_like(state.lo), torch.zeros_like(state.hi)
     for t, view in enumerate(forest.views):
+        if not view.trie.ids:
+            continue
         here = state.hi[t] > state.lo[t]
         at = torch.where(here, state.lo[t], 0)
         for level in range(state.level, view.top):
             codes[:, :, level - state.level] += torch.where(here, widen(view.node_codes[level][at]), 0)
             at = torch.where(here, view.node_child[level][at].long(), 0)
         first = max(state.level, view.top)
-        if view.trie.ids:
-            codes[:, :, first - state.level :] += torch.where(here[:, :, None], widen(view.tails[at, first - view.top :]), 0)
+        codes[:, :, first - state.level :] += torch.where(here[:, :, None], widen(view.tails[at, first - view.top :]), 0)
         lo[t], hi[t] = torch.where(here, at, 0), torch.where(here, at + 1, 0)
     hidden: Tensor | None = None
     if scorer.decoder is not None and not scorer.unary_is_free:
@@ -253,7 +258,9 @@ def _sorted(state: Beams) -> Beams:
     scores, by = state.scores.sort(dim=1, descending=True, stable=True)
     query = torch.arange(len(by), device=by.device)[:, None]
     lo, hi = state.lo[:, query, by], state.hi[:, query, by]
-    return Beams(state.queries, state.level, state.codes[query, by], scores, lo, hi, state.items[query, by], None, state.pending, None)
+    return Beams(
+        state.queries, state.level, state.codes[query, by], scores, lo, hi, state.items[query, by], None, state.pending, None
+    )
 
 
 @torch.inference_mode()

@@ -57,7 +57,9 @@ class Decoder:
 
         self.tokens = place(generator.tokens.weight)  # (V, d) inputs
         # T5 scales tied embeddings; the final norm's weight goes into the head as well
-        self.head = place(generator.tokens.weight.detach().float() * generator.final_norm.weight.detach().float() * self.config.d_model**-0.5)
+        self.head = place(
+            generator.tokens.weight.detach().float() * generator.final_norm.weight.detach().float() * self.config.d_model**-0.5
+        )
         self.prefix_weight, self.prefix_bias = place(generator.prefix.weight), place(generator.prefix.bias)
         self.prefix_norm = place(generator.prefix_norm.weight)
         # additive position bias (1, heads, M, M), causal: row t serves the t-th token of any run
@@ -109,7 +111,11 @@ class Decoder:
             both = whole.reshape(rows, done + length, 2, self.heads, d_kv)
             if done + length > 1:
                 mixed = F.scaled_dot_product_attention(
-                    q, both[:, :, 0].transpose(1, 2), both[:, :, 1].transpose(1, 2), attn_mask=bias.expand(rows, -1, -1, -1), scale=1.0
+                    q,
+                    both[:, :, 0].transpose(1, 2),
+                    both[:, :, 1].transpose(1, 2),
+                    attn_mask=bias.expand(rows, -1, -1, -1),
+                    scale=1.0,
                 )
             else:
                 mixed = both[:, :, 1].transpose(1, 2)  # one token attends to itself
@@ -133,9 +139,7 @@ class Decoder:
 
     def log_normalizer(self, hidden: Tensor, chunk: int = 4096) -> Tensor:
         """log of the sum of exp over the whole table, (R, d) -> (R,) float32: the published normaliser."""
-        parts = [
-            (hidden @ self.head[i : i + chunk].T).float().logsumexp(1) for i in range(0, self.config.vocabulary, chunk)
-        ]
+        parts = [(hidden @ self.head[i : i + chunk].T).float().logsumexp(1) for i in range(0, self.config.vocabulary, chunk)]
         return torch.stack(parts).logsumexp(0)
 
     def token(self, codes: Tensor, level: int) -> Tensor:

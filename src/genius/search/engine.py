@@ -76,7 +76,11 @@ class SearchEngine:
             raise GeniusError("items need embeddings exactly when the collection has them")
         if embeddings is not None and len(embeddings) != len(table):
             raise GeniusError(f"{len(embeddings)} embeddings for {len(table)} codes")
-        both = np.concatenate([self.delta_codes, table.astype(np.int64)]) if table.ndim == 2 and table.shape[1] == len(self.level_sizes) else table
+        both = (
+            np.concatenate([self.delta_codes, table.astype(np.int64)])
+            if table.ndim == 2 and table.shape[1] == len(self.level_sizes)
+            else table
+        )
         trie = CodeTrie.build(both, self.level_sizes, self.delta_start + np.arange(len(both)))  # checks the codes
         if self.vectors is not None and embeddings is not None:
             self.vectors.append(embeddings)
@@ -165,7 +169,9 @@ class SearchEngine:
                 raise GeniusError(f"allowed has {len(mask)} rows for {len(z)} queries")
             for code, queries in by_target(target, len(z), self.level_sizes[0], self.device):
                 for q in queries.tolist():
-                    self._fill(scorer, self._forest(mask[q]), z, dense, torch.tensor([q], device=self.device), code, k, params, result)
+                    self._fill(
+                        scorer, self._forest(mask[q]), z, dense, torch.tensor([q], device=self.device), code, k, params, result
+                    )
             return result
         forest = self._forest(mask)
         for code, queries in by_target(target, len(z), self.level_sizes[0], self.device):

@@ -74,9 +74,7 @@ class CodeTrie:
     # -- build -------------------------------------------------------------------------------------------------
 
     @classmethod
-    def build(
-        cls, codes: Array | Tensor, level_sizes: Sequence[int], rows: Array | Tensor | None = None
-    ) -> CodeTrie:
+    def build(cls, codes: Array | Tensor, level_sizes: Sequence[int], rows: Array | Tensor | None = None) -> CodeTrie:
         """(N, M) codes -> trie. Several rows may share an ID. `rows` (N,) names the items; default 0..N-1."""
         table = codes.detach().cpu().numpy() if isinstance(codes, Tensor) else np.asarray(codes)
         sizes = tuple(int(k) for k in level_sizes)
@@ -182,7 +180,9 @@ class CodeTrie:
             right = lo + int(np.searchsorted(column[lo:hi], code, side="right"))
             if left == right:
                 return 0, 0
-            lo, hi = (int(self.node_child[level][left]), int(self.node_child[level][right])) if level < self.top else (left, right)
+            lo, hi = (
+                (int(self.node_child[level][left]), int(self.node_child[level][right])) if level < self.top else (left, right)
+            )
         return lo, hi
 
     def item_range(self, level: int, lo: Any, hi: Any) -> tuple[Any, Any]:
