@@ -8,15 +8,28 @@ from __future__ import annotations
 import gzip
 import re
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 MASK = "___"
-_CONCRETE = {5, 6, 8, 13, 15, 17, 18, 19, 20, 27}  # animal artifact body food place object person phenomenon plant substance
+_CONCRETE = {
+    5,
+    6,
+    8,
+    13,
+    15,
+    17,
+    18,
+    19,
+    20,
+    27,
+}  # animal artifact body food place object person phenomenon plant substance
 _POS = {"noun": "n", "verb": "v", "adj": "a", "adv": "r"}
 _B64 = {c: i for i, c in enumerate("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/")}
-_STOP = frozenset("a an and any are as at be by for from has in into is it its of on or one some that the their to used "
-                  "usually which who with without not than especially etc more other such having being made".split())
+_STOP = frozenset(
+    ["a", "an", "and", "any", "are", "as", "at", "be", "by", "for", "from", "has", "in", "into", "is", "it", "its", "of", "on", "or", "one", "some", "that", "the", "their", "to", "used", "usually", "which", "who", "with", "without", "not", "than", "especially", "etc", "more", "other", "such", "having", "being", "made"]
+)
 
 
 @dataclass(slots=True)
@@ -34,19 +47,24 @@ class Lexicon:
     definitions: dict[str, list[str]] = field(default_factory=dict)  # GCIDE headword -> its definitions
     thesaurus: dict[str, tuple[str, ...]] = field(default_factory=dict)  # Moby root -> words
 
-    def sense(self, phrase: str) -> str | None:
-        """The sense an icon of that name most likely shows: the only one, or a concrete first noun sense."""
+    def sense(self, phrase: str, hints: Iterable[str] = ()) -> str | None:
+        """The sense an icon of that name most likely shows, or None when that is a guess.
+
+        Words people tag the icon with choose between senses (Lesk); without them an early concrete noun sense wins.
+        """
         ids = self.senses.get(phrase) or self.senses.get(_singular(phrase)) or []
-        if not ids:
-            return None
-        first = self.synsets[ids[0]]
-        nouns = [i for i in ids if i[0] == "n"]
-        if len(ids) == 1 or first.concrete or (len(nouns) == 1 and first.pos == "n"):
-            return ids[0]
-        for i in nouns[:3]:  # an icon shows a thing: prefer an early concrete sense to an abstract first one
-            if self.synsets[i].concrete:
-                return i
-        return ids[0] if len(ids) <= 3 else None
+        ids = [i for i in ids if not re.search(r"\d{4}", self.synsets[i].gloss)]  # people and events of history
+        if len(ids) <= 1:
+            return ids[0] if ids else None
+        wanted = {stem(w) for h in hints for w in re.findall(r"[a-zA-Z]{3,}", h)} - content_stems(phrase)
+        best, top = None, 0.0
+        for rank, i in enumerate(ids[:9]):
+            found = self.synsets[i]
+            words = content_stems(found.gloss) | {stem(w) for lemma in found.lemmas for w in lemma.split()}
+            score = 2.0 * min(len(wanted & words), 2) + 1.5 * found.concrete + 0.5 * (found.pos == "n") - 0.4 * rank
+            if score > top:
+                best, top = i, score
+        return best if top >= 1.0 else None
 
     def only_sense(self, phrase: str) -> str | None:
         ids = self.senses.get(phrase, [])
@@ -62,21 +80,22 @@ class Lexicon:
                 best, score = text, shared
         return best
 
-    def near_words(self, phrase: str, limit: int) -> list[str]:
-        """Thesaurus words whose own entry looks most like this one's: the lists mix senses, the overlap un-mixes them."""
-        mine = self.thesaurus.get(phrase)
-        if not mine:
-            return []
-        have = set(mine)
+    def near_words(self, phrase: str, sense: str, limit: int) -> list[str]:
+        """Thesaurus words close to one sense of `phrase`.
+
+        The lists mix senses: a word stays when one of its own glosses shares a content word with the gloss meant.
+        """
+        wanted = content_stems(self.synsets[sense].gloss) | content_stems(phrase)
         scored = []
-        for word in mine:
-            other = self.thesaurus.get(word)
-            if not other or phrase not in other or word == phrase:
+        for word in self.thesaurus.get(phrase, ()):
+            if word == phrase or len(word.split()) > 3:
                 continue
-            shared = len(have.intersection(other))
-            scored.append((shared / (len(have) + len(other) - shared), word))
-        scored.sort(key=lambda s: (-s[0], s[1]))
-        return [w for s, w in scored[:limit] if s > 0.08]
+            shared = max(
+                (len(wanted & content_stems(self.synsets[i].gloss)) for i in self.senses.get(word, ())[:2]), default=0
+            )
+            if shared >= 1:
+                scored.append((-shared, word))
+        return [w for _, w in sorted(set(scored))[:limit]]
 
 
 def _singular(phrase: str) -> str:
@@ -97,15 +116,22 @@ def content_stems(text: str) -> set[str]:
 
 def mask(text: str, phrases: list[str] | tuple[str, ...]) -> str:
     """Hides every word of `phrases` and its inflections, so that the headword cannot give the answer away."""
-    stems = {stem(w) for p in phrases for w in re.findall(r"[a-zA-Z]{2,}", p) if w.lower() not in _STOP}
-    long = tuple(s for s in stems if len(s) >= 5)
+    heads = {w.lower() for p in phrases for w in re.findall(r"[a-zA-Z]{2,}", p) if w.lower() not in _STOP}
+    stems = {stem(w) for w in heads}
 
     def hide(match: re.Match[str]) -> str:
-        word = stem(match.group(0))
-        return MASK if word in stems or (long and word.startswith(long)) else match.group(0)
+        word = match.group(0).lower()
+        return MASK if stem(word) in stems or any(_akin(word, h) for h in heads) else match.group(0)
 
     hidden = re.sub(r"[A-Za-z]{2,}", hide, text)
     return re.sub(rf"{MASK}(?:[\s-]+{MASK})+", MASK, hidden)
+
+
+def _akin(a: str, b: str) -> bool:
+    """Derived from one another: a long common beginning ("sorriness", "sorry")."""
+    short, long = sorted((len(a), len(b)))
+    common = next((k for k in range(short) if a[k] != b[k]), short)
+    return common >= max(4, short - 1) or (common >= 6 and common >= 0.6 * long)
 
 
 def read_wordnet(folder: Path) -> tuple[dict[str, Synset], dict[str, list[str]]]:
@@ -143,17 +169,18 @@ def read_gcide(folder: Path) -> dict[str, list[str]]:
     """headword -> definitions. Entries taken over from WordNet are left out: they would equal the gloss to be found."""
     data = gzip.decompress((folder / "gcide.dict.dz").read_bytes())
     found: dict[str, list[str]] = defaultdict(list)
-    seen: set[int] = set()
+    seen: set[tuple[str, str]] = set()
     for line in (folder / "gcide.index").read_text("utf-8", "replace").splitlines():
         head, _, rest = line.partition("\t")
-        if head.startswith("00-") or not head:
+        if head.startswith("00-") or not head or (head.lower(), rest) in seen:
             continue
+        seen.add((head.lower(), rest))
         offset, size = (_base64(x) for x in rest.split("\t")[:2])
-        if offset in seen:  # several spellings lead to one article: the first is enough
-            continue
-        seen.add(offset)
-        article = data[offset : offset + size].decode("utf-8", "replace")
-        found[head.lower()].extend(_senses(article))
+        article = data[offset : offset + size].decode("utf-8", "replace").lstrip("\n")
+        if (
+            re.split(r"[\\,(\[]", article, maxsplit=1)[0].strip().lower() == head.lower()
+        ):  # not a mention in another's article
+            found[head.lower()].extend(_senses(article))
     return dict(found)
 
 
@@ -165,26 +192,20 @@ def _base64(text: str) -> int:
 
 
 def _senses(article: str) -> list[str]:
-    if article.startswith("\n"):
-        article = article.lstrip("\n")
-    head, _, body = article.partition("\n")
-    # The header may run over several lines (etymology in brackets); the definition starts after it.
-    text = head + "\n" + body
+    if "WordNet" in article:
+        return []
+    text = re.sub(r"\[[^\]]*\]", " ", article)  # etymologies and sources
+    text = re.sub(r"^[^\\\n]*\\[^\\]*\\", "", text)  # the headword and its pronunciation
     parts = re.split(r"\n\s{2,4}(?:\d+\.|\([a-z]\))\s", text)
-    chosen = parts[1:] if len(parts) > 1 else [text]
+    if len(parts) == 1:
+        head = r"^.{0,80}?\b(?:n|a|adv|v\. ?[ti]|v|p\. ?p|p\. ?a|prep|interj|pl|imp)\.(?:\s*;?\s*pl\. \S+)?"
+        parts = ["", re.sub(head, "", text, count=1, flags=re.DOTALL)]
     result = []
-    for part in chosen:
-        if "WordNet" in part or "WN" in part:
-            continue
-        if part is text:
-            part = re.sub(r"^[^\\\n]*\\[^\\]*\\", "", part)
-            part = re.sub(r"^[^\[\n]{0,60}?\b(?:n|a|adv|v\. ?[ti]|v|p\. ?p|prep|interj|pl|imp)\.(?:\s*;?\s*pl\. \S+)?", "", part)
-        part = re.split(r"\n\s*(?:Syn:|Note:)|--[A-Z]|\n\s*\n", part)[0]
-        part = re.sub(r"\[[^\]]*\]", " ", part)
+    for part in parts[1:]:
+        part = re.split(r"\n\s*(?:Syn:|Note:)|--\s*[A-Z]|\n\s*\n", part.strip())[0]
         part = re.sub(r"\([A-Z][\w.& ]{0,18}\.\)", " ", part)
-        part = re.split(r"[;:,]\s+as,|\s--\s|\[", part)[0]
-        part = re.sub(r"[{}]", "", part)
-        part = re.sub(r"\s+", " ", part).strip(" .;,")
-        if len(part.split()) >= 4 and "\\" not in part:
+        part = re.split(r"[;:,]\s+as,|\s--\s|\"", part)[0]
+        part = re.sub(r"\s+", " ", re.sub(r"[{}]", "", part)).strip(" .;,")
+        if len(part.split()) >= 4 and "\\" not in part and "[" not in part and "?" not in part:
             result.append(" ".join(part.split()[:45]))
     return result

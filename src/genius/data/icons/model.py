@@ -60,6 +60,7 @@ class App:
     name: str
     summary: str
     description: str
+    keys: tuple[str, ...] = ()  # names under which a theme may draw it
 
 
 @dataclass(slots=True)
