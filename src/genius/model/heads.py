@@ -28,7 +28,7 @@ class Head(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(N, width_in) -> (N, width_out), of length about one: what the fusion's layers expect."""
         x = self.norm(x)
-        out = self.project(x) + self.output(nn.functional.gelu(self.hidden(x)))
+        out: Tensor = self.project(x) + self.output(nn.functional.gelu(self.hidden(x)))
         return out * out.shape[1] ** -0.5
 
 

@@ -69,6 +69,7 @@ class Quantized(NamedTuple):
     vectors: Tensor  # (N, D) sum of the chosen codes; gradients pass to z
     residuals: list[Tensor]  # r_0 .. r_{M-1}, each (N, D), with gradients
     chosen: list[Tensor]  # e_1 .. e_M, each (N, D), detached
+    prefixes: list[Tensor]  # sums of the first 1 .. M codes, each (N, D), with gradients; the last is `vectors`
 
 
 class ResidualQuantizer(nn.Module):
@@ -183,7 +184,7 @@ class ResidualQuantizer(nn.Module):
     def quantize(self, z: Tensor, modality: Tensor | None = None) -> Quantized:
         """Codes of `z` (N, D) with a gradient path, for the losses. Does not move the codebooks."""
         residual, total = z, torch.zeros_like(z)
-        codes, residuals, chosen = [], [], []
+        codes, residuals, chosen, prefixes = [], [], [], []
         for level in range(self.config.levels):
             code = self._pick(residual.detach(), level, modality)
             vector = self.codebook(level)[code]
@@ -191,8 +192,9 @@ class ResidualQuantizer(nn.Module):
             residuals.append(residual)
             chosen.append(vector)
             total = total + self._pass_gradient(residual, vector, level)
+            prefixes.append(total)
             residual = residual - vector
-        return Quantized(torch.stack(codes, 1), total, residuals, chosen)
+        return Quantized(torch.stack(codes, 1), total, residuals, chosen, prefixes)
 
     def _pass_gradient(self, residual: Tensor, vector: Tensor, level: int) -> Tensor:
         if level == 0 and self.config.labelled:

@@ -1,0 +1,74 @@
+"""Checkpoints that appear whole or not at all: a folder per checkpoint, written beside and renamed.
+
+A kill at any moment leaves either the old or the new one. Knows nothing of what is in the state.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from genius.errors import GeniusError
+
+PREFIX = "step-"
+WEIGHTS, OPTIMIZER, PROGRESS = "weights.safetensors", "optimizer.pt", "progress.json"
+
+
+def save_checkpoint(
+    folder: Path, step: int, weights: dict[str, Tensor], optimizer: dict[str, Any], progress: dict[str, Any]
+) -> Path:
+    """Write `folder/step-N` and remove older ones."""
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / f"{PREFIX}{step:09d}"
+    temporary = folder / f".writing-{os.getpid()}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}, temporary / WEIGHTS)
+    torch.save(optimizer, temporary / OPTIMIZER)
+    (temporary / PROGRESS).write_text(json.dumps({"step": step, **progress}), encoding="utf-8")
+    for path in temporary.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    if target.exists():
+        shutil.rmtree(target)
+    temporary.rename(target)  # from here on the new one counts
+    for old in folder.iterdir():
+        if old != target:
+            shutil.rmtree(old, ignore_errors=True)
+    return target
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    found = sorted(folder.glob(f"{PREFIX}*")) if folder.is_dir() else []
+    return found[-1] if found else None
+
+
+def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]:
+    """(weights, optimizer state, progress). The optimizer file is read without running any code from it."""
+    try:
+        weights = load_file(path / WEIGHTS)
+        optimizer = torch.load(path / OPTIMIZER, map_location="cpu", weights_only=True)
+        progress = json.loads((path / PROGRESS).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RuntimeError, SafetensorError, pickle.UnpicklingError) as error:
+        raise GeniusError(f"cannot read the checkpoint {path}: {error}; delete it to start the stage again") from None
+    return weights, optimizer, progress
+
+
+def write_whole(path: Path, write: Any) -> None:
+    """Write beside, then rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        write(temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,223 @@
+"""`TrainConfig`: one file that trains all three stages, and how such files build on each other.
+
+A config is TOML (or JSON) of the fields below. `base = "other.toml"` starts from another file (or `builtin:NAME`)
+and overrides single fields, so that an ablation is one line. Knows nothing of training itself.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from genius.config import from_dict
+from genius.errors import GeniusError
+from genius.model.generator import SIZES
+
+BUILTIN = "builtin:"
+CONFIGS = Path(__file__).parent / "configs"
+
+
+@dataclass(frozen=True)
+class LoopConfig:
+    """What every stage's loop needs. The loop itself is `genius.train.loop`."""
+
+    steps: int = 1000  # optimizer steps; 0 skips the stage's training
+    batch: int = 256  # examples per optimizer step, over all processes and accumulation steps
+    accumulate: int = 1  # micro-batches per optimizer step (gradients are averaged)
+    lr: float = 1e-4  # peak learning rate of AdamW
+    betas: tuple[float, ...] = (0.9, 0.98)  # of AdamW
+    weight_decay: float = 1e-4  # on matrices only
+    warm_up: float = 0.05  # share of the steps with a linearly growing rate; then cosine
+    final_lr: float = 0.0  # the cosine ends at this share of the peak
+    clip: float = 1.0  # of the gradient norm; 0: none
+    precision: Literal["auto", "fp32"] = "auto"  # auto: bfloat16 autocast on a GPU, float32 elsewhere
+    validate_every: int = 0  # steps between validations; 0: at the end only
+    log_every: int = 20  # steps between lines of metrics.jsonl
+    checkpoint_seconds: float = 30.0  # a checkpoint at least this often ...
+    checkpoint_steps: int = 0  # ... and every so many steps (0: by time only)
+
+    def __post_init__(self) -> None:
+        if self.steps < 0 or self.batch < 1 or self.accumulate < 1 or self.batch % self.accumulate:
+            raise GeniusError(f"steps {self.steps}, batch {self.batch}, accumulate {self.accumulate} do not fit together")
+        if len(self.betas) != 2 or self.lr <= 0:
+            raise GeniusError("AdamW needs a positive lr and two betas")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Sizes of what is trained. The paper's: width 768, projection 2560, hidden 5120, 3 + 8 x 4096, decoder small."""
+
+    width: int = 256  # of encoder vectors and z
+    projection: int = 512  # of the fusion
+    hidden: int = 1024  # of the fusion
+    level_sizes: tuple[int, ...] = (3, 512, 512, 512, 512, 512, 512)
+    modality_code: Literal["given", "nearest", "classifier", "none"] = "given"
+    shared: bool = False  # one codebook for all levels but the first
+    gradient: Literal["straight-through", "rotation"] = "rotation"
+    published_revival: bool = False
+    encode_beam: int = 1  # partial codes kept while encoding items
+    decoder: str = "mini"  # tiny, mini, small, base, large
+    prefix_tokens: int = 16  # N of Eq. 9
+    dropout: float = 0.1
+    normalizer: Literal["vocabulary", "level"] = "level"
+    rerank_embedding: Literal["fused", "score-fusion"] = "fused"
+
+    def __post_init__(self) -> None:
+        if self.decoder not in SIZES:
+            raise GeniusError(f"unknown decoder {self.decoder!r}: use {', '.join(SIZES)}")
+
+
+@dataclass(frozen=True)
+class EncoderStageConfig(LoopConfig):
+    """Stage 1 (Eq. 2 and 3): what of the encoder is trained."""
+
+    steps: int = 1500
+    batch: int = 1024
+    lr: float = 1e-3
+    weight_decay: float = 0.05
+    # none: features are used as they are. heads: maps on frozen towers' features. towers: the whole encoder, from pairs
+    train: Literal["none", "heads", "towers"] = "heads"
+    hidden: int = 1024  # of the heads' residual MLPs
+    temperature: float = 0.05  # of the contrastive loss
+    symmetric: bool = True  # both directions, as published
+    noise: float = 0.0  # Gaussian noise on tower features, relative to their spread (regularises heads)
+
+
+@dataclass(frozen=True)
+class QuantizerStageConfig(LoopConfig):
+    """Stage 2 (Eq. 7 and 8): fusion and codebooks."""
+
+    steps: int = 1500
+    batch: int = 1024
+    lr: float = 3e-4
+    betas: tuple[float, ...] = (0.9, 0.999)
+    weight_decay: float = 0.05
+    temperature: float = 0.05  # tau of Eq. 3 (published 0.01)
+    symmetric: bool = True  # contrastive in both directions, as published
+    all_positives: bool = True  # False: labels are the diagonal, other positives count as negatives, as published
+    contrastive_weight: float = 1.0  # alpha; 0: without L_cl (Table 4)
+    # mean: L_rq is the mean over levels and dimensions, L_mse over dimensions of unit vectors, as published; sum: the
+    # paper's literal norms. The default weights are the paper's and fit "mean".
+    reduction: Literal["mean", "sum"] = "mean"
+    rq_weight: float = 100.0  # beta
+    mse_weight: float = 100.0  # gamma; 0: without L_mse (Table 4)
+    prefix_weight: float = 1.0  # prefix-ranking distillation at every level; 0: the paper
+    prefix_temperature: float = 0.05  # T of its softmax
+    start_from_sum: bool = True  # the fusion starts as the encoder's own sum of both modalities
+    quantize_from: float = 0.3  # share of the steps with L_cl alone, before k-means sets the codebooks
+    kmeans_sample: int = 200_000  # vectors for k-means (the whole training set below that)
+    kmeans_iterations: int = 20
+    refit: bool = True  # at the end, k-means once more, on the pool's embeddings
+
+
+@dataclass(frozen=True)
+class GeneratorStageConfig(LoopConfig):
+    """Stage 3 (Eq. 9 to 11): the decoder, on frozen z and codes."""
+
+    steps: int = 3000
+    batch: int = 512  # query pairs; indexing pairs and virtual items come on top
+    lr: float = 1e-3
+    augmentation: Literal["none", "scalar", "sqrt-per-dimension"] = "scalar"  # 4.3.2; sqrt-per-dimension is published
+    alpha: float = 2.0  # of Beta(alpha, alpha)
+    keep: float = 0.3  # share of queries not augmented
+    indexing: float = 3.0  # indexing pairs (a shifted pool item -> its ID) per query pair; 0: the paper
+    virtual: float = 1.5  # virtual items (points between neighbours -> their would-be ID) per query pair; 0: none
+    shift: float = 1.2  # longest shift of an indexing pair
+    real_offsets: float = 0.5  # share of shifts along a real query-minus-target offset
+    virtual_noise: float = 0.1  # length of the noise on virtual items
+    neighbours: int = 16  # virtual items mix an item with one of so many nearest
+    modality_dropout: float = 0.0  # share of two-part inputs that lose one part
+    soft_positives: bool = True  # several positives of a query as soft targets over the trie
+    label_smoothing: float = 0.0  # spread over each level's codes
+    distill_weight: float = 0.0  # soft targets from the dense teacher's ranking
+    distill_candidates: int = 32  # its top candidates per query
+    distill_temperature: float = 0.05
+    ranking_weight: float = 0.0  # prefix-oriented ranking loss against dense hard negatives
+    ranking_margin: float = 1.0  # in nats, per level
+    codebook_scale: float = 0.0  # > 0: token embeddings start at that times a random map of the codebooks (published 100)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Everything one training run needs."""
+
+    data: str = ""  # a FeatureSet folder, a pairs file (JSONL/CSV), or "synthetic:SIZE"
+    output: str = ""  # the model folder; checkpoints and metrics live in its `training/`
+    seed: int = 0
+    validation: float = 0.02  # share of the training queries held out to watch hit rates
+    validation_limit: int = 500  # ... and at most so many
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    tensorboard: bool = False  # write TensorBoard files beside metrics.jsonl
+    encoder_uri: str | None = None  # the (frozen or starting) encoder; needed to train from a pairs file
+    model: ModelConfig = field(default_factory=ModelConfig)
+    encoder: EncoderStageConfig = field(default_factory=EncoderStageConfig)
+    quantizer: QuantizerStageConfig = field(default_factory=QuantizerStageConfig)
+    generator: GeneratorStageConfig = field(default_factory=GeneratorStageConfig)
+    search: dict[str, Any] = field(default_factory=dict)  # defaults of `SearchParams` stored with the model
+
+
+def builtin_names() -> list[str]:
+    return sorted(path.stem for path in CONFIGS.glob("*.toml"))
+
+
+def read_train_config(source: str, overrides: dict[str, Any] | None = None, base: str | None = None) -> TrainConfig:
+    """A config by path or `builtin:NAME`, its bases first, `overrides` (dotted names) last.
+
+    `base` takes the place of the file's own, so that a built-in ablation runs on any config.
+    """
+    values = _resolve(source, base, seen=())
+    for name, value in (overrides or {}).items():
+        _put(values, name.split("."), value)
+    return from_dict(TrainConfig, values, where=source)
+
+
+def _resolve(source: str, base: str | None, seen: tuple[str, ...]) -> dict[str, Any]:
+    path = _locate(source)
+    if str(path) in seen:
+        raise GeniusError(f"{source}: its bases go in a circle")
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except FileNotFoundError:
+        raise GeniusError(f"no such config: {source}") from None
+    except (OSError, ValueError) as error:
+        raise GeniusError(f"cannot read {source}: {error}") from None
+    if not isinstance(values, dict):
+        raise GeniusError(f"{source}: expected a table of fields")
+    parent = base if base is not None else values.get("base")
+    values.pop("base", None)
+    if parent is None:
+        return values
+    if not isinstance(parent, str):
+        raise GeniusError(f"{source}: base must be a path or {BUILTIN}NAME")
+    if base is None and not parent.startswith(BUILTIN):
+        parent = str(path.parent / parent)
+    return _merge(_resolve(parent, None, (*seen, str(path))), values)
+
+
+def _locate(source: str) -> Path:
+    if not source.startswith(BUILTIN):
+        return Path(source)
+    name = source.removeprefix(BUILTIN)
+    if name not in builtin_names():
+        raise GeniusError(f"no built-in config {name!r}: there are {', '.join(builtin_names())}")
+    return CONFIGS / f"{name}.toml"
+
+
+def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for name, value in above.items():
+        old = merged.get(name)
+        merged[name] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _put(values: dict[str, Any], names: list[str], value: Any) -> None:
+    for name in names[:-1]:
+        values = values.setdefault(name, {})
+        if not isinstance(values, dict):
+            raise GeniusError(f"{name} is not a table")
+    values[names[-1]] = value

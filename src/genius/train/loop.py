@@ -1,0 +1,220 @@
+"""The only training loop: AdamW, warm-up and cosine, accumulation, clipping, checkpoints that resume exactly.
+
+A stage says what a step's batch is and what its loss is; the loop knows nothing of losses. `accelerate` carries it to
+GPUs and several processes. The randomness of a step is a function of (seed, stage, step, process), and the data order
+of (seed, step), so a checkpoint needs weights, moving averages, optimizer and step, and a resumed run has the loss curve
+of an uninterrupted one.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import abstractmethod
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from genius.errors import GeniusError
+from genius.train.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from genius.train.config import LoopConfig
+from genius.train.progress import Journal
+from genius.train.sampling import step_seed
+
+
+class Stage(nn.Module):
+    """One stage of training: its trainable modules as submodules, its data as plain attributes."""
+
+    name: str
+
+    @abstractmethod
+    def batch(self, step: int, micro: int, rank: int, world: int) -> Any:
+        """This process's share of micro-batch `micro` of a step, on the device. A pure function of its arguments."""
+
+    @abstractmethod
+    def forward(self, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss and what to log."""
+
+    def before_step(self, step: int) -> None:
+        """Called in front of every step, on every process (k-means at a given step, for instance)."""
+
+    def validate(self) -> dict[str, float]:
+        """Hit rates and the like; must not touch the weights."""
+        return {}
+
+
+@dataclass
+class Runtime:
+    """Where training runs: the accelerator, this process's place, the journal."""
+
+    accelerator: Any
+    journal: Journal
+    seed: int
+
+    @property
+    def device(self) -> torch.device:
+        return self.accelerator.device  # type: ignore[no-any-return]
+
+    @property
+    def rank(self) -> int:
+        return int(self.accelerator.process_index)
+
+    @property
+    def world(self) -> int:
+        return int(self.accelerator.num_processes)
+
+    @property
+    def main(self) -> bool:
+        return bool(self.accelerator.is_main_process)
+
+
+def make_accelerator(device: str = "auto") -> Any:
+    """The process group and device. Autocast is the loop's own, so that a stage may go without."""
+    try:
+        from accelerate import Accelerator, DistributedDataParallelKwargs
+        from accelerate.state import AcceleratorState
+    except ImportError:
+        raise GeniusError("training needs accelerate: pip install 'genius-search[train]'") from None
+    cuda = torch.cuda.is_available() and device != "cpu"
+    if device == "cuda" and not cuda:
+        raise GeniusError("device = 'cuda', but this machine has no GPU that torch can use")
+    AcceleratorState._reset_state()  # the settings of an earlier run in this process
+    if cuda:
+        torch.set_float32_matmul_precision("high")
+    # codebooks are buffers that every process updates equally: sending them at every step would only cost time
+    return Accelerator(
+        cpu=not cuda, mixed_precision="no", kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)]
+    )
+
+
+def learning_rate(config: LoopConfig, step: int) -> float:
+    """Share of the peak rate at a step: linear warm-up, then cosine to `final_lr`."""
+    warm = max(1, round(config.warm_up * config.steps))
+    if step < warm:
+        return (step + 1) / warm
+    done = (step - warm) / max(1, config.steps - warm)
+    return config.final_lr + (1 - config.final_lr) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
+
+
+def make_optimizer(module: nn.Module, config: LoopConfig) -> torch.optim.AdamW:
+    """AdamW with weight decay on matrices only (norms, biases and position tables have none)."""
+    trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    decayed = [p for name, p in trained if p.ndim >= 2 and "position_bias" not in name]
+    plain = [p for name, p in trained if p.ndim < 2 or "position_bias" in name]
+    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    fused = trained[0][1].is_cuda if trained else False
+    return torch.optim.AdamW(groups, lr=config.lr, betas=(config.betas[0], config.betas[1]), eps=1e-8, fused=fused)
+
+
+def run_stage(stage: Stage, config: LoopConfig, runtime: Runtime, folder: Path) -> dict[str, float]:
+    """Train `stage` to its last step, from the newest checkpoint in `folder` if there is one; the last validation."""
+    accelerator, journal = runtime.accelerator, runtime.journal
+    if (config.batch // config.accumulate) % runtime.world:
+        raise GeniusError(
+            f"{stage.name}: a micro-batch of {config.batch // config.accumulate} does not divide among {runtime.world} processes"
+        )
+    stage.to(runtime.device).train()
+    start = 0
+    optimizer = make_optimizer(stage, config)
+    found = latest_checkpoint(folder)
+    if found is not None:
+        weights, state, progress = load_checkpoint(found)
+        start = int(progress["step"])
+        _restore(stage, weights, found)
+        optimizer.load_state_dict(state)
+        journal.note(f"{stage.name}: going on at step {start}")
+    journal.rewind(stage.name, start)
+    module, optimizer = accelerator.prepare(stage, optimizer)
+    accelerator.wait_for_everyone()
+    saved, last = time.monotonic(), {}
+    with journal.bar(stage.name, config.steps, start) as bar:
+        for step in range(start, config.steps):
+            logs = _step(stage, module, optimizer, config, runtime, step)
+            done = step + 1
+            if done % config.log_every == 0 or done == config.steps:
+                values = _mean_logs(logs, runtime)
+                if not math.isfinite(values["loss"]):
+                    raise GeniusError(f"{stage.name}: the loss is not finite at step {done}; lower lr or check the features")
+                journal.write(stage.name, done, {**values, "lr": config.lr * learning_rate(config, step)})
+                bar.update(done, values)
+            elif done % 5 == 0:
+                bar.update(done)
+            if config.validate_every and done % config.validate_every == 0 and done < config.steps:
+                _validate(stage, runtime, done)
+            due = time.monotonic() - saved > config.checkpoint_seconds
+            due = due or (config.checkpoint_steps > 0 and done % config.checkpoint_steps == 0)
+            if due and done < config.steps and runtime.main:
+                save_checkpoint(folder, done, stage.state_dict(), _cpu(optimizer.state_dict()), {})
+                saved = time.monotonic()
+    accelerator.wait_for_everyone()
+    accelerator.free_memory()
+    last = _validate(stage, runtime, config.steps)
+    return last
+
+
+def _step(stage: Stage, module: Any, optimizer: Any, config: LoopConfig, runtime: Runtime, step: int) -> list[dict[str, Tensor]]:
+    torch.manual_seed(step_seed(runtime.seed, stage.name, step, runtime.rank))
+    stage.before_step(step)
+    for group in optimizer.param_groups:
+        group["lr"] = config.lr * learning_rate(config, step)
+    half = config.precision == "auto" and runtime.device.type == "cuda"
+    logs = []
+    for micro in range(config.accumulate):
+        batch = stage.batch(step, micro, runtime.rank, runtime.world)
+        last = micro + 1 == config.accumulate
+        waiting = nullcontext() if last or runtime.world == 1 else module.no_sync()
+        with waiting, torch.autocast(runtime.device.type, torch.bfloat16, enabled=half):
+            loss, values = module(batch)
+            runtime.accelerator.backward(loss / config.accumulate)
+        logs.append({"loss": loss.detach(), **{name: value.detach() for name, value in values.items()}})
+    if config.clip > 0:
+        runtime.accelerator.clip_grad_norm_(stage.parameters(), config.clip)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return logs
+
+
+def _mean_logs(logs: list[dict[str, Tensor]], runtime: Runtime) -> dict[str, float]:
+    """Averages over micro-batches and processes."""
+    names = list(logs[0])
+    values = torch.stack([torch.stack([entry[name].float() for name in names]) for entry in logs]).mean(0)
+    if runtime.world > 1:
+        values = runtime.accelerator.reduce(values, reduction="mean")
+    return dict(zip(names, values.tolist(), strict=True))
+
+
+def _validate(stage: Stage, runtime: Runtime, step: int) -> dict[str, float]:
+    values: dict[str, float] = {}
+    if runtime.main:
+        stage.eval()
+        with torch.no_grad():
+            values = stage.validate()
+        stage.train()
+        if values:
+            runtime.journal.write(stage.name, step, values)
+            shown = "  ".join(f"{name} {value:.3f}" for name, value in values.items() if "level" not in name)
+            runtime.journal.note(f"{stage.name} {step}: {shown}")
+    runtime.accelerator.wait_for_everyone()
+    return values
+
+
+def _restore(stage: Stage, weights: Mapping[str, Tensor], path: Path) -> None:
+    expected = stage.state_dict()
+    if expected.keys() != weights.keys() or any(expected[n].shape != weights[n].shape for n in expected):
+        raise GeniusError(f"the checkpoint {path} is of other sizes than this config; choose another output")
+    stage.load_state_dict(dict(weights))
+
+
+def _cpu(state: Any) -> Any:
+    if isinstance(state, Tensor):
+        return state.detach().cpu()
+    if isinstance(state, dict):
+        return {name: _cpu(value) for name, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(_cpu(value) for value in state)
+    return state

@@ -1,0 +1,159 @@
+"""The losses of the paper (Eq. 2, 3, 7, 8, 10) and those beyond it, as plain functions of tensors.
+
+Means are over this process's rows; with equal batches on every process the average over processes (what DDP takes) is
+the loss of the whole batch, and `gather_rows` makes its gradients exactly those of one process with all rows.
+Knows nothing of modules, stages or schedules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def world_size() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def _all_gather(rows: Tensor) -> Tensor:
+    parts = [torch.empty_like(rows) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, rows.contiguous())
+    return torch.cat(parts)
+
+
+class _GatherRows(torch.autograd.Function):
+    """all_gather whose backward sums what every process's loss says about the local rows."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        ctx.local = rows.shape[0]
+        return _all_gather(rows)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        grad = grads[0].contiguous().clone()
+        dist.all_reduce(grad)
+        start = dist.get_rank() * ctx.local
+        return grad[start : start + ctx.local]
+
+
+def gather_rows(rows: Tensor) -> Tensor:
+    """Rows (B, ...) of all processes in rank order: (world * B, ...), with gradients back to each."""
+    if world_size() == 1:
+        return rows
+    if rows.dtype == torch.bool:
+        return _all_gather(rows.to(torch.uint8)).bool()
+    return _GatherRows.apply(rows) if rows.requires_grad else _all_gather(rows)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def info_nce(scores: Tensor, positive: Tensor) -> Tensor:
+    """Mean over rows of -log p(positive) with several positives a row.
+
+    `scores` (B, N) are similarities over temperature, `positive` (B, N) says which columns answer the row. Each
+    positive competes with the row's negatives only: other positives are neither rewarded against nor pushed away.
+    With one positive a row this is Eq. 3's cross-entropy.
+    """
+    lowest = torch.finfo(scores.dtype).min
+    negatives = scores.masked_fill(positive, lowest).logsumexp(1, keepdim=True)  # (B, 1)
+    losses = torch.logaddexp(scores, negatives) - scores  # (B, N): -log of e^s / (e^s + sum of negatives)
+    weights = positive / positive.sum(1, keepdim=True).clamp(min=1)
+    return (losses * weights).sum() / scores.shape[0]
+
+
+def contrastive(
+    queries: Tensor,
+    targets: Tensor,
+    *,
+    temperature: float,
+    positive: Tensor | None = None,
+    symmetric: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Eq. 2 and 3 on unit vectors (B, D), in batch, negatives gathered over processes: loss and top-1 accuracy.
+
+    `positive` (B, world * B): which of the *gathered* targets answer each local query; None: only its own (published:
+    labels = arange). `symmetric` averages both directions (published); Eq. 3 has queries -> targets alone.
+    """
+    local = queries.shape[0]
+    first = (dist.get_rank() if world_size() > 1 else 0) * local
+    all_targets = gather_rows(targets)
+    own = torch.arange(local, device=queries.device)
+    if positive is None:
+        positive = torch.zeros(local, all_targets.shape[0], dtype=torch.bool, device=queries.device)
+        positive[own, first + own] = True
+    scores = queries @ all_targets.T / temperature  # (B, world * B)
+    loss = info_nce(scores, positive)
+    if symmetric:
+        all_queries = gather_rows(queries)
+        back = gather_rows(positive)[:, first : first + local].T  # (B, world * B): queries that each local target answers
+        loss = (loss + info_nce(targets @ all_queries.T / temperature, back)) / 2
+    with torch.no_grad():
+        accuracy = positive.gather(1, scores.argmax(1, keepdim=True)).float().mean()
+    return loss, accuracy
+
+
+def residual_loss(residuals: Sequence[Tensor], chosen: Sequence[Tensor], reduction: str = "mean") -> Tensor:
+    """L_rq, Eq. 7: |r_{i-1} - sg(e_i)|^2 over levels. "sum": the formula, averaged over rows; "mean": also over
+    levels and dimensions, as published (smaller by levels * D)."""
+    levels = [F.mse_loss(r, e.detach(), reduction="none") for r, e in zip(residuals, chosen, strict=True)]
+    stacked = torch.stack(levels)  # (M, N, D)
+    return stacked.mean() if reduction == "mean" else stacked.sum((0, 2)).mean()
+
+
+def reconstruction_loss(query: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+    """L_mse of 4.2.4: the quantised query against the quantised target.
+
+    "mean": over dimensions, of unit vectors, as published; "sum": the paper's squared norm of the raw sums.
+    """
+    if reduction == "mean":
+        return F.mse_loss(F.normalize(query, dim=1), F.normalize(target, dim=1))
+    return (query - target).square().sum(1).mean()
+
+
+def prefix_distillation(queries: Tensor, targets: Tensor, prefixes: Sequence[Tensor], temperature: float) -> Tensor:
+    """Make every prefix rank as the dense vectors do: mean over levels of KL(softmax(q.c / T) || softmax(q.c_l / T)).
+
+    `queries`, `targets` (B, D) are unit vectors, the teacher (no gradient through it); `prefixes` are the targets'
+    reconstructions after each level, (B, D) each, made unit length here: lengths differ between levels, directions rank.
+    """
+    fixed = queries.detach()
+    teacher = (fixed @ targets.detach().T / temperature).log_softmax(1)
+    total = queries.new_zeros(())
+    for prefix in prefixes:
+        student = (fixed @ F.normalize(prefix, dim=1).T / temperature).log_softmax(1)
+        total = total + F.kl_div(student, teacher, log_target=True, reduction="batchmean")
+    return total / max(len(prefixes), 1)
+
+
+def soft_target_loss(log_p: Sequence[Tensor], codes: Tensor, weights: Tensor, smoothing: float = 0.0) -> Tensor:
+    """Cross-entropy of Eq. 10 with soft targets over the trie, mean over tokens.
+
+    `log_p`: per level (B, K_l), teacher-forced along `codes[:, 0]`. `codes` (B, P, M) are P candidate IDs a row and
+    `weights` (B, P) what each is worth (the first is the one that is fed, so its weight is positive). At every level
+    the target spreads over the next codes of the candidates that share the fed prefix, in proportion to their weights.
+    """
+    total = log_p[0].new_zeros(())
+    share = weights
+    for level, scores in enumerate(log_p):
+        now = share / share.sum(1, keepdim=True).clamp(min=1e-12)
+        loss = -(now * scores.gather(1, codes[:, :, level])).sum(1)
+        if smoothing > 0:
+            loss = (1 - smoothing) * loss - smoothing * scores.mean(1)
+        total = total + loss.mean()
+        share = share * (codes[:, :, level] == codes[:, :1, level])  # candidates that leave the fed prefix drop out
+    return total / len(log_p)
+
+
+def prefix_ranking(positive: Tensor, negative: Tensor, differs: Tensor, margin: float) -> Tensor:
+    """Prefix-oriented ranking: at every length, log p of the positive's prefix beats the negative's by a margin.
+
+    All (B, M): log p(t_k | z, t_<k) of both IDs, and whether their prefixes of that length differ. A beam prunes by
+    prefix scores, so being right only at the end is too late.
+    """
+    gap = positive.cumsum(1) - negative.cumsum(1)
+    loss = F.softplus(margin - gap) * differs
+    return loss.sum() / differs.sum().clamp(min=1)

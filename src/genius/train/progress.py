@@ -1,0 +1,96 @@
+"""What a person sees while training, and what stays: a rich bar on stderr, metrics.jsonl, TensorBoard if asked."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from genius.errors import GeniusError
+from genius.train.checkpoint import write_whole
+
+METRICS = "metrics.jsonl"
+
+
+class Journal:
+    """Metrics of all stages in one JSONL file: `{"stage", "step", ...}`. Only the main process writes."""
+
+    def __init__(self, folder: Path, *, quiet: bool = False, tensorboard: bool = False, active: bool = True) -> None:
+        self.path, self.quiet, self.active = folder / METRICS, quiet or not active, active
+        self.console = Console(stderr=True)
+        self.board: Any = None
+        if active:
+            folder.mkdir(parents=True, exist_ok=True)
+        if tensorboard and active:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                raise GeniusError("tensorboard = true needs the package: pip install tensorboard") from None
+            self.board = SummaryWriter(str(folder / "tensorboard"))  # type: ignore[no-untyped-call]
+
+    def rewind(self, stage: str, step: int) -> None:
+        """Forget lines of `stage` after `step`: a resumed run writes them again, so each step has one line."""
+        if not self.active or not self.path.exists():
+            return
+        kept = []
+        for line in self.path.read_text(encoding="utf-8").splitlines():
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue  # the last line of a killed run
+            if entry.get("stage") != stage or entry.get("step", 0) <= step:
+                kept.append(line)
+        write_whole(self.path, lambda path: path.write_text("".join(line + "\n" for line in kept), encoding="utf-8"))
+
+    def write(self, stage: str, step: int, values: Mapping[str, float]) -> None:
+        if not self.active:
+            return
+        clean = {name: (value if math.isfinite(value) else None) for name, value in values.items()}
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"stage": stage, "step": step, **clean}) + "\n")
+        if self.board is not None:
+            for name, value in values.items():
+                self.board.add_scalar(f"{stage}/{name}", value, step)
+
+    def note(self, text: str) -> None:
+        if not self.quiet:
+            self.console.print(text, highlight=False)
+
+    def bar(self, stage: str, total: int, done: int) -> Bar:
+        return Bar(self, stage, total, done)
+
+    def close(self) -> None:
+        if self.board is not None:
+            self.board.close()
+
+
+class Bar:
+    """The moving line of one stage."""
+
+    def __init__(self, journal: Journal, stage: str, total: int, done: int) -> None:
+        columns = (
+            TextColumn("{task.description:<10}"),
+            BarColumn(20),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[now]}"),
+        )
+        self.progress = Progress(*columns, console=journal.console, transient=True, disable=journal.quiet, refresh_per_second=4)
+        self.task = self.progress.add_task(stage, total=total, completed=done, now="")
+
+    def __enter__(self) -> Bar:
+        self.progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.progress.stop()
+
+    def update(self, step: int, values: Mapping[str, float] | None = None) -> None:
+        now = {} if values is None else {"now": "  ".join(f"{k} {v:.3g}" for k, v in list(values.items())[:6])}
+        self.progress.update(self.task, completed=step, **now)  # type: ignore[arg-type]

@@ -1,0 +1,172 @@
+"""Stage 2: fusion and codebooks (4.2.4, Eq. 7 and 8), with prefix-ranking distillation on top.
+
+Codebooks move by exponential averages and k-means, the fusion by gradients. Knows nothing of decoders.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from genius.data.features import FeatureSet
+from genius.features import Features
+from genius.model.fusion import Fusion, FusionConfig
+from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
+from genius.train.config import ModelConfig, QuantizerStageConfig
+from genius.train.loop import Stage
+from genius.train.losses import contrastive, gather_rows, prefix_distillation, reconstruction_loss, residual_loss
+from genius.train.sampling import Order, Positives
+from genius.train.validate import dense_hits, nearest_rows
+
+
+def quantizer_config(model: ModelConfig) -> QuantizerConfig:
+    return QuantizerConfig(
+        width=model.width,
+        level_sizes=model.level_sizes,
+        modality_code=model.modality_code,
+        shared=model.shared,
+        gradient=model.gradient,
+        published_revival=model.published_revival,
+        encode_beam=model.encode_beam,
+    )
+
+
+class QuantizerStage(Stage):
+    """Fusion h and the residual quantizer on pairs of encoder features."""
+
+    name = "quantizer"
+
+    def __init__(
+        self,
+        data: FeatureSet,
+        validation: FeatureSet | None,
+        model: ModelConfig,
+        config: QuantizerStageConfig,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        self.config, self.held_out, self.seed = config, validation, seed
+        torch.manual_seed(seed)
+        self.fusion = Fusion(FusionConfig(model.width, model.projection, model.hidden))
+        if config.start_from_sum:
+            nn.init.zeros_(self.fusion.mix_output.weight)  # z = normalised (image + text) / 2: the encoder's own embedding
+            nn.init.zeros_(self.fusion.mix_output.bias)
+            nn.init.zeros_(self.fusion.balance_output.weight)
+            nn.init.zeros_(self.fusion.balance_output.bias)
+        self.quantizer = ResidualQuantizer(quantizer_config(model))
+        self.queries, self.pool = data.queries.to(device, torch.float32), data.pool.to(device, torch.float32)
+        self.positives = Positives(data.pairs, len(data.queries)).to(device)
+        self.order = Order(len(data.queries), config.batch, seed)
+        self.first_quantized = round(config.quantize_from * config.steps)
+        self.step = 0
+
+    # -- a step --------------------------------------------------------------------------------------------------
+
+    def before_step(self, step: int) -> None:
+        self.step = step
+        if step == self.first_quantized:
+            self.initialise()
+
+    def batch(self, step: int, micro: int, rank: int, world: int) -> tuple[Tensor, Tensor]:
+        rows = self.order(step).chunk(self.config.accumulate)[micro].chunk(world)[rank].to(self.queries.image.device)
+        return rows, self.positives.draw(rows)
+
+    def forward(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        rows, targets = batch
+        both = Features.cat([self.queries[rows], self.pool[targets]])
+        z = self.fusion(both).float()
+        positive = self.positives.matches(rows, gather_rows(targets), len(self.pool)) if self.config.all_positives else None
+        with torch.autocast(z.device.type, enabled=False):
+            return self.losses(z, self.pool[targets].modality, positive)
+
+    def losses(self, z: Tensor, modality: Tensor, positive: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
+        """Eq. 8 on `z` (2B, D): B queries, then their B targets. A query's modality code is its target's."""
+        config = self.config
+        query, target = z.chunk(2)
+        cl, accuracy = contrastive(query, target, temperature=config.temperature, positive=positive, symmetric=config.symmetric)
+        logs = {"cl": cl, "accuracy": accuracy}
+        loss = config.contrastive_weight * cl
+        if self.step < self.first_quantized:
+            return loss if config.contrastive_weight > 0 else cl * 0, logs
+        quantized = self.quantizer.quantize(z, modality.repeat(2))
+        q_hat, c_hat = quantized.vectors.chunk(2)
+        rq = residual_loss(quantized.residuals, quantized.chosen, config.reduction)
+        mse = reconstruction_loss(q_hat, c_hat, config.reduction)
+        loss = loss + config.rq_weight * rq + config.mse_weight * mse  # Eq. 8
+        logs.update(rq=rq, mse=mse)
+        if config.prefix_weight > 0:
+            start = 1 if self.quantizer.config.labelled else 0  # a prefix of the modality alone ranks nothing
+            prefix = prefix_distillation(
+                query, target, [p.chunk(2)[1] for p in quantized.prefixes[start:]], config.prefix_temperature
+            )
+            loss = loss + config.prefix_weight * prefix
+            logs["prefix"] = prefix
+        if self.training:
+            self.quantizer.update(quantized.codes, quantized.residuals)
+        return loss, logs
+
+    # -- codebooks -----------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def embed(self, features: Features, chunk: int = 8192) -> Tensor:
+        was, device = self.fusion.training, self.fusion.mix_output.weight.device
+        self.fusion.eval()
+        parts = [self.fusion(features[i : i + chunk].to(device, torch.float32)) for i in range(0, len(features), chunk)]
+        self.fusion.train(was)
+        return torch.cat(parts)
+
+    @torch.no_grad()
+    def initialise(self, pool_only: bool = False) -> None:
+        """k-means, level after level, on the training set: the pool, and the queries with their targets' modality."""
+        z, modality = self.embed(self.pool), self.pool.modality
+        if not pool_only:
+            rows = torch.arange(len(self.queries), device=z.device)
+            z = torch.cat([z, self.embed(self.queries)])
+            modality = torch.cat([modality, self.pool.modality[self.positives.rows[self.positives.starts[rows]]]])
+        sample = self.config.kmeans_sample
+        if z.shape[0] > sample:
+            picked = torch.randperm(z.shape[0], generator=torch.Generator().manual_seed(self.seed))[:sample].to(z.device)
+            z, modality = z[picked], modality[picked]
+        self.quantizer.initialise(z, modality, iterations=self.config.kmeans_iterations, seed=self.seed)
+
+    def finish(self) -> None:
+        """After the last step: codebooks once more, on what they have to tell apart, the pool's own embeddings."""
+        if self.config.refit or self.config.steps <= self.first_quantized:
+            self.initialise(pool_only=True)
+
+    def validate(self) -> dict[str, float]:
+        """Dense hit rates, those of the codes' reconstructions, and what every level does."""
+        out: dict[str, float] = {}
+        z = self.embed(self.pool)
+        codes = self.quantizer.encode(z, self.pool.modality)
+        for level, values in enumerate(self.quantizer.statistics(codes)):
+            out.update({f"level{level}_{name}": value for name, value in values.items()})
+        out["distinct_ids"] = torch.unique(codes, dim=0).shape[0] / max(codes.shape[0], 1)
+        if self.held_out is None:
+            return out
+        queries = self.embed(self.held_out.queries)
+        out.update(dense_hits(queries, z, self.held_out))
+        out.update(dense_hits(queries, nn.functional.normalize(self.quantizer.decode(codes), dim=1), self.held_out, "codes"))
+        out.update(prefix_recall(self.quantizer, queries, z, codes))
+        return out
+
+
+def prefix_recall(
+    quantizer: ResidualQuantizer, queries: Tensor, pool: Tensor, codes: Tensor, beams: int = 50
+) -> dict[str, float]:
+    """How well prefixes rank: the share of dense top-1 items whose prefix is among the `beams` best, per prefix length.
+
+    Prefixes are ranked by the inner product of the query with their unit reconstruction, so this is the ceiling of
+    geometry alone without pruning on the way.
+    """
+    best = nearest_rows(queries, pool, 1)[:, 0]
+    out = {}
+    for length in range(2, quantizer.config.levels):
+        prefixes, owner = torch.unique(codes[:, :length], dim=0, return_inverse=True)
+        total = quantizer.codebook(0)[prefixes[:, 0]]
+        for level in range(1, length):
+            total = total + quantizer.codebook(level)[prefixes[:, level]]
+        found = nearest_rows(queries, nn.functional.normalize(total, dim=1), beams)
+        out[f"prefix{length}_recall@{beams}"] = (found == owner[best][:, None]).any(1).float().mean().item()
+    return out

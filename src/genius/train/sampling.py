@@ -1,0 +1,78 @@
+"""Which examples a step sees, as a pure function of (seed, step): nothing to save, so resuming is exact."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def step_seed(seed: int, stage: str, step: int, rank: int = 0) -> int:
+    """One number for the randomness of one step of one stage on one process."""
+    return (seed * 1_000_003 + sum(map(ord, stage)) * 7_919 + step * 31 + rank * 15_485_863) % (2**63 - 1)
+
+
+class Order:
+    """Endless shuffled epochs over `count` examples, addressed by step."""
+
+    def __init__(self, count: int, batch: int, seed: int) -> None:
+        self.count, self.batch, self.seed = count, batch, seed
+        self._epoch, self._shuffled = -1, torch.empty(0, dtype=torch.long)
+
+    def __call__(self, step: int) -> Tensor:
+        """(batch,) example numbers of this step. An epoch's rest is joined with the next one's start."""
+        start = step * self.batch
+        parts = []
+        missing = self.batch
+        while missing:
+            epoch, position = divmod(start, self.count)
+            part = self._permutation(epoch)[position : position + missing]
+            parts.append(part)
+            start += len(part)
+            missing -= len(part)
+        return torch.cat(parts)
+
+    def _permutation(self, epoch: int) -> Tensor:
+        if epoch != self._epoch:
+            generator = torch.Generator().manual_seed(self.seed * 65_537 + epoch)
+            self._epoch, self._shuffled = epoch, torch.randperm(self.count, generator=generator)
+        return self._shuffled
+
+
+class Positives:
+    """All positives of every query in one flat table."""
+
+    def __init__(self, pairs: Tensor, queries: int) -> None:
+        order = pairs[:, 0].argsort(stable=True)
+        self.rows = pairs[order, 1]  # (P,) pool rows, grouped by query
+        self.counts = torch.bincount(pairs[:, 0], minlength=queries)  # (Q,)
+        self.starts = self.counts.cumsum(0) - self.counts
+
+    def to(self, device: torch.device) -> Positives:
+        self.rows, self.counts, self.starts = self.rows.to(device), self.counts.to(device), self.starts.to(device)
+        return self
+
+    def draw(self, queries: Tensor) -> Tensor:
+        """One random positive of each query: (B,) pool rows."""
+        counts = self.counts[queries]
+        pick = (torch.rand(queries.shape, device=queries.device) * counts).long()
+        return self.rows[self.starts[queries] + torch.minimum(pick, counts - 1)]
+
+    def table(self, queries: Tensor, first: Tensor, limit: int) -> tuple[Tensor, Tensor]:
+        """(B, limit) positives of each query, `first` in front, and which entries are real."""
+        places = torch.arange(limit - 1, device=queries.device)[None]
+        counts = self.counts[queries][:, None]
+        # a random window when there are more than fit
+        begin = (torch.rand(queries.shape, device=queries.device)[:, None] * (counts - limit + 2).clamp(min=1)).long()
+        inside = begin + places < counts
+        rows = self.rows[self.starts[queries][:, None] + torch.where(inside, begin + places, 0)]
+        inside = inside & (rows != first[:, None])
+        return torch.cat([first[:, None], rows], 1), torch.cat([torch.ones_like(first[:, None], dtype=torch.bool), inside], 1)
+
+    def matches(self, queries: Tensor, rows: Tensor, pool: int) -> Tensor:
+        """(B, N) bool: does pool row `rows[j]` answer `queries[i]`? Sorted keys, so no table of all pairs."""
+        if not hasattr(self, "_keys"):
+            owner = torch.repeat_interleave(torch.arange(len(self.counts), device=self.counts.device), self.counts)
+            self._keys = (owner * pool + self.rows).sort().values
+        wanted = queries[:, None] * pool + rows[None, :]
+        place = torch.searchsorted(self._keys, wanted).clamp(max=len(self._keys) - 1)
+        return self._keys[place] == wanted
