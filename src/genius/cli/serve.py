@@ -1,0 +1,111 @@
+"""`genius serve INDEX`: the index over HTTP, and a page to search it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from genius.cli.common import command, console, emit
+from genius.errors import GeniusError
+
+if TYPE_CHECKING:
+    from genius.index import Index
+    from genius.serve.settings import ServeConfig
+
+
+def register(app: typer.Typer) -> None:
+    app.command("serve")(serve)
+
+
+@command
+def serve(
+    index: Path = typer.Argument(help="The index folder, made by `genius index`."),
+    model: str | None = typer.Option(None, help="The model; by default the one the index was built with."),
+    create: bool = typer.Option(False, "--create", help="Create an empty index if there is none (needs --model)."),
+    host: str | None = typer.Option(None, help="Address to listen on (127.0.0.1). Beyond this machine only with API keys."),
+    port: int | None = typer.Option(None, help="Port to listen on (8000); 0 takes a free one."),
+    keys: Path | None = typer.Option(
+        None, help="File with API keys, one `read KEY` or `write KEY` a line. Also: GENIUS_API_KEYS='read:KEY,write:KEY'."
+    ),
+    read_only: bool = typer.Option(False, "--read-only", help="Refuse all changes over HTTP."),
+    config: Path | None = typer.Option(None, help="TOML or JSON file with limits and time-outs (docs/serving.md lists them)."),
+    queue: int | None = typer.Option(None, help="Searches that may wait before the answer is 503."),
+    batch: int | None = typer.Option(None, help="Most searches that share one pass through the model."),
+    timeout: float | None = typer.Option(None, help="Seconds a search may take, waiting included."),
+    device: str | None = typer.Option(None, help="Where the model runs: cpu, cuda, cuda:1. Default: cpu."),
+    log_level: str | None = typer.Option(None, help="debug, info, warning or error."),
+    json_output: bool = typer.Option(False, "--json", help="Print one JSON line with the address when it listens."),
+) -> None:
+    """Serve an index over HTTP: an API, and a page at the same address.
+
+    Without keys it listens on this machine only. SIGTERM finishes what is in flight, then stops.
+
+    Example:  genius serve my.genius  ->  open http://127.0.0.1:8000
+    """
+    try:
+        import fastapi  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError:
+        raise GeniusError("serving needs more packages: pip install 'genius-search[serve]'") from None
+    from genius.serve import logs
+    from genius.serve.app import create_app
+    from genius.serve.auth import Keys, check_exposure
+    from genius.serve.run import serve as run
+
+    settings = _settings(
+        config,
+        {
+            "host": host,
+            "port": port,
+            "read_only": read_only or None,
+            "queue_size": queue,
+            "max_batch": batch,
+            "timeout_s": timeout,
+            "log_level": log_level,
+        },
+    )
+    known = Keys.load(keys)
+    check_exposure(settings, known)
+    logs.configure(settings.log_level)
+    opened = _open(index, model, create, settings.read_only, device)
+    if not known:
+        console.print("[yellow]no API keys:[/] anyone on this machine may search and change the index (GENIUS_API_KEYS, --keys)")
+
+    def listening(url: str) -> None:
+        if json_output:
+            emit({"url": url, "items": len(opened), "index": str(index)})
+        console.print(f"[bold]{url}[/]  {len(opened):,} items  (Ctrl-C stops)")
+
+    run(create_app(opened, settings, known), settings, listening)
+
+
+def _settings(file: Path | None, given: dict[str, object]) -> ServeConfig:
+    """The file's values, and over them what was given on the command line."""
+    from dataclasses import replace
+
+    from genius.config import read_config
+    from genius.serve.settings import ServeConfig
+
+    base = read_config(ServeConfig, file) if file is not None else ServeConfig()
+    return replace(base, **{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+
+
+def _open(path: Path, model: str | None, create: bool, read_only: bool, device: str | None) -> Index:
+    from genius.index import Index
+    from genius.model.genius import Genius
+
+    loaded: Genius | str | None = model
+    if device is not None:
+        from genius.index.folder import read_about
+
+        about = read_about(path)
+        source = model or (about.source if about is not None else None)
+        if source is None:
+            raise GeniusError("--device needs --model: the index does not say where its model lies")
+        try:
+            loaded = Genius.from_pretrained(source, device=device)
+        except (RuntimeError, AssertionError) as error:  # torch: no such device, or not built for it
+            raise GeniusError(f"cannot use device {device!r}: {str(error).splitlines()[0]}") from None
+    return Index(path, loaded, create=create, read_only=read_only)

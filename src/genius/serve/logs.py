@@ -1,0 +1,112 @@
+"""Structured logs: one JSON object a line on stderr. Queries and keys are never logged.
+
+`Observe` is the outermost layer: it names the request, times it, counts it, and is the last to catch a bug.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+import time
+import traceback
+import uuid
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from genius.serve.errors import error_response
+from genius.serve.metrics import Metrics
+
+logger = logging.getLogger("genius.serve")
+QUIET = frozenset({"/healthz", "/readyz", "/metrics"})
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+SECURITY = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-frame-options", b"DENY"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+
+
+class JsonFormatter(logging.Formatter):
+    """Time, level, event, and whatever was passed as `extra={"fields": {...}}`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "event": record.getMessage(),
+        }
+        line.update(getattr(record, "fields", {}))
+        if record.exc_info and record.exc_info[0] is not None:
+            line["trace"] = "".join(traceback.format_exception(*record.exc_info))
+        return json.dumps(line, ensure_ascii=True, default=str)
+
+
+def configure(level: str) -> None:
+    """JSON lines for our logger and for uvicorn's. Only the command line calls this: a library leaves logging alone."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter())
+    for name in ("genius.serve", "uvicorn", "uvicorn.error"):
+        target = logging.getLogger(name)
+        target.handlers = [handler] if name != "uvicorn.error" else []
+        target.propagate = name == "uvicorn.error"
+        target.setLevel(level.upper())
+
+
+def event(name: str, level: int = logging.INFO, exc_info: bool = False, **fields: Any) -> None:
+    logger.log(level, name, exc_info=exc_info, extra={"fields": fields})
+
+
+class Observe:
+    """ASGI middleware: request id, access log, metrics, security headers, and the catch-all for bugs."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self.app = app
+        self.metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+        request_id = given.decode() if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        scope["request_id"] = request_id
+        started, status, sent = time.perf_counter(), 500, 0
+
+        async def observed(message: Message) -> None:
+            nonlocal status, sent
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                present = {name.lower() for name, _ in message.get("headers", [])}
+                extra = [pair for pair in SECURITY if pair[0] not in present]
+                message["headers"] = [*message.get("headers", []), *extra, (b"x-request-id", request_id.encode())]
+            elif message["type"] == "http.response.body":
+                sent += len(message.get("body", b""))
+            await send(message)
+
+        self.metrics.in_flight.inc()
+        try:
+            await self.app(scope, receive, observed)
+        except Exception:
+            event("bug", logging.ERROR, exc_info=True, request_id=request_id, path=scope["path"])
+            if sent == 0:
+                await error_response(500, "internal error, see the server's log", request_id=request_id)(scope, receive, observed)
+        finally:
+            self.metrics.in_flight.dec()
+            seconds = time.perf_counter() - started
+            route = getattr(scope.get("route"), "path_format", None) or "other"
+            self.metrics.observe_request(scope["method"], route, status, seconds)
+            event(
+                "request",
+                logging.DEBUG if scope["path"] in QUIET else logging.INFO,
+                method=scope["method"],
+                path=scope["path"],
+                status=status,
+                ms=round(seconds * 1000, 2),
+                bytes_out=sent,
+                client=(scope.get("client") or ("", 0))[0],
+                request_id=request_id,
+            )

@@ -1,0 +1,61 @@
+"""`POST /v1/search`."""
+
+from __future__ import annotations
+
+import time
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from genius.serve.bodies import read_search
+from genius.serve.routes.common import BODY_ERRORS, allowed, answer, body_doc, declared_bytes
+from genius.serve.schemas import HARD_MAX_K, SearchRequest, SearchResponse
+
+router = APIRouter(tags=["search"])
+
+TINY_PNG = "iVBORw0KGgoAAAANSUhEUgAAAAIAAAACCAIAAAD91JpzAAAAFElEQVR4nGO4I2N0TkiHAUIBGQAhnQQkHL0E6wAAAABJRU5ErkJggg=="
+EXAMPLES = {
+    "words": {"text": "a red bicycle", "target": "image", "k": 5},
+    "words within a filter": {"text": "a red bicycle", "where": "price < 50 AND colour = 'red'", "min_score": 0.2},
+    "a picture": {"image": TINY_PNG, "k": 5},
+    "a picture, but different": {"image": TINY_PNG, "text": "the same in blue", "target": "image"},
+    "like an item, but different": {"like": "photos/bike.jpg", "text": "the same in blue"},
+}
+FORM = {
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {
+        "text": {"type": "string", "maxLength": 8000},
+        "image": {"type": "string", "format": "binary", "description": "The picture as a file."},
+        "like": {"type": "string", "maxLength": 512},
+        "instruction": {"type": "string", "maxLength": 2000},
+        "target": {"type": "string", "enum": ["image", "text", "pair"]},
+        "k": {"type": "integer", "minimum": 1, "maximum": HARD_MAX_K},
+        "where": {"type": "string", "maxLength": 2000},
+        "min_score": {"type": "number"},
+        "beams": {"type": "integer", "minimum": 1, "maximum": 1000},
+        "rerank": {"type": "integer", "minimum": 0, "maximum": 100_000},
+    },
+}
+
+
+@router.post(
+    "/v1/search",
+    response_model=SearchResponse,
+    responses=BODY_ERRORS,
+    openapi_extra=body_doc(SearchRequest, EXAMPLES, FORM),
+    summary="Find items with words, a picture, or both",
+)
+async def search(request: Request) -> Response:
+    """Send JSON (the picture as base64) or multipart (the picture as a file). Best results first.
+
+    Requests that arrive together share one pass through the model. When too many wait, the answer is 503 with
+    `Retry-After`: nothing is queued without bound.
+    """
+    started = time.perf_counter()
+    service = allowed(request, "read")
+    async with service.admitted(declared_bytes(request)):
+        asked, picture = await read_search(request, service.config)
+        hits, batch = await service.search(asked, picture)
+    took = round((time.perf_counter() - started) * 1000, 3)
+    return answer(SearchResponse(hits=hits, took_ms=took, batch_size=batch))

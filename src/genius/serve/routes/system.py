@@ -1,0 +1,86 @@
+"""Codes, what the server holds, health, metrics."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request
+from fastapi.responses import Response
+
+from genius import __version__
+from genius.serve.backend import parse_prefix
+from genius.serve.errors import ApiError
+from genius.serve.metrics import CONTENT_TYPE
+from genius.serve.routes.common import READ_ERRORS, allowed, answer, documented, service_of
+from genius.serve.schemas import CodesResponse, Health, InfoResponse, Limits
+
+router = APIRouter()
+PREFIX = r"^[0-9]{1,6}(-[0-9]{1,6})*$"
+
+
+@router.get("/v1/codes", response_model=CodesResponse, responses=READ_ERRORS, tags=["codes"], summary="The first codes")
+@router.get("/v1/codes/", response_model=CodesResponse, include_in_schema=False)
+async def root(request: Request) -> Response:
+    """What every ID starts with: image, text or pair, with counts and examples."""
+    service = allowed(request, "read")
+    return answer(await service.read(lambda: service.backend.browse(())))
+
+
+@router.get(
+    "/v1/codes/{prefix}", response_model=CodesResponse, responses=READ_ERRORS, tags=["codes"], summary="What lives under a prefix"
+)
+async def codes(
+    request: Request,
+    prefix: Annotated[str, Path(pattern=PREFIX, description="Codes joined by '-'.", examples=["2", "2-17-301"], max_length=300)],
+) -> Response:
+    """The next codes, the fullest first, each with a few items; and the items under the prefix. 404 if nothing lives there."""
+    service = allowed(request, "read")
+    wanted = parse_prefix(prefix, service.backend.level_sizes)
+    return answer(await service.read(lambda: service.backend.browse(wanted)))
+
+
+@router.get(
+    "/v1/info", response_model=InfoResponse, responses=documented(401, 403, 503, 504), tags=["system"], summary="What is here"
+)
+async def info(request: Request) -> Response:
+    """How many items, which fields a filter may name, what may be sent."""
+    service = allowed(request, "read")
+    index = service.backend.index
+    count, fields = await service.read(lambda: (index.count(), index.columns()))
+    return answer(
+        InfoResponse(
+            version=__version__,
+            items=count,
+            level_sizes=list(service.backend.level_sizes),
+            fields=fields,
+            scopes=[scope for scope in request.state.scopes if scope == "read" or not service.config.read_only],
+            limits=Limits(**service.describe_limits()),
+        )
+    )
+
+
+@router.get("/healthz", response_model=Health, tags=["system"], summary="Is the process alive?")
+async def healthz() -> Response:
+    return answer(Health(status="ok"))
+
+
+@router.get("/readyz", response_model=Health, responses=documented(503), tags=["system"], summary="Can it answer now?")
+async def readyz(request: Request) -> Response:
+    """503 while it drains or when the model does not come back."""
+    problem = service_of(request).ready()
+    if problem is not None:
+        raise ApiError(503, f"not ready: {problem}", retry_after=5)
+    return answer(Health(status="ready"))
+
+
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={200: {"description": "Prometheus text.", "content": {"text/plain": {}}}, **documented(401, 403, 503, 504)},
+    tags=["system"],
+    summary="Prometheus metrics",
+)
+async def metrics(request: Request) -> Response:
+    service = allowed(request, "read")
+    service.metrics.items.set(await service.read(service.backend.index.count))
+    return Response(service.metrics.render(), media_type=CONTENT_TYPE)

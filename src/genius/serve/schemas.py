@@ -1,0 +1,251 @@
+"""What goes over the wire, as pydantic models: requests are strict, answers are typed for the client.
+
+Knows shapes and limits that never change; limits that an operator may set are checked in `limits.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+
+Target = Literal["image", "text", "pair"]
+EXACT = 2**53  # integers beyond are not exact in JSON, nor in the index
+HARD_MAX_K = 1000
+
+# Control characters in an id would make logs and URLs ambiguous; "." and ".." cannot be written in a URL at all.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+_FIELD = re.compile(r"[^\W\d_]\w{0,63}")
+
+ItemId = Annotated[str, StringConstraints(min_length=1, max_length=512)]
+Scalar = (
+    Annotated[bool, Field(strict=True)]
+    | Annotated[int, Field(strict=True, ge=-EXACT, le=EXACT)]
+    | Annotated[float, Field(strict=True, allow_inf_nan=False)]
+    | Annotated[str, StringConstraints(strict=True, max_length=10_000)]
+    | None
+)
+
+
+def check_id(value: str) -> str:
+    """An id that can be stored, logged and addressed, or ValueError."""
+    if not value or len(value) > 512:
+        raise ValueError("an id has 1 to 512 characters")
+    if _CONTROL.search(value):
+        raise ValueError("an id must not contain control characters")
+    if value in (".", ".."):
+        raise ValueError("an id must not be '.' or '..'")
+    return value
+
+
+def _no_nul(value: str | None) -> str | None:
+    if value is not None and "\x00" in value:
+        raise ValueError("text must not contain NUL characters")
+    return value
+
+
+class Strict(BaseModel):
+    """Requests: no unknown fields, no coercion, no NaN."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class SearchRequest(Strict):
+    """A question. At least one of `text`, `image` and `like`."""
+
+    text: str | None = Field(None, max_length=8000, description="What to look for, in words.")
+    image: str | None = Field(
+        None,
+        description="A picture as base64 (PNG, JPEG, WebP, GIF, BMP or AVIF); a data: URL works. Never a link.",
+        json_schema_extra={"contentEncoding": "base64"},
+    )
+    like: ItemId | None = Field(
+        None, description="The id of an indexed item to use as the picture (or, without one, the text) of this query."
+    )
+    instruction: str | None = Field(None, max_length=2000, description="What kind of answer is wanted, in words.")
+    target: Target | None = Field(None, description="What kind of answer is wanted: an image, a text, or a pair of both.")
+    k: int = Field(10, ge=1, le=HARD_MAX_K, description="How many results.")
+    where: str | None = Field(
+        None, max_length=2000, description="A filter over metadata, as an SQL condition: `price < 50 AND colour = 'red'`."
+    )
+    min_score: float | None = Field(None, description="Leave out results that score lower.")
+    beams: int | None = Field(None, ge=1, le=1000, description="Beam width; the model's default if absent.")
+    rerank: int | None = Field(
+        None, ge=0, le=100_000, description="How many candidates to re-rank; the model's default if absent."
+    )
+
+    _texts = field_validator("text", "instruction", "where")(_no_nul)
+
+    @model_validator(mode="after")
+    def _asks_something(self) -> SearchRequest:
+        if not (self.text or "").strip() and self.image is None and self.like is None:
+            raise ValueError("send a text, an image, or 'like' with an item's id")
+        if self.image is not None and self.like is not None:
+            raise ValueError("send either an image or 'like', not both")
+        return self
+
+
+class ItemBody(Strict):
+    """The content of an item. At least one of `text` and `image`."""
+
+    text: str | None = Field(None, max_length=100_000)
+    image: str | None = Field(None, description="A picture as base64.", json_schema_extra={"contentEncoding": "base64"})
+    metadata: dict[str, Scalar] = Field(
+        default_factory=dict, max_length=64, description="Flat fields for `where` and for display."
+    )
+
+    _texts = field_validator("text")(_no_nul)
+
+    @field_validator("metadata")
+    @classmethod
+    def _fields(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for name, content in value.items():
+            if not _FIELD.fullmatch(name):
+                raise ValueError(f"{name[:80]!r} is not a field name: a letter, then letters, digits or _, at most 64")
+            if isinstance(content, str):
+                _no_nul(content)
+        return value
+
+    @model_validator(mode="after")
+    def _has_content(self) -> ItemBody:
+        if not (self.text or "").strip() and self.image is None:
+            raise ValueError("an item needs a text, an image, or both")
+        return self
+
+
+class ItemIn(ItemBody):
+    """An item with its id."""
+
+    id: ItemId
+
+    _id = field_validator("id")(check_id)
+
+
+class ItemsRequest(Strict):
+    """Items to add."""
+
+    items: list[ItemIn] = Field(min_length=1)
+
+    @field_validator("items")
+    @classmethod
+    def _distinct(cls, value: list[ItemIn]) -> list[ItemIn]:
+        seen: set[str] = set()
+        for item in value:
+            if item.id in seen:
+                raise ValueError(f"the id {item.id!r} appears twice")
+            seen.add(item.id)
+        return value
+
+
+# -- answers ---------------------------------------------------------------------------------------------------
+
+
+class CodeStep(BaseModel):
+    """One step of an ID: the code, and how many items share the ID up to here."""
+
+    code: int
+    prefix: str = Field(description="The codes up to here, joined by '-': what `/v1/codes/{prefix}` takes.")
+    count: int
+
+
+class ItemOut(BaseModel):
+    """An indexed item. `image_url` and `thumbnail_url` are paths on this server, or null."""
+
+    id: str
+    modality: Target
+    text: str | None = None
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    codes: list[int]
+    image_url: str | None = None
+    thumbnail_url: str | None = None
+
+
+class ItemDetail(ItemOut):
+    """An item with its ID as a path: coarse to fine."""
+
+    path: list[CodeStep]
+
+
+class HitOut(ItemOut):
+    """A result: an item and how well it answers. Higher is better."""
+
+    score: float
+
+
+class SearchResponse(BaseModel):
+    hits: list[HitOut]
+    took_ms: float = Field(description="Time in the server, waiting included.")
+    batch_size: int = Field(description="How many queries shared the pass through the model.")
+
+
+class AddResponse(BaseModel):
+    added: int = Field(description="Items that are new.")
+    unchanged: int = Field(description="Items that were there already.")
+    count: int = Field(description="Items in the index now.")
+
+
+class PutResponse(BaseModel):
+    id: str
+    created: bool
+    count: int
+
+
+class DeleteResponse(BaseModel):
+    id: str
+    count: int
+
+
+class ChildCode(BaseModel):
+    code: int
+    prefix: str
+    count: int
+    examples: list[ItemOut] = Field(description="A few items that live there.")
+
+
+class CodesResponse(BaseModel):
+    """What lives under a prefix of codes."""
+
+    prefix: str
+    path: list[CodeStep]
+    level: int = Field(description="How many codes the prefix has.")
+    levels: int = Field(description="How many codes a full ID has.")
+    count: int = Field(description="Items under the prefix.")
+    children_total: int
+    children: list[ChildCode] = Field(description="Next codes, the fullest first.")
+    items: list[ItemOut]
+
+
+class Limits(BaseModel):
+    max_body_bytes: int
+    max_image_bytes: int
+    max_pixels: int
+    max_k: int
+    max_items: int
+
+
+class InfoResponse(BaseModel):
+    """What this server holds and takes."""
+
+    version: str
+    items: int
+    level_sizes: list[int]
+    fields: dict[str, str] = Field(description="Metadata fields that `where` may name, with their types.")
+    scopes: list[Literal["read", "write"]] = Field(description="What your key may do.")
+    limits: Limits
+
+
+class Health(BaseModel):
+    status: Literal["ok", "ready"]
+
+
+class ErrorBody(BaseModel):
+    code: str
+    message: str
+    request_id: str
+
+
+class ErrorResponse(BaseModel):
+    """Every answer that is not a success."""
+
+    error: ErrorBody

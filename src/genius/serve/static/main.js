@@ -1,0 +1,199 @@
+// Puts the page together: reads the address, asks the server, shows the answer. The only module with a flow.
+import { $, h, plural } from "./dom.js";
+import * as api from "./api.js";
+import * as state from "./state.js";
+import { fill, offerFields, setUpAsk } from "./ask.js";
+import { codesView } from "./codes.js";
+import * as detail from "./detail.js";
+import { grid, mark, notice, summary, waiting } from "./results.js";
+import { setUpTheme } from "./theme.js";
+
+let about = null; // what /v1/info said
+let running = null; // the request on its way
+let shown = ""; // which list is on screen, so that opening an item does not fetch it again
+let scores = new Map();
+
+const say = (text) => ($("status").textContent = text);
+const put = (...parts) => $("results").replaceChildren(...parts);
+const open = (item) => state.go({ item: item.id });
+const button = (label, onclick, main = false) => h("button", { type: "button", class: main ? "go" : "plain", onclick }, label);
+const retry = () => {
+  shown = "";
+  draw();
+};
+
+async function loadInfo() {
+  about = await api.info();
+  $("count").textContent = plural(about.items, "item");
+  offerFields(about.fields);
+}
+
+async function draw() {
+  const current = state.read();
+  fill(current);
+  $("nav-search").toggleAttribute("aria-current", current.codes === null);
+  $("nav-codes").toggleAttribute("aria-current", current.codes !== null);
+  const { item, ...list } = current;
+  const wanted = JSON.stringify(list);
+  if (wanted !== shown) {
+    if (!item) detail.close();
+    await drawList(current, wanted);
+  }
+  if (item) await detail.open(item, scores.get(item));
+  else detail.close();
+  mark(item);
+}
+
+async function drawList(current, wanted) {
+  running?.abort();
+  running = new AbortController();
+  const { signal } = running;
+  const slow = setTimeout(() => {
+    say("Searching …");
+    put(waiting(8));
+  }, 150);
+  try {
+    if (about === null) await loadInfo();
+    if (current.codes !== null) await showCodes(current, signal);
+    else if (current.q || current.pic || current.like) await showSearch(current, signal);
+    else await showStart(current, signal);
+    shown = wanted;
+  } catch (error) {
+    if (error.name === "AbortError") return;
+    shown = "";
+    showError(error, current);
+  } finally {
+    clearTimeout(slow);
+  }
+}
+
+async function showSearch(current, signal) {
+  const picture = current.pic ? state.picture(current.pic) : null;
+  if (current.pic && !picture && !current.q) {
+    say("");
+    put(notice({ title: "The picture is gone", lines: ["Pictures stay on this page only, and it was reloaded. Drop the picture again to repeat the search."] }));
+    return;
+  }
+  const request = { text: current.q || undefined, like: current.like || undefined, target: current.target || undefined, where: current.where || undefined, k: Number(current.k) };
+  const answer = await api.search(request, picture?.blob, signal);
+  scores = new Map(answer.hits.map((hit) => [hit.id, hit.score]));
+  if (!answer.hits.length) {
+    say("No results");
+    put(nothingFound(current));
+    return;
+  }
+  say(summary(answer.hits.length, request, answer));
+  put(grid(answer.hits, { open, label: "Results", selected: current.item }));
+}
+
+function nothingFound(current) {
+  const actions = [];
+  if (current.where) actions.push(button("Search without the filter", () => state.go({ where: "" }), true));
+  if (current.target) actions.push(button("Look for anything", () => state.go({ target: "" }), !current.where));
+  const kinds = { image: "images", text: "texts", pair: "image + text pairs" };
+  return notice({
+    title: "Nothing matches",
+    lines: [
+      current.where && `No item that fits was found where ${current.where}.`,
+      current.target && `Only ${kinds[current.target] ?? "one kind"} were looked for.`,
+      !current.where && !current.target && (about.items === 0 ? "This index is empty." : "Try other words or another picture."),
+    ],
+    actions,
+  });
+}
+
+async function showStart(current, signal) {
+  scores = new Map();
+  if (about.items === 0) {
+    say("");
+    put(
+      notice({
+        title: "This index is empty",
+        lines: ["Add something to find, then come back:", h("code", {}, "genius index PHOTOS/ -o my.genius"), "or send items to POST /v1/items."],
+        actions: [button("Look again", () => { about = null; retry(); })],
+      }),
+    );
+    return;
+  }
+  const answer = await api.codes("", signal);
+  // a few of every kind, mixed
+  const kinds = answer.children.map((child) => child.examples);
+  const mixed = Array.from({ length: 8 }, (_, i) => kinds.map((examples) => examples[i])).flat().filter(Boolean).slice(0, 12);
+  say("");
+  put(
+    h("h2", { class: "start" }, "Ask with words, a picture, or both"),
+    h("p", { class: "hint" }, "Drop or paste a picture anywhere on this page. Add words to say what should be different. Or start from one of these:"),
+    grid(mixed, { open, label: "A few items of this index", selected: current.item }),
+  );
+}
+
+async function showCodes(current, signal) {
+  scores = new Map();
+  const answer = await api.codes(current.codes, signal);
+  say(current.codes ? `${plural(answer.count, "item")} under these codes` : "");
+  put(...codesView(answer, open, current.item));
+  if (!current.item) $("codes-title")?.focus({ preventScroll: true });
+}
+
+function showError(error, current) {
+  say("");
+  const bad = (title, lines, actions) => put(notice({ title, lines, actions, tone: "bad" }));
+  const again = button("Try again", retry, true);
+  if (error.status === 401) {
+    bad("This server needs an API key", [error.message], [button("Enter a key", askForKey, true)]);
+    if (!$("key-dialog").open) askForKey();
+  } else if (error.status === 403) bad("This key may not do that", [error.message], [button("Use another key", askForKey, true)]);
+  else if (error.status === 0) bad("The server does not answer", ["It may be restarting, or your connection is down."], [again]);
+  else if (error.status === 503 || error.status === 504) {
+    const wait = error.retryAfter ? ` It asks to wait ${plural(error.retryAfter, "second")}.` : "";
+    bad(error.status === 503 ? "The server is busy" : "That took too long", [`${error.message}.${wait}`.replace("..", ".")], [again]);
+  } else if (error.status === 422 && current.where && /where|filter|column|field|condition|expression/i.test(error.message)) {
+    const fields = Object.keys(about?.fields ?? {});
+    bad("The filter could not be used", [error.message, fields.length ? `It may name: ${fields.join(", ")}. Texts stand in single quotes: colour = 'red' AND price < 50.` : "The items of this index have no fields to filter by."], [
+      button("Search without the filter", () => state.go({ where: "" }), true),
+    ]);
+  } else if (error.status === 413 || /image/.test(error.message)) {
+    bad("That picture could not be used", [error.message], [button("Remove the picture", () => state.go({ pic: "", like: "" }), true)]);
+  } else if (error.status === 404) bad("Not here", [error.message], [button("Start again", () => state.go(state.EMPTY), true)]);
+  else bad("That did not work", [error.message], [again]);
+}
+
+function askForKey() {
+  $("key").value = "";
+  $("key-dialog").showModal();
+  $("key").focus();
+}
+
+function setUpKeys() {
+  $("key-open").addEventListener("click", askForKey);
+  $("key-cancel").addEventListener("click", () => $("key-dialog").close());
+  $("key-form").addEventListener("submit", () => {
+    api.key.set($("key").value.trim());
+    about = null;
+    retry();
+  });
+}
+
+document.addEventListener("keydown", (event) => {
+  const typing = /^(INPUT|TEXTAREA|SELECT)$/.test(document.activeElement?.tagName ?? "");
+  if (event.key === "/" && !typing && !event.ctrlKey && !event.metaKey) {
+    event.preventDefault();
+    $("text").focus();
+    $("text").select();
+  } else if (event.key === "Escape" && state.read().item && !$("key-dialog").open) {
+    event.preventDefault();
+    state.go({ item: "" });
+  }
+});
+
+setUpTheme();
+setUpKeys();
+setUpAsk((problem) => {
+  say("");
+  shown = "";
+  put(notice({ title: "That cannot be searched with", lines: [problem], tone: "bad" }));
+});
+window.addEventListener("hashchange", draw);
+document.querySelector("[data-home]").addEventListener("click", () => ($("text").value = ""));
+$("nav-search").addEventListener("click", () => ($("text").value = ""));
+draw();
