@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -111,7 +110,7 @@ def build_cached(reader: Reader, key: CacheKey, root: Path) -> Base:
         _write(base, key, scratch)
         if target.exists():
             shutil.rmtree(target)
-        os.replace(scratch, target)
+        scratch.replace(target)
         saved = load(target, key)
         return base if saved is None else saved
     except OSError:

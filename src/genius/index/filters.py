@@ -67,11 +67,6 @@ def compile_where(where: str, columns: Columns) -> str:
     return sql
 
 
-def literal(value: str) -> str:
-    """A string as an SQL literal."""
-    return "'" + value.replace("'", "''") + "'"
-
-
 def _tokens(where: str) -> list[_Token]:
     tokens: list[_Token] = []
     at, end = 0, len(where.rstrip())

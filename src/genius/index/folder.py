@@ -12,11 +12,13 @@ import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from genius.errors import GeniusError
 from genius.index.lock import WriterLock
-from genius.index.store import Store
+from genius.index.store import Reader, Store
 from genius.model.genius import Genius
+from genius.types import Modality
 
 FORMAT = 1
 ABOUT = "genius.json"
@@ -66,6 +68,23 @@ def open_or_create(
         built = f"{about.source or 'another model'} ({about.fingerprint[:8]})"
         raise GeniusError(f"{folder} was built with {built}, not with this model ({fingerprint[:8]}): build a new index")
     return about, loaded, Store.open(folder)
+
+
+def describe(folder: Path, about: About, reader: Reader) -> dict[str, Any]:
+    """What an index is, without its model being loaded."""
+    return {
+        "path": str(folder),
+        "items": reader.count(),
+        "modalities": {kind.label: reader.count(f"modality = '{kind.label}'") for kind in Modality},
+        "metadata": dict(reader.columns),
+        "model": about.source,
+        "fingerprint": about.fingerprint,
+        "levels": list(about.levels),
+        "width": about.width,
+        "version": reader.version,
+        "created": about.created,
+        "bytes": sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()),
+    }
 
 
 def load_model(folder: Path, model: Genius | str | Path | None, about: About | None) -> Genius:
@@ -135,7 +154,7 @@ def _write_whole(path: Path, text: str) -> None:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(name, path)
+            Path(name).replace(path)
         finally:
             Path(name).unlink(missing_ok=True)
     except OSError as error:

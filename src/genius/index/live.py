@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from genius.errors import GeniusError
 from genius.index.base import Base
-from genius.index.store import SEQ_SHIFT, Reader
+from genius.index.store import Reader
 from genius.model.genius import Genius
 from genius.search import CodeTrie, SearchEngine
 
@@ -32,8 +32,18 @@ class Live:
         self.delta_ids: dict[str, int] = {}
         self._engine: SearchEngine | None = None
         self._engine_dead: NDArray[np.bool_] = np.zeros(0, bool)  # what the engine knows of `dead`
-        if reader.version != base.version:
-            self.advance(reader, from_version=base.version)
+        self.advance(reader)
+
+    @classmethod
+    def verified(cls, model: Genius, base: Base, reader: Reader) -> Live | None:
+        """From a cached base, after comparing it with the table row by row; None if they tell different stories."""
+        present = reader.seqs()
+        fresh = present[~_within(present, base.seqs)]
+        if len(fresh) and base.items and fresh[0] < base.seqs[-1]:
+            return None  # rows that should be in the base are not: the table is another one
+        live = cls(model, base, reader)
+        live.dead = ~_within(live.seqs, present)
+        return live if live.alive == len(present) else None
 
     @property
     def version(self) -> int:
@@ -45,11 +55,10 @@ class Live:
 
     # -- moving to a newer version -----------------------------------------------------------------------------
 
-    def advance(self, reader: Reader, gone: Sequence[int] = (), from_version: int | None = None) -> None:
+    def advance(self, reader: Reader, gone: Sequence[int] = ()) -> None:
         """Become version `reader.version`. `gone`: rows known to be deleted; others are found if the count says so."""
-        floor = ((self.version if from_version is None else from_version) + 1) << SEQ_SHIFT
         known = int(self.seqs[-1]) if len(self.seqs) else -1
-        parts = list(reader.codes(f"_seq >= {max(floor, known + 1)}"))
+        parts = list(reader.codes(f"_seq > {known}"))  # seqs only grow: what is new is larger
         self.dead[np.asarray(gone, np.int64)] = True
         if parts:
             seqs, codes = (np.concatenate([part[i] for part in parts]) for i in (0, 2))
@@ -61,8 +70,7 @@ class Live:
             self.delta_codes = np.concatenate([self.delta_codes, codes[order]])
             self.delta_ids.update((ids[position], first + i) for i, position in enumerate(order))
         if reader.count() != self.alive:  # someone else deleted, too
-            present = reader.seqs()
-            self.dead |= ~np.isin(self.seqs, present, assume_unique=True)
+            self.dead = ~_within(self.seqs, reader.seqs())
             if reader.count() != self.alive:
                 raise GeniusError(
                     f"the index holds {reader.count()} items at version {reader.version}, {self.alive} were expected"
@@ -140,4 +148,14 @@ class Live:
         below = self.base.trie.rows_below(prefix) if self.base.items else np.empty(0, np.int64)
         match = (self.delta_codes[:, : len(prefix)] == np.asarray(prefix, np.int64)).all(axis=1)
         rows = np.concatenate([np.sort(below), np.flatnonzero(match) + self.base.items])
-        return rows[~self.dead[rows]]
+        alive: NDArray[np.int64] = rows[~self.dead[rows]]
+        return alive
+
+
+def _within(values: NDArray[np.int64], others: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which of ascending `values` are among ascending `others`."""
+    if not len(others):
+        return np.zeros(len(values), bool)
+    at = np.minimum(np.searchsorted(others, values), len(others) - 1)
+    same: NDArray[np.bool_] = others[at] == values
+    return same

@@ -77,25 +77,32 @@ def kind_of(value: object) -> Kind | None:
     return "text" if isinstance(value, str) else None
 
 
-def new_columns(known: Columns, rows: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, Kind]:
-    """Columns that the metadata of (item id, metadata) rows adds to `known`. One clear line when kinds conflict."""
+def new_columns(known: Columns, rows: Iterable[tuple[str, Mapping[str, Any]]]) -> tuple[dict[str, Kind], dict[str, str]]:
+    """Columns that the metadata of (item id, metadata) rows adds to `known`; one line for each id that does not fit."""
     columns = dict(known)
     spelling = {name.lower(): name for name in columns}
     fresh: dict[str, Kind] = {}
+    conflicts: dict[str, str] = {}
     for item_id, metadata in rows:
-        for key, value in metadata.items():
-            kind = kind_of(value)
-            assert kind is not None  # check_metadata ran
-            if key not in columns:
-                if key.lower() in spelling:  # SQL does not tell them apart
-                    raise GeniusError(f"item {item_id!r}: metadata {key!r} differs only in case from {spelling[key.lower()]!r}")
+        kinds = {key: kind_of(value) for key, value in metadata.items()}
+        for key, kind in kinds.items():
+            same = spelling.get(key.lower(), key)
+            if same != key:  # SQL does not tell them apart
+                conflicts[item_id] = f"item {item_id!r}: metadata {key!r} differs only in case from {same!r}"
+            elif columns.get(key, kind) != kind:
+                conflicts[item_id] = (
+                    f"item {item_id!r}: metadata {key!r} is a {columns[key]} in this index, not {metadata[key]!r}"
+                )
+        added = [key for key in kinds if key not in columns]
+        if len(columns) + len(added) > MAX_KEYS:
+            conflicts[item_id] = f"item {item_id!r}: an index may have {MAX_KEYS} metadata keys, {added[0]!r} would be one more"
+        if item_id not in conflicts:
+            for key in added:
+                kind = kinds[key]
+                assert kind is not None  # check_metadata ran
                 columns[key] = fresh[key] = kind
                 spelling[key.lower()] = key
-            elif columns[key] != kind:
-                raise GeniusError(f"item {item_id!r}: metadata {key!r} holds {columns[key]}s in this index, not {value!r}")
-    if len(columns) > MAX_KEYS:
-        raise GeniusError(f"an index may have {MAX_KEYS} metadata keys; these items would make it {len(columns)}")
-    return fresh
+    return fresh, conflicts
 
 
 def column_values(metadata: Sequence[Mapping[str, Any]], key: str, kind: Kind) -> list[Any]:

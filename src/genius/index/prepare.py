@@ -18,11 +18,20 @@ from genius.errors import GeniusError
 from genius.features import Features
 from genius.index import metadata as meta
 from genius.index.pictures import Picture, keep_picture
+from genius.instructions import format_text
 from genius.model.genius import Genius
 from genius.types import Item, load_image
 
-Stamped: TypeAlias = tuple[Item, str | None]
-"""An item and the fingerprint of the file it came from, if it came from one."""
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """Where an item was read from, and a fingerprint that changes when what was read does."""
+
+    source: str
+    mark: str
+
+
+Stamped: TypeAlias = tuple[Item, Stamp | None]
 
 AT_ONCE = 32  # pictures in memory at a time
 MAX_ID = 512
@@ -36,7 +45,7 @@ class Prepared:
     items: list[Item]
     metadata: list[dict[str, Any]]
     pictures: list[Picture]
-    stamps: list[str | None]
+    stamps: list[Stamp | None]
     codes: NDArray[np.uint16]  # (n, M)
     embeddings: NDArray[np.float16]  # (n, D)
     problems: list[str]
@@ -67,7 +76,8 @@ class Prepared:
         columns["_image"] = [picture.path for picture in self.pictures]
         columns["_image_bytes"] = [picture.data for picture in self.pictures]
         columns["_thumbnail"] = [picture.thumbnail for picture in self.pictures]
-        columns["_stamp"] = self.stamps
+        columns["_source"] = [None if stamp is None else stamp.source for stamp in self.stamps]
+        columns["_stamp"] = [None if stamp is None else stamp.mark for stamp in self.stamps]
         return columns
 
 
@@ -82,9 +92,9 @@ def prepare(
     items: list[Item] = []
     metadata: list[dict[str, Any]] = []
     pictures: list[Picture] = []
-    stamps: list[str | None] = []
+    stamps: list[Stamp | None] = []
     problems: list[str] = []
-    vectors: list[tuple[Tensor, Tensor, Tensor]] = []  # z, dense, modality
+    vectors: list[tuple[Tensor, Tensor]] = []  # z, dense
     for start in range(0, len(batch), AT_ONCE):
         opened: list[Item] = []
         kept: list[int] = []
@@ -112,22 +122,23 @@ def prepare(
             continue
         if features is None:
             embedded = model.embed_items(opened, batch_size=AT_ONCE)
-            vectors.append((embedded.z, embedded.dense, embedded.modality))
+            vectors.append((embedded.z, embedded.dense))
         else:
-            part = features[torch.tensor(kept)]
-            vectors.append((*model.embed(part), part.modality.to(model.device)))
-    codes, embeddings = _quantize(model, vectors)
+            vectors.append(model.embed(features[torch.tensor(kept)]))
+    codes, embeddings = _quantize(model, vectors, torch.tensor([int(item.modality) for item in items], dtype=torch.long))
     return Prepared(items, metadata, pictures, stamps, codes, embeddings, problems)
 
 
-def _quantize(model: Genius, vectors: list[tuple[Tensor, Tensor, Tensor]]) -> tuple[NDArray[np.uint16], NDArray[np.float16]]:
+def _quantize(
+    model: Genius, vectors: list[tuple[Tensor, Tensor]], modality: Tensor
+) -> tuple[NDArray[np.uint16], NDArray[np.float16]]:
     quantizer = model.quantizer
     if not vectors:
         return np.empty((0, quantizer.config.levels), np.uint16), np.empty((0, model.config.width), np.float16)
-    z, dense, modality = (torch.cat([part[i] for part in vectors]) for i in range(3))
+    z, dense = torch.cat([part[0] for part in vectors]), torch.cat([part[1] for part in vectors])
     if not bool(torch.isfinite(dense).all()):
         raise GeniusError("the encoder gave NaN or infinity for some items")
-    codes = quantizer.encode(z, modality if quantizer.config.labelled else None)
+    codes = quantizer.encode(z, modality.to(z.device) if quantizer.config.labelled else None)
     return codes.cpu().numpy().astype(np.uint16), dense.float().cpu().numpy().astype(np.float16)
 
 
@@ -137,6 +148,8 @@ def _check(item: Item) -> dict[str, Any]:
         raise GeniusError(f"item {item.id[:40]!r}: an id has at most {MAX_ID} characters and no control characters")
     if item.text is not None:
         meta.check_unicode(item.text, f"item {item.id!r}: text")
+        if item.image is None and not format_text(item.text):
+            raise GeniusError(f"item {item.id!r}: the text has no words")
         if len(item.text) > MAX_TEXT:
             raise GeniusError(f"item {item.id!r}: the text has {len(item.text):,} characters, more than {MAX_TEXT:,}")
     return meta.check_metadata(item.id, item.metadata)

@@ -58,7 +58,6 @@ class PrefixView:
     count: int
     children: Mapping[int, int]  # next code -> items below it, most first; empty at full depth
     items: list[Item]  # the first few, in the order they were added
-    ids: list[str]
     codes: list[tuple[int, ...]]  # full codes of `items`
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,13 +1,15 @@
 """The truth on disk: one LanceDB table, a row an item. Knows arrow and SQL; knows nothing of models or search.
 
-Every row has a `_seq` that is never used twice: (version it was written on top of + 1) * 2^24 + position. So
-"rows newer than version V" is a range, and (`_seq` -> codes, embedding) never changes once written: whatever was
-computed from a row stays true of it. Writers must hold the index's lock; readers look at one version each.
+Every row has a `_seq` that is never used twice: the version it was written on top of plus one (27 bits), a random
+number of the commit (16), the position in the commit (20). So "rows newer than version V" is a range, and (`_seq` ->
+codes, embedding) never changes once written: whatever was computed from a row stays true of it, even if the table
+was put back from a copy and took another turn. Writers hold the index's lock; readers look at one version each.
 """
 
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -23,10 +25,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 TABLE = "items"
-SEQ_SHIFT = 24
-MAX_BATCH = 1 << SEQ_SHIFT
+POSITION_BITS, SEQ_SHIFT = 20, 36
+MAX_BATCH = 1 << POSITION_BITS
 PAYLOAD = ("_seq", "id", "text", "modality", "_image", "_metadata")
 """What a hit shows; pictures are fetched only where asked for."""
+
+
+class Vanished(GeniusError):
+    """The files of a version were cleaned away while it was read."""
 
 
 @contextmanager
@@ -54,6 +60,8 @@ def database_errors(doing: str) -> Iterator[None]:
         for sign, plain in known.items():
             if sign in text:
                 raise GeniusError(f"cannot {doing}: {plain}; nothing that was there is lost") from None
+        if re.search(r"not ?found|no such file", text, re.IGNORECASE):
+            raise Vanished(f"cannot {doing}: a file of this version is gone") from None
         short = re.sub(r",? ?/\S+\.rs:\d+(:\d+)?", "", text)
         raise GeniusError(f"cannot {doing}: {short[:300]}") from None
 
@@ -65,11 +73,8 @@ class Reader:
         self._table = table
         self.version = version
         kinds: dict[str, Kind] = {"string": "text", "double": "number", "bool": "boolean"}
-        self.columns: Columns = {
-            field.name: kinds[str(field.type)]
-            for field in table.schema
-            if field.name not in BUILT_IN and not field.name.startswith("_")
-        }
+        own = [field for field in table.schema if field.name not in BUILT_IN and not field.name.startswith("_")]
+        self.columns: Columns = {field.name: kinds[str(field.type)] for field in own}
 
     def count(self, where: str | None = None) -> int:
         with database_errors("count"):
@@ -126,7 +131,8 @@ class Store:
 
     def __init__(self, folder: Path, table: Any, database: Any) -> None:
         self.folder = folder
-        self._table = table
+        self._table = table  # for the writer
+        self._watch = database.open_table(TABLE)  # for seeing what is newest, by any thread
         self._database = database
 
     @classmethod
@@ -147,7 +153,8 @@ class Store:
                 pa.field("_image", pa.string()),
                 pa.field("_image_bytes", pa.binary()),
                 pa.field("_thumbnail", pa.binary()),
-                pa.field("_stamp", pa.string()),
+                pa.field("_source", pa.string()),  # the file it was read from
+                pa.field("_stamp", pa.string()),  # changes when that file, or its row in it, does
             ]
         )
         with database_errors(f"create an index at {folder}"):
@@ -167,6 +174,11 @@ class Store:
 
     def latest(self) -> int:
         """The newest version on disk; under a millisecond."""
+        with database_errors("read the index"):
+            self._watch.checkout_latest()
+            return int(self._watch.version)
+
+    def _newest(self) -> int:
         with database_errors("read the index"):
             self._table.checkout_latest()
             return int(self._table.version)
@@ -188,16 +200,19 @@ class Store:
                 for v in self._table.list_versions()
             ]
 
-    # -- writing (the caller holds the lock and has called `latest`) -------------------------------------------
+    # -- writing (the caller holds the writer's lock) -------------------------------------------
 
     def next_seq(self) -> int:
-        return (int(self._table.version) + 1) << SEQ_SHIFT
+        """First `_seq` of a commit on top of the newest version."""
+        nonce = secrets.randbits(SEQ_SHIFT - POSITION_BITS)
+        return ((self._newest() + 1) << SEQ_SHIFT) | (nonce << POSITION_BITS)
 
     def add_columns(self, columns: Mapping[str, Kind]) -> None:
         import pyarrow as pa
 
         types = {"text": pa.string(), "number": pa.float64(), "boolean": pa.bool_()}
         with database_errors("add metadata columns"):
+            self._table.checkout_latest()
             self._table.add_columns(pa.schema([pa.field(name, types[kind]) for name, kind in columns.items()]))
 
     def table(self, columns: Mapping[str, Any]) -> pa.Table:
@@ -220,15 +235,18 @@ class Store:
     def append(self, rows: pa.Table) -> None:
         """All rows or none."""
         with database_errors("add items"):
+            self._table.checkout_latest()
             self._table.add(rows)
 
     def replace(self, rows: pa.Table) -> None:
         """Insert rows, each in place of the one with its id if there is one. One commit: all or none."""
         with database_errors("write items"):
+            self._table.checkout_latest()
             self._table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(rows)
 
     def delete(self, seqs: Sequence[int]) -> None:
         with database_errors("delete items"):
+            self._table.checkout_latest()
             self._table.delete(f"_seq IN ({', '.join(str(int(seq)) for seq in seqs)})")
 
     def fragments(self) -> int:
@@ -238,4 +256,5 @@ class Store:
     def compact(self, keep: timedelta) -> None:
         """Merge small files, drop versions older than `keep`."""
         with database_errors("optimize the index"):
+            self._table.checkout_latest()
             self._table.optimize(cleanup_older_than=keep)

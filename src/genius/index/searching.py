@@ -1,0 +1,131 @@
+"""How an index answers: filter, engine and items of one version.
+
+Knows how a target, a filter and a model's defaults become one call of the engine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from genius.config import from_dict
+from genius.errors import GeniusError
+from genius.index import metadata as meta
+from genius.index.filters import compile_where
+from genius.index.live import Live
+from genius.index.results import Hit
+from genius.index.state import State
+from genius.index.store import PAYLOAD, Reader
+from genius.search import SearchParams
+from genius.types import Item, Modality
+
+MAX_K = 10_000
+MAX_RERANK = 100_000_000
+
+
+def check(k: int, min_score: float | None) -> None:
+    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= MAX_K:
+        raise GeniusError(f"k must be a whole number from 1 to {MAX_K:,}, got {k!r}")
+    if min_score is not None and math.isnan(min_score):
+        raise GeniusError("min_score is not a number")
+
+
+def settings(state: State, beams: int | None, rerank: int | None, params: SearchParams | None) -> SearchParams:
+    """The model's defaults, then `params`, then the two knobs."""
+    chosen = params or from_dict(SearchParams, state.model.config.search, where="the model's search defaults")
+    if beams is not None:
+        if not 1 <= beams <= MAX_K:
+            raise GeniusError(f"beams must be from 1 to {MAX_K:,}, got {beams}")
+        chosen = dataclasses.replace(chosen, beams=beams)
+    if rerank is not None:
+        if not 0 <= rerank <= MAX_RERANK:
+            raise GeniusError(f"rerank must be from 0 to {MAX_RERANK:,}, got {rerank}")
+        chosen = dataclasses.replace(chosen, rerank=rerank)
+    return chosen
+
+
+def search(
+    state: State,
+    z: Tensor,
+    dense: Tensor | None,
+    targets: Tensor | None,
+    k: int,
+    where: str | None,
+    min_score: float | None,
+    params: SearchParams,
+) -> list[list[Hit]]:
+    """z (Q, D), dense (Q, D), targets (Q,) -1 for any -> the hits of every query, all of one version."""
+    if not z.shape[0]:
+        return []
+    with state.lock:
+        live = state.current()
+        allowed = _allowed(state, live, where, targets)
+        rows, scores = _run(live, z, dense, targets if _labelled(state) else None, k, params, allowed)
+        codes = [live.codes_of(row) for row in rows]
+        seqs = [live.seqs[row] for row in rows]
+        reader = live.reader
+    found = reader.rows(np.concatenate(seqs), PAYLOAD)
+    shown = dict(zip(found, display(reader, list(found.values())), strict=True))
+    answers: list[list[Hit]] = []
+    for q in range(len(rows)):
+        hits = []
+        for i, seq in enumerate(seqs[q].tolist()):
+            if min_score is None or scores[q][i] >= min_score:
+                kind = Modality.parse(found[seq]["modality"])
+                hits.append(Hit(shown[seq].id, float(scores[q][i]), tuple(codes[q][i].tolist()), shown[seq], kind))
+        answers.append(hits)
+    return answers
+
+
+def _labelled(state: State) -> bool:
+    return state.model.config.quantizer.labelled
+
+
+def _allowed(state: State, live: Live, where: str | None, targets: Tensor | None) -> NDArray[np.bool_] | None:
+    """(rows,) or (Q, rows) that may be found; None for all."""
+    mask = None if where is None else state.mask(live, compile_where(where, live.reader.columns))
+    if targets is None or _labelled(state) or bool((targets < 0).all()):
+        return mask
+    # this model's first code does not say the modality: the table does
+    whole = np.ones(len(live.seqs), bool) if mask is None else mask
+    kinds = {t: state.mask(live, f"modality = '{Modality(t).label}'") for t in set(targets.tolist()) if t >= 0}
+    return np.stack([whole & kinds[t] if t >= 0 else whole for t in targets.tolist()])
+
+
+def _run(
+    live: Live,
+    z: Tensor,
+    dense: Tensor | None,
+    targets: Tensor | None,
+    k: int,
+    params: SearchParams,
+    allowed: NDArray[np.bool_] | None,
+) -> tuple[list[NDArray[np.int64]], list[NDArray[np.float32]]]:
+    """Rows and scores of each query, best first, without the engine's padding."""
+    engine = live.engine()
+    if engine is None or live.alive == 0:
+        return [np.empty(0, np.int64)] * z.shape[0], [np.empty(0, np.float32)] * z.shape[0]
+    result = engine.search(z, k=min(k, live.alive), params=params, dense=dense, target=targets, allowed=allowed)
+    rows, scores = result.rows.cpu().numpy(), result.scores.float().cpu().numpy()
+    kept = [row >= 0 for row in rows]
+    return [row[keep] for row, keep in zip(rows, kept, strict=True)], [s[keep] for s, keep in zip(scores, kept, strict=True)]
+
+
+def display(reader: Reader, rows: list[dict[str, Any]]) -> list[Item]:
+    """Items to look at: a picture that has no path is shown by its thumbnail."""
+    bare = [row["_seq"] for row in rows if row["_image"] is None and row["modality"] != Modality.TEXT.label]
+    small = reader.rows(bare, ["_thumbnail"]) if bare else {}
+    lacking = [seq for seq in bare if small[seq]["_thumbnail"] is None]
+    full = reader.rows(lacking, ["_image_bytes"]) if lacking else {}
+    pictures = {seq: small[seq]["_thumbnail"] or full[seq]["_image_bytes"] for seq in bare}
+    return [to_item({**row, "_image_bytes": pictures.get(row["_seq"])}) for row in rows]
+
+
+def to_item(row: dict[str, Any]) -> Item:
+    image = row["_image"] if row["_image"] is not None else row.get("_image_bytes")
+    return Item(row["id"], image=image, text=row["text"], metadata=meta.load(row["_metadata"]))

@@ -1,0 +1,129 @@
+"""What the parts of one open index share: the folder, the model, the table, the search side, and two locks.
+
+`lock` guards the search side among the threads of this process and is held briefly; `writer` is the file lock
+that writers of all processes take in turn. The order is always writer, then lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genius.errors import GeniusError
+from genius.index import base as bases
+from genius.index.folder import open_or_create
+from genius.index.live import Live
+from genius.index.lock import WriterLock
+from genius.index.store import Reader, Vanished
+from genius.model.genius import Genius
+
+T = TypeVar("T")
+
+CACHE_FROM = 2_000  # smaller indexes are read whole when opened: quicker than a cache
+REBUILD_SHARE = 0.2  # a cache that lacks more than this share of the rows is built anew when opened
+MASKS = 16  # filters whose rows are remembered
+
+
+class State:
+    """One open index folder."""
+
+    def __init__(
+        self,
+        path: Path,
+        model: Genius | str | Path | None,
+        *,
+        create: bool,
+        read_only: bool,
+        version: int | None,
+        lock_timeout: float,
+        thumbnails: int,
+    ) -> None:
+        self.path = path
+        self.pinned = version
+        self.read_only = read_only or version is not None
+        self.thumbnails = thumbnails
+        self.lock = threading.RLock()
+        self.writer = WriterLock(path / ".lock", lock_timeout)
+        self.about, self.model, self.store = open_or_create(path, model, create and not self.read_only, self.writer)
+        self.key = bases.CacheKey(self.about.id, self.about.fingerprint, self.about.levels, self.about.width)
+        self.commits = 0  # of this process
+        self._masks: dict[tuple[int, str], NDArray[np.bool_]] = {}
+        self.live = self._open(self.store.at(self.store.latest() if version is None else version))
+
+    @property
+    def cache(self) -> Path:
+        return self.path / "cache"
+
+    # -- opening -----------------------------------------------------------------------------------------------
+
+    def _open(self, reader: Reader) -> Live:
+        count = reader.count()
+        live = self._from_cache(reader, count)
+        if live is not None:
+            return live
+        if count >= CACHE_FROM and not self.read_only:
+            try:
+                with self.writer.hold():  # one process builds; the next finds it
+                    live = self._from_cache(reader, count)
+                    return live if live is not None else self.rebuild(reader)
+            except GeniusError:
+                pass  # a busy writer or a read-only folder: do without a cache
+        return Live(self.model, bases.build(reader, self.key.level_sizes, self.key.width, None), reader)
+
+    def _from_cache(self, reader: Reader, count: int) -> Live | None:
+        cached = bases.newest(self.cache, self.key, reader.version)
+        if cached is None or count - cached.items > REBUILD_SHARE * count:
+            return None
+        return Live.verified(self.model, cached, reader)
+
+    def rebuild(self, reader: Reader) -> Live:
+        """A search side without history, and its cache on disk. The caller holds the writer's lock."""
+        base = bases.build_cached(reader, self.key, self.cache)
+        bases.forget(self.cache, keep=base.version)
+        return Live(self.model, base, reader)
+
+    # -- one version at a time ---------------------------------------------------------------------------------
+
+    def current(self, gone: Sequence[int] = ()) -> Live:
+        """The search side at the newest version. Call with `lock` held. `gone`: rows this process just deleted."""
+        if self.pinned is None:
+            latest = self.store.latest()
+            if latest != self.live.version:
+                self.live.advance(self.store.at(latest), gone)
+        return self.live
+
+    def reader(self) -> Reader:
+        with self.lock:
+            return self.current().reader
+
+    def consistent(self, call: Callable[[], T]) -> T:
+        """Run a read; once more if another process cleaned its version away meanwhile."""
+        try:
+            return call()
+        except Vanished:
+            if self.pinned is not None:
+                raise GeniusError(f"version {self.pinned} of {self.path} was cleaned away") from None
+            with self.lock:
+                self.live.reader = self.store.at(self.store.latest())
+            return call()
+
+    def mask(self, live: Live, sql: str) -> NDArray[np.bool_]:
+        """(rows,) which rows match. Call with `lock` held."""
+        key = (live.version, sql)
+        if key not in self._masks:
+            mask = np.zeros(len(live.seqs), bool)
+            mask[live.rows_of(live.reader.seqs(sql))] = True
+            while len(self._masks) >= MASKS:
+                self._masks.pop(next(iter(self._masks)))
+            self._masks[key] = mask
+        return self._masks[key]
+
+    def check_writable(self) -> None:
+        if self.read_only:
+            pinned = f" at version {self.pinned}" if self.pinned is not None else ""
+            raise GeniusError(f"{self.path} is open read-only{pinned}")

@@ -1,0 +1,167 @@
+"""How an index changes: batches of items become commits, one writer at a time.
+
+Reading pictures and running the model happen outside the locks; a commit is short. A commit is on disk before
+its caller hears of it, whole or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
+from typing import Literal
+
+import torch
+
+from genius.errors import GeniusError
+from genius.features import Features
+from genius.index import metadata as meta
+from genius.index.prepare import Prepared, Stamped, prepare
+from genius.index.results import AddReport
+from genius.index.state import State
+from genius.index.store import MAX_BATCH
+from genius.types import Item
+
+OnError = Literal["raise", "skip"]
+COMPACT_EVERY, COMPACT_AT = 64, 128  # commits between looks at the table; fragments at which they are merged
+KEEP = timedelta(days=7)  # how long old versions can be opened
+
+
+def write(
+    state: State,
+    items: Iterable[Stamped],
+    *,
+    replace: bool,
+    batch_size: int,
+    on_error: OnError,
+    on_progress: Callable[[AddReport], None] | None = None,
+    features: Features | None = None,
+) -> AddReport:
+    """Add items, or upsert them with `replace`. Each batch is one commit."""
+    state.check_writable()
+    if not 1 <= batch_size <= MAX_BATCH:
+        raise GeniusError(f"batch_size must be from 1 to {MAX_BATCH:,}, got {batch_size}")
+    total = AddReport()
+    at = 0
+    for batch in _batched(items, batch_size):
+        part = None if features is None else features[slice(at, at + len(batch))]
+        if part is not None and len(part) != len(batch):
+            raise GeniusError(f"features end at row {at + len(part)}, but there are more items")
+        at += len(batch)
+        report = _write_batch(state, batch, replace, on_error, part)
+        total.merge(report)
+        if on_progress is not None:
+            on_progress(report)
+    return total
+
+
+def _batched(items: Iterable[Stamped], size: int) -> Iterator[list[Stamped]]:
+    batch: list[Stamped] = []
+    for pair in items:
+        if not isinstance(pair[0], Item):
+            raise GeniusError(f"expected an Item, got {type(pair[0]).__name__}")
+        batch.append(pair)
+        if len(batch) == size:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _write_batch(state: State, batch: list[Stamped], replace: bool, on_error: OnError, features: Features | None) -> AddReport:
+    report = AddReport()
+    chosen: dict[str, int] = {}  # id -> position in the batch
+    for position, (item, _) in enumerate(batch):
+        if item.id in chosen and not replace:
+            report.existing += 1
+        if replace or item.id not in chosen:  # add: the first wins; upsert: the last
+            chosen[item.id] = position
+    if not replace:  # do not read pictures of what is there already
+        with state.lock:
+            there = state.current().find(chosen)
+        report.existing += len(there)
+        chosen = {item_id: position for item_id, position in chosen.items() if item_id not in there}
+    if not chosen:
+        return report
+    positions = list(chosen.values())
+    part = None if features is None else features[torch.tensor(positions)]
+    ready = prepare(state.model, [batch[p] for p in positions], state.thumbnails, on_error, part)
+    commit(state, ready, replace, on_error, report)
+    return report
+
+
+def commit(state: State, ready: Prepared, replace: bool, on_error: OnError, report: AddReport) -> None:
+    """Write prepared items; counts go to `report`."""
+    report.problems += ready.problems
+    with state.writer.hold():
+        with state.lock:
+            live = state.current()
+            columns = live.reader.columns
+            there = live.find([item.id for item in ready.items])
+        if not replace and there:  # another writer was quicker
+            report.existing += len(there)
+            ready = ready.without(there)
+        fresh, conflicts = meta.new_columns(columns, ((i.id, row) for i, row in zip(ready.items, ready.metadata, strict=True)))
+        if conflicts:
+            if on_error == "raise":
+                raise GeniusError(next(iter(conflicts.values())))
+            report.problems += conflicts.values()
+            ready = ready.without(conflicts)
+        if not ready.items:
+            return
+        gone = [there[item.id] for item in ready.items if item.id in there]
+        first = state.store.next_seq()
+        if fresh:
+            state.store.add_columns(fresh)
+        rows = state.store.table(ready.columns(first, {**columns, **fresh}))
+        if gone:
+            state.store.replace(rows)
+        else:
+            state.store.append(rows)
+        with state.lock:
+            state.current(gone)
+        report.added += len(ready.items) - len(gone)
+        report.replaced += len(gone)
+        state.commits += 1
+        if state.commits % COMPACT_EVERY == 0:
+            _tidy(state)
+
+
+def _tidy(state: State) -> None:
+    """Many small commits leave many small files, and every scan opens them all."""
+    try:
+        if state.store.fragments() > COMPACT_AT:
+            state.store.compact(KEEP)
+    except GeniusError:
+        pass  # a courtesy: the items are safe, the next commit tries again
+
+
+def delete(state: State, ids: str | Iterable[str], missing: Literal["raise", "skip"]) -> int:
+    state.check_writable()
+    wanted = [ids] if isinstance(ids, str) else list(dict.fromkeys(ids))
+    with state.writer.hold():
+        with state.lock:
+            live = state.current()
+            rows = live.find(wanted)
+            check_missing(wanted, rows, missing)
+            seqs = [int(live.seqs[row]) for row in rows.values()]
+        if seqs:
+            state.store.delete(seqs)
+            with state.lock:
+                state.current(list(rows.values()))
+        return len(seqs)
+
+
+def optimize(state: State, keep: timedelta) -> None:
+    state.check_writable()
+    with state.writer.hold():
+        state.store.compact(keep)
+        with state.lock:
+            state.live = state.rebuild(state.store.at(state.store.latest()))
+
+
+def check_missing(wanted: Iterable[str], found: dict[str, int], missing: Literal["raise", "skip"]) -> None:
+    if missing == "raise":
+        unknown = [item_id for item_id in wanted if item_id not in found]
+        if unknown:
+            more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+            raise GeniusError(f"no item {unknown[0]!r}{more} in this index")
