@@ -17,6 +17,11 @@ from genius.model.genius import Genius
 from genius.search import CodeTrie, SearchEngine
 
 MERGE_FROM, MERGE_SHARE = 8_192, 0.1  # additions, absolute and as a share, at which the engine folds them in
+WASTE_FROM, WASTE_SHARE = 10_000, 0.5  # dead rows, absolute and as a share, at which it pays to start afresh
+
+
+class OtherStory(GeniusError):
+    """The table does not continue what this process saw of it: it was put back, or replaced."""
 
 
 class Live:
@@ -41,7 +46,10 @@ class Live:
         fresh = present[~_within(present, base.seqs)]
         if len(fresh) and base.items and fresh[0] < base.seqs[-1]:
             return None  # rows that should be in the base are not: the table is another one
-        live = cls(model, base, reader)
+        try:
+            live = cls(model, base, reader)
+        except OtherStory:
+            return None
         live.dead = ~_within(live.seqs, present)
         return live if live.alive == len(present) else None
 
@@ -52,6 +60,12 @@ class Live:
     @property
     def alive(self) -> int:
         return len(self.seqs) - int(self.dead.sum())
+
+    @property
+    def wasteful(self) -> bool:
+        """Whether most rows are dead: every upsert leaves one behind."""
+        dead = int(self.dead.sum())
+        return dead > max(WASTE_FROM, WASTE_SHARE * len(self.seqs))
 
     # -- moving to a newer version -----------------------------------------------------------------------------
 
@@ -72,9 +86,7 @@ class Live:
         if reader.count() != self.alive:  # someone else deleted, too
             self.dead = ~_within(self.seqs, reader.seqs())
             if reader.count() != self.alive:
-                raise GeniusError(
-                    f"the index holds {reader.count()} items at version {reader.version}, {self.alive} were expected"
-                )
+                raise OtherStory(f"version {reader.version} holds {reader.count()} items where {self.alive} were expected")
         self.reader = reader
 
     def engine(self) -> SearchEngine | None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from genius.errors import GeniusError
 from genius.index import base as bases
 from genius.index.folder import open_or_create
-from genius.index.live import Live
+from genius.index.live import Live, OtherStory
 from genius.index.lock import WriterLock
 from genius.index.store import Reader, Vanished
 from genius.model.genius import Genius
@@ -73,13 +73,17 @@ class State:
                     return live if live is not None else self.rebuild(reader)
             except GeniusError:
                 pass  # a busy writer or a read-only folder: do without a cache
+        return self._in_memory(reader)
+
+    def _in_memory(self, reader: Reader) -> Live:
         return Live(self.model, bases.build(reader, self.key.level_sizes, self.key.width, None), reader)
 
     def _from_cache(self, reader: Reader, count: int) -> Live | None:
         cached = bases.newest(self.cache, self.key, reader.version)
         if cached is None or count - cached.items > REBUILD_SHARE * count:
             return None
-        return Live.verified(self.model, cached, reader)
+        live = Live.verified(self.model, cached, reader)
+        return None if live is None or live.wasteful else live
 
     def rebuild(self, reader: Reader) -> Live:
         """A search side without history, and its cache on disk. The caller holds the writer's lock."""
@@ -94,7 +98,13 @@ class State:
         if self.pinned is None:
             latest = self.store.latest()
             if latest != self.live.version:
-                self.live.advance(self.store.at(latest), gone)
+                reader = self.store.at(latest)
+                try:
+                    self.live.advance(reader, gone)
+                except OtherStory:
+                    self.live = self._in_memory(reader)
+                if self.live.wasteful:
+                    self.live = self._in_memory(reader)
         return self.live
 
     def reader(self) -> Reader:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -257,4 +258,6 @@ class Store:
         """Merge small files, drop versions older than `keep`."""
         with database_errors("optimize the index"):
             self._table.checkout_latest()
-            self._table.optimize(cleanup_older_than=keep)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # readers of a version that is cleaned away try again
+                self._table.optimize(cleanup_older_than=keep)
