@@ -1,5 +1,5 @@
 // The form: words, a picture (chosen, dropped or pasted), what kind of answer, a filter.
-import { $, h } from "./dom.js";
+import { $, h, shorten } from "./dom.js";
 import * as api from "./api.js";
 import * as state from "./state.js";
 
@@ -80,13 +80,29 @@ export function fill(current) {
     image.hidden = false;
   } else if (current.like) {
     delete image.dataset.pic;
-    $("chosen-name").textContent = `like ${current.like}`;
-    image.hidden = false;
-    api.show(image, `v1/thumbnails/${encodeURIComponent(current.like)}`);
+    showLike(current.like);
   } else {
     delete image.dataset.pic;
   }
   $("text").placeholder = picture || current.like ? "… but what should be different? (optional)" : "Describe it, or drop a picture, or both";
+}
+
+// "like this item": its picture, or its words where it has none.
+async function showLike(id) {
+  const image = $("chosen-image");
+  image.hidden = true;
+  $("chosen-name").textContent = `like ${id}`;
+  try {
+    const item = await api.item(id);
+    if (state.read().like !== id) return; // the user went on
+    if (item.text) $("chosen-name").textContent = `like “${shorten(item.text, 60)}”`;
+    if (item.thumbnail_url) {
+      image.hidden = false;
+      api.show(image, item.thumbnail_url);
+    }
+  } catch {
+    // the search itself says what is wrong
+  }
 }
 
 // Metadata fields as buttons that start a filter.

@@ -12,7 +12,7 @@ export function h(tag, attributes = {}, ...children) {
     else if (value === true) element.setAttribute(name, "");
     else element.setAttribute(name, String(value));
   }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
   return element;
 }
 
@@ -31,7 +31,7 @@ export const plural = (count, one, many = `${one}s`) => `${number(count)} ${coun
 export const shorten = (text, length) => (text.length <= length ? text : `${text.slice(0, length - 1).trimEnd()}…`);
 
 export const KINDS = { image: "image", text: "text", pair: "image + text" };
-const LEVEL_0 = ["image", "text", "image + text"];
+const LEVEL_0 = ["image", "text", "pair"];
 
 // The first code of an ID says what the item is; the others are numbers.
 export const codeName = (level, code) => (level === 0 ? LEVEL_0[code] ?? String(code) : String(code));

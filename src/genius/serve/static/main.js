@@ -148,8 +148,7 @@ function showError(error, current) {
     const wait = error.retryAfter ? ` It asks to wait ${plural(error.retryAfter, "second")}.` : "";
     bad(error.status === 503 ? "The server is busy" : "That took too long", [`${error.message}.${wait}`.replace("..", ".")], [again]);
   } else if (error.status === 422 && current.where && /where|filter|column|field|condition|expression/i.test(error.message)) {
-    const fields = Object.keys(about?.fields ?? {});
-    bad("The filter could not be used", [error.message, fields.length ? `It may name: ${fields.join(", ")}. Texts stand in single quotes: colour = 'red' AND price < 50.` : "The items of this index have no fields to filter by."], [
+    bad("The filter could not be used", [error.message, "A filter is a condition on fields, with texts in single quotes: colour = 'red' AND price < 50."], [
       button("Search without the filter", () => state.go({ where: "" }), true),
     ]);
   } else if (error.status === 413 || /image/.test(error.message)) {

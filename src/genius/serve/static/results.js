@@ -5,14 +5,19 @@ import { dragId } from "./ask.js";
 
 export const titleOf = (item) => shorten((item.text ?? item.metadata?.title ?? item.metadata?.name ?? item.id).toString(), 120);
 
+function words(item, size) {
+  const text = item.text ?? item.id;
+  const short = text.length <= 60 ? "short" : "long";
+  return h("span", { class: `face words ${size} ${short}` }, h("span", {}, shorten(text, size === "small" ? 48 : 240)));
+}
+
 // The face of an item: its thumbnail, or its words.
 export function face(item, { size = "normal" } = {}) {
-  if (!item.thumbnail_url) return h("span", { class: `face words ${size}` }, shorten(item.text ?? item.id, size === "small" ? 40 : 220));
+  if (!item.thumbnail_url) return words(item, size);
   const image = h("img", { alt: "", loading: "lazy", decoding: "async", draggable: "false" });
   const frame = h("span", { class: `face ${size}` }, image);
   image.addEventListener("error", () => {
-    frame.replaceChildren(shorten(item.text ?? item.id, 120));
-    frame.classList.add("words");
+    frame.replaceWith(words(item, size));
   });
   api.show(image, item.thumbnail_url);
   return frame;
@@ -36,7 +41,7 @@ export function card(item, { best = null, open, selected = false }) {
       h(
         "span",
         { class: "caption" },
-        h("span", { class: "title" }, item.thumbnail_url ? title : shorten(item.id, 60)),
+        h("span", { class: item.text && item.thumbnail_url ? "title" : "title name" }, item.thumbnail_url ? title : shorten(item.id, 60)),
         h(
           "span",
           { class: "meta" },
