@@ -51,7 +51,7 @@ export function codesView(answer, open, selected) {
     const rest = answer.children_total - answer.children.length;
     parts.push(
       h("h3", {}, root ? "First code" : `Code ${answer.level + 1} of ${answer.levels}: ${plural(answer.children_total, "way", "ways")} on`),
-      h("ul", { class: "tiles" }, answer.children.map((child) => tile(child, answer.level, most))),
+      h("ul", { class: root ? "tiles first" : "tiles" }, answer.children.map((child) => tile(child, answer.level, most))),
     );
     if (rest > 0) parts.push(h("p", { class: "hint" }, `and ${number(rest)} smaller ones`));
   }

@@ -58,12 +58,12 @@ function content(item, score) {
     parts.push(image);
   }
   if (item.text && item.text !== titleOf(item)) parts.push(h("p", { class: "full-text" }, item.text));
-  parts.push(actions(item), facts(item, score), path(item));
+  parts.push(actions(item), path(item), facts(item, score));
   return parts;
 }
 
 function actions(item) {
-  const but = h("input", { type: "text", id: "but", maxlength: "8000", placeholder: "in blue, at night, with a dog …", enterkeyhint: "search" });
+  const but = h("input", { type: "text", id: "but", maxlength: "8000", placeholder: "in blue, at night …", enterkeyhint: "search" });
   const search = (q) => state.go({ like: item.id, pic: "", q, codes: null, item: "" });
   return h(
     "div",
