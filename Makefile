@@ -2,22 +2,28 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-STAMP  := $(VENV)/.installed
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: setup demo test lint browser clean help
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
-setup: $(STAMP)  ## a virtual environment with GENIUS and its development tools
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
 
-$(STAMP): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	touch $(STAMP)
+# two stamps: a newcomer's demo does not wait for the development tools
+$(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '.[demo,serve]'
+	touch $@
 
-demo: setup  ## index 11,600 drawings that pip installed and search them in every way
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '.[dev]'
+	touch $@
+
+setup: $(VENV)/.dev  ## a virtual environment with GENIUS and its development tools
+
+demo: $(VENV)/.demo  ## index 11,600 drawings that pip installed and search them in every way
 	$(BIN)/genius demo
 
 lint: setup  ## ruff and mypy --strict
