@@ -54,12 +54,17 @@ def read_about(folder: Path) -> About | None:
         raise GeniusError(f"cannot read {path}: {error}") from None
 
 
+def about_of(folder: Path) -> About:
+    about = read_about(folder)
+    if about is None:
+        raise GeniusError(f"no index at {folder}")
+    return about
+
+
 def open_or_create(
     folder: Path, model: Genius | str | Path | None, create: bool, lock: WriterLock
 ) -> tuple[About, Genius, Store]:
-    about = read_about(folder)
-    if about is None and not create:
-        raise GeniusError(f"no index at {folder}")
+    about = read_about(folder) if create else about_of(folder)
     loaded = load_model(folder, model, about)
     if about is None:
         about = _create(folder, loaded, lock)

@@ -1,0 +1,200 @@
+"""`genius index`, `genius info`, `genius delete`, `genius optimize`: build and look after an index."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from genius.cli.common import command, console, emit
+from genius.errors import GeniusError
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+IndexArgument = Annotated[Path, typer.Argument(help="The index folder, such as my.genius.", metavar="INDEX")]
+ModelOption = Annotated[str | None, typer.Option(help="The model's folder or URI, if the index cannot find it by itself.")]
+SHOWN = 20  # problems printed for people; --json has them all
+
+
+def register(app: typer.Typer) -> None:
+    app.command("index")(index)
+    app.command("info")(info)
+    app.command("delete")(delete)
+    app.command("optimize")(optimize)
+
+
+@command
+def index(
+    paths: Annotated[
+        list[Path], typer.Argument(help="Files and folders: images, texts, JSONL, CSV, TSV, Parquet.", metavar="PATH...")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The index folder; made if it is not there.")] = Path(
+        "my.genius"
+    ),
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="bundled:NAME, a folder, local-dir:PATH or hf-hub:OWNER/NAME. Default: the index's own, else bundled:mini."
+        ),
+    ] = None,
+    id_column: Annotated[str | None, typer.Option(help="Of tables; default: id, item_id, uid, ... or the row number.")] = None,
+    text_column: Annotated[str | None, typer.Option(help="Of tables; default: text, caption, description, title, ...")] = None,
+    image_column: Annotated[str | None, typer.Option(help="Of tables: paths or bytes; default: image, image_path, ...")] = None,
+    captions: Annotated[bool, typer.Option(help="Take a.jpg and a.txt beside it as one item.")] = True,
+    content: Annotated[bool, typer.Option("--by-content", help="Notice changes by content, not by size and time.")] = False,
+    prune: Annotated[bool, typer.Option(help="Delete items whose file or row is gone.")] = False,
+    batch: Annotated[int, typer.Option(min=1, help="Items written at a time; each batch is safe once written.")] = 256,
+    thumbnails: Annotated[int, typer.Option(min=0, help="Longest side of stored previews in pixels, 0 for none.")] = 256,
+    as_json: JsonOption = False,
+) -> None:
+    """Index images, texts and tables. Run it again at any time: only what changed is read again.
+
+    Table columns that are neither id, text nor image become metadata for `genius search --where`. A run that was
+    broken off goes on where it stopped.
+
+    Examples:
+
+      genius index photos/ -o photos.genius
+
+      genius index products.csv --image-column photo -o shop.genius
+
+      genius index notes/ photos/ --prune
+    """
+    from genius.index.folder import read_about
+    from genius.index.index import Index
+    from genius.index.ingest import IngestConfig, IngestReport, ingest
+    from genius.index.tables import Columns
+
+    missing = next((path for path in paths if not path.exists()), None)
+    if missing is not None:  # before a model is loaded for nothing
+        raise GeniusError(f"no such file or folder: {missing}")
+    config = IngestConfig(Columns(id_column, text_column, image_column), captions, content, prune, batch)
+    chosen = model or (None if read_about(output) is not None else "bundled:mini")
+    with Index(output, chosen, thumbnails=thumbnails) as opened:
+        report: IngestReport = _with_progress(lambda tell: ingest(opened, paths, config, tell))
+        body = {"index": str(output), "items": opened.count(), **report.to_dict()}
+    if as_json:
+        emit(body)
+        return
+    rate = f", {body['items_per_second']:,.1f} items/s" if report.added + report.replaced else ""
+    pruned = f", {report.deleted} deleted" if config.prune else ""
+    console.print(
+        f"{report.added} added, {report.replaced} replaced, {report.unchanged} unchanged{pruned}, {len(report.problems)} skipped "
+        f"in {report.seconds:.1f} s{rate}",
+        highlight=False,
+    )
+    for line in report.problems[:SHOWN]:
+        console.print(f"  skipped {line}", markup=False, highlight=False, soft_wrap=True)
+    if len(report.problems) > SHOWN:
+        console.print(f"  ... and {len(report.problems) - SHOWN} more (--json lists them all)")
+    if report.ignored:
+        kinds = ", ".join(f"{suffix} ({count})" for suffix, count in report.ignored.most_common(8))
+        console.print(f"  not indexable: {kinds}", markup=False, highlight=False)
+    print(f"{output}: {body['items']} items")
+
+
+def _with_progress(run: Any) -> Any:
+    """A live counter on a terminal; elsewhere a line now and then."""
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    if console.is_terminal:
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.completed:,} items"),
+            TextColumn("{task.fields[rate]}"),
+            TimeElapsedColumn(),
+        )
+        with Progress(*columns, console=console, transient=True) as progress:
+            task = progress.add_task("indexing", total=None, rate="")
+
+            def advance(count: int) -> None:
+                progress.advance(task, count)
+                speed = progress.tasks[0].completed / max(progress.tasks[0].elapsed or 0.0, 1e-9)
+                progress.update(task, rate=f"{speed:,.0f}/s")
+
+            return run(advance)
+    started = last = time.monotonic()
+    done = 0
+
+    def count_up(count: int) -> None:
+        nonlocal done, last
+        done += count
+        now = time.monotonic()
+        if now - last >= 10:
+            last = now
+            console.print(f"{done:,} items, {done / (now - started):,.0f}/s", highlight=False)
+
+    return run(count_up)
+
+
+@command
+def info(
+    path: IndexArgument,
+    versions: Annotated[bool, typer.Option(help="List the versions that can still be opened.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """What an index holds: items by kind, metadata columns for --where, its model, its size."""
+    from genius.index.folder import about_of, describe
+    from genius.index.store import Store
+
+    about, store = about_of(path), Store.open(path)
+    body = describe(path, about, store.at(store.latest()))
+    if versions:
+        body["versions"] = store.versions()
+    if as_json:
+        emit(body)
+        return
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in body["modalities"].items() if count)
+    print(f"{path}: {body['items']:,} items ({kinds or 'empty'}), {body['bytes'] / 1e6:,.1f} MB, version {body['version']}")
+    print(f"  model     {body['model'] or 'not recorded'} ({body['fingerprint'][:8]})")
+    print(f"  IDs       {len(body['levels'])} codes of {' x '.join(map(str, body['levels']))}; embeddings of {body['width']}")
+    for name, kind in body["metadata"].items():
+        print(f"  metadata  {name} ({kind})")
+    for version in body.get("versions", []):
+        print(f"  version   {version['version']}  {version['time'][:19]}  {version['items']:,} items")
+
+
+@command
+def delete(
+    path: IndexArgument,
+    ids: Annotated[list[str] | None, typer.Argument(help="Ids of the items to delete.", metavar="ID...")] = None,
+    where: Annotated[str | None, typer.Option(help="Delete what matches this condition instead.")] = None,
+    model: ModelOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete items by id, or all that match a condition."""
+    from genius.index.index import Index
+
+    if bool(ids) == (where is not None):
+        raise GeniusError("name ids to delete, or a condition with --where")
+    with Index.open(path, model) as opened:
+        wanted = ids if ids else [item.id for item in opened.items(where)]
+        gone = opened.delete(wanted, missing="raise" if ids else "skip")
+        left = opened.count()
+    if as_json:
+        emit({"deleted": gone, "items": left})
+    else:
+        print(f"{gone} deleted, {left} left")
+
+
+@command
+def optimize(
+    path: IndexArgument,
+    keep_days: Annotated[float, typer.Option(min=0, help="Older versions are dropped for good.")] = 7.0,
+    model: ModelOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Merge small files, drop old versions, and make opening quick. Safe while others search."""
+    from datetime import timedelta
+
+    from genius.index.index import Index
+
+    with Index.open(path, model) as opened:
+        before = opened.info()["bytes"]
+        opened.optimize(keep=timedelta(days=keep_days))
+        after = opened.info()["bytes"]
+    if as_json:
+        emit({"bytes_before": before, "bytes_after": after})
+    else:
+        print(f"{before / 1e6:,.1f} MB -> {after / 1e6:,.1f} MB")

@@ -1,0 +1,174 @@
+"""`genius search` and `genius explain`: ask an index, and see the codes that lead to the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from genius.cli.common import command, emit
+from genius.cli.index import IndexArgument, JsonOption, ModelOption
+from genius.errors import GeniusError
+from genius.types import Item
+
+if TYPE_CHECKING:
+    from genius.index import Hit, Index
+
+TextOption = Annotated[str | None, typer.Option("--text", "-t", help="What to look for, in words.")]
+ImageOption = Annotated[
+    Path | None, typer.Option("--image", "-i", help="A picture to look for; with --text: changed as it says.")
+]
+TargetOption = Annotated[str | None, typer.Option(help="What kind of answer: image, text or pair.")]
+InstructionOption = Annotated[str | None, typer.Option(help="What is wanted, in your own words; --target picks a default.")]
+WhereOption = Annotated[str | None, typer.Option(help="A condition on metadata: \"price < 50 AND colour IN ('red', 'blue')\".")]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("search")(search)
+    app.command("explain")(explain)
+
+
+@command
+def search(
+    path: IndexArgument,
+    text: TextOption = None,
+    image: ImageOption = None,
+    target: TargetOption = None,
+    instruction: InstructionOption = None,
+    k: Annotated[int, typer.Option("-k", help="How many answers.")] = 10,
+    where: WhereOption = None,
+    min_score: Annotated[float | None, typer.Option(help="Leave out answers below this score.")] = None,
+    beams: Annotated[int | None, typer.Option(help="Prefixes kept at every level of the search.")] = None,
+    rerank: Annotated[
+        int | None, typer.Option(help="Items re-ranked by embedding; 0: decode IDs to the end, as in the paper.")
+    ] = None,
+    version: Annotated[int | None, typer.Option(help="Search an older version (genius info --versions).")] = None,
+    model: ModelOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Search an index with a text, an image, or both.
+
+    Examples:
+
+      genius search my.genius --text "a red bicycle" --target image
+
+      genius search my.genius --image a.jpg --text "the same in blue" -k 5
+
+      genius search my.genius --text bicycle --where "price < 500" --json
+    """
+    _check_asked(text, image)
+    with _open(path, model, version) as index:
+        hits = index.search(
+            text,
+            image,
+            instruction=instruction,
+            target=target,
+            k=k,
+            where=where,
+            min_score=min_score,
+            beams=beams,
+            rerank=rerank,
+        )
+    if as_json:
+        emit({"hits": [hit.to_dict() for hit in hits]})
+        return
+    for place, hit in enumerate(hits, start=1):
+        print(f"{place:3}  {hit.score:.4f}  {hit.id}{_about(hit.item)}")
+    if not hits:
+        print("nothing found")
+
+
+@command
+def explain(
+    path: IndexArgument,
+    text: TextOption = None,
+    image: ImageOption = None,
+    target: TargetOption = None,
+    instruction: InstructionOption = None,
+    k: Annotated[int, typer.Option("-k", help="How many answers to explain.")] = 3,
+    where: WhereOption = None,
+    ids: Annotated[list[str] | None, typer.Option("--id", help="Explain this item instead (repeatable).")] = None,
+    prefix: Annotated[str | None, typer.Option(help="Show what lives under these codes instead, such as 0,12,7.")] = None,
+    neighbours: Annotated[int, typer.Option(min=0, help="Items shown under each code.")] = 3,
+    model: ModelOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the ID of answers or items as a path of codes, and what else lives under each step of it.
+
+    Examples:
+
+      genius explain my.genius --text "a red bicycle" --target image
+
+      genius explain my.genius --id photos/a.jpg
+
+      genius explain my.genius --prefix 0,12
+    """
+    if sum((bool(text or image), bool(ids), prefix is not None)) != 1:
+        raise GeniusError("explain a query (--text, --image), items (--id), or codes (--prefix)")
+    with _open(path, model, None) as index:
+        if prefix is not None:
+            _explain_prefix(index, _parse_prefix(prefix), neighbours, as_json)
+            return
+        if ids:
+            paths = [_path_of(index, item_id, index.codes(item_id), None, neighbours) for item_id in ids]
+        else:
+            hits: Sequence[Hit] = index.search(text, image, instruction=instruction, target=target, k=k, where=where)
+            paths = [_path_of(index, hit.id, hit.codes, hit.score, neighbours) for hit in hits]
+    if as_json:
+        emit({"results": paths})
+        return
+    for result in paths:
+        score = "" if result["score"] is None else f"  {result['score']:.4f}"
+        print(f"{result['id']}{score}  ID {' '.join(map(str, result['codes']))}")
+        for step in result["path"]:
+            others = ", ".join(step["others"]) or "nothing else"
+            print(f"  {' '.join(map(str, step['prefix'])):<40} {step['count']:>9,} items   {others}")
+
+
+def _open(path: Path, model: str | None, version: int | None) -> Index:
+    from genius.index import Index
+
+    return Index.open(path, model, version=version)
+
+
+def _check_asked(text: str | None, image: Path | None) -> None:
+    if not (text and text.strip()) and image is None:
+        raise GeniusError("ask with --text, --image, or both")
+
+
+def _about(item: Item) -> str:
+    """A short line about an item for people."""
+    text = " ".join(item.text.split()) if item.text else ""
+    parts = [text if len(text) <= 70 else text[:69] + "…", ", ".join(f"{key}={value}" for key, value in item.metadata.items())]
+    return "".join(f"  {part}" for part in parts if part)
+
+
+def _path_of(index: Index, item_id: str, codes: Sequence[int], score: float | None, neighbours: int) -> dict[str, Any]:
+    """Each prefix of an ID: how many items live there and which others, for as long as there are others."""
+    steps = []
+    for level in range(1, len(codes) + 1):
+        view = index.below(codes[:level], limit=neighbours + 1)
+        others = [item.id for item in view.items if item.id != item_id][:neighbours]
+        steps.append({"prefix": list(codes[:level]), "count": view.count, "others": others})
+    return {"id": item_id, "score": score, "codes": list(codes), "path": steps}
+
+
+def _parse_prefix(prefix: str) -> list[int]:
+    try:
+        return [int(part) for part in prefix.replace(",", " ").split()]
+    except ValueError:
+        raise GeniusError(f"a prefix is codes with commas between, such as 0,12,7; not {prefix!r}") from None
+
+
+def _explain_prefix(index: Index, prefix: list[int], shown: int, as_json: bool) -> None:
+    view = index.below(prefix, limit=shown)
+    if as_json:
+        emit(view.to_dict())
+        return
+    print(f"{view.count:,} items under {' '.join(map(str, prefix)) or 'everything'}")
+    for code, count in list(view.children.items())[:20]:
+        print(f"  next code {code:>6}  {count:>9,} items")
+    for item in view.items:
+        print(f"  {item.id}{_about(item)}")

@@ -1,0 +1,280 @@
+"""Files and folders -> an index. Finds what can be indexed, skips what has not changed, says what it skipped and why.
+
+Pictures and text files become one item each; a picture and a text of the same name beside it become one pair.
+Tables give an item a row. Ids are paths relative to the folder that was given, so a second run finds them again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from genius.errors import GeniusError
+from genius.index import writing
+from genius.index.index import Index
+from genius.index.prepare import Stamp, Stamped
+from genius.index.results import AddReport
+from genius.index.tables import TABLE_SUFFIXES, Columns, read_rows, to_item
+from genius.types import IMAGE_SUFFIXES, Item
+
+TEXT_SUFFIXES = frozenset({".txt", ".md", ".rst"})
+MAX_TEXT_FILE = 1_000_000
+LOOK_UP = 1024  # items compared with the index at a time
+
+Problem: TypeAlias = str
+"""One line: what was skipped and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class IngestConfig:
+    """How files become items."""
+
+    columns: Columns = field(default_factory=Columns)  # of tables
+    captions: bool = True  # a.jpg with a.txt beside it is one pair
+    by_content: bool = False  # notice changes by content rather than by size and time
+    prune: bool = False  # delete items whose file, or row, is gone
+    batch_size: int = 256  # items a commit
+
+
+@dataclass(slots=True)
+class IngestReport:
+    """What a run did."""
+
+    added: int = 0
+    replaced: int = 0
+    unchanged: int = 0
+    deleted: int = 0
+    problems: list[Problem] = field(default_factory=list)  # one line for each item that was skipped
+    ignored: Counter[str] = field(default_factory=Counter)  # files of other kinds, by suffix
+    doubtful: set[str] = field(default_factory=set)  # files that could not be read in full: nothing of them is pruned
+    seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        rate = (self.added + self.replaced) / self.seconds if self.seconds else 0.0
+        return {
+            "added": self.added,
+            "replaced": self.replaced,
+            "unchanged": self.unchanged,
+            "deleted": self.deleted,
+            "skipped": len(self.problems),
+            "problems": self.problems,
+            "ignored": dict(self.ignored),
+            "seconds": round(self.seconds, 3),
+            "items_per_second": round(rate, 1),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A file to index: `name` is its id, `caption` the text file that belongs to a picture."""
+
+    path: Path
+    name: str
+    caption: Path | None = None
+
+
+def ingest(
+    index: Index,
+    paths: Sequence[str | Path],
+    config: IngestConfig | None = None,
+    on_progress: Callable[[int], None] | None = None,
+) -> IngestReport:
+    """Index files and folders; `on_progress` hears of items as they are done, whether written, unchanged or skipped."""
+    config = config or IngestConfig()
+    report, started = IngestReport(), time.monotonic()
+    tell = on_progress or (lambda _: None)
+    seen: set[str] = set()
+    found = list(find_files(paths, config, report.ignored))
+    changed = _changed(index, _items(found, config, report, tell), seen, report, tell)
+    total = writing.write(
+        index._state,
+        changed,
+        replace=True,
+        batch_size=config.batch_size,
+        on_error="skip",
+        on_progress=lambda part: tell(part.added + part.replaced + len(part.problems)),
+    )
+    _count(report, total)
+    if config.prune:
+        report.deleted = _prune(index, [Path(p).absolute() for p in paths], seen, report.doubtful)
+    report.seconds = time.monotonic() - started
+    return report
+
+
+def _count(report: IngestReport, total: AddReport) -> None:
+    report.added, report.replaced = total.added, total.replaced
+    report.problems += total.problems
+
+
+# -- finding ---------------------------------------------------------------------------------------------------
+
+
+def find_files(paths: Sequence[str | Path], config: IngestConfig, ignored: Counter[str]) -> Iterator[Found]:
+    """What can be indexed under `paths`, in a stable order; hidden files are passed over."""
+    if not paths:
+        raise GeniusError("name at least one file or folder to index")
+    for given in map(Path, paths):
+        root = given.absolute()
+        if root.is_file():
+            if _kind(root) is None:
+                raise GeniusError(f"{given}: cannot index {root.suffix or 'such'} files")
+            yield Found(root, root.name)
+        elif root.is_dir():
+            files = [p for p in sorted(root.rglob("*")) if p.is_file() and not _hidden(p.relative_to(root))]
+            yield from _pair_up(root.resolve(), root, files, config.captions, ignored)
+        else:
+            raise GeniusError(f"no such file or folder: {given}")
+
+
+def _pair_up(named: Path, root: Path, files: list[Path], captions: bool, ignored: Counter[str]) -> Iterator[Found]:
+    pictured = {p.with_suffix("") for p in files if _kind(p) == "image"} if captions else set()
+    texts = {p.with_suffix(""): p for p in reversed(files) if _kind(p) == "text"} if captions else {}
+    for path in files:
+        kind = _kind(path)
+        if kind is None:
+            ignored[path.suffix.lower() or path.name] += 1
+        elif kind != "text" or path.with_suffix("") not in pictured:
+            caption = texts.get(path.with_suffix("")) if kind == "image" else None
+            yield Found(path, f"{named.name}/{path.relative_to(root).as_posix()}", caption)
+
+
+def _kind(path: Path) -> str | None:
+    suffix = path.suffix.lower()
+    for kind, suffixes in (("image", IMAGE_SUFFIXES), ("text", TEXT_SUFFIXES), ("table", TABLE_SUFFIXES)):
+        if suffix in suffixes:
+            return kind
+    return None
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") or part.endswith(".genius") for part in path.parts)
+
+
+# -- reading ---------------------------------------------------------------------------------------------------
+
+
+def _items(
+    found: Iterable[Found], config: IngestConfig, report: IngestReport, tell: Callable[[int], None]
+) -> Iterator[tuple[Item, Stamp]]:
+    for file in found:
+        try:
+            if _kind(file.path) == "table":
+                yield from _table(file, config, report, tell)
+            else:
+                yield _single(file, config)
+        except (GeniusError, OSError) as error:
+            report.problems.append(f"{file.name}: {error}")
+            report.doubtful.add(str(file.path))
+            tell(1)
+
+
+def _single(file: Found, config: IngestConfig) -> tuple[Item, Stamp]:
+    mark = file_mark(file.path, config.by_content)
+    if _kind(file.path) == "text":
+        return Item(file.name, text=_read_text(file.path)), Stamp(str(file.path), mark)
+    text = None
+    if file.caption is not None:
+        text, mark = _read_text(file.caption), f"{mark}+{file_mark(file.caption, config.by_content)}"
+    return Item(file.name, image=file.path, text=text), Stamp(str(file.path), mark)
+
+
+def _read_text(path: Path) -> str:
+    if path.stat().st_size > MAX_TEXT_FILE:
+        raise GeniusError(f"the text is larger than {MAX_TEXT_FILE:,} bytes")
+    try:
+        text = path.read_text(encoding="utf-8-sig").strip()
+    except UnicodeDecodeError:
+        raise GeniusError("not UTF-8 text") from None
+    if not text:
+        raise GeniusError("empty")
+    return text
+
+
+def _table(file: Found, config: IngestConfig, report: IngestReport, tell: Callable[[int], None]) -> Iterator[tuple[Item, Stamp]]:
+    for number, row in read_rows(file.path):
+        try:
+            if isinstance(row, str):
+                raise GeniusError(row)
+            item = to_item(row, config.columns, file.path.parent, f"{file.name}#{number}")
+            mark = _row_mark(row)
+            if isinstance(item.image, Path):
+                if not item.image.is_file():
+                    raise GeniusError(f"no such image: {item.image}")
+                mark = f"{mark}+{file_mark(item.image, config.by_content)}"
+            yield item, Stamp(str(file.path), mark)
+        except (GeniusError, OSError) as error:
+            report.problems.append(f"{file.name}, row {number}: {error}")
+            report.doubtful.add(str(file.path))
+            tell(1)
+
+
+def file_mark(path: Path, by_content: bool) -> str:
+    """Size and time, or a digest of the bytes."""
+    if by_content:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "blake2b").hexdigest()[:32]
+    about = path.stat()
+    return f"{about.st_size}-{about.st_mtime_ns}"
+
+
+def _row_mark(row: dict[str, Any]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(json.dumps(row, sort_keys=True, default=_for_digest).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
+
+
+def _for_digest(value: Any) -> str:
+    return hashlib.blake2b(value, digest_size=16).hexdigest() if isinstance(value, bytes) else str(value)
+
+
+# -- comparing with the index ----------------------------------------------------------------------------------
+
+
+def _changed(
+    index: Index, items: Iterator[tuple[Item, Stamp]], seen: set[str], report: IngestReport, tell: Callable[[int], None]
+) -> Iterator[Stamped]:
+    """Those that are new or whose file changed; an id that comes a second time in one run is skipped."""
+    chunk: list[tuple[Item, Stamp]] = []
+    for item, stamp in items:
+        if item.id in seen:
+            report.problems.append(f"{item.id}: this id came before, from another file or row")
+            tell(1)
+            continue
+        seen.add(item.id)
+        chunk.append((item, stamp))
+        if len(chunk) == LOOK_UP:
+            yield from _compare(index, chunk, report, tell)
+            chunk = []
+    yield from _compare(index, chunk, report, tell)
+
+
+def _compare(
+    index: Index, chunk: list[tuple[Item, Stamp]], report: IngestReport, tell: Callable[[int], None]
+) -> Iterator[Stamped]:
+    known = index._columns([item.id for item, _ in chunk], ["_stamp"], "skip")
+    for item, stamp in chunk:
+        if item.id in known and known[item.id]["_stamp"] == stamp.mark:
+            report.unchanged += 1
+            tell(1)
+        else:
+            yield item, stamp
+
+
+def _prune(index: Index, roots: Sequence[Path], seen: set[str], doubtful: set[str]) -> int:
+    """Delete what an earlier run read from under `roots` and this one did not find."""
+    gone = []
+    for row in index._state.reader().stream(["id", "_source"], "_source IS NOT NULL"):
+        source = Path(row["_source"])
+        if row["id"] in seen or row["_source"] in doubtful:
+            continue
+        if any(source == root or root in source.parents for root in roots):
+            gone.append(row["id"])
+    for i in range(0, len(gone), 1000):
+        index.delete(gone[i : i + 1000], missing="skip")
+    return len(gone)
