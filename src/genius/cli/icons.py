@@ -42,7 +42,8 @@ def register(app: typer.Typer) -> None:
             return
         pool = sum(stats["candidates"].values())
         typer.echo(
-            f"{stats['images']} drawings of {stats['concepts']} concepts by {stats['families']} hands; {pool} candidates in {out}"
+            f"{stats['images']} drawings of {stats['concepts']} concepts by {stats['families']} hands; "
+            f"{pool} candidates in {out}"
         )
         for name, counts in stats["queries"].items():
             typer.echo(f"  {name}: {counts['total']} questions")

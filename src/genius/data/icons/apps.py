@@ -11,11 +11,10 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-import yaml  # type: ignore[import-untyped]
-
 from genius.data.icons.model import App, Icon
 from genius.data.icons.names import words_of
 from genius.data.icons.sources import Sources
+from genius.errors import GeniusError
 
 _THEMES = {  # Debian package -> folder of application icons; the first that has one gives the "official" drawing
     "papirus-icon-theme": "usr/share/icons/Papirus/64x64/apps",
@@ -27,6 +26,10 @@ _MAX_SVG = 30_000
 
 
 def read_apps(path: Path) -> list[App]:
+    try:
+        import yaml  # type: ignore[import-untyped]
+    except ImportError:
+        raise GeniusError("reading the AppStream catalogue needs PyYAML: pip install pyyaml") from None
     text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     found: dict[str, App] = {}

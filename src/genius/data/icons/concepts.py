@@ -1,7 +1,7 @@
 """Concepts: which drawings are kept, which concepts must share a split, and which split each gets.
 
-Two levels. A *concept* is what makes a drawing a right answer ("microphone", "microphone+off"). A *group* is what must not
-be torn between train and test: a thing, everything done to it, its synonyms and its plurals, and whatever has an
+Two levels. A *concept* is what makes a drawing a right answer ("microphone", "microphone+off"). A *group* is what must
+not be torn between train and test: a thing, everything done to it, its synonyms and its plurals, and whatever has an
 identical picture.
 """
 
@@ -53,7 +53,7 @@ def split_of(group: str) -> str:
 
 
 def select(material: Material, limit: int | None) -> list[Icon]:
-    """The icons worth drawing: of things that two hands drew, or that somebody described, or that a dictionary knows."""
+    """The icons worth drawing: of things that two hands drew, that somebody described or that a dictionary knows."""
     families: dict[str, set[str]] = defaultdict(set)
     for icon in material.icons:
         families[icon.concept].add(icon.family)

@@ -14,9 +14,25 @@ from genius.data.icons.model import Icon
 from genius.data.icons.world import World, rng
 
 ADD: dict[str, tuple[str, ...]] = {
-    "off": ("cross it out", "the same but crossed out", "disabled", "turn it off", "with a line through it", "strike it through",
-            "switched off", "not allowed", "the opposite: no longer active", "put a slash across it"),
-    "plus": ("add a plus sign", "with a plus", "the version for adding one", "the same with a plus sign", "create a new one"),
+    "off": (
+        "cross it out",
+        "the same but crossed out",
+        "disabled",
+        "turn it off",
+        "with a line through it",
+        "strike it through",
+        "switched off",
+        "not allowed",
+        "the opposite: no longer active",
+        "put a slash across it",
+    ),
+    "plus": (
+        "add a plus sign",
+        "with a plus",
+        "the version for adding one",
+        "the same with a plus sign",
+        "create a new one",
+    ),
     "minus": ("add a minus sign", "with a minus", "the version for removing one", "the same with a minus sign"),
     "check": ("add a check mark", "with a tick", "marked as done", "the same but approved", "completed"),
     "x": ("add an x", "with a cross", "the version for cancelling", "the same with a cross mark", "rejected"),
@@ -43,7 +59,7 @@ ADD: dict[str, tuple[str, ...]] = {
     "sync": ("with circling arrows", "being refreshed", "add refresh arrows"),
     "circle": ("put it in a circle", "inside a circle", "the same in a ring", "with a circle around it"),
     "square": ("put it in a square", "inside a square", "with a box around it", "the same in a box"),
-}  # fmt: skip
+}
 TAKE: dict[str, tuple[str, ...]] = {
     "off": ("not crossed out", "turn it back on", "remove the line through it", "enabled again"),
     "circle": ("without the circle", "take the circle away"),
@@ -59,11 +75,23 @@ STYLE: dict[str, tuple[str, ...]] = {
 TONES = ("light", "medium-light", "medium", "medium-dark", "dark")
 TONE_TEXTS = ("give it {} skin", "with a {} skin tone", "change the skin tone to {}", "{} skin")
 TURNS = {("up", "down"), ("down", "up"), ("left", "right"), ("right", "left")}
-TURN_TEXTS = {"down": ("pointing down", "turn it upside down", "the other way: down"), "up": ("pointing up", "the other way: up"),
-              "left": ("pointing left", "mirror it to the left"), "right": ("pointing right", "mirror it to the right")}  # fmt: skip
-_TOGETHER = {"fa7-regular": "fa7", "fa7-solid": "fa7", "icon-park": "icon-park", "icon-park-outline": "icon-park",
-             "icon-park-solid": "icon-park", "fluent-emoji-flat": "fluent-emoji", "fluent-emoji-high-contrast": "fluent-emoji",
-             "emojione": "emojione", "emojione-monotone": "emojione"}  # fmt: skip
+TURN_TEXTS = {
+    "down": ("pointing down", "turn it upside down", "the other way: down"),
+    "up": ("pointing up", "the other way: up"),
+    "left": ("pointing left", "mirror it to the left"),
+    "right": ("pointing right", "mirror it to the right"),
+}
+_TOGETHER = {
+    "fa7-regular": "fa7",
+    "fa7-solid": "fa7",
+    "icon-park": "icon-park",
+    "icon-park-outline": "icon-park",
+    "icon-park-solid": "icon-park",
+    "fluent-emoji-flat": "fluent-emoji",
+    "fluent-emoji-high-contrast": "fluent-emoji",
+    "emojione": "emojione",
+    "emojione-monotone": "emojione",
+}
 
 
 @dataclass(slots=True)

@@ -66,10 +66,15 @@ def gather(folder: Path, progress: Progress) -> Material:
     used = {i.set for i in icons}
     collections = json.loads((iconify / "collections.json").read_text())
     provenance = sources.provenance + [
-        {"source": f"icon set {k}", "version": str(v.get("version", "")), "licence": v["license"].get("spdx", v["license"]["title"]),
-         "author": v["author"]["name"]}
-        for k, v in collections.items() if k in used
-    ]  # fmt: skip
+        {
+            "source": f"icon set {k}",
+            "version": str(v.get("version", "")),
+            "licence": v["license"].get("spdx", v["license"]["title"]),
+            "author": v["author"]["name"],
+        }
+        for k, v in collections.items()
+        if k in used
+    ]
     progress("sources", steps, steps)
     return Material(icons, dict(tags), aliases, lexicon, apps, provenance)
 
@@ -174,8 +179,12 @@ def _emoji_record(key: str, code: str, name: str, emoji: Emoji) -> tuple[str, li
 
 def wrap(body: str, icon: dict[str, Any], data: dict[str, Any]) -> str:
     """A complete drawing from the body that the set stores and the size it leaves to its defaults."""
-    box = [icon.get("left", data.get("left", 0)), icon.get("top", data.get("top", 0)),
-           icon.get("width", data.get("width", 16)), icon.get("height", data.get("height", 16))]  # fmt: skip
+    box = [
+        icon.get("left", data.get("left", 0)),
+        icon.get("top", data.get("top", 0)),
+        icon.get("width", data.get("width", 16)),
+        icon.get("height", data.get("height", 16)),
+    ]
     link = ' xmlns:xlink="http://www.w3.org/1999/xlink"' if "xlink:" in body else ""
     return f'<svg xmlns="http://www.w3.org/2000/svg"{link} viewBox="{" ".join(map(str, box))}">{body}</svg>'
 
@@ -245,6 +254,7 @@ def _clean(words: list[str]) -> set[str]:
     found = set()
     for word in words:
         text = re.sub(r"[-_]+", " ", word.lower()).strip()
+        text = re.sub(r" (?:outlined?|filled|fill|solid|variant|new)$", "", text)
         if len(text) >= 2 and re.fullmatch(r"[a-z][a-z0-9 '&]*", text) and len(text.split()) <= 5:
             found.add(text)
     return found

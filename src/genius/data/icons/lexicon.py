@@ -28,7 +28,50 @@ _CONCRETE = {
 _POS = {"noun": "n", "verb": "v", "adj": "a", "adv": "r"}
 _B64 = {c: i for i, c in enumerate("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/")}
 _STOP = frozenset(
-    ["a", "an", "and", "any", "are", "as", "at", "be", "by", "for", "from", "has", "in", "into", "is", "it", "its", "of", "on", "or", "one", "some", "that", "the", "their", "to", "used", "usually", "which", "who", "with", "without", "not", "than", "especially", "etc", "more", "other", "such", "having", "being", "made"]
+    [
+        "a",
+        "an",
+        "and",
+        "any",
+        "are",
+        "as",
+        "at",
+        "be",
+        "by",
+        "for",
+        "from",
+        "has",
+        "in",
+        "into",
+        "is",
+        "it",
+        "its",
+        "of",
+        "on",
+        "or",
+        "one",
+        "some",
+        "that",
+        "the",
+        "their",
+        "to",
+        "used",
+        "usually",
+        "which",
+        "who",
+        "with",
+        "without",
+        "not",
+        "than",
+        "especially",
+        "etc",
+        "more",
+        "other",
+        "such",
+        "having",
+        "being",
+        "made",
+    ]
 )
 
 
@@ -46,6 +89,7 @@ class Lexicon:
     senses: dict[str, list[str]] = field(default_factory=dict)  # lemma -> synset ids, nouns first, in sense order
     definitions: dict[str, list[str]] = field(default_factory=dict)  # GCIDE headword -> its definitions
     thesaurus: dict[str, tuple[str, ...]] = field(default_factory=dict)  # Moby root -> words
+    _cache: dict[str, set[str]] = field(default_factory=dict)
 
     def sense(self, phrase: str, hints: Iterable[str] = ()) -> str | None:
         """The sense an icon of that name most likely shows, or None when that is a guess.
@@ -65,6 +109,30 @@ class Lexicon:
             if score > top:
                 best, top = i, score
         return best if top >= 1.0 else None
+
+    def paraphrases(self, tag: str, context: frozenset[str], topic: str) -> tuple[list[str], str]:
+        """(synonyms, gloss) of a tag in the sense that its icon means; nothing where no sense touches the context.
+
+        `context` holds the stems of the icon's names and tags. "Extinguish" on a fire extinguisher gives "snuff out" and
+        "put out, as of fires, flames, or lights", because that gloss speaks of fire.
+        """
+        mine = {stem(w) for w in tag.split()}
+        best, top = None, 0
+        for i in self.senses.get(tag, ())[:5]:
+            shared = len((self._stems(i) & context) - mine)
+            if shared > top:
+                best, top = i, shared
+        if best is None:
+            return [], ""
+        found = self.synsets[best]
+        return [w for w in found.lemmas if w not in (tag, topic)], found.gloss if 3 <= len(
+            found.gloss.split()
+        ) <= 24 else ""
+
+    def _stems(self, sense: str) -> set[str]:
+        if sense not in self._cache:
+            self._cache[sense] = content_stems(self.synsets[sense].gloss)
+        return self._cache[sense]
 
     def only_sense(self, phrase: str) -> str | None:
         ids = self.senses.get(phrase, [])
@@ -194,7 +262,9 @@ def _base64(text: str) -> int:
 def _senses(article: str) -> list[str]:
     if "WordNet" in article:
         return []
-    text = re.sub(r"\[[^\]]*\]", " ", article)  # etymologies and sources
+    text, found = article, 1
+    while found:  # etymologies and sources, from the inside out
+        text, found = re.subn(r"\[[^\[\]]*\]", " ", text)
     text = re.sub(r"^[^\\\n]*\\[^\\]*\\", "", text)  # the headword and its pronunciation
     parts = re.split(r"\n\s{2,4}(?:\d+\.|\([a-z]\))\s", text)
     if len(parts) == 1:
@@ -206,6 +276,6 @@ def _senses(article: str) -> list[str]:
         part = re.sub(r"\([A-Z][\w.& ]{0,18}\.\)", " ", part)
         part = re.split(r"[;:,]\s+as,|\s--\s|\"", part)[0]
         part = re.sub(r"\s+", " ", re.sub(r"[{}]", "", part)).strip(" .;,")
-        if len(part.split()) >= 4 and "\\" not in part and "[" not in part and "?" not in part:
+        if len(part.split()) >= 4 and "\\" not in part and not re.search(r"[\[\]?]", part):
             result.append(" ".join(part.split()[:45]))
     return result

@@ -35,7 +35,7 @@ user|person|account|profile
 gear|cog|settings|setting|cogwheel|gears|cogs
 trash can|trash|bin|garbage|trash bin|dustbin|garbage can|delete|wastebasket|rubbish|recycle bin
 envelope|mail|email|e mail|letter envelope
-magnifying glass|search|magnifier|magnify|find|magnifying glass tilted left|magnifying glass tilted right|left pointing magnifying glass
+magnifying glass|search|magnifier|magnify|find|magnifying glass tilted left|magnifying glass tilted right
 car|automobile
 airplane|plane|aeroplane|airplane flight
 bicycle|bike
@@ -169,11 +169,68 @@ for _line in _SYNONYMS.splitlines():
     for _word in (_first, *_rest):
         CANON.setdefault(_word, _first)
 
-_NUMBERED = {"number", "dice", "battery", "signal", "level", "filter", "looks", "counter", "letter", "clock", "time", "wifi",
-             "grid", "columns", "rows", "rating", "keycap", "circle", "square", "hexagon", "column", "row", "die", "heading",
-             "h", "format", "layout", "timer", "bars", "star", "line", "sim"}  # fmt: skip
-_VARIANTS = {"alt", "variant", "one", "two", "three", "four", "1", "2", "3", "4", "5", "6", "7", "8", "9", "01", "02", "03",
-             "04", "05", "06", "07", "08", "09", "10", "simple"}  # fmt: skip
+_NUMBERED = {
+    "number",
+    "dice",
+    "battery",
+    "signal",
+    "level",
+    "filter",
+    "looks",
+    "counter",
+    "letter",
+    "clock",
+    "time",
+    "wifi",
+    "grid",
+    "columns",
+    "rows",
+    "rating",
+    "keycap",
+    "circle",
+    "square",
+    "hexagon",
+    "column",
+    "row",
+    "die",
+    "heading",
+    "h",
+    "format",
+    "layout",
+    "timer",
+    "bars",
+    "star",
+    "line",
+    "sim",
+}
+_VARIANTS = {
+    "alt",
+    "variant",
+    "one",
+    "two",
+    "three",
+    "four",
+    "1",
+    "2",
+    "3",
+    "4",
+    "5",
+    "6",
+    "7",
+    "8",
+    "9",
+    "01",
+    "02",
+    "03",
+    "04",
+    "05",
+    "06",
+    "07",
+    "08",
+    "09",
+    "10",
+    "simple",
+}
 
 
 def words_of(name: str) -> list[str]:

@@ -44,8 +44,12 @@ GLOSS_QUESTIONS = (
     "explain what this is",
 )
 APP_QUESTIONS = ("what does this program do?", "which application is this?", "describe the program behind this icon")
-ENTRY_QUESTIONS = ("find its entry in the picture dictionary", "show it with an explanation", "which entry explains this?",
-                   "the illustrated definition of this")  # fmt: skip
+ENTRY_QUESTIONS = (
+    "find its entry in the picture dictionary",
+    "show it with an explanation",
+    "which entry explains this?",
+    "the illustrated definition of this",
+)
 APP_ENTRY_QUESTIONS = (
     "show the official icon and what the program does",
     "find this program's page",
@@ -182,6 +186,8 @@ def _say(world: World, concept: str, words: Words) -> Iterator[tuple[str, str]]:
     for word in words.near[:5]:
         if not _foreign(world, word, concept):
             yield "near", word
+    for text in words.said:
+        yield "said", text
     if words.gloss and len(words.gloss.split()) >= 3:
         yield "gloss", words.gloss
     if words.definition:
@@ -214,7 +220,7 @@ def _text_to_image(world: World) -> Iterator[Question]:
             yield Question(0, split, kind, text, None, _images(world.pool[concept]))
     for tag, concepts in sorted(world.tag_index.items()):  # one tag, several things: for training only
         train = [c for c in concepts if world.split[c] == "train"]
-        if train and len(concepts) <= 12 and (tag not in world.words or world.split[tag] == "train"):
+        if train and len(concepts) <= 50 and (tag not in world.words or world.split[tag] == "train"):
             yield Question(0, "train", "tag", tag, None, _images(i for c in train for i in world.pool[c]))
 
 
@@ -224,7 +230,7 @@ def _some(said: list[tuple[str, str]], concept: str) -> list[tuple[str, str]]:
     kinds: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for item in said:
         kinds[item[0]].append(item)
-    return [chance.choice(items) for kind, items in kinds.items() if kind != "near"]
+    return [chance.choice(items) for kind, items in kinds.items() if kind not in {"near", "said"}]
 
 
 def _text_to_text(bench: Bench, world: World, lexicon: Lexicon) -> Iterator[Question]:
@@ -234,7 +240,7 @@ def _text_to_text(bench: Bench, world: World, lexicon: Lexicon) -> Iterator[Ques
             continue
         synset = lexicon.synsets[sense]
         heads = [head, *synset.lemmas]
-        gloss = mask(synset.gloss, heads)
+        gloss = synset.gloss
         plain = texts[0] if len(texts) == 1 else lexicon.definition(head, synset.gloss)
         if not plain or len(gloss.split()) < 3:
             continue
@@ -258,6 +264,11 @@ def _text_to_text(bench: Bench, world: World, lexicon: Lexicon) -> Iterator[Ques
                 yield Question(1, split, "synonyms", text, None, list[tuple[str | None, str | None]](answer))
 
 
+def _gives_away(text: str, words: Words) -> bool:
+    """The question holds a word of the name that the answer holds too."""
+    return bool(content_stems(text) & words.heads & content_stems(words.gloss))
+
+
 def _text_to_pair(world: World, pairs: Pairs) -> Iterator[Question]:
     for concept in sorted(pairs):
         words, split, app = world.words[concept], world.split[concept], world.apps.get(concept)
@@ -269,9 +280,10 @@ def _text_to_pair(world: World, pairs: Pairs) -> Iterator[Question]:
                 yield Question(2, split, "name", app.name, None, list(described))
         if not gloss:
             continue
-        said = [s for s in dict.fromkeys(_say(world, concept, words)) if s[0] not in {"gloss", "near"}]
+        said = [s for s in dict.fromkeys(_say(world, concept, words)) if s[0] not in {"gloss", "near", "said"}]
         if split != "train":
-            said = [s for s in _some(said, concept) if s[0] in {"definition", "tags", "synonym"}]
+            said = [s for s in said if s[0] in {"definition", "tags", "synonym"} and not _gives_away(s[1], words)]
+            said = _some(said, concept)
         for kind, text in said:
             yield Question(2, split, kind, text, None, list(gloss))
 

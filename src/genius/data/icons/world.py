@@ -1,4 +1,4 @@
-"""Everything the tasks look things up in: drawings by concept, their split, what is held out of the pool, and the words.
+"""What the tasks look things up in: drawings by concept, their split, what is held out of the pool, and the words.
 
 Built once from the kept icons; then only read.
 """
@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 from genius.data.icons.concepts import Groups, group_concepts, split_of
-from genius.data.icons.lexicon import MASK, mask
+from genius.data.icons.lexicon import MASK, Lexicon, content_stems, mask
 from genius.data.icons.model import App, Icon, Material
 from genius.data.icons.names import SHAPES, mod_phrases
 from genius.data.icons.render import Render
@@ -34,7 +34,9 @@ class Words:
     tags: list[str] = field(default_factory=list)
     synonyms: list[str] = field(default_factory=list)  # of the one sense meant
     near: list[str] = field(default_factory=list)  # thesaurus, looser
-    gloss: str = ""  # WordNet, headword masked
+    said: list[str] = field(default_factory=list)  # the tags in other words: synonyms and glosses of them
+    gloss: str = ""  # WordNet
+    heads: frozenset[str] = frozenset()  # stems of the names
     definition: str = ""  # another dictionary's, headword masked
     caption: str = ""  # name and tags, as a text to be found
 
@@ -112,6 +114,20 @@ def _choose_senses(bases: list[str], material: Material) -> dict[str, str]:
     return found
 
 
+def _other_words(
+    lexicon: Lexicon, base: str, names: list[str], tags: list[str], known: dict[str, list[Icon]]
+) -> list[str]:
+    """What the tags mean, said differently. A word that names another icon would ask for that one."""
+    context = frozenset(s for text in (*names[:4], *tags) for s in content_stems(text))
+    found: dict[str, None] = {}
+    for tag in rng("said", base).sample(tags, min(len(tags), 10)):
+        synonyms, gloss = lexicon.paraphrases(tag, context, base)
+        for text in (*synonyms[:2], gloss):
+            if text and text not in known and text not in names and text not in tags:
+                found[text] = None
+    return list(found)[:8]
+
+
 def _collect_words(
     material: Material, icons: dict[str, list[Icon]], copies: list[tuple[Icon, Icon]], senses: dict[str, str]
 ) -> tuple[dict[str, Words], dict[str, list[str]]]:
@@ -141,10 +157,12 @@ def _collect_words(
         if not noisy(concept):
             shown = rng("caption", concept).sample(tags, min(3, len(tags)))
             entry.caption = f"{spoken[0]}: {', '.join(shown)}" if shown else spoken[0]
-        if not mods and base in senses:
+        logos = sum(i.kind == "brand" for i in members)
+        if not mods and base in senses and 2 * logos < len(members):  # a logo shows no sense of the word it borrowed
             synset = lexicon.synsets[senses[base]]
             heads = [base, *names[:3], *synset.lemmas]
-            entry.gloss = mask(synset.gloss, heads)
+            entry.gloss = synset.gloss
+            entry.heads = frozenset(s for h in heads for s in content_stems(h))
             raw = lexicon.definition(base, synset.gloss)
             entry.definition = mask(raw, heads) if raw else ""
             if entry.definition.count(MASK) > 3 or entry.definition == entry.gloss:
@@ -153,6 +171,7 @@ def _collect_words(
             entry.near = [
                 w for w in lexicon.near_words(base, senses[base], 6) if w not in names and w not in entry.synonyms
             ]
+        entry.said = _other_words(lexicon, base, names, entry.tags, icons)
         words[concept] = entry
     index: dict[str, list[str]] = defaultdict(list)
     for concept, entry in words.items():

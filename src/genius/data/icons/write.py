@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import lzma
 from collections import Counter, defaultdict
@@ -14,24 +15,55 @@ from genius.data.icons.tasks import Bench
 from genius.data.icons.world import World
 
 INSTRUCTIONS: dict[int, tuple[str, str, str, str]] = {
-    0: ("Find a drawing of what the words say.", "Which icon shows this?", "Show me a symbol for the given words.",
-        "I am looking for a picture that means this."),
-    1: ("Find the dictionary entry that means the same.", "Which text explains the same thing in other words?",
-        "Retrieve a description of what is said here.", "I want another definition of this."),
-    2: ("Find an illustrated entry about this: a drawing with its explanation.", "Which picture and text together answer the words?",
-        "Show me an icon with a description that fits.", "I need a drawing with its meaning for these words."),
-    3: ("Find the text that says what is drawn.", "What does this picture show, in words?", "Describe the given icon with a stored text.",
-        "Which description belongs to this drawing?"),
-    4: ("Find the same thing drawn by somebody else.", "Which other icon shows what this one shows?",
-        "Show me another drawing of this.", "I want pictures with the same meaning as the given one."),
-    6: ("Answer the question about the picture with a text.", "Find the text that replies to the question about this drawing.",
-        "What is the written answer for this icon and question?", "Read the question, look at the picture, and find the fitting text."),
-    7: ("Find the drawing changed as the words ask.", "Show me this icon after the described change.",
-        "Which picture is the same but with the given difference?", "Apply the words to the drawing and find the result."),
-    8: ("Find the illustrated entry that answers the question about this picture.",
+    0: (
+        "Find a drawing of what the words say.",
+        "Which icon shows this?",
+        "Show me a symbol for the given words.",
+        "I am looking for a picture that means this.",
+    ),
+    1: (
+        "Find the dictionary entry that means the same.",
+        "Which text explains the same thing in other words?",
+        "Retrieve a description of what is said here.",
+        "I want another definition of this.",
+    ),
+    2: (
+        "Find an illustrated entry about this: a drawing with its explanation.",
+        "Which picture and text together answer the words?",
+        "Show me an icon with a description that fits.",
+        "I need a drawing with its meaning for these words.",
+    ),
+    3: (
+        "Find the text that says what is drawn.",
+        "What does this picture show, in words?",
+        "Describe the given icon with a stored text.",
+        "Which description belongs to this drawing?",
+    ),
+    4: (
+        "Find the same thing drawn by somebody else.",
+        "Which other icon shows what this one shows?",
+        "Show me another drawing of this.",
+        "I want pictures with the same meaning as the given one.",
+    ),
+    6: (
+        "Answer the question about the picture with a text.",
+        "Find the text that replies to the question about this drawing.",
+        "What is the written answer for this icon and question?",
+        "Read the question, look at the picture, and find the fitting text.",
+    ),
+    7: (
+        "Find the drawing changed as the words ask.",
+        "Show me this icon after the described change.",
+        "Which picture is the same but with the given difference?",
+        "Apply the words to the drawing and find the result.",
+    ),
+    8: (
+        "Find the illustrated entry that answers the question about this picture.",
         "Which drawing with its text belongs to the given icon and question?",
-        "Show me the official picture and the description of what is drawn here.", "I want the entry, icon and text, for this drawing."),
-}  # fmt: skip
+        "Show me the official picture and the description of what is drawn here.",
+        "I want the entry, icon and text, for this drawing.",
+    ),
+}
 
 
 def write_bench(
@@ -84,10 +116,21 @@ def _write_questions(out: Path, bench: Bench, ids: dict[tuple[str | None, str | 
         qid = f"{DATASET_ID}:{n}"
         answers = [ids[a] for a in q.answers]
         query_rows, qrels = files[q.task, q.split]
-        query_rows.append(json.dumps({
-            "qid": qid, "query_txt": q.text, "query_img_path": q.image, "query_modality": TASKS[q.task][0], "query_src_content": None,
-            "pos_cand_list": answers, "neg_cand_list": [], "task_id": q.task,
-        }, ensure_ascii=False))  # fmt: skip
+        query_rows.append(
+            json.dumps(
+                {
+                    "qid": qid,
+                    "query_txt": q.text,
+                    "query_img_path": q.image,
+                    "query_modality": TASKS[q.task][0],
+                    "query_src_content": None,
+                    "pos_cand_list": answers,
+                    "neg_cand_list": [],
+                    "task_id": q.task,
+                },
+                ensure_ascii=False,
+            )
+        )
         qrels.extend(f"{qid} 0 {did} 1 {q.task}" for did in answers)
         kinds[f"task{q.task}/{q.split}"][q.kind] += 1
         kind_rows.append(json.dumps({"qid": qid, "kind": q.kind}))
@@ -103,17 +146,31 @@ def _write_questions(out: Path, bench: Bench, ids: dict[tuple[str | None, str | 
 def _meta(icon: Icon, world: World) -> dict[str, Any]:
     words = world.words[icon.concept]
     return {
-        "img_path": icon.path, "set": icon.set, "family": icon.family, "name": icon.name, "style": icon.style, "kind": icon.kind,
-        "concept": icon.concept, "split": world.split[icon.concept], "names": words.names[:4], "tags": words.tags[:12],
-    }  # fmt: skip
+        "img_path": icon.path,
+        "set": icon.set,
+        "family": icon.family,
+        "name": icon.name,
+        "style": icon.style,
+        "kind": icon.kind,
+        "concept": icon.concept,
+        "split": world.split[icon.concept],
+        "names": words.names[:4],
+        "tags": words.tags[:12],
+    }
 
 
 def _archive(path: Path, kept: list[Icon]) -> None:
+    digest = hashlib.sha256("\n".join(f"{i.path} {i.svg}" for i in kept).encode()).hexdigest()
+    note = path.parent / ".render" / "archive.sha256"
+    if path.exists() and note.exists() and note.read_text() == digest:
+        return  # packing takes longer than everything else here
     part = path.with_suffix(".part")
     with lzma.open(part, "wt", encoding="utf-8", preset=6) as file:
         for icon in kept:  # grouped by set: neighbours look alike and pack well
             file.write(json.dumps({"img_path": icon.path, "svg": icon.svg}, ensure_ascii=False) + "\n")
     part.rename(path)
+    note.parent.mkdir(exist_ok=True)
+    note.write_text(digest)
 
 
 def _lines(path: Path, lines: Iterable[str]) -> None:
