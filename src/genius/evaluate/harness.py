@@ -1,0 +1,349 @@
+"""The harness: one model, one feature set, several methods, local and universal pools, in one run.
+
+Every result is bound to the pool it was searched in. A task-specific result is searched in that task's pool (its own
+trie, its own beams), never filtered out of the union's: that is bug B1 of the published code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from genius.data.collection import Task
+from genius.data.features import FeatureSet
+from genius.data.mbeir import order_of, task_of
+from genius.errors import GeniusError
+from genius.evaluate import metrics
+from genius.evaluate.methods.base import Answer, Ints, Method, Pool, Space
+from genius.evaluate.methods.dense import Backend
+from genius.evaluate.methods.generative import BeamMethod, Decodings, EngineMethod, model_params
+from genius.evaluate.methods.vectors import CodesExhaustive, Dense, FeatureFusion, ScoreFusion
+from genius.model.genius import Genius
+from genius.types import Modality
+
+PoolKind = Literal["local", "universal"]
+UNIVERSAL = "universal"
+BEAM_METHODS = ("genius", "genius-r", "genius-codes", "genius-g", "geometry")
+METHODS: dict[str, str] = {
+    "dense": "exhaustive over the model's re-ranking vectors (Faiss or torch): the ceiling of re-ranking",
+    "score-fusion": "exhaustive over the encoder's own vectors (CLIP-SF, BLIP-SF)",
+    "feature-fusion": "exhaustive over vectors an encoder fused itself (CLIP-FF, BLIP-FF); needs their features",
+    "genius": "the paper's plain GENIUS: full depth, B beams, ranked by log p",
+    "genius-r": "the paper's GENIUS^R: the same, re-ranked by embeddings",
+    "genius-codes": "the same, re-ranked by codes: no vector is stored",
+    "genius-g": "full depth with the geometric term beside log p, re-ranked by embeddings",
+    "geometry": "no decoder: beams by the geometric term alone, re-ranked by embeddings",
+    "default": "the search engine's default: stop early, re-rank what is below the beams",
+    "default-codes": "the same, re-ranked by codes: no vector is stored",
+    "codes": "exhaustive over the codes' reconstructions: no vector is stored, nothing is decoded",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EvalConfig:
+    """What one evaluation runs."""
+
+    methods: tuple[str, ...] = ("dense", "genius", "genius-r", "default", "geometry", "codes")
+    beams: tuple[int, ...] = (50,)  # each beam method runs once for each
+    pools: tuple[PoolKind, ...] = ("local", "universal")  # task-specific and universal retrieval
+    tasks: tuple[str, ...] = ()  # keys to keep; empty: all
+    cutoffs: tuple[int, ...] = (1, 5, 10)  # k of hit@k and recall@k for tasks that name none of their own
+    depth: int = 50  # items ranked for every query; at least the largest cut-off
+    rerank: int | None = None  # budget of the default search; None: the model's own
+    geometry: float = 0.5  # weight of the geometric term in genius-g
+    target: Literal["unknown", "given"] = "unknown"  # given: tell the search which modality is wanted (not the paper's way)
+    backend: Backend = "auto"  # of the exhaustive methods
+    reference: str = "dense"  # the method that others are tested against
+    bootstrap: int = 1000  # resamples behind the confidence intervals; 0: none
+    survival: int = 64  # queries a task on which gold prefixes are followed; 0: none
+    queries: int = 0  # use only the first so many of each task (a quick look); 0: all
+    seed: int = 0
+    batch: int = 128  # queries decoded at once
+
+
+@dataclass
+class Result:
+    """One method on one task over one pool."""
+
+    task: str
+    method: str
+    pool: str  # "universal" or "local"
+    pool_digest: str  # of the rows that were searched
+    pool_size: int
+    queries: int
+    metrics: dict[str, float]  # means, 0..1
+    intervals: dict[str, tuple[float, float]]  # 95 % of each mean
+    p_value: float | None  # against the reference on the main metric, Holm-corrected within the task; None: it is the reference
+    queries_per_second: float
+    bytes_per_item: float
+    touched: float  # items compared one by one, mean over queries
+    candidate_recall: float | None  # queries with a positive among the candidates; None: all items are
+    survival: list[float]  # gold prefixes alive after each level
+    main: str  # the metric of the tables, "hit@5"
+
+
+@dataclass
+class Evaluation:
+    """Everything one run found, and enough about how to repeat it."""
+
+    tasks: list[Task]
+    results: list[Result]
+    about: dict[str, Any]
+    runs: dict[tuple[str, str, str], tuple[Ints, npt.NDArray[np.float64]]] = field(default_factory=dict)  # rows of the whole pool
+    query_rows: dict[str, Ints] = field(default_factory=dict)  # task -> its queries
+
+    def find(self, task: str, method: str, pool: str) -> Result:
+        for result in self.results:
+            if (result.task, result.method, result.pool) == (task, method, pool):
+                return result
+        raise GeniusError(f"no result for {method} on {task} in the {pool} pool")
+
+    @property
+    def methods(self) -> list[str]:
+        return list(dict.fromkeys(result.method for result in self.results))
+
+    @property
+    def pools(self) -> list[str]:
+        return list(dict.fromkeys(result.pool for result in self.results))
+
+    def average(self, method: str, pool: str) -> float:
+        """Unweighted mean over tasks of the main metric, as the paper's last row."""
+        return float(np.mean([r.metrics[r.main] for r in self.results if r.method == method and r.pool == pool]))
+
+    def to_json(self) -> dict[str, Any]:
+        tasks = [{**asdict(t), "query": t.query.label, "target": t.target.label} for t in self.tasks]
+        return {"about": self.about, "tasks": tasks, "results": [asdict(r) for r in self.results]}
+
+
+Progress = Callable[[str], None]
+
+
+def evaluate(
+    model: Genius,
+    data: FeatureSet,
+    config: EvalConfig | None = None,
+    *,
+    extra: Sequence[Method] = (),  # baselines and other methods of the caller
+    fused: FeatureSet | None = None,  # features of a feature-fusion encoder, for the method of that name
+    progress: Progress | None = None,
+) -> Evaluation:
+    """Run every method on every task and pool that `config` names."""
+    config = config or EvalConfig()
+    say = progress or (lambda _: None)
+    tasks, rows = tasks_of(data, config)
+    say("embedding queries and pool")
+    space = Space(model, data, target=config.target)
+    methods = [*build_methods(space, config, fused), *extra]
+    evaluation = Evaluation(tasks, [], about_run(model, data, config), query_rows=rows)
+    depth = max(config.depth, *(k for task in tasks for k in task.cutoffs))
+    for kind in config.pools:
+        for pool, members in _searches(data, tasks, kind):
+            queries = np.concatenate([rows[task.key] for task in members])
+            answers = {}
+            for method in methods:
+                say(f"{method.label}: {len(queries)} queries in {len(pool):,} {pool.name} candidates")
+                answers[method.label] = method.answer(space, pool, queries, min(depth, len(pool)))
+            _judge(evaluation, space, pool, kind, members, rows, answers, config)
+    evaluation.results.sort(key=lambda r: (config.pools.index(r.pool), [t.key for t in tasks].index(r.task)))
+    return evaluation
+
+
+# -- tasks and pools -----------------------------------------------------------------------------------------------
+
+
+def tasks_of(data: FeatureSet, config: EvalConfig) -> tuple[list[Task], dict[str, Ints]]:
+    """The tasks of a feature set in the paper's order, and the query rows of each."""
+    tasks: list[Task] = []
+    rows: dict[str, Ints] = {}
+    for number in sorted(set(data.tasks.tolist())):
+        key = data.task_name(number)
+        if config.tasks and key not in config.tasks:
+            continue
+        own = (data.tasks == number).nonzero()[:, 0].numpy()
+        judged = np.unique(data.pairs[:, 0].numpy())
+        own = own[np.isin(own, judged)]  # without a positive a query cannot be judged
+        if config.queries:
+            own = own[: config.queries]
+        if len(own) == 0:
+            raise GeniusError(f"no query of {key} has a positive")
+        tasks.append(_task(data, key, own, config))
+        rows[key] = own
+    if not tasks:
+        known = ", ".join(data.task_name(n) for n in sorted(set(data.tasks.tolist())))
+        raise GeniusError(f"none of the tasks {', '.join(config.tasks)} is here; there are: {known}")
+    tasks.sort(key=lambda task: order_of(task.key))
+    return tasks, rows
+
+
+def _task(data: FeatureSet, key: str, rows: Ints, config: EvalConfig) -> Task:
+    try:
+        return task_of(key)
+    except GeniusError:
+        pass
+    positives = data.pairs[np.isin(data.pairs[:, 0].numpy(), rows), 1]
+    target = Modality(int(data.pool.modality[positives].mode().values))
+    query = data.queries[slice(int(rows[0]), int(rows[0]) + 1)]
+    asks = Modality.IMAGE if bool(query.image_mask[0]) and not bool(query.text_mask[0]) else None
+    asks = asks if asks is not None else Modality.PAIR if bool(query.image_mask[0]) else Modality.TEXT
+    return Task(key, key, asks, target, config.cutoffs, 5 if 5 in config.cutoffs else config.cutoffs[0])
+
+
+def _searches(data: FeatureSet, tasks: Sequence[Task], kind: PoolKind) -> list[tuple[Pool, list[Task]]]:
+    """Which pool is searched for which tasks: one for all, or each task its own."""
+    if kind == "universal":
+        return [(Pool(UNIVERSAL, np.arange(len(data.pool))), list(tasks))]
+    number = {data.task_name(n): n for n in set(data.tasks.tolist())}
+    return [(Pool(task.key, np.unique(data.pool_rows(number[task.key]).numpy())), [task]) for task in tasks]
+
+
+def build_methods(space: Space, config: EvalConfig, fused: FeatureSet | None = None) -> list[Method]:
+    """The methods by name; beam methods once for each number of beams."""
+    unknown = [name for name in config.methods if name not in METHODS]
+    if unknown:
+        raise GeniusError(f"unknown method {unknown[0]!r}; there are {', '.join(METHODS)}")
+    decodings = Decodings(config.batch)
+    changes: dict[str, Any] = {} if config.rerank is None else {"rerank": config.rerank}
+    out: list[Method] = []
+    for name in config.methods:
+        if name == "dense":
+            out.append(Dense(config.backend))
+        elif name == "score-fusion":
+            out.append(ScoreFusion(config.backend))
+        elif name == "feature-fusion":
+            if fused is None:
+                raise GeniusError("feature-fusion needs features extracted with --fusion feature")
+            out.append(FeatureFusion(fused, config.backend))
+        elif name == "codes":
+            out.append(CodesExhaustive(config.backend))
+        elif name == "default":
+            out.append(EngineMethod(name, model_params(space, **changes)))
+        elif name == "default-codes":
+            out.append(EngineMethod(name, model_params(space, reranker="codes", **changes)))
+        else:
+            out += [_beam_method(name, beams, len(config.beams) > 1, decodings, config) for beams in config.beams]
+    return out
+
+
+def _beam_method(name: str, beams: int, several: bool, decodings: Decodings, config: EvalConfig) -> BeamMethod:
+    label = f"{name}@{beams}" if several else name
+    method = BeamMethod(label, decodings, beams, sample=config.survival if name in ("genius", "genius-g", "geometry") else 0)
+    if name in ("genius-r", "genius-g", "geometry"):
+        method.rerank = "embeddings"
+    if name == "genius-codes":
+        method.rerank = "codes"
+    if name == "genius-g":
+        method.geometry = config.geometry
+    if name == "geometry":
+        method.geometry, method.generator = 1.0, False
+    return method
+
+
+# -- judging -------------------------------------------------------------------------------------------------------
+
+
+def _judge(
+    evaluation: Evaluation,
+    space: Space,
+    pool: Pool,
+    kind: PoolKind,
+    tasks: Sequence[Task],
+    rows: dict[str, Ints],
+    answers: dict[str, Answer],
+    config: EvalConfig,
+) -> None:
+    start = 0
+    for task in tasks:
+        queries = rows[task.key]
+        part = slice(start, start + len(queries))
+        start += len(queries)
+        positives = space.local_positives(pool, queries)
+        main = f"hit@{task.main}"
+        values: dict[str, dict[str, metrics.Floats]] = {}
+        for label, answer in answers.items():
+            if answer.rows.max(initial=-1) >= len(pool):
+                raise GeniusError(f"{label} returned rows outside the pool {pool.name!r}")
+            values[label] = metrics.per_query(metrics.judge(answer.rows[part], positives), task.cutoffs)
+            ranked = answer.rows[part]
+            evaluation.runs[task.key, label, kind] = (np.where(ranked >= 0, pool.rows[ranked], -1), answer.scores[part])
+        p_values = _p_values(values, main, config)
+        for label, answer in answers.items():
+            evaluation.results.append(
+                _result(task, label, kind, pool, answer, part, values[label], p_values.get(label), main, config)
+            )
+
+
+def _p_values(values: dict[str, dict[str, metrics.Floats]], main: str, config: EvalConfig) -> dict[str, float]:
+    reference = values.get(config.reference)
+    if reference is None:
+        return {}
+    raw = {
+        label: metrics.paired_p_value(own[main], reference[main], seed=config.seed)
+        for label, own in values.items()
+        if label != config.reference
+    }
+    return metrics.holm(raw)
+
+
+def _result(
+    task: Task,
+    label: str,
+    kind: PoolKind,
+    pool: Pool,
+    answer: Answer,
+    part: slice,
+    values: dict[str, metrics.Floats],
+    p_value: float | None,
+    main: str,
+    config: EvalConfig,
+) -> Result:
+    intervals = {}
+    if config.bootstrap:
+        intervals = {
+            name: metrics.bootstrap_interval(own, samples=config.bootstrap, seed=config.seed) for name, own in values.items()
+        }
+    whole = len(answer.rows)
+    reached = None if answer.reached is None else answer.reached[part]
+    if reached is not None:
+        reached = reached[~np.isnan(reached)]  # NaN: not looked at
+    return Result(
+        task=task.key,
+        method=label,
+        pool=kind,
+        pool_digest=pool.digest,
+        pool_size=len(pool),
+        queries=part.stop - part.start,
+        metrics={name: float(own.mean()) for name, own in values.items()},
+        intervals=intervals,
+        p_value=p_value,
+        queries_per_second=whole / answer.seconds if answer.seconds > 0 else float("inf"),
+        bytes_per_item=answer.bytes_per_item,
+        touched=float(answer.touched[part].mean()),
+        candidate_recall=None if reached is None or len(reached) == 0 else float(reached.mean()),
+        survival=answer.survival,
+        main=main,
+    )
+
+
+def about_run(model: Genius, data: FeatureSet, config: EvalConfig) -> dict[str, Any]:
+    """What a reader needs to trust or repeat the numbers."""
+    import datetime
+    import os
+    import platform
+
+    import torch
+
+    return {
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "model": model.fingerprint(),
+        "levels": list(model.config.quantizer.level_sizes),
+        "queries": len(data.queries),
+        "candidates": len(data.pool),
+        "config": asdict(config),
+        "device": torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else f"CPU, {os.cpu_count()} cores",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }

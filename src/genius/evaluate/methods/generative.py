@@ -1,0 +1,240 @@
+"""Methods that write IDs: the paper's GENIUS and GENIUS^R, geometry, and the early-stopping default.
+
+The paper's methods go to full depth with exactly B beams and never look further, so they use `beam_search`; the
+default is the engine as users get it. Methods with the same beams share one decoding and say what it cost.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from genius.errors import GeniusError
+from genius.evaluate.ids import Candidates, IdTable, items_of, ranked
+from genius.evaluate.methods.base import Answer, Ints, Pool, Space
+from genius.evaluate.methods.vectors import code_bits
+from genius.evaluate.survival import PlainBeam, prefix_survival
+from genius.model.generator import Generator
+from genius.model.quantizer import ResidualQuantizer
+from genius.search import CodeTrie, SearchEngine, SearchParams, beam_search
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """What writes IDs: the model's own parts, or a baseline's."""
+
+    generator: Generator
+    quantizer: ResidualQuantizer | None
+    codes: Ints  # (N, M) of the whole pool
+    level_sizes: tuple[int, ...]
+    queries: Tensor  # (Q, D) what the generator reads
+
+    @classmethod
+    def of(cls, space: Space) -> Writer:
+        model = space.model
+        return cls(model.generator, model.quantizer, space.codes, model.config.quantizer.level_sizes, space.query_z)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """IDs that one decoding wrote for some queries over one pool."""
+
+    ids: Ints  # (Q, B) numbers of `table`
+    table: IdTable
+    trie_bytes: float  # per item
+    seconds: float
+
+
+@dataclass
+class Decodings:
+    """Decodings of one harness run, so that GENIUS and GENIUS^R do not decode twice.
+
+    The key holds the *contents* of pool and queries, never a name: a local pool cannot be answered from the beams of
+    the union, which is how the published code's local results went wrong.
+    """
+
+    batch: int = 128  # queries decoded at once
+    kept: dict[tuple[str, str, int, float, bool, bool, int], Found] = field(default_factory=dict)
+
+    def get(self, space: Space, writer: Writer, pool: Pool, queries: Ints, beams: int, geometry: float, generator: bool) -> Found:
+        digest = Pool("queries", queries).digest
+        key = (pool.digest, digest, beams, geometry, generator, space.target is not None, id(writer.generator))
+        if key not in self.kept:
+            self.kept[key] = self._decode(space, writer, pool, queries, beams, geometry, generator)
+        return self.kept[key]
+
+    def _decode(
+        self, space: Space, writer: Writer, pool: Pool, queries: Ints, beams: int, geometry: float, generator: bool
+    ) -> Found:
+        codes = writer.codes[pool.rows]
+        trie = CodeTrie.build(codes, writer.level_sizes)
+        table = IdTable(codes, writer.level_sizes)
+        asked = torch.from_numpy(queries).to(space.device)
+        out = np.full((len(queries), beams), -1, np.int64)
+        seconds = 0.0
+        for i in range(0, len(queries), self.batch):
+            part = asked[i : i + self.batch]
+            start = time.perf_counter()
+            result = beam_search(
+                writer.generator if generator else None,
+                trie,
+                writer.queries[part],
+                beams,
+                quantizer=writer.quantizer,
+                geometry=geometry,
+                target=None if space.target is None else space.target[part],
+            )
+            written = result.codes.cpu().numpy()
+            seconds += time.perf_counter() - start
+            out[i : i + self.batch] = table.lookup(written)
+            if ((written[:, :, 0] >= 0) & (out[i : i + self.batch] < 0)).any():
+                raise GeniusError(f"the search wrote an ID that no item of the pool {pool.name!r} has")
+        return Found(out, table, trie.nbytes / max(len(pool), 1), seconds)
+
+
+@dataclass
+class BeamMethod:
+    """Full depth with B beams: plain (`rerank="none"`), or re-ranked by the embeddings or codes of what the beams hold."""
+
+    label: str
+    decodings: Decodings
+    beams: int = 50
+    rerank: Literal["none", "embeddings", "codes"] = "none"
+    geometry: float = 0.0
+    generator: bool = True
+    sample: int = 0  # queries on which the survival of gold prefixes is followed level by level
+    writer: Writer | None = None  # None: the model under test
+
+    def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> Answer:
+        writer = self.writer or Writer.of(space)
+        found = self.decodings.get(space, writer, pool, queries, self.beams, self.geometry, self.generator)
+        start = time.perf_counter()
+        candidates = items_of(found.table, found.ids)
+        rows, scores = ranked(candidates, k, self._scores(space, writer, pool, queries, candidates))
+        seconds = found.seconds + time.perf_counter() - start
+        stored = found.trie_bytes
+        if self.rerank == "embeddings":
+            stored += space.dense.shape[1] * space.dense.element_size()
+        positives = space.local_positives(pool, queries)
+        answer = Answer(rows, scores, candidates.counts, seconds, stored, _reached(candidates, positives))
+        if self.sample:
+            answer.survival = self._survival(space, writer, pool, queries, found.table, positives)
+        return answer
+
+    def _scores(
+        self, space: Space, writer: Writer, pool: Pool, queries: Ints, candidates: Candidates
+    ) -> npt.NDArray[np.float64] | None:
+        if self.rerank == "none":
+            return None
+        out = np.empty(len(candidates.rows))
+        asked = torch.from_numpy(queries).to(space.device)
+        for i in range(0, len(out), 65_536):
+            owner = asked[torch.from_numpy(candidates.owner[i : i + 65_536]).to(space.device)]
+            local = pool.rows[candidates.rows[i : i + 65_536]]
+            if self.rerank == "embeddings":
+                vectors = space.dense[torch.from_numpy(local).to(space.device)].float()
+                values = (space.query_dense[owner] * vectors).sum(1)
+            else:
+                assert writer.quantizer is not None
+                vectors = writer.quantizer.decode(torch.from_numpy(writer.codes[local]).to(space.device)).float()
+                values = (writer.queries[owner] * torch.nn.functional.normalize(vectors, dim=1)).sum(1)
+            out[i : i + 65_536] = values.double().cpu().numpy()
+        return out
+
+    def _survival(
+        self, space: Space, writer: Writer, pool: Pool, queries: Ints, table: IdTable, positives: Sequence[Sequence[int]]
+    ) -> list[float]:
+        step = max(1, len(queries) // self.sample)
+        picked = np.arange(0, len(queries), step)[: self.sample]
+        geometric = self.geometry > 0 or not self.generator
+        beam = PlainBeam(
+            table, writer.generator if self.generator else None, writer.quantizer if geometric else None, self.geometry
+        )
+        codes = writer.codes[pool.rows]
+        gold = [codes[np.array(positives[i], dtype=np.int64)] for i in picked]
+        z = writer.queries[torch.from_numpy(queries[picked]).to(space.device)]
+        return [float(value) for value in prefix_survival(beam, z, gold, self.beams)]
+
+
+def _reached(candidates: Candidates, positives: Sequence[Sequence[int]]) -> npt.NDArray[np.float64]:
+    """(Q,) 1 where any candidate is a positive: what no re-ranking can repair."""
+    span = int(candidates.rows.max(initial=0)) + 1
+    wanted = np.fromiter((query * span + row for query, rows in enumerate(positives) for row in rows if row < span), np.int64)
+    hit = np.isin(candidates.owner * span + candidates.rows, wanted)
+    return (np.bincount(candidates.owner[hit], minlength=len(positives)) > 0).astype(np.float64)
+
+
+@dataclass
+class EngineMethod:
+    """The search engine as users get it: stop early, re-rank what is below the beams."""
+
+    label: str
+    params: SearchParams
+    batch: int = 256
+    sample: int = 1000  # queries on which all candidates are asked for, to see whether a positive was among them
+
+    def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> Answer:
+        model = space.model
+        trie = CodeTrie.build(space.codes[pool.rows], model.config.quantizer.level_sizes)
+        vectors = space.dense[torch.from_numpy(pool.rows).to(space.device)] if self.params.reranker == "embeddings" else None
+        engine = SearchEngine(model.generator, model.quantizer, trie, vectors, device=str(space.device))
+        rows = np.full((len(queries), k), -1, np.int64)
+        scores = np.full((len(queries), k), -np.inf)
+        touched = np.zeros(len(queries), np.int64)
+        seconds = 0.0
+        for i in range(0, len(queries), self.batch):
+            start = time.perf_counter()
+            found = self._search(engine, space, queries[i : i + self.batch], k)
+            part = slice(i, i + self.batch)
+            rows[part], scores[part], touched[part] = found
+            seconds += time.perf_counter() - start
+        stored = trie.nbytes / max(len(pool), 1)
+        if vectors is not None:
+            stored += vectors.shape[1] * vectors.element_size()
+        answer = Answer(rows, scores, touched, seconds, stored)
+        answer.reached = self._reached(engine, space, pool, queries, int(touched.max(initial=1)))
+        return answer
+
+    def _search(self, engine: SearchEngine, space: Space, queries: Ints, k: int) -> tuple[Ints, npt.NDArray[np.float64], Ints]:
+        asked = torch.from_numpy(queries).to(space.device)
+        found = engine.search(
+            space.query_z[asked],
+            k=k,
+            params=self.params,
+            dense=space.query_dense[asked],
+            target=None if space.target is None else space.target[asked],
+        )
+        return found.rows.cpu().numpy(), found.scores.double().cpu().numpy(), found.touched.cpu().numpy()
+
+    def _reached(
+        self, engine: SearchEngine, space: Space, pool: Pool, queries: Ints, most: int
+    ) -> npt.NDArray[np.float64] | None:
+        """Candidate recall on a sample, untimed: ask for as many as were touched."""
+        if not self.sample or not len(queries):
+            return None
+        picked = np.arange(0, len(queries), max(1, len(queries) // self.sample))
+        positives = space.local_positives(pool, queries[picked])
+        out = np.full(len(queries), np.nan)
+        for i in range(0, len(picked), self.batch):
+            part = picked[i : i + self.batch]
+            rows, _, touched = self._search(engine, space, queries[part], most)
+            for j, (row, count) in enumerate(zip(rows, touched, strict=True)):
+                out[part[j]] = float(np.isin(row[:count], positives[i + j]).any())
+        return out
+
+
+def model_params(space: Space, **changes: object) -> SearchParams:
+    """The model's own defaults (its config's `search` table) with changes."""
+    return replace(SearchParams(**space.model.config.search), **changes)  # type: ignore[arg-type]
+
+
+def paper_bytes(level_sizes: tuple[int, ...]) -> float:
+    """Bytes an ID needs in principle (12.25 in the paper); a trie's measured bytes are another matter."""
+    return code_bits(level_sizes) / 8

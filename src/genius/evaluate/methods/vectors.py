@@ -1,0 +1,92 @@
+"""Methods that compare a query with every item: the model's vectors, the encoder's own, and the codes alone."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from genius.data.features import FeatureSet
+from genius.errors import GeniusError
+from genius.evaluate.methods.base import Answer, Ints, Pool, Space
+from genius.evaluate.methods.dense import Backend, Block, exhaustive
+from genius.features import Features
+from genius.model.fusion import score_fusion
+
+
+def _search(queries: Tensor, block: Block, pool: Pool, k: int, backend: Backend, bytes_per_item: float) -> Answer:
+    if queries.device.type == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    rows, scores = exhaustive(queries, block, len(pool), k, backend=backend)
+    ranked, values = rows.cpu().numpy(), scores.double().cpu().numpy()
+    seconds = time.perf_counter() - start
+    return Answer(ranked, values, np.full(len(ranked), len(pool), np.int64), seconds, bytes_per_item)
+
+
+class Dense:
+    """Exhaustive over the vectors that the model re-ranks with: the ceiling of its re-ranking."""
+
+    def __init__(self, backend: Backend = "auto", label: str = "dense") -> None:
+        self.backend, self.label = backend, label
+
+    def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> Answer:
+        rows = torch.from_numpy(pool.rows).to(space.device)
+        asked = space.query_dense[torch.from_numpy(queries).to(space.device)]
+        size = space.dense.shape[1] * space.dense.element_size()
+        return _search(asked, lambda a, b: space.dense[rows[a:b]].float(), pool, k, self.backend, size)
+
+
+class ScoreFusion:
+    """The encoder's own embedding, image + text (Eq. 2): CLIP-SF and BLIP-SF of the tables, with their encoder."""
+
+    def __init__(self, backend: Backend = "auto", label: str = "score-fusion") -> None:
+        self.backend, self.label = backend, label
+
+    def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> Answer:
+        asked = space.plain_queries()[torch.from_numpy(queries).to(space.device)]
+        return _search(asked, _fused_block(space.data.pool, pool, space.device), pool, k, self.backend, asked.shape[1] * 4)
+
+
+class FeatureFusion:
+    """Vectors that an encoder fused itself (CLIP-FF, BLIP-FF): a feature set extracted with `--fusion feature`."""
+
+    def __init__(self, features: FeatureSet, backend: Backend = "auto", label: str = "feature-fusion") -> None:
+        self.features, self.backend, self.label = features, backend, label
+
+    def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> Answer:
+        if self.features.query_ids != space.data.query_ids or self.features.pool_ids != space.data.pool_ids:
+            raise GeniusError("the feature-fusion features are of other queries or candidates than the rest of the run")
+        asked = self.features.queries[torch.from_numpy(queries)].to(space.device, torch.float32)
+        block = _fused_block(self.features.pool, pool, space.device)
+        return _search(score_fusion(asked), block, pool, k, self.backend, self.features.pool.width * 4)
+
+
+def _fused_block(features: Features, pool: Pool, device: torch.device) -> Block:
+    rows = torch.from_numpy(pool.rows)
+    return lambda a, b: score_fusion(features[rows[a:b]].to(device, torch.float32))
+
+
+class CodesExhaustive:
+    """Every item by its codes' reconstruction: no vector is stored, nothing is decoded. The ceiling of the codes."""
+
+    def __init__(self, backend: Backend = "auto", label: str = "codes") -> None:
+        self.backend, self.label = backend, label
+
+    def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> Answer:
+        quantizer = space.model.quantizer
+        codes = torch.from_numpy(space.codes[pool.rows])
+
+        def block(a: int, b: int) -> Tensor:
+            return F.normalize(quantizer.decode(codes[a:b].to(space.device)).float(), dim=1)
+
+        asked = space.query_z[torch.from_numpy(queries).to(space.device)]
+        return _search(asked, block, pool, k, self.backend, code_bits(space.model.config.quantizer.level_sizes) / 8)
+
+
+def code_bits(level_sizes: tuple[int, ...]) -> int:
+    """Bits of one ID: 2 + 8 x 12 = 98 in the paper (supplement, Table 2)."""
+    return sum(max(1, (size - 1).bit_length()) for size in level_sizes)

@@ -1,0 +1,56 @@
+"""Exhaustive search: Faiss and torch give the same rows, also among ties, whatever the blocks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from genius.errors import GeniusError
+from genius.evaluate.methods.dense import exhaustive, pick_backend
+
+
+def world(queries: int = 70, pool: int = 900, width: int = 24, copies: int = 40) -> tuple[torch.Tensor, torch.Tensor]:
+    random = torch.Generator().manual_seed(0)
+    vectors = F.normalize(torch.randn(pool, width, generator=random), dim=1)
+    vectors[-copies:] = vectors[:copies]  # exact ties, far apart
+    return F.normalize(torch.randn(queries, width, generator=random), dim=1), vectors
+
+
+def brute(queries: torch.Tensor, vectors: torch.Tensor, k: int) -> np.ndarray:
+    scores = (queries.double() @ vectors.double().T).numpy()
+    return np.lexsort((np.broadcast_to(np.arange(len(vectors)), scores.shape), -scores), axis=1)[:, :k]
+
+
+@pytest.mark.parametrize("backend", ["faiss", "torch"])
+@pytest.mark.parametrize("block", [64, 333, 5000])
+def test_equals_brute_force(backend: str, block: int) -> None:
+    if backend == "faiss":
+        pytest.importorskip("faiss", reason="faiss is not installed")
+    queries, vectors = world()
+    rows, scores = exhaustive(
+        queries,
+        lambda a, b: vectors[a:b],
+        len(vectors),
+        20,
+        backend=backend,
+        block_rows=block,
+        query_rows=16,  # type: ignore[arg-type]
+    )
+    expected = brute(queries, vectors, 20)
+    assert np.array_equal(rows.numpy(), expected)
+    assert torch.allclose(scores, (queries @ vectors.T).gather(1, torch.from_numpy(expected)), atol=1e-5)
+
+
+def test_fewer_items_than_k() -> None:
+    queries, vectors = world(pool=50, copies=1)
+    rows, scores = exhaustive(queries, lambda a, b: vectors[a:b], 7, 10, backend="torch")
+    assert (rows[:, 7:] == -1).all() and (rows[:, :7] >= 0).all() and torch.isinf(scores[:, 7:]).all()
+
+
+def test_without_faiss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert pick_backend("auto", torch.device("cpu")) == "torch"
+    with pytest.raises(GeniusError, match="Faiss is not installed"):
+        pick_backend("faiss", torch.device("cpu"))

@@ -1,0 +1,296 @@
+"""The harness against hand-computed numbers and brute force; local and universal pools cannot be mixed up."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from genius.data.features import FeatureSet
+from genius.data.synthetic import synthetic_features
+from genius.errors import GeniusError
+from genius.evaluate.harness import EvalConfig, Evaluation, build_methods, evaluate
+from genius.evaluate.ids import IdTable, items_of, ranked
+from genius.evaluate.methods.base import Answer, Ints, Pool, Space
+from genius.evaluate.methods.generative import BeamMethod, Decodings
+from genius.evaluate.survival import PlainBeam, prefix_survival
+from genius.features import Features
+from genius.model.fusion import FusionConfig
+from genius.model.generator import GeneratorConfig
+from genius.model.genius import Genius, GeniusConfig
+from genius.model.quantizer import QuantizerConfig
+from genius.search import CodeTrie, beam_search
+from genius.types import Modality
+
+T, I, P = Modality.TEXT, Modality.IMAGE, Modality.PAIR  # noqa: E741
+WIDTH, SIZES = 24, (3, 6, 5, 4)
+
+
+def tiny_model(data: FeatureSet, seed: int = 0, **quantizer: object) -> Genius:
+    torch.manual_seed(seed)
+    config = GeniusConfig(
+        fusion=FusionConfig(width=WIDTH, projection=32, hidden=32),
+        quantizer=QuantizerConfig(width=WIDTH, level_sizes=SIZES, **quantizer),  # type: ignore[arg-type]
+        generator=GeneratorConfig(
+            width=WIDTH, level_sizes=SIZES, d_model=32, layers=2, heads=2, d_kv=16, d_ff=64, prefix_tokens=4, dropout=0.0
+        ),
+    )
+    model = Genius(config)
+    z, _ = model.embed(data.pool)
+    model.quantizer.initialise(z, data.pool.modality, iterations=5)
+    return model
+
+
+@pytest.fixture(scope="module")
+def data() -> FeatureSet:
+    return synthetic_features(60, 240, WIDTH, directions=((T, I), (I, T), (P, P)), clusters=12, seed=3)
+
+
+@pytest.fixture(scope="module")
+def model(data: FeatureSet) -> Genius:
+    return tiny_model(data)
+
+
+# -- hand-computed -------------------------------------------------------------------------------------------------
+
+
+class Scripted:
+    """A method whose answers are written down."""
+
+    label = "scripted"
+
+    def __init__(self, rows: list[list[int]]) -> None:
+        self.rows = np.array(rows, dtype=np.int64)
+
+    def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> Answer:
+        place = {int(row): i for i, row in enumerate(pool.rows)}
+        rows = np.array([[place.get(int(r), -1) for r in self.rows[q]] for q in queries])
+        touched = np.arange(len(queries), dtype=np.int64)
+        return Answer(rows, -np.broadcast_to(np.arange(rows.shape[1]), rows.shape).astype(float), touched, 2.0, 12.25)
+
+
+def test_twelve_queries_by_hand() -> None:
+    """Task a: queries 0-3, task b: 4-11. The numbers below were worked out on paper."""
+    image, text = torch.zeros(10, dtype=torch.bool), torch.ones(10, dtype=torch.bool)
+    pool = Features(torch.zeros(10, WIDTH), torch.randn(10, WIDTH, generator=torch.Generator().manual_seed(0)), image, text)
+    asked = Features(
+        torch.zeros(12, WIDTH), torch.ones(12, WIDTH), torch.zeros(12, dtype=torch.bool), torch.ones(12, dtype=torch.bool)
+    )
+    positives = [[0], [1, 2], [3], [4, 5, 6], [0], [1], [2], [3], [4], [5], [6, 7], [8, 9]]
+    lists = [
+        [0, 9, 8, 7, 6],  # 0: hit at 1
+        [9, 1, 8, 2, 7],  # 1: first of two at rank 2, second at rank 4
+        [9, 8, 7, 6, 5],  # 2: miss
+        [9, 8, 4, 5, 0],  # 3: two of three, ranks 3 and 4
+        [1, 2, 3, 4, 0],  # 4: rank 5
+        [1, -1, -1, -1, -1],  # 5: rank 1, short list
+        [-1, -1, -1, -1, -1],  # 6: no answer at all
+        [4, 3, 0, 1, 2],  # 7: rank 2
+        [4, 0, 1, 2, 3],  # 8: rank 1
+        [0, 1, 2, 3, 4],  # 9: miss
+        [7, 6, 0, 1, 2],  # 10: both, ranks 1 and 2
+        [0, 1, 9, 2, 3],  # 11: one of two, rank 3
+    ]
+    data = FeatureSet(
+        asked,
+        pool,
+        torch.tensor([[q, p] for q, rows in enumerate(positives) for p in rows]),
+        [f"q{i}" for i in range(12)],
+        [f"d{i}" for i in range(10)],
+        torch.tensor([0] * 4 + [1] * 8),
+        {0: "a", 1: "b"},
+    )
+    config = EvalConfig(methods=(), pools=("universal",), cutoffs=(1, 5), depth=5, reference="scripted")
+    found = evaluate(tiny_model(data), data, config, extra=[Scripted(lists)])
+    a, b = found.find("a", "scripted", "universal"), found.find("b", "scripted", "universal")
+    assert (a.queries, b.queries) == (4, 8) and a.main == "hit@5"
+    assert a.metrics["hit@1"] == 1 / 4 and a.metrics["hit@5"] == 3 / 4
+    assert a.metrics["recall@5"] == pytest.approx((1 + 1 + 0 + 2 / 3) / 4)
+    assert b.metrics["hit@1"] == 3 / 8 and b.metrics["hit@5"] == 6 / 8
+    assert b.metrics["recall@1"] == pytest.approx((1 + 1 + 0.5) / 8) and b.metrics["recall@5"] == pytest.approx(5.5 / 8)
+    assert b.metrics["mrr@10"] == pytest.approx((1 / 5 + 1 + 0 + 1 / 2 + 1 + 0 + 1 + 1 / 3) / 8)
+    log = np.log2
+    ideal = 1 + 1 / log(3)
+    by_hand = [1, (1 / log(3) + 1 / log(5)) / ideal, 0, (1 / log(4) + 1 / log(5)) / (ideal + 1 / log(4))]
+    assert a.metrics["ndcg@10"] == pytest.approx(np.mean(by_hand))
+    assert found.average("scripted", "universal") == 0.75
+    assert (a.queries_per_second, a.bytes_per_item) == (6.0, 12.25) and (a.touched, b.touched) == (1.5, 7.5)
+    assert a.p_value is None and a.intervals["hit@5"][0] <= 0.75 <= a.intervals["hit@5"][1]
+
+
+# -- methods against brute force -----------------------------------------------------------------------------------
+
+
+def run(model: Genius, data: FeatureSet, **changes: object) -> Evaluation:
+    values: dict[str, object] = {"beams": (8,), "depth": 10, "bootstrap": 20, "survival": 10, "rerank": 40} | changes
+    return evaluate(model, data, EvalConfig(**values))  # type: ignore[arg-type]
+
+
+def test_dense_equals_faiss(model: Genius, data: FeatureSet) -> None:
+    faiss = pytest.importorskip("faiss", reason="faiss is not installed")
+    found = run(model, data, methods=("dense", "score-fusion"), pools=("universal",), backend="torch")
+    pool, queries = model.embed(data.pool)[1].numpy(), model.embed(data.queries)[1].numpy()
+    index = faiss.IndexFlatIP(WIDTH)
+    index.add(pool)
+    _, rows = index.search(queries, 10)
+    for task, own in found.query_rows.items():
+        assert np.array_equal(found.runs[task, "dense", "universal"][0], rows[own])
+    by_faiss = run(model, data, methods=("dense",), pools=("local", "universal"), backend="faiss")
+    for key, (mine, _) in found.runs.items():
+        if key[1] == "dense":
+            assert np.array_equal(mine, by_faiss.runs[key][0])
+
+
+@pytest.mark.parametrize("geometry,generator", [(0.0, True), (0.7, True), (1.0, False)])
+def test_beam_methods_equal_a_plain_beam(model: Genius, data: FeatureSet, geometry: float, generator: bool) -> None:
+    space = Space(model, data)
+    pool, queries = Pool("universal", np.arange(len(data.pool))), np.arange(12)
+    table = IdTable(space.codes, SIZES)
+    plain = PlainBeam(table, model.generator if generator else None, model.quantizer if geometry else None, geometry)
+    expected = np.full((12, 6), -1)
+    for q in queries:
+        prefixes, codes, scores = plain.levels(space.query_z[q], 6)[-1]
+        expected[q] = prefixes
+        theirs = beam_search(
+            model.generator if generator else None, CodeTrie.build(space.codes, SIZES), space.query_z[q : q + 1], 6,
+            quantizer=model.quantizer, geometry=geometry,
+        )  # fmt: skip
+        assert np.array_equal(theirs.codes[0].numpy(), codes)
+        assert np.allclose(theirs.scores[0].numpy() * 4, scores, atol=1e-4)
+    method = BeamMethod("m", Decodings(5), 6, geometry=geometry, generator=generator)
+    rows, _ = ranked(items_of(table, expected), 10)
+    answer = method.answer(space, pool, queries, 10)
+    assert np.array_equal(answer.rows, rows)
+    reranked = BeamMethod("r", Decodings(5), 6, "embeddings", geometry, generator).answer(space, pool, queries, 10)
+    z, dense = space.query_dense, space.dense
+    for q in queries:
+        own = table.order[np.isin(table.of_row[table.order], expected[q])]
+        best = own[np.lexsort((own, -(dense[own] @ z[q]).numpy()))][:10]
+        assert reranked.rows[q, : len(best)].tolist() == best.tolist()
+        assert answer.touched[q] == len(own) and answer.reached is not None
+        assert bool(answer.reached[q]) == bool(set(own.tolist()) & set(space.positives[q]))
+
+
+def test_few_beams_return_few_items(model: Genius, data: FeatureSet) -> None:
+    """One beam is one ID, as in the paper: the list is not filled up by searching further."""
+    found = run(model, data, methods=("genius",), beams=(1, 4), pools=("universal",))
+    codes = Space(model, data).codes
+    for task in found.query_rows:
+        one, four = found.runs[task, "genius@1", "universal"][0], found.runs[task, "genius@4", "universal"][0]
+        for rows, most in ((one, 1), (four, 4)):
+            assert all(1 <= len({tuple(codes[r]) for r in ranked_rows if r >= 0}) <= most for ranked_rows in rows)
+
+
+def test_survival_and_candidate_recall_agree(model: Genius, data: FeatureSet) -> None:
+    found = run(model, data, methods=("genius", "geometry", "default"), pools=("local",), survival=1000)
+    for result in found.results:
+        if result.method == "default":
+            assert result.candidate_recall is not None and not result.survival
+            continue
+        assert result.survival == sorted(result.survival, reverse=True) and len(result.survival) == 4
+        assert result.survival[-1] == pytest.approx(result.candidate_recall)  # at full depth they are the same thing
+        assert result.candidate_recall is not None and result.metrics["hit@10"] <= result.candidate_recall
+
+
+def test_survival_by_hand(model: Genius) -> None:
+    codes = np.array([[0, 0, 0, 0], [0, 0, 1, 0], [0, 1, 0, 0], [1, 0, 0, 0]])
+    table = IdTable(codes, SIZES)
+
+    class Fixed(PlainBeam):
+        def _worth(self, z: torch.Tensor, chosen: np.ndarray, level: int) -> np.ndarray:
+            return -np.broadcast_to(np.arange(SIZES[level], dtype=float), (len(chosen), SIZES[level]))  # low codes first
+
+    share = prefix_survival(Fixed(table, None), torch.zeros(3, WIDTH), [codes[3:], codes[1:2], codes[:0]], beams=1)
+    assert share.tolist() == [0.5, 0.5, 0.0, 0.0]  # query 0 lost at once, query 1 at level 2; query 2 has no positive
+
+
+def test_codes_exhaustive_and_engine(model: Genius, data: FeatureSet) -> None:
+    found = run(
+        model,
+        data,
+        methods=("codes", "default", "default-codes", "genius-codes", "genius-r", "genius-g"),
+        pools=("universal",),
+        rerank=240,
+    )
+    space = Space(model, data)
+    vectors = torch.nn.functional.normalize(model.quantizer.decode(torch.from_numpy(space.codes)), dim=1)
+    for task, own in found.query_rows.items():
+        scores = space.query_z[own] @ vectors.T
+        rows = torch.from_numpy(found.runs[task, "codes", "universal"][0])
+        assert torch.allclose(scores.gather(1, rows), scores.topk(10).values, atol=1e-5)
+        assert found.find(task, "codes", "universal").bytes_per_item == (2 + 3 + 3 + 2) / 8
+        # a budget as large as the pool: the default search is exhaustive
+        dense = (space.query_dense[own] @ space.dense.T).topk(10).values
+        assert np.allclose(found.runs[task, "default", "universal"][1], dense.numpy(), atol=1e-5)
+
+
+# -- pools ---------------------------------------------------------------------------------------------------------
+
+
+def test_local_results_are_not_filtered_union_results(model: Genius, data: FeatureSet) -> None:
+    """B1: the published code evaluated local pools from beams that were constrained to the union."""
+    found = run(model, data, methods=("genius", "genius-r"), beams=(3,), pools=("universal", "local"))
+    codes, space = Space(model, data).codes, Space(model, data)
+    confused = 0
+    for number, name in data.names.items():
+        rows = data.pools[number].numpy()
+        table = IdTable(codes[rows], SIZES)
+        plain = PlainBeam(table, model.generator)
+        local, union = found.runs[name, "genius", "local"][0], found.runs[name, "genius", "universal"][0]
+        for place, query in enumerate(found.query_rows[name]):
+            ids = plain.levels(space.query_z[query], 3)[-1][0][None]
+            expected = rows[ranked(items_of(table, ids), 10)[0][0]]
+            expected = np.where(ranked(items_of(table, ids), 10)[0][0] >= 0, expected, -1)
+            assert np.array_equal(local[place], expected)  # searched in its own pool
+            filtered = [r for r in union[place] if r in set(rows.tolist())]
+            confused += filtered != [r for r in local[place] if r >= 0]
+        one, other = found.find(name, "genius", "local"), found.find(name, "genius", "universal")
+        assert one.pool_digest != other.pool_digest and (one.pool_size, other.pool_size) == (80, 240)
+    assert confused > 30  # B1 would have been seen: filtering the union's beams gives other lists
+
+
+def test_order_of_pools_changes_nothing(model: Genius, data: FeatureSet) -> None:
+    one = run(model, data, methods=("genius", "genius-r"), beams=(3,), pools=("universal", "local"))
+    other = run(model, data, methods=("genius-r", "genius"), beams=(3,), pools=("local", "universal"))
+    for key, (rows, _) in one.runs.items():
+        assert np.array_equal(rows, other.runs[key][0])
+
+
+def test_a_foreign_pool_is_an_error(model: Genius, data: FeatureSet) -> None:
+    space = Space(model, data)
+    queries = (data.tasks == 0).nonzero()[:, 0].numpy()
+    method = build_methods(space, EvalConfig(methods=("genius",)))[0]
+    with pytest.raises(GeniusError, match="another task's pool"):
+        method.answer(space, Pool("wrong", data.pools[1].numpy()), queries, 5)
+
+
+def test_known_targets_restrict_the_beams(model: Genius, data: FeatureSet) -> None:
+    told = run(model, data, methods=("genius",), pools=("universal",), target="given", survival=0)
+    kinds = data.pool.modality.numpy()
+    for task, direction in zip(told.query_rows, (I, T, P), strict=True):
+        rows = told.runs[task, "genius", "universal"][0]
+        assert set(kinds[rows[rows >= 0]]) == {int(direction)}
+
+
+def test_decodings_are_shared_but_never_across_pools(model: Genius, data: FeatureSet) -> None:
+    decodings = Decodings(32)
+    space, queries = Space(model, data), np.arange(8)
+    universal, local = Pool("universal", np.arange(240)), Pool("universal", np.arange(120))  # the same name on purpose
+    a = decodings.get(space, _writer(space), universal, queries, 4, 0.0, True)
+    assert decodings.get(space, _writer(space), universal, queries, 4, 0.0, True) is a
+    assert decodings.get(space, _writer(space), local, queries, 4, 0.0, True) is not a
+
+
+def _writer(space: Space):  # type: ignore[no-untyped-def]
+    from genius.evaluate.methods.generative import Writer
+
+    return Writer.of(space)
+
+
+def test_bad_configs_are_one_line(model: Genius, data: FeatureSet) -> None:
+    with pytest.raises(GeniusError, match="unknown method 'bm25'"):
+        run(model, data, methods=("bm25",))
+    with pytest.raises(GeniusError, match="needs features extracted"):
+        run(model, data, methods=("feature-fusion",))
+    with pytest.raises(GeniusError, match="none of the tasks nowhere"):
+        run(model, data, tasks=("nowhere",))
