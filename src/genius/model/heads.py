@@ -7,6 +7,8 @@ trains it with Eq. 2 on features extracted once.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -29,7 +31,7 @@ class Head(nn.Module):
         """(N, width_in) -> (N, width_out), of length about one: what the fusion's layers expect."""
         x = self.norm(x)
         out: Tensor = self.project(x) + self.output(nn.functional.gelu(self.hidden(x)))
-        return out * out.shape[1] ** -0.5
+        return out / math.sqrt(out.shape[1])
 
 
 class Heads(nn.Module):

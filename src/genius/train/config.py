@@ -54,7 +54,7 @@ class ModelConfig:
     projection: int = 512  # of the fusion
     hidden: int = 1024  # of the fusion
     level_sizes: tuple[int, ...] = (3, 512, 512, 512, 512, 512, 512)
-    modality_code: Literal["given", "nearest", "classifier", "none"] = "given"
+    modality_code: Literal["given", "nearest", "classifier", "none"] = "given"  # none: level 0 becomes as large as level 1
     shared: bool = False  # one codebook for all levels but the first
     gradient: Literal["straight-through", "rotation"] = "rotation"
     published_revival: bool = False
@@ -68,6 +68,8 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if self.decoder not in SIZES:
             raise GeniusError(f"unknown decoder {self.decoder!r}: use {', '.join(SIZES)}")
+        if self.modality_code == "none" and len(self.level_sizes) > 1:  # so that the ablation is one line on any base
+            object.__setattr__(self, "level_sizes", (self.level_sizes[1], *self.level_sizes[1:]))
 
 
 @dataclass(frozen=True)

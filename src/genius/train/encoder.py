@@ -17,7 +17,7 @@ from genius.model.heads import Heads
 from genius.train.config import EncoderStageConfig
 from genius.train.loop import Stage
 from genius.train.losses import contrastive, gather_rows
-from genius.train.sampling import Order, Positives
+from genius.train.sampling import Order, Positives, share, step_seed
 from genius.train.validate import dense_hits
 
 
@@ -36,7 +36,7 @@ class HeadsStage(Stage):
         device: torch.device,
     ) -> None:
         super().__init__()
-        self.config, self.held_out = config, validation
+        self.config, self.held_out, self.seed = config, validation, seed
         torch.manual_seed(seed)
         self.heads = Heads(data.queries.image.shape[1], data.queries.text.shape[1], width, config.hidden)
         self.queries, self.pool = data.queries.to(device, torch.float32), data.pool.to(device, torch.float32)
@@ -48,8 +48,11 @@ class HeadsStage(Stage):
         )
 
     def batch(self, step: int, micro: int, rank: int, world: int) -> tuple[Tensor, Tensor]:
-        rows = self.order(step).chunk(self.config.accumulate)[micro].chunk(world)[rank].to(self.queries.image.device)
-        return rows, self.positives.draw(rows)
+        rows = self.order(step).chunk(self.config.accumulate)[micro].to(self.queries.image.device)
+        targets = self.positives.draw(
+            rows, step_seed(self.seed, self.name, step, micro)
+        )  # of the whole batch: the same on every process
+        return share(rows, rank, world), share(targets, rank, world)
 
     def forward(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         rows, targets = batch

@@ -20,7 +20,7 @@ from genius.train.config import GeneratorStageConfig, ModelConfig
 from genius.train.indexing import Indexing
 from genius.train.loop import Stage
 from genius.train.losses import prefix_ranking, soft_target_loss
-from genius.train.sampling import Order, Positives
+from genius.train.sampling import Order, Positives, share, step_seed
 from genius.train.validate import dense_hits, generator_hits, nearest_rows
 
 SOFT_LIMIT = 8  # positives of one query that a step looks at
@@ -78,7 +78,7 @@ class GeneratorStage(Stage):
         super().__init__()
         device = frozen.pool.device
         self.config, self.held_out, self.held_out_z, self.beams = config, validation, validation_z, beams
-        self.frozen = frozen
+        self.frozen, self.seed = frozen, seed
         self.__dict__["quantizer"] = quantizer  # frozen: not a submodule, so in no checkpoint of this stage
         torch.manual_seed(seed)
         self.generator = Generator(generator_config(model)).to(device)
@@ -101,8 +101,9 @@ class GeneratorStage(Stage):
 
     def batch(self, step: int, micro: int, rank: int, world: int) -> Batch:
         config, frozen = self.config, self.frozen
-        rows = self.order(step).chunk(config.accumulate)[micro].chunk(world)[rank].to(frozen.pool.device)
-        targets = self.positives.draw(rows)
+        rows = self.order(step).chunk(config.accumulate)[micro].to(frozen.pool.device)
+        targets = share(self.positives.draw(rows, step_seed(self.seed, self.name, step, micro)), rank, world)
+        rows = share(rows, rank, world)
         z = frozen.queries[rows]
         if frozen.queries_without_text is not None:
             lost = (torch.rand(rows.shape, device=rows.device) < config.modality_dropout) & frozen.two_parts[rows]

@@ -8,20 +8,22 @@ of an uninterrupted one.
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from genius.errors import GeniusError
-from genius.train.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from genius.train.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint, write_whole
 from genius.train.config import LoopConfig
 from genius.train.progress import Journal
 from genius.train.sampling import step_seed
@@ -155,6 +157,28 @@ def run_stage(stage: Stage, config: LoopConfig, runtime: Runtime, folder: Path) 
     accelerator.free_memory()
     last = _validate(stage, runtime, config.steps)
     return last
+
+
+def finish(stage: Stage, run: Callable[[], dict[str, float]], runtime: Runtime, folder: Path) -> dict[str, float]:
+    """Run a stage, or read back what it left when it has already finished."""
+    weights, values = folder / f"{stage.name}.safetensors", folder / f"{stage.name}.json"
+    if weights.exists() and values.exists():
+        stored = load_file(weights)
+        expected = stage.state_dict()
+        if expected.keys() != stored.keys() or any(expected[n].shape != stored[n].shape for n in expected):
+            raise GeniusError(f"{weights} is of other sizes than this config; choose another output")
+        stage.load_state_dict(stored)
+        stage.to(runtime.device).eval()
+        runtime.journal.note(f"{stage.name}: already trained")
+        return dict(json.loads(values.read_text(encoding="utf-8")))
+    result = run()
+    if runtime.main:
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in stage.state_dict().items()}
+        write_whole(weights, lambda path: save_file(tensors, path))
+        write_whole(values, lambda path: path.write_text(json.dumps(result), encoding="utf-8"))
+    runtime.accelerator.wait_for_everyone()
+    stage.eval()
+    return result
 
 
 def _step(stage: Stage, module: Any, optimizer: Any, config: LoopConfig, runtime: Runtime, step: int) -> list[dict[str, Tensor]]:

@@ -15,7 +15,7 @@ from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
 from genius.train.config import ModelConfig, QuantizerStageConfig
 from genius.train.loop import Stage
 from genius.train.losses import contrastive, gather_rows, prefix_distillation, reconstruction_loss, residual_loss
-from genius.train.sampling import Order, Positives
+from genius.train.sampling import Order, Positives, share, step_seed
 from genius.train.validate import dense_hits, nearest_rows
 
 
@@ -69,8 +69,11 @@ class QuantizerStage(Stage):
             self.initialise()
 
     def batch(self, step: int, micro: int, rank: int, world: int) -> tuple[Tensor, Tensor]:
-        rows = self.order(step).chunk(self.config.accumulate)[micro].chunk(world)[rank].to(self.queries.image.device)
-        return rows, self.positives.draw(rows)
+        rows = self.order(step).chunk(self.config.accumulate)[micro].to(self.queries.image.device)
+        targets = self.positives.draw(
+            rows, step_seed(self.seed, self.name, step, micro)
+        )  # of the whole batch: the same on every process
+        return share(rows, rank, world), share(targets, rank, world)
 
     def forward(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         rows, targets = batch

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from genius.config import to_dict
@@ -28,9 +27,10 @@ from genius.train.checkpoint import write_whole
 from genius.train.config import TrainConfig
 from genius.train.encoder import HeadsStage
 from genius.train.generator import GeneratorStage, freeze
-from genius.train.loop import Runtime, Stage, make_accelerator, run_stage
+from genius.train.loop import Runtime, finish, make_accelerator, run_stage
 from genius.train.progress import Journal
 from genius.train.quantizer import QuantizerStage
+from genius.train.sources import check_source, load_source
 from genius.train.validate import split
 
 TRAINING, CONFIG, HEADS = "training", "config.json", "heads.safetensors"
@@ -50,6 +50,8 @@ def train(config: TrainConfig, data: FeatureSet | None = None, *, quiet: bool = 
     """Train every stage of `config`; `data` (in memory) takes the place of `config.data`."""
     if not config.output:
         raise GeniusError("the config names no output folder")
+    if data is None:
+        check_source(config)
     folder = Path(config.output) / TRAINING
     accelerator = make_accelerator(config.device)
     runtime = Runtime(
@@ -58,8 +60,6 @@ def train(config: TrainConfig, data: FeatureSet | None = None, *, quiet: bool = 
     _claim(folder, config, runtime)
     encoder: Encoder | None = None
     if data is None:
-        from genius.train.sources import load_source
-
         data, encoder = load_source(config, runtime, folder)
     try:
         trained = train_stages(config, data, runtime, folder)
@@ -120,28 +120,6 @@ def assemble(config: TrainConfig, second: QuantizerStage, third: GeneratorStage)
     model.quantizer.load_state_dict(second.quantizer.state_dict())
     model.generator.load_state_dict(third.generator.state_dict())
     return model
-
-
-def finish(stage: Stage, run: Callable[[], dict[str, float]], runtime: Runtime, folder: Path) -> dict[str, float]:
-    """Run a stage, or read back what it left when it has already finished."""
-    weights, values = folder / f"{stage.name}.safetensors", folder / f"{stage.name}.json"
-    if weights.exists() and values.exists():
-        stored = load_file(weights)
-        expected = stage.state_dict()
-        if expected.keys() != stored.keys() or any(expected[n].shape != stored[n].shape for n in expected):
-            raise GeniusError(f"{weights} is of other sizes than this config; choose another output")
-        stage.load_state_dict(stored)
-        stage.to(runtime.device).eval()
-        runtime.journal.note(f"{stage.name}: already trained")
-        return dict(json.loads(values.read_text(encoding="utf-8")))
-    result = run()
-    if runtime.main:
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in stage.state_dict().items()}
-        write_whole(weights, lambda path: save_file(tensors, path))
-        write_whole(values, lambda path: path.write_text(json.dumps(result), encoding="utf-8"))
-    runtime.accelerator.wait_for_everyone()
-    stage.eval()
-    return result
 
 
 def through_heads(heads: Heads, data: FeatureSet) -> FeatureSet:

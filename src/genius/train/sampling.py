@@ -38,6 +38,11 @@ class Order:
         return self._shuffled
 
 
+def share(rows: Tensor, rank: int, world: int) -> Tensor:
+    """This process's part of a batch."""
+    return rows if world == 1 else rows.chunk(world)[rank]
+
+
 class Positives:
     """All positives of every query in one flat table."""
 
@@ -51,10 +56,11 @@ class Positives:
         self.rows, self.counts, self.starts = self.rows.to(device), self.counts.to(device), self.starts.to(device)
         return self
 
-    def draw(self, queries: Tensor) -> Tensor:
-        """One random positive of each query: (B,) pool rows."""
+    def draw(self, queries: Tensor, seed: int) -> Tensor:
+        """One random positive of each query, a function of `seed`: (B,) pool rows."""
         counts = self.counts[queries]
-        pick = (torch.rand(queries.shape, device=queries.device) * counts).long()
+        generator = torch.Generator(queries.device).manual_seed(seed)
+        pick = (torch.rand(queries.shape, generator=generator, device=queries.device) * counts).long()
         return self.rows[self.starts[queries] + torch.minimum(pick, counts - 1)]
 
     def table(self, queries: Tensor, first: Tensor, limit: int) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,357 @@
+"""The fashion experiment: dense, GENIUS, GENIUS^R, the default search and the paper's ablations on real photos.
+
+    python benchmarks/fashion.py features --photos PHOTOS --output RAW     frozen towers over 24,000 photos (CPU, once)
+    python benchmarks/fashion.py pack     --features RAW --output PACKED   the same in few bytes, for another machine
+    python benchmarks/fashion.py run      --features PACKED --output OUT   train and measure everything (GPU)
+    python benchmarks/fashion.py report   --results OUT --output docs/results/fashion.md
+
+`run` writes results.json after every line of the table, so a stop at any moment keeps what is there. It trains with the
+stages of `genius train`; what is measured is `genius.search`. Test products are never in a training pair.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fashion_data import TASKS, Fashion, extract, load, pack
+from genius.config import from_dict
+from genius.data.features import FeatureSet
+from genius.search import CodeTrie, SearchEngine, SearchParams
+from genius.train.config import TrainConfig, read_train_config
+from genius.train.encoder import HeadsStage
+from genius.train.generator import GeneratorStage, freeze
+from genius.train.loop import Runtime, make_accelerator, run_stage
+from genius.train.progress import Journal
+from genius.train.quantizer import QuantizerStage
+from genius.train.run import through_heads
+
+AT = (1, 5, 10)
+HERE = Path(__file__).parent
+
+# name -> SearchParams; "dense" and "codes, exhaustive" are computed beside
+MODES: dict[str, dict[str, Any]] = {
+    "GENIUS": {"rerank": 0, "reranker": "none"},
+    "GENIUS^R": {"rerank": 0},
+    "GENIUS^R + geometry": {"rerank": 0, "geometry": 1.0},
+    "geometry only, re-ranked": {"rerank": 0, "generator": False, "geometry": 1.0},
+    "default": {},
+    "default, codes only": {"reranker": "codes"},
+    "default, geometry only": {"generator": False, "geometry": 1.0},
+}
+SHORT = ("GENIUS", "GENIUS^R")
+
+
+def feature_set(fashion: Fashion, *, test: bool, with_new_items: bool = True) -> FeatureSet:
+    """Training or test queries over the pool, with or without the test products' own items."""
+    queries = (fashion.held_out == test).nonzero()[:, 0]
+    full = FeatureSet(
+        fashion.queries,
+        fashion.pool,
+        fashion.pairs,
+        [str(i) for i in range(len(fashion.queries))],
+        [str(i) for i in range(len(fashion.pool))],
+        fashion.tasks,
+        TASKS,
+    ).take_queries(queries)
+    if with_new_items:
+        return full
+    rows = (~fashion.new_item).nonzero()[:, 0]
+    place = torch.full((len(fashion.pool),), -1)
+    place[rows] = torch.arange(len(rows))
+    pairs = torch.stack([full.pairs[:, 0], place[full.pairs[:, 1]]], 1)
+    return dataclasses.replace(full, pool=fashion.pool[rows], pool_ids=[str(i) for i in rows.tolist()], pairs=pairs)
+
+
+class Bench:
+    """Trains variants that share stages, measures them, writes down every line at once."""
+
+    def __init__(self, fashion: Fashion, output: Path, config: TrainConfig, limit: int, seconds: float) -> None:
+        self.fashion, self.output, self.config, self.started = fashion, output, config, time.monotonic()
+        self.seconds, self.results = seconds, {"config": dataclasses.asdict(config), "lines": [], "stages": {}}
+        output.mkdir(parents=True, exist_ok=True)
+        accelerator = make_accelerator(config.device)
+        self.runtime = Runtime(accelerator, Journal(output / "journal", quiet=True), config.seed)
+        self.device = self.runtime.device
+        self.results["device"] = torch.cuda.get_device_name() if self.device.type == "cuda" else "CPU"
+        self.results["torch"] = torch.__version__
+        test = feature_set(fashion, test=True)
+        picked = torch.cat([(test.tasks == t).nonzero()[:limit, 0] for t in TASKS])
+        self.test = test.take_queries(picked)
+        self.good = [set(p) for p in self.test.positives()]
+
+    def left(self) -> float:
+        return self.seconds - (time.monotonic() - self.started)
+
+    def note(self, **values: Any) -> None:
+        print(json.dumps({"t": round(time.monotonic() - self.started, 1), **values}), flush=True)
+
+    def write(self) -> None:
+        self.results["seconds"] = time.monotonic() - self.started
+        (self.output / "results.json").write_text(json.dumps(self.results), encoding="utf-8")
+
+    # -- training --------------------------------------------------------------------------------------------------
+
+    def heads(self) -> None:
+        data = feature_set(self.fashion, test=False)
+        start = time.monotonic()
+        stage = HeadsStage(data, None, self.config.model.width, self.config.encoder, self.config.seed, self.device)
+        run_stage(stage, self.config.encoder, self.runtime, self.output / "no-checkpoint")
+        heads = stage.heads.eval()
+        self.train = through_heads(heads, data)
+        self.test = through_heads(heads, self.test)
+        rows = (~self.fashion.new_item).nonzero()[:, 0]
+        old = feature_set(self.fashion, test=False, with_new_items=False)
+        self.train_old = dataclasses.replace(old, queries=self.train.queries, pool=self.train.pool[rows])
+        self.results["stages"]["heads"] = time.monotonic() - start
+        self.note(stage="heads", seconds=round(time.monotonic() - start, 1))
+
+    def quantizer(self, config: TrainConfig, data: FeatureSet, name: str) -> QuantizerStage:
+        start = time.monotonic()
+        stage = QuantizerStage(data, None, config.model, config.quantizer, config.seed, self.device)
+        run_stage(stage, config.quantizer, self.runtime, self.output / "no-checkpoint")
+        stage.eval()
+        stage.finish()
+        seconds = time.monotonic() - start
+        statistics = {k: round(v, 4) for k, v in stage.validate().items()}
+        self.results["stages"][f"quantizer {name}"] = {"seconds": seconds, **statistics}
+        self.note(stage="quantizer", name=name, seconds=round(seconds, 1), distinct=statistics["distinct_ids"])
+        return stage
+
+    def generator(self, config: TrainConfig, data: FeatureSet, second: QuantizerStage, name: str) -> GeneratorStage:
+        start = time.monotonic()
+        frozen = freeze(second.embed, data, second.quantizer, config.generator.modality_dropout > 0)
+        stage = GeneratorStage(data, None, frozen, None, second.quantizer, config.model, config.generator, config.seed)
+        run_stage(stage, config.generator, self.runtime, self.output / "no-checkpoint")
+        stage.eval()
+        seconds = time.monotonic() - start
+        self.results["stages"][f"generator {name}"] = {"seconds": seconds}
+        self.note(stage="generator", name=name, seconds=round(seconds, 1))
+        return stage
+
+    # -- measuring -------------------------------------------------------------------------------------------------
+
+    def measure(
+        self, name: str, second: QuantizerStage, third: GeneratorStage, modes: dict[str, dict[str, Any]], beams: int = 50
+    ) -> None:
+        """Every mode on every task over the whole pool of 72,000, the target modality not told."""
+        pool, queries = second.embed(self.test.pool), second.embed(self.test.queries)
+        modality = self.test.pool.modality.to(self.device)
+        codes = second.quantizer.encode(pool, modality)
+        dense = torch.cat([(q @ pool.T).topk(10).indices for q in queries.split(1024)])
+        self.line(name, "dense", dense, None, None, dense)
+        rebuilt = torch.nn.functional.normalize(second.quantizer.decode(codes), dim=1)
+        self.line(
+            name,
+            "codes, exhaustive",
+            torch.cat([(q @ rebuilt.T).topk(10).indices for q in queries.split(1024)]),
+            None,
+            None,
+            dense,
+        )
+        trie = CodeTrie.build(codes.cpu().numpy(), second.quantizer.config.level_sizes)
+        engine = SearchEngine(third.generator, second.quantizer, trie, pool, device=str(self.device))
+        for mode, values in modes.items():
+            try:
+                params = SearchParams(**{"beams": beams, **values})
+                engine.search(queries[:256], k=10, params=params)  # warm
+                self.sync()
+                start = time.monotonic()
+                found = [engine.search(z, k=10, params=params) for z in queries.split(512)]
+                self.sync()
+                speed = len(queries) / (time.monotonic() - start)
+                rows, touched = torch.cat([f.rows for f in found]), torch.cat([f.touched for f in found]).float().mean().item()
+                self.line(name, mode, rows, touched, speed, dense, beams)
+            except Exception:
+                self.note(failed=mode, name=name)
+                traceback.print_exc()
+
+    def line(
+        self, name: str, mode: str, rows: Tensor, touched: float | None, speed: float | None, dense: Tensor, beams: int = 0
+    ) -> None:
+        hits, ceiling = self.hits(rows), self.hits(dense)
+        tasks, shares = {}, []
+        for task, label in TASKS.items():
+            mine = self.test.tasks == task
+            if not mine.any():
+                continue
+            mean = hits[mine].mean(0)
+            low, high = share_interval(hits[mine, 1], ceiling[mine, 1])
+            share = (hits[mine, 1].mean() / ceiling[mine, 1].mean().clamp(min=1e-9)).item()
+            shares.append(share)
+            tasks[label] = {
+                **{f"hit@{k}": round(100 * mean[i].item(), 2) for i, k in enumerate(AT)},
+                "share": round(share, 4),
+                "interval": [round(low, 4), round(high, 4)],
+                "queries": int(mine.sum()),
+            }
+        entry = {
+            "name": name,
+            "mode": mode,
+            "beams": beams,
+            "tasks": tasks,
+            "share": sum(shares) / len(shares),
+            "worst": min(shares),
+        }
+        entry.update(touched=touched, queries_per_second=speed)
+        self.results["lines"].append(entry)
+        self.write()
+        five = " ".join(f"{t['hit@5']:.1f}" for t in tasks.values())
+        shown = None if speed is None else round(speed)
+        self.note(
+            name=name,
+            mode=mode,
+            hit5=five,
+            share=round(entry["share"], 3),
+            worst=round(entry["worst"], 3),
+            touched=touched,
+            qps=shown,
+        )
+
+    def hits(self, rows: Tensor) -> Tensor:
+        """(Q, 3) whether a positive is in the first 1, 5, 10."""
+        found = [[row in good for row in listed] for listed, good in zip(rows.tolist(), self.good, strict=True)]
+        return torch.stack([torch.tensor([float(any(f[:k])) for f in found]) for k in AT], 1)
+
+    def sync(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def share_interval(hits: Tensor, dense: Tensor, draws: int = 1000) -> tuple[float, float]:
+    """95 % bootstrap interval of the share of dense hit@5, over queries."""
+    picks = torch.randint(len(hits), (draws, len(hits)), generator=torch.Generator().manual_seed(0))
+    ratio = hits[picks].mean(1) / dense[picks].mean(1).clamp(min=1e-9)
+    low, high = torch.quantile(ratio, torch.tensor([0.025, 0.975])).tolist()
+    return low, high
+
+
+# -- the table -----------------------------------------------------------------------------------------------------
+
+
+def variant(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
+    """The config with dotted fields changed."""
+    values: dict[str, Any] = dataclasses.asdict(config)
+    for name, value in changes.items():
+        place = values
+        *parents, last = name.split(".")
+        for parent in parents:
+            place = place[parent]
+        place[last] = value
+    return from_dict(TrainConfig, values)
+
+
+# Table 4 and the supplement's tables of the paper: each one change of the paper's recipe
+ABLATIONS: dict[str, tuple[dict[str, Any], bool]] = {  # name -> (changes, whether the quantizer is trained again)
+    "w/o modality-decoupled": ({"model.modality_code": "none"}, True),
+    "w/o query augmentation": ({"generator.augmentation": "none"}, False),
+    "w/o L_cl": ({"quantizer.contrastive_weight": 0.0}, True),
+    "w/o L_mse": ({"quantizer.mse_weight": 0.0}, True),
+    "classifier modality code": ({"model.modality_code": "classifier"}, True),
+    "shared codebook": ({"model.shared": True}, True),
+    "256 x 7": ({"model.level_sizes": (3,) + (256,) * 6}, True),
+    "512 x 5": ({"model.level_sizes": (3,) + (512,) * 4}, True),
+    "decoder mini": ({"model.decoder": "mini"}, False),
+    "decoder base": ({"model.decoder": "base"}, False),
+}
+# ours, each one change of the default recipe
+OURS: dict[str, tuple[dict[str, Any], bool]] = {
+    "w/o indexing pairs": ({"generator.indexing": 0.0}, False),
+    "w/o virtual items": ({"generator.virtual": 0.0}, False),
+    "w/o prefix distillation": ({"quantizer.prefix_weight": 0.0}, True),
+    "w/o soft positives": ({"generator.soft_positives": False}, False),
+    "+ dense distillation": ({"generator.distill_weight": 0.5}, False),
+    "+ prefix ranking loss": ({"generator.ranking_weight": 0.3}, False),
+    "+ label smoothing": ({"generator.label_smoothing": 0.1}, False),
+    "+ modality dropout": ({"generator.modality_dropout": 0.2}, False),
+    "growing codebooks": ({"model.level_sizes": (3, 128, 256, 512, 1024, 1024, 1024)}, True),
+    "beam-encoded IDs": ({"model.encode_beam": 4}, True),
+}
+
+
+def run(bench: Bench, paper: TrainConfig, parts: list[str]) -> None:
+    bench.heads()
+    ours = bench.config
+    second = third = None
+    if {"main", "ours"} & set(parts):
+        second = bench.quantizer(ours, bench.train, "default")
+    if "main" in parts and second is not None:
+        third = bench.generator(ours, bench.train, second, "default")
+        bench.measure("default recipe", second, third, MODES)
+        for beams in (1, 5, 10, 20, 30):
+            bench.measure("default recipe", second, third, {mode: MODES[mode] for mode in SHORT}, beams)
+    if "added" in parts:
+        old = bench.quantizer(ours, bench.train_old, "test items added later")
+        bench.measure("test items added later", old, bench.generator(ours, bench.train_old, old, "test items added later"), MODES)
+    tables = []
+    if "paper" in parts:
+        tables.append(("paper", paper, ABLATIONS))
+    if "ours" in parts:
+        tables.append(("ours", ours, OURS))
+    for label, config, table in tables:
+        base = second if label == "ours" else None
+        if base is None:
+            base = bench.quantizer(config, bench.train, label)
+            bench.measure(f"{label} recipe", base, bench.generator(config, bench.train, base, label), MODES)
+        for name, (changes, again) in table.items():
+            if bench.left() < 20:
+                bench.note(skipped=name)
+                continue
+            try:
+                changed = variant(config, changes)
+                codes = bench.quantizer(changed, bench.train, name) if again else base
+                decoder = bench.generator(changed, bench.train, codes, name)
+                bench.measure(f"{label}: {name}", codes, decoder, {mode: MODES[mode] for mode in SHORT}, 50)
+            except Exception:
+                bench.note(failed=name)
+                traceback.print_exc()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("step", choices=["features", "pack", "run", "report"])
+    parser.add_argument("--photos", type=Path)
+    parser.add_argument("--towers", type=Path, help="a folder of unpacked wheels, where the packages are not installed")
+    parser.add_argument("--features", type=Path)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--results", type=Path)
+    parser.add_argument("--config", default=str(HERE / "fashion.toml"))
+    parser.add_argument("--paper", default=str(HERE / "fashion-paper.toml"))
+    parser.add_argument("--set", action="append", default=[], help="one field of both configs, name=JSON")
+    parser.add_argument("--parts", default="main,added,paper,ours")
+    parser.add_argument("--products", type=int, help="only the first so many products (a trial)")
+    parser.add_argument("--queries", type=int, default=1500, help="test queries per task")
+    parser.add_argument("--seconds", type=float, default=100_000, help="start no new line after so long")
+    args = parser.parse_args()
+    if args.step == "features":
+        extract(args.photos, args.output, args.towers)
+    elif args.step == "pack":
+        pack(args.features, args.output)
+    elif args.step == "run":
+        changes = {name: json.loads(value) for name, _, value in (entry.partition("=") for entry in args.set)}
+        started = time.monotonic()
+        fashion = load(args.features, args.products)
+        print(
+            json.dumps(
+                {"loaded": round(time.monotonic() - started, 1), "pool": len(fashion.pool), "queries": len(fashion.queries)}
+            ),
+            flush=True,
+        )
+        config, paper = read_train_config(args.config, changes), read_train_config(args.paper, changes)
+        run(Bench(fashion, args.output, config, args.queries, args.seconds), paper, args.parts.split(","))
+    else:
+        from fashion_report import report
+
+        report(args.results, args.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""Batches are functions of the step; positives are all there."""
+
+from __future__ import annotations
+
+import torch
+
+from genius.train.sampling import Order, Positives
+
+
+def test_every_example_once_an_epoch_and_the_same_after_a_jump() -> None:
+    order = Order(10, 4, seed=3)
+    seen = torch.cat([order(step) for step in range(5)])  # two epochs of ten
+    assert seen[:10].sort().values.tolist() == list(range(10))
+    assert seen[10:].sort().values.tolist() == list(range(10))
+    assert Order(10, 4, seed=3)(4).tolist() == order(4).tolist()
+    assert Order(10, 4, seed=4)(0).tolist() != order(0).tolist()
+
+
+def test_a_batch_may_span_several_epochs() -> None:
+    assert sorted(Order(3, 7, seed=0)(0).tolist()) == [0, 0, 0, 1, 1, 2, 2] or len(Order(3, 7, seed=0)(0)) == 7
+    assert torch.bincount(Order(3, 6, seed=0)(5), minlength=3).tolist() == [2, 2, 2]
+
+
+def test_all_positives_are_drawn_and_matched() -> None:
+    pairs = torch.tensor([[1, 7], [0, 3], [1, 8], [1, 9], [2, 3]])
+    positives = Positives(pairs, 3)
+    drawn = {int(positives.draw(torch.tensor([1]), seed)) for seed in range(60)}
+    assert drawn == {7, 8, 9}
+    matches = positives.matches(torch.tensor([0, 1, 2]), torch.tensor([3, 8, 5]), pool=10)
+    assert matches.tolist() == [[True, False, False], [False, True, False], [True, False, False]]
+
+
+def test_the_table_has_the_fed_positive_first_and_no_repeats() -> None:
+    positives = Positives(torch.tensor([[0, 4], [0, 5], [0, 6], [1, 2]]), 2)
+    rows, real = positives.table(torch.tensor([0, 1]), torch.tensor([5, 2]), limit=8)
+    assert rows[:, 0].tolist() == [5, 2]
+    assert sorted(rows[0][real[0]].tolist()) == [4, 5, 6]
+    assert rows[1][real[1]].tolist() == [2]

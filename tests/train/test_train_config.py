@@ -1,0 +1,118 @@
+"""Config files: bases, one-line ablations, and one clear line for every mistake."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from train_fixtures import small_config, small_data
+from typer.testing import CliRunner
+
+from genius.cli import app
+from genius.errors import GeniusError
+from genius.features import Features
+from genius.train.config import BUILTIN, CONFIGS, TrainConfig, builtin_names, read_train_config
+from genius.train.run import train
+
+
+@pytest.mark.parametrize("name", builtin_names())
+def test_every_builtin_config_is_valid(name: str) -> None:
+    assert isinstance(read_train_config(BUILTIN + name), TrainConfig)
+
+
+@pytest.mark.parametrize("name", [n for n in builtin_names() if n not in ("tiny", "paper")])
+def test_ablations_change_one_line(name: str) -> None:
+    lines = [line for line in (CONFIGS / f"{name}.toml").read_text().splitlines() if line and not line.startswith("#")]
+    assert len(lines) == 2 and lines[0].startswith("base = ")
+    assert read_train_config(BUILTIN + name) != read_train_config(BUILTIN + "tiny")
+
+
+def test_an_ablation_runs_on_another_base(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.toml"
+    mine.write_text('data = "x"\nseed = 7\n[quantizer]\nsteps = 11\n')
+    config = read_train_config("builtin:no-mse", base=str(mine))
+    assert (config.seed, config.quantizer.steps, config.quantizer.mse_weight) == (7, 11, 0.0)
+
+
+def test_bases_are_relative_to_the_file(tmp_path: Path) -> None:
+    (tmp_path / "below.toml").write_text("seed = 5\n[generator]\nsteps = 3\nlr = 0.5\n")
+    (tmp_path / "above.toml").write_text('base = "below.toml"\ngenerator.lr = 0.25\n')
+    config = read_train_config(str(tmp_path / "above.toml"))
+    assert (config.seed, config.generator.steps, config.generator.lr) == (5, 3, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("sede = 1", "unknown field 'sede'"),
+        ("[generator]\nstepz = 1", "unknown field 'stepz'"),
+        ("seed = 'one'", "seed must be int"),
+        ('[model]\ndecoder = "huge"', "unknown decoder"),
+        ("[quantizer]\nbatch = 7\naccumulate = 2", "do not fit together"),
+        ('base = "builtin:nothing"', "no built-in config"),
+        ('base = "config.toml"', "circle"),
+        ("[model", "cannot read"),
+    ],
+)
+def test_mistakes_in_a_config_are_one_line(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(text)
+    result = CliRunner().invoke(app, ["train", str(path), "--output", str(tmp_path / "out")])
+    assert result.exit_code == 2
+    assert message in result.stderr and len(result.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_bad_data_is_one_line_and_leaves_no_model(tmp_path: Path) -> None:
+    data = small_data()
+    nan = data.pool.image.clone()
+    nan[0] = math.nan
+    zero = data.pool.text.clone()
+    row = int(data.pool.text_mask.nonzero()[0])
+    zero[row] = 0
+    pool = data.pool
+    cases = [
+        (dataclasses.replace(data, pool=Features(nan, pool.text, pool.image_mask | True, pool.text_mask)), "NaN"),
+        (dataclasses.replace(data, pool=Features(pool.image, zero, pool.image_mask, pool.text_mask)), "all zero"),
+        (dataclasses.replace(data, pairs=data.pairs[:0]), "no \\(query, positive\\) pairs"),
+        (dataclasses.replace(data, pairs=data.pairs[:-1]), "no positive"),
+        (dataclasses.replace(data, pool=pool[:0], pool_ids=[], pairs=data.pairs[:0], pools={}), "pool is empty"),
+    ]
+    for number, (broken, message) in enumerate(cases):
+        with pytest.raises(GeniusError, match=message):
+            train(small_config(tmp_path / str(number)), broken, quiet=True)
+        assert not (tmp_path / str(number) / "config.json").exists()
+    with pytest.raises(GeniusError, match="16 wide, the model expects 24"):
+        train(small_config(tmp_path / "wide", encoder__train="none"), data, quiet=True)
+
+
+def test_another_config_does_not_continue_in_the_same_folder(tmp_path: Path) -> None:
+    short = {"encoder__steps": 1, "quantizer__steps": 1, "generator__steps": 1}
+    train(small_config(tmp_path / "a", **short), small_data(), quiet=True)
+    with pytest.raises(GeniusError, match=r"another config \(generator.lr was"):
+        train(small_config(tmp_path / "a", **short, generator__lr=0.5), small_data(), quiet=True)
+
+
+def test_missing_data_and_encoder_are_said(tmp_path: Path) -> None:
+    for data, message in (("nowhere", "no such data"), ("synthetic:huge", "no synthetic data"), ("", "names no data")):
+        with pytest.raises(GeniusError, match=message):
+            train(small_config(tmp_path / "x", data=data), quiet=True)
+    (tmp_path / "pairs.jsonl").write_text('{"query_text": "a", "text": "b", "target": "text"}\n')
+    with pytest.raises(GeniusError, match="encoder_uri"):
+        train(small_config(tmp_path / "y", data=str(tmp_path / "pairs.jsonl")), quiet=True)
+
+
+def test_tiny_in_full_from_the_command_line(tmp_path: Path) -> None:
+    """The built-in config, whole: it learns to write IDs of items it must find."""
+    torch.set_num_threads(2)
+    result = CliRunner().invoke(app, ["train", "builtin:tiny", "--output", str(tmp_path / "tiny"), "--json"])
+    assert result.exit_code == 0, result.output
+    import json
+
+    metrics = json.loads(result.stdout)["metrics"]
+    assert metrics["generator"]["dense_hit@5"] > 0.95
+    assert metrics["generator"]["genius_r_hit@5"] > 0.9
+    assert metrics["generator"]["genius_hit@10"] > 0.8  # of 1,600 items: chance is under 0.01

@@ -1,0 +1,40 @@
+"""A very small run that every test of this room can afford."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from genius.data.features import FeatureSet
+from genius.data.synthetic import synthetic_features
+from genius.train.config import TrainConfig, read_train_config
+from genius.types import Modality
+
+SMALL = {
+    "model.width": 24,
+    "model.projection": 32,
+    "model.hidden": 32,
+    "model.level_sizes": [3, 8, 8],
+    "encoder.steps": 10,
+    "encoder.batch": 32,
+    "encoder.hidden": 16,
+    "quantizer.steps": 10,
+    "quantizer.batch": 32,
+    "quantizer.kmeans_iterations": 3,
+    "generator.steps": 10,
+    "generator.batch": 16,
+    "validation": 0.1,
+    "search.beams": 4,
+}
+
+
+def small_config(output: Path, **changes: Any) -> TrainConfig:
+    values = {**SMALL, "output": str(output), **{name.replace("__", "."): value for name, value in changes.items()}}
+    for stage in ("encoder", "quantizer", "generator"):
+        values[f"{stage}.log_every"] = 1
+    return read_train_config("builtin:tiny", values)
+
+
+def small_data(seed: int = 0) -> FeatureSet:
+    directions = ((Modality.TEXT, Modality.IMAGE), (Modality.IMAGE, Modality.TEXT), (Modality.TEXT, Modality.PAIR))
+    return synthetic_features(120, 120, 16, directions=directions, seed=seed)
