@@ -32,6 +32,7 @@ COMMANDS: dict[str, typer.Typer] = {
     "bench": bench_app,
     "convert": convert_app,
     "features": features_app,
+    "extract": features_app,
     "icons": data_app,
 }
 
