@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from collections.abc import Callable
 from types import FrameType
@@ -16,17 +17,22 @@ from genius.serve.settings import ServeConfig
 
 
 class _Server(uvicorn.Server):
-    """uvicorn already finishes open requests on SIGTERM; this also turns `/readyz` to 503 at once."""
+    """uvicorn finishes open requests on SIGTERM. This also turns `/readyz` to 503 at once, and ends with status 0."""
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
         self._service = service
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if not self._service.draining:
-            event("drain", signal=int(sig))
+        # uvicorn would raise the signal again after the drain; nothing is logged here: handlers interrupt writes
         self._service.draining = True
-        super().handle_exit(sig, frame)
+        if self.should_exit and sig == signal.SIGINT:
+            self.force_exit = True
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        event("drain", open_connections=len(self.server_state.connections))
+        await super().shutdown(sockets)
 
 
 def serve(app: FastAPI, config: ServeConfig, on_listening: Callable[[str], None] = lambda url: None) -> None:
