@@ -60,10 +60,13 @@ def compile_where(where: str, columns: Columns) -> str:
         raise GeniusError("where is empty: leave it out, or write a condition such as price < 50")
     if len(where) > MAX_LENGTH:
         raise GeniusError(f"where has {len(where):,} characters, more than {MAX_LENGTH:,}")
-    parser = _Parser(_tokens(where), {**BUILT_IN, **columns})
-    sql = parser.expression(0)
-    if parser.peek().kind != "end":
-        raise GeniusError(f"where: unexpected {parser.peek().text!r}")
+    try:
+        parser = _Parser(_tokens(where), {**BUILT_IN, **columns})
+        sql = parser.expression(0)
+        if parser.peek().kind != "end":
+            raise GeniusError(f"where: unexpected {parser.peek().text!r}")
+    except GeniusError as error:  # one line, however long the words in it
+        raise GeniusError(" ".join(str(error).split())[:300]) from None
     return sql
 
 
@@ -265,5 +268,5 @@ class _Parser:
 def _number(text: str, sign: str) -> _Value:
     value = float(text)
     if not math.isfinite(value):
-        raise GeniusError(f"where: {text} is too large")
+        raise GeniusError(f"where: {text[:20]}... is too large")
     return _Value(f"{sign}{value!r}", "number", True)

@@ -1,0 +1,111 @@
+"""Kills, full disks, read-only folders, several writers: clear errors, nothing lost, nothing twice."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import processes
+import pytest
+from crash import kill_and_check
+
+from genius import Genius, GeniusError, Index, Item
+from genius.index.lock import WriterLock
+
+
+def test_killed_writers_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    findings = kill_and_check(tmp_path, kills=8, seed=7, longest=0.8)
+    assert findings.problems == []
+    assert findings.kills == 8 and findings.acknowledged > 0
+
+
+def test_a_full_disk_is_one_clear_line_and_loses_nothing(model: Genius, tmp_path: Path) -> None:
+    done, count, works, error = processes.call(processes.fill_until_full, str(tmp_path / "full.genius"), 200_000)
+    assert 0 < done < 100 and count == 20 * done and works
+    assert "disk is full" in error and "\n" not in error
+    index = Index(tmp_path / "full.genius", model)  # with room again
+    assert len(index) == 20 * done
+    assert index.add([Item("more", text="more")]).added == 1 and index.search(text="more", where="id = 'more'")[0].id == "more"
+
+
+def test_a_read_only_folder_can_be_searched_and_says_no_to_writes(model: Genius, tmp_path: Path) -> None:
+    folder = tmp_path / "frozen.genius"
+    Index(folder, model).add([Item("a", text="a")])
+    for path in sorted([*tmp_path.rglob("*"), tmp_path], reverse=True):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    for parent in tmp_path.parents:  # pytest's folders are private; the process below is not us when we are root
+        if os.getuid() == 0 and parent != Path("/tmp") and str(parent).startswith("/tmp"):
+            parent.chmod(0o755)
+    try:
+        lines = processes.call(processes.use_read_only, str(folder))
+    finally:
+        for path in [tmp_path, *tmp_path.rglob("*")]:
+            path.chmod(0o755 if path.is_dir() else 0o644)
+    assert lines[0] == "1 a" and len(lines) == 5, lines
+    for line in lines[1:4]:
+        assert "cannot write to" in line and "Permission denied" in line
+    assert "cannot create an index" in lines[4]
+    assert len(Index(folder, model)) == 1
+
+
+def test_read_only_handles_refuse_to_write(index: Index, model: Genius) -> None:
+    index.add([Item("a", text="a")])
+    reader = Index(index.path, model, read_only=True)
+    for change in (lambda: reader.add([Item("b", text="b")]), lambda: reader.delete("a"), reader.optimize):
+        with pytest.raises(GeniusError, match="open read-only"):
+            change()
+    index.add([Item("b", text="b")])
+    assert len(reader) == 2  # but they follow
+
+
+def test_a_second_writer_waits_and_then_fails_clearly(index: Index, model: Genius) -> None:
+    index.add([Item("a", text="a")])
+    other = Index(index.path, model, lock_timeout=0.3)
+    released = threading.Event()
+    with WriterLock(index.path / ".lock", 1).hold():
+        with pytest.raises(GeniusError, match=rf"written by another process \(pid {os.getpid()}\); waited 0.3 s"):
+            other.add([Item("b", text="b")])
+        assert other.search(text="a")[0].id == "a"  # reading needs no lock
+        patient = threading.Thread(target=lambda: (index.add([Item("c", text="c")]), released.set()))
+        patient.start()
+        assert not released.wait(0.3)
+    assert released.wait(10)
+    patient.join()
+    assert len(other) == 2
+
+
+def test_processes_adding_the_same_items_add_each_once(model: Genius, tmp_path: Path) -> None:
+    folder = tmp_path / "race.genius"
+    racers = [processes.start(processes.add_numbers, str(folder), 40) for _ in range(3)]
+    results = [answer.recv() for _, answer in racers]
+    for process, _ in racers:
+        process.join()
+    assert sum(r["added"] for r in results) == 40 and sum(r["existing"] for r in results) == 80, results
+    index = Index(folder, model)
+    assert sorted(item.id for item in index.items()) == sorted(map(str, range(40)))
+
+
+def test_a_creation_that_crashed_half_way_can_be_repeated(model: Genius, tmp_path: Path) -> None:
+    index = Index(tmp_path / "half.genius", model)
+    (index.path / "genius.json").unlink()  # it is written last
+    again = Index(tmp_path / "half.genius", model)
+    assert again.add([Item("a", text="a")]).added == 1 and again.search(text="a")[0].id == "a"
+
+
+def test_damage_is_reported_in_one_line(index: Index, model: Genius) -> None:
+    index.add([Item("a", text="a")])
+    about = index.path / "genius.json"
+    body = about.read_text()
+    about.write_text("{")
+    with pytest.raises(GeniusError, match="cannot read"):
+        Index(index.path, model)
+    about.write_text(body.replace('"format": 1', '"format": 99'))
+    with pytest.raises(GeniusError, match="format 99"):
+        Index(index.path, model)
+    about.write_text(body)
+    shutil.rmtree(index.path / "items.lance")
+    with pytest.raises(GeniusError) as caught:
+        Index(index.path, model)
+    assert "\n" not in str(caught.value)

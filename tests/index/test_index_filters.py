@@ -1,0 +1,180 @@
+"""`where`: random conditions against Python's own evaluation, and everything that must be refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from genius import Genius, GeniusError, Index, Item
+from genius.index.filters import compile_where
+
+COLUMNS = {"price": "number", "shop": "text", "sold": "boolean"}
+SHOPS = ["a", "B", "it's", 'say "x"', "50%", "under_score", "", "日本", "`tick`", "a;b--c", "\\"]
+PRICES = [-2.5, 0, 1, 2, 1e6]
+
+ROWS: list[dict[str, Any]] = [
+    {k: v for k, v in (("price", p), ("shop", s), ("sold", b)) if v is not None}
+    for p in [None, *PRICES]
+    for s in [None, *SHOPS]
+    for b in (None, True, False)
+]
+
+NOISE = [*"ab'\"`();,.=<>!%_- \n\t/*\\0e", "price", "sold", " OR ", " NOT ", "\x00", "é"]
+
+Condition = tuple[str, Callable[[dict[str, Any]], bool | None]]  # SQL, and its three-valued meaning
+
+
+def quote(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def compare(column: str, operator: str, value: Any) -> Condition:
+    tests: dict[str, Callable[[Any], bool]] = {
+        "=": lambda x: x == value,
+        "!=": lambda x: x != value,
+        "<>": lambda x: x != value,
+        "<": lambda x: x < value,
+        "<=": lambda x: x <= value,
+        ">": lambda x: x > value,
+        ">=": lambda x: x >= value,
+    }
+    shown = str(value).lower() if isinstance(value, bool) else quote(value) if isinstance(value, str) else repr(value)
+    return f"{column} {operator} {shown}", lambda m: tests[operator](m[column]) if column in m else None
+
+
+def member(column: str, values: list[Any], negated: bool) -> Condition:
+    shown = ", ".join(quote(v) if isinstance(v, str) else repr(v) for v in values)
+    return (
+        f"{column} {'NOT ' if negated else ''}IN ({shown})",
+        lambda m: ((m[column] in values) != negated) if column in m else None,
+    )
+
+
+leaves: st.SearchStrategy[Condition] = st.one_of(
+    st.builds(compare, st.just("price"), st.sampled_from(["=", "!=", "<>", "<", "<=", ">", ">="]), st.sampled_from(PRICES)),
+    st.builds(compare, st.just("shop"), st.sampled_from(["=", "!=", "<", ">="]), st.sampled_from(SHOPS)),
+    st.builds(compare, st.just("sold"), st.sampled_from(["=", "!="]), st.booleans()),
+    st.builds(member, st.just("price"), st.lists(st.sampled_from(PRICES), min_size=1, max_size=3), st.booleans()),
+    st.builds(member, st.just("shop"), st.lists(st.sampled_from(SHOPS), min_size=1, max_size=3), st.booleans()),
+    st.sampled_from(["price", "shop", "sold"]).map(lambda c: (f"{c} IS NULL", lambda m: c not in m)),
+    st.sampled_from(["price", "shop", "sold"]).map(lambda c: (f"{c} is not null", lambda m: c in m)),
+    st.just(("sold", lambda m: m.get("sold"))),
+    st.just(("starts_with(shop, 'a')", lambda m: m["shop"].startswith("a") if "shop" in m else None)),
+    st.just(("lower(shop) = 'b'", lambda m: m["shop"].lower() == "b" if "shop" in m else None)),
+    st.just(("length(shop) > 3", lambda m: len(m["shop"]) > 3 if "shop" in m else None)),
+    st.just(("price BETWEEN 0 AND 2", lambda m: 0 <= m["price"] <= 2 if "price" in m else None)),
+    st.just(("shop LIKE '%s%'", lambda m: "s" in m["shop"] if "shop" in m else None)),
+    st.just(("TRUE", lambda m: True)),
+)
+
+
+def negate(inner: Condition) -> Condition:
+    def meaning(m: dict[str, Any]) -> bool | None:
+        value = inner[1](m)
+        return None if value is None else not value
+
+    return f"NOT ({inner[0]})", meaning
+
+
+def join(word: str, parts: list[Condition]) -> Condition:
+    decides = word == "OR"  # the value that decides alone
+
+    def meaning(m: dict[str, Any]) -> bool | None:
+        values = [part[1](m) for part in parts]
+        return decides if decides in values else None if None in values else not decides
+
+    return "(" + f" {word} ".join(part[0] for part in parts) + ")", meaning
+
+
+conditions = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        inner.map(negate),
+        st.builds(join, st.sampled_from(["AND", "OR"]), st.lists(inner, min_size=2, max_size=3)),
+    ),
+    max_leaves=6,
+)
+
+
+@pytest.fixture(scope="module")
+def shop(model: Genius, tmp_path_factory: pytest.TempPathFactory) -> Index:
+    index = Index(tmp_path_factory.mktemp("filters") / "shop.genius", model)
+    index.add([Item(str(i), text=f"thing {i}", metadata=row) for i, row in enumerate(ROWS)])
+    return index
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(condition=conditions)
+def test_conditions_mean_what_sql_says(shop: Index, condition: Condition) -> None:
+    where, meaning = condition
+    expected = {str(i) for i, row in enumerate(ROWS) if meaning(row) is True}
+    assert {item.id for item in shop.items(where)} == expected, where
+    assert shop.count(where) == len(expected)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(parts=st.lists(st.sampled_from(NOISE), max_size=40))
+def test_noise_is_compiled_or_refused_with_one_line(parts: list[str]) -> None:
+    try:
+        compile_where("".join(parts), COLUMNS)  # type: ignore[arg-type]
+    except GeniusError as error:
+        assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("price <", "expected a column or a value, found 'the end'"),
+        ("price < 3 price", "unexpected 'price'"),
+        ("1=1; DROP TABLE items", "unexpected ';'"),
+        ("price < 3 -- comment", "unexpected '-'"),
+        ("id IN (SELECT id FROM items)", "unknown column 'SELECT'"),
+        ("repeat(shop, 1000000000) = 'x'", "unknown function 'repeat'"),
+        ("sleep(10)", "unknown function 'sleep'"),
+        ("_seq > 0", "unknown column '_seq'"),
+        ("_embedding IS NULL", "unknown column"),
+        ("price = 'a'", "is a number"),
+        ("shop = 3", "is a text"),
+        ("shop LIKE '" + "%a" * 50 + "'", "wildcards"),
+        ("(" * 100 + "sold" + ")" * 100, "nested"),
+        ("price = " + "9" * 400, "too large"),
+        ("shop = 'open", "unclosed quote"),
+        ("price", "expected a comparison"),
+        ("price IN ()", "expected a column or a value"),
+        ("price IN (price)", "plain value"),
+        ("sold > false", "no order"),
+        ("x" * 200_000, "more than"),
+        ("CASE WHEN sold THEN true END", "unknown column 'CASE'"),
+        ("price = 1 UNION SELECT 1", "unexpected 'UNION'"),
+        ("", "empty"),
+        ("  ", "empty"),
+    ],
+)
+def test_refused_with_one_clear_line(shop: Index, where: str, message: str) -> None:
+    with pytest.raises(GeniusError) as caught:
+        shop.search(text="a", where=where)
+    assert message in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 400
+
+
+def test_long_conditions_work(shop: Index) -> None:
+    assert shop.count(" OR ".join(f"id = '{i}'" for i in range(100))) == 100
+    assert shop.count("id IN (" + ", ".join(f"'{i}'" for i in range(5000)) + ")") == len(ROWS)
+    assert shop.count("NOT " * 501 + "sold") == sum(row.get("sold") is False for row in ROWS)
+    assert shop.count("(" * 15 + "sold" + ")" * 15) == sum(row.get("sold") is True for row in ROWS)
+
+
+def test_names_are_found_in_any_case_and_quoting(shop: Index) -> None:
+    counts = {
+        shop.count(where) for where in ("price = 1", "PRICE = 1", "`price` = 1", '"price" = 1', "1 = price", "price = +1.0e0")
+    }
+    assert len(counts) == 1 and counts != {0}
+
+
+def test_literals_cannot_break_out(shop: Index, tmp_path: Path) -> None:
+    assert shop.count("shop = 'x'' OR TRUE OR ''' ") == 0
+    assert shop.count("id = 'x' OR modality = 'text'") == len(ROWS)
