@@ -97,6 +97,14 @@ class ItemBody(Strict):
 
     _texts = field_validator("text")(_no_nul)
 
+    @field_validator("metadata", mode="before")
+    @classmethod
+    def _exact(cls, value: Any) -> Any:
+        for name, content in value.items() if isinstance(value, dict) else ():
+            if isinstance(content, int) and abs(content) > EXACT:  # else it would pass as an inexact float
+                raise ValueError(f"{str(name)[:80]!r} is beyond 2^53: send it as a string")
+        return value
+
     @field_validator("metadata")
     @classmethod
     def _fields(cls, value: dict[str, Any]) -> dict[str, Any]:
