@@ -9,7 +9,7 @@ beams fit the re-ranking budget.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -158,6 +158,7 @@ def _step(scorer: Scorer, forest: Forest, state: Beams, beams: int, stop: int) -
 
 
 def _renumber(row: Tensor, going: Tensor, width: int, group: int) -> Tensor:
+    """Beams counted over the whole group -> over the queries `going` alone."""
     place = torch.zeros(group, dtype=torch.long, device=row.device)
     place[going] = torch.arange(len(going), device=row.device)
     return place[row // width] * width + row % width
@@ -183,7 +184,7 @@ def _fill(
     items = torch.where(index >= 0, children.items[index.clamp(min=0)], 0)
     index = index.masked_fill(items.cumsum(1) > stop, -1)
     kept = int((index >= 0).sum(1).max())
-    renumbered = Children(_renumber(children.row, done, width, group), children.code, children.lo, children.hi, children.items)
+    renumbered = replace(children, row=_renumber(children.row, done, width, group))
     chosen = state.select(done)
     chosen.memory = None  # nothing is decoded after this
     return _advance(scorer, chosen, renumbered, worth, index[:, :kept])

@@ -7,13 +7,14 @@ prefix keys and values are never copied per beam. Knows nothing of tries.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from genius.model.generator import SPECIALS, Block, Generator
+from genius.model.generator import Block, Generator
 
 
 @dataclass(slots=True)
@@ -67,7 +68,7 @@ class Decoder:
         self.layers = [self._fuse(block, place) for block in generator.blocks if isinstance(block, Block)]
 
     @staticmethod
-    def _fuse(block: Block, place) -> _Layer:  # type: ignore[no-untyped-def]
+    def _fuse(block: Block, place: Callable[[Tensor], Tensor]) -> _Layer:
         own, cross = block.self_attention, block.cross_attention
         qkv = torch.cat([own.q.weight, own.k.weight, own.v.weight]).detach()  # (3 * inner, d)
         return _Layer(
@@ -144,6 +145,3 @@ class Decoder:
 
     def token(self, codes: Tensor, level: int) -> Tensor:
         return codes + self.config.offsets[level]
-
-
-__all__ = ["SPECIALS", "Decoder", "Memory"]

@@ -6,7 +6,7 @@ given again, `merge` changes no row.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,12 +18,14 @@ from genius.model.generator import Generator
 from genius.model.quantizer import ResidualQuantizer
 from genius.search.beam import Beams, by_target, check_allowed, check_queries, decode
 from genius.search.decoder import Decoder
+from genius.search.graph import GraphSearch
 from genius.search.params import SearchParams, SearchResult
 from genius.search.rerank import Int8Rows, Rows, Vectors, code_scores, top_rows
 from genius.search.scores import Scorer
 from genius.search.trie import CodeTrie
 from genius.search.views import Forest, TrieView
 
+Precision = Literal["auto", "exact", "fast"]
 QUERIES_AT_ONCE = 32  # queries decoded together: bounds memory, keeps products large enough
 
 
@@ -37,16 +39,20 @@ class SearchEngine:
         trie: CodeTrie,
         embeddings: Rows | None = None,
         device: str | torch.device = "cpu",
+        precision: Precision = "auto",
     ) -> None:
         """`embeddings` (N, D) by item row: fp32, fp16 or `Int8Rows`, possibly memory-mapped. `generator` None:
-        geometry alone."""
+        geometry alone. `precision` of the decoder: "exact" is float32; "fast" is float16 products on CUDA, int8 on
+        the CPU; "auto" is exact where beams are the answer and fast where they only pick what is re-ranked."""
         for part in (generator, quantizer):
             if part is not None and part.config.level_sizes != trie.level_sizes:
                 raise GeniusError(f"the trie has levels {trie.level_sizes}, the {type(part).__name__} {part.config.level_sizes}")
         self.device = torch.device(device)
         self.quantizer = quantizer
         self.level_sizes = trie.level_sizes
+        self.generator, self.precision = generator, precision
         self.decoder = None if generator is None else Decoder(generator, self.device)
+        self._graphs: dict[bool, GraphSearch] = {}  # recorded searches (CUDA), by whether they are fast
         self.base = TrieView(trie, self.device)
         self.delta: TrieView | None = None
         self.delta_codes = np.empty((0, trie.levels), dtype=np.int64)
@@ -119,6 +125,7 @@ class SearchEngine:
             codes, rows = codes[keep], rows[keep]
         merged = CodeTrie.build(codes, self.level_sizes, rows)
         self.base, self.delta = TrieView(merged, self.device), None
+        self._graphs.clear()
         self.delta_codes, self.delta_start = self.delta_codes[:0], self.rows
         if len(rows) == self.rows:
             self.alive = None  # else it still guards the rows that are gone
@@ -159,6 +166,60 @@ class SearchEngine:
             self.decoder if params.generator else None, self.quantizer, self.level_sizes, params.geometry, params.normalizer
         )
         mask = check_allowed(allowed if allowed is None else torch.as_tensor(allowed), self.rows, self.device)
+        if not self._recordable(params, mask):
+            return self._search(scorer, z, dense, k, params, target, mask)
+        known = None if target is None else torch.as_tensor(target, device=self.device).long()
+        for _ in by_target(known, len(z), self.level_sizes[0], self.device):
+            break  # checks the targets
+        result, flags = self._graph(params).search(z, dense, k, params, known)
+        again = flags.nonzero()[:, 0]  # waits for the device
+        if len(again):  # queries that need another course than the recorded one
+            part = self._search(scorer, z[again], dense[again], k, params, None if known is None else known[again], None)
+            result.rows[again], result.scores[again], result.touched[again] = part.rows, part.scores, part.touched
+        return result
+
+    def _recordable(self, params: SearchParams, mask: Tensor | None) -> bool:
+        """Whether one recorded CUDA graph does this search: the plain case, no filter, nothing added or deleted."""
+        return (
+            self.device.type == "cuda"
+            and self.decoder is not None
+            and params.generator
+            and params.geometry == 0
+            and params.normalizer != "children"
+            and params.reranker != "codes"
+            and params.beams <= 1024
+            and mask is None
+            and self.alive is None
+            and self.delta is None
+            and self.base.trie.items > 0
+            and (self.vectors is None or len(self.vectors.parts) == 1)
+        )
+
+    def _graph(self, params: SearchParams) -> GraphSearch:
+        from genius.search.kernels import TritonOps
+
+        fast = self._fast(params)
+        if fast not in self._graphs:
+            assert self.generator is not None and self.decoder is not None
+            decoder = Decoder(self.generator, self.device, torch.float16) if fast else self.decoder
+            vectors, scales = (None, None) if self.vectors is None else self.vectors.parts[0]
+            self._graphs[fast] = GraphSearch(decoder, self.base, TritonOps(), vectors, scales)
+        return self._graphs[fast]
+
+    def _fast(self, params: SearchParams) -> bool:
+        return self.precision == "fast" or (self.precision == "auto" and params.rerank > 0 and params.reranker != "none")
+
+    def _search(
+        self,
+        scorer: Scorer,
+        z: Tensor,
+        dense: Tensor,
+        k: int,
+        params: SearchParams,
+        target: Tensor | None,
+        mask: Tensor | None,
+    ) -> SearchResult:
+        """The search step by step: any parameters, any filter, additions and deletions."""
         result = SearchResult(
             torch.full((len(z), k), -1, dtype=torch.long, device=self.device),
             torch.full((len(z), k), -torch.inf, device=self.device),

@@ -108,7 +108,8 @@ def code_scores(quantizer: ResidualQuantizer, z: Tensor, owner: Tensor, codes: T
         table = z @ book.to(z).T  # (Q, K)
         numerator += table[owner, codes[:, level]]
         total += book.to(z)[codes[:, level]]
-    return numerator / total.norm(dim=1).clamp(min=1e-12)
+    length: Tensor = total.norm(dim=1).clamp(min=1e-12)
+    return numerator / length
 
 
 def top_rows(owner: Tensor, row: Tensor, score: Tensor, queries: int, k: int) -> tuple[Tensor, Tensor, Tensor]:

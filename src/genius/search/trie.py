@@ -133,7 +133,7 @@ class CodeTrie:
         os.close(handle)
         try:
             save_file({key: np.ascontiguousarray(value) for key, value in self.arrays().items()}, name, metadata=metadata)
-            os.replace(name, path)
+            Path(name).replace(path)
         except OSError as error:
             raise GeniusError(f"cannot write {path}: {error}") from None
         finally:

@@ -1,0 +1,267 @@
+"""The search with fixed shapes: what one CUDA graph records. Same results as `beam.py`, another arrangement.
+
+Nothing here waits for the device or depends on values: beams fill slots (1, 3, B, B, ...), children are scattered into
+rows of -inf, every token's q, k and v stay where they were computed and beams point to their ancestors' slots.
+Queries that need another course than the plan's are flagged. Knows one trie, no filter, no delta, no geometry.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from genius.model.generator import START
+from genius.search.decoder import Decoder
+from genius.search.params import Reranker
+from genius.search.plan import Plan
+from genius.search.views import TrieView, widen
+
+
+class Ops(Protocol):
+    """`TorchOps` or `TritonOps`; see there."""
+
+    def add_norm(self, x: Tensor, y: Tensor | None, eps: float, dtype: torch.dtype) -> Tensor: ...
+    def self_attention(self, cache: Tensor, ancestors: Tensor, bias: Tensor, first: int, length: int, heads: int) -> Tensor: ...
+    def cross_attention(self, q: Tensor, kv: Tensor, queries: int, heads: int) -> Tensor: ...
+    def linear_relu(self, h: Tensor, weight: Tensor, zero: Tensor) -> Tensor: ...
+    def logits(self, h: Tensor, head: Tensor) -> Tensor: ...
+    def log_normalizer(self, h: Tensor, head: Tensor) -> Tensor: ...
+    def pick(self, h: Tensor, head: Tensor, token: Tensor) -> Tensor: ...
+    def expand(self, logits: Tensor, base: Tensor, lo: Tensor, hi: Tensor, codes: Tensor) -> Tensor: ...
+    def find(
+        self, codes: Tensor, lo: Tensor, hi: Tensor, parent: Tensor, code: Tensor, child: Tensor | None
+    ) -> tuple[Tensor, Tensor]: ...
+    def dots(self, query: Tensor, rows: Tensor, vectors: Tensor, scales: Tensor | None) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a recorded search is for; one graph each."""
+
+    queries: int
+    beams: int
+    k: int
+    plan: Plan
+    reranker: Reranker
+    normalizer: str  # "vocabulary" or "level"
+    targets: bool  # whether some queries' targets are known
+
+
+class StaticSearch:
+    """Buffers and course of one `Shape`. Fill `z`, `dense`, `target`, call `run`, read the results."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        decoder: Decoder,
+        view: TrieView,
+        ops: Ops,
+        vectors: Tensor | None = None,
+        scales: Tensor | None = None,
+    ) -> None:
+        self.shape, self.decoder, self.view, self.ops = shape, decoder, view, ops
+        self.vectors, self.scales = vectors, scales
+        config, device = decoder.config, decoder.device
+        self.config, self.levels, self.device = config, config.levels, device
+        self.z = torch.zeros(shape.queries, config.width, device=device)
+        self.dense = torch.zeros(shape.queries, config.width if vectors is None else vectors.shape[1], device=device)
+        self.target = torch.full((shape.queries,), -1, dtype=torch.long, device=device)
+        self.query = torch.arange(shape.queries, device=device)[:, None]
+        self.bias = decoder.bias[0, :, :, 0].float().contiguous()  # (heads, M) by distance
+        self.zero = torch.zeros(config.d_ff, dtype=decoder.dtype, device=device)
+        self.widths = [1]  # beams that enter each level
+        for size in config.level_sizes[: shape.plan.steps]:
+            self.widths.append(min(shape.beams, self.widths[-1] * size))
+        tail = 0 if shape.plan.budget else self.levels - shape.plan.steps
+        slots = shape.queries * (sum(self.widths[:-1]) + self.widths[-1] * max(tail, 0))
+        self.cache = [torch.empty(slots, 3 * decoder.inner, dtype=decoder.dtype, device=device) for _ in decoder.layers]
+
+    # -- the decoder -------------------------------------------------------------------------------------------
+
+    def _prefix(self) -> list[Tensor]:
+        decoder, config = self.decoder, self.config
+        prefix = torch.addmm(decoder.prefix_bias, self.z.to(decoder.dtype), decoder.prefix_weight.T).view(-1, config.d_model)
+        normed = self.ops.add_norm(prefix.float(), None, decoder.eps, decoder.dtype) * decoder.prefix_norm
+        return [normed @ layer.cross_kv for layer in decoder.layers]  # (Q * prefix, 2 * inner)
+
+    def _hidden(self, tokens: Tensor, ancestors: Tensor, cross: list[Tensor], first: int, length: int) -> Tensor:
+        """tokens (R * L,), ancestors (R, past) -> (R * L, d); q, k, v are left in the cache from slot `first` on."""
+        decoder, ops, queries, heads = self.decoder, self.ops, self.shape.queries, self.config.heads
+        x = decoder.tokens[tokens].float()
+        y: Tensor | None = None
+        for i, layer in enumerate(decoder.layers):
+            h = ops.add_norm(x, y, decoder.eps, decoder.dtype)
+            torch.mm(h, layer.qkv, out=self.cache[i][first : first + len(tokens)])
+            mixed = ops.self_attention(self.cache[i], ancestors, self.bias, first, length, heads)
+            h = ops.add_norm(x, mixed @ layer.out, decoder.eps, decoder.dtype)
+            mixed = ops.cross_attention(h @ layer.cross_q, cross[i], queries, heads)
+            h = ops.add_norm(x, mixed @ layer.cross_out, decoder.eps, decoder.dtype)
+            y = ops.linear_relu(h, layer.ff_in, self.zero) @ layer.ff_out
+        return ops.add_norm(x, y, decoder.eps, decoder.dtype)
+
+    # -- the course --------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """One search of every query; results in `rows`, `scores`, `touched`, `flags`."""
+        shape, queries, device = self.shape, self.shape.queries, self.device
+        cross = self._prefix()
+        self.flags = torch.zeros(queries, dtype=torch.bool, device=device)
+        self.done = torch.zeros(queries, dtype=torch.bool, device=device)
+        lo = torch.zeros(queries, 1, dtype=torch.long, device=device)
+        hi = torch.full((queries, 1), self.view.trie.root[1], dtype=torch.long, device=device)
+        score = torch.zeros(queries, 1, device=device)
+        ancestors = torch.empty(queries, 1, 0, dtype=torch.int32, device=device)
+        tokens = torch.full((queries, 1), START, dtype=torch.long, device=device)
+        first = 0
+        for level in range(shape.plan.steps):
+            width = self.widths[level]
+            h = self._hidden(tokens.flatten(), ancestors.flatten(0, 1), cross, first, 1)
+            worth = self._worth(level, h, score, lo, hi)
+            score, parent, code = self._best(worth, self.widths[level + 1], width)
+            self.flags |= torch.isnan(score).any(1)
+            alive = score > -torch.inf
+            parent_row = torch.where(alive, self.query * width + parent, -1)
+            if level + 1 in shape.plan.stops:
+                self._stop(level + 1, worth, lo, hi, width, parent_row, code)
+            lo, hi = self._find(level, lo, hi, parent_row, code)
+            own = (first + self.query * width + parent).to(torch.int32)
+            ancestors = torch.cat([ancestors[self.query, parent], own[:, :, None]], 2)
+            tokens = code + self.config.offsets[level]
+            first += queries * width
+        if shape.plan.budget:
+            self.flags |= ~self.done
+            self._rerank(*self.stopped)
+            return
+        self._finish(tokens, ancestors, cross, first, score, lo, hi)
+
+    def _worth(self, level: int, h: Tensor, score: Tensor, lo: Tensor, hi: Tensor) -> Tensor:
+        """(Q * n, K) sums of log p of the true children, -inf elsewhere."""
+        logits = self.ops.logits(h, self.decoder.level_head(level))
+        whole = self.shape.normalizer == "vocabulary"
+        normalizer = self.ops.log_normalizer(h, self.decoder.head) if whole else logits.logsumexp(1)
+        worth = self.ops.expand(logits, score.flatten() - normalizer, lo.flatten(), hi.flatten(), self._codes(level))
+        if level == 0 and self.shape.targets:  # a known target is given, not scored
+            chosen = torch.arange(worth.shape[1], device=self.device) == self.target[:, None]
+            given = torch.where(chosen & (worth > -torch.inf), 0.0, -torch.inf)
+            worth = torch.where(self.target[:, None] >= 0, given, worth)
+        return worth
+
+    def _codes(self, level: int) -> Tensor:
+        return self.view.node_codes[level] if level < self.view.top else self.view.tails[:, level - self.view.top]
+
+    def _best(self, worth: Tensor, count: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Best `count` children of each query: scores, parents, codes (Q, count), best first."""
+        queries, size = self.shape.queries, worth.shape[1]
+        if width > 1 and size > 4 * count:  # the best of all are among the best of each
+            values, codes = worth.topk(count, dim=1)
+            best, at = values.view(queries, width * count).topk(count, dim=1)
+            return best, at // count, codes.view(queries, width * count).gather(1, at)
+        best, at = worth.view(queries, width * size).topk(count, dim=1)
+        return best, at // size, at % size
+
+    def _find(self, level: int, lo: Tensor, hi: Tensor, parent_row: Tensor, code: Tensor) -> tuple[Tensor, Tensor]:
+        child = self.view.node_child[level] if level < self.view.top else None
+        return self.ops.find(self._codes(level), lo.flatten(), hi.flatten(), parent_row, code, child)
+
+    def _stop(self, depth: int, worth: Tensor, lo: Tensor, hi: Tensor, width: int, parent_row: Tensor, code: Tensor) -> None:
+        """Queries whose best beams fit the budget take their children, best first, while they fit."""
+        level, budget = depth - 1, self.shape.plan.budget
+        first, last = self.view.item_range(depth, *self._find(level, lo, hi, parent_row, code))
+        fits = (last - first).sum(1) <= budget
+        if depth == self.levels:
+            fits = torch.ones_like(fits)  # no deeper: what shares IDs beyond the budget is cut, best beams first
+        fits &= ~self.done
+        size = worth.shape[1]
+        count = min(max(self.shape.beams, budget), width * size)
+        best, at = worth.view(self.shape.queries, width * size).topk(count, dim=1)
+        parent = torch.where(best > -torch.inf, self.query * width + at // size, -1)
+        first, last = self.view.item_range(depth, *self._find(level, lo, hi, parent, at % size))
+        items = last - first
+        if depth < self.levels:
+            items = items.masked_fill(items.cumsum(1) > budget, 0)
+        else:
+            items[:, self.shape.beams :] = items[:, self.shape.beams :].masked_fill(
+                items.cumsum(1)[:, self.shape.beams :] > budget, 0
+            )
+        if not hasattr(self, "stopped") or depth == self.shape.plan.stops[0]:
+            self.stopped = (first, items)
+        else:
+            old_first, old_items = self.stopped
+            wide = max(old_first.shape[1], first.shape[1])
+            pads = [(0, wide - old_first.shape[1]), (0, wide - first.shape[1])]
+            old = [torch.nn.functional.pad(t, pads[0]) for t in (old_first, old_items)]
+            new = [torch.nn.functional.pad(t, pads[1]) for t in (first, items)]
+            self.stopped = (torch.where(fits[:, None], new[0], old[0]), torch.where(fits[:, None], new[1], old[1]))
+        self.done |= fits
+
+    def _finish(
+        self, tokens: Tensor, ancestors: Tensor, cross: list[Tensor], first: int, score: Tensor, lo: Tensor, hi: Tensor
+    ) -> None:
+        """Full depth: the tails in one pass, then the items of the beams."""
+        shape, depth = self.shape, self.shape.plan.steps
+        alive = score > -torch.inf
+        length = self.levels - depth
+        if length:
+            lo, hi = self.view.id_range(depth, lo, hi)
+            self.flags |= (alive & (hi - lo != 1)).any(1)  # not unary yet
+            tail = widen(self.view.tails[lo.flatten()][:, depth - self.view.top :])  # (Q * B, L)
+            tail = tail + torch.tensor(self.config.offsets[depth:], device=self.device)
+            inputs = torch.cat([tokens.view(-1, 1), tail[:, :-1]], 1)
+            h = self._hidden(inputs.flatten(), ancestors.flatten(0, 1), cross, first, length)
+            gain = self.ops.pick(h, self.decoder.head, tail.flatten())
+            if shape.normalizer == "vocabulary":
+                gain = gain - self.ops.log_normalizer(h, self.decoder.head)
+            else:
+                steps = h.view(len(tail), length, -1)
+                parts = [
+                    self.ops.logits(steps[:, i].contiguous(), self.decoder.level_head(depth + i)).logsumexp(1)
+                    for i in range(length)
+                ]
+                gain = gain - torch.stack(parts, 1).flatten()
+            score = score + gain.view(*score.shape, length).sum(2)
+            self.flags |= torch.isnan(score).any(1)
+        score, by = score.sort(dim=1, descending=True, stable=True)
+        first_item, last_item = self.view.item_range(self.levels, lo, hi)
+        items = torch.where(alive, last_item - first_item, 0).gather(1, by)
+        if shape.reranker == "none":
+            self._emit(first_item.gather(1, by), items, score)
+        else:
+            self._rerank(first_item.gather(1, by), items)
+
+    # -- results -----------------------------------------------------------------------------------------------
+
+    def _lay_out(self, first: Tensor, items: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Ranges (Q, C) -> item rows in `count` slots (Q, count), -1 beyond the end; which range each is of; the totals."""
+        ends = items.cumsum(1)
+        slot = torch.arange(count, device=self.device).expand(len(first), count).contiguous()
+        which = torch.searchsorted(ends, slot, right=True).clamp(max=first.shape[1] - 1)
+        at = first.gather(1, which) + slot - (ends - items).gather(1, which)
+        inside = slot < ends[:, -1:]
+        rows = self.view.order[torch.where(inside, at, 0)].long()
+        return torch.where(inside, rows, -1), which, ends[:, -1]
+
+    def _emit(self, first: Tensor, items: Tensor, score: Tensor) -> None:
+        self.rows, which, self.touched = self._lay_out(first, items, self.shape.k)
+        self.scores = torch.where(self.rows >= 0, score.gather(1, which) / self.levels, -torch.inf)
+        self._flag_short()
+
+    def _rerank(self, first: Tensor, items: Tensor) -> None:
+        shape = self.shape
+        assert self.vectors is not None
+        plenty = 1 if self.view.item_start is None else 4
+        count = max(shape.plan.budget or plenty * shape.beams, shape.k)
+        rows, _, total = self._lay_out(first, items, count)
+        if not shape.plan.budget:
+            self.flags |= total > count  # more items share the beams' IDs than there is room for
+        self.touched = total.clamp(max=count)
+        values = self.ops.dots(self.dense, rows, self.vectors, self.scales)
+        self.scores, at = values.topk(shape.k, dim=1)
+        self.rows = torch.where(self.scores > -torch.inf, rows.gather(1, at), -1)
+        self._flag_short()
+
+    def _flag_short(self) -> None:
+        """Fewer than k although there may be more: such queries are searched again with wider beams."""
+        self.flags |= (self.touched < self.shape.k) & (self.touched < self.view.trie.items)

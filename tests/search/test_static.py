@@ -1,0 +1,67 @@
+"""The fixed-shape search (what a CUDA graph records) against the plain one, with the torch twins of the kernels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from search_reference import tiny_generator, tiny_quantizer
+
+from genius.search import CodeTrie, SearchEngine, SearchParams
+from genius.search.decoder import Decoder
+from genius.search.graph import GraphSearch
+from genius.search.static_ops import TorchOps
+from genius.search.views import TrieView
+
+SIZES = (3, 12, 10, 8, 6)
+GENERATORS = {kind: tiny_generator(SIZES, 1, kind) for kind in ("vocabulary", "level")}
+CPU = torch.device("cpu")
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    items=st.integers(1, 300),
+    skew=st.sampled_from([1.0, 3.0]),
+    beams=st.integers(1, 12),
+    k=st.integers(1, 6),
+    rerank=st.sampled_from([0, 4, 20, 60]),
+    reranker=st.sampled_from(["embeddings", "none"]),
+    normalizer=st.sampled_from(["vocabulary", "level"]),
+    targets=st.booleans(),
+)
+def test_equals_the_plain_search(seed, items, skew, beams, k, rerank, reranker, normalizer, targets) -> None:
+    """Queries that are not flagged have the same rows and scores; flagged ones are left to the plain search."""
+    rng = np.random.default_rng(seed)
+    codes = np.stack([np.minimum((rng.random(items) ** skew * size).astype(np.int64), size - 1) for size in SIZES], axis=1)
+    vectors = torch.from_numpy(rng.standard_normal((items, 8))).float()
+    z = torch.from_numpy(rng.standard_normal((5, 8))).float()
+    target = torch.from_numpy(rng.integers(-1, 3, 5)) if targets else None
+    generator, trie = GENERATORS[normalizer], CodeTrie.build(codes, SIZES)
+    params = SearchParams(beams=beams, rerank=rerank, reranker=reranker)
+    plain = SearchEngine(generator, tiny_quantizer(SIZES), trie, vectors).search(z, k=k, params=params, target=target)
+    graphs = GraphSearch(Decoder(generator, CPU), TrieView(trie, CPU), TorchOps(), vectors)
+    with torch.inference_mode():
+        found, flags = graphs.search(z, z, k, params, target)
+    fine = ~flags
+    assert torch.allclose(found.scores[fine], plain.scores[fine], atol=1e-5)
+    assert (found.touched[fine] == plain.touched[fine]).all()
+    for q in fine.nonzero()[:, 0].tolist():
+        if len(np.unique(plain.scores[q].numpy().round(5))) == k:  # without ties the rows are the same too
+            assert found.rows[q].tolist() == plain.rows[q].tolist()
+
+
+@pytest.mark.parametrize("rerank", [0, 20])
+def test_plans_rarely_flag(rerank: int) -> None:
+    """On a collection whose tails are unary the recorded course serves nearly every query."""
+    rng = np.random.default_rng(0)
+    codes = np.stack([rng.integers(0, size, 2000) for size in SIZES], axis=1)
+    trie = CodeTrie.build(codes, SIZES)
+    vectors = torch.randn(2000, 8)
+    graphs = GraphSearch(Decoder(GENERATORS["level"], CPU), TrieView(trie, CPU), TorchOps(), vectors)
+    z = torch.randn(40, 8)
+    with torch.inference_mode():
+        _, flags = graphs.search(z, z, 3, SearchParams(beams=5, rerank=rerank), None)
+    assert flags.float().mean() < 0.2
