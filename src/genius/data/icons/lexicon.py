@@ -113,11 +113,11 @@ class Lexicon:
     def paraphrases(self, tag: str, context: frozenset[str], topic: str) -> tuple[list[str], str]:
         """(synonyms, gloss) of a tag in the sense that its icon means; nothing where no sense touches the context.
 
-        `context` holds the stems of the icon's names and tags. "Extinguish" on a fire extinguisher gives "snuff out" and
+        `context` holds the stems of names and tags. "Extinguish" on a fire extinguisher gives "snuff out" and
         "put out, as of fires, flames, or lights", because that gloss speaks of fire.
         """
         mine = {stem(w) for w in tag.split()}
-        best, top = None, 0
+        best, top = None, 1  # one shared word happens by chance
         for i in self.senses.get(tag, ())[:5]:
             shared = len((self._stems(i) & context) - mine)
             if shared > top:

@@ -248,7 +248,7 @@ def _text_to_text(bench: Bench, world: World, lexicon: Lexicon) -> Iterator[Ques
         informative = content_stems(query.replace(MASK, " "))
         if len(informative) < 3 or query.lower() == gloss.lower():
             continue
-        split = world.split_of_sense(sense, head)
+        split = world.split_of_gloss(gloss, head)
         if len(texts) > 1 and split != "train":
             continue  # the sense was guessed by overlap: good enough to learn from, not to be judged by
         yield Question(1, split, "definition", query, None, [bench.candidate(None, gloss)])

@@ -55,14 +55,14 @@ class World:
     brands: set[str]  # concepts that are only logos: their look cannot be known from their name
     tag_index: dict[str, list[str]] = field(default_factory=dict)  # tag -> concepts
 
-    def split_of_sense(self, sense: str, headword: str) -> str:
-        """A headword goes with the icon concept of that name or sense, else by its synset."""
-        base = self._by_sense.get(sense)
-        if headword in self._bases:
-            return split_of(self.groups.find(headword))
-        return split_of(self.groups.find(base)) if base else split_of(f"synset:{sense}")
+    def split_of_gloss(self, gloss: str, headword: str) -> str:
+        """A headword goes with the icon concept of that meaning or name, else by its gloss (synsets may share one)."""
+        base = self._by_gloss.get(gloss)
+        if base is None and headword in self._bases:
+            base = headword
+        return split_of(self.groups.find(base)) if base else split_of(f"gloss:{gloss}")
 
-    _by_sense: dict[str, str] = field(default_factory=dict)
+    _by_gloss: dict[str, str] = field(default_factory=dict)
     _bases: set[str] = field(default_factory=set)
 
 
@@ -81,10 +81,10 @@ def build_world(
     bases = sorted({i.base for i in kept})
     senses = _choose_senses(bases, material)
     groups = group_concepts(kept, copies, material.aliases, material.lexicon)
-    by_sense: dict[str, str] = {}
+    by_gloss: dict[str, str] = {}
     for base in bases:  # one text may describe two names: they must not be torn apart
         if base in senses:
-            groups.join(by_sense.setdefault(senses[base], base), base)
+            groups.join(by_gloss.setdefault(material.lexicon.synsets[senses[base]].gloss, base), base)
     split = {c: split_of(groups.find(members[0].base)) for c, members in icons.items()}
     pool, held = {}, {}
     for concept, members in icons.items():
@@ -98,7 +98,7 @@ def build_world(
     apps = {a.base: a for a in material.apps if a.base in icons}
     words, tag_index = _collect_words(material, icons, copies, senses)
     world = World(dict(icons), split, pool, held, words, apps, senses, groups, renders, brands, tag_index)
-    world._by_sense = by_sense
+    world._by_gloss = by_gloss
     world._bases = set(bases)
     return world
 
