@@ -1,61 +1,62 @@
 """Sorting codes: (N, M) small integers -> lexicographic order, by packing each code into machine words.
 
-Knows only numbers. A code of 98 bits is two words; the first usually decides, so only ties look at the rest.
+Knows only numbers. A code of 98 bits is two words, so two radix sorts; everything later reads the sorted words in
+sequence instead of gathering rows. Any device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+import torch
+from torch import Tensor
 
-Array = NDArray[Any]
-
-
-def pack_codes(codes: Array, sizes: Sequence[int]) -> list[NDArray[np.uint64]]:
-    """Columns -> as few 64-bit words as hold them, most significant level first: a list of (N,)."""
-    words: list[NDArray[np.uint64]] = []
-    room = 0
-    for level, size in enumerate(sizes):
-        bits = max(int(size - 1).bit_length(), 1)
-        column = codes[:, level].astype(np.uint64)
-        if bits > room:
-            words.append(column)
-            room = 64 - bits
-        else:
-            words[-1] <<= np.uint64(bits)
-            words[-1] |= column
-            room -= bits
-    return words
+WORD = 63  # bits used of an int64: words stay non-negative
 
 
-def sort_codes(codes: Array, sizes: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-    """Stable lexicographic order (N,), and for each sorted position the first level at which it differs
-    from the position before (len(sizes): same code; 0 for the first)."""
-    count = len(codes)
-    words = pack_codes(codes, sizes)
-    order = np.argsort(words[0], kind="stable")
-    for depth in range(1, len(words)):
-        # runs that are equal in every word so far are put in order by the next word
-        same = np.ones(max(count - 1, 0), dtype=bool)
-        for word in words[:depth]:
-            ordered = word[order]
-            same &= ordered[1:] == ordered[:-1]
-        if not same.any():
-            break
-        inside = np.zeros(count, dtype=bool)
-        inside[1:] |= same
-        inside[:-1] |= same
-        where = np.flatnonzero(inside)
-        run = np.cumsum(~same[where[1:] - 1] | (where[1:] != where[:-1] + 1)) if len(where) > 1 else np.zeros(0, dtype=np.int64)
-        run = np.concatenate([[0], run])
-        order[where] = order[where][np.lexsort((words[depth][order[where]], run))]
-    fresh = np.full(count, len(sizes), dtype=np.uint8)
-    for level in range(len(sizes) - 1, -1, -1):
-        column = codes[order, level]
-        fresh[1:][column[1:] != column[:-1]] = level
-    if count:
-        fresh[0] = 0
-    return order, fresh
+class SortedCodes:
+    """The codes of a collection in order."""
+
+    def __init__(self, codes: Tensor, sizes: Sequence[int]) -> None:
+        """codes (N, M) integers, already known to be in range."""
+        self.fields: list[tuple[int, int, int]] = []  # of each level: word, shift, mask
+        words: list[Tensor] = []
+        room = 0
+        for level, size in enumerate(sizes):
+            bits = max(int(size - 1).bit_length(), 1)
+            if bits > room:
+                words.append(codes[:, level].to(torch.int64, copy=True))
+                room = WORD - bits
+            else:
+                words[-1] = words[-1].bitwise_left_shift_(bits).bitwise_or_(codes[:, level])
+                room -= bits
+            self.fields.append((len(words) - 1, bits, (1 << bits) - 1))
+        shift, above = 0, len(words)
+        for level in range(len(sizes) - 1, -1, -1):
+            word, bits, mask = self.fields[level]
+            shift = 0 if word != above else shift
+            above = word
+            self.fields[level] = (word, shift, mask)
+            shift += bits
+        # least significant word first: each sort is stable, so earlier orders survive among equals
+        word, self.order = words[-1].sort(stable=True)
+        self.words = [word]
+        for earlier in reversed(words[:-1]):
+            word, by = earlier[self.order].sort(stable=True)
+            self.order = self.order[by]
+            self.words = [word, *(later[by] for later in self.words)]
+
+    def column(self, level: int) -> Tensor:
+        """Codes of one level in sorted order: (N,) int64."""
+        word, shift, mask = self.fields[level]
+        return (self.words[word] >> shift) & mask
+
+    def first_difference(self) -> Tensor:
+        """(N,) uint8: the first level at which each differs from the one before; M: same code; 0 for the first."""
+        levels = len(self.fields)
+        fresh = torch.full((len(self.order),), levels, dtype=torch.uint8, device=self.order.device)
+        for level in range(levels - 1, -1, -1):
+            column = self.column(level)
+            fresh[1:].masked_fill_(column[1:] != column[:-1], level)
+        fresh[:1] = 0
+        return fresh

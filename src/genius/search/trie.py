@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from genius.errors import GeniusError
-from genius.search.sorting import sort_codes
+from genius.search.sorting import SortedCodes
 
 FORMAT = "genius-trie-1"
 EXPLICIT_UP_TO = 0.5  # a level is explicit while its nodes are at most this share of the IDs: 6 B a node against 2 B an ID
@@ -76,39 +77,40 @@ class CodeTrie:
     @classmethod
     def build(cls, codes: Array | Tensor, level_sizes: Sequence[int], rows: Array | Tensor | None = None) -> CodeTrie:
         """(N, M) codes -> trie. Several rows may share an ID. `rows` (N,) names the items; default 0..N-1."""
-        table = codes.detach().cpu().numpy() if isinstance(codes, Tensor) else np.asarray(codes)
+        table = codes.detach() if isinstance(codes, Tensor) else torch.from_numpy(np.asarray(codes))
         sizes = tuple(int(k) for k in level_sizes)
         _check_codes(table, sizes)
         names = _check_rows(rows, len(table))
-        position, fresh = sort_codes(table, sizes)  # sorted order; at which level each differs from the one before
-        starts_id = np.flatnonzero(fresh < len(sizes))  # sorted positions where a new ID begins
+        ordered = SortedCodes(table, sizes)  # on the device that holds the codes
+        fresh = ordered.first_difference()
+        starts_id = (fresh < len(sizes)).nonzero()[:, 0]  # sorted positions where a new ID begins
         ids, items = len(starts_id), len(table)
-        fresh_id = fresh[starts_id]  # level of the first difference, per ID
-        pointer = np.int32 if items < 2**31 - 1 else np.int64
+        unique = ids == items
+        fresh_id = fresh if unique else fresh[starts_id]  # level of the first difference, per ID
+        pointer = torch.int32 if items < 2**31 - 1 else torch.int64
         top, firsts = 0, []  # firsts[l]: ID positions where a node of level l begins
         while top < len(sizes):
-            first = np.flatnonzero(fresh_id <= top)
-            if len(first) > max(EXPLICIT_UP_TO * ids, 1):
+            if int((fresh_id <= top).sum()) > max(EXPLICIT_UP_TO * ids, 1):
                 break
-            firsts.append(first)
+            firsts.append((fresh_id <= top).nonzero()[:, 0])
             top += 1
         arrays: dict[str, Array] = {}
-        representative = position[starts_id]  # an item of each ID
-        for level in range(top):
-            first = firsts[level]
-            arrays[f"codes_{level}"] = table[representative[first], level].astype(_code_type(sizes[level]))
+        for level, first in enumerate(firsts):
+            at = first if unique else starts_id[first]
+            arrays[f"codes_{level}"] = ordered.column(level)[at].cpu().numpy().astype(_code_type(sizes[level]))
             below = firsts[level + 1] if level + 1 < top else None
-            child = first if below is None else np.searchsorted(below, first)
+            child = first if below is None else torch.searchsorted(below, first)
             end = ids if below is None else len(below)
-            arrays[f"child_{level}"] = np.append(child, end).astype(pointer)
-        tail_type = _code_type(max(sizes[top:], default=1))
-        tails = np.empty((ids, len(sizes) - top), dtype=tail_type)
+            arrays[f"child_{level}"] = torch.cat([child, child.new_tensor([end])]).to(pointer).cpu().numpy()
+        tails = np.empty((ids, len(sizes) - top), dtype=_code_type(max(sizes[top:], default=1)))
         for level in range(top, len(sizes)):
-            tails[:, level - top] = table[representative, level]
+            column = ordered.column(level)
+            tails[:, level - top] = (column if unique else column[starts_id]).to(torch.int32).cpu().numpy()
         arrays["tails"] = tails
-        arrays["order"] = (position if names is None else names[position]).astype(pointer if names is None else _row_type(names))
-        if ids < items:
-            arrays["item_start"] = np.append(starts_id, items).astype(pointer)
+        order = ordered.order.to(pointer).cpu().numpy()
+        arrays["order"] = order if names is None else names[order].astype(_row_type(names))
+        if not unique:
+            arrays["item_start"] = torch.cat([starts_id, starts_id.new_tensor([items])]).to(pointer).cpu().numpy()
         return cls(sizes, arrays, top)
 
     def arrays(self) -> dict[str, Array]:
@@ -256,15 +258,16 @@ def _row_type(rows: Array) -> type[np.signedinteger[Any]]:
     return np.int32 if not len(rows) or int(rows.max()) < 2**31 - 1 else np.int64
 
 
-def _check_codes(table: Array, sizes: tuple[int, ...]) -> None:
+def _check_codes(table: Tensor, sizes: tuple[int, ...]) -> None:
     if table.ndim != 2 or table.shape[1] != len(sizes):
         raise GeniusError(f"codes must be (items, {len(sizes)}), got shape {tuple(table.shape)}")
-    if not np.issubdtype(table.dtype, np.integer):
-        raise GeniusError(f"codes must be integers, got {table.dtype}")
+    if table.is_floating_point() or table.is_complex() or table.dtype == torch.bool:
+        raise GeniusError(f"codes must be integers, got {str(table.dtype).removeprefix('torch.')}")
     for level, size in enumerate(sizes):
-        if len(table) and (int(table[:, level].min()) < 0 or int(table[:, level].max()) >= size):
-            bad = int(np.flatnonzero((table[:, level] < 0) | (table[:, level] >= size))[0])
-            raise GeniusError(f"item {bad} has code {int(table[bad, level])} at level {level}, which has codes 0..{size - 1}")
+        column = table[:, level]
+        if len(table) and (int(column.min()) < 0 or int(column.max()) >= size):
+            bad = int(((column < 0) | (column >= size)).nonzero()[0, 0])
+            raise GeniusError(f"item {bad} has code {int(column[bad])} at level {level}, which has codes 0..{size - 1}")
 
 
 def _check_rows(rows: Array | Tensor | None, items: int) -> Array | None:
