@@ -18,6 +18,7 @@ from genius.search import CodeTrie, SearchEngine
 
 MERGE_FROM, MERGE_SHARE = 8_192, 0.1  # additions, absolute and as a share, at which the engine folds them in
 WASTE_FROM, WASTE_SHARE = 10_000, 0.5  # dead rows, absolute and as a share, at which it pays to start afresh
+MASKS = 16  # filters whose rows are remembered
 
 
 class OtherStory(GeniusError):
@@ -35,6 +36,7 @@ class Live:
         self.dead: NDArray[np.bool_] = np.zeros(base.items, bool)
         self.delta_codes: NDArray[np.uint16] = np.empty((0, base.codes.shape[1]), np.uint16)
         self.delta_ids: dict[str, int] = {}
+        self._masks: dict[str, NDArray[np.bool_]] = {}  # of this version, by condition
         self._engine: SearchEngine | None = None
         self._engine_dead: NDArray[np.bool_] = np.zeros(0, bool)  # what the engine knows of `dead`
         self.advance(reader)
@@ -88,6 +90,7 @@ class Live:
             if reader.count() != self.alive:
                 raise OtherStory(f"version {reader.version} holds {reader.count()} items where {self.alive} were expected")
         self.reader = reader
+        self._masks.clear()
 
     def engine(self) -> SearchEngine | None:
         """The engine at this version; None while nothing was ever added. Brought up to date here, so that a long
@@ -146,6 +149,16 @@ class Live:
     def rows_of(self, seqs: NDArray[np.int64]) -> NDArray[np.int64]:
         """Rows of seqs of this version."""
         return np.searchsorted(self.seqs, seqs).astype(np.int64)
+
+    def mask(self, sql: str) -> NDArray[np.bool_]:
+        """(rows,) which rows match a condition; the last few are remembered."""
+        if sql not in self._masks:
+            mask = np.zeros(len(self.seqs), bool)
+            mask[self.rows_of(self.reader.seqs(sql))] = True
+            while len(self._masks) >= MASKS:
+                self._masks.pop(next(iter(self._masks)))
+            self._masks[sql] = mask
+        return self._masks[sql]
 
     def codes_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """(n, M) codes of rows."""

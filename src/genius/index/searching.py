@@ -88,12 +88,12 @@ def _labelled(state: State) -> bool:
 
 def _allowed(state: State, live: Live, where: str | None, targets: Tensor | None) -> NDArray[np.bool_] | None:
     """(rows,) or (Q, rows) that may be found; None for all."""
-    mask = None if where is None else state.mask(live, compile_where(where, live.reader.columns))
+    mask = None if where is None else live.mask(compile_where(where, live.reader.columns))
     if targets is None or _labelled(state) or bool((targets < 0).all()):
         return mask
     # this model's first code does not say the modality: the table does
     whole = np.ones(len(live.seqs), bool) if mask is None else mask
-    kinds = {t: state.mask(live, f"modality = '{Modality(t).label}'") for t in set(targets.tolist()) if t >= 0}
+    kinds = {t: live.mask(f"modality = '{Modality(t).label}'") for t in set(targets.tolist()) if t >= 0}
     return np.stack([whole & kinds[t] if t >= 0 else whole for t in targets.tolist()])
 
 

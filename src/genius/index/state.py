@@ -11,9 +11,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from genius.errors import GeniusError
 from genius.index import base as bases
 from genius.index.folder import open_or_create
@@ -26,7 +23,6 @@ T = TypeVar("T")
 
 CACHE_FROM = 2_000  # smaller indexes are read whole when opened: quicker than a cache
 REBUILD_SHARE = 0.2  # a cache that lacks more than this share of the rows is built anew when opened
-MASKS = 16  # filters whose rows are remembered
 
 
 class State:
@@ -52,7 +48,6 @@ class State:
         self.about, self.model, self.store = open_or_create(path, model, create and not self.read_only, self.writer)
         self.key = bases.CacheKey(self.about.id, self.about.fingerprint, self.about.levels, self.about.width)
         self.commits = 0  # of this process
-        self._masks: dict[tuple[int, str], NDArray[np.bool_]] = {}
         self.live = self._open(self.store.at(self.store.latest() if version is None else version))
 
     @property
@@ -121,17 +116,6 @@ class State:
             with self.lock:
                 self.live.reader = self.store.at(self.store.latest())
             return call()
-
-    def mask(self, live: Live, sql: str) -> NDArray[np.bool_]:
-        """(rows,) which rows match. Call with `lock` held."""
-        key = (live.version, sql)
-        if key not in self._masks:
-            mask = np.zeros(len(live.seqs), bool)
-            mask[live.rows_of(live.reader.seqs(sql))] = True
-            while len(self._masks) >= MASKS:
-                self._masks.pop(next(iter(self._masks)))
-            self._masks[key] = mask
-        return self._masks[key]
 
     def check_writable(self) -> None:
         if self.read_only:
