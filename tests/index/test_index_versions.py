@@ -1,0 +1,212 @@
+"""Versions, caches and threads: every call sees one version, and no cache is ever believed without proof."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import threading
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import genius.index.live
+import genius.index.state
+import genius.index.writing
+from genius import Genius, GeniusError, Index, Item
+from genius.index import base as bases
+from genius.search import CodeTrie
+
+
+def texts(start: int, stop: int, word: str = "thing") -> list[Item]:
+    return [Item(f"t{i}", text=f"{word}{i} w{i % 5}", metadata={"n": i}) for i in range(start, stop)]
+
+
+@pytest.fixture
+def cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make small indexes leave caches."""
+    monkeypatch.setattr(genius.index.state, "CACHE_FROM", 1)
+
+
+def everything(index: Index) -> dict[str, tuple[str | None, tuple[int, ...]]]:
+    """What search finds when it may look at all: ids, texts, codes."""
+    return {h.id: (h.item.text, h.codes) for h in index.search(text="w1", k=10_000, beams=10_000, rerank=10**6)}
+
+
+def test_an_old_version_can_be_opened_and_searched(index: Index, model: Genius) -> None:
+    index.add(texts(0, 5))
+    old = index.version
+    index.upsert([Item("t1", text="changed")])
+    index.delete("t2")
+    index.add(texts(5, 8))
+    past = Index(index.path, model, version=old)
+    assert past.read_only and past.version == old and len(past) == 5 and past.get("t1").text == "thing1 w1"
+    assert everything(past).keys() == {f"t{i}" for i in range(5)}
+    with pytest.raises(GeniusError, match=f"read-only at version {old}"):
+        past.add(texts(9, 10))
+    listed = {v["version"]: v["items"] for v in index.versions()}
+    assert listed[old] == 5 and listed[index.version] == 7
+    with pytest.raises(GeniusError, match="version 9999"):
+        Index(index.path, model, version=9999)
+
+
+def test_cleaned_versions_are_refused_and_open_handles_go_on(index: Index, model: Genius) -> None:
+    index.add(texts(0, 20), batch_size=2)
+    reader, old = Index(index.path, model), index.version
+    past = Index(index.path, model, version=old - 3)
+    index.delete("t3")
+    index.optimize(keep=timedelta(0))
+    assert len(index.versions()) <= 2
+    assert everything(reader) == everything(index) and len(reader) == 19
+    with pytest.raises(GeniusError, match=f"version {old - 3} of .* cleaned away"):
+        past.get("t1")
+    with pytest.raises(GeniusError):
+        Index(index.path, model, version=old)
+
+
+@pytest.mark.usefixtures("cached")
+def test_a_cache_is_used_and_brought_up_to_date(index: Index, model: Genius, monkeypatch: pytest.MonkeyPatch) -> None:
+    index.add(texts(0, 50))
+    first = Index(index.path, model)
+    assert isinstance(first._state.live.base.embeddings, np.memmap)
+    index.delete(["t1", "t2"])
+    index.upsert([Item("t3", text="other")])
+    index.add(texts(50, 55))
+    monkeypatch.setattr(bases, "build", lambda *_: pytest.fail("built anew although a cache was there"))
+    monkeypatch.setattr(CodeTrie, "build", None)
+    again = Index(index.path, model)
+    assert again._state.live.base.version == first._state.live.base.version
+    monkeypatch.undo()
+    assert everything(again) == everything(index) and len(everything(again)) == 53
+
+
+@pytest.mark.usefixtures("cached")
+def test_a_damaged_or_foreign_cache_is_not_believed(index: Index, model: Genius) -> None:
+    index.add(texts(0, 40))
+    expected = everything(Index(index.path, model))
+    (folder,) = [p for p in (index.path / "cache").iterdir() if p.name.isdigit()]
+    about = json.loads((folder / "base.json").read_text())
+
+    def cut(name: str) -> None:
+        data = (folder / name).read_bytes()
+        (folder / name).write_bytes(data[: len(data) // 2])
+
+    damages = [
+        lambda: cut("embeddings.npy"),
+        lambda: cut("trie.safetensors"),
+        lambda: (folder / "seqs.npy").unlink(),
+        lambda: cut("base.json"),
+        lambda: (folder / "base.json").write_text(json.dumps({**about, "fingerprint": "0" * 32})),
+        lambda: (folder / "base.json").write_text(json.dumps({**about, "index": "another"})),
+    ]
+    for damage in damages:
+        damage()
+        opened = Index(index.path, model)
+        assert everything(opened) == expected
+        assert opened._state.live.base.items == 40 and (folder / "base.json").is_file()  # and it was repaired
+        about = json.loads((folder / "base.json").read_text())
+    shutil.rmtree(index.path / "cache")
+    assert everything(Index(index.path, model)) == expected
+
+
+@pytest.mark.usefixtures("cached")
+def test_a_table_put_back_from_a_copy_does_not_meet_its_old_cache(index: Index, model: Genius, tmp_path: Path) -> None:
+    index.add(texts(0, 20))
+    shutil.copytree(index.path / "items.lance", tmp_path / "backup")
+    index.add(texts(20, 30, "first"))
+    index.optimize()  # a cache of this turn of the story
+    running = Index(index.path, model)
+    everything(running)
+    shutil.rmtree(index.path / "items.lance")
+    shutil.copytree(tmp_path / "backup", index.path / "items.lance")
+    writer = Index(index.path, model)
+    assert everything(writer).keys() == {f"t{i}" for i in range(20)}
+    while writer.version <= running._state.live.version:  # the other turn reaches the same version numbers
+        writer.upsert(texts(20, 30, "second"))
+    for handle in (Index(index.path, model), running):
+        found = everything(handle)
+        assert len(found) == 30 and found["t25"][0] == "second25 w0"
+
+
+def test_crashed_cache_builds_are_swept_up(index: Index, model: Genius, monkeypatch: pytest.MonkeyPatch) -> None:
+    index.add(texts(0, 10))
+    (index.path / "cache" / ".building-dead").mkdir(parents=True)
+    index.optimize()
+    assert [p.name for p in (index.path / "cache").iterdir()] == [str(index.version)]
+
+
+def test_without_room_for_a_cache_the_index_still_opens(index: Index, model: Genius, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(genius.index.state, "CACHE_FROM", 1)
+    index.add(texts(0, 10))
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(bases, "_write", full)
+    opened = Index(index.path, model)
+    assert len(everything(opened)) == 10 and not list((index.path / "cache").iterdir())
+
+
+def test_many_small_commits_are_tidied_up(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(genius.index.writing, "COMPACT_EVERY", 8)
+    monkeypatch.setattr(genius.index.writing, "COMPACT_AT", 4)
+    index.add(texts(0, 32), batch_size=1)
+    assert index._state.store.fragments() <= 12
+    assert len(everything(index)) == 32
+
+
+def test_rows_left_by_upserts_are_dropped_in_time(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(genius.index.live, "WASTE_FROM", 10)
+    for _ in range(10):
+        index.upsert(texts(0, 5))
+    assert len(index._state.live.seqs) < 30 and len(everything(index)) == 5
+
+
+def test_every_answer_belongs_to_one_version_while_a_writer_works(index: Index) -> None:
+    """The writer keeps all items on one generation number, replaced in single commits; no answer may mix two."""
+    ids = [f"t{i}" for i in range(12)]
+
+    def generation(number: int) -> list[Item]:
+        return [Item(i, text=f"{i} generation", metadata={"gen": number}) for i in ids]
+
+    index.add(generation(0))
+    stop, failures = threading.Event(), []
+
+    def look(seed: int) -> None:
+        rng = random.Random(seed)
+        while not stop.is_set():
+            try:
+                where = rng.choice([None, "gen >= 0"])
+                hits = index.search(text="generation", k=20, where=where, beams=1000, rerank=10**5)
+                seen = {hit.item.metadata["gen"] for hit in hits}
+                if len(hits) != len(ids) or len(seen) != 1:
+                    failures.append(f"{len(hits)} hits of generations {seen}")
+                whole = {item.metadata["gen"] for item in index.get(ids)}
+                if len(whole) != 1:
+                    failures.append(f"get mixes {whole}")
+            except Exception as error:
+                failures.append(repr(error))
+
+    readers = [threading.Thread(target=look, args=(seed,)) for seed in range(2)]
+    for thread in readers:
+        thread.start()
+    for number in range(1, 25):
+        index.upsert(generation(number))
+        if number % 8 == 0:
+            index.optimize(keep=timedelta(0))
+    stop.set()
+    for thread in readers:
+        thread.join()
+    assert failures == []
+
+
+def test_another_handle_sees_changes_without_being_told(index: Index, model: Genius) -> None:
+    other = Index(index.path, model)
+    index.add(texts(0, 5))
+    assert len(other) == 5 and everything(other) == everything(index)
+    other.delete("t0")
+    index.upsert([Item("t1", text="new words")])
+    assert "t0" not in index and other.get("t1").text == "new words"
+    assert everything(other) == everything(index)
