@@ -28,7 +28,7 @@ class SortedCodes:
                 words.append(codes[:, level].to(torch.int64, copy=True))
                 room = WORD - bits
             else:
-                words[-1] = words[-1].bitwise_left_shift_(bits).bitwise_or_(codes[:, level])
+                words[-1] = words[-1].bitwise_left_shift_(bits).bitwise_or_(codes[:, level].to(torch.int64))
                 room -= bits
             self.fields.append((len(words) - 1, bits, (1 << bits) - 1))
         shift, above = 0, len(words)
