@@ -11,6 +11,7 @@ import hashlib
 import json
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,10 @@ class Base:
         return np.asarray(self.hash_rows[low:high])
 
 
+def build_trie(codes: NDArray[np.uint16], level_sizes: Sequence[int]) -> CodeTrie:
+    return CodeTrie.build(codes.astype(np.int32), level_sizes)  # torch does little with unsigned 16 bits
+
+
 def build(reader: Reader, level_sizes: tuple[int, ...], width: int, folder: Path | None) -> Base:
     """Read every row of a version. With `folder`, embeddings go straight to a file there, not through memory."""
     total = reader.count()
@@ -80,7 +85,7 @@ def build(reader: Reader, level_sizes: tuple[int, ...], width: int, folder: Path
         rows = np.searchsorted(seqs, part_seqs)
         embeddings[rows] = part_embeddings
     by_hash = np.argsort(hashes, kind="stable")
-    trie = CodeTrie.build(codes, level_sizes)
+    trie = build_trie(codes, level_sizes)
     return Base(reader.version, seqs, codes, embeddings, hashes[by_hash], by_hash.astype(np.int64), trie)
 
 

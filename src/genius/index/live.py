@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genius.errors import GeniusError
-from genius.index.base import Base
+from genius.index.base import Base, build_trie
 from genius.index.store import Reader
 from genius.model.genius import Genius
 from genius.search import CodeTrie, SearchEngine
@@ -103,12 +103,12 @@ class Live:
                 self._engine = self._new_engine(self.base.trie, self.base.embeddings)
                 known = self.base.items
             else:
-                codes = self.delta_codes
-                self._engine = self._new_engine(CodeTrie.build(codes, self.model.config.quantizer.level_sizes), self._vectors(0))
+                trie = build_trie(self.delta_codes, self.model.config.quantizer.level_sizes)
+                self._engine = self._new_engine(trie, self._vectors(0))
                 known = len(self.seqs)
             self._engine_dead = np.zeros(known, bool)
         if known < len(self.seqs):
-            first = self._engine.add(self.delta_codes[known - self.base.items :], self._vectors(known))
+            first = self._engine.add(self.delta_codes[known - self.base.items :].astype(np.int32), self._vectors(known))
             assert first == known, "the engine and the index count rows alike"
             self._engine_dead = np.concatenate([self._engine_dead, np.zeros(len(self.seqs) - known, bool)])
         gone = np.flatnonzero(self.dead & ~self._engine_dead)
