@@ -28,6 +28,7 @@ from genius.features import Features
 from genius.model.fusion import Fusion, FusionConfig, score_fusion
 from genius.model.generator import Generator, GeneratorConfig
 from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
+from genius.packing import pack, unpack
 from genius.types import Item, Query
 
 if TYPE_CHECKING:
@@ -144,10 +145,13 @@ class Genius(nn.Module):
         return digest.hexdigest()[:32]
 
     def save_pretrained(self, directory: str | Path, *, dtype: torch.dtype = torch.float32, encoder: bool = True) -> None:
-        """Write the model folder. Files appear whole or not at all."""
+        """Write the model folder. Files appear whole or not at all. `dtype=torch.int8` is `genius.packing`'s small format."""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        tensors = {name: tensor.detach().cpu().to(dtype).contiguous() for name, tensor in self.state_dict().items()}
+        if dtype == torch.int8:
+            tensors = pack(self.state_dict(), half=(".codes_",))  # codes decide IDs: they keep more digits
+        else:
+            tensors = {name: tensor.detach().cpu().to(dtype).contiguous() for name, tensor in self.state_dict().items()}
         body = {"format": FORMAT, "model": to_dict(self.config)}
         _replace(directory / WEIGHTS, lambda path: save_file(tensors, path, metadata={"format": "pt"}))
         if encoder and self.encoder is not None and self.config.encoder is None:
@@ -173,7 +177,7 @@ class Genius(nn.Module):
 
     def _load_weights(self, path: Path) -> None:
         try:
-            tensors = load_file(path)
+            tensors = unpack(load_file(path))
         except (OSError, SafetensorError) as error:
             raise GeniusError(f"cannot read the weights {path}: {error}") from None
         expected = self.state_dict()

@@ -1,0 +1,192 @@
+"""The bundled encoder: two small transformers for drawings (64 x 64) and short English texts, made for two CPU cores.
+
+Trained from scratch by `scripts/train_bundled` (see docs/model-card-mini.md); nothing is downloaded at run time. On
+disk: `encoder.json` (the config), `weights.safetensors` (matrices as int8 with one scale per row, or float32), and
+`tokenizer.json`. Loading gives float32 modules: the small format is a matter of files only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from genius.config import from_dict
+from genius.encoders.digest import fingerprint
+from genius.encoders.pixels import Pixels
+from genius.encoders.registry import write_spec
+from genius.encoders.tokens import Tokens
+from genius.errors import GeniusError
+from genius.packing import pack, unpack
+
+WEIGHTS, TOKENIZER = "weights.safetensors", "tokenizer.json"
+MEAN, STD = (0.7, 0.7, 0.7), (0.35, 0.35, 0.35)  # of drawings on white, roughly
+
+
+@dataclass(frozen=True, slots=True)
+class MiniConfig:
+    """Sizes of both towers."""
+
+    width: int = 256  # of the vectors that come out
+    image_size: int = 64  # side of the input
+    image_stem: int = 128  # channels at a quarter of the input's side
+    image_stem_blocks: int = 2  # convolutional blocks there
+    image_width: int = 256  # of the image transformer
+    image_layers: int = 6
+    text_vocabulary: int = 16000
+    text_length: int = 64  # tokens; the rest is cut
+    text_width: int = 256  # of the text transformer
+    text_layers: int = 4
+    head_width: int = 64  # of one attention head, both towers
+    storage: Literal["int8", "float32"] = "float32"  # of the matrices on disk
+
+
+class Block(nn.Module):
+    """A pre-norm transformer block."""
+
+    def __init__(self, width: int, head_width: int) -> None:
+        super().__init__()
+        self.heads = width // head_width
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """(n, tokens, width); `bias` (n, 1, 1, tokens) is added to the attention scores."""
+        q, k, v = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in self.qkv(self.norm1(x)).chunk(3, dim=2))
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))  # type: ignore[no-any-return]
+
+
+class ConvBlock(nn.Module):
+    """A wide depth-wise convolution, then a two-layer perceptron at each place; residual."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.spread = nn.Conv2d(width, width, 5, padding=2, groups=width)
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = self.norm(self.spread(x).permute(0, 2, 3, 1))  # (n, h, w, width)
+        return x + self.down(F.gelu(self.up(places), approximate="tanh")).permute(0, 3, 1, 2)  # type: ignore[no-any-return]
+
+
+class ImageTower(nn.Module):
+    """(n, 3, size, size) -> (n, width). Convolutions down to an eighth of the side, then a transformer on that grid."""
+
+    def __init__(self, config: MiniConfig) -> None:
+        super().__init__()
+        stem, width = config.image_stem, config.image_width
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, stem // 2, 3, stride=2, padding=1),
+            nn.GELU(approximate="tanh"),
+            nn.Conv2d(stem // 2, stem, 3, stride=2, padding=1),
+            *(ConvBlock(stem) for _ in range(config.image_stem_blocks)),
+        )
+        self.patch = nn.Conv2d(stem, width, 2, stride=2)
+        self.positions = nn.Parameter(torch.randn(1, (config.image_size // 8) ** 2, width) * 0.02)
+        self.blocks = nn.ModuleList(Block(width, config.head_width) for _ in range(config.image_layers))
+        self.norm = nn.LayerNorm(width)
+        self.attend = nn.Linear(width, 1)  # how much each place says
+        self.head = nn.Linear(2 * width, config.width)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        x = self.patch(self.stem(pixels)).flatten(2).transpose(1, 2) + self.positions  # (n, places, width)
+        for block in self.blocks:
+            x = block(x)
+        x = self.norm(x)
+        weights = self.attend(x).softmax(dim=1)  # (n, places, 1)
+        return self.head(torch.cat([(weights * x).sum(1), x.mean(1)], dim=1))  # type: ignore[no-any-return]
+
+
+class TextTower(nn.Module):
+    """Token ids and mask, both (n, tokens) -> (n, width)."""
+
+    def __init__(self, config: MiniConfig) -> None:
+        super().__init__()
+        width = config.text_width
+        self.tokens = nn.Embedding(config.text_vocabulary, width)
+        nn.init.normal_(self.tokens.weight, std=0.02)
+        self.positions = nn.Parameter(torch.randn(config.text_length, width) * 0.01)
+        self.blocks = nn.ModuleList(Block(width, config.head_width) for _ in range(config.text_layers))
+        self.norm = nn.LayerNorm(width)
+        self.attend = nn.Linear(width, 1)  # how much each token says: an instruction less than the words after it
+        self.head = nn.Linear(2 * width, config.width)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        real = mask.bool()
+        x = self.tokens(ids) + self.positions[: ids.shape[1]]
+        # a large finite number, not -inf: a row of padding alone must not become NaN
+        bias = torch.where(real, 0.0, -1e4).to(x.dtype)[:, None, None]
+        for block in self.blocks:
+            x = block(x, bias)
+        x = self.norm(x)
+        weights = self.attend(x).masked_fill(~real[..., None], -1e4).softmax(dim=1)
+        share = real[..., None].to(x.dtype)
+        mean = (x * share).sum(1) / share.sum(1).clamp(min=1)
+        return self.head(torch.cat([(weights * x).sum(1), mean], dim=1))  # type: ignore[no-any-return]
+
+
+class MiniEncoder(nn.Module):
+    """Both towers, the tokenizer and the pixels, behind the encoder protocol."""
+
+    def __init__(self, config: MiniConfig, tokens: Tokens) -> None:
+        super().__init__()
+        self.config, self.tokens, self.width = config, tokens, config.width
+        self.pixels = Pixels(config.image_size, "pad", filter="bilinear", mean=MEAN, std=STD)
+        self.image, self.text = ImageTower(config), TextTower(config)
+        self.eval()
+
+    @property
+    def device(self) -> torch.device:
+        return self.image.positions.device
+
+    def prepare_image(self, picture: Image.Image) -> Image.Image:
+        return self.pixels.prepare(picture)
+
+    @torch.no_grad()
+    def encode_images(self, images: Sequence[Image.Image]) -> Tensor:
+        """RGB pictures -> (n, width) float32 on the CPU."""
+        if not images:
+            return torch.empty(0, self.width)
+        return self.image(self.pixels(images).to(self.device)).float().cpu()  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def encode_texts(self, texts: Sequence[str]) -> Tensor:
+        """Texts -> (n, width) float32 on the CPU."""
+        if not texts:
+            return torch.empty(0, self.width)
+        ids, mask = self.tokens(texts)
+        return self.text(ids.to(self.device), mask.to(self.device)).float().cpu()  # type: ignore[no-any-return]
+
+    def save(self, directory: Path) -> None:
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        weights = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
+        save_file(pack(weights) if self.config.storage == "int8" else weights, directory / WEIGHTS)
+        self.tokens.save(directory / TOKENIZER)
+        write_spec(directory, "mini", {"config": asdict(self.config)})
+
+    @classmethod
+    def load(cls, directory: Path, spec: dict[str, Any]) -> Self:
+        config = from_dict(MiniConfig, spec.get("config"), str(directory))
+        with torch.device("meta"):  # no time spent on starting values
+            encoder = cls(config, Tokens.load(directory / TOKENIZER, config.text_length))
+        try:
+            encoder.load_state_dict(unpack(load_file(directory / WEIGHTS)), assign=True)
+        except (OSError, RuntimeError, SafetensorError) as error:
+            raise GeniusError(f"cannot load the encoder at {directory}: {str(error).splitlines()[0]}") from None
+        return encoder
+
+    def fingerprint(self) -> str:
+        settings = {**asdict(self.config), "storage": None, "tokens": self.tokens.digest()}
+        return fingerprint(self.state_dict(), settings)

@@ -1,0 +1,42 @@
+"""Weights in small files: matrices as int8 with one scale per row, the rest as half precision. Files only.
+
+What is loaded is float32 again. Packing what `unpack` gave changes nothing, so a model that was loaded from a small
+file saves to the same values and keeps its fingerprint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+SCALE = ".scale"  # suffix of the per-row scales of an int8 matrix
+SMALL = 4096  # tensors of fewer values are not worth a scale
+
+
+def pack(tensors: Mapping[str, Tensor], half: tuple[str, ...] = ()) -> dict[str, Tensor]:
+    """float tensors -> int8 rows and fp16 scales (`NAME.scale`). Names that hold a word of `half` stay fp16 throughout."""
+    out: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        plain = tensor.detach().cpu().float().contiguous()
+        if plain.ndim < 2 or plain.numel() < SMALL or any(word in name for word in half):
+            out[name] = plain.half()
+            continue
+        rows = plain.flatten(1)
+        scale = (rows.abs().amax(dim=1, keepdim=True) / 127).half().clamp(min=6e-8)  # the least positive half
+        out[name] = (rows / scale.float()).round().clamp(-127, 127).to(torch.int8).view(plain.shape)
+        out[name + SCALE] = scale[:, 0]
+    return out
+
+
+def unpack(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The float32 tensors of a file that `pack`, or plain saving, wrote."""
+    out = {}
+    for name, tensor in stored.items():
+        if name.endswith(SCALE) and name.removesuffix(SCALE) in stored:
+            continue
+        scale = stored.get(name + SCALE)
+        value = tensor.float()
+        out[name] = value if scale is None else value * scale.float().view(-1, *(1,) * (value.ndim - 1))
+    return out
