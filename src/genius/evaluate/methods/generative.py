@@ -35,6 +35,7 @@ class Writer:
     codes: Ints  # (N, M) of the whole pool
     level_sizes: tuple[int, ...]
     queries: Tensor  # (Q, D) what the generator reads
+    modal: bool = True  # whether the first code says the modality
 
     @classmethod
     def of(cls, space: Space) -> Writer:
@@ -89,7 +90,7 @@ class Decodings:
                 beams,
                 quantizer=writer.quantizer,
                 geometry=geometry,
-                target=None if space.target is None else space.target[part],
+                target=None if space.target is None or not writer.modal else space.target[part],
             )
             written = result.codes.cpu().numpy()
             seconds += time.perf_counter() - start

@@ -1,0 +1,235 @@
+"""`genius eval` and `genius reproduce`."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from genius.cli.common import command, console, emit
+from genius.errors import GeniusError
+
+
+def register(app: typer.Typer) -> None:
+    app.command("eval")(evaluate_command)
+    app.command("reproduce")(reproduce_command)
+
+
+def names(text: str) -> tuple[str, ...]:
+    """`a,b c` -> ("a", "b", "c")."""
+    return tuple(part for part in text.replace(",", " ").split() if part)
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in names(text))
+    except ValueError:
+        raise GeniusError(f"expected whole numbers, got {text!r}") from None
+
+
+def progress_line() -> Any:
+    """A callback for feature extraction that redraws one line on stderr."""
+
+    def show(part: str, done: int, total: int) -> None:
+        console.print(f"features of {part}: {done:,} of {total:,}", end="\r" if done < total else "\n", highlight=False)
+
+    return show
+
+
+@command
+def evaluate_command(
+    model: Annotated[str, typer.Argument(help="Model folder or URI.")],
+    dataset: Annotated[
+        str,
+        typer.Argument(
+            help="A folder of features, or a dataset: mbeir:DIR, coco:DIR, flickr30k:DIR, pairs:FILE, images:DIR, or a path."
+        ),
+    ],
+    methods: Annotated[
+        str, typer.Option(help="Methods, separated by commas; --list names them.")
+    ] = "dense,genius,genius-r,default,geometry,codes",
+    beams: Annotated[str, typer.Option(help="Numbers of beams; beam methods run once for each.")] = "50",
+    pools: Annotated[str, typer.Option(help="local (task-specific), universal, or both.")] = "local,universal",
+    tasks: Annotated[str, typer.Option(help="Only these tasks, e.g. mscoco_task0,cirr_task7.")] = "",
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder for results.md, results.json, TREC runs and plots.")
+    ] = None,
+    split: Annotated[str, typer.Option(help="Split of the dataset.")] = "test",
+    rerank: Annotated[int, typer.Option(help="Budget of the default search; -1: the model's own.")] = -1,
+    geometry: Annotated[float, typer.Option(help="Weight of the geometric term in genius-g.")] = 0.5,
+    target: Annotated[
+        str, typer.Option(help="given: tell the search which modality is wanted. The paper leaves it to the instruction.")
+    ] = "unknown",
+    queries: Annotated[int, typer.Option(help="Only the first so many queries of each task; 0: all.")] = 0,
+    fused: Annotated[
+        Path | None, typer.Option(help="Features from `genius features extract --fusion feature`, for feature-fusion.")
+    ] = None,
+    baselines: Annotated[
+        str, typer.Option(help="Generative baselines to train and run: irgen, grace-numeric, grace-string, ...")
+    ] = "",
+    train_data: Annotated[
+        str, typer.Option("--train", help="Training data for the baselines (features or dataset); needed with --baselines.")
+    ] = "",
+    baseline_steps: Annotated[int, typer.Option(help="Training steps of each baseline's generator.")] = 3000,
+    bootstrap: Annotated[int, typer.Option(help="Resamples for confidence intervals; 0: none.")] = 1000,
+    survival: Annotated[int, typer.Option(help="Queries on which gold prefixes are followed level by level; 0: none.")] = 64,
+    cache: Annotated[Path | None, typer.Option(help="Where extracted features are kept.")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    batch: Annotated[int, typer.Option(min=1, help="Queries decoded at once.")] = 128,
+    seed: Annotated[int, typer.Option(help="Of prompts, bootstrap and tests.")] = 0,
+    title: Annotated[str, typer.Option(help="Title of the report.")] = "",
+    listing: Annotated[bool, typer.Option("--list", help="Name the methods and stop.", is_eager=True, callback=_list)] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")] = False,
+) -> None:
+    """Measure a model: hit@k, recall, nDCG, speed, bytes, and where the beams lose the answer.
+
+    Every method searches the same pools with the same queries. `local` searches each task's own candidates,
+    `universal` all of them at once.
+
+    Example: genius eval bundled:mini mbeir:M-BEIR --methods dense,genius,genius-r --beams 30,50 -o results
+    """
+    from genius.evaluate import paper
+    from genius.evaluate.harness import EvalConfig, evaluate
+    from genius.evaluate.report import markdown, write_report
+    from genius.evaluate.sources import fit_to_model, load_features
+    from genius.model.genius import Genius
+
+    if target not in ("unknown", "given") or not set(names(pools)) <= {"local", "universal"} or not names(pools):
+        raise GeniusError("--target is unknown or given; --pools is local, universal or both")
+    loaded = Genius.from_pretrained(model, device=device)
+    data = load_features(dataset, loaded, model, split=split, cache=cache, seed=seed, progress=progress_line())
+    config = EvalConfig(
+        methods=names(methods),
+        beams=numbers(beams),
+        pools=names(pools),  # type: ignore[arg-type]
+        tasks=names(tasks),
+        rerank=None if rerank < 0 else rerank,
+        geometry=geometry,
+        target=target,  # type: ignore[arg-type]
+        queries=queries,
+        bootstrap=bootstrap,
+        survival=survival,
+        seed=seed,
+        batch=batch,
+    )
+    extra: list[Any] = []
+    if baselines:
+        from genius.evaluate.methods.baselines import build_baselines
+
+        if not train_data:
+            raise GeniusError("--baselines needs --train: they learn their own IDs and generator")
+        train = load_features(train_data, loaded, model, split="train", cache=cache, seed=seed, progress=progress_line())
+        extra = build_baselines(
+            names(baselines), loaded, train, data, beams=config.beams, steps=baseline_steps, seed=seed, say=_say
+        )
+    other = fit_to_model(_features(fused), loaded, model) if fused is not None else None
+    evaluation = evaluate(loaded, data, config, extra=extra, fused=other, progress=_say)
+    printed = {"local": _ours(paper.TABLE_1), "universal": _ours(paper.TABLE_2)}
+    name = title or f"{Path(model).name or model} on {Path(dataset.partition(':')[2] or dataset).name}"
+    call = "genius " + shlex.join(sys.argv[1:])
+    written: dict[str, str] = {}
+    if out is not None:
+        written = write_report(evaluation, out, data, title=name, command=call, paper=printed)
+    if json:
+        emit({**evaluation.to_json(), "written": written})
+        return
+    print(markdown(evaluation, title=name, command=call, paper=printed))
+    for kind, path in written.items():
+        console.print(f"{kind}: {path}", highlight=False)
+
+
+def _features(path: Path) -> Any:
+    from genius.data.features import FeatureSet
+
+    return FeatureSet.load(path)
+
+
+def _ours(printed: dict[str, Any]) -> dict[str, Any]:
+    """The paper's GENIUS and its dense ceiling; other systems are in `genius reproduce`."""
+    return {name: row for name, row in printed.items() if name in ("CLIP-SF", "genius", "genius-r")}
+
+
+def _say(line: str) -> None:
+    console.print(line, highlight=False)
+
+
+def _list(value: bool) -> None:
+    if not value:
+        return
+    from genius.evaluate.harness import METHODS
+    from genius.evaluate.methods.baselines import BASELINES
+
+    for name, meaning in {**METHODS, **BASELINES}.items():
+        print(f"{name:18} {meaning}")
+    raise typer.Exit
+
+
+@command
+def reproduce_command(
+    experiment: Annotated[str, typer.Argument(help="table-1 .. table-5, supplement-2 .. supplement-9, figure-4; or `list`.")],
+    data: Annotated[str, typer.Option(help="Test data: M-BEIR (or anything in its layout), COCO, Flickr30K, or features.")] = "",
+    model: Annotated[str, typer.Option(help="The trained model (the first row of an ablation).")] = "",
+    variant: Annotated[
+        list[str] | None, typer.Option(help="A trained model for one row of an ablation: --variant 'w/o L_mse=models/no-mse'.")
+    ] = None,
+    train: Annotated[str, typer.Option(help="Training data, for rows that must be trained here.")] = "",
+    base: Annotated[str, typer.Option(help="Training config that ablations change one line of.")] = "builtin:paper",
+    work: Annotated[Path, typer.Option(help="Where models trained here are kept; a second call finds them.")] = Path("reproduce"),
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the report.")] = None,
+    change: Annotated[
+        list[str] | None, typer.Option("--set", help="One field of the training config: --set generator.steps=500.")
+    ] = None,
+    queries: Annotated[int, typer.Option(help="Only the first so many queries of each task; 0: all.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    cache: Annotated[Path | None, typer.Option(help="Where extracted features are kept.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")] = False,
+) -> None:
+    """Run one table or figure of the paper on your data and print it beside the paper's numbers.
+
+    Example: genius reproduce table-2 --data mbeir:M-BEIR --model models/genius -o results/table-2
+    """
+    from genius.evaluate import reproduce
+
+    if experiment == "list":
+        for name, text in reproduce.listing().items():
+            print(f"{name:14} {text}")
+        return
+    if not data and experiment != "supplement-2":
+        raise GeniusError("name the test data: --data mbeir:DIR (or coco:DIR, flickr30k:DIR, a folder of features)")
+    request = reproduce.Request(
+        data=data,
+        model=model,
+        variants=dict(_pair(entry) for entry in variant or []),
+        train=train,
+        base=base,
+        work=work,
+        overrides=dict(_setting(entry) for entry in change or []),
+        queries=queries,
+        device=device,
+        cache=cache,
+    )
+    table = reproduce.run(experiment, request, _say)
+    call = "genius " + shlex.join(sys.argv[1:])
+    if out is not None:
+        console.print(f"report: {table.write(out, call)}", highlight=False)
+    emit(table.to_json()) if json else print(table.markdown(call))
+
+
+def _pair(entry: str) -> tuple[str, str]:
+    name, equals, value = entry.rpartition("=")
+    if not equals or not name:
+        raise GeniusError(f"--variant wants NAME=MODEL, got {entry!r}")
+    return name, value
+
+
+def _setting(entry: str) -> tuple[str, Any]:
+    import tomllib
+
+    name, equals, value = entry.partition("=")
+    try:
+        return name.strip(), tomllib.loads(f"value = {value}")["value"] if equals else tomllib.loads("")
+    except tomllib.TOMLDecodeError:
+        return name.strip(), value

@@ -1,0 +1,177 @@
+"""Generative baselines as methods: other identifiers, the same generator, the same training loop, the same search.
+
+So that the paper's comparison with IRGen and GRACE is run, not quoted. As those systems do, the generator also learns
+to memorise: every item's own embedding -> its id, the test pool's included (that needs no labels).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from genius.data.features import FeatureSet
+from genius.errors import GeniusError
+from genius.evaluate.methods import identifiers
+from genius.evaluate.methods.base import Method
+from genius.evaluate.methods.generative import BeamMethod, Decodings, Writer
+from genius.evaluate.methods.identifiers import Identifiers
+from genius.features import Features
+from genius.model.fusion import score_fusion
+from genius.model.generator import Generator
+from genius.model.genius import Genius
+from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
+
+BASELINES: dict[str, str] = {
+    "irgen": "IRGen-style: residual ids by reconstruction only, no modality code",
+    "grace-numeric": "GRACE-style: random numbers, digit by digit",
+    "grace-string": "GRACE-style: random strings, token by token",
+    "grace-semantic": "GRACE-style: nearest words of a learned vocabulary",
+    "grace-structured": "GRACE-style: path in a tree of clusters",
+}
+Say = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BaselineConfig:
+    """How a baseline's generator is trained."""
+
+    steps: int = 3000  # optimizer steps
+    batch: int = 256  # query pairs a step; as many memorised items come on top
+    lr: float = 1e-3
+    memorise: float = 1.0  # items a query pair whose own embedding -> id is learned
+    seed: int = 0
+
+
+def build_baselines(
+    names: Sequence[str],
+    model: Genius,  # the model under test: its generator's shape is used
+    train: FeatureSet,
+    test: FeatureSet,
+    *,
+    beams: Sequence[int] = (50,),
+    steps: int = 3000,
+    seed: int = 0,
+    folder: Path | None = None,  # where training leaves its checkpoints; None: a temporary place
+    say: Say | None = None,
+) -> list[Method]:
+    """Train every named baseline and return its methods, one for each number of beams."""
+    unknown = [name for name in names if name not in BASELINES]
+    if unknown:
+        raise GeniusError(f"unknown baseline {unknown[0]!r}; there are {', '.join(BASELINES)}")
+    config = BaselineConfig(steps=steps, seed=seed, batch=max(1, min(256, len(train.queries))))
+    world = _World.of(model, train, test)
+    decodings = Decodings()
+    out: list[Method] = []
+    for name in names:
+        ids = assign(name, world, model, seed)
+        (say or (lambda _: None))(f"{name}: {len(ids.level_sizes)} codes an item; training its generator for {steps} steps")
+        generator = train_generator(name, ids, world, model, config, folder)
+        codes = ids.codes[world.test_rows.cpu().numpy()]
+        writer = Writer(generator, ids.quantizer, codes, ids.level_sizes, world.test_queries, modal=False)
+        for count in beams:
+            label = f"{name}@{count}" if len(beams) > 1 else name
+            out.append(BeamMethod(label, decodings, count, writer=writer))
+    return out
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _World:
+    """Training and test items in one numbering, in the encoder's own space."""
+
+    items: Tensor  # (N, D) train pool, then test items that are not in it
+    queries: Tensor  # (Q, D) of training
+    pairs: Tensor  # (P, 2) training pairs, rows of `items`
+    test_queries: Tensor  # (Q', D)
+    test_rows: Tensor  # (N',) row of every test item in `items`
+
+    @classmethod
+    def of(cls, model: Genius, train: FeatureSet, test: FeatureSet) -> _World:
+        device = model.device
+        place = {name: row for row, name in enumerate(train.pool_ids)}
+        fresh = [row for row, name in enumerate(test.pool_ids) if name not in place]
+        for row in fresh:
+            place[test.pool_ids[row]] = len(place)
+        items = torch.cat([_plain(train.pool, device), _plain(test.pool[torch.tensor(fresh, dtype=torch.long)], device)])
+        rows = torch.tensor([place[name] for name in test.pool_ids], device=device)
+        return cls(items, _plain(train.queries, device), train.pairs, _plain(test.queries, device), rows)
+
+
+def _plain(features: Features, device: torch.device, chunk: int = 16_384) -> Tensor:
+    parts = [
+        score_fusion(features[slice(i, i + chunk)].to(device, torch.float32)) for i in range(0, max(len(features), 1), chunk)
+    ]
+    return torch.cat(parts)
+
+
+def assign(name: str, world: _World, model: Genius, seed: int) -> Identifiers:
+    """The identifiers of a baseline for all items."""
+    if name == "irgen":
+        return identifiers.residual(world.items, tuple(model.config.quantizer.level_sizes[1:]), seed)
+    if name == "grace-numeric":
+        return identifiers.numeric(world.items, seed)
+    if name == "grace-string":
+        return identifiers.string(world.items, seed)
+    if name == "grace-semantic":
+        return identifiers.semantic(world.items, world.queries, seed)
+    return identifiers.structured(world.items, seed)
+
+
+def train_generator(
+    name: str, ids: Identifiers, world: _World, model: Genius, config: BaselineConfig, folder: Path | None = None
+) -> Generator:
+    """The generator of the model's own shape, trained by the project's own loop on other identifiers."""
+    import tempfile
+
+    from genius.train.config import GeneratorStageConfig, ModelConfig
+    from genius.train.generator import Frozen, GeneratorStage
+    from genius.train.loop import Runtime, make_accelerator, run_stage
+    from genius.train.progress import Journal
+
+    device = model.device
+    codes = torch.from_numpy(ids.codes).to(device)
+    none = torch.zeros(len(world.items), dtype=torch.long, device=device)
+    frozen = Frozen(world.queries, None, none[: len(world.queries)].bool(), world.items, None, none, codes)
+    settings = GeneratorStageConfig(
+        steps=config.steps,
+        batch=config.batch,
+        lr=config.lr,
+        augmentation="none",  # GENIUS's own (4.3.2), not theirs
+        indexing=config.memorise,
+        virtual=0.0,
+        shift=0.0,  # memorise the item itself, not points around it
+        soft_positives=False,
+    )
+    shape = dataclasses.replace(model.generator.config, level_sizes=ids.level_sizes)
+    books = ids.quantizer or ResidualQuantizer(
+        QuantizerConfig(width=shape.width, level_sizes=_two(ids.level_sizes), modality_code="none")
+    )
+    empty = torch.zeros(len(world.queries), 1)
+    masks = torch.ones(len(world.queries), dtype=torch.bool)
+    data = FeatureSet(  # the stage reads pairs and counts only: vectors are in `frozen`
+        Features(empty, empty, masks, masks),
+        Features(torch.zeros(len(world.items), 1), torch.zeros(len(world.items), 1), *(torch.ones(2, len(world.items)).bool())),
+        world.pairs,
+        [str(i) for i in range(len(world.queries))],
+        [str(i) for i in range(len(world.items))],
+    )
+    sizes = ModelConfig(width=shape.width, level_sizes=_two(ids.level_sizes), decoder="tiny")
+    stage = GeneratorStage(data, None, frozen, None, books, sizes, settings, config.seed)
+    torch.manual_seed(config.seed)
+    stage.generator = Generator(shape).to(device)
+    place = hashlib.sha256(f"{name}:{config}:{ids.level_sizes}".encode()).hexdigest()[:12]
+    with tempfile.TemporaryDirectory() as temporary:
+        target = (folder or Path(temporary)) / f"{name}-{place}"
+        runtime = Runtime(make_accelerator(device.type), Journal(target, quiet=True), config.seed)
+        run_stage(stage, settings, runtime, target / "checkpoint")
+        runtime.journal.close()
+    return stage.generator.eval()
+
+
+def _two(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """At least two levels, for configs that ask for them (a pool of ten numbers has one digit)."""
+    return sizes if len(sizes) > 1 else (*sizes, 1)

@@ -1,0 +1,283 @@
+"""An `Evaluation` as Markdown (the paper's order, the paper's numbers beside ours), JSON, TREC files and plots.
+
+Only writes what the evaluation says. Plots need matplotlib and are left out, with a word, where it is missing.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from genius.data.collection import Task
+from genius.data.features import FeatureSet
+from genius.evaluate.harness import Evaluation, Result
+from genius.evaluate.paper import MISPRINTS, Row
+from genius.evaluate.trec import write_qrels, write_run
+
+TITLES = {
+    "dense": "Dense", "score-fusion": "Score fusion", "feature-fusion": "Feature fusion", "genius": "GENIUS",
+    "genius-r": "GENIUS^R", "genius-codes": "GENIUS + codes", "genius-g": "GENIUS + geometry", "geometry": "Geometry alone",
+    "default": "Default", "default-codes": "Default, codes", "codes": "Codes alone",
+}  # fmt: skip
+POOL_TITLES = {"local": "Task-specific pools", "universal": "Universal pool"}
+
+
+def method_title(label: str) -> str:
+    name, at, beams = label.partition("@")
+    return TITLES.get(name, name) + (f", {beams} beams" if at else "")
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; the first column is text, the others are numbers."""
+    lines = ["| " + " | ".join(header) + " |", "|" + "|".join(["---"] + ["---:"] * (len(header) - 1)) + "|"]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+
+
+def percent(value: float | None, digits: int = 1) -> str:
+    return "–" if value is None or np.isnan(value) else f"{100 * value:.{digits}f}"
+
+
+# -- Markdown ------------------------------------------------------------------------------------------------------
+
+
+def markdown(
+    evaluation: Evaluation, *, title: str, command: str = "", paper: Mapping[str, Mapping[str, Row]] | None = None
+) -> str:
+    """The whole report. `paper`: pool -> method -> task -> percent, as printed by the authors."""
+    parts = [f"# {title}", _about(evaluation, command)]
+    for pool in evaluation.pools:
+        parts.append(f"## {POOL_TITLES.get(pool, pool)}")
+        parts.append(main_table(evaluation, pool, (paper or {}).get(pool, {})))
+        parts.append(_detail_table(evaluation, pool))
+        parts.append(_cost_table(evaluation, pool))
+        survival = _survival_table(evaluation, pool)
+        if survival:
+            parts.append(survival)
+    parts.append(NOTES)
+    return "\n\n".join(parts) + "\n"
+
+
+NOTES = """Recall@k is M-BEIR's: 1 when *any* positive is among the first k. True recall is the share of positives found.
+± is half the 95 % bootstrap interval over queries. * marks a difference from the reference method at p < 0.05
+(paired randomisation test, Holm-corrected within a task). Candidate recall is the share of queries with a positive among
+the items that were re-ranked; prefix survival is the share with a positive's prefix in the beam after each level."""
+
+
+def _about(evaluation: Evaluation, command: str) -> str:
+    about = evaluation.about
+    lines = [
+        f"{about['queries']:,} queries, {about['candidates']:,} candidates; IDs of {len(about['levels'])} levels "
+        f"({' x '.join(map(str, about['levels']))}); model `{about['model'][:12]}`; seed {about['config']['seed']}; "
+        f"{about['date']}; {about['device']}, torch {about['torch']}."
+    ]
+    if command:
+        lines.append(f"```\n{command}\n```")
+    return "\n\n".join(lines)
+
+
+def main_table(evaluation: Evaluation, pool: str, paper: Mapping[str, Row], table_name: str = "") -> str:
+    """Tasks down, methods across, the main metric in percent; the paper's columns after ours."""
+    methods = evaluation.methods
+    printed = [name for name in paper if any(task.key in paper[name] for task in evaluation.tasks)]
+    header = ["Task", "Dataset", "k", *(method_title(m) for m in methods), *(f"{method_title(name)} (paper)" for name in printed)]
+    rows: list[list[str]] = []
+    last = ""
+    for task in evaluation.tasks:
+        direction = _direction(task)
+        row = ["" if direction == last else direction, task.dataset, f"R@{task.main}"]
+        last = direction
+        row += [_main_cell(evaluation.find(task.key, method, pool)) for method in methods]
+        row += [_paper_cell(paper[name].get(task.key), (table_name, name, task.key)) for name in printed]
+        rows.append(row)
+    average = ["**Average**", "", "", *(f"**{percent(evaluation.average(m, pool))}**" for m in methods)]
+    for name in printed:
+        values = [paper[name][task.key] for task in evaluation.tasks if task.key in paper[name]]
+        average.append(f"{np.mean(values):.1f}" if len(values) == len(evaluation.tasks) else "–")
+    rows.append(average)
+    return table(header, rows)
+
+
+def _direction(task: Task) -> str:
+    short = {"image": "i", "text": "t", "pair": "(i,t)"}
+    return f"q_{short[task.query.label]} → c_{short[task.target.label]}"
+
+
+def _main_cell(result: Result) -> str:
+    mark = "*" if result.p_value is not None and result.p_value < 0.05 else ""
+    interval = result.intervals.get(result.main)
+    spread = f" ±{50 * (interval[1] - interval[0]):.1f}" if interval else ""
+    return f"{percent(result.metrics[result.main])}{spread}{mark}"
+
+
+def _paper_cell(value: float | None, place: tuple[str, str, str]) -> str:
+    if value is None:
+        return "–"
+    return f"{value:g}" + (" (misprint)" if place in MISPRINTS else "")
+
+
+def _detail_table(evaluation: Evaluation, pool: str) -> str:
+    """Means over tasks of everything else that is measured."""
+    cutoffs = sorted({k for task in evaluation.tasks for k in task.cutoffs})
+    rows = []
+    for method in evaluation.methods:
+        own = [r for r in evaluation.results if r.method == method and r.pool == pool]
+        row = [method_title(method)]
+        for name in [*(f"hit@{k}" for k in cutoffs), *(f"recall@{k}" for k in cutoffs), "ndcg@10", "mrr@10"]:
+            values = [r.metrics[name] for r in own if name in r.metrics]
+            row.append(percent(float(np.mean(values))) if values else "–")
+        rows.append(row)
+    header = ["Mean over tasks", *(f"Recall@{k}" for k in cutoffs), *(f"true recall@{k}" for k in cutoffs), "nDCG@10", "MRR@10"]
+    return table(header, rows)
+
+
+def _cost_table(evaluation: Evaluation, pool: str) -> str:
+    rows = []
+    for method in evaluation.methods:
+        own = [r for r in evaluation.results if r.method == method and r.pool == pool]
+        reached = [r.candidate_recall for r in own if r.candidate_recall is not None]
+        rows.append(
+            [
+                method_title(method),
+                f"{_per_second(own):,.1f}",
+                f"{np.mean([r.bytes_per_item for r in own]):,.1f}",
+                f"{np.mean([r.touched for r in own]):,.0f}",
+                percent(float(np.mean(reached))) if reached else "all",
+            ]
+        )
+    return table(["Cost", "queries/s", "bytes/item kept", "items compared/query", "candidate recall"], rows)
+
+
+def _per_second(results: Sequence[Result]) -> float:
+    """Queries over seconds of all searches together: a search shared by several tasks is counted once for each query."""
+    seconds = sum(r.queries / r.queries_per_second for r in results)
+    return sum(r.queries for r in results) / seconds if seconds else float("inf")
+
+
+def _survival_table(evaluation: Evaluation, pool: str) -> str:
+    rows = []
+    for method in evaluation.methods:
+        own = [r.survival for r in evaluation.results if r.method == method and r.pool == pool and r.survival]
+        if own:
+            rows.append([method_title(method), *(percent(float(v)) for v in np.mean(own, axis=0))])
+    if not rows:
+        return ""
+    return table(["Prefix survival", *(f"level {i + 1}" for i in range(len(rows[0]) - 1))], rows)
+
+
+# -- files ---------------------------------------------------------------------------------------------------------
+
+
+def write_report(
+    evaluation: Evaluation,
+    directory: str | Path,
+    data: FeatureSet,
+    *,
+    title: str,
+    command: str = "",
+    paper: Mapping[str, Mapping[str, Row]] | None = None,
+    runs: bool = True,
+    plots: bool = True,
+) -> dict[str, str]:
+    """results.md, results.json, runs/ and qrels/ (TREC), plots/. Returns what was written where."""
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "results.md").write_text(markdown(evaluation, title=title, command=command, paper=paper), encoding="utf-8")
+    (directory / "results.json").write_text(json.dumps(evaluation.to_json(), indent=1) + "\n", encoding="utf-8")
+    written = {"markdown": str(directory / "results.md"), "json": str(directory / "results.json")}
+    if runs:
+        _write_trec(evaluation, directory, data)
+        written["runs"], written["qrels"] = str(directory / "runs"), str(directory / "qrels")
+    if plots:
+        found = plot(evaluation, directory / "plots")
+        if found:
+            written["plots"] = str(directory / "plots")
+    return written
+
+
+def _write_trec(evaluation: Evaluation, directory: Path, data: FeatureSet) -> None:
+    positives = data.positives()
+    for task in evaluation.tasks:
+        rows = evaluation.query_rows[task.key]
+        ids = [data.query_ids[i] for i in rows]
+        name = _safe(task.key)
+        write_qrels(directory / "qrels" / f"{name}.trec", ids, data.pool_ids, [positives[i] for i in rows])
+        for method in evaluation.methods:
+            for pool in evaluation.pools:
+                ranked, scores = evaluation.runs[task.key, method, pool]
+                # the pool is part of the name: two pools never overwrite each other's run
+                path = directory / "runs" / f"{name}.{pool}.{_safe(method)}.trec"
+                write_run(path, ids, data.pool_ids, ranked, scores, _safe(method))
+
+
+def _safe(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_@" else "_" for c in name)
+
+
+# -- plots ---------------------------------------------------------------------------------------------------------
+
+
+def plot(evaluation: Evaluation, directory: Path) -> list[Path]:
+    """Quality by task, quality against speed and size, survival by level. Empty without matplotlib."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return []
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    directory.mkdir(parents=True, exist_ok=True)
+    written = []
+    for pool in evaluation.pools:
+        for name, draw in (("quality", _plot_quality), ("trade-off", _plot_trade_off), ("survival", _plot_survival)):
+            figure, axes = plt.subplots(figsize=(9, 4.5))
+            if draw(evaluation, pool, axes):
+                axes.set_title(f"{POOL_TITLES.get(pool, pool)}: {name}")
+                figure.tight_layout()
+                figure.savefig(directory / f"{pool}-{name}.png", dpi=110)
+                written.append(directory / f"{pool}-{name}.png")
+            plt.close(figure)
+    return written
+
+
+def _plot_quality(evaluation: Evaluation, pool: str, axes: Any) -> bool:
+    methods, tasks = evaluation.methods, evaluation.tasks
+    width = 0.8 / len(methods)
+    for i, method in enumerate(methods):
+        values = [100 * evaluation.find(t.key, method, pool).metrics[f"hit@{t.main}"] for t in tasks]
+        axes.bar(np.arange(len(tasks)) + (i - (len(methods) - 1) / 2) * width, values, width, label=method_title(method))
+    axes.set_xticks(range(len(tasks)), [f"{t.dataset}\n{t.direction}" for t in tasks], fontsize=6, rotation=45, ha="right")
+    axes.set_ylabel("Recall (M-BEIR), %")
+    axes.legend(fontsize=7)
+    return True
+
+
+def _plot_trade_off(evaluation: Evaluation, pool: str, axes: Any) -> bool:
+    for method in evaluation.methods:
+        own = [r for r in evaluation.results if r.method == method and r.pool == pool]
+        speed, quality = _per_second(own), 100 * evaluation.average(method, pool)
+        axes.scatter([speed], [quality])
+        axes.annotate(f"{method_title(method)} ({np.mean([r.bytes_per_item for r in own]):,.0f} B)", (speed, quality), fontsize=7)
+    axes.set_xscale("log")
+    axes.set_xlabel("queries per second")
+    axes.set_ylabel("average Recall (M-BEIR), %")
+    return True
+
+
+def _plot_survival(evaluation: Evaluation, pool: str, axes: Any) -> bool:
+    drawn = False
+    for method in evaluation.methods:
+        own = [r.survival for r in evaluation.results if r.method == method and r.pool == pool and r.survival]
+        if own:
+            curve = 100 * np.mean(own, axis=0)
+            axes.plot(range(1, len(curve) + 1), curve, marker="o", label=method_title(method))
+            drawn = True
+    axes.set_xlabel("levels decoded")
+    axes.set_ylabel("queries with a gold prefix in the beam, %")
+    if drawn:
+        axes.legend(fontsize=7)
+    return drawn

@@ -1,0 +1,352 @@
+"""The paper's tables and figures as experiments: `genius reproduce table-2 --data ... --model ...`.
+
+One TOML file in `configs/` says what an experiment runs. Rows of an ablation are models: given by the user, or trained
+here with one change to a training config. On data that is not M-BEIR the tasks of the same direction stand in, and the
+paper's numbers are left out, because they are of other data.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from genius.config import from_dict, read_config
+from genius.data.collection import Task
+from genius.data.features import FeatureSet
+from genius.data.mbeir import DIRECTIONS, ROWS
+from genius.errors import GeniusError
+from genius.evaluate import paper
+from genius.evaluate.harness import EvalConfig, Evaluation, evaluate, tasks_of
+from genius.evaluate.methods.generative import paper_bytes
+from genius.evaluate.report import main_table, method_title, percent, table
+from genius.evaluate.sources import load_features
+from genius.model.genius import Genius
+from genius.search import CodeTrie
+
+CONFIGS = Path(__file__).parent / "configs"
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class AblationRow:
+    """One model of an ablation."""
+
+    name: str
+    train: str = ""  # training config of this row; empty: the base
+    set: dict[str, Any] = field(default_factory=dict)  # fields that this row changes
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One table or figure. The fields of `configs/*.toml`."""
+
+    title: str
+    # methods: one model, several searches. ablation: several models. The other three have their own shapes.
+    kind: Literal["methods", "ablation", "text-to-image", "storage", "speed"]
+    pools: tuple[str, ...] = ("universal",)
+    methods: tuple[str, ...] = ()
+    baselines: tuple[str, ...] = ()  # trained and run when training data is given
+    beams: tuple[int, ...] = (50,)
+    tasks: tuple[str, ...] = ()  # empty: all
+    rows: tuple[AblationRow, ...] = ()
+    sizes: tuple[int, ...] = ()  # of the pool, for speed
+    queries: int = 0  # at most so many of each task; 0: all
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user brings."""
+
+    data: str = ""
+    model: str = ""
+    variants: Mapping[str, str] = field(default_factory=dict)  # row of an ablation -> model
+    train: str = ""
+    base: str = "builtin:paper"
+    work: Path = Path("reproduce")
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    queries: int = 0
+    device: str = "cpu"
+    cache: Path | None = None
+
+
+@dataclass
+class Table:
+    """What an experiment gives: Markdown, and the numbers behind it."""
+
+    name: str
+    title: str
+    body: str  # Markdown
+    about: dict[str, Any]
+    results: list[dict[str, Any]]
+
+    def markdown(self, command: str = "") -> str:
+        call = f"\n```\n{command}\n```\n" if command else ""
+        facts = ", ".join(
+            f"{key} {value}" for key, value in self.about.items() if key in ("date", "device", "queries", "candidates")
+        )
+        return f"# {self.title}\n{call}\n{facts}\n\n{self.body}\n"
+
+    def write(self, directory: Path, command: str = "") -> Path:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / f"{self.name}.md").write_text(self.markdown(command), encoding="utf-8")
+        (directory / f"{self.name}.json").write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+        return directory / f"{self.name}.md"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"experiment": self.name, "title": self.title, "about": self.about, "results": self.results}
+
+
+def read_experiment(name: str) -> Experiment:
+    path = CONFIGS / f"{name}.toml"
+    if not path.is_file():
+        raise GeniusError(f"no experiment {name!r}; there are {', '.join(listing())}")
+    return read_config(Experiment, path)
+
+
+def listing() -> dict[str, str]:
+    """Name -> title of every experiment."""
+    names = sorted((path.stem for path in CONFIGS.glob("*.toml")), key=lambda name: (name.rpartition("-")[0] != "table", name))
+    return {name: read_config(Experiment, CONFIGS / f"{name}.toml").title for name in names}
+
+
+def run(name: str, request: Request, say: Say | None = None) -> Table:
+    """Run one experiment."""
+    experiment, tell = read_experiment(name), say or (lambda _: None)
+    if experiment.kind == "storage":
+        return _storage(name, experiment, request)
+    if not request.model:
+        raise GeniusError("name the trained model: --model MODEL")
+    model = Genius.from_pretrained(request.model, device=request.device)
+    data = load_features(request.data, model, request.model, cache=request.cache)
+    tasks = _pick_tasks(experiment, data)
+    kinds: dict[str, Callable[..., Table]] = {
+        "methods": _methods, "ablation": _ablation, "text-to-image": _text_to_image, "speed": _speed,
+    }  # fmt: skip
+    return kinds[experiment.kind](name, experiment, request, model, data, tasks, tell)
+
+
+# -- tasks ---------------------------------------------------------------------------------------------------------
+
+
+def _pick_tasks(experiment: Experiment, data: FeatureSet) -> list[Task]:
+    """The tasks that the experiment names, or those of the same direction where the data is another."""
+    there, _ = tasks_of(data, EvalConfig())
+    if experiment.kind == "text-to-image":
+        there = [task for task in there if task.direction == "text->image"]
+    if not experiment.tasks or not there:
+        return _some(there, experiment)
+    named = [task for task in there if task.key in experiment.tasks]
+    if named:
+        return named
+    wanted = {"{}->{}".format(*(m.label for m in DIRECTIONS[int(key[-1])])) for key in experiment.tasks}
+    return _some([task for task in there if task.direction in wanted], experiment)
+
+
+def _some(tasks: list[Task], experiment: Experiment) -> list[Task]:
+    if not tasks:
+        raise GeniusError(f"the data has no task that {experiment.title!r} is about")
+    return tasks
+
+
+def _is_mbeir(tasks: Sequence[Task]) -> bool:
+    return all(task.key in ROWS for task in tasks)
+
+
+def _config(experiment: Experiment, request: Request, tasks: Sequence[Task], **changes: Any) -> EvalConfig:
+    config = EvalConfig(
+        methods=experiment.methods,
+        beams=experiment.beams,
+        pools=experiment.pools,  # type: ignore[arg-type]
+        tasks=tuple(task.key for task in tasks),
+        queries=request.queries or experiment.queries,
+        reference="score-fusion" if "score-fusion" in experiment.methods else "genius",
+        survival=0,
+        bootstrap=1000,
+    )
+    return replace(config, **changes)
+
+
+def _baselines(experiment: Experiment, request: Request, model: Genius, data: FeatureSet, say: Say) -> list[Any]:
+    if not experiment.baselines or not request.train:
+        return []
+    from genius.evaluate.methods.baselines import build_baselines
+
+    train = load_features(request.train, model, request.model, split="train", cache=request.cache)
+    steps = int(request.overrides.get("generator.steps", 3000))
+    return build_baselines(experiment.baselines, model, train, data, beams=experiment.beams, steps=steps, say=say)
+
+
+# -- one model, several searches -----------------------------------------------------------------------------------
+
+
+def _methods(
+    name: str, experiment: Experiment, request: Request, model: Genius, data: FeatureSet, tasks: list[Task], say: Say
+) -> Table:
+    methods = tuple(m for m in experiment.methods if m != "feature-fusion")  # needs an encoder that fuses: `genius eval --fused`
+    config = _config(experiment, request, tasks, methods=methods)
+    extra = _baselines(experiment, request, model, data, say)
+    evaluation = evaluate(model, data, config, extra=extra, progress=say)
+    printed: Mapping[str, paper.Row] = paper.TABLES.get(name, {}) if _is_mbeir(evaluation.tasks) else {}
+    body = "\n\n".join(main_table(evaluation, pool, printed, name) for pool in evaluation.pools)
+    if experiment.baselines and not extra:
+        body += f"\n\nNot run, for want of training data (--train): {', '.join(experiment.baselines)}."
+    return Table(name, experiment.title, body, evaluation.about, evaluation.to_json()["results"])
+
+
+# -- several models ------------------------------------------------------------------------------------------------
+
+
+def _ablation(
+    name: str, experiment: Experiment, request: Request, model: Genius, data: FeatureSet, tasks: list[Task], say: Say
+) -> Table:
+    config = _config(experiment, request, tasks)
+    train: FeatureSet | None = None
+    found: dict[str, Evaluation] = {}
+    for number, row in enumerate(experiment.rows):
+        if row.name in request.variants:
+            variant = Genius.from_pretrained(request.variants[row.name], device=request.device)
+        elif number == 0 and not row.train and not row.set:
+            variant = model
+        else:
+            if not request.train:
+                raise GeniusError(f"row {row.name!r} needs a model: --variant '{row.name}=MODEL', or --train DATA to train it")
+            if train is None:
+                train = load_features(request.train, model, request.model, split="train", cache=request.cache)
+            say(f"training {row.name}")
+            variant = _train(name, row, request, train)
+        say(f"evaluating {row.name}")
+        found[row.name] = evaluate(variant, data, config, progress=say)
+    first = next(iter(found.values()))
+    return Table(name, experiment.title, _ablation_body(name, experiment, found), first.about, _ablation_results(found))
+
+
+def _train(name: str, row: AblationRow, request: Request, data: FeatureSet) -> Genius:
+    """A model of this row, kept in the work folder; a second call finds it."""
+    from genius.train.config import read_train_config
+    from genius.train.run import train
+
+    output = request.work / name / re.sub(r"[^A-Za-z0-9]+", "-", row.name).strip("-").lower()
+    changes: dict[str, Any] = {
+        "output": str(output),
+        "model.width": data.pool.width,  # features are given: the encoder and its heads are those of the model under test
+        "encoder.train": "none",
+        "device": "cuda" if request.device.startswith("cuda") else "cpu",
+        **row.set,
+        **request.overrides,
+    }
+    config = read_train_config(row.train, changes, request.base) if row.train else read_train_config(request.base, changes)
+    return train(config, data, quiet=True).model.to(request.device).eval()
+
+
+def _ablation_body(name: str, experiment: Experiment, found: dict[str, Evaluation]) -> str:
+    tasks = next(iter(found.values())).tasks
+    printed = paper.TABLES.get(name, {}) if _is_mbeir(tasks) else {}
+    label, pool = experiment.methods[0], experiment.pools[0]
+    header = ["", *(task.title for task in tasks), *(f"{task.title} (paper)" for task in tasks if printed)]
+    rows = []
+    for row, evaluation in found.items():
+        cells = [percent(evaluation.find(task.key, label, pool).metrics[f"hit@{task.main}"]) for task in tasks]
+        theirs = [f"{printed[row][task.key]:g}" for task in tasks] if row in printed else []
+        rows.append([row, *cells, *theirs])
+    return table(header, rows)
+
+
+def _ablation_results(found: dict[str, Evaluation]) -> list[dict[str, Any]]:
+    return [{"row": row, **result} for row, evaluation in found.items() for result in evaluation.to_json()["results"]]
+
+
+# -- R@1, R@5, R@10 of caption -> image ----------------------------------------------------------------------------
+
+
+def _text_to_image(
+    name: str, experiment: Experiment, request: Request, model: Genius, data: FeatureSet, tasks: list[Task], say: Say
+) -> Table:
+    extra = _baselines(experiment, request, model, data, say)
+    evaluation = evaluate(model, data, _config(experiment, request, tasks), extra=extra, progress=say)
+    known = paper.TABLE_3 if name == "table-3" else paper.SUPPLEMENT_7
+    blocks = []
+    for task in evaluation.tasks:
+        header = [f"{task.title}", *(f"R@{k}" for k in (1, 5, 10))]
+        rows = []
+        for method in evaluation.methods:
+            values = evaluation.find(task.key, method, "local").metrics
+            rows.append([method_title(method), *(percent(values.get(f"hit@{k}")) for k in (1, 5, 10))])
+        printed = known.get(task.key.partition("_")[0].replace("mscoco", "coco"), {})
+        rows += [[f"{method_title(who)} (paper)", *(f"{value:g}" for value in values)] for who, values in printed.items()]
+        blocks.append(table(header, rows))
+    return Table(name, experiment.title, "\n\n".join(blocks), evaluation.about, evaluation.to_json()["results"])
+
+
+# -- bytes and speed -----------------------------------------------------------------------------------------------
+
+
+def _storage(name: str, experiment: Experiment, request: Request) -> Table:
+    rows = [["CLIP, 768 x 32 bits (paper)", "3,072"], ["GENIUS, 2 + 8 x 12 bits (paper)", "12.25"]]
+    about: dict[str, Any] = {}
+    results: list[dict[str, Any]] = []
+    if request.model:
+        model = Genius.from_pretrained(request.model, device=request.device)
+        sizes = model.config.quantizer.level_sizes
+        results.append({"what": "vector", "bytes": 4.0 * model.config.width})
+        results.append({"what": "codes", "bytes": paper_bytes(sizes)})
+        rows.append([f"this model's vectors, {model.config.width} x 32 bits", f"{4 * model.config.width:,}"])
+        rows.append([f"this model's codes, {' x '.join(map(str, sizes))}", f"{paper_bytes(sizes):g}"])
+        if request.data:
+            data = load_features(request.data, model, request.model, cache=request.cache)
+            trie = CodeTrie.build(model.encode(data.pool).cpu().numpy(), sizes)
+            results.append({"what": "trie", "bytes": trie.nbytes / len(data.pool), "items": len(data.pool)})
+            rows.append([f"the trie as built, {len(data.pool):,} items", f"{trie.nbytes / len(data.pool):,.2f}"])
+            about["candidates"] = len(data.pool)
+    return Table(name, experiment.title, table(["One item", "bytes"], rows), about, results)
+
+
+def _speed(
+    name: str, experiment: Experiment, request: Request, model: Genius, data: FeatureSet, tasks: list[Task], say: Say
+) -> Table:
+    """Queries per second on growing parts of the pool; features given, so the encoder is not in it."""
+    sizes = [size for size in experiment.sizes if size < len(data.pool)] + [len(data.pool)]
+    results: list[dict[str, Any]] = []
+    found: dict[int, Evaluation] = {}
+    for size in sizes:
+        part = shrink(data, size, request.queries or experiment.queries)
+        say(f"{size:,} candidates")
+        config = EvalConfig(methods=experiment.methods, beams=experiment.beams, pools=("universal",), bootstrap=0, survival=0)
+        found[size] = evaluate(model, part, config, progress=say)
+        for result in found[size].results:
+            results.append({"method": result.method, "candidates": size, "queries_per_second": result.queries_per_second})
+    methods = found[sizes[0]].methods
+    rows = []
+    for method in methods:
+        rates = [next(r.queries_per_second for r in found[size].results if r.method == method) for size in sizes]
+        printed = paper.FIGURE_4.get(method)
+        rows.append([method_title(method), *(f"{rate:,.1f}" for rate in rates), f"{printed:g}" if printed else "–"])
+    header = ["queries/s at", *(f"{size:,}" for size in sizes), "paper, RTX 3090"]
+    return Table(name, experiment.title, table(header, rows), found[sizes[-1]].about, results)
+
+
+def shrink(data: FeatureSet, size: int, queries: int) -> FeatureSet:
+    """A smaller problem of the same kind: some queries, their positives, and others up to `size` candidates."""
+    rows = np.linspace(0, len(data.queries) - 1, min(queries or len(data.queries), len(data.queries))).astype(np.int64)
+    asked = data.take_queries(torch.from_numpy(np.unique(rows)))
+    if size >= len(data.pool):
+        return asked
+    needed = torch.unique(asked.pairs[:, 1])
+    others = torch.from_numpy(np.random.default_rng(0).permutation(len(data.pool)))
+    keep = torch.cat([needed, others[~torch.isin(others, needed)]])[: max(size, len(needed))].sort().values
+    place = torch.full((len(data.pool),), -1, dtype=torch.long)
+    place[keep] = torch.arange(len(keep))
+    pairs = torch.stack([asked.pairs[:, 0], place[asked.pairs[:, 1]]], 1)
+    ids = [data.pool_ids[i] for i in keep.tolist()]
+    return replace(asked, pool=data.pool[keep], pool_ids=ids, pairs=pairs, pools={})
+
+
+def experiment_from(values: dict[str, Any]) -> Experiment:
+    """An experiment from a mapping (tests, notebooks)."""
+    return from_dict(Experiment, values)
