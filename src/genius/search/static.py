@@ -72,6 +72,7 @@ class StaticSearch:
         self.query = torch.arange(shape.queries, device=device)[:, None]
         self.bias = decoder.bias[0, :, :, 0].float().contiguous()  # (heads, M) by distance
         self.zero = torch.zeros(config.d_ff, dtype=decoder.dtype, device=device)
+        self.offsets = torch.tensor(config.offsets, device=device)
         self.widths = [1]  # beams that enter each level
         for size in config.level_sizes[: shape.plan.steps]:
             self.widths.append(min(shape.beams, self.widths[-1] * size))
@@ -208,7 +209,7 @@ class StaticSearch:
             lo, hi = self.view.id_range(depth, lo, hi)
             self.flags |= (alive & (hi - lo != 1)).any(1)  # not unary yet
             tail = widen(self.view.tails[lo.flatten()][:, depth - self.view.top :])  # (Q * B, L)
-            tail = tail + torch.tensor(self.config.offsets[depth:], device=self.device)
+            tail = tail + self.offsets[depth:]
             inputs = torch.cat([tokens.view(-1, 1), tail[:, :-1]], 1)
             h = self._hidden(inputs.flatten(), ancestors.flatten(0, 1), cross, first, length)
             gain = self.ops.pick(h, self.decoder.head, tail.flatten())

@@ -102,11 +102,12 @@ class CodeTrie:
             child = first if below is None else torch.searchsorted(below, first)
             end = ids if below is None else len(below)
             arrays[f"child_{level}"] = torch.cat([child, child.new_tensor([end])]).to(pointer).cpu().numpy()
-        tails = np.empty((ids, len(sizes) - top), dtype=_code_type(max(sizes[top:], default=1)))
+        kind = _code_type(max(sizes[top:], default=1))
+        tails = torch.empty(ids, len(sizes) - top, dtype=_SIGNED[kind], device=table.device)
         for level in range(top, len(sizes)):
             column = ordered.column(level)
-            tails[:, level - top] = (column if unique else column[starts_id]).to(torch.int32).cpu().numpy()
-        arrays["tails"] = tails
+            tails[:, level - top] = column if unique else column[starts_id]  # keeps the low bits
+        arrays["tails"] = tails.cpu().numpy().view(kind)
         order = ordered.order.to(pointer).cpu().numpy()
         arrays["order"] = order if names is None else names[order].astype(_row_type(names))
         if not unique:
@@ -248,6 +249,9 @@ class CodeTrie:
 
 
 _DTYPES: dict[str, Any] = {"U8": np.uint8, "U16": np.uint16, "U32": np.uint32, "I32": np.int32, "I64": np.int64}
+
+
+_SIGNED: dict[Any, torch.dtype] = {np.uint8: torch.uint8, np.uint16: torch.int16, np.uint32: torch.int32}
 
 
 def _code_type(size: int) -> type[np.unsignedinteger[Any]]:
