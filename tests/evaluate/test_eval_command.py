@@ -1,0 +1,145 @@
+"""`genius eval` and `genius features extract` end to end: files, tables, JSON, one-line errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from genius.cli import app
+from genius.data.features import FeatureSet
+from genius.data.mbeir import ROWS
+from genius.evaluate.metrics import judge, per_query
+from genius.evaluate.trec import read_run
+
+World = Any  # tests/evaluate/conftest.py
+
+
+def call(*arguments: str, code: int = 0) -> Any:
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exit_code == code, result.output
+    return result
+
+
+def test_report_files_agree_with_each_other(world: World, tmp_path: Path) -> None:
+    result = call(
+        "eval", str(world.model), str(world.test), "--methods", "dense,genius,genius-r,genius-g,geometry,default,codes",
+        "--tasks", "infoseek_task8,mscoco_task0,visualnews_task0",
+        "--beams", "4,8", "--out", str(tmp_path / "r"), "--bootstrap", "50", "--survival", "4", "--rerank", "20", "--json",
+    )  # fmt: skip
+    body = json.loads(result.stdout.strip().splitlines()[-1])
+    methods = {r["method"] for r in body["results"]}
+    assert {"dense", "genius@4", "genius@8", "genius-r@8", "geometry@4", "default", "codes"} <= methods
+    assert len(body["results"]) == 2 * 3 * len(methods)
+    # the TREC files give the same numbers again, read by nothing but ids
+    data = FeatureSet.load(world.test)
+    place = {name: row for row, name in enumerate(data.pool_ids)}
+    for entry in body["results"]:
+        if entry["task"] not in ("mscoco_task0", "infoseek_task8") or entry["method"] not in ("genius@8", "dense"):
+            continue
+        run = read_run(tmp_path / "r" / "runs" / f"{entry['task']}.{entry['pool']}.{entry['method']}.trec")
+        qrels: dict[str, list[int]] = {}
+        for line in (tmp_path / "r" / "qrels" / f"{entry['task']}.trec").read_text().splitlines():
+            qrels.setdefault(line.split()[0], []).append(place[line.split()[2]])
+        rows = np.full((len(qrels), 50), -1)
+        for i, query in enumerate(qrels):
+            ranked = [place[name] for name, _ in run.get(query, [])]
+            rows[i, : len(ranked)] = ranked
+        again = per_query(judge(rows, list(qrels.values())), (1, 5, 10))
+        for name, value in entry["metrics"].items():
+            assert again[name].mean() == pytest.approx(value), (entry["task"], entry["method"], name)
+    text = (tmp_path / "r" / "results.md").read_text()
+    order = [text.index(f"| {name} |") for name in ("VisualNews", "MSCOCO", "InfoSeek")]
+    assert order == sorted(order)  # the paper's order
+    assert "GENIUS (paper)" in text and "Task-specific pools" in text and "Universal pool" in text and "Prefix survival" in text
+    assert "| 77.9 |" in text and "| 81.1 |" in text  # CLIP-SF on MSCOCO, universal and local
+    assert json.loads((tmp_path / "r" / "results.json").read_text())["results"] == body["results"]
+
+
+def test_markdown_on_stdout_and_plots(world: World, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    result = call(
+        "eval", str(world.model), f"features:{world.test}", "--methods", "dense,genius", "--tasks", "cirr_task7,webqa_task1",
+        "--pools", "universal", "--beams", "4", "-o", str(tmp_path), "--bootstrap", "0", "--queries", "5",
+    )  # fmt: skip
+    assert "| q_(i,t) → c_i | CIRR | R@5 |" in result.stdout and "10 queries" not in result.stdout
+    assert {p.name for p in (tmp_path / "plots").glob("*.png")} == {
+        f"universal-{n}.png" for n in ("quality", "trade-off", "survival")
+    }
+
+
+def test_one_line_errors(world: World, tmp_path: Path) -> None:
+    for arguments, words in (
+        (["eval", str(world.model), str(world.test), "--methods", "bm25"], "unknown method 'bm25'"),
+        (["eval", str(world.model), str(world.root)], "has no encoder"),
+        (["eval", str(world.model), str(tmp_path / "gone")], "no encoder"),
+        (["eval", str(world.model), str(world.test), "--beams", "many"], "whole numbers"),
+        (["eval", str(world.model), str(world.test), "--pools", "deep"], "--pools is local"),
+        (["eval", str(world.model), str(world.test), "--baselines", "irgen"], "--baselines needs --train"),
+        (["eval", str(tmp_path / "none"), str(world.test)], "no such model"),
+    ):
+        result = CliRunner().invoke(app, arguments)
+        lines = [line for line in result.output.splitlines() if line.startswith("genius:")]
+        assert result.exit_code == 2 and len(lines) == 1 and words in lines[0], (arguments, result.output)
+
+
+def test_feature_widths_must_fit(world: World, tmp_path: Path) -> None:
+    from genius.data.synthetic import synthetic_features
+
+    synthetic_features(10, 20, 8).save(tmp_path / "narrow")
+    result = call("eval", str(world.model), str(tmp_path / "narrow"), code=2)
+    assert "features are [8] wide, the model expects 32" in result.output
+
+
+def test_list_of_methods() -> None:
+    text = call("eval", "--list").stdout
+    assert "genius-r" in text and "grace-structured" in text
+
+
+def test_extraction_command(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from genius.data.shapes import ShapesEncoder
+
+    monkeypatch.setattr("genius.encoders.registry.load_encoder", lambda uri: ShapesEncoder(32))
+    result = call("features", "extract", "shapes", f"mbeir:{world.root}", str(tmp_path / "f"), "--fp32", "--published", "--json")
+    body = json.loads(result.stdout.strip().splitlines()[-1])
+    assert body["complete"] and body["queries"] == 16 * 8 and sum(body["candidates"].values()) == 16 * 14
+    mine, theirs = FeatureSet.load(tmp_path / "f"), FeatureSet.load(world.test)
+    assert mine.pool_ids == theirs.pool_ids and (mine.pool.image == theirs.pool.image).all()
+    assert (tmp_path / "f" / "cand_pool_IT_dict.pt").is_file() and set(mine.names.values()) == set(ROWS)
+    fused = tmp_path / "ff"
+    call("features", "extract", "shapes", str(world.root), str(fused), "--fp32", "--fusion", "feature")
+    compared = call(
+        "eval", str(world.model), str(world.test), "--methods", "score-fusion,feature-fusion", "--fused", str(fused),
+        "--pools", "local", "--bootstrap", "0", "--json",
+    )  # fmt: skip
+    results = json.loads(compared.stdout.strip().splitlines()[-1])["results"]
+    score = {r["method"]: r["metrics"]["ndcg@10"] for r in results if r["task"] == "cirr_task7"}
+    assert score["feature-fusion"] > score["score-fusion"]  # it replaces the colour instead of adding one
+    missing = call("features", "extract", "shapes", str(world.root), str(tmp_path / "val"), "--split", "val", code=2)
+    assert "no M-BEIR queries" in missing.output
+
+
+def test_a_models_own_encoder_extracts_into_the_cache(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from genius.data.shapes import ShapesEncoder
+    from genius.model.genius import Genius
+
+    real = Genius.from_pretrained
+
+    def with_encoder(source: str, **options: Any) -> Genius:
+        model = real(source, **options)
+        model.__dict__["encoder"] = ShapesEncoder(32)
+        return model
+
+    monkeypatch.setattr(Genius, "from_pretrained", with_encoder)
+    arguments = ["eval", str(world.model), f"mbeir:{world.root}", "--methods", "dense", "--bootstrap", "0", "--json"]
+    one = json.loads(call(*arguments, "--cache", str(tmp_path)).stdout.strip().splitlines()[-1])
+    two = json.loads(call("eval", str(world.model), str(world.test), *arguments[3:]).stdout.strip().splitlines()[-1])
+    assert [(r["task"], r["pool"]) for r in one["results"]] == [(r["task"], r["pool"]) for r in two["results"]]
+    for a, b in zip(one["results"], two["results"], strict=True):  # the cache holds fp16: near ties may change places
+        assert a["metrics"]["ndcg@10"] == pytest.approx(b["metrics"]["ndcg@10"], abs=0.1)
+    folders = list(tmp_path.iterdir())
+    assert len(folders) == 1 and FeatureSet.is_folder(folders[0])
