@@ -25,6 +25,7 @@ from torch import Tensor
 from fashion_data import TASKS, Fashion, extract, load, pack
 from genius.config import from_dict
 from genius.data.features import FeatureSet
+from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
 from genius.search import CodeTrie, SearchEngine, SearchParams
 from genius.train.config import TrainConfig, read_train_config
 from genius.train.encoder import HeadsStage
@@ -48,6 +49,25 @@ MODES: dict[str, dict[str, Any]] = {
     "default, geometry only": {"generator": False, "geometry": 1.0},
 }
 SHORT = ("GENIUS", "GENIUS^R")
+PROBES: dict[str, dict[str, Any]] = {  # settings of the search that are chosen on validation, not trained
+    "GENIUS, children": {"rerank": 0, "reranker": "none", "normalizer": "children"},
+    "GENIUS + 0.3 geometry": {"rerank": 0, "reranker": "none", "geometry": 0.3},
+    "GENIUS + 1.0 geometry": {"rerank": 0, "reranker": "none", "geometry": 1.0},
+    "GENIUS^R, children": {"rerank": 0, "normalizer": "children"},
+    "GENIUS^R + 0.3 geometry": {"rerank": 0, "geometry": 0.3},
+    "rerank 1000": {"rerank": 1000},
+    "rerank 500": {"rerank": 500},
+}
+SWEEP = (
+    ((512,) * 6, 1),
+    ((512,) * 6, 4),
+    ((512,) * 8, 1),
+    ((512,) * 8, 4),
+    ((1024,) * 8, 1),
+    ((256,) * 8, 1),
+    ((4096,) * 4, 1),
+    ((128, 256, 512, 1024, 1024, 1024), 1),
+)
 
 
 def feature_set(fashion: Fashion, *, test: bool, with_new_items: bool = True) -> FeatureSet:
@@ -147,25 +167,19 @@ class Bench:
         modality = self.test.pool.modality.to(self.device)
         codes = second.quantizer.encode(pool, modality)
         dense = torch.cat([(q @ pool.T).topk(10).indices for q in queries.split(1024)])
-        self.line(name, "dense", dense, None, None, dense)
-        rebuilt = torch.nn.functional.normalize(second.quantizer.decode(codes), dim=1)
-        self.line(
-            name,
-            "codes, exhaustive",
-            torch.cat([(q @ rebuilt.T).topk(10).indices for q in queries.split(1024)]),
-            None,
-            None,
-            dense,
-        )
+        if not any(entry["name"] == name for entry in self.results["lines"]):
+            self.line(name, "dense", dense, None, None, dense)
+            self.line(name, "codes, exhaustive", self.by_codes(second.quantizer, codes, queries), None, None, dense)
         trie = CodeTrie.build(codes.cpu().numpy(), second.quantizer.config.level_sizes)
         engine = SearchEngine(third.generator, second.quantizer, trie, pool, device=str(self.device))
         for mode, values in modes.items():
             try:
                 params = SearchParams(**{"beams": beams, **values})
-                engine.search(queries[:256], k=10, params=params)  # warm
+                k = min(10, params.beams)  # fewer beams answer with fewer items
+                engine.search(queries[:256], k=k, params=params)  # warm
                 self.sync()
                 start = time.monotonic()
-                found = [engine.search(z, k=10, params=params) for z in queries.split(512)]
+                found = [engine.search(z, k=k, params=params) for z in queries.split(512)]
                 self.sync()
                 speed = len(queries) / (time.monotonic() - start)
                 rows, touched = torch.cat([f.rows for f in found]), torch.cat([f.touched for f in found]).float().mean().item()
@@ -173,6 +187,25 @@ class Bench:
             except Exception:
                 self.note(failed=mode, name=name)
                 traceback.print_exc()
+
+    @staticmethod
+    def by_codes(quantizer: ResidualQuantizer, codes: Tensor, queries: Tensor) -> Tensor:
+        """The ten best by the unit reconstruction of every code in the pool."""
+        rebuilt = torch.nn.functional.normalize(quantizer.decode(codes), dim=1)
+        return torch.cat([(q @ rebuilt.T).topk(10).indices for q in queries.split(1024)])
+
+    def sweep(self, second: QuantizerStage) -> None:
+        """Codebook shapes on the same z, judged by exhaustive search over the codes alone."""
+        pool, queries = second.embed(self.test.pool), second.embed(self.test.queries)
+        modality = self.test.pool.modality.to(self.device)
+        dense = torch.cat([(q @ pool.T).topk(10).indices for q in queries.split(1024)])
+        for sizes, beam in SWEEP:
+            shape = QuantizerConfig(width=pool.shape[1], level_sizes=(3, *sizes), encode_beam=beam)
+            quantizer = ResidualQuantizer(shape).to(self.device)
+            quantizer.initialise(pool, modality, iterations=15)
+            codes = quantizer.encode(pool, modality)
+            label = f"sweep {sizes[0]}..{sizes[-1]} x {len(sizes)}, encode beam {beam}, ids {torch.unique(codes, dim=0).shape[0]}"
+            self.line(label, "codes, exhaustive", self.by_codes(quantizer, codes, queries), None, None, dense)
 
     def line(
         self, name: str, mode: str, rows: Tensor, touched: float | None, speed: float | None, dense: Tensor, beams: int = 0
@@ -277,16 +310,21 @@ OURS: dict[str, tuple[dict[str, Any], bool]] = {
 }
 
 
-def run(bench: Bench, paper: TrainConfig, parts: list[str]) -> None:
+def run(bench: Bench, paper: TrainConfig, parts: list[str], only: str = "") -> None:
     bench.heads()
     ours = bench.config
     second = third = None
     if {"main", "ours"} & set(parts):
         second = bench.quantizer(ours, bench.train, "default")
+    if "sweep" in parts:
+        second = second or bench.quantizer(ours, bench.train, "default")
+        bench.sweep(second)
     if "main" in parts and second is not None:
         third = bench.generator(ours, bench.train, second, "default")
         bench.measure("default recipe", second, third, MODES)
-        for beams in (1, 5, 10, 20, 30):
+        if "probe" in parts:
+            bench.measure("default recipe", second, third, PROBES)
+        for beams in (1, 5, 10, 20, 30) if "beams" in parts else ():
             bench.measure("default recipe", second, third, {mode: MODES[mode] for mode in SHORT}, beams)
     if "added" in parts:
         old = bench.quantizer(ours, bench.train_old, "test items added later")
@@ -302,6 +340,8 @@ def run(bench: Bench, paper: TrainConfig, parts: list[str]) -> None:
             base = bench.quantizer(config, bench.train, label)
             bench.measure(f"{label} recipe", base, bench.generator(config, bench.train, base, label), MODES)
         for name, (changes, again) in table.items():
+            if only and name not in only.split(","):
+                continue
             if bench.left() < 20:
                 bench.note(skipped=name)
                 continue
@@ -326,7 +366,8 @@ def main() -> None:
     parser.add_argument("--config", default=str(HERE / "fashion.toml"))
     parser.add_argument("--paper", default=str(HERE / "fashion-paper.toml"))
     parser.add_argument("--set", action="append", default=[], help="one field of both configs, name=JSON")
-    parser.add_argument("--parts", default="main,added,paper,ours")
+    parser.add_argument("--parts", default="main,beams,added,paper,ours")
+    parser.add_argument("--only", default="", help="only these lines of the ablation tables, by comma")
     parser.add_argument("--products", type=int, help="only the first so many products (a trial)")
     parser.add_argument("--queries", type=int, default=1500, help="test queries per task")
     parser.add_argument("--seconds", type=float, default=100_000, help="start no new line after so long")
@@ -346,7 +387,7 @@ def main() -> None:
             flush=True,
         )
         config, paper = read_train_config(args.config, changes), read_train_config(args.paper, changes)
-        run(Bench(fashion, args.output, config, args.queries, args.seconds), paper, args.parts.split(","))
+        run(Bench(fashion, args.output, config, args.queries, args.seconds), paper, args.parts.split(","), args.only)
     else:
         from fashion_report import report
 

@@ -150,7 +150,7 @@ def pack(folder: Path, output: Path) -> None:
     arrays: dict[str, np.ndarray] = {}
     for name, rows in (("images", images), ("texts", np.load(folder / "texts.npy").astype(np.float32))):
         middle = rows.mean(0)
-        scale = np.abs(rows - middle).max(1, keepdims=True) / 127
+        scale = np.abs(rows - middle).max(1, keepdims=True) / 63  # 7 bits: towers carry no more
         arrays[name] = np.round((rows - middle) / scale).astype(np.int8)
         arrays[name + "_scale"], arrays[name + "_middle"] = scale.astype(np.float16), middle
     np.savez_compressed(output / "towers.npz", **arrays)

@@ -144,7 +144,8 @@ class ResidualQuantizer(nn.Module):
                 codes = torch.cat([codes, modality.long()[:, None, None]], 2)
                 residual = residual - book[modality.long()][:, None]
                 continue
-            error = torch.cdist(residual, book[None]).square()  # (N, beams, K)
+            # |r - c|^2 as products: no (N, K, D) tensor is ever made
+            error = residual.square().sum(2, keepdim=True) - 2 * residual @ book.T + book.square().sum(1)  # (N, beams, K)
             best = error.flatten(1).topk(min(self.config.encode_beam, error.shape[1] * error.shape[2]), largest=False).indices
             beam, code = best // book.shape[0], best % book.shape[0]
             residual = residual.gather(1, beam[..., None].expand(-1, -1, width)) - book[code]

@@ -9,9 +9,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 from genius.errors import GeniusError
 from genius.train.checkpoint import write_whole
 
@@ -23,7 +20,11 @@ class Journal:
 
     def __init__(self, folder: Path, *, quiet: bool = False, tensorboard: bool = False, active: bool = True) -> None:
         self.path, self.quiet, self.active = folder / METRICS, quiet or not active, active
-        self.console = Console(stderr=True)
+        self.console: Any = None
+        if not self.quiet:
+            from rich.console import Console
+
+            self.console = Console(stderr=True)
         self.board: Any = None
         if active:
             folder.mkdir(parents=True, exist_ok=True)
@@ -71,26 +72,30 @@ class Journal:
 
 
 class Bar:
-    """The moving line of one stage."""
+    """The moving line of one stage. Without a console it does nothing."""
 
     def __init__(self, journal: Journal, stage: str, total: int, done: int) -> None:
-        columns = (
-            TextColumn("{task.description:<10}"),
-            BarColumn(20),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[now]}"),
-        )
-        self.progress = Progress(*columns, console=journal.console, transient=True, disable=journal.quiet, refresh_per_second=4)
+        self.progress: Any = None
+        if journal.quiet:
+            return
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description:<10}"), BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn())
+        now = TextColumn("{task.fields[now]}")
+        self.progress = Progress(*columns, now, console=journal.console, transient=True, refresh_per_second=4)
         self.task = self.progress.add_task(stage, total=total, completed=done, now="")
 
     def __enter__(self) -> Bar:
-        self.progress.start()
+        if self.progress is not None:
+            self.progress.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        self.progress.stop()
+        if self.progress is not None:
+            self.progress.stop()
 
     def update(self, step: int, values: Mapping[str, float] | None = None) -> None:
+        if self.progress is None:
+            return
         now = {} if values is None else {"now": "  ".join(f"{k} {v:.3g}" for k, v in list(values.items())[:6])}
-        self.progress.update(self.task, completed=step, **now)  # type: ignore[arg-type]
+        self.progress.update(self.task, completed=step, **now)
