@@ -37,9 +37,9 @@ def dictionary_texts(sources: Path) -> Iterator[str]:
 
 
 def spans(text: str, chance: random.Random) -> Iterator[str]:
-    """One or two short pieces of a longer text: how people type."""
+    """A short piece of a longer text: how people type."""
     words = text.split()
-    for _ in range(2 if len(words) > 9 else 1 if len(words) > 4 else 0):
+    if len(words) > 4:
         size = chance.randint(2, min(7, len(words) - 1))
         start = chance.randrange(len(words) - size + 1)
         yield " ".join(words[start : start + size]).strip(" ,;.()")

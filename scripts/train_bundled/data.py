@@ -166,9 +166,10 @@ def load_bench(folder: Path, tokenizer: Any, rendering: Any, device: torch.devic
     for split in SPLITS:
         q = Questions(*(arrays[f"{split}_{name}"].long() for name in ("image", "text", "task", "answers")))
         if limit is not None:
+            q = Questions(q.image[::200], q.text[::200], q.task[::200], q.answers[::200])
             q.image = torch.where(q.image >= 0, q.image % limit, -1)
         questions[split] = Questions(*(t.to(device) for t in (q.image, q.text, q.task, q.answers)))
-    drawings = torch.from_numpy(np.concatenate(rendering.get())).permute(0, 3, 1, 2).contiguous().to(device)
+    drawings = torch.from_numpy(np.concatenate(rendering.get())).to(device).permute(0, 3, 1, 2).contiguous()
     return Bench(
         drawings, texts, TextTable.make(tokenizer, said, 40, device), by_task.to(device), pool_image.to(device),
         pool_text.to(device), key.to(device), concept.to(device), [tuple(w) for w in body["words"]],

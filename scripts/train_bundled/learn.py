@@ -40,7 +40,7 @@ class Plan:
     sum_weight: float = 0.5  # of the contrastive loss on the towers' sum
     language_weight: float = 1.0
     geometry_weight: float = 1.0  # of matching the teacher's similarities between texts
-    concept_weight: float = 1.0  # of pulling drawings to their concept's words
+    concept_weight: float = 3.0  # of pulling drawings to their concept's words
     memory: int = 24576  # candidates of earlier steps kept as further negatives
     memory_from: float = 0.3  # share of phase 2 after which they are used
     no_instruction: float = 0.08
@@ -84,7 +84,7 @@ class Student(nn.Module):
         return out.float()
 
     def images(self, pixels: Tensor) -> Tensor:
-        return self.encoder.image(pixels).float()  # type: ignore[no-any-return]
+        return self.encoder.image(pixels.contiguous(memory_format=torch.channels_last)).float()  # type: ignore[no-any-return]
 
 
 class Lessons:

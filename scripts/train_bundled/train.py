@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=Plan.seconds)
     parser.add_argument("--language-seconds", type=float, default=Plan.language_seconds)
     parser.add_argument("--batch", type=int, default=Plan.batch)
+    parser.add_argument("--generator-steps", type=int, default=2500)
     parser.add_argument("--workers", type=int, default=16)
     parser.add_argument("--no-finish", action="store_true", help="train the encoder only")
     parser.add_argument("--trial", action="store_true", help="a few steps on little data")
@@ -62,7 +63,8 @@ def main() -> None:
     log("teacher has read them")
     bench = load_bench(args.data, tokens.tokenizer, rendering, device, limit)
     log(
-        f"{len(bench.drawings):,} drawings, {len(bench.pool_image):,} candidates, {len(bench.questions['train'].task):,} questions"
+        f"{len(bench.drawings):,} drawings, {len(bench.pool_image):,} candidates, "
+        f"{len(bench.questions['train'].task):,} training questions"
     )
     spoken = [(c, text) for c, (names, tags) in enumerate(bench.words) for text in (*names[:2], *tags[:6])]
     if args.trial:
@@ -72,6 +74,7 @@ def main() -> None:
     concept_vectors = F.normalize(torch.zeros(len(bench.words), said.shape[1], device=device).index_add_(0, owner, said), dim=1)
     log("concepts described")
     student = Student(encoder, Fusion(FusionConfig(config.width, **FUSION)), said.shape[1]).to(device)
+    student.encoder.image.stem.to(memory_format=torch.channels_last)
     parameters = {
         name: sum(p.numel() for p in part.parameters())
         for name, part in (("image", encoder.image), ("text", encoder.text), ("fusion", student.fusion))
@@ -101,7 +104,7 @@ def main() -> None:
     if not args.no_finish:
         from finish import finish
 
-        results.update(finish(student, bench, items, args.out, log, trial=args.trial))
+        results.update(finish(student, bench, items, args.out, log, trial=args.trial, steps=args.generator_steps))
         (args.out / "results.json").write_text(json.dumps(results, indent=1))
     log("done")
 

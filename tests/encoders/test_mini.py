@@ -17,7 +17,7 @@ from genius.encoders.tokens import Tokens
 from genius.packing import pack, unpack
 
 TINY = MiniConfig(
-    width=24, image_size=32, image_stem=16, image_stem_blocks=1, image_width=32, image_layers=1, text_vocabulary=12,
+    width=24, image_size=32, image_stem=16, image_width=32, image_layers=1, text_vocabulary=12,
     text_length=10, text_width=32, text_layers=2, head_width=16, storage="int8",
 )  # fmt: skip
 

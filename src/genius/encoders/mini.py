@@ -38,9 +38,8 @@ class MiniConfig:
     width: int = 256  # of the vectors that come out
     image_size: int = 64  # side of the input
     image_stem: int = 128  # channels at a quarter of the input's side
-    image_stem_blocks: int = 2  # convolutional blocks there
     image_width: int = 256  # of the image transformer
-    image_layers: int = 6
+    image_layers: int = 7
     text_vocabulary: int = 16000
     text_length: int = 64  # tokens; the rest is cut
     text_width: int = 256  # of the text transformer
@@ -66,20 +65,6 @@ class Block(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))  # type: ignore[no-any-return]
 
 
-class ConvBlock(nn.Module):
-    """A wide depth-wise convolution, then a two-layer perceptron at each place; residual."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.spread = nn.Conv2d(width, width, 5, padding=2, groups=width)
-        self.norm = nn.LayerNorm(width)
-        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        places = self.norm(self.spread(x).permute(0, 2, 3, 1))  # (n, h, w, width)
-        return x + self.down(F.gelu(self.up(places), approximate="tanh")).permute(0, 3, 1, 2)  # type: ignore[no-any-return]
-
-
 class ImageTower(nn.Module):
     """(n, 3, size, size) -> (n, width). Convolutions down to an eighth of the side, then a transformer on that grid."""
 
@@ -90,9 +75,9 @@ class ImageTower(nn.Module):
             nn.Conv2d(3, stem // 2, 3, stride=2, padding=1),
             nn.GELU(approximate="tanh"),
             nn.Conv2d(stem // 2, stem, 3, stride=2, padding=1),
-            *(ConvBlock(stem) for _ in range(config.image_stem_blocks)),
+            nn.GELU(approximate="tanh"),
+            nn.Conv2d(stem, width, 3, stride=2, padding=1),
         )
-        self.patch = nn.Conv2d(stem, width, 2, stride=2)
         self.positions = nn.Parameter(torch.randn(1, (config.image_size // 8) ** 2, width) * 0.02)
         self.blocks = nn.ModuleList(Block(width, config.head_width) for _ in range(config.image_layers))
         self.norm = nn.LayerNorm(width)
@@ -100,7 +85,7 @@ class ImageTower(nn.Module):
         self.head = nn.Linear(2 * width, config.width)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        x = self.patch(self.stem(pixels)).flatten(2).transpose(1, 2) + self.positions  # (n, places, width)
+        x = self.stem(pixels).flatten(2).transpose(1, 2) + self.positions  # (n, places, width)
         for block in self.blocks:
             x = block(x)
         x = self.norm(x)
