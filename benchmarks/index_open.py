@@ -45,7 +45,7 @@ def open_once(folder: str, model_folder: str) -> dict[str, Any]:
     timed("search, new filter", lambda: index.search_embedded(z, k=10, params=data.GEOMETRY, where="share < 10"))
     timed("search, same filter", lambda: index.search_embedded(z, k=10, params=data.GEOMETRY, where="share < 10"))
     timed("count where", lambda: index.count("share < 50 AND even"))
-    timed("get 10", lambda: index.get([f"item-{i * 997 + 1}" for i in range(10)]))
+    timed("get 10", lambda: index.get([f"item-{6000 + i * 997}" for i in range(10)]))
     resident = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS"))
     times["resident MB"] = round(int(resident.split()[1]) / 1024)
     return times

@@ -164,6 +164,17 @@ def test_rows_left_by_upserts_are_dropped_in_time(index: Index, monkeypatch: pyt
     assert len(index._state.live.seqs) < 30 and len(everything(index)) == 5
 
 
+def test_many_alternating_adds_and_searches_keep_the_engine_small(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(genius.index.live, "MAX_ADDITIONS", 3)
+    for i in range(12):
+        index.add(texts(i, i + 1))
+        if i % 3 == 2:
+            index.delete(f"t{i - 1}")
+        assert len(everything(index)) == len(index)
+        engine = index._state.live.engine()
+        assert engine is not None and engine.vectors is not None and len(engine.vectors.parts) <= 4
+
+
 def test_every_answer_belongs_to_one_version_while_a_writer_works(index: Index) -> None:
     """The writer keeps all items on one generation number, replaced in single commits; no answer may mix two."""
     ids = [f"t{i}" for i in range(12)]

@@ -286,7 +286,8 @@ class Index:
         """Items that answer a text, an image, or both; best first.
 
         `target`: image, text or pair. `where`: SQL over metadata, applied inside the search, so k hits come back if k
-        match. `beams` and `rerank` (how many items are re-ranked by embedding) trade speed for recall.
+        match (and when at most 50,000 do, all are compared). `beams` and `rerank` (how many items are re-ranked by
+        embedding) trade speed for recall; given explicitly, they are obeyed under filters, too.
         """
         kind = None if target is None else Modality.parse(target)
         query = Query(text=text, image=image, instruction=instruction, target=kind)
@@ -329,4 +330,7 @@ class Index:
         """Search with query vectors z (Q, D), re-ranking vectors dense (Q, D) and modality codes (Q,), -1 for any."""
         searching.check(k, min_score)
         chosen = searching.settings(self._state, beams, rerank, params)
-        return self._state.consistent(lambda: searching.search(self._state, z, dense, targets, k, where, min_score, chosen))
+        adapt = beams is None and rerank is None  # explicit settings are obeyed, filter or not
+        return self._state.consistent(
+            lambda: searching.search(self._state, z, dense, targets, k, where, min_score, chosen, adapt)
+        )

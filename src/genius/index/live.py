@@ -18,6 +18,7 @@ from genius.search import CodeTrie, SearchEngine
 
 MERGE_FROM, MERGE_SHARE = 8_192, 0.1  # additions, absolute and as a share, at which the engine folds them in
 WASTE_FROM, WASTE_SHARE = 10_000, 0.5  # dead rows, absolute and as a share, at which it pays to start afresh
+MAX_ADDITIONS = 32
 MASKS = 16  # filters whose rows are remembered
 
 
@@ -38,6 +39,7 @@ class Live:
         self.delta_ids: dict[str, int] = {}
         self._masks: dict[str, NDArray[np.bool_]] = {}  # of this version, by condition
         self._engine: SearchEngine | None = None
+        self._additions = 0  # to this engine
         self._engine_dead: NDArray[np.bool_] = np.zeros(0, bool)  # what the engine knows of `dead`
         self.advance(reader)
 
@@ -96,6 +98,8 @@ class Live:
         """The engine at this version; None while nothing was ever added. Brought up to date here, so that a long
         run of additions without a search costs no tries and holds no vectors."""
         known = len(self._engine_dead)
+        if known < len(self.seqs) and self._additions >= MAX_ADDITIONS:
+            self._engine = None  # each addition is a block of vectors that every search visits: start over with one
         if self._engine is None:
             if not len(self.seqs):
                 return None
@@ -106,9 +110,10 @@ class Live:
                 trie = build_trie(self.delta_codes, self.model.config.quantizer.level_sizes)
                 self._engine = self._new_engine(trie, self._vectors(0))
                 known = len(self.seqs)
-            self._engine_dead = np.zeros(known, bool)
+            self._engine_dead, self._additions = np.zeros(known, bool), 0
         if known < len(self.seqs):
             first = self._engine.add(self.delta_codes[known - self.base.items :].astype(np.int32), self._vectors(known))
+            self._additions += 1
             assert first == known, "the engine and the index count rows alike"
             self._engine_dead = np.concatenate([self._engine_dead, np.zeros(len(self.seqs) - known, bool)])
         gone = np.flatnonzero(self.dead & ~self._engine_dead)

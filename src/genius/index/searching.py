@@ -26,6 +26,11 @@ from genius.types import Item, Modality
 
 MAX_K = 10_000
 MAX_RERANK = 100_000_000
+FULL_SCAN = 50_000
+"""A filter that lets at most this many items through is answered by re-ranking them all: as quick as decoding, and
+exact. Codes were learnt without the filter, so a beam may have to look far for the few that match."""
+
+WIDE_BEAMS, WIDE_RERANK = 200, 20_000  # at least, for a filter that lets more through
 
 
 def check(k: int, min_score: float | None) -> None:
@@ -49,6 +54,15 @@ def settings(state: State, beams: int | None, rerank: int | None, params: Search
     return chosen
 
 
+def for_filter(params: SearchParams, matching: int) -> SearchParams:
+    """Search settings for a filter that `matching` items pass."""
+    if params.reranker != "embeddings" or not params.rerank:
+        return params  # the paper's own search, asked for as such
+    if matching <= FULL_SCAN:
+        return dataclasses.replace(params, rerank=max(params.rerank, matching))
+    return dataclasses.replace(params, beams=max(params.beams, WIDE_BEAMS), rerank=max(params.rerank, WIDE_RERANK))
+
+
 def search(
     state: State,
     z: Tensor,
@@ -58,13 +72,19 @@ def search(
     where: str | None,
     min_score: float | None,
     params: SearchParams,
+    adapt: bool = True,
 ) -> list[list[Hit]]:
-    """z (Q, D), dense (Q, D), targets (Q,) -1 for any -> the hits of every query, all of one version."""
+    """z (Q, D), dense (Q, D), targets (Q,) -1 for any -> the hits of every query, all of one version.
+
+    `adapt`: search harder under a filter (`for_filter`).
+    """
     if not z.shape[0]:
         return []
     with state.lock:
         live = state.current()
         allowed = _allowed(state, live, where, targets)
+        if adapt and where is not None and allowed is not None:
+            params = for_filter(params, int(allowed.sum(axis=-1).max()))
         rows, scores = _run(live, z, dense, targets if _labelled(state) else None, k, params, allowed)
         codes = [live.codes_of(row) for row in rows]
         seqs = [live.seqs[row] for row in rows]
