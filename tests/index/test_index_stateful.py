@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 import genius.index.live
 import genius.index.state
+import genius.index.store
 from genius import Genius, GeniusError, Index, Item, Query
 
 WORDS = ["red", "green", "blue", "round", "square", "tall", "small", "old", "new", "bright"]
@@ -148,6 +149,7 @@ class IndexMachine(RuleBasedStateMachine):
 @pytest.mark.parametrize("cache_from", [3, 1_000_000], ids=["cached", "uncached"])
 def test_same_answers_as_a_dictionary(model: Genius, monkeypatch: pytest.MonkeyPatch, cache_from: int) -> None:
     monkeypatch.setattr(genius.index.state, "CACHE_FROM", cache_from)
+    monkeypatch.setattr(genius.index.store, "INDEX_FROM", cache_from)
     monkeypatch.setattr(genius.index.live, "MERGE_FROM", 4)
     monkeypatch.setattr(genius.index.live, "WASTE_FROM", 10)
     IndexMachine.model = model

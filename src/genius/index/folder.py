@@ -5,6 +5,7 @@ Knows how a folder becomes an index and how an index refuses another model.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
@@ -88,8 +89,18 @@ def describe(folder: Path, about: About, reader: Reader) -> dict[str, Any]:
         "width": about.width,
         "version": reader.version,
         "created": about.created,
-        "bytes": sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()),
+        "bytes": _size(folder),
     }
+
+
+def _size(folder: Path) -> int:
+    """Bytes of all files; some may vanish while we look."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += (Path(parent) / name).stat().st_size
+    return total
 
 
 def load_model(folder: Path, model: Genius | str | Path | None, about: About | None) -> Genius:

@@ -22,6 +22,7 @@ from genius.model.genius import Genius
 T = TypeVar("T")
 
 CACHE_FROM = 2_000  # smaller indexes are read whole when opened: quicker than a cache
+RETRIES = 4  # of a read whose version was cleaned away
 REBUILD_SHARE = 0.2  # a cache that lacks more than this share of the rows is built anew when opened
 
 
@@ -107,15 +108,14 @@ class State:
             return self.current().reader
 
     def consistent(self, call: Callable[[], T]) -> T:
-        """Run a read; once more if another process cleaned its version away meanwhile."""
-        try:
-            return call()
-        except Vanished:
-            if self.pinned is not None:
-                raise GeniusError(f"version {self.pinned} of {self.path} was cleaned away") from None
-            with self.lock:
-                self.live.reader = self.store.at(self.store.latest())
-            return call()
+        """Run a read; again, on what is newest then, if another process cleaned its version away meanwhile."""
+        for _ in range(RETRIES):
+            try:
+                return call()
+            except Vanished:
+                if self.pinned is not None:
+                    raise GeniusError(f"version {self.pinned} of {self.path} was cleaned away") from None
+        return call()
 
     def check_writable(self) -> None:
         if self.read_only:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 TABLE = "items"
 POSITION_BITS, SEQ_SHIFT = 20, 36
 MAX_BATCH = 1 << POSITION_BITS
+INDEX_FROM = 10_000  # rows; a smaller table is scanned as quickly
 PAYLOAD = ("_seq", "id", "text", "modality", "_image", "_metadata")
 """What a hit shows; pictures are fetched only where asked for."""
 
@@ -255,9 +256,13 @@ class Store:
             return int(self._table.stats()["fragment_stats"]["num_fragments"])
 
     def compact(self, keep: timedelta) -> None:
-        """Merge small files, drop versions older than `keep`."""
+        """Merge small files, drop versions older than `keep`; give a large table an index by `_seq`, for fetching hits."""
+        from lancedb.index import BTree
+
         with database_errors("optimize the index"):
             self._table.checkout_latest()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # readers of a version that is cleaned away try again
+                if self._table.count_rows() >= INDEX_FROM and not self._table.list_indices():
+                    self._table.create_index("_seq", config=BTree())
                 self._table.optimize(cleanup_older_than=keep)
