@@ -197,7 +197,7 @@ def test_survival_by_hand(model: Genius) -> None:
     table = IdTable(codes, SIZES)
 
     class Fixed(PlainBeam):
-        def _worth(self, z: torch.Tensor, chosen: np.ndarray, level: int) -> np.ndarray:
+        def _worth(self, z: torch.Tensor, chosen: np.ndarray, level: int, cross: object) -> np.ndarray:
             return -np.broadcast_to(np.arange(SIZES[level], dtype=float), (len(chosen), SIZES[level]))  # low codes first
 
     share = prefix_survival(Fixed(table, None), torch.zeros(3, WIDTH), [codes[3:], codes[1:2], codes[:0]], beams=1)

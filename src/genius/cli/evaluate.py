@@ -75,7 +75,7 @@ def evaluate_command(
     ] = "",
     baseline_steps: Annotated[int, typer.Option(help="Training steps of each baseline's generator.")] = 3000,
     bootstrap: Annotated[int, typer.Option(help="Resamples for confidence intervals; 0: none.")] = 1000,
-    survival: Annotated[int, typer.Option(help="Queries on which gold prefixes are followed level by level; 0: none.")] = 64,
+    survival: Annotated[int, typer.Option(help="Queries on which gold prefixes are followed level by level; 0: none.")] = 32,
     cache: Annotated[Path | None, typer.Option(help="Where extracted features are kept.")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     batch: Annotated[int, typer.Option(min=1, help="Queries decoded at once.")] = 128,

@@ -59,7 +59,7 @@ class EvalConfig:
     backend: Backend = "auto"  # of the exhaustive methods
     reference: str = "dense"  # the method that others are tested against
     bootstrap: int = 1000  # resamples behind the confidence intervals; 0: none
-    survival: int = 64  # queries a task on which gold prefixes are followed; 0: none
+    survival: int = 32  # queries of each search on which gold prefixes are followed; 0: none
     queries: int = 0  # use only the first so many of each task (a quick look); 0: all
     seed: int = 0
     batch: int = 128  # queries decoded at once

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from genius.evaluate.ids import IdTable
-from genius.model.generator import START, Generator
+from genius.model.generator import START, Generator, KeysValues
 from genius.model.quantizer import ResidualQuantizer
 
 Ints = npt.NDArray[np.int64]
@@ -33,9 +33,10 @@ class PlainBeam:
     def levels(self, z: Tensor, beams: int) -> list[tuple[Ints, Ints, npt.NDArray[np.float64]]]:
         """z (D,) -> for every level: prefix numbers (n,), codes (n, level + 1), score sums (n,), best first."""
         prefix, codes, scores = np.zeros(1, np.int64), np.zeros((1, 0), np.int64), np.zeros(1)
+        cross = None if self.generator is None else self.generator.cross_memory(z[None])  # the same for every beam
         out = []
         for level in range(len(self.table.level_sizes)):
-            worth = self._worth(z, codes, level)  # (n, K)
+            worth = self._worth(z, codes, level, cross)  # (n, K)
             first, last, child_codes = self.children[level]
             parent = np.repeat(np.arange(len(prefix)), last[prefix] - first[prefix])
             child = np.concatenate([np.arange(first[p], last[p]) for p in prefix])
@@ -47,7 +48,7 @@ class PlainBeam:
             out.append((prefix, codes, scores))
         return out
 
-    def _worth(self, z: Tensor, codes: Ints, level: int) -> npt.NDArray[np.float64]:
+    def _worth(self, z: Tensor, codes: Ints, level: int, cross: list[KeysValues] | None) -> npt.NDArray[np.float64]:
         """What each code of the level adds to each beam: log p, and the geometric term where it is asked for."""
         n, size = len(codes), self.table.level_sizes[level]
         total = torch.zeros(n, size, device=z.device)
@@ -55,7 +56,9 @@ class PlainBeam:
         if self.generator is not None:
             offsets = torch.tensor(self.generator.config.offsets[:level], device=z.device, dtype=torch.long)
             tokens = torch.cat([torch.full((n, 1), START, device=z.device), chosen + offsets], 1)
-            hidden, _ = self.generator.hidden(tokens, self.generator.cross_memory(z[None].expand(n, -1)))
+            assert cross is not None
+            shared = [KeysValues(*(part.expand(n, -1, -1, -1) for part in layer)) for layer in cross]
+            hidden, _ = self.generator.hidden(tokens, shared)
             total = total + self.generator.log_probs(hidden[:, -1], level)
         if self.quantizer is not None and (self.geometry > 0 or self.generator is None):
             if level == 0 and self.quantizer.config.labelled:

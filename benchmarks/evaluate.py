@@ -1,0 +1,122 @@
+"""How long does a full evaluation take? 10,000 queries against 100,000 candidates, every method, features given.
+
+    python benchmarks/evaluate.py                       # the shape of the bundled model
+    python benchmarks/evaluate.py --size paper --queries 100
+
+The features are random but structured and the model is untrained: the numbers are about time and memory, never about
+quality. Writes benchmarks/evaluate.json; the page benchmarks/evaluate.md is written from it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import platform
+import resource
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from genius.data.synthetic import synthetic_features
+from genius.evaluate.harness import EvalConfig, evaluate
+from genius.model.fusion import FusionConfig
+from genius.model.generator import SIZES, GeneratorConfig
+from genius.model.genius import Genius, GeniusConfig
+from genius.model.quantizer import QuantizerConfig
+from genius.types import Modality
+
+HERE = Path(__file__).parent
+SHAPES: dict[str, dict[str, Any]] = {
+    "bundled": {"width": 256, "levels": (3,) + (512,) * 6, "decoder": "mini", "prefix": 16, "fusion": (512, 1024)},
+    "paper": {"width": 768, "levels": (3,) + (4096,) * 8, "decoder": "small", "prefix": 30, "fusion": (2560, 5120)},
+}
+DIRECTIONS = (
+    (Modality.TEXT, Modality.IMAGE),
+    (Modality.IMAGE, Modality.TEXT),
+    (Modality.TEXT, Modality.PAIR),
+    (Modality.PAIR, Modality.IMAGE),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=SHAPES, default="bundled")
+    parser.add_argument("--queries", type=int, default=10_000)
+    parser.add_argument("--pool", type=int, default=100_000)
+    parser.add_argument("--methods", default="dense,genius,genius-r,default,geometry,codes")
+    parser.add_argument("--beams", type=int, default=50)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--output", type=Path, default=HERE / "evaluate.json")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    shape = SHAPES[options.size]
+    begin = time.perf_counter()
+    data = synthetic_features(
+        options.queries, options.pool, shape["width"], directions=DIRECTIONS, clusters=500, dtype=torch.float16
+    )
+    model = build(shape)
+    sample = torch.arange(0, options.pool, max(1, options.pool // 20_000))
+    z, _ = model.embed(data.pool[sample])
+    model.quantizer.initialise(z, data.pool.modality[sample], iterations=3)
+    prepared, used = time.perf_counter(), time.process_time()
+    marks: list[tuple[str, float]] = []
+
+    def say(line: str) -> None:
+        marks.append((line, time.perf_counter()))
+        print(f"{time.perf_counter() - prepared:7.1f} s  {peak_gb():.2f} GB  {line}", flush=True)
+
+    config = EvalConfig(methods=tuple(options.methods.split(",")), beams=(options.beams,), pools=("universal",))
+    found = evaluate(model, data, config, progress=say)
+    total, processor = time.perf_counter() - prepared, time.process_time() - used
+    marks.append(("end", time.perf_counter()))
+    per_method = {}
+    for result in found.results:
+        per_method[result.method] = {
+            "queries_per_second": result.queries_per_second,
+            "search_seconds": options.queries / result.queries_per_second,
+            "touched": result.touched,
+            "bytes_per_item": result.bytes_per_item,
+        }
+    report = {
+        "size": options.size,
+        "queries": options.queries,
+        "candidates": options.pool,
+        "beams": options.beams,
+        "threads": options.threads,
+        "seconds": total,
+        "processor_seconds": processor,  # of all threads: divided by the threads, what an idle machine would need at least
+        "peak_gb": peak_gb(),
+        "setup_seconds": prepared - begin,
+        "steps": {line: later - when for (line, when), (_, later) in itertools.pairwise(marks)},
+        "methods": per_method,
+        "machine": f"{platform.machine()}, {platform.system()}, Python {platform.python_version()}, torch {torch.__version__}",
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+    }
+    options.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    print(f"{total:.0f} s ({processor:.0f} processor seconds), peak {peak_gb():.2f} GB; {options.output}")
+
+
+def build(shape: dict[str, Any]) -> Genius:
+    projection, hidden = shape["fusion"]
+    generator = GeneratorConfig(
+        width=shape["width"],
+        level_sizes=shape["levels"],
+        prefix_tokens=shape["prefix"],
+        normalizer="level",
+        **SIZES[shape["decoder"]],
+    )
+    quantizer = QuantizerConfig(width=shape["width"], level_sizes=shape["levels"])
+    return Genius(GeniusConfig(FusionConfig(shape["width"], projection, hidden), quantizer, generator))
+
+
+def peak_gb() -> float:
+    """Largest resident size of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+if __name__ == "__main__":
+    main()
