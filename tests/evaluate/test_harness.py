@@ -294,3 +294,20 @@ def test_bad_configs_are_one_line(model: Genius, data: FeatureSet) -> None:
         run(model, data, methods=("feature-fusion",))
     with pytest.raises(GeniusError, match="none of the tasks nowhere"):
         run(model, data, tasks=("nowhere",))
+
+
+def test_without_local_pools_only_the_universal_is_searched(model: Genius, data: FeatureSet) -> None:
+    from dataclasses import replace
+
+    plain = replace(data, pools={}, tasks=torch.full((60,), -1), names={})
+    found = run(model, plain, methods=("dense",))
+    assert found.pools == ["universal"] and [r.task for r in found.results] == ["all"]
+    assert run(model, plain, methods=("dense",), pools=("local",)).pools == ["local"]
+
+
+def test_queries_without_a_positive_are_left_out_and_counted(model: Genius, data: FeatureSet) -> None:
+    from dataclasses import replace
+
+    fewer = replace(data, pairs=data.pairs[data.pairs[:, 0] >= 6])
+    found = run(model, fewer, methods=("dense",), pools=("universal",))
+    assert found.about["unjudged"] == 6 and sum(r.queries for r in found.results) == 54

@@ -140,7 +140,11 @@ def evaluate(
     methods = [*build_methods(space, config, fused), *extra]
     evaluation = Evaluation(tasks, [], about_run(model, data, config), query_rows=rows)
     depth = max(config.depth, *(k for task in tasks for k in task.cutoffs))
-    for kind in config.pools:
+    kinds = config.pools
+    if not data.pools and "universal" in kinds and "local" in kinds:
+        say("the tasks have no pools of their own: the universal pool is the only one")
+        kinds = ("universal",)
+    for kind in kinds:
         for pool, members in _searches(data, tasks, kind):
             queries = np.concatenate([rows[task.key] for task in members])
             answers = {}
@@ -341,6 +345,7 @@ def about_run(model: Genius, data: FeatureSet, config: EvalConfig) -> dict[str, 
         "model": model.fingerprint(),
         "levels": list(model.config.quantizer.level_sizes),
         "queries": len(data.queries),
+        "unjudged": len(data.queries) - len(torch.unique(data.pairs[:, 0])),  # queries without a positive: left out
         "candidates": len(data.pool),
         "config": asdict(config),
         "device": torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else f"CPU, {os.cpu_count()} cores",

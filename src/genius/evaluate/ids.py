@@ -25,6 +25,8 @@ class IdTable:
         if codes.ndim != 2 or codes.shape[1] != len(level_sizes):
             raise GeniusError(f"codes have shape {codes.shape}, expected (N, {len(level_sizes)})")
         self.level_sizes = tuple(int(k) for k in level_sizes)
+        if ((codes < 0) | (codes >= np.array(self.level_sizes))).any():
+            raise GeniusError(f"codes out of range for levels of sizes {self.level_sizes}")
         self.keys: list[Ints] = []  # per level: sorted (prefix number of the level before) * K + code
         number = np.zeros(len(codes), np.int64)
         for level, size in enumerate(self.level_sizes):
@@ -52,7 +54,7 @@ class IdTable:
             code = flat[:, level]
             wanted = number * self.level_sizes[level] + code
             place = np.searchsorted(keys, wanted).clip(max=max(len(keys) - 1, 0))
-            alive &= (code >= 0) & (keys[place] == wanted)
+            alive &= (code >= 0) & (code < self.level_sizes[level]) & (keys[place] == wanted)
             number = np.where(alive, place, 0)
             out[alive, level] = place[alive]
         return out.reshape(shape)

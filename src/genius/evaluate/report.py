@@ -75,6 +75,8 @@ def _about(evaluation: Evaluation, command: str) -> str:
         f"({' x '.join(map(str, about['levels']))}); model `{about['model'][:12]}`; seed {about['config']['seed']}; "
         f"{about['date']}; {about['device']}, torch {about['torch']}."
     ]
+    if about.get("unjudged"):
+        lines.append(f"{about['unjudged']:,} queries have no positive and are left out.")
     if command:
         lines.append(f"```\n{command}\n```")
     return "\n\n".join(lines)
