@@ -27,8 +27,32 @@ import numpy as np
 import psutil
 
 ROOT = Path(__file__).parents[1]
-LAUNCHER = "import sys; sys.path.insert(0, sys.argv.pop(1)); import fake_encoder; fake_encoder.register(); from genius.cli import main; main()"
-WORDS = "red blue green small large old new round square bright dark car tree house boat chair lamp cloud river stone".split()
+LAUNCHER = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); import fake_encoder; fake_encoder.register(); "
+    "from genius.cli import main; main()"
+)
+WORDS = [
+    "red",
+    "blue",
+    "green",
+    "small",
+    "large",
+    "old",
+    "new",
+    "round",
+    "square",
+    "bright",
+    "dark",
+    "car",
+    "tree",
+    "house",
+    "boat",
+    "chair",
+    "lamp",
+    "cloud",
+    "river",
+    "stone",
+]
 
 
 def build(folder: Path, items: int, model: str) -> tuple[Path, str]:
@@ -48,7 +72,8 @@ def build(folder: Path, items: int, model: str) -> tuple[Path, str]:
     draw = random.Random(0)
     index = Index(folder / "load.genius", Genius.from_pretrained(model))
     index.add(
-        (Item(f"item-{i}", text=" ".join(draw.choices(WORDS, k=8)), metadata={"price": i % 100}) for i in range(items)), batch_size=2000
+        (Item(f"item-{i}", text=" ".join(draw.choices(WORDS, k=8)), metadata={"price": i % 100}) for i in range(items)),
+        batch_size=2000,
     )
     return index.path, model
 
@@ -57,7 +82,18 @@ class Server:
     """`genius serve` as a process."""
 
     def __init__(self, index: Path, model: str, *options: str) -> None:
-        command = [sys.executable, "-c", LAUNCHER, str(ROOT / "tests" / "helpers"), "serve", str(index), "--model", model, "--port", "0"]
+        command = [
+            sys.executable,
+            "-c",
+            LAUNCHER,
+            str(ROOT / "tests" / "helpers"),
+            "serve",
+            str(index),
+            "--model",
+            model,
+            "--port",
+            "0",
+        ]
         self.process = subprocess.Popen(
             [*command, "--json", "--log-level", "warning", *options], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
@@ -73,16 +109,18 @@ class Server:
         return self.process.wait(60)
 
 
-async def connection(server: Server, draw: random.Random, until: float, counts: Counter[int], seconds: list[float], left: list[int]) -> None:
+async def connection(
+    server: Server, draw: random.Random, until: float, counts: Counter[int], seconds: list[float], left: list[int]
+) -> None:
     """One connection of the closed loop."""
     reader, writer = await asyncio.open_connection(server.host, server.port)
     try:
         while time.perf_counter() < until and left[0] > 0:
             left[0] -= 1
             body = json.dumps({"text": " ".join(draw.choices(WORDS, k=4)), "k": 10}).encode()
-            head = f"POST /v1/search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            head = f"POST /v1/search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
             started = time.perf_counter()
-            writer.write(head.encode() + body)
+            writer.write(head.encode() + b"\r\n\r\n" + body)
             answer = await reader.readuntil(b"\r\n\r\n")
             status = int(answer[9:12])
             length = int(answer.lower().split(b"content-length: ")[1].split(b"\r\n")[0])

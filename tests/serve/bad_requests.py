@@ -82,7 +82,11 @@ def pictures() -> Iterator[tuple[str, bytes, set[int]]]:
         yield f"{name} header only", data[:20], unread
     yield "jpeg of noise", jpeg[:200] + bytes(range(256)) * 8, unread
     yield "svg", b'<svg xmlns="http://www.w3.org/2000/svg"><circle r="9"/></svg>', unread
-    yield "svg with entities", b'<?xml version="1.0"?><!DOCTYPE svg [<!ENTITY x SYSTEM "file:///etc/passwd">]><svg>&x;</svg>', unread
+    yield (
+        "svg with entities",
+        b'<?xml version="1.0"?><!DOCTYPE svg [<!ENTITY x SYSTEM "file:///etc/passwd">]><svg>&x;</svg>',
+        unread,
+    )
     yield "html", b"<html><script>alert(1)</script></html>", unread
     yield "postscript", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\nshowpage\n", unread
     yield "pdf", b"%PDF-1.7\n1 0 obj\n<<>>\nendobj\n", unread
@@ -142,7 +146,12 @@ def _bodies() -> Iterator[Case]:
     yield _raw("xml", b"<text>x</text>", "application/xml", {415})
     yield _raw("no boundary", b"--x\r\n", "multipart/form-data")
     yield _raw("wrong boundary", b"--y\r\n\r\n", "multipart/form-data; boundary=x", {400, 422})
-    yield _raw("multipart cut", b'--x\r\nContent-Disposition: form-data; name="text"\r\n\r\nhel', "multipart/form-data; boundary=x", {400, 422})
+    yield _raw(
+        "multipart cut",
+        b'--x\r\nContent-Disposition: form-data; name="text"\r\n\r\nhel',
+        "multipart/form-data; boundary=x",
+        {400, 422},
+    )
     yield _raw("multipart without names", b"--x\r\n\r\nhello\r\n--x--\r\n", "multipart/form-data; boundary=x", {400, 422})
     yield _raw("gzip as is", zlib.compress(b'{"text": "x"}'))
     yield "no content type", "POST", "/v1/search", {"content": b'{"text": "x"}'}, {415}
@@ -170,7 +179,7 @@ def _fields() -> Iterator[Case]:
         yield _search(f"text = {str(text)[:10]!r}", {"text": text})
     for score in ("high", [], True, {}):
         yield _search(f"min_score = {score!r}", {"text": "x", "min_score": score})
-    for image in ("", "!!!", "aGVsbG8", "aGVsbG8=", 5, None, "http://127.0.0.1/a.png", "file:///etc/passwd", "/etc/passwd", "data:image/png,abc",
+    for image in ("", "!!!", "aGVsbG8", "aGVsbG8=", 5, None, "http://127.0.0.1/a.png", "file:///etc/passwd", "/etc/passwd", "data:image/png,abc",  # noqa: E501
                   "data:image/png;base64", "data:;base64,????", "ftp://example.org/x"):  # fmt: skip
         yield _search(f"image = {image!r}", {"image": image})
     yield _search("nothing", {})
@@ -183,8 +192,22 @@ def _fields() -> Iterator[Case]:
     yield _search("like a number", {"like": 7})
     yield _search("like of 600 characters", {"like": "x" * 600})
     yield _search("instruction too long", {"text": "x", "instruction": "x" * 2001})
-    for name, value in (("k", "many"), ("k", "1e9"), ("k", "nan"), ("min_score", "nan"), ("min_score", "inf"), ("target", "all"), ("limit", "3")):
-        yield f"form: {name} = {value}", "POST", "/v1/search", {"data": {"text": "x", name: value}, "files": {"image": ("", b"")}}, {400, 422}
+    for name, value in (
+        ("k", "many"),
+        ("k", "1e9"),
+        ("k", "nan"),
+        ("min_score", "nan"),
+        ("min_score", "inf"),
+        ("target", "all"),
+        ("limit", "3"),
+    ):
+        yield (
+            f"form: {name} = {value}",
+            "POST",
+            "/v1/search",
+            {"data": {"text": "x", name: value}, "files": {"image": ("", b"")}},
+            {400, 422},
+        )
 
 
 def _items() -> Iterator[Case]:
@@ -202,33 +225,52 @@ def _items() -> Iterator[Case]:
     for item_id in ("", " \x00", "a\nb", "x" * 513, 5, None, ".", "..", "\x7f"):
         yield post(f"id {item_id!r}"[:40], {"items": [{"id": item_id, "text": "t"}]})
     for metadata in (
-        [], "x", {"a": [1]}, {"a": {"b": 1}}, {"": 1}, {"1a": 1}, {"a b": 1}, {"a;DROP": 1}, {"_seq": 1}, {"id": "x"}, {"text": "x"},
+        [], "x", {"a": [1]}, {"a": {"b": 1}}, {"": 1}, {"1a": 1}, {"a b": 1}, {"a;DROP": 1}, {"_seq": 1}, {"id": "x"}, {"text": "x"},  # noqa: E501
         {"a" * 65: 1}, {"price": "a string"}, {"colour": 5}, {"round": "yes"}, {"n": 2**60}, {"n": -(2**70)}, {"s": "x" * 10_001},
         {f"k{i}": i for i in range(65)}, {"image": "x"}, {"s": "\x00"},
     ):  # fmt: skip
         yield post(f"metadata {json.dumps(metadata)[:30]}", {"items": [{"id": "bad-1", "text": "t", "metadata": metadata}]})
     nan = b'{"items": [{"id": "bad-1", "text": "t", "metadata": {"price": NaN}}]}'
-    yield "items: NaN in metadata", "POST", "/v1/items", {"content": nan, "headers": {"Content-Type": "application/json"}}, {400, 422}
+    yield (
+        "items: NaN in metadata",
+        "POST",
+        "/v1/items",
+        {"content": nan, "headers": {"Content-Type": "application/json"}},
+        {400, 422},
+    )
     yield "put: no body", "PUT", "/v1/items/bad-1", {}, {415}
     yield "put: id in the body", "PUT", "/v1/items/bad-1", {"json": good}, {422}
     yield "put: empty object", "PUT", "/v1/items/bad-1", {"json": {}}, {422}
     yield "put: too long an id", "PUT", f"/v1/items/{'x' * 600}", {"json": {"text": "t"}}, {422}
-    yield "form: metadata not json", "POST", "/v1/items", {"data": {"id": "bad-1", "text": "t", "metadata": "{"}, "files": {"image": ("", b"")}}, {400, 422}
+    yield (
+        "form: metadata not json",
+        "POST",
+        "/v1/items",
+        {"data": {"id": "bad-1", "text": "t", "metadata": "{"}, "files": {"image": ("", b"")}},
+        {400, 422},
+    )
     yield "delete nobody", "DELETE", "/v1/items/nobody", {}, {404}
 
 
 def _paths() -> Iterator[Case]:
     for path in (
-        "/static/..%2fapp.py", "/static/../app.py", "/static/%2e%2e/%2e%2e/app.py", "/static/..%5c..%5capp.py", "/static//etc/passwd",
-        "/static/%00", "/static/style.css%00.png", "/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/etc/passwd", "/v1", "/v1/search/",
-        "/v1/items/..%2f..%2fetc%2fpasswd", "/v1/images/..%2f..%2fetc%2fpasswd", "/v1/images/%2fetc%2fpasswd", "/v1/thumbnails/%2fetc%2fpasswd",
-        "/v1/images/file:%2f%2f%2fetc%2fpasswd", "/v1/items/%00", "/v1/items/%ff%fe", "/v1/items/a%0d%0aSet-Cookie:x", "/v1/items/",
+        "/static/..%2fapp.py", "/static/../app.py", "/static/%2e%2e/%2e%2e/app.py", "/static/..%5c..%5capp.py", "/static//etc/passwd",  # noqa: E501
+        "/static/%00", "/static/style.css%00.png", "/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/etc/passwd", "/v1", "/v1/search/",  # noqa: E501
+        "/v1/items/..%2f..%2fetc%2fpasswd", "/v1/images/..%2f..%2fetc%2fpasswd", "/v1/images/%2fetc%2fpasswd", "/v1/thumbnails/%2fetc%2fpasswd",  # noqa: E501
+        "/v1/images/file:%2f%2f%2fetc%2fpasswd", "/v1/items/%00", "/v1/items/%ff%fe", "/v1/items/a%0d%0aSet-Cookie:x", "/v1/items/",  # noqa: E501
         "/v1/codes/x", "/v1/codes/0-x", "/v1/codes/-1", "/v1/codes/0--1", "/v1/codes/3", "/v1/codes/0-16", "/v1/codes/0-0-0-0-0",
         "/v1/codes/99999999999999999999", "/v1/codes/0-", "/v1/codes/0,1", "/v1/codes/0/1", "/v1/codes/1e3", "/v1/codes/٣",
         "/v1/codes/" + "0-" * 2000 + "0", "/v1/codes/%00", "/docs/../etc", "/admin", "/.env", "/.git/config",
     ):  # fmt: skip
         yield f"path: {path[:50]}", "GET", path, {}, {404, 422}
-    for method, path in (("GET", "/v1/search"), ("DELETE", "/v1/items"), ("PATCH", "/v1/items/x"), ("POST", "/healthz"), ("BREW", "/v1/search"), ("TRACE", "/")):
+    for method, path in (
+        ("GET", "/v1/search"),
+        ("DELETE", "/v1/items"),
+        ("PATCH", "/v1/items/x"),
+        ("POST", "/healthz"),
+        ("BREW", "/v1/search"),
+        ("TRACE", "/"),
+    ):
         yield f"method: {method} {path}", method, path, {}, {404, 405}
 
 

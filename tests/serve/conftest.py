@@ -26,7 +26,10 @@ from genius.serve.auth import Keys
 from genius.serve.settings import ServeConfig
 
 HELPERS = Path(__file__).parents[1] / "helpers"
-LAUNCHER = "import sys; sys.path.insert(0, sys.argv.pop(1)); import fake_encoder; fake_encoder.register(); from genius.cli import main; main()"
+LAUNCHER = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); import fake_encoder; fake_encoder.register(); "
+    "from genius.cli import main; main()"
+)
 
 
 @pytest.fixture(scope="session")
@@ -87,14 +90,28 @@ class Running:
 
 
 @pytest.fixture(scope="session")
-def start_server(model_folder: Path, make_index: Callable[..., Index], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Running]]:
+def start_server(
+    model_folder: Path, make_index: Callable[..., Index], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Running]]:
     """Start `genius serve` on a free port of this machine; every one is stopped at the end."""
     started: list[Running] = []
 
     def start(*options: str, environ: dict[str, str] | None = None, items: int | None = None) -> Running:
         path = make_index(items).path
         log = tmp_path_factory.mktemp("log") / "serve.log"
-        command = [sys.executable, "-c", LAUNCHER, str(HELPERS), "serve", str(path), "--model", str(model_folder), "--port", "0", "--json"]
+        command = [
+            sys.executable,
+            "-c",
+            LAUNCHER,
+            str(HELPERS),
+            "serve",
+            str(path),
+            "--model",
+            str(model_folder),
+            "--port",
+            "0",
+            "--json",
+        ]
         with log.open("w") as stderr:
             process = subprocess.Popen(
                 [*command, *options],

@@ -51,5 +51,12 @@ def book() -> list[Item]:
             picture = encoded(draw(shape, colour))
             items.append(Item(f"{shape}/{colour}.png", image=picture, metadata=about))
             items.append(Item(f"{shape} {colour} text", text=f"a {colour} {shape} on white paper", metadata=about))
-            items.append(Item(f"{shape}-{colour}-pair", image=encoded(draw(shape, colour, background="#eee")), text=f"{colour} {shape}", metadata=about))
+            items.append(
+                Item(
+                    f"{shape}-{colour}-pair",
+                    image=encoded(draw(shape, colour, background="#eee")),
+                    text=f"{colour} {shape}",
+                    metadata=about,
+                )
+            )
     return items

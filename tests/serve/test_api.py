@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 from typing import Any
-from urllib.parse import quote
 
 import pytest
 from serve_fixtures import COLOURS, SHAPES, draw, encoded
@@ -50,9 +49,27 @@ class TestSearch:
         assert plain == data_url == ids(form)
 
     def test_multipart_takes_every_field(self, web: TestClient) -> None:
-        fields = {"text": "red circle", "target": "pair", "k": "4", "where": "price < 30", "min_score": "-1.5", "beams": "20", "rerank": "100"}
+        fields = {
+            "text": "red circle",
+            "target": "pair",
+            "k": "4",
+            "where": "price < 30",
+            "min_score": "-1.5",
+            "beams": "20",
+            "rerank": "100",
+        }
         form = web.post("/v1/search", data={**fields, "instruction": ""}, files={"image": ("a.png", RED_CIRCLE)})
-        same = ask(web, text="red circle", target="pair", k=4, where="price < 30", min_score=-1.5, beams=20, rerank=100, image=b64(RED_CIRCLE))
+        same = ask(
+            web,
+            text="red circle",
+            target="pair",
+            k=4,
+            where="price < 30",
+            min_score=-1.5,
+            beams=20,
+            rerank=100,
+            image=b64(RED_CIRCLE),
+        )
         assert form.status_code == 200 and ids(form.json()) == ids(same)
 
     @pytest.mark.parametrize("target", ["image", "text", "pair"])
@@ -81,9 +98,10 @@ class TestSearch:
         assert composed != ids(ask(web, like="circle/red.png", k=20))
 
     def test_like_a_text_extends_it(self, web: TestClient) -> None:
-        assert ids(ask(web, like="circle red text", text="striped", k=9)) == ids(
-            ask(web, text="a red circle on white paper striped", k=10, where="id != 'circle red text'")
-        )[:9]
+        assert (
+            ids(ask(web, like="circle red text", text="striped", k=9))
+            == ids(ask(web, text="a red circle on white paper striped", k=10, where="id != 'circle red text'"))[:9]
+        )
 
 
 class TestItems:
@@ -207,7 +225,9 @@ class TestSystem:
         tried = 0
         for path, methods in document["paths"].items():
             for method, operation in methods.items():
-                for example in operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("examples", {}).values():
+                for example in (
+                    operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("examples", {}).values()
+                ):
                     if "like" in example["value"] or "where" in example["value"]:
                         continue  # they name things of another index
                     answer = web.request(method, path.replace("{item_id}", "example"), json=example["value"])

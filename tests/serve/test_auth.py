@@ -67,7 +67,10 @@ def test_no_route_was_forgotten(guarded: TestClient) -> None:
         for path, methods in guarded.get("/openapi.json").json()["paths"].items()
         for method in methods
     }
-    tested = {(method, path.replace("circle/red.png", "*").replace("items/new", "items/*").replace("codes/0", "codes/*")) for _, method, path in ROUTES}
+    tested = {
+        (method, path.replace("circle/red.png", "*").replace("items/new", "items/*").replace("codes/0", "codes/*"))
+        for _, method, path in ROUTES
+    }
     assert listed - tested == {("GET", "/healthz"), ("GET", "/readyz")}
 
 

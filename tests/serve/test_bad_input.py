@@ -65,7 +65,7 @@ def test_a_body_of_100_mb_is_413_whether_announced_or_not(client: httpx.Client) 
 
 def test_expect_100_continue_is_refused_before_the_body(live: Any) -> None:
     host, port = live.url.removeprefix("http://").split(":")
-    head = f"POST /v1/search HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: 900000000\r\nExpect: 100-continue\r\n\r\n"
+    head = f"POST /v1/search HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: 900000000\r\nExpect: 100-continue\r\n\r\n"  # noqa: E501
     assert b" 413 " in _exchange(host, int(port), head.encode())
 
 

@@ -16,7 +16,22 @@ from genius import Item
 from genius.errors import GeniusError
 from genius.serve.client import GeniusClient, ServerError
 
-AWKWARD = ("plain", "a/b/c.png", "100%", "50%25", "a b+c", "ümläut/日本", "?q=1#x", "..%2Fup", "../up", "image", "a//b", "x/", "quote\"'", "%")
+AWKWARD = (
+    "plain",
+    "a/b/c.png",
+    "100%",
+    "50%25",
+    "a b+c",
+    "ümläut/日本",
+    "?q=1#x",
+    "..%2Fup",
+    "../up",
+    "image",
+    "a//b",
+    "x/",
+    "quote\"'",
+    "%",
+)
 
 
 @pytest.fixture(scope="module")
@@ -45,14 +60,18 @@ def test_put_get_delete_with_any_id(client: GeniusClient, item_id: str) -> None:
 def test_search_with_path_bytes_and_opened_picture_agree(client: GeniusClient, tmp_path: Path) -> None:
     picture = draw("ring", "blue")
     (tmp_path / "q.png").write_bytes(encoded(picture))
-    answers = [client.search(image=image, k=5) for image in (tmp_path / "q.png", str(tmp_path / "q.png"), encoded(picture), picture)]
+    answers = [
+        client.search(image=image, k=5) for image in (tmp_path / "q.png", str(tmp_path / "q.png"), encoded(picture), picture)
+    ]
     found = [[hit.id for hit in answer.hits] for answer in answers]
     assert found[0][0] == "ring/blue.png" and all(other == found[0] for other in found)
     assert answers[0].hits[0].score == pytest.approx(1.0, abs=1e-3) and answers[0].took_ms > 0
 
 
 def test_search_options_reach_the_server(client: GeniusClient) -> None:
-    hits = client.search("a red circle", target="pair", k=40, where="round = true", min_score=-2, beams=30, rerank=50, instruction="find it").hits
+    hits = client.search(
+        "a red circle", target="pair", k=40, where="round = true", min_score=-2, beams=30, rerank=50, instruction="find it"
+    ).hits
     assert len(hits) == 12 and {hit.modality for hit in hits} == {"pair"} and all(hit.metadata["round"] for hit in hits)
     assert "circle/red.png" not in [hit.id for hit in client.search(like="circle/red.png").hits]
 
@@ -80,9 +99,9 @@ def test_codes_and_info(client: GeniusClient) -> None:
 def test_the_servers_line_is_the_error(client: GeniusClient) -> None:
     with pytest.raises(GeniusError, match="unknown column 'prize'"):
         client.search("x", where="prize < 3")
-    with pytest.raises(ServerError, match="not valid|cannot be read"):
+    with pytest.raises(ServerError, match="cannot be read"):
         client.search(image=b"this is no picture")
-    with pytest.raises(GeniusError, match="cannot read .*nowhere.png"):
+    with pytest.raises(GeniusError, match=r"cannot read .*nowhere\.png"):
         client.search(image="nowhere.png")
 
 
@@ -101,7 +120,9 @@ def _answering(*answers: httpx.Response | Exception) -> tuple[GeniusClient, list
 
 
 def _busy() -> httpx.Response:
-    return httpx.Response(503, json={"error": {"code": "unavailable", "message": "busy", "request_id": "r"}}, headers={"Retry-After": "0"})
+    return httpx.Response(
+        503, json={"error": {"code": "unavailable", "message": "busy", "request_id": "r"}}, headers={"Retry-After": "0"}
+    )
 
 
 def test_busy_is_retried_then_told(monkeypatch: pytest.MonkeyPatch) -> None:

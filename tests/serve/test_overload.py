@@ -158,7 +158,7 @@ def test_slow_is_504_queued_too_long_is_503_and_readyz_notices() -> None:
     assert first.status_code == second.status_code == 504 and "no answer within 0.3 s" in first.json()["error"]["message"]
     assert ready.status_code == 503 and "has not answered" in ready.json()["error"]["message"]
     assert after.status_code == 200
-    assert [asked for asked in index.asked] == [(1, None), (1, None)]  # "b" was given up: never run
+    assert index.asked == [(1, None), (1, None)]  # "b" was given up: never run
 
 
 def test_writes_wait_in_a_short_line() -> None:
@@ -225,7 +225,9 @@ def test_read_only_refuses_changes(make_web: Callable[..., TestClient]) -> None:
         assert answer.status_code == 403 and "read-only" in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("bad", [{"port": 70000}, {"max_batch": 0}, {"timeout_s": 0.0}, {"timeout_s": float("nan")}, {"drain_s": -1.0}])
+@pytest.mark.parametrize(
+    "bad", [{"port": 70000}, {"max_batch": 0}, {"timeout_s": 0.0}, {"timeout_s": float("nan")}, {"drain_s": -1.0}]
+)
 def test_settings_that_make_no_sense_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(GeniusError):
         ServeConfig(**bad)

@@ -41,7 +41,9 @@ def test_sigterm_answers_what_is_in_flight_then_exits(start_server: Callable[...
     host, port = server.url.removeprefix("http://").split(":")
     body = b'{"text": "a red circle", "k": 3}'
     with socket.create_connection((host, int(port)), timeout=20) as slow:  # its body is on its way when SIGTERM comes
-        head = f"POST /v1/search HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = (
+            f"POST /v1/search HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
         slow.sendall(head.encode() + body[:10])
         while len(answers) < 30:
             time.sleep(0.01)
@@ -69,7 +71,12 @@ def test_sigterm_answers_what_is_in_flight_then_exits(start_server: Callable[...
 
 def test_logs_are_json_lines_without_queries_or_keys(live: Any) -> None:
     key, server = "read-key-0123456789abc", live
-    httpx.post(f"{server.url}/v1/search", json={"text": "a very private question"}, headers={"Authorization": f"Bearer {key}"}, trust_env=False)
+    httpx.post(
+        f"{server.url}/v1/search",
+        json={"text": "a very private question"},
+        headers={"Authorization": f"Bearer {key}"},
+        trust_env=False,
+    )
     httpx.get(f"{server.url}/v1/items/line%01break%22", headers={"X-API-Key": key}, trust_env=False)
     time.sleep(0.1)
     requests = [line for line in server.logged() if line["event"] == "request"]

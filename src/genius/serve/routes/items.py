@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Annotated
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Path, Request
 from fastapi.responses import Response
 
 from genius.serve.bodies import read_item, read_items
@@ -21,7 +22,10 @@ FORM_FIELDS = {
     "image": {"type": "string", "format": "binary", "description": "The picture as a file."},
     "metadata": {"type": "string", "description": 'A JSON object, e.g. {"price": 45}'},
 }
-ID_NOTE = "The id, percent-encoded (`photos%2Fbike.jpg`)."
+PathId = Annotated[
+    str,
+    Path(min_length=1, max_length=512, description="The id, percent-encoded: `photos%2Fbike.jpg`.", examples=["photos/bike.jpg"]),
+]
 PICTURE: dict[int | str, dict[str, object]] = {
     200: {"description": "The picture.", "content": {"image/*": {"schema": {"type": "string", "format": "binary"}}}},
     304: {"description": "Unchanged since the given `If-None-Match`."},
@@ -73,7 +77,7 @@ async def add(request: Request) -> Response:
     ),
     summary="Add or replace an item",
 )
-async def put(request: Request, item_id: str) -> Response:
+async def put(request: Request, item_id: PathId) -> Response:
     """Replace the whole item, or add it (201). Safe to repeat."""
     service = allowed(request, "write")
     name = path_id(item_id)
@@ -87,7 +91,7 @@ async def put(request: Request, item_id: str) -> Response:
 
 
 @router.delete("/v1/items/{item_id:path}", response_model=DeleteResponse, responses=WRITE_ERRORS, summary="Delete an item")
-async def delete(request: Request, item_id: str) -> Response:
+async def delete(request: Request, item_id: PathId) -> Response:
     """404 if there is no such item. A search that starts after the answer does not find it."""
     service = allowed(request, "write")
     name = path_id(item_id)
@@ -97,7 +101,7 @@ async def delete(request: Request, item_id: str) -> Response:
 
 
 @router.get("/v1/items/{item_id:path}", response_model=ItemDetail, responses=READ_ERRORS, summary="Show an item and its ID")
-async def show(request: Request, item_id: str) -> Response:
+async def show(request: Request, item_id: PathId) -> Response:
     """The item, its codes, and for each step of its ID how many items share it up to there."""
     service = allowed(request, "read")
     name = path_id(item_id)
@@ -107,7 +111,7 @@ async def show(request: Request, item_id: str) -> Response:
 @router.get(
     "/v1/images/{item_id:path}", response_class=Response, responses={**READ_ERRORS, **PICTURE}, summary="The item's picture"
 )
-async def image(request: Request, item_id: str) -> Response:
+async def image(request: Request, item_id: PathId) -> Response:
     """As it was added where the format is one that browsers show, otherwise as PNG."""
     service = allowed(request, "read")
     name = path_id(item_id)
@@ -117,7 +121,7 @@ async def image(request: Request, item_id: str) -> Response:
 @router.get(
     "/v1/thumbnails/{item_id:path}", response_class=Response, responses={**READ_ERRORS, **PICTURE}, summary="A small JPEG of it"
 )
-async def thumbnail(request: Request, item_id: str) -> Response:
+async def thumbnail(request: Request, item_id: PathId) -> Response:
     """For grids: small, quick, cacheable."""
     service = allowed(request, "read")
     name = path_id(item_id)

@@ -10,6 +10,7 @@ import { setUpTheme } from "./theme.js";
 
 let about = null; // what /v1/info said
 let running = null; // the request on its way
+let turns = 0; // how often the address was drawn: only the latest may finish
 let shown = ""; // which list is on screen, so that opening an item does not fetch it again
 let scores = new Map();
 
@@ -19,6 +20,7 @@ const open = (item) => state.go({ item: item.id });
 const button = (label, onclick, main = false) => h("button", { type: "button", class: main ? "go" : "plain", onclick }, label);
 const retry = () => {
   shown = "";
+  delete $("results").dataset.shown;
   draw();
 };
 
@@ -29,7 +31,16 @@ async function loadInfo() {
 }
 
 async function draw() {
-  const current = state.read();
+  const turn = ++turns;
+  const results = $("results");
+  results.setAttribute("aria-busy", "true");
+  await drawState(state.read(), turn);
+  if (turn !== turns) return; // a newer address is being drawn
+  results.setAttribute("aria-busy", "false");
+  results.dataset.shown = location.hash;
+}
+
+async function drawState(current, turn) {
   fill(current);
   $("nav-search").toggleAttribute("aria-current", current.codes === null);
   $("nav-codes").toggleAttribute("aria-current", current.codes !== null);
@@ -38,6 +49,7 @@ async function draw() {
   if (wanted !== shown) {
     if (!item) detail.close();
     await drawList(current, wanted);
+    if (turn !== turns) return;
   }
   if (item) await detail.open(item, scores.get(item));
   else detail.close();

@@ -1,0 +1,393 @@
+"""The page in a real browser: what a person does, and what they see."""
+
+from __future__ import annotations
+
+import base64
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serve_fixtures import draw, encoded
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+FLAGS = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="needs the Debian package chromium")]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield opened
+        opened.close()
+
+
+class Watch:
+    """A page whose scripts must not fail and that must not talk to anyone else."""
+
+    def __init__(self, page: Any, home: str) -> None:
+        self.page, self.home = page, home
+        self.errors: list[str] = []
+        self.strangers: list[str] = []
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on(
+            "request",
+            lambda request: None if request.url.startswith((home, "blob:", "data:")) else self.strangers.append(request.url),
+        )
+
+
+@pytest.fixture
+def open_page(browser: Any, live: Any) -> Iterator[Callable[..., Any]]:
+    watches: list[Watch] = []
+
+    def open_(hash_: str = "", url: str = live.url, **options: Any) -> Any:
+        context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+        page = context.new_page()
+        page.set_default_timeout(15_000)
+        watches.append(Watch(page, url))
+        page.goto(f"{url}/{hash_}")
+        return page
+
+    yield open_
+    for watch in watches:
+        watch.page.context.close()
+        assert watch.errors == [] and watch.strangers == []
+
+
+def until(page: Any, expression: str, arg: Any = None) -> None:
+    """Wait until it holds. (Playwright's own wait needs `eval` in the page, which our policy forbids.)"""
+    deadline = time.monotonic() + 15
+    while not page.evaluate(expression, arg):
+        assert time.monotonic() < deadline, f"never: {expression}; the page says: {page.inner_text('main')[:400]}"
+        time.sleep(0.03)
+
+
+def settled(page: Any) -> None:
+    """The page shows what its address says."""
+    until(page, "document.querySelector('#results').dataset.shown === location.hash")
+
+
+def cards(page: Any) -> list[str]:
+    settled(page)
+    return [
+        str(card)
+        for card in page.eval_on_selector_all("#results .card:not(.ghost)", "(all) => all.map((card) => card.dataset.id)")
+    ]
+
+
+def search(page: Any, text: str) -> list[str]:
+    page.fill("#text", text)
+    page.press("#text", "Enter")
+    until(page, "text => new URLSearchParams(location.hash.slice(1)).get('q') === text", arg=text)
+    return cards(page)
+
+
+def drop(page: Any, data: bytes, name: str, kind: str) -> None:
+    """Drop a file on the page as a browser does."""
+    transfer = page.evaluate_handle(
+        """([data, name, kind]) => {
+            const bytes = Uint8Array.from(atob(data), (c) => c.charCodeAt(0));
+            const transfer = new DataTransfer();
+            transfer.items.add(new File([bytes], name, { type: kind }));
+            return transfer;
+        }""",
+        [base64.b64encode(data).decode(), name, kind],
+    )
+    for event in ("dragenter", "dragover"):
+        page.dispatch_event("body", event, {"dataTransfer": transfer})
+    assert page.is_visible("#drop")
+    page.dispatch_event("body", "drop", {"dataTransfer": transfer})
+    assert not page.is_visible("#drop")
+
+
+def test_text_search_shows_a_grid_with_scores(open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    assert len(cards(page)) == 12 and "Ask with words" in page.inner_text("#results")
+    assert page.inner_text("#count") == "108 items"
+    found = search(page, "a red circle on white paper")
+    assert found[0] == "circle red text" and len(found) == 24
+    scores = [float(score.inner_text()) for score in page.query_selector_all(".score")]
+    assert scores == sorted(scores, reverse=True) and len(scores) == 24
+    assert re.match(r"24 results in [\d.]+ ms", page.inner_text("#status"))
+
+
+def test_kind_and_number_of_answers(open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    search(page, "green square")
+    page.click("label:has-text('Images')")
+    assert len(cards(page)) == 24
+    assert page.eval_on_selector_all(".kind", "(all) => [...new Set(all.map((kind) => kind.textContent))]") == ["image"]
+    page.select_option("#k", "12")
+    assert len(cards(page)) == 12
+    assert "target=image" in page.url and "k=12" in page.url
+
+
+def test_image_search_by_drop_then_composed_with_words(open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    cards(page)
+    drop(page, encoded(draw("ring", "blue")), "ring.png", "image/png")
+    page.wait_for_selector("#results .score")
+    assert cards(page)[0] == "ring/blue.png"
+    assert page.inner_text("#chosen-name") == "ring.png" and page.is_visible("#chosen-image")
+    alone = cards(page)
+    composed = search(page, "but a red square")  # the picture stays
+    assert page.is_visible("#chosen") and composed != alone
+    page.click("#chosen-remove")
+    assert cards(page) != composed and page.is_hidden("#chosen")
+    page.go_back()  # history holds the picture
+    assert cards(page) == composed and page.is_visible("#chosen")
+
+
+def test_choose_and_paste_a_picture(open_page: Callable[..., Any], tmp_path: Path) -> None:
+    page = open_page()
+    (tmp_path / "large.png").write_bytes(encoded(draw("cross", "green", 3000).effect_spread(40)))  # noise: megabytes
+    page.set_input_files("#file", tmp_path / "large.png")
+    page.wait_for_selector("#results .score")
+    assert cards(page)[0].startswith("cross") and "green" in cards(page)[0]
+    page.evaluate(
+        """(data) => {
+            const transfer = new DataTransfer();
+            const bytes = Uint8Array.from(atob(data), (c) => c.charCodeAt(0));
+            transfer.items.add(new File([bytes], "", { type: "image/png" }));
+            document.dispatchEvent(new ClipboardEvent("paste", { clipboardData: transfer, bubbles: true, cancelable: true }));
+        }""",
+        base64.b64encode(encoded(draw("circle", "yellow"))).decode(),
+    )
+    until(page, "document.querySelector('.card')?.dataset.id === 'circle/yellow.png'")
+    assert page.inner_text("#chosen-name") == "pasted picture"
+
+
+def test_filter_and_its_fields(open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    page.click("#fields button:has-text('colour')")
+    assert page.input_value("#where") == "colour = ''"
+    page.keyboard.type("purple")  # the cursor stands between the quotes
+    page.fill("#text", "a circle")
+    page.press("#text", "Enter")
+    page.wait_for_selector("#results .score")
+    found = cards(page)
+    assert len(found) == 18 and all("purple" in name for name in found)
+    assert "within the filter" in page.inner_text("#status")
+
+
+def test_detail_more_like_this_and_like_this_but(open_page: Callable[..., Any]) -> None:
+    page = open_page("#q=red+circle")
+    cards(page)
+    page.click(".card[data-id='circle-red-pair']")
+    page.wait_for_selector("#detail .path")
+    panel = page.inner_text("#detail")
+    assert "red circle" in panel and "circle-red-pair" in panel and "colour" in panel
+    assert page.eval_on_selector("#detail .picture", "(image) => image.decode().then(() => image.naturalWidth)") > 0
+    page.click("#more-like")
+    alike = cards(page)
+    assert "circle-red-pair" not in alike and page.is_hidden("#detail")
+    until(page, "document.querySelector('#chosen-name').textContent === 'like “red circle”'")
+    page.click(".card >> nth=0")
+    page.wait_for_selector("#but")
+    page.fill("#but", "yellow")
+    page.press("#but", "Enter")
+    assert cards(page) != alike and page.input_value("#text") == "yellow"
+
+
+def test_walking_the_codes(open_page: Callable[..., Any]) -> None:
+    page = open_page("#q=blue+ring&item=ring%2Fblue.png")
+    settled(page)
+    steps = page.locator("#detail .path li a")
+    assert steps.count() == 4 and "image" in steps.first.inner_text() and "36" in steps.first.inner_text()
+    steps.first.click()
+    settled(page)
+    assert page.inner_text("#codes-title") == "36 items live here"
+    counts = [int(many.inner_text()) for many in page.query_selector_all(".tile .many")]
+    assert sum(counts) == 36 and counts == sorted(counts, reverse=True) and len(cards(page)) == 36
+    page.click(".tile >> nth=0")
+    settled(page)
+    assert page.inner_text("#codes-title").startswith(f"{counts[0]} item")
+    assert len(page.query_selector_all(".crumbs li")) == 3
+    page.click(".card >> nth=0")  # an item here opens beside the codes
+    page.wait_for_selector("#detail .path")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#detail", state="hidden")
+    page.click(".crumbs a >> nth=0")
+    settled(page)
+    assert page.locator(".tile").count() == 3
+
+
+def test_everything_by_keyboard(open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    cards(page)
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("/")
+    assert page.evaluate("document.activeElement.id") == "text"
+    page.keyboard.type("red circle")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#results .score")
+    order = cards(page)
+    for _ in range(40):  # tab from the box to the first card
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.classList.contains('card')"):
+            break
+    focused = "document.activeElement.dataset.id"
+    assert page.evaluate(focused) == order[0]
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate(focused) == order[1]
+    page.keyboard.press("ArrowDown")
+    below = order.index(page.evaluate(focused))
+    assert below > 2
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#detail .path")
+    assert page.evaluate("document.activeElement.id") == "detail-title"
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#detail", state="hidden")
+    assert page.evaluate(focused) == order[1]  # back where it was
+
+
+def test_error_states_help(open_page: Callable[..., Any]) -> None:
+    page = open_page("#q=red&where=prize+%3C+3")
+    page.wait_for_selector(".notice.bad")
+    assert "unknown column 'prize'" in page.inner_text(".notice") and "single quotes" in page.inner_text(".notice")
+    page.click("text=Search without the filter")
+    page.wait_for_selector("#results .score")
+    drop(page, b"%PDF-1.7", "paper.pdf", "application/pdf")
+    page.wait_for_selector(".notice.bad")
+    assert "paper.pdf" in page.inner_text(".notice") and "not a picture" in page.inner_text(".notice")
+    drop(page, b"\x89PNG broken", "broken.png", "image/png")
+    until(page, "document.querySelector('.notice')?.textContent.includes('cannot be read')")
+    page.click("text=Remove the picture")
+    page.wait_for_selector("#results .score")
+    page.goto(page.url.split("#")[0] + "#q=red&where=price+%3E+999")
+    page.wait_for_selector(".notice")
+    assert "Nothing matches" in page.inner_text(".notice")
+    page.goto(page.url.split("#")[0] + "#q=red&item=nobody")
+    until(page, "document.querySelector('#detail').textContent.includes('gone')")
+
+
+def test_busy_and_unreachable_servers_are_explained(open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    cards(page)
+    busy = '{"error": {"code": "unavailable", "message": "too many searches are waiting", "request_id": "r"}}'
+    page.route(
+        "**/v1/search",
+        lambda route: route.fulfill(status=503, headers={"Retry-After": "4"}, content_type="application/json", body=busy),
+    )
+    page.fill("#text", "red circle")
+    page.press("#text", "Enter")
+    page.wait_for_selector(".notice.bad")
+    assert "busy" in page.inner_text(".notice") and "4 seconds" in page.inner_text(".notice")
+    page.unroute("**/v1/search")
+    page.route("**/v1/search", lambda route: route.abort())
+    page.click("text=Try again")
+    until(page, "document.querySelector('.notice').textContent.includes('does not answer')")
+    page.unroute("**/v1/search")
+    page.click("text=Try again")
+    page.wait_for_selector("#results .score")
+
+
+def test_markup_in_items_is_text(open_page: Callable[..., Any], live: Any) -> None:
+    import httpx
+
+    evil = "<img src=x onerror=\"document.title='owned'\"> <b>bold</b>"
+    httpx.put(f"{live.url}/v1/items/evil", json={"text": evil, "metadata": {"colour": "<script>1</script>"}}, trust_env=False)
+    try:
+        page = open_page("#q=" + "bold&item=evil")
+        page.wait_for_selector("#detail .path")
+        assert evil in page.inner_text("#detail") and page.title() == "GENIUS search"
+    finally:
+        httpx.delete(f"{live.url}/v1/items/evil", trust_env=False)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_contrast_and_theme(open_page: Callable[..., Any], scheme: str) -> None:
+    page = open_page("#q=red+circle&item=circle%2Fred.png", color_scheme=scheme)
+    page.wait_for_selector("#detail .path")
+    cards(page)
+    low = page.evaluate(CONTRAST)
+    assert low == [], low
+    other = "dark" if scheme == "light" else "light"
+    while page.evaluate("document.documentElement.dataset.theme") != other:
+        page.click("#theme")
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (max(int(n) for n in re.findall(r"\d+", dark)[:3]) < 80) is (other == "dark")
+
+
+def test_phone_layout_has_no_sideways_scroll(open_page: Callable[..., Any]) -> None:
+    page = open_page("#q=red+circle", viewport={"width": 360, "height": 740}, is_mobile=True, has_touch=True)
+    cards(page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    page.tap(".card >> nth=1")
+    page.wait_for_selector("#detail .path")
+    box = page.query_selector("#detail").bounding_box()
+    assert box["width"] == 360 and box["y"] == 0  # a sheet over everything
+    page.tap("#detail [aria-label=Close]")
+    page.wait_for_selector("#detail", state="hidden")
+    page.goto(page.url.split("#")[0] + "#codes=0")
+    page.wait_for_selector(".tile")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+def test_controls_have_names(open_page: Callable[..., Any]) -> None:
+    page = open_page("#q=red+circle&item=circle%2Fred.png")
+    page.wait_for_selector("#detail .path")
+    nameless = page.evaluate(
+        """() => [...document.querySelectorAll("button, a, input, select")]
+            .filter((e) => !(e.getAttribute("aria-label") || e.labels?.length || e.textContent.trim() || e.title))
+            .map((e) => e.outerHTML.slice(0, 120))"""
+    )
+    assert nameless == []
+    assert page.get_attribute("#status", "aria-live") == "polite"
+
+
+def test_a_key_is_asked_for_and_pictures_load_with_it(open_page: Callable[..., Any], start_server: Callable[..., Any]) -> None:
+    key = "read-key-0123456789abc"
+    server = start_server(environ={"GENIUS_API_KEYS": f"read:{key}"}, items=12)
+    page = open_page(url=server.url)
+    page.wait_for_selector("#key-dialog[open]")
+    page.fill("#key", "wrong-key-0123456789")
+    page.press("#key", "Enter")
+    until(page, "document.querySelector('.notice.bad')?.textContent.includes('not known')")
+    page.wait_for_selector("#key-dialog[open]")
+    page.fill("#key", key)
+    page.press("#key", "Enter")
+    page.wait_for_selector("#results .card img")
+    until(page, "[...document.querySelectorAll('.card img')].every((image) => image.naturalWidth > 0)")
+
+
+# Text whose colour is too close to its background (WCAG AA: 4.5, large or bold 3).
+CONTRAST = """() => {
+  const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const rgb = (c) => {  // any CSS colour, oklch too, as the browser paints it
+    canvas.clearRect(0, 0, 1, 1);
+    canvas.fillStyle = c;
+    canvas.fillRect(0, 0, 1, 1);
+    const [r, g, b, a] = canvas.getImageData(0, 0, 1, 1).data;
+    return [r, g, b, a / 255];
+  };
+  const light = ([r, g, b]) => [r, g, b].map((v) => v / 255).map((v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = (e) => {
+    for (; e; e = e.parentElement) {
+      const c = rgb(getComputedStyle(e).backgroundColor);
+      if (c[3] > 0.9) return c;
+    }
+    return [255, 255, 255];
+  };
+  const low = [];
+  for (const e of document.querySelectorAll("body *")) {
+    if (![...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim())) continue;
+    if (!e.checkVisibility() || e.closest(".hidden, .skip, script, noscript")) continue;
+    const style = getComputedStyle(e), a = light(rgb(style.color)), b = light(behind(e));
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    const large = parseFloat(style.fontSize) >= 24 || (parseFloat(style.fontSize) >= 18.6 && style.fontWeight >= 700);
+    if (ratio < (large ? 3 : 4.5)) low.push(`${e.className || e.tagName}: ${e.textContent.slice(0, 20)} ${ratio.toFixed(2)}`);
+  }
+  return low;
+}"""
