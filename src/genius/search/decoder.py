@@ -3,18 +3,22 @@
 Computes exactly what `Generator.hidden` computes, in another order: norm weights are folded into the matrices
 behind them, q, k and v are one product, and beams are rows of the *query's* attention to its prefix, so that
 prefix keys and values are never copied per beam. Knows nothing of tries.
+
+In int8 (CPU) the products are approximate, everything between them is float32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from genius.model.generator import Block, Generator
+from genius.search.int8 import Int8Matrix
 
 
 @dataclass(slots=True)
@@ -34,15 +38,34 @@ class Memory:
         return Memory(self.cross, [p[queries, parent] for p in self.past])
 
 
+M = TypeVar("M", Tensor, Int8Matrix)
+
+
 @dataclass(slots=True)
-class _Layer:
-    qkv: Tensor  # (d, 3 * inner), self-attention norm folded in
-    out: Tensor  # (inner, d)
-    cross_q: Tensor  # (d, inner), cross-attention norm folded in
-    cross_kv: Tensor  # (d, 2 * inner)
-    cross_out: Tensor  # (inner, d)
-    ff_in: Tensor  # (d, d_ff), feed-forward norm folded in
-    ff_out: Tensor  # (d_ff, d)
+class Layer(Generic[M]):
+    """The matrices of one block."""
+
+    qkv: M  # (d, 3 * inner), self-attention norm folded in
+    out: M  # (inner, d)
+    cross_q: M  # (d, inner), cross-attention norm folded in
+    cross_kv: M  # (d, 2 * inner)
+    cross_out: M  # (inner, d)
+    ff_in: M  # (d, d_ff), feed-forward norm folded in
+    ff_out: M  # (d_ff, d)
+
+
+def _fuse(block: Block, place: Callable[[Tensor], M]) -> Layer[M]:
+    own, cross = block.self_attention, block.cross_attention
+    qkv = torch.cat([own.q.weight, own.k.weight, own.v.weight]).detach()  # (3 * inner, d)
+    return Layer(
+        qkv=place((qkv * block.self_norm.weight.detach()).T),
+        out=place(own.o.weight.detach().T),
+        cross_q=place((cross.q.weight.detach() * block.cross_norm.weight.detach()).T),
+        cross_kv=place(torch.cat([cross.k.weight, cross.v.weight]).detach().T),
+        cross_out=place(cross.o.weight.detach().T),
+        ff_in=place((block.ff_in.weight.detach() * block.ff_norm.weight.detach()).T),
+        ff_out=place(block.ff_out.weight.detach().T),
+    )
 
 
 class Decoder:
@@ -65,21 +88,10 @@ class Decoder:
         self.prefix_norm = place(generator.prefix_norm.weight)
         # additive position bias (1, heads, M, M), causal: row t serves the t-th token of any run
         self.bias = place(generator.bias(self.config.levels).float().clamp(min=-1e30))
-        self.layers = [self._fuse(block, place) for block in generator.blocks if isinstance(block, Block)]
-
-    @staticmethod
-    def _fuse(block: Block, place: Callable[[Tensor], Tensor]) -> _Layer:
-        own, cross = block.self_attention, block.cross_attention
-        qkv = torch.cat([own.q.weight, own.k.weight, own.v.weight]).detach()  # (3 * inner, d)
-        return _Layer(
-            qkv=place((qkv * block.self_norm.weight.detach()).T),
-            out=place(own.o.weight.T),
-            cross_q=place((cross.q.weight.detach() * block.cross_norm.weight.detach()).T),
-            cross_kv=place(torch.cat([cross.k.weight, cross.v.weight]).detach().T),
-            cross_out=place(cross.o.weight.T),
-            ff_in=place((block.ff_in.weight.detach() * block.ff_norm.weight.detach()).T),
-            ff_out=place(block.ff_out.weight.T),
-        )
+        self.layers = [_fuse(block, place) for block in generator.blocks if isinstance(block, Block)]
+        # logits are at most |h| |w|: where that cannot overflow, exp needs no shift
+        self.calm = float(self.head.float().norm(dim=1).max()) * self.config.d_model**0.5 < 80
+        self.pieces = 1024 if device.type == "cpu" else 8192  # columns of the head at a time: on a CPU they stay in cache
 
     def _norm(self, x: Tensor) -> Tensor:
         return x * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + self.eps).to(x.dtype)
@@ -87,13 +99,15 @@ class Decoder:
     def start(self, z: Tensor) -> Memory:
         """Prefix keys and values of every layer, once per query (Eq. 9)."""
         queries, tokens, width = z.shape[0], self.config.prefix_tokens, self.config.d_model
-        prefix = torch.addmm(self.prefix_bias, z.to(self.dtype), self.prefix_weight.T).view(queries * tokens, width)
-        prefix = self._norm(prefix) * self.prefix_norm
+        prefix = self._norm(self._project(z.to(self.dtype)).view(queries * tokens, width)) * self.prefix_norm
         cross = []
         for layer in self.layers:
             both = (prefix @ layer.cross_kv).view(queries, tokens, 2, self.heads, -1)
             cross.append((both[:, :, 0].transpose(1, 2).contiguous(), both[:, :, 1].transpose(1, 2).contiguous()))
         return Memory(cross, [])
+
+    def _project(self, z: Tensor) -> Tensor:
+        return torch.addmm(self.prefix_bias, z, self.prefix_weight.T)
 
     def run(self, tokens: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
         """New tokens (Q, n, L) of every beam, after the past -> normed hidden states (Q, n, L, d), grown memory."""
@@ -110,21 +124,14 @@ class Decoder:
             whole = torch.cat([memory.past[i], new], 2) if memory.past else new
             grown.append(whole)
             both = whole.reshape(rows, done + length, 2, self.heads, d_kv)
+            k, v = both[:, :, 0].transpose(1, 2), both[:, :, 1].transpose(1, 2)
             if done + length > 1:
-                mixed = F.scaled_dot_product_attention(
-                    q,
-                    both[:, :, 0].transpose(1, 2),
-                    both[:, :, 1].transpose(1, 2),
-                    attn_mask=bias.expand(rows, -1, -1, -1),
-                    scale=1.0,
-                )
-            else:
-                mixed = both[:, :, 1].transpose(1, 2)  # one token attends to itself
-            x = torch.addmm(x, mixed.transpose(1, 2).reshape(rows * length, self.inner), layer.out)
+                v = F.scaled_dot_product_attention(q, k, v, attn_mask=bias.expand(rows, -1, -1, -1), scale=1.0)
+            x = _plus(x, v.transpose(1, 2).reshape(rows * length, self.inner), layer.out)  # a lone token attends to itself
             q = (self._norm(x) @ layer.cross_q).view(queries, beams * length, self.heads, d_kv).transpose(1, 2)
-            mixed = F.scaled_dot_product_attention(q, *memory.cross[i], scale=1.0)
-            x = torch.addmm(x, mixed.transpose(1, 2).reshape(rows * length, self.inner), layer.cross_out)
-            x = torch.addmm(x, torch.relu_(self._norm(x) @ layer.ff_in), layer.ff_out)
+            v = F.scaled_dot_product_attention(q, *memory.cross[i], scale=1.0)
+            x = _plus(x, v.transpose(1, 2).reshape(rows * length, self.inner), layer.cross_out)
+            x = _plus(x, torch.relu_(self._norm(x) @ layer.ff_in), layer.ff_out)
         return self._norm(x).view(queries, beams, length, -1), Memory(memory.cross, grown)
 
     # -- the head ----------------------------------------------------------------------------------------------
@@ -138,10 +145,65 @@ class Decoder:
         """(R, d) -> (R, K_level) float32."""
         return (hidden @ self.level_head(level).T).float()
 
-    def log_normalizer(self, hidden: Tensor, chunk: int = 4096) -> Tensor:
-        """log of the sum of exp over the whole table, (R, d) -> (R,) float32: the published normaliser."""
-        parts = [(hidden @ self.head[i : i + chunk].T).float().logsumexp(1) for i in range(0, self.config.vocabulary, chunk)]
-        return torch.stack(parts).logsumexp(0)
+    def log_normalizer(self, hidden: Tensor, level: int = -1, logits: Tensor | None = None) -> Tensor:
+        """log of the sum of exp over the whole table, (R, d) -> (R,) float32: the published normaliser.
+
+        `logits` (R, K) of one `level` are not computed again.
+        """
+        if logits is None:
+            spans = [(0, self.config.vocabulary)]
+        else:
+            start = self.config.offsets[level]
+            spans = [(0, start), (start + logits.shape[1], self.config.vocabulary)]
+        pieces = [(i, min(i + self.pieces, end)) for start, end in spans for i in range(start, end, self.pieces)]
+        if not self.calm:
+            parts = [(hidden @ self.head[i:j].T).float().logsumexp(1) for i, j in pieces]
+            return torch.stack(parts if logits is None else [*parts, logits.logsumexp(1)]).logsumexp(0)
+        rows = 512 if self.device.type == "cpu" else len(hidden)
+        mass = [self._mass(part, pieces) for part in hidden.split(rows)] if len(hidden) else [hidden.new_zeros(0)]
+        total = torch.cat(mass)
+        return (total if logits is None else total + logits.exp().sum(1)).log()
+
+    def _mass(self, hidden: Tensor, pieces: list[tuple[int, int]]) -> Tensor:
+        total = torch.zeros(len(hidden), device=self.device)
+        for i, j in pieces:
+            total += (hidden @ self.head[i:j].T).float().exp_().sum(1)
+        return total
 
     def token(self, codes: Tensor, level: int) -> Tensor:
         return codes + self.config.offsets[level]
+
+
+class Int8Decoder(Decoder):
+    """The same with int8 products (CPU): for beams that only pick candidates."""
+
+    def __init__(self, generator: Generator) -> None:
+        super().__init__(generator, torch.device("cpu"))
+        self.layers = [_fuse(block, Int8Matrix) for block in generator.blocks if isinstance(block, Block)]  # type: ignore[arg-type]
+        self.prefix_matrix = Int8Matrix(self.prefix_weight.T)
+        self.specials = self.head[: self.config.offsets[0]].T.contiguous()
+        self.level_matrices = [Int8Matrix(self.level_head(level).T) for level in range(self.config.levels)]
+
+    def _project(self, z: Tensor) -> Tensor:
+        return (z @ self.prefix_matrix).add_(self.prefix_bias)
+
+    def level_logits(self, hidden: Tensor, level: int) -> Tensor:
+        return hidden @ self.level_matrices[level]
+
+    def log_normalizer(self, hidden: Tensor, level: int = -1, logits: Tensor | None = None) -> Tensor:
+        parts = [] if logits is None else [logits]
+        others = [i for i in range(self.config.levels) if logits is None or i != level]
+        if self.calm:
+            total = (hidden @ self.specials).exp_().sum(1)
+            total += sum((part.exp().sum(1) for part in parts), torch.zeros_like(total))
+            for i in others:
+                total += (hidden @ self.level_matrices[i]).exp_().sum(1)
+            return total.log()
+        parts = [
+            part.logsumexp(1) for part in [*parts, hidden @ self.specials, *(hidden @ self.level_matrices[i] for i in others)]
+        ]
+        return torch.stack(parts).logsumexp(0)
+
+
+def _plus(x: Tensor, y: Tensor, weight: Tensor | Int8Matrix) -> Tensor:
+    return torch.addmm(x, y, weight) if isinstance(weight, Tensor) else (y @ weight).add_(x)

@@ -16,8 +16,9 @@ from torch import Tensor
 from genius.errors import GeniusError
 from genius.model.generator import Generator
 from genius.model.quantizer import ResidualQuantizer
+from genius.search import int8
 from genius.search.beam import Beams, by_target, check_allowed, check_queries, decode
-from genius.search.decoder import Decoder
+from genius.search.decoder import Decoder, Int8Decoder
 from genius.search.graph import GraphSearch
 from genius.search.params import SearchParams, SearchResult
 from genius.search.rerank import Int8Rows, Rows, Vectors, code_scores, top_rows
@@ -52,6 +53,9 @@ class SearchEngine:
         self.level_sizes = trie.level_sizes
         self.generator, self.precision = generator, precision
         self.decoder = None if generator is None else Decoder(generator, self.device)
+        self._int8: Decoder | None = None
+        # below this width int8 gains nothing
+        self.generator_is_large = generator is not None and generator.config.d_model >= 512 and int8.supported()
         self._graphs: dict[bool, GraphSearch] = {}  # recorded searches (CUDA), by whether they are fast
         self.base = TrieView(trie, self.device)
         self.delta: TrieView | None = None
@@ -163,7 +167,11 @@ class SearchEngine:
         if params.reranker == "codes" and self.quantizer is None:
             raise GeniusError("re-ranking by codes needs the quantizer")
         scorer = Scorer(
-            self.decoder if params.generator else None, self.quantizer, self.level_sizes, params.geometry, params.normalizer
+            self._decoder(params) if params.generator else None,
+            self.quantizer,
+            self.level_sizes,
+            params.geometry,
+            params.normalizer,
         )
         mask = check_allowed(allowed if allowed is None else torch.as_tensor(allowed), self.rows, self.device)
         if not self._recordable(params, mask):
@@ -205,6 +213,14 @@ class SearchEngine:
             vectors, scales = (None, None) if self.vectors is None else self.vectors.parts[0]
             self._graphs[fast] = GraphSearch(decoder, self.base, TritonOps(), vectors, scales)
         return self._graphs[fast]
+
+    def _decoder(self, params: SearchParams) -> Decoder | None:
+        """The one for a search step by step."""
+        if self.generator is None or self.device.type != "cpu" or not self._fast(params) or not self.generator_is_large:
+            return self.decoder
+        if self._int8 is None:
+            self._int8 = Int8Decoder(self.generator)
+        return self._int8
 
     def _fast(self, params: SearchParams) -> bool:
         return self.precision == "fast" or (self.precision == "auto" and params.rerank > 0 and params.reranker != "none")
@@ -267,7 +283,7 @@ class SearchEngine:
         wanted = min(k, existing)
         if wanted == 0:
             return
-        stop = params.rerank if params.reranker != "none" else 0
+        stop = max(params.rerank, wanted) if params.rerank and params.reranker != "none" else 0
         beams = params.beams
         while len(queries):
             short = []

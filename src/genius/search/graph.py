@@ -61,7 +61,7 @@ class GraphSearch:
         )
 
     def _get(self, bucket: int, k: int, params: SearchParams, targets: bool) -> tuple[StaticSearch, torch.cuda.CUDAGraph | None]:
-        budget = params.rerank if params.reranker != "none" else 0
+        budget = max(params.rerank, min(k, self.view.trie.items)) if params.rerank and params.reranker != "none" else 0
         plan = self.plans.get((params.beams, budget))
         if plan is None:
             plan = plan_budget(self.view, params.beams, budget) if budget else plan_full_depth(self.view)

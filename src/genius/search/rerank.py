@@ -73,13 +73,12 @@ class Vectors:
     def __len__(self) -> int:
         return self.count
 
-    def dots(self, query: Tensor, owner: Tensor, row: Tensor, chunk: int = 1 << 16) -> Tensor:
-        """query (Q, D), candidates (owner, row) flat -> (C,) dot products in float32."""
-        out = torch.empty(len(row), device=self.device)
-        for i in range(0, len(row), chunk):
-            here = slice(i, i + chunk)
-            out[here] = (self.take(row[here]) * query[owner[here]]).sum(1)
-        return out
+    def dots(self, query: Tensor, owner: Tensor, row: Tensor) -> Tensor:
+        """query (Q, D), candidates (owner, row) flat, owners ascending -> (C,) dot products in float32."""
+        counts = torch.bincount(owner, minlength=len(query)).tolist()
+        # one matrix-vector product a query: its rows are read once, the query is not copied beside each
+        parts = [self.take(rows) @ query[q] for q, rows in enumerate(row.split(counts)) if len(rows)]
+        return torch.cat(parts) if parts else query.new_zeros(0)
 
     def take(self, row: Tensor) -> Tensor:
         """(C,) rows -> (C, D) float32."""

@@ -134,6 +134,7 @@ def faiss_index(kind: str, vectors: Array, threads: int) -> Callable[[Array, int
         raise GeniusError("the Faiss rivals need faiss: pip install 'genius-search[eval]'") from None
     faiss.omp_set_num_threads(threads)
     width = vectors.shape[1]
+    index: Any
     if kind == "flat":
         index = faiss.IndexFlatIP(width)
     elif kind == "hnsw":

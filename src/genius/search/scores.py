@@ -67,7 +67,7 @@ class Scorer:
         assert self.decoder is not None
         logits = self.decoder.level_logits(hidden, level)  # (R, K)
         if self.normalizer == "vocabulary":
-            return logits[row, code] - self.decoder.log_normalizer(hidden)[row]
+            return logits[row, code] - self.decoder.log_normalizer(hidden, level, logits)[row]
         if self.normalizer == "level":
             return logits[row, code] - logits.logsumexp(1)[row]
         chosen = logits[row, code]  # over the valid children alone

@@ -39,12 +39,12 @@ class SortedCodes:
             self.fields[level] = (word, shift, mask)
             shift += bits
         # least significant word first: each sort is stable, so earlier orders survive among equals
-        word, self.order = words[-1].sort(stable=True)
-        self.words = [word]
+        last, self.order = words[-1].sort(stable=True)
+        self.words = [last]
         for earlier in reversed(words[:-1]):
-            word, by = earlier[self.order].sort(stable=True)
+            first, by = earlier[self.order].sort(stable=True)
             self.order = self.order[by]
-            self.words = [word, *(later[by] for later in self.words)]
+            self.words = [first, *(later[by] for later in self.words)]
 
     def column(self, level: int) -> Tensor:
         """Codes of one level in sorted order: (N,) int64."""

@@ -30,8 +30,9 @@ class TorchOps:
         keys = past + length
         distance = (past + torch.arange(length, device=cache.device))[:, None] - torch.arange(keys, device=cache.device)
         scores = q @ k.transpose(2, 3) + bias[:, distance.clamp(min=0)]
-        weights = scores.masked_fill(distance < 0, -torch.inf).softmax(3)
-        return (weights @ v).transpose(1, 2).reshape(rows * length, inner).to(cache.dtype)
+        weights: Tensor = scores.masked_fill(distance < 0, -torch.inf).softmax(3)
+        mixed: Tensor = (weights @ v).transpose(1, 2).reshape(rows * length, inner)
+        return mixed.to(cache.dtype)
 
     def cross_attention(self, q: Tensor, kv: Tensor, queries: int, heads: int) -> Tensor:
         """q (Q * n, inner), kv (Q * prefix, 2 * inner) -> (Q * n, inner)."""
