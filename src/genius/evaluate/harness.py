@@ -51,7 +51,7 @@ class EvalConfig:
     beams: tuple[int, ...] = (50,)  # each beam method runs once for each
     pools: tuple[PoolKind, ...] = ("local", "universal")  # task-specific and universal retrieval
     tasks: tuple[str, ...] = ()  # keys to keep; empty: all
-    cutoffs: tuple[int, ...] = (1, 5, 10)  # k of hit@k and recall@k for tasks that name none of their own
+    cutoffs: tuple[int, ...] = (1, 5, 10)  # k of hit@k and recall@k, besides those that a task names itself
     depth: int = 50  # items ranked for every query; at least the largest cut-off
     rerank: int | None = None  # budget of the default search; None: the model's own
     geometry: float = 0.5  # weight of the geometric term in genius-g
@@ -95,6 +95,7 @@ class Evaluation:
     about: dict[str, Any]
     runs: dict[tuple[str, str, str], tuple[Ints, npt.NDArray[np.float64]]] = field(default_factory=dict)  # rows of the whole pool
     query_rows: dict[str, Ints] = field(default_factory=dict)  # task -> its queries
+    main_values: dict[tuple[str, str, str], metrics.Floats] = field(default_factory=dict)  # the main metric of every query
 
     def find(self, task: str, method: str, pool: str) -> Result:
         for result in self.results:
@@ -113,6 +114,12 @@ class Evaluation:
     def average(self, method: str, pool: str) -> float:
         """Unweighted mean over tasks of the main metric, as the paper's last row."""
         return float(np.mean([r.metrics[r.main] for r in self.results if r.method == method and r.pool == pool]))
+
+    def average_interval(self, method: str, pool: str) -> tuple[float, float]:
+        """95 % interval of that mean: queries resampled within each task."""
+        config = self.about["config"]
+        groups = [self.main_values[task.key, method, pool] for task in self.tasks]
+        return metrics.bootstrap_interval_of_average(groups, samples=config["bootstrap"] or 1, seed=config["seed"])
 
     def to_json(self) -> dict[str, Any]:
         tasks = [{**asdict(t), "query": t.query.label, "target": t.target.label} for t in self.tasks]
@@ -139,7 +146,7 @@ def evaluate(
     space = Space(model, data, target=config.target)
     methods = [*build_methods(space, config, fused), *extra]
     evaluation = Evaluation(tasks, [], about_run(model, data, config), query_rows=rows)
-    depth = max(config.depth, *(k for task in tasks for k in task.cutoffs))
+    depth = max(config.depth, *config.cutoffs, *(k for task in tasks for k in task.cutoffs))
     kinds = config.pools
     if not data.pools and "universal" in kinds and "local" in kinds:
         say("the tasks have no pools of their own: the universal pool is the only one")
@@ -270,7 +277,9 @@ def _judge(
         for label, answer in answers.items():
             if answer.rows.max(initial=-1) >= len(pool):
                 raise GeniusError(f"{label} returned rows outside the pool {pool.name!r}")
-            values[label] = metrics.per_query(metrics.judge(answer.rows[part], positives), task.cutoffs)
+            cutoffs = sorted({*task.cutoffs, *config.cutoffs})
+            values[label] = metrics.per_query(metrics.judge(answer.rows[part], positives), cutoffs)
+            evaluation.main_values[task.key, label, kind] = values[label][main]
             ranked = answer.rows[part]
             evaluation.runs[task.key, label, kind] = (np.where(ranked >= 0, pool.rows[ranked], -1), answer.scores[part])
         p_values = _p_values(values, main, config)

@@ -24,6 +24,11 @@ TITLES = {
     "genius-r": "GENIUS^R", "genius-codes": "GENIUS + codes", "genius-g": "GENIUS + geometry", "geometry": "Geometry alone",
     "default": "Default", "default-codes": "Default, codes", "codes": "Codes alone",
 }  # fmt: skip
+PAPER_TABLES = {"local": "table-1", "universal": "table-2"}
+FULL_MBEIR = 5_000_000  # the union pool has 5.6 million candidates
+OTHER_DATA = (
+    "The paper's numbers are on the whole of M-BEIR (5.6 million candidates); this run searched fewer, so they do not compare."
+)
 POOL_TITLES = {"local": "Task-specific pools", "universal": "Universal pool"}
 
 
@@ -52,7 +57,10 @@ def markdown(
     parts = [f"# {title}", _about(evaluation, command)]
     for pool in evaluation.pools:
         parts.append(f"## {POOL_TITLES.get(pool, pool)}")
-        parts.append(main_table(evaluation, pool, (paper or {}).get(pool, {})))
+        printed = (paper or {}).get(pool, {})
+        parts.append(main_table(evaluation, pool, printed, PAPER_TABLES.get(pool, "")))
+        if about_other_data(evaluation, printed):
+            parts.append(OTHER_DATA)
         parts.append(_detail_table(evaluation, pool))
         parts.append(_cost_table(evaluation, pool))
         survival = _survival_table(evaluation, pool)
@@ -96,7 +104,7 @@ def main_table(evaluation: Evaluation, pool: str, paper: Mapping[str, Row], tabl
         row += [_main_cell(evaluation.find(task.key, method, pool)) for method in methods]
         row += [_paper_cell(paper[name].get(task.key), (table_name, name, task.key)) for name in printed]
         rows.append(row)
-    average = ["**Average**", "", "", *(f"**{percent(evaluation.average(m, pool))}**" for m in methods)]
+    average = ["**Average**", "", "", *(_average_cell(evaluation, method, pool) for method in methods)]
     for name in printed:
         values = [paper[name][task.key] for task in evaluation.tasks if task.key in paper[name]]
         average.append(f"{np.mean(values):.1f}" if len(values) == len(evaluation.tasks) else "–")
@@ -104,9 +112,23 @@ def main_table(evaluation: Evaluation, pool: str, paper: Mapping[str, Row], tabl
     return table(header, rows)
 
 
+def about_other_data(evaluation: Evaluation, printed: Mapping[str, Row]) -> bool:
+    """Whether the paper's columns stand beside results on something smaller than M-BEIR."""
+    shown = any(task.key in row for row in printed.values() for task in evaluation.tasks)
+    return shown and evaluation.about["candidates"] < FULL_MBEIR
+
+
 def _direction(task: Task) -> str:
     short = {"image": "i", "text": "t", "pair": "(i,t)"}
     return f"q_{short[task.query.label]} → c_{short[task.target.label]}"
+
+
+def _average_cell(evaluation: Evaluation, method: str, pool: str) -> str:
+    mean = f"**{percent(evaluation.average(method, pool))}**"
+    if not evaluation.about["config"]["bootstrap"]:
+        return mean
+    low, high = evaluation.average_interval(method, pool)
+    return f"{mean} ±{50 * (high - low):.1f}"
 
 
 def _main_cell(result: Result) -> str:
@@ -119,19 +141,23 @@ def _main_cell(result: Result) -> str:
 def _paper_cell(value: float | None, place: tuple[str, str, str]) -> str:
     if value is None:
         return "–"
-    return f"{value:g}" + (" (misprint)" if place in MISPRINTS else "")
+    return printed_number(value) + (" (misprint)" if place in MISPRINTS else "")
+
+
+def printed_number(value: float) -> str:
+    """As the paper prints it: one digit, two for the few values below one."""
+    return f"{value:.2f}" if 0 < value < 1 and round(value, 1) != value else f"{value:.1f}"
 
 
 def _detail_table(evaluation: Evaluation, pool: str) -> str:
     """Means over tasks of everything else that is measured."""
-    cutoffs = sorted({k for task in evaluation.tasks for k in task.cutoffs})
+    cutoffs = sorted(evaluation.about["config"]["cutoffs"])
     rows = []
     for method in evaluation.methods:
         own = [r for r in evaluation.results if r.method == method and r.pool == pool]
         row = [method_title(method)]
         for name in [*(f"hit@{k}" for k in cutoffs), *(f"recall@{k}" for k in cutoffs), "ndcg@10", "mrr@10"]:
-            values = [r.metrics[name] for r in own if name in r.metrics]
-            row.append(percent(float(np.mean(values))) if values else "–")
+            row.append(percent(float(np.mean([r.metrics[name] for r in own]))))
         rows.append(row)
     header = ["Mean over tasks", *(f"Recall@{k}" for k in cutoffs), *(f"true recall@{k}" for k in cutoffs), "nDCG@10", "MRR@10"]
     return table(header, rows)

@@ -25,7 +25,7 @@ from genius.errors import GeniusError
 from genius.evaluate import paper
 from genius.evaluate.harness import EvalConfig, Evaluation, evaluate, tasks_of
 from genius.evaluate.methods.generative import paper_bytes
-from genius.evaluate.report import main_table, method_title, percent, table
+from genius.evaluate.report import OTHER_DATA, about_other_data, main_table, method_title, percent, printed_number, table
 from genius.evaluate.sources import load_features
 from genius.model.genius import Genius
 from genius.search import CodeTrie
@@ -195,6 +195,8 @@ def _methods(
     evaluation = evaluate(model, data, config, extra=extra, progress=say)
     printed: Mapping[str, paper.Row] = paper.TABLES.get(name, {}) if _is_mbeir(evaluation.tasks) else {}
     body = "\n\n".join(main_table(evaluation, pool, printed, name) for pool in evaluation.pools)
+    if about_other_data(evaluation, printed):
+        body += f"\n\n{OTHER_DATA}"
     if experiment.baselines and not extra:
         body += f"\n\nNot run, for want of training data (--train): {', '.join(experiment.baselines)}."
     return Table(name, experiment.title, body, evaluation.about, evaluation.to_json()["results"])
@@ -253,9 +255,10 @@ def _ablation_body(name: str, experiment: Experiment, found: dict[str, Evaluatio
     rows = []
     for row, evaluation in found.items():
         cells = [percent(evaluation.find(task.key, label, pool).metrics[f"hit@{task.main}"]) for task in tasks]
-        theirs = [f"{printed[row][task.key]:g}" for task in tasks] if row in printed else []
+        theirs = [printed_number(printed[row][task.key]) for task in tasks] if row in printed else []
         rows.append([row, *cells, *theirs])
-    return table(header, rows)
+    body = table(header, rows)
+    return f"{body}\n\n{OTHER_DATA}" if about_other_data(next(iter(found.values())), printed) else body
 
 
 def _ablation_results(found: dict[str, Evaluation]) -> list[dict[str, Any]]:
@@ -279,7 +282,7 @@ def _text_to_image(
             values = evaluation.find(task.key, method, "local").metrics
             rows.append([method_title(method), *(percent(values.get(f"hit@{k}")) for k in (1, 5, 10))])
         printed = known.get(task.key.partition("_")[0].replace("mscoco", "coco"), {})
-        rows += [[f"{method_title(who)} (paper)", *(f"{value:g}" for value in values)] for who, values in printed.items()]
+        rows += [[f"{method_title(who)} (paper)", *map(printed_number, values)] for who, values in printed.items()]
         blocks.append(table(header, rows))
     return Table(name, experiment.title, "\n\n".join(blocks), evaluation.about, evaluation.to_json()["results"])
 
