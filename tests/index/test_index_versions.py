@@ -123,11 +123,14 @@ def test_a_table_put_back_from_a_copy_does_not_meet_its_old_cache(index: Index, 
     shutil.copytree(tmp_path / "backup", index.path / "items.lance")
     writer = Index(index.path, model)
     assert everything(writer).keys() == {f"t{i}" for i in range(20)}
-    while writer.version <= running._state.live.version:  # the other turn reaches the same version numbers
-        writer.upsert(texts(20, 30, "second"))
+    writer.add(texts(20, 30, "second"))  # with the version numbers of the first turn
+    while writer.version <= running._state.live.version:
+        writer.upsert([Item("more", text=f"version {writer.version}")])
     for handle in (Index(index.path, model), running):
         found = everything(handle)
-        assert len(found) == 30 and found["t25"][0] == "second25 w0"
+        assert found == everything(writer) and len(found) == 31 and found["t25"][0] == "second25 w0"
+        own = handle.model.embed_items([Item("t25", text="second25 w0")])
+        assert handle.search_embedded(own.z, own.dense, k=1, where="id = 't25'")[0][0].score == pytest.approx(1, abs=2e-3)
 
 
 def test_crashed_cache_builds_are_swept_up(index: Index, model: Genius, monkeypatch: pytest.MonkeyPatch) -> None:

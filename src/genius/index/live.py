@@ -46,16 +46,13 @@ class Live:
     @classmethod
     def verified(cls, model: Genius, base: Base, reader: Reader) -> Live | None:
         """From a cached base, after comparing it with the table row by row; None if they tell different stories."""
-        present = reader.seqs()
-        fresh = present[~_within(present, base.seqs)]
-        if len(fresh) and base.items and fresh[0] < base.seqs[-1]:
-            return None  # rows that should be in the base are not: the table is another one
         try:
             live = cls(model, base, reader)
         except OtherStory:
             return None
+        present = reader.seqs()
         live.dead = ~_within(live.seqs, present)
-        return live if live.alive == len(present) else None
+        return live if live.alive == len(present) else None  # some of the table's rows are not here: another story
 
     @property
     def version(self) -> int:
@@ -73,8 +70,11 @@ class Live:
 
     # -- moving to a newer version -----------------------------------------------------------------------------
 
-    def advance(self, reader: Reader, gone: Sequence[int] = ()) -> None:
-        """Become version `reader.version`. `gone`: rows known to be deleted; others are found if the count says so."""
+    def advance(self, reader: Reader, gone: Sequence[int] = (), trust: bool = True) -> None:
+        """Become version `reader.version`. `gone`: rows known to be deleted; others are found if the count says so.
+
+        Without `trust` that the table continues what was seen of it, all rows are compared.
+        """
         known = int(self.seqs[-1]) if len(self.seqs) else -1
         parts = list(reader.codes(f"_seq > {known}"))  # seqs only grow: what is new is larger
         self.dead[np.asarray(gone, np.int64)] = True
@@ -87,7 +87,7 @@ class Live:
             self.dead = np.concatenate([self.dead, np.zeros(len(seqs), bool)])
             self.delta_codes = np.concatenate([self.delta_codes, codes[order]])
             self.delta_ids.update((ids[position], first + i) for i, position in enumerate(order))
-        if reader.count() != self.alive:  # someone else deleted, too
+        if not trust or reader.count() != self.alive:  # someone else deleted, too
             self.dead = ~_within(self.seqs, reader.seqs())
             if reader.count() != self.alive:
                 raise OtherStory(f"version {reader.version} holds {reader.count()} items where {self.alive} were expected")

@@ -96,7 +96,7 @@ class State:
             if latest != self.live.version:
                 reader = self.store.at(latest)
                 try:
-                    self.live.advance(reader, gone)
+                    self.live.advance(reader, gone, trust=self.store.continues(self.live.reader))
                 except OtherStory:
                     self.live = self._in_memory(reader)
                 if self.live.wasteful:

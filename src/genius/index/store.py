@@ -71,9 +71,10 @@ def database_errors(doing: str) -> Iterator[None]:
 class Reader:
     """One version of the table. Safe to use while others write."""
 
-    def __init__(self, table: Any, version: int) -> None:
+    def __init__(self, table: Any, version: int, mark: tuple[int, int] | None) -> None:
         self._table = table
         self.version = version
+        self.mark = mark  # of the file that defines this version
         kinds: dict[str, Kind] = {"string": "text", "double": "number", "bool": "boolean"}
         own = [field for field in table.schema if field.name not in BUILT_IN and not field.name.startswith("_")]
         self.columns: Columns = {field.name: kinds[str(field.type)] for field in own}
@@ -189,7 +190,19 @@ class Store:
         with database_errors(f"open version {version} of {self.folder}"):
             table = self._database.open_table(TABLE)
             table.checkout(version)
-            return Reader(table, version)
+            return Reader(table, version, self._mark(version))
+
+    def _mark(self, version: int) -> tuple[int, int] | None:
+        """Time and size of the file that defines a version; None if it is gone or named in another way."""
+        try:
+            about = (self.folder / f"{TABLE}.lance" / "_versions" / f"{2**64 - 1 - version}.manifest").stat()
+        except OSError:
+            return None
+        return about.st_mtime_ns, about.st_size
+
+    def continues(self, reader: Reader) -> bool:
+        """Whether what is on disk still contains the version that `reader` shows; False if that cannot be known."""
+        return reader.mark is not None and reader.mark == self._mark(reader.version)
 
     def versions(self) -> list[dict[str, Any]]:
         with database_errors("list versions"):
