@@ -222,7 +222,7 @@ def exactness(bench: Bench) -> None:
         )
     vectors = random_vectors(items, bench.config.width, bench.device)
     assert isinstance(vectors, torch.Tensor)
-    default = SearchEngine(bench.generator, None, trie, vectors.cpu()).search(z.cpu(), k=10)
+    default = SearchEngine(bench.generator, None, trie, vectors.cpu(), precision="exact").search(z.cpu(), k=10)
     for precision in ("exact", "fast"):
         engine = SearchEngine(bench.generator, None, trie, vectors, device=bench.device, precision=precision)
         found = engine.search(z, k=10)

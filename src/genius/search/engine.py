@@ -156,10 +156,11 @@ class SearchEngine:
         params = params or SearchParams()
         if k < 1:
             raise GeniusError(f"k must be at least 1, got {k}")
-        check_queries(z)
+        recordable = self._recordable(params, allowed)
+        check_queries(z, finite=not recordable)  # a recorded search flags NaN itself, without waiting for the device
         z = z.to(self.device, torch.float32)
         dense = z if dense is None else dense.to(self.device, torch.float32)
-        check_queries(dense, "dense")
+        check_queries(dense, "dense", finite=not recordable)
         if len(dense) != len(z):
             raise GeniusError(f"{len(dense)} dense vectors for {len(z)} queries")
         if params.reranker == "embeddings" and self.vectors is None:
@@ -174,19 +175,21 @@ class SearchEngine:
             params.normalizer,
         )
         mask = check_allowed(allowed if allowed is None else torch.as_tensor(allowed), self.rows, self.device)
-        if not self._recordable(params, mask):
+        if not recordable or not len(z):
             return self._search(scorer, z, dense, k, params, target, mask)
         known = None if target is None else torch.as_tensor(target, device=self.device).long()
-        for _ in by_target(known, len(z), self.level_sizes[0], self.device):
-            break  # checks the targets
+        if known is not None:
+            list(by_target(known, len(z), self.level_sizes[0], self.device))  # checks them
         result, flags = self._graph(params).search(z, dense, k, params, known)
         again = flags.nonzero()[:, 0]  # waits for the device
-        if len(again):  # queries that need another course than the recorded one
+        if len(again):  # queries that need another course than the recorded one, or hold NaN
+            check_queries(z[again])
+            check_queries(dense[again], "dense")
             part = self._search(scorer, z[again], dense[again], k, params, None if known is None else known[again], None)
             result.rows[again], result.scores[again], result.touched[again] = part.rows, part.scores, part.touched
         return result
 
-    def _recordable(self, params: SearchParams, mask: Tensor | None) -> bool:
+    def _recordable(self, params: SearchParams, allowed: object) -> bool:
         """Whether one recorded CUDA graph does this search: the plain case, no filter, nothing added or deleted."""
         return (
             self.device.type == "cuda"
@@ -196,7 +199,7 @@ class SearchEngine:
             and params.normalizer != "children"
             and params.reranker != "codes"
             and params.beams <= 1024
-            and mask is None
+            and allowed is None
             and self.alive is None
             and self.delta is None
             and self.base.trie.items > 0

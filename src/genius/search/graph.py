@@ -16,6 +16,8 @@ from genius.search.static import Ops, Shape, StaticSearch
 from genius.search.views import TrieView
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+HASTY = 8  # up to this batch the course may leave out a step that few queries need
+RARE = 0.05  # ... this share of them
 MOST_GRAPHS = 24  # recorded searches kept; the oldest goes first
 
 
@@ -27,22 +29,24 @@ class GraphSearch:
     ) -> None:
         self.decoder, self.view, self.ops, self.vectors, self.scales = decoder, view, ops, vectors, scales
         self.recorded: dict[Shape, tuple[StaticSearch, torch.cuda.CUDAGraph | None]] = {}
-        self.plans: dict[tuple[int, int], Plan] = {}
+        self.plans: dict[tuple[int, int, bool], Plan] = {}
 
     def search(
         self, z: Tensor, dense: Tensor, k: int, params: SearchParams, target: Tensor | None
     ) -> tuple[SearchResult, Tensor]:
         """Results, and which queries must be searched again without a plan (Q,)."""
         parts = [self._batch(z[at], dense[at], k, params, None if target is None else target[at]) for at in _batches(len(z))]
-        rows, scores, touched, flags = (torch.cat(column) for column in zip(*parts, strict=True))
+        rows, scores, touched, flags = parts[0] if len(parts) == 1 else (torch.cat(column) for column in zip(*parts, strict=True))
         return SearchResult(rows, scores, touched), flags
 
     def _batch(
-        self, z: Tensor, dense: Tensor, k: int, params: SearchParams, target: Tensor | None
+        self, z: Tensor, dense: Tensor, k: int, params: SearchParams, target: Tensor | None, careful: bool = False
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        bucket = next(b for b in BUCKETS if b >= len(z))
-        static, graph = self._get(bucket, k, params, target is not None)
+        """Small batches take the shortest course that serves nearly all; the few others go again, carefully."""
         count = len(z)
+        bucket = next(b for b in BUCKETS if b >= count)
+        careful = careful or bucket > HASTY
+        static, graph = self._get(bucket, k, params, target is not None, careful)
         static.z[:count], static.dense[:count] = z, dense
         if count < bucket:
             static.z[count:], static.dense[count:] = z[0], dense[0]
@@ -53,19 +57,28 @@ class GraphSearch:
             static.run()
         else:
             graph.replay()
-        return (
-            static.rows[:count].clone(),
-            static.scores[:count].clone(),
-            static.touched[:count].clone(),
-            static.flags[:count].clone(),
-        )
+        results = static.rows, static.scores, static.touched, static.flags
+        rows, scores, touched, flags = (tensor[:count].clone() for tensor in results)  # the next replay writes over them
+        if not careful:
+            again = flags.nonzero()[:, 0]  # waits for the device
+            if len(again):
+                some = self._batch(z[again], dense[again], k, params, None if target is None else target[again], True)
+                rows[again], scores[again], touched[again], flags[again] = some
+        return rows, scores, touched, flags
 
-    def _get(self, bucket: int, k: int, params: SearchParams, targets: bool) -> tuple[StaticSearch, torch.cuda.CUDAGraph | None]:
+    def _get(
+        self, bucket: int, k: int, params: SearchParams, targets: bool, careful: bool
+    ) -> tuple[StaticSearch, torch.cuda.CUDAGraph | None]:
         budget = max(params.rerank, min(k, self.view.trie.items)) if params.rerank and params.reranker != "none" else 0
-        plan = self.plans.get((params.beams, budget))
-        if plan is None:
-            plan = plan_budget(self.view, params.beams, budget) if budget else plan_full_depth(self.view)
-            self.plans[params.beams, budget] = plan
+        key = (params.beams, budget, careful or budget > 0)
+        if key not in self.plans:
+            course = (
+                plan_budget(self.view, params.beams, budget)
+                if budget
+                else plan_full_depth(self.view, params.beams, 0.0 if careful else RARE)
+            )
+            self.plans[key] = course
+        plan = self.plans[key]
         normalizer = self.decoder.config.normalizer if params.normalizer == "model" else params.normalizer
         shape = Shape(bucket, params.beams, k, plan, params.reranker, normalizer, targets)
         if shape not in self.recorded:

@@ -214,8 +214,8 @@ class TritonOps:
     """The same methods as `static_ops.TorchOps`, on CUDA tensors."""
 
     # tiles of the normaliser: rows, columns, depth, warps, stages (the fastest of those tried on an H200)
-    small_tile = (64, 128, 64, 4, 4)  # up to 512 rows
-    large_tile = (128, 256, 64, 8, 3)
+    small_tile = (64, 64, 64, 4, 5)  # up to 512 rows
+    large_tile = (256, 128, 64, 8, 3)
 
     def __init__(self) -> None:
         self.processors = torch.cuda.get_device_properties(0).multi_processor_count if torch.cuda.is_available() else 1

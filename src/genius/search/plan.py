@@ -27,18 +27,19 @@ class Plan:
     budget: int  # R; 0: full depth
 
 
-def plan_full_depth(view: TrieView, shallowest: int = 4) -> Plan:
-    """Step until no sampled ID shares its prefix with a neighbour; the rest is one pass over the tails."""
+def plan_full_depth(view: TrieView, beams: int, tolerance: float = 0.0) -> Plan:
+    """Step until at most `tolerance` of the queries have a beam that shares its prefix with another ID (judged by a
+    sample); the rest is one pass over the tails."""
     trie = view.trie
     levels = trie.levels
-    steps = max(trie.top, min(shallowest, levels), 1)
+    steps = max(trie.top, 1)
     if trie.ids > 1:
         rng = np.random.default_rng(0)
         at = np.unique(rng.integers(0, trie.ids - 1, SAMPLE)) if trie.ids > SAMPLE else np.arange(trie.ids - 1)
         first = at if trie.item_start is None else np.asarray(trie.item_start[at])
         second = at + 1 if trie.item_start is None else np.asarray(trie.item_start[at + 1])
         same = np.logical_and.accumulate(trie.codes_at(first) == trie.codes_at(second), axis=1)
-        while steps < levels and same[:, steps - 1].any():
+        while steps < levels and 2 * beams * same[:, steps - 1].mean() > tolerance:
             steps += 1
     return Plan(steps, (), 0)
 

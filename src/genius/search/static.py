@@ -76,8 +76,11 @@ class StaticSearch:
         self.widths = [1]  # beams that enter each level
         for size in config.level_sizes[: shape.plan.steps]:
             self.widths.append(min(shape.beams, self.widths[-1] * size))
+        # levels 0 and 1 in one pass, unless the search may end or must choose at level 0
+        size = config.level_sizes[0]
+        self.paired = size <= min(shape.beams, 8) and shape.plan.steps > 1 and 1 not in shape.plan.stops
         tail = 0 if shape.plan.budget else self.levels - shape.plan.steps
-        slots = shape.queries * (sum(self.widths[:-1]) + self.widths[-1] * max(tail, 0))
+        slots = shape.queries * (2 * self.widths[1] + sum(self.widths[:-1]) + self.widths[-1] * max(tail, 0))
         self.cache = [torch.empty(slots, 3 * decoder.inner, dtype=decoder.dtype, device=device) for _ in decoder.layers]
 
     # -- the decoder -------------------------------------------------------------------------------------------
@@ -116,10 +119,14 @@ class StaticSearch:
         score = torch.zeros(queries, 1, device=device)
         ancestors = torch.empty(queries, 1, 0, dtype=torch.int32, device=device)
         tokens = torch.full((queries, 1), START, dtype=torch.long, device=device)
-        first = 0
-        for level in range(shape.plan.steps):
+        first, begin = 0, 0
+        if self.paired:
+            h, score, lo, hi, ancestors = self._first_pair(cross)
+            first, begin = 2 * queries * self.widths[1], 1
+        for level in range(begin, shape.plan.steps):
             width = self.widths[level]
-            h = self._hidden(tokens.flatten(), ancestors.flatten(0, 1), cross, first, 1)
+            if not (self.paired and level == 1):
+                h = self._hidden(tokens.flatten(), ancestors.flatten(0, 1), cross, first, 1)
             worth = self._worth(level, h, score, lo, hi)
             score, parent, code = self._best(worth, self.widths[level + 1], width)
             self.flags |= torch.isnan(score).any(1)
@@ -128,15 +135,36 @@ class StaticSearch:
             if level + 1 in shape.plan.stops:
                 self._stop(level + 1, worth, lo, hi, width, parent_row, code)
             lo, hi = self._find(level, lo, hi, parent_row, code)
-            own = (first + self.query * width + parent).to(torch.int32)
-            ancestors = torch.cat([ancestors[self.query, parent], own[:, :, None]], 2)
+            if self.paired and level == 1:
+                ancestors = ancestors[self.query, parent]  # both tokens of the pair
+            else:
+                own = (first + self.query * width + parent).to(torch.int32)
+                ancestors = torch.cat([ancestors[self.query, parent], own[:, :, None]], 2)
+                first += queries * width
             tokens = code + self.config.offsets[level]
-            first += queries * width
         if shape.plan.budget:
             self.flags |= ~self.done
             self._rerank(*self.stopped)
             return
         self._finish(tokens, ancestors, cross, first, score, lo, hi)
+
+    def _first_pair(self, cross: list[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Levels 0 and 1 in one pass: every code of level 0 becomes a beam, so their tokens need not wait for its scores.
+
+        -> hidden states for level 1, and score, lo, hi (Q, K_0) and ancestors (Q, K_0, 2) of the level-0 beams.
+        """
+        queries, width = self.shape.queries, self.widths[1]
+        codes = torch.arange(width, device=self.device).expand(queries, width)
+        tokens = torch.stack([torch.full_like(codes, START), codes + self.config.offsets[0]], 2)  # (Q, K_0, 2)
+        none = torch.empty(queries * width, 0, dtype=torch.int32, device=self.device)
+        h = self._hidden(tokens.flatten(), none, cross, 0, 2).view(queries, width, 2, -1)
+        lo = torch.zeros(queries, 1, dtype=torch.long, device=self.device)
+        hi = torch.full_like(lo, self.view.trie.root[1])
+        score = self._worth(0, h[:, 0, 0].contiguous(), torch.zeros_like(lo, dtype=torch.float32), lo, hi)  # (Q, K_0)
+        self.flags |= torch.isnan(score).any(1)
+        lo, hi = self._find(0, lo, hi, torch.where(score > -torch.inf, self.query.expand(queries, width), -1), codes.contiguous())
+        slots = torch.arange(2 * queries * width, dtype=torch.int32, device=self.device).view(queries, width, 2)
+        return h[:, :, 1].reshape(queries * width, -1), score, lo, hi, slots
 
     def _worth(self, level: int, h: Tensor, score: Tensor, lo: Tensor, hi: Tensor) -> Tensor:
         """(Q * n, K) sums of log p of the true children, -inf elsewhere."""
