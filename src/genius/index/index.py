@@ -240,25 +240,29 @@ class Index:
         for row in reader.stream([*PAYLOAD, "_image_bytes"], sql):
             yield searching.to_item(row)
 
-    def below(self, prefix: Sequence[int] = (), *, limit: int = 20, offset: int = 0) -> PrefixView:
-        """What lives under the first codes of an ID."""
+    def below(self, prefix: Sequence[int] = (), *, limit: int = 20, offset: int = 0, per_child: int = 0) -> PrefixView:
+        """What lives under the first codes of an ID. `per_child`: also the first items of the 64 fullest next codes."""
         wanted, levels = tuple(int(code) for code in prefix), self.about.levels
         if len(wanted) > len(levels):
             raise GeniusError(f"a prefix of {len(wanted)} codes; IDs have {len(levels)}")
         for level, code in enumerate(wanted):
             if not 0 <= code < levels[level]:
                 raise GeniusError(f"code {code} at level {level} is not in 0..{levels[level] - 1}")
-        return self._state.consistent(lambda: self._below(wanted, max(limit, 0), max(offset, 0)))
+        return self._state.consistent(lambda: self._below(wanted, max(limit, 0), max(offset, 0), max(per_child, 0)))
 
-    def _below(self, wanted: tuple[int, ...], limit: int, offset: int) -> PrefixView:
+    def _below(self, wanted: tuple[int, ...], limit: int, offset: int, per_child: int) -> PrefixView:
         with self._state.lock:
             live = self._state.current()
             rows = live.below(wanted)
             children: dict[int, int] = {}
             if len(wanted) < len(self.about.levels) and len(rows):
-                codes, counts = np.unique(live.codes_of(rows)[:, len(wanted)], return_counts=True)
+                following = live.codes_of(rows)[:, len(wanted)]
+                codes, counts = np.unique(following, return_counts=True)
                 children = {int(codes[i]): int(counts[i]) for i in np.argsort(-counts, kind="stable")}
             shown = rows[offset : offset + limit]
+            if per_child and children:
+                firsts = [rows[np.flatnonzero(following == code)[:per_child]] for code in list(children)[:64]]
+                shown = np.unique(np.concatenate([shown, *firsts]))
             shown_codes, seqs, reader = live.codes_of(shown), live.seqs[shown], live.reader
         found = reader.rows(seqs, PAYLOAD)
         items = searching.display(reader, [found[int(seq)] for seq in seqs])

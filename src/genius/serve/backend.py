@@ -20,6 +20,7 @@ from genius.serve.schemas import ChildCode, CodesResponse, CodeStep, HitOut, Ite
 from genius.types import ImageInput, Item, Modality, Query, load_image
 
 CHILDREN, EXAMPLES, ITEMS = 36, 4, 48  # shown of one prefix
+START_EXAMPLES = 12  # of each first code: the page opens with them
 WEB_TYPES = {
     "PNG": "image/png",
     "JPEG": "image/jpeg",
@@ -89,7 +90,7 @@ class SearchIndex(Protocol):
     def thumbnail(self, item_id: str) -> bytes | None: ...
     def count(self, where: str | None = ...) -> int: ...
     def columns(self) -> dict[str, str]: ...
-    def below(self, prefix: Sequence[int] = ..., *, limit: int = ...) -> View: ...
+    def below(self, prefix: Sequence[int] = ..., *, limit: int = ..., per_child: int = ...) -> View: ...
     def close(self) -> None: ...
 
 
@@ -238,17 +239,18 @@ class Backend:
 
     def browse(self, prefix: tuple[int, ...]) -> CodesResponse:
         """What lives under a prefix: next codes with examples, and items."""
-        view = self.index.below(prefix, limit=ITEMS)
+        each = EXAMPLES if prefix else START_EXAMPLES
+        view = self.index.below(prefix, limit=ITEMS, per_child=each)
         if prefix and view.count == 0:
             raise Missing(f"nothing lives under {join(prefix)}")
-        children = []
-        for code, count in list(view.children.items())[:CHILDREN]:
-            below = (*prefix, code)
-            examples = view if len(view.children) == 1 else self.index.below(below, limit=EXAMPLES * (3 if not prefix else 1))
-            shown = [ItemOut(**_shown(item, codes)) for item, codes in zip(examples.items, examples.codes, strict=True)]
-            children.append(
-                ChildCode(code=code, prefix=join(below), count=count, examples=shown[: EXAMPLES * (3 if not prefix else 1)])
-            )
+        shown = [ItemOut(**_shown(item, codes)) for item, codes in zip(view.items, view.codes, strict=True)]
+        examples: dict[int, list[ItemOut]] = {}
+        for item in shown if view.children else ():
+            examples.setdefault(item.codes[len(prefix)], []).append(item)
+        children = [
+            ChildCode(code=code, prefix=join((*prefix, code)), count=count, examples=examples.get(code, [])[:each])
+            for code, count in list(view.children.items())[:CHILDREN]
+        ]
         return CodesResponse(
             prefix=join(prefix),
             path=self._path(prefix),
@@ -257,7 +259,7 @@ class Backend:
             count=view.count,
             children_total=len(view.children),
             children=children,
-            items=[ItemOut(**_shown(item, codes)) for item, codes in zip(view.items, view.codes, strict=True)],
+            items=shown[:ITEMS],
         )
 
     def _path(self, codes: Sequence[int]) -> list[CodeStep]:
