@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from serve_fixtures import COLOURS, SHAPES, draw, encoded
 from starlette.testclient import TestClient
+
+from genius import Item
+from genius.index import Index
 
 RED_CIRCLE = encoded(draw("circle", "red"))
 
@@ -244,3 +249,38 @@ class TestSystem:
         for name in ("style.css", "main.js", "icon.svg"):
             assert web.get(f"/static/{name}").status_code == 200
         assert web.get("/docs").status_code == 200
+
+
+class TestPicturesOnDisk:
+    """Items whose picture is a path: the file is served, and the index's own preview when the file is gone."""
+
+    @pytest.fixture
+    def shelf(self, make_web: Callable[..., TestClient], make_index: Callable[..., Index], tmp_path: Path) -> TestClient:
+        draw("circle", "red").save(tmp_path / "kept.webp", lossless=True)
+        draw("ring", "blue").save(tmp_path / "photo.tiff")
+        draw("bar", "green").save(tmp_path / "gone.png")
+        (tmp_path / "drawing.svg").write_text(
+            '<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"><rect width="9" height="9"/></svg>'
+        )
+        index = make_index(0)
+        index.add(Item(path.name, image=path) for path in sorted(tmp_path.iterdir()))
+        (tmp_path / "gone.png").unlink()
+        return make_web(index)
+
+    def test_as_they_are_where_browsers_can_show_them(self, shelf: TestClient, tmp_path: Path) -> None:
+        answer = shelf.get("/v1/images/kept.webp")
+        assert answer.headers["content-type"] == "image/webp" and answer.content == (tmp_path / "kept.webp").read_bytes()
+        for name in ("photo.tiff", "drawing.svg"):
+            answer = shelf.get(f"/v1/images/{name}")
+            assert answer.headers["content-type"] == "image/png" and answer.content[:4] == b"\x89PNG"
+
+    def test_a_file_that_is_gone(self, shelf: TestClient) -> None:
+        answer = shelf.get("/v1/images/gone.png")
+        assert answer.status_code == 404 and "no longer there" in answer.json()["error"]["message"]
+        assert shelf.get("/v1/thumbnails/gone.png").status_code == 200
+        assert len(ask(shelf, like="gone.png", k=5)["hits"]) == 3  # the preview stands in
+
+    def test_paths_are_not_shown(self, shelf: TestClient, tmp_path: Path) -> None:
+        for path in ("/v1/items/kept.webp", "/v1/codes/0", "/v1/codes"):
+            assert str(tmp_path) not in shelf.get(path).text
+        assert str(tmp_path) not in json.dumps(ask(shelf, text="x"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -212,6 +212,19 @@ def test_too_many_bytes_at_once_are_refused_before_they_are_read() -> None:
     first, second = run(index, calls, max_inflight_bytes=len(picture) + 300)
     assert first.status_code == 200
     assert second.status_code == 503 and "large" in second.json()["error"]["message"]
+
+
+def test_a_body_that_trickles_in_is_408() -> None:
+    async def calls(client: httpx.AsyncClient) -> httpx.Response:
+        async def trickle() -> AsyncIterator[bytes]:
+            yield b'{"text": '
+            await asyncio.sleep(30)
+            yield b'"x"}'
+
+        return await client.post("/v1/search", content=trickle(), headers={"Content-Type": "application/json"})
+
+    answer = run(SlowIndex(), calls, body_timeout_s=0.2)
+    assert answer.status_code == 408 and "did not arrive" in answer.json()["error"]["message"]
 
 
 def test_a_full_disk_is_507(make_web: Callable[..., TestClient]) -> None:
