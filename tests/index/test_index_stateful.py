@@ -137,6 +137,8 @@ class IndexMachine(RuleBasedStateMachine):
         np.testing.assert_allclose([hit.score for hit in hits], best, atol=2e-3)
         for hit in hits:
             assert hit.item == matching[hit.id] and len(hit.codes) == 4
+        usual = self.index.search(text=query, k=k, where=where)
+        assert len(usual) == len(hits) and all(hit.item == matching[hit.id] for hit in usual)
 
     def brute_force(self, query: str, matching: dict[str, Item]) -> dict[str, float]:
         if not matching:

@@ -6,6 +6,7 @@ its caller hears of it, whole or not at all.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from typing import Literal
@@ -117,8 +118,7 @@ def commit(state: State, ready: Prepared, replace: bool, on_error: OnError, repo
             state.store.replace(rows)
         else:
             state.store.append(rows)
-        with state.lock:
-            state.current(gone)
+        _follow(state, gone)
         report.added += len(ready.items) - len(gone)
         report.replaced += len(gone)
         state.commits += 1
@@ -126,13 +126,17 @@ def commit(state: State, ready: Prepared, replace: bool, on_error: OnError, repo
             _tidy(state)
 
 
+def _follow(state: State, gone: list[int]) -> None:
+    """Bring the search side up to date. The commit is safe already: trouble here is the next reader's to report."""
+    with contextlib.suppress(GeniusError), state.lock:
+        state.current(gone)
+
+
 def _tidy(state: State) -> None:
     """Many small commits leave many small files, and every scan opens them all."""
-    try:
+    with contextlib.suppress(GeniusError):  # a courtesy: the items are safe, a later commit tries again
         if state.store.fragments() > COMPACT_AT:
             state.store.compact(KEEP)
-    except GeniusError:
-        pass  # a courtesy: the items are safe, the next commit tries again
 
 
 def delete(state: State, ids: str | Iterable[str], missing: Literal["raise", "skip"]) -> int:
@@ -146,8 +150,7 @@ def delete(state: State, ids: str | Iterable[str], missing: Literal["raise", "sk
             seqs = [int(live.seqs[row]) for row in rows.values()]
         if seqs:
             state.store.delete(seqs)
-            with state.lock:
-                state.current(list(rows.values()))
+            _follow(state, list(rows.values()))
         return len(seqs)
 
 
