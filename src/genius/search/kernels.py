@@ -267,6 +267,7 @@ class TritonOps:
 
     def log_normalizer(self, h: Tensor, head: Tensor) -> Tensor:
         rows, d = h.shape
+        h = h.contiguous()  # the kernels count on it
         if h.dtype == torch.float32:  # the library's float32 product is faster than Triton's, even with the logits written out
             parts = [(h @ chunk.T).logsumexp(1) for chunk in head.split(8192)]
             return torch.stack(parts).logsumexp(0)
@@ -282,6 +283,7 @@ class TritonOps:
         return out[0] if cuts == 1 else out.logsumexp(0)
 
     def pick(self, h: Tensor, head: Tensor, token: Tensor) -> Tensor:
+        h = h.contiguous()
         out = torch.empty(len(h), device=h.device)
         _pick[(len(h),)](h, head, token, out, h.shape[1], _power(h.shape[1]), num_warps=1)
         return out

@@ -164,7 +164,7 @@ class StaticSearch:
         self.flags |= torch.isnan(score).any(1)
         lo, hi = self._find(0, lo, hi, torch.where(score > -torch.inf, self.query.expand(queries, width), -1), codes.contiguous())
         slots = torch.arange(2 * queries * width, dtype=torch.int32, device=self.device).view(queries, width, 2)
-        return h[:, :, 1].reshape(queries * width, -1), score, lo, hi, slots
+        return h[:, :, 1].contiguous().view(queries * width, -1), score, lo, hi, slots
 
     def _worth(self, level: int, h: Tensor, score: Tensor, lo: Tensor, hi: Tensor) -> Tensor:
         """(Q * n, K) sums of log p of the true children, -inf elsewhere."""
