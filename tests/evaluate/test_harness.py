@@ -311,3 +311,26 @@ def test_queries_without_a_positive_are_left_out_and_counted(model: Genius, data
     fewer = replace(data, pairs=data.pairs[data.pairs[:, 0] >= 6])
     found = run(model, fewer, methods=("dense",), pools=("universal",))
     assert found.about["unjudged"] == 6 and sum(r.queries for r in found.results) == 54
+
+
+def test_candidate_recall_of_the_engine_by_brute_force(model: Genius, data: FeatureSet) -> None:
+    """The items below the beams when the search stops, found without the engine."""
+    from genius.evaluate.methods.generative import EngineMethod, model_params
+
+    space, queries = Space(model, data), np.arange(60)
+    pool, budget, beams = Pool("universal", np.arange(240)), 40, 5
+    answer = EngineMethod("default", model_params(space, rerank=budget, beams=beams), sample=60).answer(space, pool, queries, 5)
+    table = IdTable(space.codes, SIZES)
+    plain = PlainBeam(table, model.generator)
+    prefixes = table.prefixes(space.codes)
+    assert answer.reached is not None
+    for q in queries:
+        for level, (kept, _, _) in enumerate(plain.levels(space.query_z[q], beams)):
+            below = np.flatnonzero(np.isin(prefixes[:, level], kept))
+            if len(below) <= budget:
+                break
+        if set(below.tolist()) & set(space.positives[q]):  # further children that fit the budget may only add to these
+            assert answer.reached[q] == 1.0
+        assert answer.touched[q] >= min(len(below), budget)
+        if answer.touched[q] == len(below) and not set(below.tolist()) & set(space.positives[q]):
+            assert answer.reached[q] == 0.0

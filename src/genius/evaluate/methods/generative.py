@@ -178,8 +178,8 @@ class EngineMethod:
 
     label: str
     params: SearchParams
-    batch: int = 256
-    sample: int = 1000  # queries on which all candidates are asked for, to see whether a positive was among them
+    batch: int = 128
+    sample: int = 200  # queries on which all candidates are asked for, to see whether a positive was among them
 
     def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> Answer:
         model = space.model
@@ -200,7 +200,7 @@ class EngineMethod:
         if vectors is not None:
             stored += vectors.shape[1] * vectors.element_size()
         answer = Answer(rows, scores, touched, seconds, stored)
-        answer.reached = self._reached(engine, space, pool, queries, int(touched.max(initial=1)))
+        answer.reached = self._reached(engine, space, pool, queries, touched)
         return answer
 
     def _search(self, engine: SearchEngine, space: Space, queries: Ints, k: int) -> tuple[Ints, npt.NDArray[np.float64], Ints]:
@@ -215,19 +215,23 @@ class EngineMethod:
         return found.rows.cpu().numpy(), found.scores.double().cpu().numpy(), found.touched.cpu().numpy()
 
     def _reached(
-        self, engine: SearchEngine, space: Space, pool: Pool, queries: Ints, most: int
+        self, engine: SearchEngine, space: Space, pool: Pool, queries: Ints, touched: Ints
     ) -> npt.NDArray[np.float64] | None:
-        """Candidate recall on a sample, untimed: ask for as many as were touched."""
+        """Candidate recall on a sample, untimed: ask for exactly as many items as were touched.
+
+        For one more, the engine would search further until it has them, and the answer would be about another search.
+        """
         if not self.sample or not len(queries):
             return None
-        picked = np.arange(0, len(queries), max(1, len(queries) // self.sample))
-        positives = space.local_positives(pool, queries[picked])
+        picked = np.unique(np.linspace(0, len(queries) - 1, min(self.sample, len(queries))).astype(np.int64))
         out = np.full(len(queries), np.nan)
-        for i in range(0, len(picked), self.batch):
-            part = picked[i : i + self.batch]
-            rows, _, touched = self._search(engine, space, queries[part], most)
-            for j, (row, count) in enumerate(zip(rows, touched, strict=True)):
-                out[part[j]] = float(np.isin(row[:count], positives[i + j]).any())
+        for count in np.unique(touched[picked]):
+            same = picked[touched[picked] == count]
+            for i in range(0, len(same), self.batch):
+                part = same[i : i + self.batch]
+                positives = space.local_positives(pool, queries[part])
+                rows = self._search(engine, space, queries[part], max(int(count), 1))[0]
+                out[part] = [float(np.isin(row, own).any()) for row, own in zip(rows, positives, strict=True)]
         return out
 
 
