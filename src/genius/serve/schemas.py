@@ -239,6 +239,7 @@ class InfoResponse(BaseModel):
     items: int
     level_sizes: list[int]
     fields: dict[str, str] = Field(description="Metadata fields that `where` may name, with their types.")
+    needs_key: bool = Field(description="Whether keys are configured.")
     scopes: list[Literal["read", "write"]] = Field(description="What your key may do.")
     limits: Limits
 

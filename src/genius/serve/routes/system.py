@@ -53,6 +53,7 @@ async def info(request: Request) -> Response:
             items=count,
             level_sizes=list(service.backend.level_sizes),
             fields=fields,
+            needs_key=bool(service.keys),
             scopes=[scope for scope in request.state.scopes if scope == "read" or not service.config.read_only],
             limits=Limits(**service.describe_limits()),
         )

@@ -84,7 +84,9 @@ export function fill(current) {
   } else {
     delete image.dataset.pic;
   }
-  $("text").placeholder = picture || current.like ? "… but what should be different? (optional)" : "Describe it, or drop a picture, or both";
+  const narrow = matchMedia("(max-width: 560px)").matches;
+  if (picture || current.like) $("text").placeholder = narrow ? "… but different how?" : "… but what should be different? (optional)";
+  else $("text").placeholder = narrow ? "Describe it" : "Describe it, or drop a picture, or both";
 }
 
 // "like this item": its picture, or its words where it has none.

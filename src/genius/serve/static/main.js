@@ -27,6 +27,7 @@ const retry = () => {
 async function loadInfo() {
   about = await api.info();
   $("count").textContent = plural(about.items, "item");
+  $("key-open").hidden = !about.needs_key;
   offerFields(about.fields);
 }
 
@@ -142,7 +143,7 @@ async function showStart(current, signal) {
 async function showCodes(current, signal) {
   scores = new Map();
   const answer = await api.codes(current.codes, signal);
-  say(current.codes ? `${plural(answer.count, "item")} under these codes` : "");
+  say(""); // the heading says it, and gets the focus
   put(...codesView(answer, open, current.item));
   if (!current.item) $("codes-title")?.focus({ preventScroll: true });
 }

@@ -3,7 +3,10 @@ import { h, KINDS, plural, shorten } from "./dom.js";
 import * as api from "./api.js";
 import { dragId } from "./ask.js";
 
-export const titleOf = (item) => shorten((item.text ?? item.metadata?.title ?? item.metadata?.name ?? item.id).toString(), 120);
+export const titleOf = (item) => shorten(String(item.text ?? item.metadata?.title ?? item.metadata?.name ?? lastPart(item.id)), 120);
+
+// Ids are often paths: the file's name says enough, the whole id is in the detail.
+const lastPart = (id) => id.split("/").filter(Boolean).pop() ?? id;
 
 function words(item, size) {
   const text = item.text ?? item.id;
@@ -41,7 +44,7 @@ export function card(item, { best = null, open, selected = false }) {
       h(
         "span",
         { class: "caption" },
-        h("span", { class: item.text && item.thumbnail_url ? "title" : "title name" }, item.thumbnail_url ? title : shorten(item.id, 60)),
+        h("span", { class: item.text && item.thumbnail_url ? "title" : "title name" }, item.thumbnail_url ? title : shorten(lastPart(item.id), 60)),
         h(
           "span",
           { class: "meta" },
