@@ -26,6 +26,8 @@ def normalise(x: Tensor) -> Tensor:
     return (x - MEAN[0]) / STD[0]
 
 
+@torch.no_grad()
+@torch.autocast("cuda", enabled=False)
 def augmented(drawings: Tensor, free: Tensor) -> Tensor:
     """The same at random; `free` (n,) bool: colours may change, and it may tilt."""
     n, device = len(drawings), drawings.device
@@ -33,13 +35,13 @@ def augmented(drawings: Tensor, free: Tensor) -> Tensor:
     def chance(p: float) -> Tensor:
         return (torch.rand(n, 1, 1, 1, device=device) < p) & free[:, None, None, None]
 
-    ink = 1 - drawings.half() / 255 if device.type == "cuda" else 1 - drawings.float() / 255  # white is 0, outside too
-    ink = F.grid_sample(ink, _grid(n, free).to(ink.dtype), mode="bilinear", padding_mode="zeros", align_corners=False)
+    ink = 1 - drawings.float() / 255  # white is 0, outside too
+    ink = F.grid_sample(ink, _grid(n, free), mode="bilinear", padding_mode="zeros", align_corners=False)
     thick = F.max_pool2d(ink, 3, stride=1, padding=1)
     ink = torch.where(torch.rand(n, 1, 1, 1, device=device) < 0.12, thick, ink)
     thin = -F.max_pool2d(-ink, 3, stride=1, padding=1)
     ink = torch.where(torch.rand(n, 1, 1, 1, device=device) < 0.06, thin, ink)
-    x = 1 - F.avg_pool2d(ink, 2).float()  # (n, 3, 64, 64)
+    x = 1 - F.avg_pool2d(ink, 2)  # (n, 3, 64, 64)
     grey = x.mean(1, keepdim=True)
     x = torch.where(chance(0.08), grey.expand_as(x), x)
     front, back = torch.rand(n, 3, 1, 1, device=device) * 0.7, 0.75 + 0.25 * torch.rand(n, 3, 1, 1, device=device)

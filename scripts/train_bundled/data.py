@@ -183,10 +183,12 @@ def language_texts(folder: Path, limit: int | None, seed: int = 1) -> tuple[list
         body = json.load(file)
     chance = random.Random(seed)
     texts, own = body["texts"][:limit], body["own"][:limit]
-    cut = [s for t in texts for s in spans(t, chance)]
-    student = [*texts, *cut, *own, *own]
+    if limit is None:
+        texts = chance.sample(texts, min(450_000, len(texts)))
+    cut = [s for t in texts[::2] for s in spans(t, chance)]
+    student = [*texts, *cut, *own]
     teacher = list(student)
-    for text in chance.sample(student, min(120_000, len(student) // 4)):
+    for text in chance.sample(student, min(60_000, len(student) // 4)):
         student.append(misspell(text, chance))
         teacher.append(text)
     return student, teacher

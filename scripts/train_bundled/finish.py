@@ -43,8 +43,10 @@ def finish(
     rows = torch.randperm(len(questions.task), device=device)[: 2000 if trial else None].sort().values
     questions = Questions(questions.image[rows], questions.text[rows], questions.task[rows], questions.answers[rows])
     features = question_features(student, bench, questions, prompt=None)
-    pairs = torch.stack(bench.members(questions.answers), 1)
-    data = FeatureSet(features, items, pairs, [str(i) for i in range(len(features))], [str(i) for i in range(len(items))])
+    pairs = torch.stack(bench.members(questions.answers), 1).cpu()
+    data = FeatureSet(
+        features.to("cpu"), items.to("cpu"), pairs, [str(i) for i in range(len(features))], [str(i) for i in range(len(items))]
+    )
     log(f"{len(features):,} training questions, {len(pairs):,} pairs")
     sizes = ModelConfig(
         width=student.encoder.width, projection=student.fusion.config.projection, hidden=student.fusion.config.hidden,

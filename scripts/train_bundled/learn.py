@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,17 +31,16 @@ class Plan:
 
     language_seconds: float = 40.0  # phase 1
     seconds: float = 240.0  # phase 2
-    batch: int = 4096  # questions per step
-    language_batch: int = 4096  # texts per step of phase 1; half of it beside the tasks
+    batch: int = 2048  # questions per step
+    language_batch: int = 2048  # texts per step of phase 1; half of it beside the tasks
     lr: float = 1e-3
+    warm_up: int = 200  # steps, in each phase
     weight_decay: float = 0.05
     temperature: float = 0.05
     sum_weight: float = 0.5  # of the contrastive loss on the towers' sum
     language_weight: float = 1.0
     geometry_weight: float = 1.0  # of matching the teacher's similarities between texts
     concept_weight: float = 3.0  # of pulling drawings to their concept's words
-    memory: int = 24576  # candidates of earlier steps kept as further negatives
-    memory_from: float = 0.3  # share of phase 2 after which they are used
     no_instruction: float = 0.08
     # how often each task is asked: text->image, text->text, text->pair, image->text, image->image, and with a question
     shares: tuple[tuple[int, float], ...] = (
@@ -71,20 +69,42 @@ class Student(nn.Module):
     def texts(self, ids: Tensor, mask: Tensor) -> Tensor:
         """(n, width). Short and long ones apart: padding costs as much as words."""
         lengths = mask.sum(1)
-        out = None
-        bounds = [0, 16, 28, 64] if len(ids) > 256 else [0, 64]
-        for low, high in itertools.pairwise(bounds):
+        out = ids.new_zeros(len(ids), self.encoder.width, dtype=torch.float32)
+        for low, high in itertools.pairwise((0, 16, 28, 64)):
             rows = ((lengths > low) & (lengths <= high)).nonzero()[:, 0]
             if len(rows):
-                width = min(high, ids.shape[1])
-                part = self.encoder.text(ids[rows, :width], mask[rows, :width])
-                out = part.new_zeros(len(ids), part.shape[1]) if out is None else out
-                out = out.index_copy(0, rows, part)
-        assert out is not None
-        return out.float()
+                fixed = torch.cat(
+                    [rows, rows[:1].expand(-len(rows) % 256 if rows.is_cuda else 0)]
+                )  # few shapes: each new one costs a GPU time
+                part = self.encoder.text(
+                    F.pad(ids, (0, max(0, high - ids.shape[1])))[fixed, :high],
+                    F.pad(mask, (0, max(0, high - ids.shape[1])))[fixed, :high],
+                )
+                out = out.index_copy(0, rows, part[: len(rows)].float())
+        return out
 
     def images(self, pixels: Tensor) -> Tensor:
-        return self.encoder.image(pixels.contiguous(memory_format=torch.channels_last)).float()  # type: ignore[no-any-return]
+        more = -len(pixels) % 512 if pixels.is_cuda else 0  # few shapes: a convolution plans anew for each
+        fixed = torch.cat([pixels, pixels[torch.arange(more, device=pixels.device) % len(pixels)]])
+        return self.encoder.image(fixed.contiguous(memory_format=torch.channels_last))[: len(pixels)].float()  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def start_from_teacher(student: Student, words: Tensor) -> None:
+    """Token vectors start as the teacher's vectors of the tokens' strings (V, teacher width), so that the text tower
+    is a bag of words that means something before the first step."""
+    tower, width = student.encoder.text, student.encoder.config.text_width
+    words = words.float() - words.float().mean(0)
+    main = torch.linalg.svd(words.T @ words).U[:, :width]  # (teacher width, width): the directions that say most
+    start = words @ main
+    tower.tokens.weight.copy_(start / start.std() * 0.3)
+    tower.positions.mul_(0.2)
+    nn.init.zeros_(tower.attend.weight)  # every token counts the same
+    eye = torch.eye(width, device=words.device)
+    tower.head.weight.copy_(0.5 * torch.cat([eye, eye], 1)[: student.encoder.width])
+    nn.init.zeros_(tower.head.bias)
+    student.say_text.weight.copy_(main[:, : student.encoder.width])
+    nn.init.zeros_(student.say_text.bias)
 
 
 class Lessons:
@@ -103,13 +123,16 @@ class Lessons:
         )  # what is asked for does not change what is meant
         own = student.texts(*compose(self.table, rows, instructions, prefix, student.encoder.config.text_length))
         goal = self.vectors[rows].float()
-        near = 1 - F.cosine_similarity(student.say_text(own), goal).mean()
+        said = student.say_text(own)
+        near = 1 - F.cosine_similarity(said, goal).mean()
+        # ... and nearer to its own vector than to the others': a constant satisfies the cosine, not this
+        told = F.cross_entropy(F.normalize(said, dim=1) @ F.normalize(goal, dim=1).T / 0.05, torch.arange(count, device=device))
         some = min(count, 2048)
         mine, theirs = F.normalize(own[:some], dim=1), goal[:some]
         same = torch.eye(some, dtype=torch.bool, device=device)
         wanted = (theirs @ theirs.T / 0.05).masked_fill(same, -1e4).softmax(1)
         got = (mine @ mine.T / 0.05).masked_fill(same, -1e4).log_softmax(1)
-        return plan.language_weight * 4 * near + plan.geometry_weight * 0.25 * -(wanted * got).sum(1).mean()
+        return plan.language_weight * (2 * near + 0.5 * told) + plan.geometry_weight * 0.25 * -(wanted * got).sum(1).mean()
 
 
 class Tasks:
@@ -119,7 +142,6 @@ class Tasks:
         self.bench, self.concept_vectors, self.plan = bench, concept_vectors, plan
         questions = bench.questions["train"]
         self.rows = {task: (questions.task == task).nonzero()[:, 0] for task, _ in plan.shares}
-        self.memory: deque[tuple[Tensor, Tensor]] = deque()
 
     def draw(self) -> Questions:
         questions, plan, device = self.bench.questions["train"], self.plan, self.bench.flat.device
@@ -131,7 +153,7 @@ class Tasks:
         picked = torch.cat(parts)
         return Questions(questions.image[picked], questions.text[picked], questions.task[picked], questions.answers[picked])
 
-    def loss(self, student: Student, done: float) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, student: Student) -> tuple[Tensor, dict[str, Tensor]]:
         bench, plan = self.bench, self.plan
         q = self.draw()
         target = bench.draw_answers(q.answers)
@@ -145,20 +167,14 @@ class Tasks:
         losses = {}
         for name, weight, embed in (("z", 1.0, student.fusion), ("sum", plan.sum_weight, score_fusion)):
             a, b = embed(query).float(), embed(item).float()
-            ids, vectors = columns, b
-            if name == "z":
-                if self.memory and done > plan.memory_from:
-                    old_ids, old = (torch.cat(part) for part in zip(*self.memory, strict=True))
-                    ids, vectors = torch.cat([columns, old_ids]), torch.cat([b, old])
-                self.memory.append((columns, b.detach()))
-                while sum(len(part) for part, _ in self.memory) > plan.memory:
-                    self.memory.popleft()
             # other answers, and other drawings of the same concept beyond the list, are no negatives
-            neutral = positive[:, ids] | ((key[ids][None] == key[target][:, None]) & (key[ids] >= 0)[None] & free[:, None])
+            neutral = positive[:, columns] | (
+                (key[columns][None] == key[target][:, None]) & (key[columns] >= 0)[None] & free[:, None]
+            )
             neutral[torch.arange(len(own)), own] = False
-            scores = a @ vectors.T / plan.temperature
+            scores = a @ b.T / plan.temperature
             forth = F.cross_entropy(scores.masked_fill(neutral, -1e4), own)
-            back_scores = scores[:, : len(columns)].T.masked_fill(neutral[:, : len(columns)].T, -1e4)  # (columns, questions)
+            back_scores = scores.T.masked_fill(neutral.T, -1e4)  # (columns, questions)
             first = torch.full((len(columns),), len(own), device=own.device).scatter_reduce(
                 0, own, torch.arange(len(own), device=own.device), "amin"
             )
@@ -166,12 +182,17 @@ class Tasks:
             others[torch.arange(len(columns)), first] = False  # a second question with the same drawn answer is no negative
             back = F.cross_entropy(back_scores.masked_fill(others, -1e4), first)
             losses[name] = weight * (0.7 * forth + 0.3 * back)
-            if name == "z":
-                losses["hit"] = (
-                    (scores[:, : len(columns)].masked_fill(neutral[:, : len(columns)], -1e4).argmax(1) == own).float().mean()
-                )
+            losses[f"{name}-hit"] = (scores.masked_fill(neutral, -1e4).argmax(1) == own).float().mean()
         losses["concept"] = plan.concept_weight * extra
         return losses["z"] + losses["sum"] + losses["concept"], losses
+
+    def concept_loss(self, student: Student, vectors: Tensor, concept: Tensor) -> Tensor:
+        """Each drawing to what the teacher says of its concept's words, against the other concepts of the batch."""
+        said = student.say_image(vectors).float()
+        present, own = torch.unique(concept, return_inverse=True)
+        goals = self.concept_vectors[present].float()
+        near = 1 - F.cosine_similarity(said, goals[own]).mean()
+        return 0.5 * near + 0.25 * F.cross_entropy(F.normalize(said, dim=1) @ goals.T / 0.07, own)
 
     def embed(self, student: Student, q: Questions, columns: Tensor, own: Tensor) -> tuple[Features, Features, Tensor]:
         """Features of questions and of the distinct candidates, all pictures in one pass; and the concept loss."""
@@ -182,7 +203,7 @@ class Tasks:
         strict[own[q.task == 7]] = True  # colour and direction may be what is asked for
         free = torch.cat([(q.task != 7)[asked], ~strict[pictured]])
         vectors = student.images(augmented(bench.drawings[rows], free))
-        concept = 1 - F.cosine_similarity(student.say_image(vectors), self.concept_vectors[bench.concept[rows]].float()).mean()
+        concept = self.concept_loss(student, vectors, bench.concept[rows])
         prefix = bench.by_task[q.task, torch.randint(8, q.task.shape, device=device)]
         bare = (torch.rand(q.task.shape, device=device) < plan.no_instruction) & (q.text >= 0)
         prefix = torch.where(bare & ((q.task == 0) | (q.task == 7)), -1, prefix)
@@ -202,9 +223,9 @@ def _place(vectors: Tensor, mask: Tensor) -> Tensor:
     return vectors.new_zeros(len(mask), vectors.shape[1]).index_copy(0, mask.nonzero()[:, 0], vectors)
 
 
-def rate(done: float, warm: float = 0.03) -> float:
-    """Share of the peak learning rate."""
-    return done / warm if done < warm else 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * (done - warm) / (1 - warm)))
+def rate(done: float, step: int, warm: int) -> float:
+    """Share of the peak learning rate: steps count while warming up, time afterwards."""
+    return min((step + 1) / warm, 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * min(done, 1.0))))
 
 
 def run(student: Student, lessons: Lessons, tasks: Tasks, plan: Plan, log: Any) -> None:
@@ -220,12 +241,12 @@ def run(student: Student, lessons: Lessons, tasks: Tasks, plan: Plan, log: Any) 
         while (elapsed := time.time() - started) < seconds:
             done = elapsed / seconds
             for group in optimizer.param_groups:
-                group["lr"] = plan.lr * max(rate(done), 1e-3)
+                group["lr"] = plan.lr * rate(done, step, plan.warm_up)
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
                 if phase == "language":
                     loss, parts = lessons.loss(student, plan.language_batch, plan), {}
                 else:
-                    loss, parts = tasks.loss(student, done)
+                    loss, parts = tasks.loss(student)
                     language = lessons.loss(student, plan.language_batch // 2, plan)
                     loss, parts = loss + language, {**parts, "language": language}
             optimizer.zero_grad(set_to_none=True)
@@ -239,6 +260,8 @@ def run(student: Student, lessons: Lessons, tasks: Tasks, plan: Plan, log: Any) 
                     f"{phase} {100 * done:3.0f} % step {step}: loss {loss.item():.3f} "
                     + " ".join(f"{n} {v.item():.3f}" for n, v in parts.items())
                 )
+            if phase == "tasks" and step == 1200 and parts["z-hit"].item() < 0.05:
+                raise SystemExit("the tasks are not being learned: stopped, to save the machine's time")
         log(f"{phase}: {step} steps in {time.time() - started:.0f} s")
     student.eval()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from learn import Lessons, Plan, Student, Tasks, dense_hits, pool_features, question_features, run
+from learn import Lessons, Plan, Student, Tasks, dense_hits, pool_features, question_features, run, start_from_teacher
 from safetensors.torch import save_file
 from teacher import teach
 
@@ -49,12 +49,13 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for every shape of a batch
     limit = 400 if args.trial else None
     rendering = start_drawing(args.data, limit, args.workers)
     log("archive read, rendering")
     tokens = Tokens.load(args.data / "tokenizer.json", MiniConfig().text_length)
     config = MiniConfig(text_vocabulary=tokens.tokenizer.get_vocab_size(), storage="int8")
-    encoder = MiniEncoder(config, tokens)
+    encoder = MiniEncoder(config, tokens, normed=True)
     plan = Plan(args.language_seconds, args.seconds, args.batch, min(Plan.language_batch, args.batch))
     student_texts, teacher_texts = language_texts(args.data, 100 if args.trial else None)
     table = TextTable.make(tokens.tokenizer, student_texts, 48, device)
@@ -75,12 +76,15 @@ def main() -> None:
     log("concepts described")
     student = Student(encoder, Fusion(FusionConfig(config.width, **FUSION)), said.shape[1]).to(device)
     student.encoder.image.stem.to(memory_format=torch.channels_last)
+    pieces = [tokens.tokenizer.id_to_token(i).removeprefix("##") for i in range(tokens.tokenizer.get_vocab_size())]
+    start_from_teacher(student, teach(args.data, pieces, device, 64 if args.trial else 2048))
     parameters = {
         name: sum(p.numel() for p in part.parameters())
         for name, part in (("image", encoder.image), ("text", encoder.text), ("fusion", student.fusion))
     }
     log(f"parameters {parameters}")
     run(student, Lessons(table, vectors, bench), Tasks(bench, concept_vectors, plan), plan, log)
+    student.encoder.image.fold()
     for part in (student.encoder, student.fusion):  # from here on with the values that the files will hold
         part.load_state_dict(unpack(pack(part.state_dict())))
     student.to(device).eval()

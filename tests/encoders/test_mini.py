@@ -17,7 +17,7 @@ from genius.encoders.tokens import Tokens
 from genius.packing import pack, unpack
 
 TINY = MiniConfig(
-    width=24, image_size=32, image_stem=16, image_width=32, image_layers=1, text_vocabulary=12,
+    width=24, image_size=32, image_stem=16, image_width=32, image_residuals=1, image_layers=1, text_vocabulary=12,
     text_length=10, text_width=32, text_layers=2, head_width=16, storage="int8",
 )  # fmt: skip
 
@@ -49,6 +49,23 @@ def test_a_picture_does_not_depend_on_its_file_size(encoder: MiniEncoder) -> Non
     picture = Image.new("RGB", (300, 120), (255, 255, 255))
     picture.paste((200, 0, 0), (60, 20, 200, 100))
     assert torch.equal(encoder.encode_images([picture]), encoder.encode_images([encoder.prepare_image(picture)]))
+
+
+def test_folding_the_normalisation_changes_nothing(tokenizer_file: Path, pictures: list[Image.Image]) -> None:
+    torch.manual_seed(0)
+    trained = MiniEncoder(TINY, Tokens.load(tokenizer_file, TINY.text_length), normed=True).train()
+    for _ in range(3):  # statistics that are not 0 and 1
+        trained.image(trained.pixels(pictures) * 2 + 1)
+    for module in trained.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            torch.nn.init.normal_(module.weight)
+            torch.nn.init.normal_(module.bias)
+    before = trained.eval().encode_images(pictures)
+    trained.image.fold()
+    torch.testing.assert_close(trained.encode_images(pictures), before, atol=1e-4, rtol=1e-4)
+    plain = MiniEncoder(TINY, trained.tokens)
+    plain.load_state_dict(trained.state_dict())  # what ships has no trace of it
+    assert torch.equal(plain.encode_images(pictures), trained.encode_images(pictures))
 
 
 @pytest.mark.parametrize("storage", ["int8", "float32"])

@@ -39,7 +39,8 @@ class MiniConfig:
     image_size: int = 64  # side of the input
     image_stem: int = 128  # channels at a quarter of the input's side
     image_width: int = 256  # of the image transformer
-    image_layers: int = 7
+    image_residuals: int = 2  # residual blocks at a quarter and at an eighth of the side
+    image_layers: int = 3  # transformer blocks on the grid of an eighth
     text_vocabulary: int = 16000
     text_length: int = 64  # tokens; the rest is cut
     text_width: int = 256  # of the text transformer
@@ -57,6 +58,9 @@ class Block(nn.Module):
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        for last in (self.out, self.down):  # a block starts as nothing: deep stacks train from the first step
+            nn.init.zeros_(last.weight)
+            nn.init.zeros_(last.bias)
 
     def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """(n, tokens, width); `bias` (n, 1, 1, tokens) is added to the attention scores."""
@@ -65,20 +69,60 @@ class Block(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))  # type: ignore[no-any-return]
 
 
+class Convolution(nn.Module):
+    """3 x 3, with batch normalisation while training. `fold` makes it one plain convolution, which is what ships."""
+
+    def __init__(self, before: int, after: int, stride: int, normed: bool) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(before, after, 3, stride=stride, padding=1)
+        self.norm: nn.BatchNorm2d | None = nn.BatchNorm2d(after) if normed else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        return x if self.norm is None else self.norm(x)
+
+    @torch.no_grad()
+    def fold(self) -> None:
+        norm = self.norm
+        if norm is None or norm.running_var is None or norm.running_mean is None:
+            return
+        scale = norm.weight / torch.sqrt(norm.running_var + norm.eps)
+        self.conv.weight.mul_(scale[:, None, None, None])
+        assert self.conv.bias is not None
+        self.conv.bias.copy_((self.conv.bias - norm.running_mean) * scale + norm.bias)
+        self.norm = None
+
+
+class Residual(nn.Module):
+    """Two convolutions beside the identity."""
+
+    def __init__(self, width: int, normed: bool) -> None:
+        super().__init__()
+        self.first, self.second = Convolution(width, width, 1, normed), Convolution(width, width, 1, normed)
+        if self.second.norm is not None:
+            nn.init.zeros_(self.second.norm.weight)  # starts as the identity
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(x + self.second(F.relu(self.first(x))))
+
+
 class ImageTower(nn.Module):
     """(n, 3, size, size) -> (n, width). Convolutions down to an eighth of the side, then a transformer on that grid."""
 
-    def __init__(self, config: MiniConfig) -> None:
+    def __init__(self, config: MiniConfig, normed: bool = False) -> None:
         super().__init__()
         stem, width = config.image_stem, config.image_width
         self.stem = nn.Sequential(
-            nn.Conv2d(3, stem // 2, 3, stride=2, padding=1),
-            nn.GELU(approximate="tanh"),
-            nn.Conv2d(stem // 2, stem, 3, stride=2, padding=1),
-            nn.GELU(approximate="tanh"),
-            nn.Conv2d(stem, width, 3, stride=2, padding=1),
+            Convolution(3, stem // 2, 2, normed),
+            nn.ReLU(),
+            Convolution(stem // 2, stem, 2, normed),
+            nn.ReLU(),
+            *(Residual(stem, normed) for _ in range(config.image_residuals)),
+            Convolution(stem, width, 2, normed),
+            nn.ReLU(),
+            *(Residual(width, normed) for _ in range(config.image_residuals)),
         )
-        self.positions = nn.Parameter(torch.randn(1, (config.image_size // 8) ** 2, width) * 0.02)
+        self.positions = nn.Parameter(torch.randn(1, (config.image_size // 8) ** 2, width) * 0.1)
         self.blocks = nn.ModuleList(Block(width, config.head_width) for _ in range(config.image_layers))
         self.norm = nn.LayerNorm(width)
         self.attend = nn.Linear(width, 1)  # how much each place says
@@ -92,6 +136,12 @@ class ImageTower(nn.Module):
         weights = self.attend(x).softmax(dim=1)  # (n, places, 1)
         return self.head(torch.cat([(weights * x).sum(1), x.mean(1)], dim=1))  # type: ignore[no-any-return]
 
+    def fold(self) -> None:
+        """After training: no normalisation is left in the convolutions."""
+        for module in self.modules():
+            if isinstance(module, Convolution):
+                module.fold()
+
 
 class TextTower(nn.Module):
     """Token ids and mask, both (n, tokens) -> (n, width)."""
@@ -100,8 +150,8 @@ class TextTower(nn.Module):
         super().__init__()
         width = config.text_width
         self.tokens = nn.Embedding(config.text_vocabulary, width)
-        nn.init.normal_(self.tokens.weight, std=0.02)
-        self.positions = nn.Parameter(torch.randn(config.text_length, width) * 0.01)
+        nn.init.normal_(self.tokens.weight, std=0.3)
+        self.positions = nn.Parameter(torch.randn(config.text_length, width) * 0.1)
         self.blocks = nn.ModuleList(Block(width, config.head_width) for _ in range(config.text_layers))
         self.norm = nn.LayerNorm(width)
         self.attend = nn.Linear(width, 1)  # how much each token says: an instruction less than the words after it
@@ -124,11 +174,11 @@ class TextTower(nn.Module):
 class MiniEncoder(nn.Module):
     """Both towers, the tokenizer and the pixels, behind the encoder protocol."""
 
-    def __init__(self, config: MiniConfig, tokens: Tokens) -> None:
+    def __init__(self, config: MiniConfig, tokens: Tokens, normed: bool = False) -> None:
         super().__init__()
         self.config, self.tokens, self.width = config, tokens, config.width
         self.pixels = Pixels(config.image_size, "pad", filter="bilinear", mean=MEAN, std=STD)
-        self.image, self.text = ImageTower(config), TextTower(config)
+        self.image, self.text = ImageTower(config, normed), TextTower(config)
         self.eval()
 
     @property
