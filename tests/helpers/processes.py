@@ -67,6 +67,18 @@ def fill(index: Index) -> tuple[int, int, bool, str]:
     return 100, index.count(), True, "never full"
 
 
+def open_without_room(folder: str, limit: int) -> tuple[int, int, list[str]]:
+    """Open an index whose cache does not fit on the disk: items, hits, what the cache folder holds."""
+    import genius.index.state
+
+    genius.index.state.CACHE_FROM = 1
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    index = Index(folder, fake_model())
+    cache = index.path / "cache"
+    return len(index), len(index.search(text="words", k=5)), [p.name for p in cache.iterdir()] if cache.is_dir() else []
+
+
 def use_read_only(folder: str) -> list[str]:
     """Open, search and try to change an index as someone who may not write it."""
     with tempfile.TemporaryDirectory() as warm:  # import everything while we still may

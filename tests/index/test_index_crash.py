@@ -30,6 +30,13 @@ def test_a_full_disk_is_one_clear_line_and_loses_nothing(model: Genius, tmp_path
     assert index.add([Item("more", text="more")]).added == 1 and index.search(text="more", where="id = 'more'")[0].id == "more"
 
 
+@pytest.mark.parametrize("limit", [1_000, 20_000, 60_000], ids=["nothing fits", "some files fit", "most files fit"])
+def test_without_room_for_a_cache_an_index_still_opens(index: Index, limit: int) -> None:
+    index.add([Item(str(i), text=f"words {i}") for i in range(1000)])  # embeddings of 64 kB
+    assert processes.call(processes.open_without_room, str(index.path), limit) == (1000, 5, [])
+    assert processes.call(processes.open_without_room, str(index.path), 10**8)[2] == [str(index.version)]
+
+
 def test_a_read_only_folder_can_be_searched_and_says_no_to_writes(model: Genius, tmp_path: Path) -> None:
     folder = tmp_path / "frozen.genius"
     Index(folder, model).add([Item("a", text="a")])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 
 from genius.errors import GeniusError
 from genius.index.store import Reader
@@ -68,7 +70,7 @@ def build(reader: Reader, level_sizes: tuple[int, ...], width: int, folder: Path
     shape = (total, width)
     embeddings: NDArray[np.float16]
     if folder is not None and total:
-        embeddings = np.lib.format.open_memmap(folder / "embeddings.npy", mode="w+", dtype=np.float16, shape=shape)
+        embeddings = _mapped(folder / "embeddings.npy", shape)
     else:
         embeddings = np.empty(shape, np.float16)
     at = 0
@@ -87,6 +89,15 @@ def build(reader: Reader, level_sizes: tuple[int, ...], width: int, folder: Path
     by_hash = np.argsort(hashes, kind="stable")
     trie = build_trie(codes, level_sizes)
     return Base(reader.version, seqs, codes, embeddings, hashes[by_hash], by_hash.astype(np.int64), trie)
+
+
+def _mapped(path: Path, shape: tuple[int, int]) -> NDArray[np.float16]:
+    """A new array in a file. Its room is taken at once: running out while writing to a map would kill the process."""
+    array: NDArray[np.float16] = np.lib.format.open_memmap(path, mode="w+", dtype=np.float16, shape=shape)
+    if hasattr(os, "posix_fallocate"):
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    return array
 
 
 # -- cache -----------------------------------------------------------------------------------------------------
@@ -110,16 +121,20 @@ def build_cached(reader: Reader, key: CacheKey, root: Path) -> Base:
     except OSError:
         return build(reader, key.level_sizes, key.width, None)
     try:
-        base = build(reader, key.level_sizes, key.width, scratch)
-        target = root / f"{reader.version}"
-        _write(base, key, scratch)
-        if target.exists():
-            shutil.rmtree(target)
-        scratch.replace(target)
+        try:
+            base = build(reader, key.level_sizes, key.width, scratch)
+        except OSError:
+            return build(reader, key.level_sizes, key.width, None)
+        try:
+            _write(base, key, scratch)
+            target = root / f"{reader.version}"
+            if target.exists():
+                shutil.rmtree(target)
+            scratch.replace(target)
+        except (OSError, GeniusError, SafetensorError):
+            return base  # complete, if not saved; a map of a file that is removed below stays valid
         saved = load(target, key)
         return base if saved is None else saved
-    except OSError:
-        return build(reader, key.level_sizes, key.width, None)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -149,7 +164,7 @@ def _identity(key: CacheKey) -> dict[str, Any]:
 
 
 def newest(root: Path, key: CacheKey, version: int) -> Base | None:
-    """The newest intact cache that is not younger than `version`."""
+    """The latest intact cache of `version` or an older one."""
     try:
         names = sorted((int(p.name) for p in root.iterdir() if p.name.isdigit()), reverse=True)
     except OSError:
