@@ -25,6 +25,7 @@ from torch import Tensor
 from fashion_data import TASKS, Fashion, extract, load, pack
 from genius.config import from_dict
 from genius.data.features import FeatureSet
+from genius.model.fusion import score_fusion
 from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
 from genius.search import CodeTrie, SearchEngine, SearchParams
 from genius.train.config import TrainConfig, read_train_config
@@ -42,7 +43,6 @@ HERE = Path(__file__).parent
 MODES: dict[str, dict[str, Any]] = {
     "GENIUS": {"rerank": 0, "reranker": "none"},
     "GENIUS^R": {"rerank": 0},
-    "GENIUS^R + geometry": {"rerank": 0, "geometry": 1.0},
     "geometry only, re-ranked": {"rerank": 0, "generator": False, "geometry": 1.0},
     "default": {},
     "default, codes only": {"reranker": "codes"},
@@ -50,6 +50,7 @@ MODES: dict[str, dict[str, Any]] = {
 }
 SHORT = ("GENIUS", "GENIUS^R")
 PROBES: dict[str, dict[str, Any]] = {  # settings of the search that are chosen on validation, not trained
+    "GENIUS^R + geometry": {"rerank": 0, "geometry": 1.0},
     "GENIUS, children": {"rerank": 0, "reranker": "none", "normalizer": "children"},
     "GENIUS + 0.3 geometry": {"rerank": 0, "reranker": "none", "geometry": 0.3},
     "GENIUS + 1.0 geometry": {"rerank": 0, "reranker": "none", "geometry": 1.0},
@@ -128,6 +129,9 @@ class Bench:
         heads = stage.heads.eval()
         self.train = through_heads(heads, data)
         self.test = through_heads(heads, self.test)
+        pool, queries = score_fusion(self.test.pool).to(self.device), score_fusion(self.test.queries).to(self.device)
+        dense = torch.cat([(q @ pool.T).topk(10).indices for q in queries.split(1024)])
+        self.line("encoder alone", "dense", dense, None, None, dense)
         rows = (~self.fashion.new_item).nonzero()[:, 0]
         old = feature_set(self.fashion, test=False, with_new_items=False)
         self.train_old = dataclasses.replace(old, queries=self.train.queries, pool=self.train.pool[rows])
@@ -292,20 +296,20 @@ ABLATIONS: dict[str, tuple[dict[str, Any], bool]] = {  # name -> (changes, wheth
     "shared codebook": ({"model.shared": True}, True),
     "256 x 7": ({"model.level_sizes": (3,) + (256,) * 6}, True),
     "512 x 5": ({"model.level_sizes": (3,) + (512,) * 4}, True),
-    "decoder mini": ({"model.decoder": "mini"}, False),
-    "decoder base": ({"model.decoder": "base"}, False),
+    "decoder tiny": ({"model.decoder": "tiny"}, False),
+    "decoder small": ({"model.decoder": "small"}, False),
 }
 # ours, each one change of the default recipe
 OURS: dict[str, tuple[dict[str, Any], bool]] = {
     "w/o indexing pairs": ({"generator.indexing": 0.0}, False),
     "w/o virtual items": ({"generator.virtual": 0.0}, False),
-    "w/o prefix distillation": ({"quantizer.prefix_weight": 0.0}, True),
+    "+ prefix distillation": ({"quantizer.prefix_weight": 1.0}, True),
     "w/o soft positives": ({"generator.soft_positives": False}, False),
     "+ dense distillation": ({"generator.distill_weight": 0.5}, False),
     "+ prefix ranking loss": ({"generator.ranking_weight": 0.3}, False),
     "+ label smoothing": ({"generator.label_smoothing": 0.1}, False),
     "+ modality dropout": ({"generator.modality_dropout": 0.2}, False),
-    "growing codebooks": ({"model.level_sizes": (3, 128, 256, 512, 1024, 1024, 1024)}, True),
+    "8 x 512 codes": ({"model.level_sizes": (3,) + (512,) * 8}, True),
     "beam-encoded IDs": ({"model.encode_beam": 4}, True),
 }
 
@@ -326,19 +330,31 @@ def run(bench: Bench, paper: TrainConfig, parts: list[str], only: str = "") -> N
             bench.measure("default recipe", second, third, PROBES)
         for beams in (1, 5, 10, 20, 30) if "beams" in parts else ():
             bench.measure("default recipe", second, third, {mode: MODES[mode] for mode in SHORT}, beams)
-    if "added" in parts:
-        old = bench.quantizer(ours, bench.train_old, "test items added later")
-        bench.measure("test items added later", old, bench.generator(ours, bench.train_old, old, "test items added later"), MODES)
     tables = []
     if "paper" in parts:
         tables.append(("paper", paper, ABLATIONS))
+    if "added" in parts:
+        tables.append(("added", ours, {}))
     if "ours" in parts:
         tables.append(("ours", ours, OURS))
     for label, config, table in tables:
+        if label == "added" and bench.left() < 45:
+            bench.note(skipped="test items added later")
+            continue
+        if label == "added":
+            old = bench.quantizer(ours, bench.train_old, "test items added later")
+            decoder = bench.generator(ours, bench.train_old, old, "test items added later")
+            bench.measure("test items added later", old, decoder, MODES)
+            continue
         base = second if label == "ours" else None
         if base is None:
             base = bench.quantizer(config, bench.train, label)
-            bench.measure(f"{label} recipe", base, bench.generator(config, bench.train, base, label), MODES)
+            bench.measure(
+                f"{label} recipe",
+                base,
+                bench.generator(config, bench.train, base, label),
+                {m: MODES[m] for m in (*SHORT, "default")},
+            )
         for name, (changes, again) in table.items():
             if only and name not in only.split(","):
                 continue
@@ -349,7 +365,8 @@ def run(bench: Bench, paper: TrainConfig, parts: list[str], only: str = "") -> N
                 changed = variant(config, changes)
                 codes = bench.quantizer(changed, bench.train, name) if again else base
                 decoder = bench.generator(changed, bench.train, codes, name)
-                bench.measure(f"{label}: {name}", codes, decoder, {mode: MODES[mode] for mode in SHORT}, 50)
+                beams = 30 if label == "paper" else 50  # Table 4 has 30
+                bench.measure(f"{label}: {name}", codes, decoder, {mode: MODES[mode] for mode in SHORT}, beams)
             except Exception:
                 bench.note(failed=name)
                 traceback.print_exc()

@@ -18,8 +18,9 @@ from genius.features import Features
 class Head(nn.Module):
     """A linear map plus a small residual MLP on the normalised input."""
 
-    def __init__(self, width_in: int, width_out: int, hidden: int) -> None:
+    def __init__(self, width_in: int, width_out: int, hidden: int, dropout: float = 0.0) -> None:
         super().__init__()
+        self.dropout = nn.Dropout(dropout)
         self.norm = nn.LayerNorm(width_in)
         self.project = nn.Linear(width_in, width_out)
         self.hidden = nn.Linear(width_in, hidden)
@@ -29,19 +30,19 @@ class Head(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, width_in) -> (N, width_out), of length about one: what the fusion's layers expect."""
-        x = self.norm(x)
-        out: Tensor = self.project(x) + self.output(nn.functional.gelu(self.hidden(x)))
+        x = self.dropout(self.norm(x))
+        out: Tensor = self.project(x) + self.output(self.dropout(nn.functional.gelu(self.hidden(x))))
         return out / math.sqrt(out.shape[1])
 
 
 class Heads(nn.Module):
     """One head per modality."""
 
-    def __init__(self, image_width: int, text_width: int, width: int, hidden: int = 1024) -> None:
+    def __init__(self, image_width: int, text_width: int, width: int, hidden: int = 1024, dropout: float = 0.0) -> None:
         super().__init__()
         self.image_width, self.text_width, self.width, self.hidden_width = image_width, text_width, width, hidden
-        self.image = Head(image_width, width, hidden)
-        self.text = Head(text_width, width, hidden)
+        self.image = Head(image_width, width, hidden, dropout)
+        self.text = Head(text_width, width, hidden, dropout)
 
     def forward(self, towers: Features) -> Features:
         """Raw tower vectors, (N, image_width) and (N, text_width) -> features of one width. Masks pass through."""

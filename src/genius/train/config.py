@@ -76,15 +76,16 @@ class ModelConfig:
 class EncoderStageConfig(LoopConfig):
     """Stage 1 (Eq. 2 and 3): what of the encoder is trained."""
 
-    steps: int = 1500
+    steps: int = 1000
     batch: int = 1024
     lr: float = 1e-3
     weight_decay: float = 0.05
     # none: features are used as they are. heads: maps on frozen towers' features. towers: the whole encoder, from pairs
     train: Literal["none", "heads", "towers"] = "heads"
-    hidden: int = 1024  # of the heads' residual MLPs
-    temperature: float = 0.05  # of the contrastive loss
+    hidden: int = 64  # of the heads' residual MLPs: on frozen towers wide ones learn the training products by heart
+    temperature: float = 0.04  # of the contrastive loss
     symmetric: bool = True  # both directions, as published
+    dropout: float = 0.0  # of the heads' inputs and hidden units
     noise: float = 0.0  # Gaussian noise on tower features, relative to their spread (regularises heads)
 
 
@@ -92,9 +93,9 @@ class EncoderStageConfig(LoopConfig):
 class QuantizerStageConfig(LoopConfig):
     """Stage 2 (Eq. 7 and 8): fusion and codebooks."""
 
-    steps: int = 1500
+    steps: int = 800
     batch: int = 1024
-    lr: float = 3e-4
+    lr: float = 2e-4
     betas: tuple[float, ...] = (0.9, 0.999)
     weight_decay: float = 0.05
     temperature: float = 0.05  # tau of Eq. 3 (published 0.01)
@@ -106,7 +107,9 @@ class QuantizerStageConfig(LoopConfig):
     reduction: Literal["mean", "sum"] = "mean"
     rq_weight: float = 100.0  # beta
     mse_weight: float = 100.0  # gamma; 0: without L_mse (Table 4)
-    prefix_weight: float = 1.0  # prefix-ranking distillation at every level; 0: the paper
+    # Prefix-ranking distillation at every level. Off: on held-out products it costs more than it gives, because the
+    # gradient moves z, not the codebooks (docs/training.md has the numbers).
+    prefix_weight: float = 0.0
     prefix_temperature: float = 0.05  # T of its softmax
     start_from_sum: bool = True  # the fusion starts as the encoder's own sum of both modalities
     quantize_from: float = 0.3  # share of the steps with L_cl alone, before k-means sets the codebooks

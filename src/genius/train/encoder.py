@@ -38,7 +38,7 @@ class HeadsStage(Stage):
         super().__init__()
         self.config, self.held_out, self.seed = config, validation, seed
         torch.manual_seed(seed)
-        self.heads = Heads(data.queries.image.shape[1], data.queries.text.shape[1], width, config.hidden)
+        self.heads = Heads(data.queries.image.shape[1], data.queries.text.shape[1], width, config.hidden, config.dropout)
         self.queries, self.pool = data.queries.to(device, torch.float32), data.pool.to(device, torch.float32)
         self.positives = Positives(data.pairs, len(data.queries)).to(device)
         self.order = Order(len(data.queries), config.batch, seed)
