@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -90,6 +91,20 @@ def test_broken_http_is_refused_or_cut_off(live: Any, client: httpx.Client, sent
     answer = _exchange(host, int(port), sent)
     assert answer == b"" or answer.split(b" ")[1][:1] == b"4", answer[:200]
     assert client.get("/healthz").status_code == 200
+
+
+def test_a_caller_that_leaves_is_no_bug(live: Any, client: httpx.Client) -> None:
+    host, port = live.url.removeprefix("http://").split(":")
+    kinds = ("application/json", "multipart/form-data; boundary=x")
+    for kind in kinds:
+        head = f"POST /v1/search HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nContent-Length: 500\r\n\r\n--x"
+        with socket.create_connection((host, int(port)), timeout=5) as connection:
+            connection.sendall(head.encode())
+    deadline = time.monotonic() + 10
+    while sum(line.get("status") == 499 for line in live.logged()) < len(kinds):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert not [line for line in live.logged() if line["event"] == "bug"]
 
 
 def _exchange(host: str, port: int, sent: bytes) -> bytes:

@@ -53,6 +53,9 @@ class SlowIndex:
     def delete(self, ids: Iterable[str], *, missing: str = "raise") -> int:
         raise GeniusError("cannot delete items: the disk is full; nothing that was there is lost")
 
+    def get(self, ids: Sequence[str], *, missing: str = "raise") -> list[Item]:
+        raise GeniusError("cannot read the index: LanceError(IO): /secret/path/data.lance is gone")
+
     def count(self, where: str | None = None) -> int:
         return 0
 
@@ -230,6 +233,26 @@ def test_a_body_that_trickles_in_is_408() -> None:
 def test_a_full_disk_is_507(make_web: Callable[..., TestClient]) -> None:
     answer = make_web(SlowIndex(), level_sizes=SIZES).delete("/v1/items/x")
     assert answer.status_code == 507 and "disk is full" in answer.json()["error"]["message"]
+
+
+def test_trouble_with_the_database_is_not_the_callers_fault(make_web: Callable[..., TestClient]) -> None:
+    answer = make_web(SlowIndex(), level_sizes=SIZES).get("/v1/items/x")
+    assert answer.status_code == 503 and "secret" not in answer.text and answer.headers["retry-after"]
+
+
+def test_a_hung_write_does_not_block_the_shutdown() -> None:
+    index = SlowIndex()
+    service = create_app(index, ServeConfig(drain_s=0.2), level_sizes=SIZES).state.service  # type: ignore[arg-type]
+
+    async def write() -> None:
+        task = asyncio.create_task(service.write("put", lambda: index.upsert([Item("a", text="t")])))
+        await asyncio.sleep(0.05)
+        assert await asyncio.to_thread(service.close) is False
+        index.go.set()
+        await task
+
+    asyncio.run(asyncio.wait_for(write(), 20))
+    assert service.drained is False
 
 
 def test_read_only_refuses_changes(make_web: Callable[..., TestClient]) -> None:

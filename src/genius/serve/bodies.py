@@ -11,6 +11,7 @@ import pydantic_core
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import UploadFile
+from starlette.requests import ClientDisconnect
 
 from genius.serve.errors import ApiError, describe
 from genius.serve.limits import decode_base64
@@ -45,7 +46,7 @@ async def read_form(request: Request) -> tuple[dict[str, str], bytes | None]:
     """Multipart fields as text, and the picture. Empty fields count as absent: HTML forms send them."""
     try:
         form = await request.form(max_files=1, max_fields=MAX_FIELDS, max_part_size=MAX_FIELD_BYTES)
-    except ApiError:
+    except (ApiError, ClientDisconnect):
         raise
     except Exception as error:  # the parser raises several kinds, a broken charset even LookupError
         detail = getattr(error, "detail", None) or str(error) or type(error).__name__

@@ -14,6 +14,7 @@ import traceback
 import uuid
 from typing import Any
 
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from genius.serve.errors import error_response
@@ -74,10 +75,10 @@ class Observe:
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
         request_id = given.decode() if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         scope["request_id"] = request_id
-        started, status, sent = time.perf_counter(), 500, 0
+        started, status, sent, gone = time.perf_counter(), 500, 0, False
 
         async def observed(message: Message) -> None:
-            nonlocal status, sent
+            nonlocal status, sent, gone
             if message["type"] == "http.response.start":
                 status = message["status"]
                 present = {name.lower() for name, _ in message.get("headers", [])}
@@ -85,12 +86,21 @@ class Observe:
                 message["headers"] = [*message.get("headers", []), *extra, (b"x-request-id", request_id.encode())]
             elif message["type"] == "http.response.body":
                 sent += len(message.get("body", b""))
-            await send(message)
+            try:
+                await send(message)
+            except Exception:
+                gone = True
+                raise
 
         self.metrics.in_flight.inc()
         try:
             await self.app(scope, receive, observed)
+        except ClientDisconnect:
+            status = 499  # the caller left while sending: nobody to answer
         except Exception:
+            if gone:  # the server could not send: the connection broke, or what came was not HTTP
+                status = 499
+                return
             event("bug", logging.ERROR, exc_info=True, request_id=request_id, path=scope["path"])
             if sent == 0:
                 await error_response(500, "internal error, see the server's log", request_id=request_id)(scope, receive, observed)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import signal
 import socket
 from collections.abc import Callable
@@ -48,10 +50,14 @@ def serve(app: FastAPI, config: ServeConfig, on_listening: Callable[[str], None]
         timeout_keep_alive=15,
         timeout_graceful_shutdown=max(1, round(config.drain_s)),
         h11_max_incomplete_event_size=64 * 1024,
+        limit_concurrency=config.max_connections,
         ws="none",
         lifespan="on",
     )
     _Server(options, app.state.service).run(sockets=[listener])
+    if not app.state.service.drained:  # a hung thread would keep the process; what was acknowledged is on disk
+        logging.shutdown()
+        os._exit(1)
 
 
 def _bind(config: ServeConfig) -> socket.socket:

@@ -6,12 +6,13 @@ Knows time limits and what to say when there is no room; the routes only transla
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from genius.errors import GeniusError
 from genius.serve.auth import Keys
@@ -19,6 +20,7 @@ from genius.serve.backend import Backend, Job, Missing, Options, SearchIndex
 from genius.serve.batching import Batcher, Closed, Expired, QueueFull
 from genius.serve.errors import ApiError
 from genius.serve.limits import decode_picture
+from genius.serve.logs import event
 from genius.serve.metrics import Metrics
 from genius.serve.schemas import HitOut, SearchRequest
 from genius.serve.settings import ServeConfig
@@ -47,7 +49,9 @@ class Service:
         self._write_room = threading.BoundedSemaphore(config.max_writes)
         self._reads = self._searches = 0
         self._body_bytes = 0
-        self.draining = False
+        self._writing: set[Future[Any]] = set()
+        self.draining = False  # no new work
+        self.drained = True  # False after a close that had to leave something unfinished
         self.metrics.queue.set_function(lambda: self.batcher.depth)
 
     # -- admission ---------------------------------------------------------------------------------------------
@@ -74,6 +78,18 @@ class Service:
         self.metrics.rejected.labels(reason).inc()
         return ApiError(503, message, retry_after=retry_after)
 
+    def _blame(self, error: GeniusError) -> Exception:
+        """Most are the caller's mistake (422); some are the disk's or the database's, whose paths are not for callers."""
+        text = str(error)
+        if "disk is full" in text:
+            return ApiError(507, "the disk is full; nothing that was there is lost")
+        if "being written by another" in text:
+            return self._refuse("locked", "another process is writing to the index", 5)
+        if text.startswith("cannot "):  # how the index words what its database could not do
+            event("index_error", logging.ERROR, message=text)
+            return self._refuse("index", "the index cannot be used right now, see the server's log", 5)
+        return error
+
     # -- search ------------------------------------------------------------------------------------------------
 
     async def search(self, asked: SearchRequest, picture: bytes | None) -> tuple[list[HitOut], int]:
@@ -90,6 +106,8 @@ class Service:
             raise self._refuse("expired", "the search waited too long for its turn", self.batcher.retry_after()) from None
         except Closed:
             raise self._refuse("shutting_down", "the server is shutting down") from None
+        except GeniusError as error:
+            raise self._blame(error) from None
         except TimeoutError:
             self.metrics.rejected.labels("timeout").inc()
             raise ApiError(504, f"no answer within {self.config.timeout_s:g} s") from None
@@ -125,6 +143,8 @@ class Service:
             raise ApiError(504, f"no answer within {self.config.timeout_s:g} s") from None
         except Missing as error:
             raise ApiError(404, str(error)) from None
+        except GeniusError as error:
+            raise self._blame(error) from None
         finally:
             self._reads -= 1
 
@@ -140,7 +160,8 @@ class Service:
         if not self._write_room.acquire(blocking=False):
             raise self._refuse("writes", "too many writes are waiting", 2)
         future = self._writer.submit(work)
-        future.add_done_callback(lambda _: self._write_room.release())  # also when nobody waits any more
+        self._writing.add(future)
+        future.add_done_callback(self._wrote)  # also when nobody waits any more
         try:
             done = await asyncio.wait_for(asyncio.wrap_future(future), self.config.write_timeout_s)
         except TimeoutError:
@@ -150,13 +171,13 @@ class Service:
         except Missing as error:
             raise ApiError(404, str(error)) from None
         except GeniusError as error:
-            if "disk is full" in str(error):
-                raise ApiError(507, str(error)) from None
-            if "being written by another" in str(error):
-                raise self._refuse("locked", str(error), 5) from None
-            raise
+            raise self._blame(error) from None
         self.metrics.writes.labels(operation).inc(items)
         return done
+
+    def _wrote(self, future: Future[Any]) -> None:
+        self._writing.discard(future)
+        self._write_room.release()
 
     # -- life --------------------------------------------------------------------------------------------------
 
@@ -171,11 +192,14 @@ class Service:
     def close(self) -> bool:
         """Finish what is queued, then stop. False if something did not finish in time."""
         self.draining = True
-        finished = self.batcher.close(self.config.drain_s)
+        deadline = time.monotonic() + self.config.drain_s
+        searched = self.batcher.close(self.config.drain_s)
+        unwritten = wait(list(self._writing), max(0.0, deadline - time.monotonic())).not_done
         for pool in (self._readers, self._decoders, self._writer):
-            pool.shutdown(wait=finished, cancel_futures=not finished)
+            pool.shutdown(wait=False, cancel_futures=True)
         self.backend.index.close()
-        return finished
+        self.drained = searched and not unwritten
+        return self.drained
 
     def describe_limits(self) -> dict[str, int]:
         config = self.config

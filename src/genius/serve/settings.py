@@ -14,6 +14,7 @@ class ServeConfig:
 
     host: str = "127.0.0.1"  # without API keys only loopback is allowed
     port: int = 8000
+    max_connections: int = 512  # open at the same time; the next one is answered 503
     read_only: bool = False  # refuse POST, PUT and DELETE on items, whatever the key
     # what a request may carry
     max_body_bytes: int = 16_000_000  # the whole body; more is 413
@@ -44,6 +45,7 @@ class ServeConfig:
             if getattr(self, name) < 1:
                 raise GeniusError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name in (
+            "max_connections",
             "query_side",
             "decoders",
             "max_batch",
