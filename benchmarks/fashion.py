@@ -353,7 +353,8 @@ def run(bench: Bench, paper: TrainConfig, parts: list[str], only: str = "") -> N
                 f"{label} recipe",
                 base,
                 bench.generator(config, bench.train, base, label),
-                {m: MODES[m] for m in (*SHORT, "default")},
+                {m: MODES[m] for m in SHORT},
+                30,
             )
         for name, (changes, again) in table.items():
             if only and name not in only.split(","):
