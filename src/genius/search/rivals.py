@@ -141,9 +141,12 @@ def faiss_index(kind: str, vectors: Array, threads: int) -> Callable[[Array, int
         index = faiss.IndexHNSWFlat(width, 32, faiss.METRIC_INNER_PRODUCT)
         index.hnsw.efConstruction, index.hnsw.efSearch = 80, 128
     elif kind == "ivfpq":
-        cells = max(16, int(4 * len(vectors) ** 0.5))
-        index = faiss.index_factory(width, f"IVF{cells},PQ{min(64, width // 8)}", faiss.METRIC_INNER_PRODUCT)
-        index.train(vectors[: min(len(vectors), 40 * cells)])
+        cells = max(4, min(int(4 * len(vectors) ** 0.5), len(vectors) // 40))
+        index = faiss.index_factory(width, f"IVF{cells},PQ{max(1, width // 16)}", faiss.METRIC_INNER_PRODUCT)
+        for clustering in (index.cp, index.pq.cp):  # small collections train on what they have, quietly
+            clustering.min_points_per_centroid = 1
+            clustering.niter = 10
+        index.train(vectors[: min(len(vectors), 50 * cells)])
         index.nprobe = 32
     else:
         raise GeniusError(f"unknown Faiss index {kind!r}: use flat, hnsw or ivfpq")
