@@ -171,9 +171,13 @@ def test_filter_and_its_fields(open_page: Callable[..., Any]) -> None:
     page.click("#fields button:has-text('colour')")
     assert page.input_value("#where") == "colour = ''"
     page.keyboard.type("purple")  # the cursor stands between the quotes
+    drop(page, encoded(draw("ring", "purple")), "ring.png", "image/png")  # keeps the filter that was not searched yet
+    until(page, "location.hash.includes('pic=')")
+    assert cards(page)[0] == "ring/purple.png" and page.input_value("#where") == "colour = 'purple'"
+    page.click("#chosen-remove")
     page.fill("#text", "a circle")
     page.press("#text", "Enter")
-    page.wait_for_selector("#results .score")
+    until(page, "location.hash.includes('q=')")
     found = cards(page)
     assert len(found) == 18 and all("purple" in name for name in found)
     assert "within the filter" in page.inner_text("#status")
@@ -225,6 +229,9 @@ def test_everything_by_keyboard(open_page: Callable[..., Any]) -> None:
     page = open_page()
     cards(page)
     page.evaluate("document.activeElement.blur()")
+    page.focus(".skip")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "results" and "#" not in page.url
     page.keyboard.press("/")
     assert page.evaluate("document.activeElement.id") == "text"
     page.keyboard.type("red circle")

@@ -39,19 +39,22 @@ async function usePicture(file) {
     return;
   }
   const pic = state.keepPicture(await shrink(file), file.name || "pasted picture");
-  state.go({ pic, like: "", codes: null, item: "", q: $("text").value.trim() });
+  state.go({ ...asked(), pic, like: "" });
 }
+
+// What the form says now, searched or not.
+const asked = () => ({
+  q: $("text").value.trim(),
+  where: $("where").value.trim(),
+  k: $("k").value,
+  target: document.querySelector("input[name=target]:checked").value,
+  codes: null,
+  item: "",
+});
 
 function submit() {
   const current = state.read();
-  const changes = {
-    q: $("text").value.trim(),
-    where: $("where").value.trim(),
-    k: $("k").value,
-    target: document.querySelector("input[name=target]:checked").value,
-    codes: null,
-    item: "",
-  };
+  const changes = asked();
   if (!changes.q && !current.pic && !current.like) {
     if (changes.where !== current.where || changes.target !== current.target) state.go(changes, { replace: true });
     $("text").focus();
@@ -154,7 +157,7 @@ function setUpDrop() {
     event.preventDefault();
     const id = event.dataTransfer.getData(ID_TYPE);
     const file = [...event.dataTransfer.files][0];
-    if (id) state.go({ like: id, pic: "", codes: null, item: "", q: $("text").value.trim() });
+    if (id) state.go({ ...asked(), like: id, pic: "" });
     else if (file) usePicture(file);
     else onProblem("That was a link, not a picture. Save the picture first, then drop the file: links are never fetched.");
   });
@@ -182,7 +185,7 @@ export function setUpAsk(problem) {
     $("file").value = ""; // the same file may be chosen again
   });
   $("chosen-remove").addEventListener("click", () => {
-    state.go({ pic: "", like: "", item: "", q: $("text").value.trim() });
+    state.go({ ...asked(), pic: "", like: "" });
     $("text").focus();
   });
   $("chosen-image").addEventListener("error", () => ($("chosen-image").hidden = true));

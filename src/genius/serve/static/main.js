@@ -206,6 +206,10 @@ setUpAsk((problem) => {
   put(notice({ title: "That cannot be searched with", lines: [problem], tone: "bad" }));
 });
 window.addEventListener("hashchange", draw);
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the address is ours
+  $("results").focus();
+});
 document.querySelector("[data-home]").addEventListener("click", () => ($("text").value = ""));
 $("nav-search").addEventListener("click", () => ($("text").value = ""));
 draw();
