@@ -185,10 +185,18 @@ def main() -> None:
             memory.append(server.rss_mb())
         report["memory"] = {"requests": options.requests, "rss_mb": [round(value, 1) for value in memory]}
         report["exit_status"] = server.stop()
+        alone = Server(index, model, "--batch", "1")
+        load(alone, 8, 2)
+        report["without_batching"] = load(alone, 64, options.seconds)
+        alone.stop()
         small = Server(index, model, "--queue", "8", "--batch", "4")
         load(small, 4, 1)
         report["overload"] = {"queue": 8, "batch": 4, **load(small, 64, options.seconds)}
         small.stop()
+    report["batching_gain"] = round(
+        report["levels"][-1]["queries_per_second"] / report["without_batching"]["queries_per_second"], 2
+    )
+    report["load_average_after"] = [round(value, 1) for value in os.getloadavg()]
     text = json.dumps(report, indent=2)
     print(text)
     if options.out:
