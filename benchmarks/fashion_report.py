@@ -27,7 +27,10 @@ def number(value: float | None) -> str:
 
 
 def search_table(lines: list[dict[str, Any]], name: str) -> list[str]:
-    rows = ["| search | beams | hit@1 | hit@5 | hit@10 | share of dense hit@5 (mean) | worst task [95 %] | re-ranked | queries/s |", "|" + "---|" * 9]
+    rows = [
+        "| search | beams | hit@1 | hit@5 | hit@10 | share of dense hit@5 (mean) | worst task [95 %] | re-ranked | queries/s |",
+        "|" + "---|" * 9,
+    ]
     for line in lines:
         if line["name"] != name:
             continue
@@ -53,7 +56,10 @@ def ablation_table(lines: list[dict[str, Any]]) -> list[str]:
         return sum(values) / len(values)
 
     base, paper_base = mean(plain["paper recipe"]), sum(PAPER["paper recipe"]) / 5
-    rows = ["| variant | dense hit@5 | GENIUS hit@5 | GENIUS^R hit@5 | ours, mean (change) | paper, mean (change) |", "|" + "---|" * 6]
+    rows = [
+        "| variant | dense hit@5 | GENIUS hit@5 | GENIUS^R hit@5 | ours, mean (change) | paper, mean (change) |",
+        "|" + "---|" * 6,
+    ]
     for name, line in plain.items():
         said = PAPER.get(name)
         theirs = "" if said is None else f"{sum(said) / 5:.1f} ({sum(said) / 5 - paper_base:+.1f})"
@@ -68,7 +74,10 @@ def report(results: Path, output: Path) -> None:
     body = json.loads((results / "results.json").read_text(encoding="utf-8"))
     lines = body["lines"]
     names = list(dict.fromkeys(line["name"] for line in lines))
-    text = [f"Machine: {body['device']}, torch {body['torch']}; {body['seconds']:.0f} s for everything below. Tasks, in order: {', '.join(TASKS)}.", ""]
+    text = [
+        f"Machine: {body['device']}, torch {body['torch']}; {body['seconds']:.0f} s for everything below. Tasks, in order: {', '.join(TASKS)}.",
+        "",
+    ]
     for name in names:
         if name.startswith(("paper", "sweep", "ours")) or name == "encoder alone":
             continue
@@ -78,12 +87,22 @@ def report(results: Path, output: Path) -> None:
         text += ["### The paper's ablations (paper's recipe, 30 beams)", "", *table, ""]
     mine = [line for line in lines if line["name"].startswith("ours") and line["mode"] in ("GENIUS", "GENIUS^R")]
     if mine:
-        text += ["### Ours, one change each (50 beams)", "", "| variant | search | hit@5 | share | worst |", "|---|---|---|---|---|"]
+        text += [
+            "### Ours, one change each (50 beams)",
+            "",
+            "| variant | search | hit@5 | share | worst |",
+            "|---|---|---|---|---|",
+        ]
         text += [f"| {x['name'][6:]} | {x['mode']} | {hits(x, 5)} | {x['share']:.3f} | {x['worst']:.3f} |" for x in mine]
         text.append("")
     sweep = [line for line in lines if line["name"].startswith("sweep")]
     if sweep:
-        text += ["### Codebook shapes on one z: exhaustive search over the codes alone", "", "| codes | hit@5 | share | worst |", "|---|---|---|---|"]
+        text += [
+            "### Codebook shapes on one z: exhaustive search over the codes alone",
+            "",
+            "| codes | hit@5 | share | worst |",
+            "|---|---|---|---|",
+        ]
         text += [f"| {x['name'][6:]} | {hits(x, 5)} | {x['share']:.3f} | {x['worst']:.3f} |" for x in sweep]
         text.append("")
     output.parent.mkdir(parents=True, exist_ok=True)

@@ -62,7 +62,9 @@ def test_whole_towers_learn_from_pairs(pairs: Path, encoder: Path, tmp_path: Pat
     from genius.data.collection import open_collection
     from genius.encoders.registry import load_encoder
 
-    stage = TowersStage(open_collection(pairs), load_encoder(encoder), EncoderStageConfig(batch=16, steps=1), 0, torch.device("cpu"))
+    stage = TowersStage(
+        open_collection(pairs), load_encoder(encoder), EncoderStageConfig(batch=16, steps=1), 0, torch.device("cpu")
+    )
     stage.train()
     optimizer = torch.optim.AdamW(stage.parameters(), lr=2e-3)
     losses = []
