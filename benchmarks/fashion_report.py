@@ -74,10 +74,8 @@ def report(results: Path, output: Path) -> None:
     body = json.loads((results / "results.json").read_text(encoding="utf-8"))
     lines = body["lines"]
     names = list(dict.fromkeys(line["name"] for line in lines))
-    text = [
-        f"Machine: {body['device']}, torch {body['torch']}; {body['seconds']:.0f} s for everything below. Tasks, in order: {', '.join(TASKS)}.",
-        "",
-    ]
+    order = ", ".join(TASKS)
+    text = [f"{body['device']}, torch {body['torch']}, {body['seconds']:.0f} s in all. Tasks, in order: {order}.", ""]
     for name in names:
         if name.startswith(("paper", "sweep", "ours")) or name == "encoder alone":
             continue
