@@ -136,3 +136,15 @@ def test_broken_input_is_one_clear_error() -> None:
         beam_search(broken, trie, z, 3)
     with pytest.raises(GeniusError, match="NaN"):
         beam_search(broken, CodeTrie.build(np.array([[2, 4, 3, 5]]), SIZES), z, 3)
+
+
+def test_changed_weights_are_seen() -> None:
+    """The fused copy of a generator is kept between calls, but never after a training step."""
+    generator = tiny_generator(SIZES, 5)
+    trie, z = CodeTrie.build(random_codes(np.random.default_rng(0), 30, 1.0), SIZES), torch.randn(1, 8)
+    before = beam_search(generator, trie, z, 30).scores
+    with torch.no_grad():
+        generator.tokens.weight.mul_(1.5)
+    after = beam_search(generator, trie, z, 30)
+    assert not torch.allclose(before, after.scores)
+    assert_same(after.codes[0], after.scores[0], reference_beam(generator, trie.codes_of(range(30)), z[0], 30))

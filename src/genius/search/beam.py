@@ -17,7 +17,7 @@ from torch import Tensor
 from genius.errors import GeniusError
 from genius.model.generator import START, Generator
 from genius.model.quantizer import ResidualQuantizer
-from genius.search.decoder import Decoder, Memory
+from genius.search.decoder import Memory, decoder_of
 from genius.search.params import BeamResult, Normalizer
 from genius.search.scores import Scorer
 from genius.search.trie import CodeTrie
@@ -286,7 +286,7 @@ def beam_search(
         raise GeniusError(f"beams must be at least 1, got {beams}")
     check_queries(z)
     device = z.device
-    decoder = None if generator is None else Decoder(generator, device)
+    decoder = None if generator is None else decoder_of(generator, device)
     if generator is not None and generator.config.level_sizes != trie.level_sizes:
         raise GeniusError(f"the trie has levels {trie.level_sizes}, the generator {generator.config.level_sizes}")
     scorer = Scorer(decoder, quantizer, trie.level_sizes, geometry, normalizer)

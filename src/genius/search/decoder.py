@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -207,3 +208,19 @@ class Int8Decoder(Decoder):
 
 def _plus(x: Tensor, y: Tensor, weight: Tensor | Int8Matrix) -> Tensor:
     return torch.addmm(x, y, weight) if isinstance(weight, Tensor) else (y @ weight).add_(x)
+
+
+_fused: WeakKeyDictionary[Generator, tuple[object, Decoder]] = WeakKeyDictionary()
+
+
+def decoder_of(generator: Generator, device: torch.device) -> Decoder:
+    """The float32 decoder of a generator, fused again only when a weight has changed or moved."""
+    try:
+        state: object = (device, tuple((w.data_ptr(), w._version) for w in generator.parameters()))
+    except RuntimeError:  # inference tensors keep no version
+        return Decoder(generator, device)
+    known = _fused.get(generator)
+    if known is None or known[0] != state:
+        known = (state, Decoder(generator, device))
+        _fused[generator] = known
+    return known[1]
