@@ -262,7 +262,15 @@ def test_read_only_refuses_changes(make_web: Callable[..., TestClient]) -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [{"port": 70000}, {"max_batch": 0}, {"timeout_s": 0.0}, {"timeout_s": float("nan")}, {"drain_s": -1.0}]
+    "bad",
+    [
+        {"port": 70000},
+        {"log_level": "loud"},
+        {"max_batch": 0},
+        {"timeout_s": 0.0},
+        {"timeout_s": float("nan")},
+        {"drain_s": -1.0},
+    ],
 )
 def test_settings_that_make_no_sense_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(GeniusError):

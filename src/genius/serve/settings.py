@@ -60,6 +60,8 @@ class ServeConfig:
                 raise GeniusError(f"{name} must be more than 0, got {getattr(self, name)}")
         if self.linger_ms < 0 or self.drain_s < 0:
             raise GeniusError("linger_ms and drain_s must not be negative")
+        if self.log_level.lower() not in ("debug", "info", "warning", "error"):
+            raise GeniusError(f"log_level must be debug, info, warning or error, got {self.log_level!r}")
         if not 0 <= self.port <= 65535:
             raise GeniusError(f"port must be 0 to 65535, got {self.port}")
 
