@@ -64,6 +64,9 @@ def evaluate_command(
         str, typer.Option(help="given: tell the search which modality is wanted. The paper leaves it to the instruction.")
     ] = "unknown",
     queries: Annotated[int, typer.Option(help="Only the first so many queries of each task; 0: all.")] = 0,
+    candidates: Annotated[
+        int, typer.Option(help="Encode only a sample of the dataset: so many candidates, all positives among them; 0: all.")
+    ] = 0,
     fused: Annotated[
         Path | None, typer.Option(help="Features from `genius features extract --fusion feature`, for feature-fusion.")
     ] = None,
@@ -100,7 +103,17 @@ def evaluate_command(
     if target not in ("unknown", "given") or not set(names(pools)) <= {"local", "universal"} or not names(pools):
         raise GeniusError("--target is unknown or given; --pools is local, universal or both")
     loaded = Genius.from_pretrained(model, device=device)
-    data = load_features(dataset, loaded, model, split=split, cache=cache, seed=seed, progress=progress_line())
+    data = load_features(
+        dataset,
+        loaded,
+        model,
+        split=split,
+        cache=cache,
+        seed=seed,
+        queries=queries,
+        candidates=candidates,
+        progress=progress_line(),
+    )
     config = EvalConfig(
         methods=names(methods),
         beams=numbers(beams),

@@ -16,6 +16,7 @@ from safetensors import safe_open
 from genius.data.collection import open_collection
 from genius.data.extract import ExtractConfig, extract
 from genius.data.features import FeatureSet
+from genius.data.sample import Sample
 from genius.encoders.registry import resolve
 from genius.errors import GeniusError
 from genius.model.genius import Genius
@@ -36,16 +37,23 @@ def load_features(
     split: str = "test",
     cache: Path | None = None,
     seed: int = 0,
+    queries: int = 0,
+    candidates: int = 0,
     config: ExtractConfig | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> FeatureSet:
-    """The feature set that `source` names, in the model's own width."""
+    """The feature set that `source` names, in the model's own width.
+
+    `candidates` > 0 encodes only a sample of a dataset: so many items, the positives of its queries among them.
+    """
     path = Path(source.removeprefix("features:"))
     if source.startswith("features:") or FeatureSet.is_folder(path):
         return fit_to_model(FeatureSet.load(path), model, model_uri)
     if model.encoder is None:
         raise GeniusError(f"the model {model_uri} has no encoder: give it a folder of features instead of {source}")
     collection = open_collection(source, split=split, seed=seed)
+    if candidates:
+        collection = Sample(collection, queries=queries, candidates=candidates, seed=seed)
     name = f"{collection.name}-{split}-{model.encoder.fingerprint()[:12]}-{collection.fingerprint()[:12]}"
     folder = (cache or cache_folder()) / name
     data = extract(model.encoder, collection, folder, config, progress)
