@@ -32,7 +32,7 @@ lint: setup  ## ruff and mypy --strict
 
 browser:  ## Chromium for the page's tests, where the system's package manager has it (no failure where not)
 	@command -v chromium >/dev/null 2>&1 || command -v chromium-browser >/dev/null 2>&1 || command -v google-chrome >/dev/null 2>&1 || \
-	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 && apt-get update -qq && apt-get install -y -qq chromium >/dev/null; } || \
+	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null; } || \
 	  echo "no Chromium: the page's browser tests will be skipped"
 
 test: setup browser lint  ## lint, types and the whole test suite
