@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import tarfile
+import tempfile
 import time
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from learn import Lessons, Plan, Student, Tasks, dense_hits, pool_features, question_features, run, start_from_teacher
-from safetensors.torch import save_file
 from teacher import teach
 
 from data import TextTable, language_texts, load_bench, start_drawing
@@ -77,7 +78,10 @@ def main() -> None:
     student = Student(encoder, Fusion(FusionConfig(config.width, **FUSION)), said.shape[1]).to(device)
     student.encoder.image.stem.to(memory_format=torch.channels_last)
     pieces = [tokens.tokenizer.id_to_token(i).removeprefix("##") for i in range(tokens.tokenizer.get_vocab_size())]
-    start_from_teacher(student, teach(args.data, pieces, device, 64 if args.trial else 2048))
+    if args.trial:  # a CPU would read them for minutes
+        start_from_teacher(student, torch.randn(len(pieces), said.shape[1], device=device))
+    else:
+        start_from_teacher(student, teach(args.data, pieces, device))
     parameters = {
         name: sum(p.numel() for p in part.parameters())
         for name, part in (("image", encoder.image), ("text", encoder.text), ("fusion", student.fusion))
@@ -88,8 +92,9 @@ def main() -> None:
     for part in (student.encoder, student.fusion):  # from here on with the values that the files will hold
         part.load_state_dict(unpack(pack(part.state_dict())))
     student.to(device).eval()
-    student.encoder.save(args.out / "encoder")
-    save_file(pack(student.fusion.state_dict()), args.out / "fusion.safetensors")
+    folder = Path(tempfile.mkdtemp())  # the model folder; it leaves as two archives, few files being easier to bring home
+    student.encoder.save(folder / "encoder")
+    archive(folder, ["encoder"], args.out / "encoder.tar")
     log("encoder saved")
     items = pool_features(student, bench)
     results = {}
@@ -108,9 +113,16 @@ def main() -> None:
     if not args.no_finish:
         from finish import finish
 
-        results.update(finish(student, bench, items, args.out, log, trial=args.trial, steps=args.generator_steps))
+        results.update(finish(student, bench, items, folder, log, trial=args.trial, steps=args.generator_steps))
         (args.out / "results.json").write_text(json.dumps(results, indent=1))
+        archive(folder, ["config.json", "model.safetensors"], args.out / "model.tar")
     log("done")
+
+
+def archive(folder: Path, names: list[str], target: Path) -> None:
+    with tarfile.open(target, "w") as tar:
+        for name in names:
+            tar.add(folder / name, arcname=name)
 
 
 if __name__ == "__main__":
