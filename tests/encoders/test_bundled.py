@@ -18,7 +18,9 @@ pytestmark = pytest.mark.skipif("mini" not in bundled_names(), reason="the bundl
 def test_it_fits_in_25_megabytes_and_has_its_card() -> None:
     folder = resolve("bundled:mini")
     assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) <= 25_000_000
-    assert (folder / "README.md").read_text(encoding="utf-8") == (Path(__file__).parents[2] / "docs" / "model-card-mini.md").read_text(encoding="utf-8")
+    assert (folder / "README.md").read_text(encoding="utf-8") == (
+        Path(__file__).parents[2] / "docs" / "model-card-mini.md"
+    ).read_text(encoding="utf-8")
 
 
 def test_saving_the_loaded_model_keeps_its_fingerprint(tmp_path: Path) -> None:
