@@ -63,7 +63,7 @@ def evaluate_command(
     target: Annotated[
         str, typer.Option(help="given: tell the search which modality is wanted. The paper leaves it to the instruction.")
     ] = "unknown",
-    queries: Annotated[int, typer.Option(help="Only the first so many queries of each task; 0: all.")] = 0,
+    queries: Annotated[int, typer.Option(help="Only so many queries of each task, evenly spread; 0: all.")] = 0,
     candidates: Annotated[
         int, typer.Option(help="Encode only a sample of the dataset: so many candidates, all positives among them; 0: all.")
     ] = 0,
@@ -195,7 +195,7 @@ def reproduce_command(
     change: Annotated[
         list[str] | None, typer.Option("--set", help="One field of the training config: --set generator.steps=500.")
     ] = None,
-    queries: Annotated[int, typer.Option(help="Only the first so many queries of each task; 0: all.")] = 0,
+    queries: Annotated[int, typer.Option(help="Only so many queries of each task, evenly spread; 0: all.")] = 0,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     cache: Annotated[Path | None, typer.Option(help="Where extracted features are kept.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")] = False,

@@ -60,7 +60,7 @@ class EvalConfig:
     reference: str = "dense"  # the method that others are tested against
     bootstrap: int = 1000  # resamples behind the confidence intervals; 0: none
     survival: int = 32  # queries of each search on which gold prefixes are followed; 0: none
-    queries: int = 0  # use only the first so many of each task (a quick look); 0: all
+    queries: int = 0  # use only so many of each task, evenly spread (a quick look); 0: all
     seed: int = 0
     batch: int = 128  # queries decoded at once
 
@@ -177,8 +177,8 @@ def tasks_of(data: FeatureSet, config: EvalConfig) -> tuple[list[Task], dict[str
         own = (data.tasks == number).nonzero()[:, 0].numpy()
         judged = np.unique(data.pairs[:, 0].numpy())
         own = own[np.isin(own, judged)]  # without a positive a query cannot be judged
-        if config.queries:
-            own = own[: config.queries]
+        if config.queries and config.queries < len(own):  # evenly spread: files are often sorted
+            own = own[np.linspace(0, len(own) - 1, config.queries).astype(np.int64)]
         if len(own) == 0:
             raise GeniusError(f"no query of {key} has a positive")
         tasks.append(_task(data, key, own, config))
