@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from genius.cli.common import command, console, emit
+
+if TYPE_CHECKING:
+    from genius.demo.showcase import Shown
+
+
+def _as_json(shown: Shown) -> dict[str, Any]:
+    hits = [{"id": h.id, "score": h.score, "codes": list(h.codes), "name": h.item.metadata.get("name")} for h in shown.hits]
+    return {"kind": shown.title, "text": shown.query.text, "hits": hits}
 
 
 def register(app: typer.Typer) -> None:
@@ -37,29 +45,15 @@ def register(app: typer.Typer) -> None:
         if index.count() < len(items):
             with Progress(*columns, console=console) as progress:
                 task = progress.add_task("indexing", total=len(items))
-                index.add(items, on_progress=lambda n: progress.advance(task, n))
+                index.add(items, on_progress=lambda report: progress.advance(task, report.added + report.existing))
         shown = run_showcase(index)
         contact_sheet(shown, sheet)
         if json:
-            emit(
-                {
-                    "index": str(output),
-                    "items": index.count(),
-                    "sheet": str(sheet),
-                    "searches": [
-                        {
-                            "kind": s.title,
-                            "text": s.query.text,
-                            "hits": [{"id": h.id, "score": h.score, "codes": list(h.codes), "name": h.item.metadata.get("name")} for h in s.hits],
-                        }
-                        for s in shown
-                    ],
-                }
-            )
+            emit({"index": str(output), "items": index.count(), "sheet": str(sheet), "searches": [_as_json(s) for s in shown]})
             return
         for s in shown:
-            asked = " + ".join(part for part in (f"[{Path(str(s.query.image)).stem}]" if s.query.image is not None else "", s.query.text) if part)
-            print(f"\n{s.title}:  {asked}")
+            picture = f"[{Path(str(s.query.image)).stem}]" if s.query.image is not None else ""
+            print(f"\n{s.title}:  {' + '.join(part for part in (picture, s.query.text) if part)}")
             for hit in s.hits[:5]:
                 print(f"  {hit.score:6.3f}  {'-'.join(map(str, hit.codes)):<28}  {hit.item.metadata.get('name', hit.id)}")
         print(f"\n{index.count():,} items are in {output}; queries and answers are drawn in {sheet}. Next:")
