@@ -64,16 +64,16 @@ def main() -> None:
     z, _ = model.embed(data.pool[sample])
     model.quantizer.initialise(z, data.pool.modality[sample], iterations=3)
     prepared, used = time.perf_counter(), time.process_time()
-    marks: list[tuple[str, float]] = []
+    marks: list[tuple[str, float, float]] = []  # what begins, when, processor seconds so far
 
     def say(line: str) -> None:
-        marks.append((line, time.perf_counter()))
+        marks.append((line, time.perf_counter(), time.process_time()))
         print(f"{time.perf_counter() - prepared:7.1f} s  {peak_gb():.2f} GB  {line}", flush=True)
 
     config = EvalConfig(methods=tuple(options.methods.split(",")), beams=(options.beams,), pools=("universal",))
     found = evaluate(model, data, config, progress=say)
     total, processor = time.perf_counter() - prepared, time.process_time() - used
-    marks.append(("end", time.perf_counter()))
+    marks.append(("end", time.perf_counter(), time.process_time()))
     per_method = {}
     for result in found.results:
         per_method[result.method] = {
@@ -92,7 +92,10 @@ def main() -> None:
         "processor_seconds": processor,  # of all threads: divided by the threads, what an idle machine would need at least
         "peak_gb": peak_gb(),
         "setup_seconds": prepared - begin,
-        "steps": {line: later - when for (line, when), (_, later) in itertools.pairwise(marks)},
+        "steps": {
+            one[0]: {"seconds": other[1] - one[1], "processor_seconds": other[2] - one[2]}
+            for one, other in itertools.pairwise(marks)
+        },
         "methods": per_method,
         "machine": f"{platform.machine()}, {platform.system()}, Python {platform.python_version()}, torch {torch.__version__}",
         "load": max(0.0, os.getloadavg()[2] - options.threads),  # 15-minute average without our own threads
@@ -122,6 +125,8 @@ def page(report: dict[str, Any]) -> str:
             f"| {name} | {own['queries_per_second']:,.1f} | {own['search_seconds']:,.1f} | {own['touched']:,.0f} "
             f"| {own['bytes_per_item']:,.1f} |"
         )
+    lines += ["", "| step | seconds | processor seconds |", "|---|---:|---:|"]
+    lines += [f"| {name} | {own['seconds']:,.1f} | {own['processor_seconds']:,.1f} |" for name, own in report["steps"].items()]
     lines += [
         "",
         "GENIUS and GENIUS^R share one decoding; both rows count it. The total also holds embedding, quantizing, the trie,",
