@@ -23,6 +23,8 @@ from genius.search.scores import Scorer
 from genius.search.trie import CodeTrie
 from genius.search.views import Children, Forest, TrieView, widen
 
+BROKEN = "the generator gives NaN for a code: its weights or the query are broken"
+
 
 @dataclass(slots=True)
 class Beams:
@@ -38,6 +40,7 @@ class Beams:
     residual: Tensor | None  # (G, n, D) z minus the codes chosen
     pending: Tensor  # (G, n, L) tokens the decoder has not seen
     memory: Memory | None
+    hidden: Tensor | None = None  # (G, n, d) states for the next level, where they are known already
 
     def select(self, keep: Tensor) -> Beams:
         """Some of the queries."""
@@ -52,6 +55,7 @@ class Beams:
             None if self.residual is None else self.residual[keep],
             self.pending[keep],
             None if self.memory is None else self.memory.select(keep),
+            None if self.hidden is None else self.hidden[keep],
         )
 
 
@@ -85,6 +89,9 @@ def decode(
                 yield _finish_tails(scorer, forest, state.select(single.nonzero()[:, 0]))
                 state = state.select((~single).nonzero()[:, 0])
                 continue
+        if state.level == 0 and levels > 1 and forest.level_sizes[0] <= min(beams, 8) and not step_tails:
+            state = _first_pair(scorer, forest, state)
+            continue
         state, early = _step(scorer, forest, state, beams, stop)
         if early is not None:
             yield early
@@ -118,11 +125,32 @@ def _begin(scorer: Scorer, forest: Forest, z: Tensor, target: int) -> Beams:
     )
 
 
+def _first_pair(scorer: Scorer, forest: Forest, state: Beams) -> Beams:
+    """Levels 0 and 1 in one pass: every code of level 0 becomes a beam, so their tokens need not wait for its scores."""
+    group = len(state.queries)
+    children = forest.expand(0, state.lo.flatten(1), state.hi.flatten(1))
+    index = torch.arange(len(children.row), device=children.row.device).view(group, -1)  # the same codes for every query
+    begun = _advance(scorer, state, children, torch.zeros(len(children.row), device=index.device), index)
+    first: Tensor | None = None
+    if scorer.decoder is not None:
+        assert begun.memory is not None
+        out, begun.memory = scorer.decoder.run(begun.pending, begun.memory)  # start token and code of each beam
+        first, begun.hidden = out[:, 0, 0], out[:, :, 1]
+        begun.pending = begun.pending[:, :, :0]
+    residual = None if state.residual is None else state.residual[:, 0]
+    begun.scores = scorer.children(0, first, residual, children.row, children.code).view(group, -1)
+    if torch.isnan(begun.scores).any():
+        raise GeniusError(BROKEN)
+    return begun
+
+
 def _step(scorer: Scorer, forest: Forest, state: Beams, beams: int, stop: int) -> tuple[Beams, Beams | None]:
     """One level deeper. Queries whose best beams fit `stop` come back apart, with as many children as fit."""
     group, width = state.scores.shape
     hidden: Tensor | None = None
-    if scorer.decoder is not None:
+    if state.hidden is not None:
+        hidden, state.hidden = state.hidden.reshape(group * width, -1), None
+    elif scorer.decoder is not None:
         assert state.memory is not None
         out, state.memory = scorer.decoder.run(state.pending, state.memory)
         hidden = out[:, :, -1].reshape(group * width, -1)
@@ -131,7 +159,7 @@ def _step(scorer: Scorer, forest: Forest, state: Beams, beams: int, stop: int) -
     children = forest.expand(state.level, state.lo.flatten(1), state.hi.flatten(1))
     worth = state.scores.flatten()[children.row] + scorer.children(state.level, hidden, residual, children.row, children.code)
     if torch.isnan(worth).any():
-        raise GeniusError("the generator gives NaN for a code: its weights or the query are broken")
+        raise GeniusError(BROKEN)
     # children of a query are contiguous: lay them out as (G, most children of any query)
     query = children.row // width
     counts = torch.bincount(query, minlength=group)
@@ -243,13 +271,16 @@ def _finish_tails(scorer: Scorer, forest: Forest, state: Beams) -> Beams:
         assert state.memory is not None
         tokens = [state.pending]
         tokens += [scorer.decoder.token(codes[:, :, i : i + 1], state.level + i) for i in range(codes.shape[2] - 1)]
-        out, _ = scorer.decoder.run(torch.cat(tokens, 2), state.memory)
-        hidden = out[:, :, state.pending.shape[2] - 1 :].flatten(0, 1)  # (G * n, L, d): each predicts the next code
+        inputs = torch.cat(tokens, 2)
+        # (G, n, L, d): each state predicts the next code; the first may be known already
+        known = [] if state.hidden is None else [state.hidden[:, :, None]]
+        out = [scorer.decoder.run(inputs, state.memory)[0]] if inputs.shape[2] else []
+        hidden = torch.cat([*known, *(part[:, :, -(codes.shape[2] - len(known)) :] for part in out)], 2).flatten(0, 1)
     residual = None if state.residual is None else state.residual.flatten(0, 1)
     gain = scorer.tails(state.level, hidden, residual, codes.flatten(0, 1)).view(group, width)
     scores = state.scores + gain
     if torch.isnan(scores).any():
-        raise GeniusError("the generator gives NaN for a code: its weights or the query are broken")
+        raise GeniusError(BROKEN)
     whole = torch.cat([state.codes, codes], 2)
     return _sorted(Beams(state.queries, levels, whole, scores, lo, hi, state.items, None, state.pending, None))
 
