@@ -68,7 +68,8 @@ def test_shifts_stay_in_length_and_take_offsets_of_their_modality(quantizer: Res
 
 
 def test_all_stages_train_and_the_model_loads_again(tmp_path: Path) -> None:
-    trained = train(small_config(tmp_path / "model"), small_data(), quiet=True)
+    trained = train(small_config(tmp_path / "model", tensorboard=True), small_data(), quiet=True)
+    assert list((tmp_path / "model" / "training" / "tensorboard").glob("events*"))
     again = Genius.from_pretrained(str(tmp_path / "model"))
     assert again.fingerprint() == trained.model.fingerprint()
     codes = again.encode(trained.data.pool)

@@ -92,6 +92,9 @@ def test_bad_data_is_one_line_and_leaves_no_model(tmp_path: Path) -> None:
 def test_another_config_does_not_continue_in_the_same_folder(tmp_path: Path) -> None:
     short = {"encoder__steps": 1, "quantizer__steps": 1, "generator__steps": 1}
     train(small_config(tmp_path / "a", **short), small_data(), quiet=True)
+    (tmp_path / "a").rename(tmp_path / "b")  # a moved folder is the same run
+    train(small_config(tmp_path / "b", **short), small_data(), quiet=True)
+    (tmp_path / "b").rename(tmp_path / "a")
     with pytest.raises(GeniusError, match=r"another config \(generator.lr was"):
         train(small_config(tmp_path / "a", **short, generator__lr=0.5), small_data(), quiet=True)
 

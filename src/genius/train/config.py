@@ -82,7 +82,7 @@ class EncoderStageConfig(LoopConfig):
     weight_decay: float = 0.05
     # none: features are used as they are. heads: maps on frozen towers' features. towers: the whole encoder, from pairs
     train: Literal["none", "heads", "towers"] = "heads"
-    hidden: int = 64  # of the heads' residual MLPs: on frozen towers wide ones learn the training products by heart
+    hidden: int = 64  # of the heads' residual MLPs; wide ones memorise: 1,024 reached training accuracy 1.0 on 20,000 products
     temperature: float = 0.04  # of the contrastive loss
     symmetric: bool = True  # both directions, as published
     dropout: float = 0.0  # of the heads' inputs and hidden units

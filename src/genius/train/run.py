@@ -166,11 +166,16 @@ def _claim(folder: Path, config: TrainConfig, runtime: Runtime) -> None:
             found: Any = json.loads(path.read_text(encoding="utf-8"))
         except ValueError:
             found = None
-        if found != body:
-            changed = _first_difference(found, body)
+        if _trained_by(found) != _trained_by(body):
+            changed = _first_difference(_trained_by(found), _trained_by(body))
             raise GeniusError(f"{config.output} holds a run of another config ({changed}): choose another output or delete it")
     elif runtime.main:
         write_whole(path, lambda target: target.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8"))
+
+
+def _trained_by(body: Any) -> Any:
+    """The part of a config that decides the result: not where it is written or shown."""
+    return {k: v for k, v in body.items() if k not in ("output", "device", "tensorboard")} if isinstance(body, dict) else body
 
 
 def _first_difference(old: Any, new: Any, where: str = "") -> str:
