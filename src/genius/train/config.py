@@ -107,8 +107,7 @@ class QuantizerStageConfig(LoopConfig):
     reduction: Literal["mean", "sum"] = "mean"
     rq_weight: float = 100.0  # beta
     mse_weight: float = 100.0  # gamma; 0: without L_mse (Table 4)
-    # Prefix-ranking distillation at every level. Off: on held-out products it costs more than it gives, because the
-    # gradient moves z, not the codebooks (docs/training.md has the numbers).
+    # Prefix-ranking distillation at every level. Off: on held-out products it cost more than it gave (docs/training.md).
     prefix_weight: float = 0.0
     prefix_temperature: float = 0.05  # T of its softmax
     start_from_sum: bool = True  # the fusion starts as the encoder's own sum of both modalities
