@@ -16,9 +16,9 @@ from genius.encoders.mini import MEAN, STD
 SIZE = 64
 
 
-def plain(drawings: Tensor) -> Tensor:
-    """(n, 3, s, s) uint8 -> (n, 3, 64, 64) as `Pixels` makes them: antialiased, normalised."""
-    small = F.interpolate(drawings.float() / 255, size=(SIZE, SIZE), mode="bilinear", antialias=True, align_corners=False)
+def plain(drawings: Tensor, size: int = SIZE) -> Tensor:
+    """(n, 3, s, s) uint8 -> (n, 3, size, size) as `Pixels` makes them: antialiased, normalised."""
+    small = F.interpolate(drawings.float() / 255, size=(size, size), mode="bilinear", antialias=True, align_corners=False)
     return normalise(small.clamp(0, 1))
 
 

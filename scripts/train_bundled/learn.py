@@ -273,8 +273,9 @@ def run(student: Student, lessons: Lessons, tasks: Tasks, plan: Plan, log: Any) 
 def pool_features(student: Student, bench: Bench, chunk: int = 4096) -> Features:
     """Features of every candidate, as inference makes them (no augmentation). Each drawing and text once."""
     device, length = bench.flat.device, student.encoder.config.text_length
+    side = student.encoder.config.image_size
     with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-        images = torch.cat([student.images(plain(bench.drawings[i : i + chunk])) for i in range(0, len(bench.drawings), chunk)])
+        images = torch.cat([student.images(plain(bench.drawings[i : i + chunk], side)) for i in range(0, len(bench.drawings), chunk)])
         used = bench.pool_text >= 0
         rows = bench.pool_text[used]
         texts = []
@@ -289,12 +290,13 @@ def pool_features(student: Student, bench: Bench, chunk: int = 4096) -> Features
 def question_features(student: Student, bench: Bench, q: Questions, prompt: int | None = 0, chunk: int = 4096) -> Features:
     """Features of questions; `prompt` chooses the instruction of each task, None a random one of the first four."""
     device, length = bench.flat.device, student.encoder.config.text_length
+    side = student.encoder.config.image_size
     parts = []
     with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
         for rows in torch.arange(len(q.task), device=device).split(chunk):
             asked = q.image[rows] >= 0
             images = (
-                student.images(plain(bench.drawings[q.image[rows][asked]]))
+                student.images(plain(bench.drawings[q.image[rows][asked]], side))
                 if asked.any()
                 else torch.zeros(0, student.encoder.width, device=device)
             )

@@ -169,6 +169,8 @@ def moved(pixels: Tensor) -> Tensor:
 def learn_images(data: Path, icons: Path, out: Path, seconds: float, batch: int) -> None:
     encoder = fresh(data)
     tower = encoder.image.to(memory_format=torch.channels_last).train()
+    if (out / "image-tower.safetensors").is_file():  # go on from an earlier run
+        tower.load_state_dict(load_file(out / "image-tower.safetensors"))
     with lzma.open(data / "bench.xz", "rb") as file:
         arrays = np.load(file)
         concept, split = torch.from_numpy(arrays["image_concept"]).long(), torch.from_numpy(arrays["image_split"]).long()

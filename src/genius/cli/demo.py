@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
         output: Annotated[Path, typer.Option("--output", "-o", help="The index to make.")] = Path("demo.genius"),
         sheet: Annotated[Path, typer.Option(help="The contact sheet to draw.")] = Path("demo.png"),
         model: Annotated[str, typer.Option(help="Model folder or URI.")] = "bundled:mini",
-        limit: Annotated[int, typer.Option(min=0, help="Index only this many items (0: all).")] = 0,
+        limit: Annotated[int, typer.Option(min=0, help="Index only about this many items (0: all).")] = 0,
         json: Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")] = False,
     ) -> None:
         """See the main job done in one command: about 11,600 drawings indexed and searched, no hub, no download.
@@ -39,14 +39,15 @@ def register(app: typer.Typer) -> None:
         from genius.demo.showcase import run_showcase
         from genius.model.genius import Genius
 
-        items = demo_items()[: limit or None]
+        collection = demo_items()
+        items = collection[:: max(1, len(collection) // limit)] if limit else collection
         index = Genius.from_pretrained(model).index(output)
         columns = (TextColumn("indexing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         if index.count() < len(items):
             with Progress(*columns, console=console) as progress:
                 task = progress.add_task("indexing", total=len(items))
                 index.add(items, on_progress=lambda report: progress.advance(task, report.added + report.existing))
-        shown = run_showcase(index)
+        shown = run_showcase(index, collection)
         contact_sheet(shown, sheet)
         if json:
             emit({"index": str(output), "items": index.count(), "sheet": str(sheet), "searches": [_as_json(s) for s in shown]})

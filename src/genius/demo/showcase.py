@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from genius.index import Hit, Index
-from genius.types import Modality, Query
+from genius.types import Item, Modality, Query
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +32,12 @@ SEARCHES: tuple[tuple[str, str | None, str | None, Modality], ...] = (
 )
 
 
-def run_showcase(index: Index, k: int = 8) -> list[Shown]:
-    """Run every search of `SEARCHES`. The query's own drawing is left out of the answers."""
+def run_showcase(index: Index, items: Sequence[Item], k: int = 8) -> list[Shown]:
+    """Run every search of `SEARCHES`, its pictures taken from `items`. The query's own drawing is left out of the answers."""
+    pictures = {item.id: item.image for item in items}
     shown = []
     for title, text, source, target in SEARCHES:
-        picture = index.get([source])[0].image if source else None
+        picture = pictures[source] if source else None
         query = Query(text=text, image=picture, target=target)
         hits = [hit for hit in index.search_many([query], k=k + 1)[0] if hit.id != source][:k]
         shown.append(Shown(title, query, hits))
