@@ -275,7 +275,8 @@ def pool_features(student: Student, bench: Bench, chunk: int = 4096) -> Features
     device, length = bench.flat.device, student.encoder.config.text_length
     side = student.encoder.config.image_size
     with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-        images = torch.cat([student.images(plain(bench.drawings[i : i + chunk], side)) for i in range(0, len(bench.drawings), chunk)])
+        starts = range(0, len(bench.drawings), chunk)
+        images = torch.cat([student.images(plain(bench.drawings[i : i + chunk], side)) for i in starts])
         used = bench.pool_text >= 0
         rows = bench.pool_text[used]
         texts = []
