@@ -15,7 +15,6 @@ The published `*_IT_dict.pt` files (`{img, text, img_mask, text_mask, id_to_inde
 from __future__ import annotations
 
 import json
-import os
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from torch import Tensor
 
 from genius.errors import GeniusError
 from genius.features import Features
+from genius.files import write_whole
 
 QUERIES, POOL, PAIRS, POOLS, IDS = "queries.safetensors", "pool.safetensors", "pairs.safetensors", "pools.safetensors", "ids.json"
 FORMAT = 1
@@ -246,7 +246,7 @@ def write_published(path: str | Path, features: Features, ids: Sequence[str], pe
         "text_mask": features.text_mask.long(),
         "id_to_index": {hash_id(name, per_dataset): row for row, name in enumerate(ids)},
     }
-    _whole_file(Path(path), lambda temporary: torch.save(body, temporary))
+    write_whole(Path(path), lambda temporary: torch.save(body, temporary))
 
 
 # -- small file helpers ------------------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ def features_from_tensors(tensors: Mapping[str, Tensor]) -> Features:
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    _whole_file(path, lambda temporary: save_file(tensors, temporary))
+    write_whole(path, lambda temporary: save_file(tensors, temporary))
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -282,18 +282,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def write_json(path: Path, body: Any) -> None:
-    _whole_file(path, lambda temporary: temporary.write_text(json.dumps(body, ensure_ascii=False), encoding="utf-8"))
-
-
-def _whole_file(path: Path, write: Any) -> None:
-    """Write beside, then rename: a crash never leaves half a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        write(temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_whole(path, lambda temporary: temporary.write_text(json.dumps(body, ensure_ascii=False), encoding="utf-8"))
 
 
 def _read_ids(directory: Path) -> dict[str, Any]:

@@ -5,8 +5,6 @@ What `genius features encode` and `genius features search` do. Knows nothing of 
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ import torch
 
 from genius.data.features import CANDIDATES_PER_DATASET, QUERIES_PER_DATASET, read_published
 from genius.errors import GeniusError
+from genius.files import write_whole
 from genius.model.genius import Genius
 from genius.search import CodeTrie, beam_search
 
@@ -29,7 +28,7 @@ def encode_file(model: Genius, features: Path, output: Path) -> Codes:
     if len(rows) == 0:
         raise GeniusError(f"{features} holds no rows")
     codes: Codes = model.encode(rows).cpu().numpy()
-    _write(output, lambda file: np.save(file, codes))
+    write_whole(output, lambda path: _save(path, lambda file: np.save(file, codes)))
     return codes
 
 
@@ -73,20 +72,11 @@ def search_file(
         n = found.codes.shape[1]
         out_codes[start : start + batch, :n] = found.codes.cpu().numpy()
         out_scores[start : start + batch, :n] = found.scores.cpu().numpy()
-    _write(output, lambda file: np.savez(file, codes=out_codes, scores=out_scores))
+    write_whole(output, lambda path: _save(path, lambda file: np.savez(file, codes=out_codes, scores=out_scores)))
     return len(rows)
 
 
-def _write(path: Path, write: Callable[[Any], None]) -> None:
-    """Whole or not at all, under exactly the name asked for."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                write(file)
-            Path(name).replace(path)
-        finally:
-            Path(name).unlink(missing_ok=True)
-    except OSError as error:
-        raise GeniusError(f"cannot write {path}: {error.strerror or error}") from None
+def _save(path: Path, write: Callable[[Any], None]) -> None:
+    """Through a file object: numpy would add its own ending to a name."""
+    with path.open("wb") as file:
+        write(file)

@@ -9,8 +9,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +23,7 @@ from genius.config import from_dict, to_dict
 from genius.encoders.base import Encoder, OnError, encode_items, encode_queries
 from genius.errors import GeniusError
 from genius.features import Features
+from genius.files import write_whole
 from genius.model.fusion import Fusion, FusionConfig, score_fusion
 from genius.model.generator import Generator, GeneratorConfig
 from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
@@ -153,10 +152,10 @@ class Genius(nn.Module):
         else:
             tensors = {name: tensor.detach().cpu().to(dtype).contiguous() for name, tensor in self.state_dict().items()}
         body = {"format": FORMAT, "model": to_dict(self.config)}
-        _replace(directory / WEIGHTS, lambda path: save_file(tensors, path, metadata={"format": "pt"}))
+        write_whole(directory / WEIGHTS, lambda path: save_file(tensors, path, metadata={"format": "pt"}))
         if encoder and self.encoder is not None and self.config.encoder is None:
             self.encoder.save(directory / ENCODER)
-        _replace(directory / CONFIG, lambda path: path.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8"))
+        write_whole(directory / CONFIG, lambda path: path.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8"))
 
     @classmethod
     def from_pretrained(cls, source: str | Path, *, device: str | torch.device = "cpu") -> Genius:
@@ -210,17 +209,3 @@ def _read_config(directory: Path) -> GeniusConfig:
     if body.get("format") != FORMAT:
         raise GeniusError(f"{path} has format {body.get('format')!r}; this version reads {FORMAT}")
     return from_dict(GeniusConfig, body["model"], where=str(path))
-
-
-def _replace(path: Path, write: Any) -> None:
-    """Write beside, then rename: a crash or a full disk never leaves half a file."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        write(temporary)
-        temporary.replace(path)
-    except OSError as error:
-        raise GeniusError(f"cannot write {path}: {error}") from None
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -61,14 +61,3 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict
     except (OSError, ValueError, RuntimeError, SafetensorError, pickle.UnpicklingError) as error:
         raise GeniusError(f"cannot read the checkpoint {path}: {error}; delete it to start the stage again") from None
     return weights, optimizer, progress
-
-
-def write_whole(path: Path, write: Any) -> None:
-    """Write beside, then rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        write(temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -23,7 +23,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from genius.errors import GeniusError
-from genius.train.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint, write_whole
+from genius.files import write_whole
+from genius.train.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from genius.train.config import LoopConfig
 from genius.train.progress import Journal
 from genius.train.sampling import step_seed

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from genius.errors import GeniusError
-from genius.train.checkpoint import write_whole
+from genius.files import write_whole
 
 METRICS = "metrics.jsonl"
 

@@ -21,9 +21,9 @@ from genius.data.features import FeatureSet
 from genius.encoders.base import Encoder
 from genius.errors import GeniusError
 from genius.features import Features
+from genius.files import write_whole
 from genius.model.genius import Genius, GeniusConfig
 from genius.model.heads import Heads
-from genius.train.checkpoint import write_whole
 from genius.train.config import TrainConfig
 from genius.train.encoder import HeadsStage
 from genius.train.generator import GeneratorStage, freeze
