@@ -9,7 +9,7 @@ beams fit the re-ranking budget.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,57 +17,34 @@ from torch import Tensor
 from genius.errors import GeniusError
 from genius.model.generator import START, Generator
 from genius.model.quantizer import ResidualQuantizer
-from genius.search.decoder import Memory, decoder_of
+from genius.search.decoder import decoder_of
+from genius.search.finish import Nearness, finish_by_nearness
 from genius.search.params import BeamResult, Normalizer
 from genius.search.scores import Scorer
+from genius.search.state import Beams
 from genius.search.trie import CodeTrie
 from genius.search.views import Children, Forest, TrieView, widen
 
 BROKEN = "the generator gives NaN for a code: its weights or the query are broken"
 
 
-@dataclass(slots=True)
-class Beams:
-    """The beams of some queries at one depth; best first in what `decode` yields. n differs from depth to depth."""
-
-    queries: Tensor  # (G,) positions in the batch
-    level: int  # codes chosen so far = the space that lo and hi are ranges of
-    codes: Tensor  # (G, n, level) int64
-    scores: Tensor  # (G, n) sums; -inf: no beam here
-    lo: Tensor  # (tries, G, n)
-    hi: Tensor  # (tries, G, n)
-    items: Tensor  # (G, n) allowed items below each beam, 0 where there is none
-    residual: Tensor | None  # (G, n, D) z minus the codes chosen
-    pending: Tensor  # (G, n, L) tokens the decoder has not seen
-    memory: Memory | None
-    hidden: Tensor | None = None  # (G, n, d) states for the next level, where they are known already
-
-    def select(self, keep: Tensor) -> Beams:
-        """Some of the queries."""
-        return Beams(
-            self.queries[keep],
-            self.level,
-            self.codes[keep],
-            self.scores[keep],
-            self.lo[:, keep],
-            self.hi[:, keep],
-            self.items[keep],
-            None if self.residual is None else self.residual[keep],
-            self.pending[keep],
-            None if self.memory is None else self.memory.select(keep),
-            None if self.hidden is None else self.hidden[keep],
-        )
-
-
 def decode(
-    scorer: Scorer, forest: Forest, z: Tensor, beams: int, *, target: int = -1, stop: int = 0, step_tails: bool = False
+    scorer: Scorer,
+    forest: Forest,
+    z: Tensor,
+    beams: int,
+    *,
+    target: int = -1,
+    stop: int = 0,
+    least: int = 0,
+    step_tails: bool = False,
 ) -> Iterator[Beams]:
     """Search for every row of z (Q, D); yields groups of queries as they finish, each exactly once; nothing at
     all where nothing exists.
 
     `target`: code of level 0, given to all queries (-1: let the generator choose). `stop` R > 0: finish when at most R
-    items are below a query's beams, and hand over further children, best first, while they fit R. `step_tails`
-    turns the one-pass finish off (for tests).
+    items are below a query's beams (but not before `least` codes are chosen), and hand over further children, best
+    first, while they fit R. `step_tails` turns the one-pass finish off (for tests).
     """
     state = _begin(scorer, forest, z, target)
     if not len(state.queries) or not bool(state.items.any()):
@@ -77,13 +54,13 @@ def decode(
         if state.level == levels:
             yield _sorted(state)
             return
-        if stop:
+        if stop and state.level >= least:
             fits = state.items.sum(1) <= stop
             if fits.any():  # only at the start: later levels are checked as they are made
                 yield state.select(fits.nonzero()[:, 0])
                 state = state.select((~fits).nonzero()[:, 0])
                 continue
-        if not step_tails:
+        if not step_tails and state.level >= least:
             single = (forest.ids_below(state.level, state.lo, state.hi) <= 1).all(1)
             if single.any():
                 yield _finish_tails(scorer, forest, state.select(single.nonzero()[:, 0]))
@@ -307,9 +284,12 @@ def beam_search(
     target: Tensor | None = None,
     allowed: Tensor | None = None,
     normalizer: Normalizer = "model",
+    finish: float = 0.0,
+    leaves: int = 2000,
     step_tails: bool = False,
 ) -> BeamResult:
-    """Full depth, exact: the published search (4.4) over true children. `generator` None: geometry alone.
+    """Full depth, exact: the published search (4.4) over true children. `generator` None: geometry alone; `finish` > 0:
+    the last codes by nearness (see `SearchParams`).
 
     z (Q, D); target (Q,) known code of level 0 or -1: given, so its log p is not added; allowed (N,) bool over items.
     """
@@ -321,11 +301,17 @@ def beam_search(
     if generator is not None and generator.config.level_sizes != trie.level_sizes:
         raise GeniusError(f"the trie has levels {trie.level_sizes}, the generator {generator.config.level_sizes}")
     scorer = Scorer(decoder, quantizer, trie.level_sizes, geometry, normalizer)
+    if finish > 0 and quantizer is None:
+        raise GeniusError("finishing by nearness needs the quantizer")
+    nearness = Nearness(quantizer, device) if finish > 0 and quantizer is not None else None
+    stop, least = (leaves, 1) if nearness is not None else (0, 0)
     forest = Forest([TrieView(trie, device)], trie.level_sizes, check_allowed(allowed, trie.items, device))
     codes = torch.full((len(z), beams, trie.levels), -1, dtype=torch.long, device=device)
     scores = torch.full((len(z), beams), -torch.inf, device=device)
     for code, queries in by_target(target, len(z), trie.level_sizes[0], device):
-        for found in decode(scorer, forest, z[queries], beams, target=code, step_tails=step_tails):
+        for found in decode(scorer, forest, z[queries], beams, target=code, stop=stop, least=least, step_tails=step_tails):
+            if nearness is not None:
+                found = finish_by_nearness(found, forest, nearness, z[queries[found.queries]].float(), beams, finish)
             n = found.scores.shape[1]
             real = found.scores > -torch.inf
             where = queries[found.queries]

@@ -17,12 +17,14 @@ from genius.errors import GeniusError
 from genius.model.generator import Generator
 from genius.model.quantizer import ResidualQuantizer
 from genius.search import int8
-from genius.search.beam import Beams, by_target, check_allowed, check_queries, decode
+from genius.search.beam import by_target, check_allowed, check_queries, decode
 from genius.search.decoder import Decoder, Int8Decoder
+from genius.search.finish import Nearness, finish_by_nearness
 from genius.search.graph import GraphSearch
 from genius.search.params import SearchParams, SearchResult
 from genius.search.rerank import Int8Rows, Rows, Vectors, code_scores, top_rows
 from genius.search.scores import Scorer
+from genius.search.state import Beams
 from genius.search.trie import CodeTrie
 from genius.search.views import Forest, TrieView
 
@@ -56,6 +58,7 @@ class SearchEngine:
         self._int8: Decoder | None = None
         # below this width int8 gains nothing
         self.generator_is_large = generator is not None and generator.config.d_model >= 512 and int8.supported()
+        self._nearness: Nearness | None = None
         self._graphs: dict[bool, GraphSearch] = {}  # recorded searches (CUDA), by whether they are fast
         self.base = TrieView(trie, self.device)
         self.delta: TrieView | None = None
@@ -167,6 +170,8 @@ class SearchEngine:
             raise GeniusError("this collection stores no embeddings: use reranker 'codes' or 'none'")
         if params.reranker == "codes" and self.quantizer is None:
             raise GeniusError("re-ranking by codes needs the quantizer")
+        if params.finish > 0 and self.quantizer is None:
+            raise GeniusError("finishing by nearness needs the quantizer")
         scorer = Scorer(
             self._decoder(params) if params.generator else None,
             self.quantizer,
@@ -196,6 +201,7 @@ class SearchEngine:
             and self.decoder is not None
             and params.generator
             and params.geometry == 0
+            and not (params.finish > 0 and params.full_depth)
             and params.normalizer != "children"
             and params.reranker != "codes"
             and params.beams <= 1024
@@ -286,17 +292,26 @@ class SearchEngine:
         wanted = min(k, existing)
         if wanted == 0:
             return
-        stop = max(params.rerank, wanted) if params.rerank and params.reranker != "none" else 0
+        spelled = params.finish > 0 and params.full_depth
+        stop = max(params.rerank, wanted) if not params.full_depth else max(params.leaves, wanted) if spelled else 0
         beams = params.beams
         while len(queries):
             short = []
-            for found in decode(scorer, forest, z[queries], beams, target=target, stop=stop):
+            for found in decode(scorer, forest, z[queries], beams, target=target, stop=stop, least=int(spelled)):
                 where = queries[found.queries]
+                if spelled:
+                    found = finish_by_nearness(found, forest, self._near(), z[where], beams, params.finish)
                 rows, scores, counts = self._rank(forest, found, z[where], dense[where], k, params)
                 result.rows[where], result.scores[where], result.touched[where] = rows, scores, counts
                 short.append(where[(rows >= 0).sum(1) < wanted])
             queries = torch.cat(short)
             beams = max(4 * beams, wanted)
+
+    def _near(self) -> Nearness:
+        if self._nearness is None:
+            assert self.quantizer is not None
+            self._nearness = Nearness(self.quantizer, self.device)
+        return self._nearness
 
     def _rank(
         self, forest: Forest, found: Beams, z: Tensor, dense: Tensor, k: int, params: SearchParams

@@ -23,6 +23,15 @@ class SearchParams:
     geometry: float = 0.0  # w of the term w * zscore(2 r.c - |c|^2) beside log p; r = z minus the codes chosen so far
     generator: bool = True  # False: geometry alone, no decoder
     normalizer: Normalizer = "model"  # log p over the whole table, the level, or the valid children; "model": as trained
+    # w > 0, at full depth only: the decoder writes the first codes; once at most `leaves` items are below the beams, the rest
+    # is written by nearness: every ID there competes with log p so far + w * cosine(z, its reconstruction), B are kept
+    finish: float = 0.0
+    leaves: int = 2000
+
+    @property
+    def full_depth(self) -> bool:
+        """Whether the beams' IDs are written to the end; otherwise what is below them is re-ranked."""
+        return self.rerank == 0 or self.reranker == "none"
 
     def __post_init__(self) -> None:
         if self.beams < 1:
@@ -35,6 +44,10 @@ class SearchParams:
             raise GeniusError(f"normalizer must be 'model', 'vocabulary', 'level' or 'children', got {self.normalizer!r}")
         if self.geometry < 0:
             raise GeniusError(f"geometry must not be negative, got {self.geometry}")
+        if self.finish < 0:
+            raise GeniusError(f"finish must not be negative, got {self.finish}")
+        if self.leaves < 1:
+            raise GeniusError(f"leaves must be at least 1, got {self.leaves}")
 
 
 @dataclass(slots=True)

@@ -63,6 +63,15 @@ class TrieView:
         lo, hi = self.id_range(level, lo, hi)
         return (lo, hi) if self.item_start is None else (self.item_start[lo].long(), self.item_start[hi].long())
 
+    def codes_of_ids(self, ids: Tensor, level: int = 0) -> Tensor:
+        """(n,) ID positions -> (n, M - level) int64: their codes from `level` on."""
+        parts = [widen(self.tails[ids, max(level - self.top, 0) :])]
+        node = ids
+        for above in range(self.top - 1, level - 1, -1):  # a node's first child says where it begins
+            node = torch.searchsorted(self.node_child[above], node.to(self.node_child[above].dtype), right=True) - 1
+            parts.append(widen(self.node_codes[above][node])[:, None])
+        return torch.cat(parts[::-1], 1)
+
     def expand(self, level: int, lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Ranges (R,) -> true children, flat: their row, code, and range in the space of level + 1; rows ascending,
         codes ascending within a row."""
@@ -98,6 +107,16 @@ class Children:
         return Children(self.row[index], self.code[index], self.lo[:, index], self.hi[:, index], self.items[index])
 
 
+@dataclass(slots=True)
+class Leaves:
+    """A flat list of IDs."""
+
+    row: Tensor  # (C,) which range they are below, ascending
+    lo: Tensor  # (tries, C) ranges of IDs, each of one ID in one trie
+    hi: Tensor  # (tries, C)
+    items: Tensor  # (C,) allowed items with this ID
+
+
 class Forest:
     """Several tries searched as one, restricted to allowed items."""
 
@@ -130,6 +149,27 @@ class Forest:
             first, last = view.id_range(level, lo[t], hi[t])
             total += last - first
         return total
+
+    def leaves(self, level: int, lo: Tensor, hi: Tensor) -> tuple[Leaves, Tensor]:
+        """(tries, R) ranges -> every ID below that leads to an allowed item, ranges ascending, and its codes
+        (C, M - level) from `level` on. An ID in two tries comes twice."""
+        parts = []
+        for t, view in enumerate(self.views):
+            first, last = view.id_range(level, lo[t], hi[t])
+            row, place = ragged(last - first)
+            at = first[row] + place
+            parts.append((row, at, torch.full_like(at, t), view.codes_of_ids(at, level)))
+        row, at, trie, codes = (torch.cat(column) for column in zip(*parts, strict=True))
+        if len(parts) > 1:
+            row, by = row.sort(stable=True)
+            at, trie, codes = at[by], trie[by], codes[by]
+        here = trie[None] == torch.arange(len(self.views), device=self.device)[:, None]
+        lo, hi = torch.where(here, at, 0), torch.where(here, at + 1, 0)
+        items = self.items_below(len(self.level_sizes), lo, hi)
+        if self.allowed is not None:
+            keep = (items > 0).nonzero()[:, 0]
+            row, codes, lo, hi, items = row[keep], codes[keep], lo[:, keep], hi[:, keep], items[keep]
+        return Leaves(row, lo, hi, items), codes
 
     def expand(self, level: int, lo: Tensor, hi: Tensor) -> Children:
         """(tries, R) ranges -> the children that lead to at least one allowed item."""
