@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,14 @@ def test_a_text_does_not_depend_on_its_neighbours(encoder: MiniEncoder) -> None:
     together = encoder.encode_texts(["blue", "a red bicycle in the same blue", ""])
     torch.testing.assert_close(encoder.encode_texts(["blue"])[0], together[0], atol=1e-5, rtol=1e-4)
     assert torch.isfinite(together).all()
+
+
+def test_a_narrow_token_table_is_widened_and_saved(encoder: MiniEncoder, tmp_path: Path) -> None:
+    narrow = MiniEncoder(replace(TINY, text_tokens=8), encoder.tokens)
+    assert narrow.text.tokens.weight.shape == (12, 8) and narrow.encode_texts(["a red bicycle"]).shape == (1, 24)
+    narrow.save(tmp_path)
+    assert load_encoder(tmp_path).encode_texts(["blue"]).shape == (1, 24)
+    assert narrow.fingerprint() != encoder.fingerprint()
 
 
 def test_long_texts_are_cut(encoder: MiniEncoder) -> None:

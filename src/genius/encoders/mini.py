@@ -44,6 +44,7 @@ class MiniConfig:
     text_vocabulary: int = 16000
     text_length: int = 64  # tokens; the rest is cut
     text_width: int = 256  # of the text transformer
+    text_tokens: int = 0  # of the token table, if narrower: a table is most of a small tower; 0: text_width
     text_layers: int = 4
     head_width: int = 64  # of one attention head, both towers
     storage: Literal["int8", "float32"] = "float32"  # of the matrices on disk
@@ -149,8 +150,10 @@ class TextTower(nn.Module):
     def __init__(self, config: MiniConfig) -> None:
         super().__init__()
         width = config.text_width
-        self.tokens = nn.Embedding(config.text_vocabulary, width)
+        narrow = config.text_tokens or width
+        self.tokens = nn.Embedding(config.text_vocabulary, narrow)
         nn.init.normal_(self.tokens.weight, std=0.3)
+        self.widen = nn.Linear(narrow, width, bias=False) if narrow != width else nn.Identity()
         self.positions = nn.Parameter(torch.randn(config.text_length, width) * 0.1)
         self.blocks = nn.ModuleList(Block(width, config.head_width) for _ in range(config.text_layers))
         self.norm = nn.LayerNorm(width)
@@ -159,7 +162,7 @@ class TextTower(nn.Module):
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
         real = mask.bool()
-        x = self.tokens(ids) + self.positions[: ids.shape[1]]
+        x = self.widen(self.tokens(ids)) + self.positions[: ids.shape[1]]
         # a large finite number, not -inf: a row of padding alone must not become NaN
         bias = torch.where(real, 0.0, -1e4).to(x.dtype)[:, None, None]
         for block in self.blocks:
@@ -224,4 +227,6 @@ class MiniEncoder(nn.Module):
 
     def fingerprint(self) -> str:
         settings = {**asdict(self.config), "storage": None, "tokens": self.tokens.digest()}
+        if not self.config.text_tokens:  # the field is younger than the first models
+            settings.pop("text_tokens")
         return fingerprint(self.state_dict(), settings)
