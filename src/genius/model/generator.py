@@ -65,7 +65,7 @@ class GeneratorConfig:
 
 SIZES: dict[str, dict[str, int]] = {
     "tiny": {"d_model": 128, "layers": 2, "heads": 4, "d_kv": 32, "d_ff": 512},
-    "compact": {"d_model": 192, "layers": 3, "heads": 3, "d_kv": 64, "d_ff": 768},
+    "compact": {"d_model": 192, "layers": 3, "heads": 3, "d_kv": 64, "d_ff": 512},
     "mini": {"d_model": 256, "layers": 4, "heads": 4, "d_kv": 64, "d_ff": 1024},
     "small": {"d_model": 512, "layers": 6, "heads": 8, "d_kv": 64, "d_ff": 2048},
     "base": {"d_model": 768, "layers": 12, "heads": 12, "d_kv": 64, "d_ff": 3072},
