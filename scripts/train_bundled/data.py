@@ -33,25 +33,31 @@ SPLITS = ("train", "val", "test")
 # -- drawings ------------------------------------------------------------------------------------------------------
 
 
-def _draw(svgs: list[str]) -> np.ndarray:
+def _draw(work: tuple[Path, int, list[str]]) -> None:
+    """Render some SVGs into their rows of the file."""
     from genius.data.icons.render import draw
 
-    out = np.full((len(svgs), SIDE, SIDE, 3), 255, np.uint8)
-    for i, svg in enumerate(svgs):
+    target, first, svgs = work
+    out = np.lib.format.open_memmap(target, mode="r+")
+    for i, svg in enumerate(svgs, first):
         try:
-            out[i] = np.asarray(draw(svg, SIDE))
+            out[i] = np.asarray(draw(svg, SIDE)).transpose(2, 0, 1)
         except (ValueError, OSError):
-            continue  # stays white
-    return out
+            out[i] = 255
+    out.flush()
 
 
-def start_drawing(folder: Path, limit: int | None, workers: int) -> Any:
-    """Begin to render the archive in other processes; `.get()` of the result gives the arrays in order."""
+def render(folder: Path, target: Path, rows: list[int] | None, workers: int) -> None:
+    """The archive's drawings (all, or these rows) as one array (N, 3, SIDE, SIDE) uint8 in the file `target`."""
     sys.path.insert(0, str(folder))  # resvg_py of the GPU machine
     with lzma.open(folder / "svg.jsonl.xz", "rt", encoding="utf-8") as file:
-        svgs = [json.loads(line)["svg"] for line, _ in zip(file, range(limit or 10**9), strict=False)]
-    pool = multiprocessing.get_context("fork").Pool(workers)
-    return pool.map_async(_draw, [svgs[i : i + 250] for i in range(0, len(svgs), 250)], chunksize=1)
+        lines = file.readlines()
+    svgs = [json.loads(lines[i])["svg"] for i in (range(len(lines)) if rows is None else rows)]
+    part = target.with_name(f"part-{target.name}")
+    np.lib.format.open_memmap(part, mode="w+", dtype=np.uint8, shape=(len(svgs), 3, SIDE, SIDE)).flush()
+    with multiprocessing.get_context("fork").Pool(workers) as pool:
+        pool.map(_draw, [(part, i, svgs[i : i + 250]) for i in range(0, len(svgs), 250)], chunksize=1)
+    part.rename(target)
 
 
 # -- texts ---------------------------------------------------------------------------------------------------------
@@ -63,6 +69,14 @@ class TextTable:
 
     ids: Tensor  # (N, longest) int32
     lengths: Tensor  # (N,) int64
+
+    @classmethod
+    def join(cls, tables: list[TextTable]) -> tuple[TextTable, list[int]]:
+        """One table of all, and where each begins."""
+        wide = max(t.ids.shape[1] for t in tables)
+        ids = torch.cat([torch.nn.functional.pad(t.ids, (0, wide - t.ids.shape[1])) for t in tables])
+        starts = np.cumsum([0, *(len(t.lengths) for t in tables)])[:-1].tolist()
+        return cls(ids, torch.cat([t.lengths for t in tables])), starts
 
     @classmethod
     def make(cls, tokenizer: Any, texts: list[str], longest: int, device: torch.device) -> TextTable:
@@ -79,12 +93,14 @@ class TextTable:
         return cls(torch.from_numpy(ids).to(device), torch.from_numpy(lengths).to(device))
 
 
-def compose(table: TextTable, rows: Tensor, prefix: TextTable, prefix_rows: Tensor, longest: int) -> tuple[Tensor, Tensor]:
-    """[CLS] prefix text [SEP] for each row; -1 leaves a part out. (n, L) ids and mask."""
+def compose(
+    table: TextTable, rows: Tensor, prefix: TextTable, prefix_rows: Tensor, longest: int, fixed: bool = False
+) -> tuple[Tensor, Tensor]:
+    """[CLS] prefix text [SEP] for each row; -1 leaves a part out. (n, L) ids and mask; `fixed`: L is `longest`."""
     before = torch.where(prefix_rows >= 0, prefix.lengths[prefix_rows.clamp(min=0)], 0)
     after = torch.where(rows >= 0, table.lengths[rows.clamp(min=0)], 0)
     after = torch.minimum(after, longest - 2 - before)
-    width = int((before + after).max()) + 2
+    width = longest if fixed else int((before + after).max()) + 2
     place = torch.arange(width, device=rows.device)[None]
     head = prefix.ids[prefix_rows.clamp(min=0)]
     tail = table.ids[rows.clamp(min=0)]
@@ -116,65 +132,120 @@ class Bench:
     """The whole benchmark."""
 
     drawings: Tensor  # (N, 3, SIDE, SIDE) uint8
-    texts: TextTable
+    texts: TextTable  # of questions and candidates
     instructions: TextTable
     by_task: Tensor  # (9, 8) instruction rows of each task: four of the benchmark, four of the library
     pool_image: Tensor  # (C,) row of the drawings, -1 none
     pool_text: Tensor  # (C,)
     pool_key: Tensor  # (C,) equal for candidates of one concept and one modality; -1 for texts
+    allowed: Tensor  # (C,) bool: may be shown in training; no drawing of a test concept, no answer of a test question
     concept: Tensor  # (N,) of each drawing
+    train: Tensor  # rows of the training concepts' drawings
+    demo: Tensor  # (N,) bool: of a family that pip installs
     words: list[tuple[list[str], list[str]]]  # names and tags of each concept
     starts: Tensor  # (A + 1,) of the answer lists in `flat`
     flat: Tensor
     questions: dict[str, Questions]
 
     def draw_answers(self, lists: Tensor) -> Tensor:
-        """One candidate of each list, at random; the first (the exact one) in a quarter of the cases."""
-        size = self.starts[lists + 1] - self.starts[lists]
-        pick = (torch.rand(lists.shape, device=lists.device) * size).long()
-        pick = torch.where(torch.rand(lists.shape, device=lists.device) < 0.25, 0, pick)
-        return self.flat[self.starts[lists] + pick].long()
+        """One candidate of each list: the first (the exact one) in a quarter of the cases, else at random, those of
+        the demo's families twice as often."""
+        size, device = self.starts[lists + 1] - self.starts[lists], lists.device
+
+        def any_of() -> Tensor:
+            return self.flat[self.starts[lists] + (torch.rand(lists.shape, device=device) * size).long()]
+
+        one, other = any_of(), any_of()
+        known = self.demo[self.pool_image[other].clamp(min=0)] & (self.pool_image[other] >= 0)
+        picked = torch.where(known, other, one)
+        return torch.where(torch.rand(lists.shape, device=device) < 0.25, self.flat[self.starts[lists]], picked)
 
     def members(self, lists: Tensor) -> tuple[Tensor, Tensor]:
         """(row of `lists`, candidate) for every answer of every list."""
         sizes = self.starts[lists + 1] - self.starts[lists]
         rows = torch.repeat_interleave(torch.arange(len(lists), device=lists.device), sizes)
         offset = torch.arange(len(rows), device=lists.device) - (sizes.cumsum(0) - sizes)[rows]
-        return rows, self.flat[self.starts[lists][rows] + offset].long()
+        return rows, self.flat[self.starts[lists][rows] + offset]
+
+    def table(self, lists: Tensor, width: int) -> Tensor:
+        """(n, width) answers of each list, -1 where it has fewer; the rest is cut."""
+        at = torch.arange(width, device=lists.device)[None]
+        first, size = self.starts[lists][:, None], (self.starts[lists + 1] - self.starts[lists])[:, None]
+        return torch.where(at < size, self.flat[(first + at).clamp(max=len(self.flat) - 1)], -1)
 
 
-def load_bench(folder: Path, tokenizer: Any, rendering: Any, device: torch.device, limit: int | None) -> Bench:
+def read_arrays(folder: Path, trial: bool) -> tuple[dict[str, Tensor], dict[str, Any], list[int] | None]:
+    """The packed arrays and texts; for a trial a small part of them, and which drawings that part needs."""
     with lzma.open(folder / "bench.xz", "rb") as file:
         arrays = {name: torch.from_numpy(value) for name, value in np.load(file).items()}
     with lzma.open(folder / "bench.json.xz", "rt", encoding="utf-8") as file:
         body = json.load(file)
+    arrays = {n: (t if n == "image_demo" else t.long()) for n, t in arrays.items()}
+    arrays["flat"] = arrays.pop("answer_steps").cumsum(0)
+    arrays["starts"] = torch.cat([torch.zeros(1, dtype=torch.long), arrays.pop("answer_sizes").cumsum(0)])
+    return _part(arrays, body) if trial else (arrays, body, None)
+
+
+def _part(a: dict[str, Tensor], body: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any], list[int]]:
+    """A small benchmark of the same shape: some questions of every task, their answers, some other candidates."""
+    chance = torch.Generator().manual_seed(0)
+    lists: list[list[int]] = []
+    for split, count in (("train", 90), ("val", 6), ("test", 6)):
+        rows = []
+        for task in KINDS:
+            own = (a[f"{split}_task"] == task).nonzero()[:, 0]
+            rows.append(own[torch.randperm(len(own), generator=chance)[:count]])
+        kept = torch.cat(rows)
+        for name in ("image", "text", "task", "answers"):
+            a[f"{split}_{name}"] = a[f"{split}_{name}"][kept]
+        answers = a[f"{split}_answers"]
+        old = [a["flat"][a["starts"][i] : a["starts"][i + 1]][:3].tolist() for i in answers.tolist()]
+        a[f"{split}_answers"] = torch.arange(len(old)) + len(lists)
+        lists += old
+    pool = torch.tensor(sorted({c for one in lists for c in one} | set(range(0, len(a["pool_image"]), 700))))
+    row = {c: i for i, c in enumerate(pool.tolist())}
+    a["starts"] = torch.tensor([0, *np.cumsum([len(one) for one in lists]).tolist()])
+    a["flat"] = torch.tensor([row[c] for one in lists for c in one])
+    a["pool_image"], a["pool_text"] = a["pool_image"][pool], a["pool_text"][pool]
+    named = [a["pool_image"], *(a[f"{s}_image"] for s in SPLITS)]
+    used = torch.unique(torch.cat(named))
+    used = used[used >= 0]
+    for tensor in named:
+        tensor.copy_(torch.where(tensor >= 0, torch.searchsorted(used, tensor.clamp(min=0)), -1))
+    for name in ("image_concept", "image_split", "image_demo"):
+        a[name] = a[name][used]
+    named = [a["pool_text"], *(a[f"{s}_text"] for s in SPLITS)]
+    texts = torch.unique(torch.cat(named))
+    texts = texts[texts >= 0]
+    for tensor in named:
+        tensor.copy_(torch.where(tensor >= 0, torch.searchsorted(texts, tensor.clamp(min=0)), -1))
+    return a, {**body, "texts": [body["texts"][i] for i in texts.tolist()]}, used.tolist()
+
+
+def load_bench(folder: Path, drawings: Path, tokenizer: Any, device: torch.device, trial: bool) -> Bench:
+    arrays, body, _ = read_arrays(folder, trial)
     texts = TextTable.make(tokenizer, body["texts"], 60, device)
     said = [s for task in KINDS for s in (*INSTRUCTIONS[task], *TEMPLATES[KINDS[task]])]
     by_task = torch.full((9, 8), -1)
     for n, task in enumerate(KINDS):
         by_task[task] = torch.arange(8) + 8 * n
-    flat = arrays["answer_steps"].long().cumsum(0)
-    starts = torch.cat([torch.zeros(1, dtype=torch.long), arrays["answer_sizes"].long().cumsum(0)])
-    concept, pool_image, pool_text = arrays["image_concept"].long(), arrays["pool_image"].long(), arrays["pool_text"].long()
-    if limit is not None:  # a trial: few candidates, and any drawing stands for any other
-        pool_image, pool_text, flat = pool_image[::200], pool_text[::200], flat // 200
+    concept, pool_image, pool_text = arrays["image_concept"], arrays["pool_image"], arrays["pool_text"]
     modality = (pool_text >= 0).long() + (pool_image >= 0)  # 1 alone, 2 pair
     key = torch.where(pool_image >= 0, concept[pool_image.clamp(min=0)] * 3 + modality, -1)
-    if limit is not None:
-        pool_image, concept = torch.where(pool_image >= 0, pool_image % limit, -1), concept[:limit]
+    allowed = (pool_image < 0) | (arrays["image_split"][pool_image.clamp(min=0)] == 0)
     questions = {}
     for split in SPLITS:
-        q = Questions(*(arrays[f"{split}_{name}"].long() for name in ("image", "text", "task", "answers")))
-        if limit is not None:
-            q = Questions(q.image[::200], q.text[::200], q.task[::200], q.answers[::200])
-            q.image = torch.where(q.image >= 0, q.image % limit, -1)
+        q = Questions(*(arrays[f"{split}_{name}"] for name in ("image", "text", "task", "answers")))
         questions[split] = Questions(*(t.to(device) for t in (q.image, q.text, q.task, q.answers)))
-    drawings = torch.from_numpy(np.concatenate(rendering.get())).to(device).permute(0, 3, 1, 2).contiguous()
-    return Bench(
-        drawings, texts, TextTable.make(tokenizer, said, 40, device), by_task.to(device), pool_image.to(device),
-        pool_text.to(device), key.to(device), concept.to(device), [tuple(w) for w in body["words"]],
-        starts.to(device), flat.to(device), questions,
+    bench = Bench(
+        torch.from_numpy(np.load(drawings)).to(device), texts, TextTable.make(tokenizer, said, 40, device), by_task.to(device),
+        pool_image.to(device), pool_text.to(device), key.to(device), allowed.to(device), concept.to(device),
+        (arrays["image_split"] == 0).nonzero()[:, 0].to(device), arrays["image_demo"].bool().to(device),
+        [tuple(w) for w in body["words"]], arrays["starts"].to(device), arrays["flat"].to(device), questions,
     )  # fmt: skip
+    for split in ("val", "test"):
+        bench.allowed[bench.members(questions[split].answers)[1]] = False
+    return bench
 
 
 def language_texts(folder: Path, limit: int | None, seed: int = 1) -> tuple[list[str], list[str]]:

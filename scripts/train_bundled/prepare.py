@@ -26,6 +26,7 @@ from genius.packing import pack
 
 TASKS = (0, 1, 2, 3, 4, 6, 7, 8)
 SPLITS = ("train", "val", "test")
+DEMO = ("openmoji", "tabler", "fontawesome")  # families that pip installs and `genius demo` shows
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -50,6 +51,7 @@ def pack_bench(icons: Path, out: Path) -> tuple[list[str], set[str]]:
         "pool_text": np.array([text_id(r["txt"]) for r in pool], np.int32),
         "image_concept": np.array([concepts[row["concept"]] for row in meta], np.int32),
         "image_split": np.array([SPLITS.index(row["split"]) for row in meta], np.int8),
+        "image_demo": np.array([row["family"] in DEMO for row in meta], np.int8),
     }
     lists: dict[tuple[int, ...], int] = {}  # many questions share their answers
     seen: dict[str, set[str]] = defaultdict(set)

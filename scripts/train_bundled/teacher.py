@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
@@ -12,36 +13,50 @@ from torch import Tensor
 
 from genius.packing import unpack
 
+LONGEST = 64  # tokens
+
+
+def tokenise(folder: Path, texts: list[str]) -> tuple[Tensor, Tensor]:
+    """The teacher's token ids of all texts one after another (int32), and how many each has."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(folder / "teacher-tokenizer.json"))
+    tokenizer.enable_truncation(LONGEST)
+    tokenizer.no_padding()
+    parts, lengths = [], np.zeros(len(texts), np.int32)
+    for start in range(0, len(texts), 50_000):
+        rows = [e.ids for e in tokenizer.encode_batch(texts[start : start + 50_000])]
+        lengths[start : start + len(rows)] = [len(r) for r in rows]
+        parts.append(np.fromiter((i for r in rows for i in r), np.int32))
+    return torch.from_numpy(np.concatenate(parts)), torch.from_numpy(lengths)
+
 
 @torch.no_grad()
-def teach(folder: Path, texts: list[str], device: torch.device, batch: int = 2048) -> Tensor:
-    """(n, 384) unit vectors, half precision on a GPU."""
-    from tokenizers import Tokenizer
+def teach(folder: Path, flat: Tensor, lengths: Tensor, device: torch.device, tokens: int = 65_536) -> Tensor:
+    """(n, 384) unit vectors of tokenised texts, half precision on a GPU. `tokens`: of one pass, padding included."""
     from transformers import BertConfig, BertModel
 
     config = BertConfig(**json.loads((folder / "teacher-config.json").read_text()))
     model = BertModel(config, add_pooling_layer=False)
     missing, unexpected = model.load_state_dict(unpack(load_file(folder / "teacher.safetensors")), strict=False)
     assert not [m for m in missing if "position_ids" not in m] and not unexpected, (missing, unexpected)
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    model = model.to(device, dtype).eval()
-    tokenizer = Tokenizer.from_file(str(folder / "teacher-tokenizer.json"))
-    tokenizer.enable_truncation(64)
-    tokenizer.no_padding()
-    order = sorted(range(len(texts)), key=lambda i: len(texts[i]))  # texts of one length together: little padding
-    out = torch.empty(
-        len(texts), config.hidden_size, dtype=torch.float16 if device.type == "cuda" else torch.float32, device=device
-    )
-    for start in range(0, len(order), batch * 16):
-        some = order[start : start + batch * 16]
-        rows = [e.ids for e in tokenizer.encode_batch([texts[i] for i in some])]
-        for k in range(0, len(some), batch):
-            part = rows[k : k + batch]
-            longest = max(map(len, part))
-            ids = torch.tensor([r + [0] * (longest - len(r)) for r in part], device=device)
-            mask = torch.tensor([[1] * len(r) + [0] * (longest - len(r)) for r in part], device=device)
-            states = model(input_ids=ids, attention_mask=mask).last_hidden_state.float()
-            weight = mask[..., None].float()
-            pooled = (states * weight).sum(1) / weight.sum(1)
-            out[torch.tensor(some[k : k + batch], device=device)] = F.normalize(pooled, dim=1).to(out.dtype)
+    half = device.type == "cuda"
+    model = model.to(device, torch.bfloat16 if half else torch.float32).eval()
+    order = lengths.argsort()  # texts of one length together: little padding
+    counts = lengths[order].tolist()
+    flat, lengths, order = flat.to(device), lengths.long().to(device), order.to(device)
+    starts = lengths.cumsum(0) - lengths
+    out = torch.empty(len(lengths), config.hidden_size, dtype=torch.float16 if half else torch.float32, device=device)
+    at = 0
+    while at < len(order):
+        size = max(1, tokens // counts[min(len(order) - 1, at + tokens // counts[at] - 1)])
+        rows = order[at : at + size]
+        longest = counts[min(len(order), at + size) - 1]
+        place = torch.arange(longest, device=device)[None]
+        mask = place < lengths[rows][:, None]
+        ids = torch.where(mask, flat[(starts[rows][:, None] + place).clamp(max=len(flat) - 1)].long(), 0)
+        states = model(input_ids=ids, attention_mask=mask.long()).last_hidden_state.float()
+        weight = mask[..., None].float()
+        out[rows] = F.normalize((states * weight).sum(1) / weight.sum(1), dim=1).to(out.dtype)
+        at += size
     return out
