@@ -29,7 +29,9 @@ def engine(
     rounds: Annotated[int, typer.Option(help="Turns of every contender; medians are reported.")] = 3,
     threads: Annotated[int, typer.Option(help="CPU threads for everyone; 0: all.")] = 0,
     size: Annotated[str, typer.Option(help="Decoder: small (the paper's), mini or tiny.")] = "small",
-    plots: Annotated[Path | None, typer.Option(help="Measure smaller collections and fewer beams too; write plots here.")] = None,
+    plots: Annotated[
+        Path | None, typer.Option(help="Measure smaller collections and other beams too (a few minutes); write two PNGs here.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Measure queries/s, latency, bytes per item and build time; the rivals run in the same run, on the same weights.
@@ -40,7 +42,7 @@ def engine(
     """
     from genius.errors import GeniusError
     from genius.model.generator import SIZES, GeneratorConfig
-    from genius.search import benchmark
+    from genius.search import benchmark, curves
 
     if size not in SIZES:
         raise GeniusError(f"size must be one of {', '.join(SIZES)}, got {size!r}")
@@ -60,8 +62,8 @@ def engine(
         note = status.update
         result = benchmark.run(config, note)
         if plots is not None:
-            result["curves"] = benchmark.curves(config, note)
-            result["plots"] = benchmark.plot(result["curves"], plots)
+            result["curves"] = curves.curves(config, result.copy(), note, console.print)
+            result["plots"] = curves.plot(result["curves"], plots)
     if json:
         emit(result)
     else:
