@@ -27,15 +27,18 @@ from genius.types import Modality
 
 PoolKind = Literal["local", "universal"]
 UNIVERSAL = "universal"
-BEAM_METHODS = ("genius", "genius-r", "genius-codes", "genius-g", "geometry")
+BEAM_METHODS = ("genius", "genius-r", "genius-codes", "genius-g", "paper", "paper-r", "geometry")
+SURVIVAL = ("genius", "genius-g", "paper", "geometry")  # methods that follow gold prefixes
 METHODS: dict[str, str] = {
     "dense": "exhaustive over the model's re-ranking vectors (Faiss or torch): the ceiling of re-ranking",
     "score-fusion": "exhaustive over the encoder's own vectors (CLIP-SF, BLIP-SF)",
     "feature-fusion": "exhaustive over vectors an encoder fused itself (CLIP-FF, BLIP-FF); needs their features",
-    "genius": "the paper's plain GENIUS: full depth, B beams, ranked by log p",
-    "genius-r": "the paper's GENIUS^R: the same, re-ranked by embeddings",
+    "genius": "plain GENIUS: full depth, B beams, in their order; finished by nearness where the model's settings say so",
+    "genius-r": "GENIUS^R: the same, re-ranked by embeddings",
     "genius-codes": "the same, re-ranked by codes: no vector is stored",
     "genius-g": "full depth with the geometric term beside log p, re-ranked by embeddings",
+    "paper": "plain GENIUS with every code written by the decoder, whatever the model's settings say",
+    "paper-r": "the same, re-ranked by embeddings",
     "geometry": "no decoder: beams by the geometric term alone, re-ranked by embeddings",
     "default": "the search engine's default: stop early, re-rank what is below the beams",
     "default-codes": "the same, re-ranked by codes: no vector is stored",
@@ -241,13 +244,15 @@ def build_methods(space: Space, config: EvalConfig, fused: FeatureSet | None = N
 
 def _beam_method(name: str, beams: int, several: bool, decodings: Decodings, config: EvalConfig) -> BeamMethod:
     label = f"{name}@{beams}" if several else name
-    method = BeamMethod(label, decodings, beams, sample=config.survival if name in ("genius", "genius-g", "geometry") else 0)
-    if name in ("genius-r", "genius-g", "geometry"):
+    method = BeamMethod(label, decodings, beams, sample=config.survival if name in SURVIVAL else 0)
+    if name.startswith("paper"):
+        method.finish = 0.0
+    if name in ("genius-r", "genius-g", "paper-r", "geometry"):
         method.rerank = "embeddings"
     if name == "genius-codes":
         method.rerank = "codes"
     if name == "genius-g":
-        method.geometry = config.geometry
+        method.geometry, method.finish = config.geometry, 0.0
     if name == "geometry":
         method.geometry, method.generator = 1.0, False
     return method

@@ -22,6 +22,7 @@ from genius.evaluate.trec import write_qrels, write_run
 TITLES = {
     "dense": "Dense", "score-fusion": "Score fusion", "feature-fusion": "Feature fusion", "genius": "GENIUS",
     "genius-r": "GENIUS^R", "genius-codes": "GENIUS + codes", "genius-g": "GENIUS + geometry", "geometry": "Geometry alone",
+    "paper": "GENIUS, log p", "paper-r": "GENIUS^R, log p",
     "default": "Default", "default-codes": "Default, codes", "codes": "Codes alone",
 }  # fmt: skip
 PAPER_TABLES = {"local": "table-1", "universal": "table-2"}

@@ -34,6 +34,9 @@ class LoopConfig:
     final_lr: float = 0.0  # the cosine ends at this share of the peak
     clip: float = 1.0  # of the gradient norm; 0: none
     precision: Literal["auto", "fp32"] = "auto"  # auto: bfloat16 autocast on a GPU, float32 elsewhere
+    record: bool = (
+        True  # on one GPU, run steps of fixed shape as a recorded CUDA graph: small decoders train several times faster
+    )
     validate_every: int = 0  # steps between validations; 0: at the end only
     log_every: int = 20  # steps between lines of metrics.jsonl
     checkpoint_seconds: float = 30.0  # a checkpoint at least this often ...
@@ -59,7 +62,7 @@ class ModelConfig:
     gradient: Literal["straight-through", "rotation"] = "rotation"
     published_revival: bool = False
     encode_beam: int = 1  # partial codes kept while encoding items
-    decoder: str = "mini"  # tiny, mini, small, base, large
+    decoder: str = "mini"  # tiny, compact, mini, small, base, large
     prefix_tokens: int = 16  # N of Eq. 9
     dropout: float = 0.1
     normalizer: Literal["vocabulary", "level"] = "level"
@@ -73,7 +76,16 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
-class EncoderStageConfig(LoopConfig):
+class PairConfig(LoopConfig):
+    """What both contrastive stages know beyond the paper; 0 turns each off."""
+
+    hard_negatives: int = 4  # how often the nearest wrong candidates are looked up, as further negatives of L_cl
+    modality_weight: float = 0.5  # of the loss that makes z say which modality it is, or asks for
+    modality_temperature: float = 0.1
+
+
+@dataclass(frozen=True)
+class EncoderStageConfig(PairConfig):
     """Stage 1 (Eq. 2 and 3): what of the encoder is trained."""
 
     steps: int = 1000
@@ -90,7 +102,7 @@ class EncoderStageConfig(LoopConfig):
 
 
 @dataclass(frozen=True)
-class QuantizerStageConfig(LoopConfig):
+class QuantizerStageConfig(PairConfig):
     """Stage 2 (Eq. 7 and 8): fusion and codebooks."""
 
     steps: int = 800
@@ -160,7 +172,8 @@ class TrainConfig:
     encoder: EncoderStageConfig = field(default_factory=EncoderStageConfig)
     quantizer: QuantizerStageConfig = field(default_factory=QuantizerStageConfig)
     generator: GeneratorStageConfig = field(default_factory=GeneratorStageConfig)
-    search: dict[str, Any] = field(default_factory=dict)  # defaults of `SearchParams` stored with the model
+    # defaults of `SearchParams` stored with the model; without a `finish` of its own it is chosen on the held-out queries
+    search: dict[str, Any] = field(default_factory=dict)
 
 
 def builtin_names() -> list[str]:

@@ -15,13 +15,11 @@ from genius.features import Features
 from genius.model.fusion import score_fusion
 from genius.model.heads import Heads
 from genius.train.config import EncoderStageConfig
-from genius.train.loop import Stage
-from genius.train.losses import contrastive, gather_rows
-from genius.train.sampling import Order, Positives, share, step_seed
+from genius.train.pairing import PairBatch, PairStage
 from genius.train.validate import dense_hits
 
 
-class HeadsStage(Stage):
+class HeadsStage(PairStage):
     """Heads on frozen towers; the example is a query with one of its positives, drawn anew every time."""
 
     name = "encoder"
@@ -35,34 +33,30 @@ class HeadsStage(Stage):
         seed: int,
         device: torch.device,
     ) -> None:
-        super().__init__()
-        self.config, self.held_out, self.seed = config, validation, seed
+        super().__init__(data, validation, config, width, seed, device)
+        self.config = config
         torch.manual_seed(seed)
         self.heads = Heads(data.queries.image.shape[1], data.queries.text.shape[1], width, config.hidden, config.dropout)
-        self.queries, self.pool = data.queries.to(device, torch.float32), data.pool.to(device, torch.float32)
-        self.positives = Positives(data.pairs, len(data.queries)).to(device)
-        self.order = Order(len(data.queries), config.batch, seed)
         self.spread = (
             self.pool.image[self.pool.image_mask].std(0) if self.pool.image_mask.any() else torch.zeros((), device=device),
             self.pool.text[self.pool.text_mask].std(0) if self.pool.text_mask.any() else torch.zeros((), device=device),
         )
 
-    def batch(self, step: int, micro: int, rank: int, world: int) -> tuple[Tensor, Tensor]:
-        rows = self.order(step).chunk(self.config.accumulate)[micro].to(self.queries.image.device)
-        targets = self.positives.draw(
-            rows, step_seed(self.seed, self.name, step, micro)
-        )  # of the whole batch: the same on every process
-        return share(rows, rank, world), share(targets, rank, world)
-
-    def forward(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        rows, targets = batch
-        query, target = self._embed(self.queries[rows]), self._embed(self.pool[targets])
-        positive = self.positives.matches(rows, gather_rows(targets), len(self.pool))
+    def forward(self, batch: PairBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        query, target = self._embed(self.queries[batch.rows]), self._embed(self.pool[batch.targets])
+        wrong = None if batch.wrong is None else self._embed(self.pool[batch.wrong])
         with torch.autocast(query.device.type, enabled=False):  # similarities over a temperature need float32
-            loss, accuracy = contrastive(
-                query, target, temperature=self.config.temperature, positive=positive, symmetric=self.config.symmetric
+            return self.contrast(
+                batch, query, target, wrong, temperature=self.config.temperature, symmetric=self.config.symmetric
             )
-        return loss, {"accuracy": accuracy}
+
+    @torch.no_grad()
+    def embed(self, features: Features, chunk: int = 8192) -> Tensor:
+        was = self.heads.training
+        self.heads.eval()
+        parts = [score_fusion(self.heads(features[i : i + chunk])) for i in range(0, len(features), chunk)]
+        self.heads.train(was)
+        return torch.cat(parts)
 
     def _embed(self, towers: Features) -> Tensor:
         if self.config.noise > 0:

@@ -62,6 +62,7 @@ class GeneratorStage(Stage):
     """The decoder. Everything else is constant."""
 
     name = "generator"
+    fixed_shapes = True
 
     def __init__(
         self,

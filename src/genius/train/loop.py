@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from genius.errors import GeniusError
 from genius.files import write_whole
+from genius.train.capture import CapturedStep
 from genius.train.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from genius.train.config import LoopConfig
 from genius.train.progress import Journal
@@ -34,6 +35,7 @@ class Stage(nn.Module):
     """One stage of training: its trainable modules as submodules, its data as plain attributes."""
 
     name: str
+    fixed_shapes = False  # whether every batch has the same shapes and forward changes nothing but gradients
 
     @abstractmethod
     def batch(self, step: int, micro: int, rank: int, world: int) -> Any:
@@ -135,9 +137,10 @@ def run_stage(stage: Stage, config: LoopConfig, runtime: Runtime, folder: Path) 
     module, optimizer = accelerator.prepare(stage, optimizer)
     accelerator.wait_for_everyone()
     saved, last = time.monotonic(), {}
+    recorder = Recorder(stage, config, runtime)
     with journal.bar(stage.name, config.steps, start) as bar:
         for step in range(start, config.steps):
-            logs = _step(stage, module, optimizer, config, runtime, step)
+            logs = _step(stage, module, optimizer, config, runtime, step, recorder)
             done = step + 1
             if done % config.log_every == 0 or done == config.steps:
                 values = _mean_logs(logs, runtime)
@@ -182,7 +185,34 @@ def finish(stage: Stage, run: Callable[[], dict[str, float]], runtime: Runtime, 
     return result
 
 
-def _step(stage: Stage, module: Any, optimizer: Any, config: LoopConfig, runtime: Runtime, step: int) -> list[dict[str, Tensor]]:
+class Recorder:
+    """Decides whether a stage's step is recorded as a CUDA graph, and keeps it."""
+
+    def __init__(self, stage: Stage, config: LoopConfig, runtime: Runtime) -> None:
+        self.stage, self.half = stage, config.precision == "auto"
+        single = runtime.world == 1 and config.accumulate == 1 and runtime.device.type == "cuda"
+        self.wanted = single and stage.fixed_shapes and config.record
+        self.captured: CapturedStep | None = None
+        self.journal = runtime.journal
+
+    def step(self, batch: Any) -> tuple[Tensor, dict[str, Tensor]] | None:
+        """Loss, logs and gradients of a recorded step; None: do it the plain way."""
+        if not self.wanted:
+            return None
+        if self.captured is None:
+            try:
+                self.captured = CapturedStep(self.stage, batch, self.half)
+            except RuntimeError as error:  # some operation cannot be recorded
+                self.wanted = False
+                self.stage.zero_grad(set_to_none=True)
+                self.journal.note(f"{self.stage.name}: not recorded as a graph ({str(error).splitlines()[0]})")
+                return None
+        return self.captured(batch)
+
+
+def _step(
+    stage: Stage, module: Any, optimizer: Any, config: LoopConfig, runtime: Runtime, step: int, recorder: Recorder
+) -> list[dict[str, Tensor]]:
     torch.manual_seed(step_seed(runtime.seed, stage.name, step, runtime.rank))
     stage.before_step(step)
     for group in optimizer.param_groups:
@@ -191,6 +221,10 @@ def _step(stage: Stage, module: Any, optimizer: Any, config: LoopConfig, runtime
     logs = []
     for micro in range(config.accumulate):
         batch = stage.batch(step, micro, runtime.rank, runtime.world)
+        done = recorder.step(batch)
+        if done is not None:
+            logs.append({"loss": done[0], **done[1]})
+            continue
         last = micro + 1 == config.accumulate
         waiting = nullcontext() if last or runtime.world == 1 else module.no_sync()
         with waiting, torch.autocast(runtime.device.type, torch.bfloat16, enabled=half):
@@ -200,7 +234,8 @@ def _step(stage: Stage, module: Any, optimizer: Any, config: LoopConfig, runtime
     if config.clip > 0:
         runtime.accelerator.clip_grad_norm_(stage.parameters(), config.clip)
     optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+    if recorder.captured is None:
+        optimizer.zero_grad(set_to_none=True)
     return logs
 
 

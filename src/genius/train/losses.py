@@ -72,11 +72,15 @@ def contrastive(
     temperature: float,
     positive: Tensor | None = None,
     symmetric: bool = True,
+    more: Tensor | None = None,
+    more_positive: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Eq. 2 and 3 on unit vectors (B, D), in batch, negatives gathered over processes: loss and top-1 accuracy.
 
     `positive` (B, world * B): which of the *gathered* targets answer each local query; None: only its own (published:
     labels = arange). `symmetric` averages both directions (published); Eq. 3 has queries -> targets alone.
+    `more` (E, D): further candidates that compete for the queries (hard negatives); `more_positive` (B, world * E) says
+    which of them answer after all.
     """
     local = queries.shape[0]
     first = (dist.get_rank() if world_size() > 1 else 0) * local
@@ -86,7 +90,12 @@ def contrastive(
         positive = torch.zeros(local, all_targets.shape[0], dtype=torch.bool, device=queries.device)
         positive[own, first + own] = True
     scores = queries @ all_targets.T / temperature  # (B, world * B)
-    loss = info_nce(scores, positive)
+    if more is None:
+        loss = info_nce(scores, positive)
+    else:
+        assert more_positive is not None
+        wrong = (queries @ gather_rows(more).T / temperature).masked_fill(more_positive, torch.finfo(scores.dtype).min)
+        loss = info_nce(torch.cat([scores, wrong], 1), torch.cat([positive, torch.zeros_like(more_positive)], 1))
     if symmetric:
         all_queries = gather_rows(queries)
         back = gather_rows(positive)[:, first : first + local].T  # (B, world * B): queries that each local target answers

@@ -13,9 +13,8 @@ from genius.features import Features
 from genius.model.fusion import Fusion, FusionConfig
 from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
 from genius.train.config import ModelConfig, QuantizerStageConfig
-from genius.train.loop import Stage
-from genius.train.losses import contrastive, gather_rows, prefix_distillation, reconstruction_loss, residual_loss
-from genius.train.sampling import Order, Positives, share, step_seed
+from genius.train.losses import prefix_distillation, reconstruction_loss, residual_loss
+from genius.train.pairing import PairBatch, PairStage
 from genius.train.validate import dense_hits, nearest_rows
 
 
@@ -31,7 +30,7 @@ def quantizer_config(model: ModelConfig) -> QuantizerConfig:
     )
 
 
-class QuantizerStage(Stage):
+class QuantizerStage(PairStage):
     """Fusion h and the residual quantizer on pairs of encoder features."""
 
     name = "quantizer"
@@ -45,8 +44,8 @@ class QuantizerStage(Stage):
         seed: int,
         device: torch.device,
     ) -> None:
-        super().__init__()
-        self.config, self.held_out, self.seed = config, validation, seed
+        super().__init__(data, validation, config, model.width, seed, device)
+        self.config = config
         torch.manual_seed(seed)
         self.fusion = Fusion(FusionConfig(model.width, model.projection, model.hidden))
         if config.start_from_sum:
@@ -55,40 +54,40 @@ class QuantizerStage(Stage):
             nn.init.zeros_(self.fusion.balance_output.weight)
             nn.init.zeros_(self.fusion.balance_output.bias)
         self.quantizer = ResidualQuantizer(quantizer_config(model))
-        self.queries, self.pool = data.queries.to(device, torch.float32), data.pool.to(device, torch.float32)
-        self.positives = Positives(data.pairs, len(data.queries)).to(device)
-        self.order = Order(len(data.queries), config.batch, seed)
         self.first_quantized = round(config.quantize_from * config.steps)
         self.step = 0
 
     # -- a step --------------------------------------------------------------------------------------------------
 
     def before_step(self, step: int) -> None:
+        super().before_step(step)
         self.step = step
         if step == self.first_quantized:
             self.initialise()
 
-    def batch(self, step: int, micro: int, rank: int, world: int) -> tuple[Tensor, Tensor]:
-        rows = self.order(step).chunk(self.config.accumulate)[micro].to(self.queries.image.device)
-        targets = self.positives.draw(
-            rows, step_seed(self.seed, self.name, step, micro)
-        )  # of the whole batch: the same on every process
-        return share(rows, rank, world), share(targets, rank, world)
-
-    def forward(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        rows, targets = batch
-        both = Features.cat([self.queries[rows], self.pool[targets]])
-        z = self.fusion(both).float()
-        positive = self.positives.matches(rows, gather_rows(targets), len(self.pool)) if self.config.all_positives else None
+    def forward(self, batch: PairBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        parts = [self.queries[batch.rows], self.pool[batch.targets]]
+        if batch.wrong is not None:
+            parts.append(self.pool[batch.wrong])
+        z = self.fusion(Features.cat(parts)).float()
         with torch.autocast(z.device.type, enabled=False):
-            return self.losses(z, self.pool[targets].modality, positive)
+            return self.losses(z, batch)
 
-    def losses(self, z: Tensor, modality: Tensor, positive: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
-        """Eq. 8 on `z` (2B, D): B queries, then their B targets. A query's modality code is its target's."""
-        config = self.config
-        query, target = z.chunk(2)
-        cl, accuracy = contrastive(query, target, temperature=config.temperature, positive=positive, symmetric=config.symmetric)
-        logs = {"cl": cl, "accuracy": accuracy}
+    def losses(self, z: Tensor, batch: PairBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Eq. 8 on `z` (2B or 3B, D): B queries, their B targets, perhaps B hard negatives, which take part in L_cl alone.
+        A query's modality code is its target's."""
+        config, size = self.config, len(batch.rows)
+        query, target, wrong = z[:size], z[size : 2 * size], z[2 * size :] if batch.wrong is not None else None
+        cl, logs = self.contrast(
+            batch,
+            query,
+            target,
+            wrong,
+            temperature=config.temperature,
+            symmetric=config.symmetric,
+            all_positives=config.all_positives,
+        )
+        z, modality = z[: 2 * size], self.pool[batch.targets].modality
         loss = config.contrastive_weight * cl
         if self.step < self.first_quantized:
             return loss if config.contrastive_weight > 0 else cl * 0, logs

@@ -24,6 +24,7 @@ from genius.features import Features
 from genius.files import write_whole
 from genius.model.genius import Genius, GeniusConfig
 from genius.model.heads import Heads
+from genius.train.calibrate import choose_finish
 from genius.train.config import TrainConfig
 from genius.train.encoder import HeadsStage
 from genius.train.generator import GeneratorStage, freeze
@@ -103,17 +104,23 @@ def train_stages(config: TrainConfig, data: FeatureSet, runtime: Runtime, folder
     metrics["generator"] = finish(
         third, lambda: run_stage(third, config.generator, runtime, folder / "generator"), runtime, folder
     )
-    model = assemble(config, second, third)
+    search = dict(config.search)
+    if "finish" not in search:
+        search["finish"], tried = choose_finish(third.generator, quantizer, frozen.codes, held_out_z, held_out)
+        metrics["generator"].update(tried)
+        shown = "  ".join(f"{name} {value:.3f}" for name, value in tried.items())
+        runtime.journal.note(f"search: finish = {search['finish']:g}  {shown}")
+    model = assemble(config, second, third, search)
     return Trained(model, heads, metrics, data)
 
 
-def assemble(config: TrainConfig, second: QuantizerStage, third: GeneratorStage) -> Genius:
+def assemble(config: TrainConfig, second: QuantizerStage, third: GeneratorStage, search: dict[str, Any]) -> Genius:
     body = GeniusConfig(
         fusion=second.fusion.config,
         quantizer=second.quantizer.config,
         generator=third.generator.config,
         rerank_embedding=config.model.rerank_embedding,
-        search=config.search,
+        search=search,
     )
     model = Genius(body).to(second.fusion.mix_output.weight.device)
     model.fusion.load_state_dict(second.fusion.state_dict())

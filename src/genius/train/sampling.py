@@ -75,10 +75,14 @@ class Positives:
         return torch.cat([first[:, None], rows], 1), torch.cat([torch.ones_like(first[:, None], dtype=torch.bool), inside], 1)
 
     def matches(self, queries: Tensor, rows: Tensor, pool: int) -> Tensor:
-        """(B, N) bool: does pool row `rows[j]` answer `queries[i]`? Sorted keys, so no table of all pairs."""
-        if not hasattr(self, "_keys"):
+        """(B, N) bool: does pool row `rows[j]` answer `queries[i]`?"""
+        return self.among(queries, rows[None, :], pool)
+
+    def among(self, queries: Tensor, rows: Tensor, pool: int) -> Tensor:
+        """(B, N) bool: does pool row `rows[i, j]` answer `queries[i]`?"""
+        if not hasattr(self, "_keys"):  # sorted keys, so no table of all pairs
             owner = torch.repeat_interleave(torch.arange(len(self.counts), device=self.counts.device), self.counts)
             self._keys = (owner * pool + self.rows).sort().values
-        wanted = queries[:, None] * pool + rows[None, :]
+        wanted = queries[:, None] * pool + rows
         place = torch.searchsorted(self._keys, wanted).clamp(max=len(self._keys) - 1)
         return self._keys[place] == wanted

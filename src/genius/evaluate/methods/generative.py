@@ -36,11 +36,15 @@ class Writer:
     level_sizes: tuple[int, ...]
     queries: Tensor  # (Q, D) what the generator reads
     modal: bool = True  # whether the first code says the modality
+    finish: float = 0.0  # of `SearchParams`: the model's own setting
+    leaves: int = 2000
 
     @classmethod
     def of(cls, space: Space) -> Writer:
         model = space.model
-        return cls(model.generator, model.quantizer, space.codes, model.config.quantizer.level_sizes, space.query_z)
+        own = model_params(space)
+        sizes = model.config.quantizer.level_sizes
+        return cls(model.generator, model.quantizer, space.codes, sizes, space.query_z, True, own.finish, own.leaves)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +66,12 @@ class Decodings:
     """
 
     batch: int = 128  # queries decoded at once
-    kept: dict[tuple[str, str, int, float, bool, bool, int], Found] = field(default_factory=dict)
+    kept: dict[tuple[str, str, int, float, bool, float, bool, int], Found] = field(default_factory=dict)
 
     def get(self, space: Space, writer: Writer, pool: Pool, queries: Ints, beams: int, geometry: float, generator: bool) -> Found:
         digest = Pool("queries", queries).digest
-        key = (pool.digest, digest, beams, geometry, generator, space.target is not None, id(writer.generator))
+        told, written_by = space.target is not None, id(writer.generator)
+        key = (pool.digest, digest, beams, geometry, generator, writer.finish, told, written_by)
         if key not in self.kept:
             self.kept[key] = self._decode(space, writer, pool, queries, beams, geometry, generator)
         return self.kept[key]
@@ -90,6 +95,8 @@ class Decodings:
                 beams,
                 quantizer=writer.quantizer,
                 geometry=geometry,
+                finish=writer.finish,
+                leaves=writer.leaves,
                 target=None if space.target is None or not writer.modal else space.target[part],
             )
             written = result.codes.cpu().numpy()
@@ -110,11 +117,14 @@ class BeamMethod:
     rerank: Literal["none", "embeddings", "codes"] = "none"
     geometry: float = 0.0
     generator: bool = True
-    sample: int = 0  # queries on which the survival of gold prefixes is followed level by level
+    finish: float | None = None  # None: the model's own setting; 0: the decoder writes every code, as in the paper
+    sample: int = 0  # queries on which the survival of gold prefixes in the decoder's own beams is followed level by level
     writer: Writer | None = None  # None: the model under test
 
     def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> Answer:
         writer = self.writer or Writer.of(space)
+        if self.finish is not None or not self.generator:
+            writer = replace(writer, finish=self.finish or 0.0)  # geometry alone needs no other finish
         found = self.decodings.get(space, writer, pool, queries, self.beams, self.geometry, self.generator)
         start = time.perf_counter()
         candidates = items_of(found.table, found.ids)
