@@ -6,6 +6,7 @@ A file here exposes `register(app)`. Heavy imports stay inside the commands, so 
 from __future__ import annotations
 
 import importlib
+import os
 
 import typer
 
@@ -50,4 +51,7 @@ app.add_typer(bench_app, name="bench")
 
 
 def main() -> None:
+    # threads that wait for each other should sleep, not spin: beside one other busy process, spinning makes a search on all
+    # cores up to 60 times slower (benchmarks/engine.md). Read when torch is loaded, so it has to be said before
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     app()
