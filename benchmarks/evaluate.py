@@ -2,6 +2,7 @@
 
     python benchmarks/evaluate.py                       # the shape of the bundled model
     python benchmarks/evaluate.py --size paper --queries 100
+    OMP_WAIT_POLICY=passive python benchmarks/evaluate.py     # beside other work: threads that wait sleep
 
 The features are random but structured and the model is untrained: the numbers are about time and memory, never about
 quality. Writes benchmarks/evaluate.json and the page benchmarks/evaluate.md.
@@ -134,7 +135,8 @@ def page(report: dict[str, Any]) -> str:
         "prefix survival on a sample, metrics, 1,000 bootstrap samples and the significance tests.",
         "",
         f"`python benchmarks/evaluate.py --size {report['size']} --queries {report['queries']} --pool {report['candidates']} "
-        f"--threads {report['threads']}`; {report['date']}; {report['machine']}; load of other work on the machine: {report['load']:.1f}.",
+        f"--threads {report['threads']}`; {report['date']}; {report['machine']}; "
+        f"load of other work on the machine: {report['load']:.1f}.",
     ]
     return "\n".join(lines) + "\n"
 
