@@ -51,7 +51,7 @@ app.add_typer(bench_app, name="bench")
 
 
 def main() -> None:
-    # threads that wait for each other should sleep, not spin: beside one other busy process, spinning makes a search on all
+    # threads that wait for each other should sleep, not spin: beside other busy processes, spinning makes a search on all
     # cores up to 60 times slower (benchmarks/engine.md). Read when torch is loaded, so it has to be said before
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     app()
