@@ -70,7 +70,8 @@ def added(lab: Lab, share: float) -> None:
     answers = torch.unique(test.pairs[:, 1])
     others = torch.ones(total, dtype=torch.bool)
     others[answers] = False
-    order = torch.cat([answers[torch.randperm(len(answers), generator=random)], others.nonzero()[:, 0][torch.randperm(int(others.sum()), generator=random)]])  # fmt: skip  # noqa: E501
+    rest = others.nonzero()[:, 0]
+    order = torch.cat([part[torch.randperm(len(part), generator=random)] for part in (answers, rest)])
     new = torch.zeros(total, dtype=torch.bool)
     new[order[: round(share * total)]] = True
     kept = without_items(lab.data.train, ~new)
@@ -82,7 +83,7 @@ def added(lab: Lab, share: float) -> None:
     lab.measure(name, second, third, {m: MODES[m] for m in LINES}, test.take_queries(all_new.nonzero()[:, 0]))
 
 
-def run(lab: Lab, parts: list[str], only: set[str]) -> None:
+def run(lab: Lab, parts: list[str], only: set[str], shares: list[float]) -> None:
     lab.heads()
     second = lab.codes(lab.config, lab.data.train, "default")
     if {"main", "beams"} & set(parts):
@@ -90,7 +91,7 @@ def run(lab: Lab, parts: list[str], only: set[str]) -> None:
         lab.measure("default recipe", second, third)
         for beams in (1, 5, 10, 20, 30) if "beams" in parts else ():
             lab.measure(f"{beams} beams", second, third, {m: MODES[m] for m in ("GENIUS^R", "GENIUS")}, beams=beams)
-    for share in (0.1, 0.3, 0.6, 0.9) if "added" in parts else ():
+    for share in shares if "added" in parts else ():
         if lab.left() > 30:
             added(lab, share)
     for name, (changes, again) in OURS.items() if "ours" in parts else ():
@@ -111,6 +112,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], help="one field of the config, name=JSON")
     parser.add_argument("--parts", default="main,added,ours")
     parser.add_argument("--only", default="", help="only these lines of `ours`, by comma")
+    parser.add_argument("--shares", default="0.1,0.3,0.6,0.9", help="of the pool that come after training, for `added`")
     parser.add_argument("--queries", type=int, default=1200, help="test queries per task")
     parser.add_argument("--dev", type=int, default=200, help="dev queries per task")
     parser.add_argument("--seconds", type=float, default=100_000, help="start no new line after so long")
@@ -119,7 +121,12 @@ def main() -> None:
     config: TrainConfig = read_train_config(args.config or str(HERE / f"{args.data}.toml"), changes)
     data = (fashion if args.data == "fashion" else icons)(args.features, args.queries, args.dev)
     only = {name for name in args.only.split(",") if name}
-    run(Lab(data, config, args.output, args.seconds), args.parts.split(","), only)
+    run(
+        Lab(data, config, args.output, args.seconds),
+        args.parts.split(","),
+        only,
+        [float(share) for share in args.shares.split(",")],
+    )
 
 
 if __name__ == "__main__":

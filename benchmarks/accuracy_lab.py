@@ -162,8 +162,12 @@ class Lab:
         dense = torch.cat([(q @ pool.T).topk(10).indices for q in queries.split(1024)])
         self.line(name, "dense", test, dense, dense)
         rebuilt = torch.nn.functional.normalize(second.quantizer.decode(codes), dim=1)
-        self.line(name, "codes, exhaustive", test, torch.cat([(q @ rebuilt.T).topk(10).indices for q in queries.split(1024)]), dense)
-        finish, tried = choose_finish(third.generator, second.quantizer, codes, second.embed(self.data.dev.queries), self.data.dev)
+        self.line(
+            name, "codes, exhaustive", test, torch.cat([(q @ rebuilt.T).topk(10).indices for q in queries.split(1024)]), dense
+        )
+        finish, tried = choose_finish(
+            third.generator, second.quantizer, codes, second.embed(self.data.dev.queries), self.data.dev
+        )
         self.note(name=name, finish=finish, tried=tried)
         trie = CodeTrie.build(codes.cpu().numpy(), second.quantizer.config.level_sizes)
         engine = SearchEngine(third.generator, second.quantizer, trie, pool, device=str(self.device))

@@ -21,7 +21,9 @@ def a_world(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, Positives]:
 def test_lists_are_the_nearest_wrong_candidates() -> None:
     queries, pool, positives = a_world()
     lists = no_lists(20)
-    HardNegatives(2, 100).mine(lists, queries, pool, positives, seed=1)
+    hard = HardNegatives(2, 100)
+    asked, kept = hard.sample(20, 90, torch.device("cpu"), seed=1)
+    hard.mine(lists, asked, queries[asked], kept, pool[kept], positives, 90)
     for q in range(20):
         answers = set(positives.rows[positives.starts[q] : positives.starts[q] + positives.counts[q]].tolist())
         ranked = [row for row in (pool @ queries[q]).argsort(descending=True).tolist() if row not in answers]

@@ -238,8 +238,9 @@ class Generator(nn.Module):
 
     def code_log_probs(self, z: Tensor, codes: Tensor) -> list[Tensor]:
         """Teacher-forced log p over each level's codes: a list of (B, K_level), given `codes` (B, M) int64."""
-        offsets = torch.tensor(self.config.offsets, device=codes.device)
-        inputs = F.pad((codes + offsets)[:, :-1], (1, 0), value=START)
+        # level by level: a table of offsets would be a copy from the host, which a recorded step cannot hold
+        tokens = torch.stack([self.token(codes[:, level], level) for level in range(self.config.levels - 1)], 1)
+        inputs = F.pad(tokens, (1, 0), value=START)
         hidden, _ = self.hidden(inputs, self.cross_memory(z))
         return [self.log_probs(hidden[:, level], level) for level in range(self.config.levels)]
 

@@ -15,8 +15,8 @@ from genius.model.quantizer import ResidualQuantizer
 from genius.search import CodeTrie, SearchEngine, SearchParams
 from genius.train.validate import hit_rates
 
-WEIGHTS = (5.0, 15.0, 40.0, 100.0)  # nats per unit of cosine
-WITHOUT_DATA = 40.0  # where nothing is held out
+WEIGHTS = (15.0, 40.0, 100.0, 300.0, 1000.0)  # nats per unit of cosine
+WITHOUT_DATA = 300.0  # where nothing is held out
 QUERIES = 300  # looked at
 
 

@@ -23,18 +23,24 @@ class HardNegatives:
         """`rounds` evenly spread over the steps, the first after one part of them."""
         self.at = {round(steps * (i + 1) / (rounds + 1)) for i in range(rounds)}
 
-    @torch.no_grad()
-    def mine(self, lists: Tensor, queries: Tensor, pool: Tensor, positives: Positives, seed: int, chunk: int = 1024) -> None:
-        """Fill rows of `lists` (Q, LISTED) in place from unit vectors `queries` (Q, D) and `pool` (N, D)."""
+    def sample(self, queries: int, pool: int, device: torch.device, seed: int) -> tuple[Tensor, Tensor]:
+        """Which queries are looked up in a round, and among which candidates."""
         random = torch.Generator().manual_seed(seed)
-        limit = QUERIES_AT_MOST if pool.is_cuda else QUERIES_AT_MOST // 10
-        asked = torch.randperm(len(queries), generator=random)[:limit].to(pool.device)
-        kept = torch.randperm(len(pool), generator=random)[:POOL_AT_MOST].to(pool.device)
-        vectors = pool[kept]
+        limit = QUERIES_AT_MOST if device.type == "cuda" else QUERIES_AT_MOST // 10
+        asked = torch.randperm(queries, generator=random)[:limit].to(device)
+        return asked, torch.randperm(pool, generator=random)[:POOL_AT_MOST].to(device)
+
+    @torch.no_grad()
+    def mine(
+        self, lists: Tensor, asked: Tensor, queries: Tensor, kept: Tensor, candidates: Tensor, positives: Positives, pool: int
+    ) -> None:
+        """Fill rows `asked` of `lists` (Q, LISTED) in place: `queries` (n, D) are their unit vectors, `candidates` (m, D) those
+        of the pool rows `kept`; `pool` is the size of the whole pool."""
         most = min(len(kept), LISTED + 8)
-        for rows in asked.split(chunk):
-            found = kept[(queries[rows] @ vectors.T).topk(most, dim=1).indices]  # (n, most)
-            wrong = ~positives.among(rows, found, len(pool))
+        for part in torch.arange(len(asked), device=asked.device).split(1024):
+            rows = asked[part]
+            found = kept[(queries[part] @ candidates.T).topk(most, dim=1).indices]  # (n, most)
+            wrong = ~positives.among(rows, found, pool)
             order = (~wrong).long().argsort(dim=1, stable=True)[:, : lists.shape[1]]  # wrong ones first, nearest first
             best = found.gather(1, order).masked_fill(~wrong.gather(1, order), -1)
             lists[rows, : best.shape[1]] = best.to(lists.dtype)

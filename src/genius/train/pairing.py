@@ -61,7 +61,10 @@ class PairStage(Stage):
 
     def before_step(self, step: int) -> None:
         if self.hard is not None and step in self.hard.at:
-            self.hard.mine(self.wrong_lists, self.embed(self.queries), self.embed(self.pool), self.positives, self.seed + step)
+            size, device = len(self.pool), self.queries.image.device
+            asked, kept = self.hard.sample(len(self.queries), size, device, self.seed + step)
+            vectors = self.embed(self.queries[asked]), self.embed(self.pool[kept])
+            self.hard.mine(self.wrong_lists, asked, vectors[0], kept, vectors[1], self.positives, size)
 
     def batch(self, step: int, micro: int, rank: int, world: int) -> PairBatch:
         rows = self.order(step).chunk(self.accumulate)[micro].to(self.queries.image.device)
