@@ -108,14 +108,17 @@ def _first_pair(scorer: Scorer, forest: Forest, state: Beams) -> Beams:
     children = forest.expand(0, state.lo.flatten(1), state.hi.flatten(1))
     index = torch.arange(len(children.row), device=children.row.device).view(group, -1)  # the same codes for every query
     begun = _advance(scorer, state, children, torch.zeros(len(children.row), device=index.device), index)
-    first: Tensor | None = None
+    first = mass = None
     if scorer.decoder is not None:
         assert begun.memory is not None
         out, begun.memory = scorer.decoder.run(begun.pending, begun.memory)  # start token and code of each beam
         first, begun.hidden = out[:, 0, 0], out[:, :, 1]
         begun.pending = begun.pending[:, :, :0]
+        mass = scorer.mass(torch.cat([first, begun.hidden.flatten(0, 1)]))  # of both levels: the table is read once
+        if mass is not None:
+            mass, begun.mass = mass[:group], mass[group:].view(group, -1)
     residual = None if state.residual is None else state.residual[:, 0]
-    begun.scores = scorer.children(0, first, residual, children.row, children.code).view(group, -1)
+    begun.scores = scorer.children(0, first, residual, children.row, children.code, mass).view(group, -1)
     if torch.isnan(begun.scores).any():
         raise GeniusError(BROKEN)
     return begun
@@ -124,9 +127,10 @@ def _first_pair(scorer: Scorer, forest: Forest, state: Beams) -> Beams:
 def _step(scorer: Scorer, forest: Forest, state: Beams, beams: int, stop: int) -> tuple[Beams, Beams | None]:
     """One level deeper. Queries whose best beams fit `stop` come back apart, with as many children as fit."""
     group, width = state.scores.shape
-    hidden: Tensor | None = None
+    hidden = mass = None
     if state.hidden is not None:
-        hidden, state.hidden = state.hidden.reshape(group * width, -1), None
+        mass = None if state.mass is None else state.mass.flatten()
+        hidden, state.hidden, state.mass = state.hidden.reshape(group * width, -1), None, None
     elif scorer.decoder is not None:
         assert state.memory is not None
         out, state.memory = scorer.decoder.run(state.pending, state.memory)
@@ -134,7 +138,8 @@ def _step(scorer: Scorer, forest: Forest, state: Beams, beams: int, stop: int) -
         state.pending = state.pending[:, :, :0]
     residual = None if state.residual is None else state.residual.flatten(0, 1)
     children = forest.expand(state.level, state.lo.flatten(1), state.hi.flatten(1))
-    worth = state.scores.flatten()[children.row] + scorer.children(state.level, hidden, residual, children.row, children.code)
+    gain = scorer.children(state.level, hidden, residual, children.row, children.code, mass)
+    worth = state.scores.flatten()[children.row] + gain
     if torch.isnan(worth).any():
         raise GeniusError(BROKEN)
     # children of a query are contiguous: lay them out as (G, most children of any query)

@@ -47,12 +47,20 @@ class Scorer:
         """Whether a step with one choice always adds 0."""
         return self.decoder is not None and self.normalizer == "children" and self.books is None
 
-    def children(self, level: int, hidden: Tensor | None, residual: Tensor | None, row: Tensor, code: Tensor) -> Tensor:
-        """Worth of each child (C,), given its beam's hidden state (R, d) and residual (R, D)."""
+    def children(
+        self,
+        level: int,
+        hidden: Tensor | None,
+        residual: Tensor | None,
+        row: Tensor,
+        code: Tensor,
+        mass: Tensor | None = None,
+    ) -> Tensor:
+        """Worth of each child (C,), given its beam's hidden state (R, d), residual (R, D) and, if known, `mass` (R,)."""
         total: Tensor | None = None
         if self.decoder is not None:
             assert hidden is not None
-            total = self._log_p(level, hidden, row, code)
+            total = self._log_p(level, hidden, row, code, mass)
         if self.books is not None:
             assert residual is not None
             closeness = self.books.closeness(level, residual)  # (R, K)
@@ -63,11 +71,16 @@ class Scorer:
         assert total is not None
         return total
 
-    def _log_p(self, level: int, hidden: Tensor, row: Tensor, code: Tensor) -> Tensor:
+    def mass(self, hidden: Tensor) -> Tensor | None:
+        """The whole table's log normaliser of states (R, d), where it is used: one reading of the table for all of them."""
+        return self.decoder.log_normalizer(hidden) if self.decoder is not None and self.normalizer == "vocabulary" else None
+
+    def _log_p(self, level: int, hidden: Tensor, row: Tensor, code: Tensor, mass: Tensor | None) -> Tensor:
         assert self.decoder is not None
         logits = self.decoder.level_logits(hidden, level)  # (R, K)
         if self.normalizer == "vocabulary":
-            return logits[row, code] - self.decoder.log_normalizer(hidden, level, logits)[row]
+            mass = self.decoder.log_normalizer(hidden, level, logits) if mass is None else mass
+            return logits[row, code] - mass[row]
         if self.normalizer == "level":
             return logits[row, code] - logits.logsumexp(1)[row]
         chosen = logits[row, code]  # over the valid children alone

@@ -24,6 +24,7 @@ class Beams:
     pending: Tensor  # (G, n, L) tokens the decoder has not seen
     memory: Memory | None
     hidden: Tensor | None = None  # (G, n, d) states for the next level, where they are known already
+    mass: Tensor | None = None  # (G, n) log of what their logits are divided by, where it is known already
 
     def select(self, keep: Tensor) -> Beams:
         """Some of the queries."""
@@ -39,4 +40,5 @@ class Beams:
             self.pending[keep],
             None if self.memory is None else self.memory.select(keep),
             None if self.hidden is None else self.hidden[keep],
+            None if self.mass is None else self.mass[keep],
         )
