@@ -51,7 +51,9 @@ app.add_typer(bench_app, name="bench")
 
 
 def main() -> None:
-    # threads that wait for each other should sleep, not spin: beside other busy processes, spinning makes a search on all
-    # cores up to 60 times slower (benchmarks/engine.md). Read when torch is loaded, so it has to be said before
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    # threads that wait for each other should soon sleep, not spin: beside other busy processes, spinning makes a search on
+    # all cores many times slower, and sleeping at once a third slower on a quiet machine (benchmarks/engine.md). Read when
+    # torch is loaded, so it has to be said before
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "5000")
     app()
