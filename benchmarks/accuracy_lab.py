@@ -20,7 +20,7 @@ from torch import Tensor
 from genius.config import from_dict
 from genius.data.features import FeatureSet
 from genius.search import CodeTrie, SearchEngine, SearchParams
-from genius.train.calibrate import choose_finish
+from genius.train.calibrate import Calibration
 from genius.train.config import TrainConfig
 from genius.train.encoder import HeadsStage
 from genius.train.generator import GeneratorStage, freeze
@@ -30,10 +30,11 @@ from genius.train.quantizer import QuantizerStage
 from genius.train.run import through_heads
 
 AT = (1, 5, 10)
-FINISH = "finish"  # stands for the weight that was chosen on the held-out queries
+FINISH, GEOMETRY = "finish", "geometry"  # stand for the weights that were chosen on the dev queries
 MODES: dict[str, dict[str, Any]] = {
-    "default": {},
-    "default, codes only": {"reranker": "codes"},
+    "default": {"geometry": GEOMETRY},
+    "default, log p": {},
+    "default, codes only": {"reranker": "codes", "geometry": GEOMETRY},
     "GENIUS^R": {"rerank": 0, "finish": FINISH},
     "GENIUS": {"rerank": 0, "reranker": "none", "finish": FINISH},
     "GENIUS^R, log p": {"rerank": 0},
@@ -165,15 +166,16 @@ class Lab:
         self.line(
             name, "codes, exhaustive", test, torch.cat([(q @ rebuilt.T).topk(10).indices for q in queries.split(1024)]), dense
         )
-        finish, tried = choose_finish(
-            third.generator, second.quantizer, codes, second.embed(self.data.dev.queries), self.data.dev
-        )
-        self.note(name=name, finish=finish, tried=tried)
+        dev = self.data.dev
+        trial = Calibration(third.generator, second.quantizer, codes, pool, second.embed(dev.queries), dev)
+        (finish, tried), (geometry, more) = trial.finish(), trial.geometry()
+        self.note(name=name, finish=finish, geometry=geometry, tried={**tried, **more})
         trie = CodeTrie.build(codes.cpu().numpy(), second.quantizer.config.level_sizes)
         engine = SearchEngine(third.generator, second.quantizer, trie, pool, device=str(self.device))
         for mode, values in (MODES if modes is None else modes).items():
             try:
-                values = {key: finish if value == FINISH else value for key, value in values.items()}
+                chosen = {FINISH: finish, GEOMETRY: geometry}
+                values = {key: chosen.get(value, value) if isinstance(value, str) else value for key, value in values.items()}
                 params = SearchParams(**{"beams": beams, **values})
                 engine.search(queries[:256], k=10, params=params)  # warm
                 self.sync()

@@ -1,7 +1,8 @@
-"""How much nearness counts when it writes the last codes: chosen on held-out queries, stored with the model.
+"""How much geometry counts beside the decoder: chosen on held-out queries, stored with the model.
 
-A decoder that was trained long says more than one that was not; the weight of `SearchParams.finish` says how much it is
-believed beside the codebooks. Knows the trained parts and held-out queries.
+A decoder that was trained long says more than one that was not. `SearchParams.finish` says how much it is believed where
+nearness writes the last codes, `SearchParams.geometry` where the default search picks what is re-ranked. Knows the trained
+parts and held-out queries.
 """
 
 from __future__ import annotations
@@ -17,31 +18,44 @@ from genius.train.validate import hit_rates
 
 WEIGHTS = (15.0, 40.0, 100.0, 300.0, 1000.0)  # nats per unit of cosine
 WITHOUT_DATA = 300.0  # where nothing is held out
+GEOMETRY = (0.0, 0.5, 1.0, 2.0)
+WORTH = 0.005  # hit@5 that geometry must add to the default search: without it, a GPU searches in one recorded graph
 QUERIES = 300  # looked at
 
 
-@torch.no_grad()
-def choose_finish(
-    generator: Generator,
-    quantizer: ResidualQuantizer,
-    codes: Tensor,
-    queries: Tensor | None,
-    held_out: FeatureSet | None,
-    beams: int = 50,
-) -> tuple[float, dict[str, float]]:
-    """The weight with the best hit@5 of plain GENIUS on held-out queries (`queries` are their z), and what each one gave."""
-    if held_out is None or queries is None or not len(held_out.queries):
-        return WITHOUT_DATA, {}
-    picked = torch.linspace(0, len(held_out.queries) - 1, min(QUERIES, len(held_out.queries))).long().unique()
-    asked, some = queries[picked.to(queries.device)], held_out.take_queries(picked)
-    trie = CodeTrie.build(codes.cpu().numpy(), quantizer.config.level_sizes)
-    engine = SearchEngine(generator, quantizer, trie, device=str(codes.device))
-    found: dict[float, float] = {}
-    for weight in WEIGHTS:
-        params = SearchParams(beams=beams, rerank=0, reranker="none", finish=weight)
-        rows = torch.cat([engine.search(z, k=5, params=params).rows.cpu() for z in asked.split(64)])
-        found[weight] = hit_rates(rows, some, "finish", (5,))["finish_hit@5"]
-    best = max(found.values())
-    # of equally good ones the middle one: the held-out queries are few
-    level = [weight for weight, value in found.items() if value >= best - 1e-9]
-    return level[len(level) // 2], {f"finish{weight:g}_hit@5": value for weight, value in found.items()}
+class Calibration:
+    """Searches of a freshly trained model over some of the held-out queries."""
+
+    def __init__(
+        self,
+        generator: Generator,
+        quantizer: ResidualQuantizer,
+        codes: Tensor,  # (N, M) of the pool
+        pool: Tensor | None,  # (N, D) z of the pool; None: only what needs no vectors can be chosen
+        queries: Tensor,  # (Q, D) z of the held-out queries
+        held_out: FeatureSet,
+    ) -> None:
+        picked = torch.linspace(0, len(held_out.queries) - 1, min(QUERIES, len(held_out.queries))).long().unique()
+        self.asked, self.data = queries[picked.to(queries.device)], held_out.take_queries(picked)
+        trie = CodeTrie.build(codes.cpu().numpy(), quantizer.config.level_sizes)
+        self.engine = SearchEngine(generator, quantizer, trie, pool, device=str(codes.device))
+
+    @torch.no_grad()
+    def hit(self, params: SearchParams) -> float:
+        rows = torch.cat([self.engine.search(z, k=5, params=params).rows.cpu() for z in self.asked.split(64)])
+        return hit_rates(rows, self.data, "at", (5,))["at_hit@5"]
+
+    def finish(self, beams: int = 50) -> tuple[float, dict[str, float]]:
+        """The weight of nearness with the best hit@5 of plain GENIUS, and what each one gave."""
+        found = {w: self.hit(SearchParams(beams=beams, rerank=0, reranker="none", finish=w)) for w in WEIGHTS}
+        best = max(found.values())
+        level = [weight for weight, value in found.items() if value >= best - 1e-9]
+        # of equally good ones the middle one: the held-out queries are few
+        return level[len(level) // 2], {f"finish{weight:g}_hit@5": value for weight, value in found.items()}
+
+    def geometry(self) -> tuple[float, dict[str, float]]:
+        """The weight of the geometric term in the default search: 0 unless another one is clearly better."""
+        found = {w: self.hit(SearchParams(geometry=w)) for w in GEOMETRY}
+        best = max(found.values())
+        chosen = 0.0 if best - found[0.0] < WORTH else next(w for w, value in found.items() if value >= best - 1e-9)
+        return chosen, {f"geometry{weight:g}_hit@5": value for weight, value in found.items()}

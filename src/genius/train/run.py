@@ -24,7 +24,7 @@ from genius.features import Features
 from genius.files import write_whole
 from genius.model.genius import Genius, GeniusConfig
 from genius.model.heads import Heads
-from genius.train.calibrate import choose_finish
+from genius.train.calibrate import WITHOUT_DATA, Calibration
 from genius.train.config import TrainConfig
 from genius.train.encoder import HeadsStage
 from genius.train.generator import GeneratorStage, freeze
@@ -104,12 +104,18 @@ def train_stages(config: TrainConfig, data: FeatureSet, runtime: Runtime, folder
     metrics["generator"] = finish(
         third, lambda: run_stage(third, config.generator, runtime, folder / "generator"), runtime, folder
     )
-    search = dict(config.search)
-    if "finish" not in search:
-        search["finish"], tried = choose_finish(third.generator, quantizer, frozen.codes, held_out_z, held_out)
+    search, tried = dict(config.search), {}
+    if held_out is None or held_out_z is None:
+        search.setdefault("finish", WITHOUT_DATA)
+    elif {"finish", "geometry"} - search.keys():
+        trial = Calibration(third.generator, quantizer, frozen.codes, frozen.pool, held_out_z, held_out)
+        for name, choose in (("finish", trial.finish), ("geometry", trial.geometry)):
+            if name not in search:
+                search[name], found = choose()
+                tried.update(found)
         metrics["generator"].update(tried)
-        shown = "  ".join(f"{name} {value:.3f}" for name, value in tried.items())
-        runtime.journal.note(f"search: finish = {search['finish']:g}  {shown}")
+    shown = "  ".join(f"{name} {value:.3f}" for name, value in tried.items())
+    runtime.journal.note(f"search: {', '.join(f'{name} = {value}' for name, value in search.items())}  {shown}")
     model = assemble(config, second, third, search)
     return Trained(model, heads, metrics, data)
 
