@@ -42,18 +42,18 @@ OURS: dict[str, tuple[dict[str, Any], bool]] = {
 LINES = ("default", "default, codes only", "GENIUS^R", "GENIUS", "GENIUS^R, log p", "GENIUS, log p")
 
 
-def fashion(folder: Path, limit: int, dev: int) -> Data:
+def fashion(folder: Path, limit: int, dev: int, products: int | None) -> Data:
     from fashion import feature_set
     from fashion_data import TASKS, load
 
-    photos = load(folder)
+    photos = load(folder, products)
     test = feature_set(photos, test=True)
     first = torch.cat([(test.tasks == t).nonzero()[:-dev, 0][:limit] for t in TASKS])
     last = torch.cat([(test.tasks == t).nonzero()[-dev:, 0] for t in TASKS])
     return Data(feature_set(photos, test=False), test.take_queries(last), test.take_queries(first))
 
 
-def icons(folder: Path, limit: int, dev: int) -> Data:
+def icons(folder: Path, limit: int, dev: int, _: int | None) -> Data:
     parts = [FeatureSet.load(folder / f"features-{name}") for name in ("train", "val", "test")]
     for i, count in ((1, dev), (2, limit)):
         kinds = sorted(set(parts[i].tasks.tolist()))
@@ -115,14 +115,16 @@ def main() -> None:
     parser.add_argument("--shares", default="0.1,0.3,0.6,0.9", help="of the pool that come after training, for `added`")
     parser.add_argument("--queries", type=int, default=1200, help="test queries per task")
     parser.add_argument("--dev", type=int, default=200, help="dev queries per task")
+    parser.add_argument("--products", type=int, help="only the first so many fashion products: a small pool, for a CPU")
+    parser.add_argument("--budget", type=int, default=2000, help="items that a search may look at")
     parser.add_argument("--seconds", type=float, default=100_000, help="start no new line after so long")
     args = parser.parse_args()
     changes = {name: json.loads(value) for name, _, value in (entry.partition("=") for entry in args.set)}
     config: TrainConfig = read_train_config(args.config or str(HERE / f"{args.data}.toml"), changes)
-    data = (fashion if args.data == "fashion" else icons)(args.features, args.queries, args.dev)
+    data = (fashion if args.data == "fashion" else icons)(args.features, args.queries, args.dev, args.products)
     only = {name for name in args.only.split(",") if name}
     run(
-        Lab(data, config, args.output, args.seconds),
+        Lab(data, config, args.output, args.seconds, args.budget),
         args.parts.split(","),
         only,
         [float(share) for share in args.shares.split(",")],

@@ -92,7 +92,8 @@ def share_interval(hits: Tensor, dense: Tensor, draws: int = 1000) -> tuple[floa
 class Lab:
     """Trains and measures; one line of results at a time."""
 
-    def __init__(self, data: Data, config: TrainConfig, output: Path, seconds: float) -> None:
+    def __init__(self, data: Data, config: TrainConfig, output: Path, seconds: float, budget: int = 2000) -> None:
+        self.budget = budget  # items that a search may look at
         self.data, self.config, self.output, self.seconds = data, config, output, seconds
         self.started = time.monotonic()
         output.mkdir(parents=True, exist_ok=True)
@@ -167,7 +168,7 @@ class Lab:
             name, "codes, exhaustive", test, torch.cat([(q @ rebuilt.T).topk(10).indices for q in queries.split(1024)]), dense
         )
         dev = self.data.dev
-        trial = Calibration(third.generator, second.quantizer, codes, pool, second.embed(dev.queries), dev)
+        trial = Calibration(third.generator, second.quantizer, codes, pool, second.embed(dev.queries), dev, self.budget)
         (finish, tried), (geometry, more) = trial.finish(), trial.geometry()
         self.note(name=name, finish=finish, geometry=geometry, tried={**tried, **more})
         trie = CodeTrie.build(codes.cpu().numpy(), second.quantizer.config.level_sizes)
@@ -176,7 +177,7 @@ class Lab:
             try:
                 chosen = {FINISH: finish, GEOMETRY: geometry}
                 values = {key: chosen.get(value, value) if isinstance(value, str) else value for key, value in values.items()}
-                params = SearchParams(**{"beams": beams, **values})
+                params = SearchParams(**{"beams": beams, "rerank": self.budget, "leaves": self.budget, **values})
                 engine.search(queries[:256], k=10, params=params)  # warm
                 self.sync()
                 start = time.monotonic()

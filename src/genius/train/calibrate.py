@@ -34,7 +34,9 @@ class Calibration:
         pool: Tensor | None,  # (N, D) z of the pool; None: only what needs no vectors can be chosen
         queries: Tensor,  # (Q, D) z of the held-out queries
         held_out: FeatureSet,
+        budget: int = 2000,  # items that a search may look at
     ) -> None:
+        self.budget = budget
         picked = torch.linspace(0, len(held_out.queries) - 1, min(QUERIES, len(held_out.queries))).long().unique()
         self.asked, self.data = queries[picked.to(queries.device)], held_out.take_queries(picked)
         trie = CodeTrie.build(codes.cpu().numpy(), quantizer.config.level_sizes)
@@ -47,7 +49,7 @@ class Calibration:
 
     def finish(self, beams: int = 50) -> tuple[float, dict[str, float]]:
         """The weight of nearness with the best hit@5 of plain GENIUS, and what each one gave."""
-        found = {w: self.hit(SearchParams(beams=beams, rerank=0, reranker="none", finish=w)) for w in WEIGHTS}
+        found = {w: self.hit(SearchParams(beams=beams, rerank=0, reranker="none", finish=w, leaves=self.budget)) for w in WEIGHTS}
         best = max(found.values())
         level = [weight for weight, value in found.items() if value >= best - 1e-9]
         # of equally good ones the middle one: the held-out queries are few
@@ -55,7 +57,7 @@ class Calibration:
 
     def geometry(self) -> tuple[float, dict[str, float]]:
         """The weight of the geometric term in the default search: 0 unless another one is clearly better."""
-        found = {w: self.hit(SearchParams(geometry=w)) for w in GEOMETRY}
+        found = {w: self.hit(SearchParams(geometry=w, rerank=self.budget)) for w in GEOMETRY}
         best = max(found.values())
         chosen = 0.0 if best - found[0.0] < WORTH else next(w for w, value in found.items() if value >= best - 1e-9)
         return chosen, {f"geometry{weight:g}_hit@5": value for weight, value in found.items()}
