@@ -16,6 +16,7 @@ from genius.errors import GeniusError
 from genius.features import Features
 from genius.train.config import BUILTIN, CONFIGS, TrainConfig, builtin_names, read_train_config
 from genius.train.run import train
+from genius.train.sizes import choose_level_sizes
 
 
 @pytest.mark.parametrize("name", builtin_names())
@@ -119,3 +120,25 @@ def test_tiny_in_full_from_the_command_line(tmp_path: Path) -> None:
     assert metrics["generator"]["dense_hit@5"] > 0.95
     assert metrics["generator"]["genius_r_hit@5"] > 0.9
     assert metrics["generator"]["genius_hit@10"] > 0.8  # of 1,600 items: chance is under 0.01
+
+
+@pytest.mark.parametrize(
+    ("counts", "sizes"),
+    [
+        ([24_000, 24_000, 24_000], (3, 512, *(4096,) * 7)),  # the fashion pool
+        ([1_000_000, 0, 0], (3, 4096, *(4096,) * 7)),
+        ([300, 300, 0], (3, 16, *(32,) * 7)),
+        ([5, 0, 0], (3, *(16,) * 8)),
+    ],
+)
+def test_codebook_sizes_fit_the_pool(counts: list[int], sizes: tuple[int, ...]) -> None:
+    assert choose_level_sizes(counts) == sizes
+
+
+def test_sizes_are_chosen_where_the_config_names_none(tmp_path: Path) -> None:
+    config = small_config(tmp_path / "model")
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, level_sizes=()))
+    trained = train(config, small_data(), quiet=True)
+    counts = torch.bincount(small_data().pool.modality, minlength=3).tolist()
+    assert trained.model.config.quantizer.level_sizes == choose_level_sizes(counts)
+    assert trained.model.config.search["finish"] > 0  # chosen on the held-out queries, or the value without any

@@ -56,7 +56,7 @@ class ModelConfig:
     width: int = 256  # of encoder vectors and z
     projection: int = 512  # of the fusion
     hidden: int = 1024  # of the fusion
-    level_sizes: tuple[int, ...] = (3, 512, 512, 512, 512, 512, 512)
+    level_sizes: tuple[int, ...] = ()  # of every level, the modality first; empty: chosen by the size of the pool
     modality_code: Literal["given", "nearest", "classifier", "none"] = "given"  # none: level 0 becomes as large as level 1
     shared: bool = False  # one codebook for all levels but the first
     gradient: Literal["straight-through", "rotation"] = "rotation"

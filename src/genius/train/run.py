@@ -31,6 +31,7 @@ from genius.train.generator import GeneratorStage, freeze
 from genius.train.loop import Runtime, finish, make_accelerator, run_stage
 from genius.train.progress import Journal
 from genius.train.quantizer import QuantizerStage
+from genius.train.sizes import choose_level_sizes
 from genius.train.sources import check_source, load_source
 from genius.train.validate import split
 
@@ -75,6 +76,7 @@ def train(config: TrainConfig, data: FeatureSet | None = None, *, quiet: bool = 
 def train_stages(config: TrainConfig, data: FeatureSet, runtime: Runtime, folder: Path) -> Trained:
     """The three stages on features in memory."""
     check(data, config)
+    config = with_sizes(config, data, runtime)
     metrics: dict[str, dict[str, float]] = {}
     kept, held_out = split(data, config.validation, config.validation_limit, config.seed)
     heads = None
@@ -118,6 +120,15 @@ def train_stages(config: TrainConfig, data: FeatureSet, runtime: Runtime, folder
     runtime.journal.note(f"search: {', '.join(f'{name} = {value}' for name, value in search.items())}  {shown}")
     model = assemble(config, second, third, search)
     return Trained(model, heads, metrics, data)
+
+
+def with_sizes(config: TrainConfig, data: FeatureSet, runtime: Runtime) -> TrainConfig:
+    """The config with codebook sizes, chosen by the pool where it names none."""
+    if config.model.level_sizes:
+        return config
+    sizes = choose_level_sizes(torch.bincount(data.pool.modality, minlength=3).tolist())
+    runtime.journal.note(f"level_sizes = {list(sizes)}")
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, level_sizes=sizes))
 
 
 def assemble(config: TrainConfig, second: QuantizerStage, third: GeneratorStage, search: dict[str, Any]) -> Genius:
