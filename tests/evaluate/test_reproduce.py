@@ -86,6 +86,22 @@ def test_given_variants_are_used_not_trained(world: World) -> None:
     assert per_row[rows[0]] == per_row[rows[1]] == per_row[rows[2]]
 
 
+def test_figure_4_names_the_sizes_that_were_searched(world: World) -> None:
+    """The answers of the queries stay in a small pool, so it can be larger than asked for."""
+    from dataclasses import replace
+
+    from genius.data.features import FeatureSet
+    from genius.model.genius import Genius
+
+    data, model = FeatureSet.load(world.test), Genius.from_pretrained(world.model)
+    needed = len(data.pairs[:, 1].unique())
+    assert 2 < needed < len(data.pool)
+    experiment = replace(read_experiment("figure-4"), sizes=(1, 2, needed), queries=0, methods=("dense",))
+    found = reproduce._speed("figure-4", experiment, reproduce.Request(), model, data, [], lambda _: None)
+    assert [r["candidates"] for r in found.results if r["method"] == "dense"] == [needed, len(data.pool)]
+    assert f"{needed:,}" in found.body and " 2 |" not in found.body.splitlines()[0]
+
+
 def test_the_papers_averages() -> None:
     """The transcription adds up to the averages that the paper prints."""
     printed = {"CLIP-SF": 48.9, "CLIP-FF": 43.3, "BLIP-SF": 42.7, "BLIP-FF": 45.5, "genius@30": 28.1, "genius-r@30": 35.4}

@@ -314,16 +314,18 @@ def _speed(
     name: str, experiment: Experiment, request: Request, model: Genius, data: FeatureSet, tasks: list[Task], say: Say
 ) -> Table:
     """Queries per second on growing parts of the pool; features given, so the encoder is not in it."""
-    sizes = [size for size in experiment.sizes if size < len(data.pool)] + [len(data.pool)]
     results: list[dict[str, Any]] = []
     found: dict[int, Evaluation] = {}
-    for size in sizes:
-        part = shrink(data, size, request.queries or experiment.queries)
+    for wanted in [*(size for size in experiment.sizes if size < len(data.pool)), len(data.pool)]:
+        part = shrink(data, wanted, request.queries or experiment.queries)
+        size = len(part.pool)  # more than wanted where the queries have more answers: the column must say so
         say(f"{size:,} candidates")
         config = EvalConfig(methods=experiment.methods, beams=experiment.beams, pools=("universal",), bootstrap=0, survival=0)
         found[size] = evaluate(model, part, config, progress=say)
-        for result in found[size].results:
-            results.append({"method": result.method, "candidates": size, "queries_per_second": result.queries_per_second})
+    for size, evaluation in found.items():
+        rates_of = {result.method: result.queries_per_second for result in evaluation.results}
+        results += [{"method": m, "candidates": size, "queries_per_second": rate} for m, rate in rates_of.items()]
+    sizes = list(found)
     methods = found[sizes[0]].methods
     rows = []
     for method in methods:
