@@ -313,6 +313,11 @@ def test_queries_without_a_positive_are_left_out_and_counted(model: Genius, data
     assert found.about["unjudged"] == 6 and sum(r.queries for r in found.results) == 54
 
 
+def test_the_report_counts_the_queries_that_were_asked(model: Genius, data: FeatureSet) -> None:
+    found = evaluate(model, data, EvalConfig(methods=("dense",), pools=("universal",), queries=3, bootstrap=0))
+    assert found.about["queries"] == sum(result.queries for result in found.results) < len(data.queries)
+
+
 def test_candidate_recall_of_the_engine_by_brute_force(model: Genius, data: FeatureSet) -> None:
     """The items below the beams when the search stops, found without the engine."""
     from genius.evaluate.methods.generative import EngineMethod, model_params

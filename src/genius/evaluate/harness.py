@@ -148,7 +148,8 @@ def evaluate(
     say("embedding queries and pool")
     space = Space(model, data, target=config.target)
     methods = [*build_methods(space, config, fused), *extra]
-    evaluation = Evaluation(tasks, [], about_run(model, data, config), query_rows=rows)
+    about = {**about_run(model, data, config), "queries": sum(map(len, rows.values()))}  # those asked, not all there are
+    evaluation = Evaluation(tasks, [], about, query_rows=rows)
     depth = max(config.depth, *config.cutoffs, *(k for task in tasks for k in task.cutoffs))
     kinds = config.pools
     if not data.pools and "universal" in kinds and "local" in kinds:
