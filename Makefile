@@ -36,7 +36,7 @@ browser:  ## Chromium for the page's tests, where the system's package manager h
 	  echo "no Chromium: the page's browser tests will be skipped"
 
 test: setup browser lint  ## lint, types and the whole test suite
-	OMP_NUM_THREADS=2 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=2 GOMP_SPINCOUNT=1000 $(BIN)/python -m pytest  # waiting threads sleep: beside other work spinning ones take minutes
 
 clean:  ## remove what make and the demo made
 	rm -rf $(VENV) demo.genius demo.png runs build dist
