@@ -206,8 +206,8 @@ def main() -> None:
         report["cases"].append({"name": case.name, "tasks": list(case.touches), "seconds": case.seconds, "modes": found})
         line = ", ".join(f"{mode} {f['hit@5']:.1f}" for mode, f in found.items())
         print(f"{case.name}: {line} ({case.seconds:.0f} s)", file=sys.stderr, flush=True)
-    args.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    args.output.with_suffix(".md").write_text(markdown(report), encoding="utf-8")
+        args.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        args.output.with_suffix(".md").write_text(markdown(report), encoding="utf-8")
 
 
 if __name__ == "__main__":
