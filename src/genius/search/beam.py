@@ -159,6 +159,9 @@ def _step(scorer: Scorer, forest: Forest, state: Beams, beams: int, stop: int) -
             done = fits.nonzero()[:, 0]
             early = _fill(scorer, state, children, worth, table, start, counts, done, max(beams, stop), stop)
             going = (~fits).nonzero()[:, 0]
+            if not len(going):
+                state.queries = state.queries[:0]  # nobody goes on: nothing is carried along
+                return state, early
             state, index = state.select(going), index[going]
             # rows of the children still count beams of the whole group
             children = Children(
