@@ -21,13 +21,13 @@ class Shown:
 # (title, text, id of an item whose picture is the query's image, target)
 SEARCHES: tuple[tuple[str, str | None, str | None, Modality], ...] = (
     ("text -> image", "physician", None, Modality.IMAGE),
-    ("text -> image", "save money", None, Modality.IMAGE),
+    ("text -> image", "send a letter", None, Modality.IMAGE),
     ("text -> image", "put out a fire", None, Modality.IMAGE),
     ("image -> image", None, "openmoji/1F697", Modality.IMAGE),
     ("image + text -> image", "the same but crossed out", "tabler/outline/microphone", Modality.IMAGE),
     ("image + text -> image", "make it filled", "tabler/outline/heart", Modality.IMAGE),
     ("image -> text", None, "tabler/outline/umbrella", Modality.TEXT),
-    ("text -> text", "a small animal that says meow", None, Modality.TEXT),
+    ("text -> text", "weather with rain", None, Modality.TEXT),
     ("text -> pair", "keep a secret", None, Modality.PAIR),
 )
 
