@@ -1,5 +1,7 @@
 """The fashion experiment: dense, GENIUS, GENIUS^R, the default search and the paper's ablations on real photos.
 
+Our own recipe, one change at a time, and items added after training are `accuracy.py`.
+
     python benchmarks/fashion.py features --photos PHOTOS --output RAW     frozen towers over 24,000 photos (CPU, once)
     python benchmarks/fashion.py pack     --features RAW --output PACKED   the same in few bytes, for another machine
     python benchmarks/fashion.py run      --features PACKED --output OUT   train and measure everything (GPU)
@@ -22,8 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from accuracy_lab import share_interval, variant
 from fashion_data import TASKS, Fashion, extract, load, pack
-from genius.config import from_dict
 from genius.data.features import FeatureSet
 from genius.model.fusion import score_fusion
 from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
@@ -37,6 +39,7 @@ from genius.train.quantizer import QuantizerStage
 from genius.train.run import through_heads
 
 AT = (1, 5, 10)
+TABLE_4_BEAMS = 30
 HERE = Path(__file__).parent
 
 # name -> SearchParams; "dense" and "codes, exhaustive" are computed beside
@@ -71,10 +74,10 @@ SWEEP = (
 )
 
 
-def feature_set(fashion: Fashion, *, test: bool, with_new_items: bool = True) -> FeatureSet:
-    """Training or test queries over the pool, with or without the test products' own items."""
+def feature_set(fashion: Fashion, *, test: bool) -> FeatureSet:
+    """Training or test queries over the whole pool."""
     queries = (fashion.held_out == test).nonzero()[:, 0]
-    full = FeatureSet(
+    return FeatureSet(
         fashion.queries,
         fashion.pool,
         fashion.pairs,
@@ -83,13 +86,6 @@ def feature_set(fashion: Fashion, *, test: bool, with_new_items: bool = True) ->
         fashion.tasks,
         TASKS,
     ).take_queries(queries)
-    if with_new_items:
-        return full
-    rows = (~fashion.new_item).nonzero()[:, 0]
-    place = torch.full((len(fashion.pool),), -1)
-    place[rows] = torch.arange(len(rows))
-    pairs = torch.stack([full.pairs[:, 0], place[full.pairs[:, 1]]], 1)
-    return dataclasses.replace(full, pool=fashion.pool[rows], pool_ids=[str(i) for i in rows.tolist()], pairs=pairs)
 
 
 class Bench:
@@ -132,9 +128,6 @@ class Bench:
         pool, queries = score_fusion(self.test.pool).to(self.device), score_fusion(self.test.queries).to(self.device)
         dense = torch.cat([(q @ pool.T).topk(10).indices for q in queries.split(1024)])
         self.line("encoder alone", "dense", dense, None, None, dense)
-        rows = (~self.fashion.new_item).nonzero()[:, 0]
-        old = feature_set(self.fashion, test=False, with_new_items=False)
-        self.train_old = dataclasses.replace(old, queries=self.train.queries, pool=self.train.pool[rows])
         self.results["stages"]["heads"] = time.monotonic() - start
         self.note(stage="heads", seconds=round(time.monotonic() - start, 1))
 
@@ -263,27 +256,7 @@ class Bench:
             torch.cuda.synchronize()
 
 
-def share_interval(hits: Tensor, dense: Tensor, draws: int = 1000) -> tuple[float, float]:
-    """95 % bootstrap interval of the share of dense hit@5, over queries."""
-    picks = torch.randint(len(hits), (draws, len(hits)), generator=torch.Generator().manual_seed(0))
-    ratio = hits[picks].mean(1) / dense[picks].mean(1).clamp(min=1e-9)
-    low, high = torch.quantile(ratio, torch.tensor([0.025, 0.975])).tolist()
-    return low, high
-
-
 # -- the table -----------------------------------------------------------------------------------------------------
-
-
-def variant(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
-    """The config with dotted fields changed."""
-    values: dict[str, Any] = dataclasses.asdict(config)
-    for name, value in changes.items():
-        place = values
-        *parents, last = name.split(".")
-        for parent in parents:
-            place = place[parent]
-        place[last] = value
-    return from_dict(TrainConfig, values)
 
 
 # Table 4 and the supplement's tables of the paper: each one change of the paper's recipe
@@ -299,26 +272,13 @@ ABLATIONS: dict[str, tuple[dict[str, Any], bool]] = {  # name -> (changes, wheth
     "decoder tiny": ({"model.decoder": "tiny"}, False),
     "decoder small": ({"model.decoder": "small"}, False),
 }
-# ours, each one change of the default recipe
-OURS: dict[str, tuple[dict[str, Any], bool]] = {
-    "w/o indexing pairs": ({"generator.indexing": 0.0}, False),
-    "w/o virtual items": ({"generator.virtual": 0.0}, False),
-    "+ prefix distillation": ({"quantizer.prefix_weight": 1.0}, True),
-    "w/o soft positives": ({"generator.soft_positives": False}, False),
-    "+ dense distillation": ({"generator.distill_weight": 0.5}, False),
-    "+ prefix ranking loss": ({"generator.ranking_weight": 0.3}, False),
-    "+ label smoothing": ({"generator.label_smoothing": 0.1}, False),
-    "+ modality dropout": ({"generator.modality_dropout": 0.2}, False),
-    "8 x 512 codes": ({"model.level_sizes": (3,) + (512,) * 8}, True),
-    "beam-encoded IDs": ({"model.encode_beam": 4}, True),
-}
 
 
 def run(bench: Bench, paper: TrainConfig, parts: list[str], only: str = "") -> None:
     bench.heads()
     ours = bench.config
     second = third = None
-    if {"main", "ours"} & set(parts):
+    if "main" in parts:
         second = bench.quantizer(ours, bench.train, "default")
     if "sweep" in parts:
         second = second or bench.quantizer(ours, bench.train, "default")
@@ -330,47 +290,23 @@ def run(bench: Bench, paper: TrainConfig, parts: list[str], only: str = "") -> N
             bench.measure("default recipe", second, third, PROBES)
         for beams in (1, 5, 10, 20, 30) if "beams" in parts else ():
             bench.measure("default recipe", second, third, {mode: MODES[mode] for mode in SHORT}, beams)
-    tables = []
-    if "paper" in parts:
-        tables.append(("paper", paper, ABLATIONS))
-    if "added" in parts:
-        tables.append(("added", ours, {}))
-    if "ours" in parts:
-        tables.append(("ours", ours, OURS))
-    for label, config, table in tables:
-        if label == "added" and bench.left() < 45:
-            bench.note(skipped="test items added later")
+    if "paper" not in parts:
+        return
+    base = bench.quantizer(paper, bench.train, "paper")
+    decoder = bench.generator(paper, bench.train, base, "paper")
+    bench.measure("paper recipe", base, decoder, {m: MODES[m] for m in SHORT}, TABLE_4_BEAMS)
+    for name, (changes, again) in ABLATIONS.items():
+        if (only and name not in only.split(",")) or bench.left() < 20:
+            bench.note(skipped=name)
             continue
-        if label == "added":
-            old = bench.quantizer(ours, bench.train_old, "test items added later")
-            decoder = bench.generator(ours, bench.train_old, old, "test items added later")
-            bench.measure("test items added later", old, decoder, MODES)
-            continue
-        base = second if label == "ours" else None
-        if base is None:
-            base = bench.quantizer(config, bench.train, label)
-            bench.measure(
-                f"{label} recipe",
-                base,
-                bench.generator(config, bench.train, base, label),
-                {m: MODES[m] for m in SHORT},
-                30,
-            )
-        for name, (changes, again) in table.items():
-            if only and name not in only.split(","):
-                continue
-            if bench.left() < 20:
-                bench.note(skipped=name)
-                continue
-            try:
-                changed = variant(config, changes)
-                codes = bench.quantizer(changed, bench.train, name) if again else base
-                decoder = bench.generator(changed, bench.train, codes, name)
-                beams = 30 if label == "paper" else 50  # Table 4 has 30
-                bench.measure(f"{label}: {name}", codes, decoder, {mode: MODES[mode] for mode in SHORT}, beams)
-            except Exception:
-                bench.note(failed=name)
-                traceback.print_exc()
+        try:
+            changed = variant(paper, changes)
+            codes = bench.quantizer(changed, bench.train, name) if again else base
+            decoder = bench.generator(changed, bench.train, codes, name)
+            bench.measure(f"paper: {name}", codes, decoder, {mode: MODES[mode] for mode in SHORT}, TABLE_4_BEAMS)
+        except Exception:
+            bench.note(failed=name)
+            traceback.print_exc()
 
 
 def main() -> None:
@@ -384,7 +320,7 @@ def main() -> None:
     parser.add_argument("--config", default=str(HERE / "fashion.toml"))
     parser.add_argument("--paper", default=str(HERE / "fashion-paper.toml"))
     parser.add_argument("--set", action="append", default=[], help="one field of both configs, name=JSON")
-    parser.add_argument("--parts", default="main,beams,added,paper,ours")
+    parser.add_argument("--parts", default="main,beams,paper")
     parser.add_argument("--only", default="", help="only these lines of the ablation tables, by comma")
     parser.add_argument("--products", type=int, help="only the first so many products (a trial)")
     parser.add_argument("--queries", type=int, default=1500, help="test queries per task")

@@ -1,0 +1,58 @@
+"""What both contrastive stages add to the paper's loss, and how the search settings are chosen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from train_fixtures import small_config, small_data
+
+from genius.search import SearchParams
+from genius.train.calibrate import GEOMETRY, WEIGHTS, WORTH, Calibration
+from genius.train.quantizer import QuantizerStage
+
+
+def a_stage(tmp_path: Path, weight: float) -> QuantizerStage:
+    config = small_config(tmp_path, model__width=16, quantizer__modality_weight=weight, quantizer__hard_negatives=0)
+    return QuantizerStage(small_data(), None, config.model, config.quantizer, 0, torch.device("cpu"))
+
+
+def test_modality_loss_wants_the_direction_of_the_answer(tmp_path: Path) -> None:
+    stage = a_stage(tmp_path, 1.0)
+    modality = torch.tensor([0, 1, 2])
+    right = F.normalize(stage.modality_means.detach(), dim=1)[modality]
+    wrong = right.roll(1, 0)
+    assert stage.modality_loss(right, right, modality) < stage.modality_loss(wrong, right, modality)
+    assert stage.modality_loss(right, right, modality) < stage.modality_loss(right, wrong, modality)
+
+
+def test_the_weight_counts_and_zero_leaves_the_paper(tmp_path: Path) -> None:
+    losses = {}
+    for weight in (0.0, 2.0):
+        stage = a_stage(tmp_path / str(weight), weight)
+        losses[weight], logs = stage(stage.batch(0, 0, 0, 1))
+        assert ("modality" in logs) == (weight > 0)
+        if weight:
+            assert torch.allclose(losses[weight], losses[0.0] + weight * logs["modality"], atol=1e-5)
+    assert not hasattr(a_stage(tmp_path / "none", 0.0), "modality_means")
+
+
+@pytest.mark.parametrize(("gain", "chosen"), [(WORTH / 2, 0.0), (2 * WORTH, GEOMETRY[1])])
+def test_geometry_must_be_worth_leaving_the_recorded_graph(gain: float, chosen: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = Calibration.__new__(Calibration)
+    trial.budget = 2000
+    monkeypatch.setattr(Calibration, "hit", lambda _, params: 0.5 + gain * (params.geometry > 0))
+    assert trial.geometry()[0] == chosen
+
+
+def test_of_equally_good_finishes_the_middle_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = Calibration.__new__(Calibration)
+    trial.budget = 2000
+
+    def hit(_: Calibration, params: SearchParams) -> float:
+        return float(params.finish >= WEIGHTS[1])
+
+    monkeypatch.setattr(Calibration, "hit", hit)
+    assert trial.finish()[0] == WEIGHTS[1:][(len(WEIGHTS) - 1) // 2]
