@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +15,7 @@ from genius.errors import GeniusError
 from genius.evaluate.harness import EvalConfig, evaluate
 from genius.evaluate.methods import identifiers
 from genius.evaluate.methods.baselines import BASELINES, build_baselines
+from genius.evaluate.methods.generative import Writer
 from genius.evaluate.methods.vectors import code_bits
 from genius.model.fusion import FusionConfig
 from genius.model.generator import GeneratorConfig
@@ -108,6 +111,28 @@ def test_all_baselines_run_over_local_pools_and_several_beams(sets: tuple[Featur
     assert found.methods == [f"{name}@{b}" for name in BASELINES for b in (3, 6)] and found.pools == ["local", "universal"]
     with pytest.raises(GeniusError, match="unknown baseline 'bm25'"):
         build_baselines(("bm25",), model, train, test)
+
+
+def test_trained_baselines_are_found_again_and_only_for_the_same_data(
+    sets: tuple[FeatureSet, FeatureSet], tmp_path: Path
+) -> None:
+    train, test = sets
+    model, names = tiny(24), ("irgen", "grace-structured")
+
+    def build(steps: int = 2, data: FeatureSet = train) -> tuple[list[Writer], list[str]]:
+        said: list[str] = []
+        methods = build_baselines(names, model, data, test, steps=steps, batch=16, folder=tmp_path, say=said.append)
+        return [method.writer for method in methods], said  # type: ignore[attr-defined]
+
+    (first, said), (second, again) = build(), build()
+    assert all("training" in line for line in said) and again == [f"{name}: already trained" for name in names]
+    for old, new in zip(first, second, strict=True):
+        assert np.array_equal(old.codes, new.codes) and old.level_sizes == new.level_sizes
+        kept = new.generator.state_dict()
+        assert all(torch.equal(value, kept[name]) for name, value in old.generator.state_dict().items())
+    assert first[0].quantizer is not None and second[0].quantizer is not None and second[1].quantizer is None
+    assert torch.equal(first[0].quantizer.codebook(1), second[0].quantizer.codebook(1))
+    assert all("training" in line for line in build(steps=1)[1] + build(data=train.take_queries(torch.arange(100)))[1])
 
 
 def test_the_papers_bits() -> None:

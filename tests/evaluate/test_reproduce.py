@@ -86,6 +86,21 @@ def test_given_variants_are_used_not_trained(world: World) -> None:
     assert per_row[rows[0]] == per_row[rows[1]] == per_row[rows[2]]
 
 
+def test_other_methods_in_place_of_the_experiments_own(world: World, tmp_path: Path) -> None:
+    """An ablation has one block for each method, with intervals and the average of the tasks."""
+    rows = [row.name for row in read_experiment("supplement-3").rows]
+    found = call(
+        "reproduce", "supplement-3", "--data", str(world.test), "--model", str(world.model), "--methods", "genius, paper",
+        "--out", str(tmp_path), "--json", *(f"--variant={row}={world.model}" for row in rows),
+    )  # fmt: skip
+    assert {r["method"] for r in found["results"]} == {"genius", "paper"}
+    lines = [line for line in (tmp_path / "supplement-3.md").read_text().splitlines() if line.startswith("|")]
+    assert [line.split(" | ")[0] for line in lines if "Average" in line] == ["| GENIUS", "| GENIUS, log p"]
+    first = next(line for line in lines if line.startswith(f"| {rows[0]} "))
+    own = [r["metrics"]["hit@5"] for r in found["results"] if (r["row"], r["method"]) == (rows[0], "genius")]
+    assert f"**{100 * sum(own) / len(own):.1f}** ±" in first and first.count("±") == len(own) + 1
+
+
 def test_figure_4_names_the_sizes_that_were_searched(world: World) -> None:
     """The answers of the queries stay in a small pool, so it can be larger than asked for."""
     from dataclasses import replace

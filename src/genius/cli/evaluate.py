@@ -195,6 +195,9 @@ def reproduce_command(
     change: Annotated[
         list[str] | None, typer.Option("--set", help="One field of the training config: --set generator.steps=500.")
     ] = None,
+    methods: Annotated[
+        str, typer.Option(help="Searches in place of the experiment's own: --methods genius,paper (all: `genius eval --list`).")
+    ] = "",
     queries: Annotated[int, typer.Option(help="Only so many queries of each task, evenly spread; 0: all.")] = 0,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     cache: Annotated[Path | None, typer.Option(help="Where extracted features are kept.")] = None,
@@ -220,6 +223,7 @@ def reproduce_command(
         base=base,
         work=work,
         overrides=dict(_setting(entry) for entry in change or []),
+        methods=tuple(name.strip() for name in methods.split(",") if name.strip()),
         queries=queries,
         device=device,
         cache=cache,

@@ -102,10 +102,10 @@ def main_table(evaluation: Evaluation, pool: str, paper: Mapping[str, Row], tabl
         direction = _direction(task)
         row = ["" if direction == last else direction, task.dataset, f"R@{task.main}"]
         last = direction
-        row += [_main_cell(evaluation.find(task.key, method, pool)) for method in methods]
+        row += [main_cell(evaluation.find(task.key, method, pool)) for method in methods]
         row += [_paper_cell(paper[name].get(task.key), (table_name, name, task.key)) for name in printed]
         rows.append(row)
-    average = ["**Average**", "", "", *(_average_cell(evaluation, method, pool) for method in methods)]
+    average = ["**Average**", "", "", *(average_cell(evaluation, method, pool) for method in methods)]
     for name in printed:
         values = [paper[name][task.key] for task in evaluation.tasks if task.key in paper[name]]
         average.append(f"{np.mean(values):.1f}" if len(values) == len(evaluation.tasks) else "–")
@@ -124,7 +124,7 @@ def _direction(task: Task) -> str:
     return f"q_{short[task.query.label]} → c_{short[task.target.label]}"
 
 
-def _average_cell(evaluation: Evaluation, method: str, pool: str) -> str:
+def average_cell(evaluation: Evaluation, method: str, pool: str) -> str:
     mean = f"**{percent(evaluation.average(method, pool))}**"
     if not evaluation.about["config"]["bootstrap"]:
         return mean
@@ -132,11 +132,12 @@ def _average_cell(evaluation: Evaluation, method: str, pool: str) -> str:
     return f"{mean} ±{50 * (high - low):.1f}"
 
 
-def _main_cell(result: Result) -> str:
-    mark = "*" if result.p_value is not None and result.p_value < 0.05 else ""
+def main_cell(result: Result, *, mark: bool = True) -> str:
+    """The main metric in percent, half its interval, and a star where it differs from the reference."""
+    star = "*" if mark and result.p_value is not None and result.p_value < 0.05 else ""
     interval = result.intervals.get(result.main)
     spread = f" ±{50 * (interval[1] - interval[0]):.1f}" if interval else ""
-    return f"{percent(result.metrics[result.main])}{spread}{mark}"
+    return f"{percent(result.metrics[result.main])}{spread}{star}"
 
 
 def _paper_cell(value: float | None, place: tuple[str, str, str]) -> str:

@@ -25,7 +25,17 @@ from genius.errors import GeniusError
 from genius.evaluate import paper
 from genius.evaluate.harness import EvalConfig, Evaluation, evaluate, tasks_of
 from genius.evaluate.methods.generative import paper_bytes
-from genius.evaluate.report import OTHER_DATA, about_other_data, main_table, method_title, percent, printed_number, table
+from genius.evaluate.report import (
+    OTHER_DATA,
+    about_other_data,
+    average_cell,
+    main_cell,
+    main_table,
+    method_title,
+    percent,
+    printed_number,
+    table,
+)
 from genius.evaluate.sources import load_features
 from genius.model.genius import Genius
 from genius.search import CodeTrie
@@ -71,6 +81,7 @@ class Request:
     base: str = "builtin:paper"
     work: Path = Path("reproduce")
     overrides: Mapping[str, Any] = field(default_factory=dict)
+    methods: tuple[str, ...] = ()  # in place of the experiment's own
     queries: int = 0
     device: str = "cpu"
     cache: Path | None = None
@@ -119,6 +130,8 @@ def listing() -> dict[str, str]:
 def run(name: str, request: Request, say: Say | None = None) -> Table:
     """Run one experiment."""
     experiment, tell = read_experiment(name), say or (lambda _: None)
+    if request.methods:
+        experiment = replace(experiment, methods=request.methods)
     if experiment.kind == "storage":
         return _storage(name, experiment, request)
     if not request.model:
@@ -179,8 +192,13 @@ def _baselines(experiment: Experiment, request: Request, model: Genius, data: Fe
     from genius.evaluate.methods.baselines import build_baselines
 
     train = load_features(request.train, model, request.model, split="train", cache=request.cache)
-    steps = int(request.overrides.get("generator.steps", 3000))
-    return build_baselines(experiment.baselines, model, train, data, beams=experiment.beams, steps=steps, say=say)
+    changed = {
+        name: int(request.overrides[f"generator.{name}"])
+        for name in ("steps", "batch")
+        if f"generator.{name}" in request.overrides
+    }
+    folder = request.work / "baselines"
+    return build_baselines(experiment.baselines, model, train, data, beams=experiment.beams, folder=folder, say=say, **changed)
 
 
 # -- one model, several searches -----------------------------------------------------------------------------------
@@ -250,15 +268,21 @@ def _train(name: str, row: AblationRow, request: Request, data: FeatureSet) -> G
 def _ablation_body(name: str, experiment: Experiment, found: dict[str, Evaluation]) -> str:
     tasks = next(iter(found.values())).tasks
     printed = paper.TABLES.get(name, {}) if _is_mbeir(tasks) else {}
-    label, pool = experiment.methods[0], experiment.pools[0]
-    header = ["", *(task.title for task in tasks), *(f"{task.title} (paper)" for task in tasks if printed)]
-    rows = []
-    for row, evaluation in found.items():
-        cells = [percent(evaluation.find(task.key, label, pool).metrics[f"hit@{task.main}"]) for task in tasks]
-        theirs = [printed_number(printed[row][task.key]) for task in tasks] if row in printed else []
-        rows.append([row, *cells, *theirs])
-    body = table(header, rows)
-    return f"{body}\n\n{OTHER_DATA}" if about_other_data(next(iter(found.values())), printed) else body
+    pool = experiment.pools[0]
+    methods = next(iter(found.values())).methods
+    blocks = []
+    for method in methods:
+        title = method_title(method) if len(methods) > 1 else ""
+        header = [title, *(task.title for task in tasks), "Average", *(f"{task.title} (paper)" for task in tasks if printed)]
+        rows = []
+        for row, evaluation in found.items():
+            cells = [main_cell(evaluation.find(task.key, method, pool), mark=False) for task in tasks]
+            theirs = [printed_number(printed[row][task.key]) for task in tasks] if row in printed else []
+            rows.append([row, *cells, average_cell(evaluation, method, pool), *theirs])
+        blocks.append(table(header, rows))
+    if about_other_data(next(iter(found.values())), printed):
+        blocks.append(OTHER_DATA)
+    return "\n\n".join(blocks)
 
 
 def _ablation_results(found: dict[str, Evaluation]) -> list[dict[str, Any]]:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from genius.data.features import FeatureSet
@@ -21,6 +23,7 @@ from genius.evaluate.methods.base import Method
 from genius.evaluate.methods.generative import BeamMethod, Decodings, Writer
 from genius.evaluate.methods.identifiers import Identifiers
 from genius.features import Features
+from genius.files import write_whole
 from genius.model.fusion import score_fusion
 from genius.model.generator import Generator
 from genius.model.genius import Genius
@@ -55,22 +58,21 @@ def build_baselines(
     *,
     beams: Sequence[int] = (50,),
     steps: int = 3000,
+    batch: int = 256,
     seed: int = 0,
-    folder: Path | None = None,  # where training leaves its checkpoints; None: a temporary place
+    folder: Path | None = None,  # where trained baselines are kept, so that another call finds them; None: nowhere
     say: Say | None = None,
 ) -> list[Method]:
     """Train every named baseline and return its methods, one for each number of beams."""
     unknown = [name for name in names if name not in BASELINES]
     if unknown:
         raise GeniusError(f"unknown baseline {unknown[0]!r}; there are {', '.join(BASELINES)}")
-    config = BaselineConfig(steps=steps, seed=seed, batch=max(1, min(256, len(train.queries))))
+    config = BaselineConfig(steps=steps, seed=seed, batch=max(1, min(batch, len(train.queries))))
     world = _World.of(model, train, test)
     decodings = Decodings()
     out: list[Method] = []
     for name in names:
-        ids = assign(name, world, model, seed)
-        (say or (lambda _: None))(f"{name}: {len(ids.level_sizes)} codes an item; training its generator for {steps} steps")
-        generator = train_generator(name, ids, world, model, config, folder)
+        ids, generator = _learn(name, world, model, config, folder, say or (lambda _: None))
         codes = ids.codes[world.test_rows.cpu().numpy()]
         writer = Writer(generator, ids.quantizer, codes, ids.level_sizes, world.test_queries, modal=False)
         for count in beams:
@@ -108,6 +110,58 @@ def _plain(features: Features, device: torch.device, chunk: int = 16_384) -> Ten
     return torch.cat(parts)
 
 
+def _learn(
+    name: str, world: _World, model: Genius, config: BaselineConfig, folder: Path | None, say: Say
+) -> tuple[Identifiers, Generator]:
+    """A baseline's identifiers and generator: trained, or read back where the same data and settings left them."""
+    path = None if folder is None else folder / f"{name}-{_place(name, world, model, config)}.safetensors"
+    if path is not None and path.is_file():
+        say(f"{name}: already trained")
+        return _read(path, model)
+    ids = assign(name, world, model, config.seed)
+    say(f"{name}: {len(ids.level_sizes)} codes an item; training its generator for {config.steps} steps")
+    generator = train_generator(ids, world, model, config)
+    if path is not None:
+        _keep(path, ids, generator)
+    return ids, generator
+
+
+def _place(name: str, world: _World, model: Genius, config: BaselineConfig) -> str:
+    """Changes with whatever decides the result."""
+    digest = hashlib.sha256(f"{name}:{config}:{model.generator.config}:{model.config.quantizer.level_sizes}".encode())
+    for part in (world.items, world.queries, world.pairs):
+        digest.update(part.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:12]
+
+
+def _keep(path: Path, ids: Identifiers, generator: Generator) -> None:
+    parts = {f"generator.{name}": value for name, value in generator.state_dict().items()}
+    if ids.quantizer is not None:
+        parts |= {f"quantizer.{name}": value for name, value in ids.quantizer.state_dict().items()}
+    tensors = {name: value.detach().cpu().contiguous() for name, value in parts.items()}
+    tensors["codes"] = torch.from_numpy(ids.codes)
+    sizes = {"level_sizes": ",".join(map(str, ids.level_sizes))}
+    write_whole(path, lambda target: save_file(tensors, target, metadata=sizes))
+
+
+def _read(path: Path, model: Genius) -> tuple[Identifiers, Generator]:
+    with safe_open(path, framework="pt") as file:
+        sizes = tuple(int(size) for size in file.metadata()["level_sizes"].split(","))
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+    def part(name: str) -> dict[str, Tensor]:
+        return {key.removeprefix(f"{name}."): value for key, value in tensors.items() if key.startswith(f"{name}.")}
+
+    generator = Generator(dataclasses.replace(model.generator.config, level_sizes=sizes)).to(model.device)
+    generator.load_state_dict(part("generator"))
+    quantizer = None
+    if stored := part("quantizer"):
+        shape = QuantizerConfig(width=model.config.width, level_sizes=sizes, modality_code="none")
+        quantizer = ResidualQuantizer(shape).to(model.device)
+        quantizer.load_state_dict(stored)
+    return Identifiers(tensors["codes"].numpy(), sizes, quantizer), generator.eval()
+
+
 def assign(name: str, world: _World, model: Genius, seed: int) -> Identifiers:
     """The identifiers of a baseline for all items."""
     if name == "irgen":
@@ -121,9 +175,7 @@ def assign(name: str, world: _World, model: Genius, seed: int) -> Identifiers:
     return identifiers.structured(world.items, seed)
 
 
-def train_generator(
-    name: str, ids: Identifiers, world: _World, model: Genius, config: BaselineConfig, folder: Path | None = None
-) -> Generator:
+def train_generator(ids: Identifiers, world: _World, model: Genius, config: BaselineConfig) -> Generator:
     """The generator of the model's own shape, trained by the project's own loop on other identifiers."""
     import tempfile
 
@@ -163,11 +215,10 @@ def train_generator(
     stage = GeneratorStage(data, None, frozen, None, books, sizes, settings, config.seed)
     torch.manual_seed(config.seed)
     stage.generator = Generator(shape).to(device)
-    place = hashlib.sha256(f"{name}:{config}:{ids.level_sizes}".encode()).hexdigest()[:12]
     with tempfile.TemporaryDirectory() as temporary:
-        target = (folder or Path(temporary)) / f"{name}-{place}"
-        runtime = Runtime(make_accelerator(device.type), Journal(target, quiet=True), config.seed)
-        run_stage(stage, settings, runtime, target / "checkpoint")
+        folder = Path(temporary)
+        runtime = Runtime(make_accelerator(device.type), Journal(folder, quiet=True), config.seed)
+        run_stage(stage, settings, runtime, folder / "checkpoint")
         runtime.journal.close()
     return stage.generator.eval()
 

@@ -18,6 +18,7 @@ from genius.model.kmeans import kmeans, nearest
 from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
 
 Ints = npt.NDArray[np.int64]
+SMALL = 4096  # rows of a cluster that is split on the CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,8 @@ def structured(items: Tensor, seed: int = 0, branches: int = 16, depth: int | No
                 below.append(rows)
                 continue
             vectors = items[rows.to(items.device)].float()
+            if len(rows) < SMALL:  # a GPU would spend its time on launching thousands of tiny steps
+                vectors = vectors.cpu()
             sample = vectors[:: max(1, len(rows) // 20_000)]
             centres, _ = kmeans(sample, branches, iterations=10, seed=seed + 1000 * level + number)
             labels = nearest(vectors, centres).cpu()
