@@ -3,7 +3,7 @@
     PATH, local-dir:PATH          a folder of this project or of a `transformers` model
     hf-hub:OWNER/NAME[@REVISION]  the same on a hub, downloaded once, weights as safetensors only
     bundled:NAME                  a model that ships with this package
-    uniir:PATH                    a published UniIR CLIP-SF checkpoint (`clip_sf_large.pth`)
+    uniir:PATH                    a published UniIR checkpoint (`clip_sf_large.pth`, `blip_ff_large.pth`, ...)
 
 Knows the names of the families and where each lives, none of their insides: a family's module is imported when
 one of its encoders is loaded.
@@ -26,7 +26,10 @@ FAMILIES: dict[str, str] = {
     # family -> "module:class"; the class has `load(directory, spec) -> Encoder`
     "clip": "genius.encoders.clip:ClipEncoder",
     "siglip": "genius.encoders.siglip:SiglipEncoder",
-    "uniir": "genius.encoders.uniir:UniirEncoder",
+    "uniir": "genius.encoders.uniir:UniirCheckpoint",
+    "clip-ff": "genius.encoders.uniir_clip_ff:ClipFfEncoder",
+    "blip-sf": "genius.encoders.uniir_blip:BlipSfEncoder",
+    "blip-ff": "genius.encoders.uniir_blip:BlipFfEncoder",
     "towers": "genius.encoders.towers:TowersEncoder",
     "mini": "genius.encoders.mini:MiniEncoder",
 }
@@ -79,7 +82,7 @@ def read_spec(directory: Path) -> tuple[str, dict[str, Any]]:
     if kind not in TRANSFORMERS_TYPES:
         raise GeniusError(
             f"{directory} holds a {kind or 'model of unknown type'!r}, not an encoder this version reads "
-            f"({', '.join(TRANSFORMERS_TYPES)}); BLIP and feature fusion are described in docs/encoders.md"
+            f"({', '.join(TRANSFORMERS_TYPES)}); UniIR's CLIP-FF, BLIP-SF and BLIP-FF are read from their .pth files: uniir:FILE"
         )
     return TRANSFORMERS_TYPES[kind], {}
 

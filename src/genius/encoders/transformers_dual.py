@@ -92,7 +92,10 @@ class DualEncoder(nn.Module):
             "pixels": self.pixels.to_preprocessor(),
             "tokenizer": [list(map(int, row)) for row in probe],
         }
-        return fingerprint(self.model.state_dict(), settings)
+        return fingerprint(self._weights(), settings)
+
+    def _weights(self) -> dict[str, Tensor]:
+        return dict(self.model.state_dict())
 
     # -- what a family says ------------------------------------------------------------------------------------
 

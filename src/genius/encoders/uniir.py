@@ -1,30 +1,34 @@
-"""UniIR's CLIP-SF checkpoint (`clip_sf_large.pth`), the encoder under the published GENIUS.
+"""UniIR's checkpoints: which of the four models a file holds, and the reader of CLIP-SF.
 
-The file is a pickle of OpenAI's CLIP in its own layout plus optimizer state; it is read without running anything
-(`genius.model.official.read_checkpoint`), mapped onto `transformers`' CLIP, and behaves as a `ClipEncoder` from then
-on: `save` writes an ordinary CLIP folder. Score fusion (Eq. 2) is not here: features keep both vectors.
+CLIP-SF (`clip_sf_large.pth`) is the encoder under the published GENIUS; CLIP-FF, BLIP-SF and BLIP-FF are the paper's other
+dense baselines (`uniir_clip_ff`, `uniir_blip`). A file is a pickle of the model and its optimizer; it is read without
+running anything (`genius.model.official.read_checkpoint`) and mapped onto `transformers`' classes.
 
-Its text rules (instruction + text, capital first, full stop last) are `genius.instructions`, for all encoders.
-The checkpoint has no tokenizer. `tokenizer.json` (or `vocab.json` and `merges.txt`) of OpenAI's CLIP is looked for
-beside it, then on the hub.
+CLIP-SF is OpenAI's CLIP in its own layout and behaves as a `ClipEncoder` once read: `save` writes an ordinary CLIP
+folder. Score fusion (Eq. 2) is not here: features keep both vectors.
+
+The text rules (instruction + text, capital first, full stop last) are `genius.instructions`, for all encoders.
+The checkpoints have no tokenizer. `tokenizer.json` (or `vocab.json` and `merges.txt`) of OpenAI's CLIP is looked for
+beside the file, then on the hub; for BLIP it is BERT's.
 """
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from genius.encoders.base import Encoder
 from genius.encoders.clip import ClipEncoder
 from genius.encoders.pixels import Pixels
 from genius.encoders.transformers_dual import import_transformers
+from genius.encoders.weights import depth, grid_side, heads, load_exactly, refuse_strangers
 from genius.errors import GeniusError
 
 TOKENIZER_HUB = "openai/clip-vit-large-patch14"
-HEAD_WIDTH = 64  # OpenAI's CLIPs have one attention head per 64 channels; the checkpoint does not say
 
 # OpenAI's name -> transformers' name, inside one transformer block
 BLOCK = {
@@ -34,14 +38,22 @@ BLOCK = {
     "mlp.c_fc": "mlp.fc1",
     "mlp.c_proj": "mlp.fc2",
 }
+OPENAI_NAMES = re.compile(
+    r"(visual\.)?transformer\.resblocks\.\d+\.(attn\.in_proj_|(ln_[12]|attn\.out_proj|mlp\.c_fc|mlp\.c_proj)\.)(weight|bias)"
+    r"|(visual\.ln_pre|visual\.ln_post|ln_final)\.(weight|bias)|visual\.(class_embedding|conv1\.weight|proj)"
+    r"|(visual\.)?positional_embedding|token_embedding\.weight|text_projection|logit_scale"
+    r"|input_resolution|context_length|vocab_size"  # numbers that OpenAI's own files carry along
+)
 
 
-class UniirEncoder(ClipEncoder):
-    """A `ClipEncoder` whose weights come from OpenAI's layout."""
+class UniirCheckpoint:
+    """`uniir:FILE`. Not an encoder itself: `load` gives the one that the file holds."""
 
-    @classmethod
-    def load(cls, directory: Path, spec: dict[str, Any]) -> Self:
+    @staticmethod
+    def load(directory: Path, spec: dict[str, Any]) -> Encoder:
         """Read the checkpoint file at `directory` (a file, or a folder with exactly one `.pth`)."""
+        from genius.encoders.uniir_blip import BlipFfEncoder, BlipSfEncoder, bert_tokenizer
+        from genius.encoders.uniir_clip_ff import PREFIX, ClipFfEncoder
         from genius.model.official import read_checkpoint
 
         path = Path(directory)
@@ -51,42 +63,43 @@ class UniirEncoder(ClipEncoder):
                 raise GeniusError(f"{path} holds {len(found)} .pth files; name the UniIR checkpoint itself")
             path = found[0]
         state = {name.removeprefix("clip_model."): tensor for name, tensor in read_checkpoint(path).items()}
+        if any(name.startswith("visual_encoder.") for name in state):
+            family = BlipSfEncoder if "vision_proj.weight" in state else BlipFfEncoder
+            return family.from_state(state, bert_tokenizer(path.parent), str(path))
+        if any(name.startswith(PREFIX) for name in state):
+            return ClipFfEncoder.from_state(state, _tokenizer(path.parent), str(path))
         model = clip_from_openai(state, str(path))
-        return cls(model, _tokenizer(path.parent), Pixels(size=model.config.vision_config.image_size))
+        return ClipEncoder(model, _tokenizer(path.parent), Pixels(size=model.config.vision_config.image_size))
 
 
 def clip_from_openai(state: dict[str, Tensor], where: str = "the checkpoint") -> Any:
     """OpenAI-layout CLIP weights -> a transformers `CLIPModel`. All sizes are read off the tensors."""
     transformers = import_transformers()
     if "visual.conv1.weight" not in state or "visual.class_embedding" not in state:
-        kind = "a ResNet CLIP" if any(name.startswith("visual.layer1") for name in state) else "no CLIP"
-        raise GeniusError(f"{where} holds {kind}; a CLIP with a vision transformer in OpenAI's layout is needed")
+        resnet = any(name.startswith("visual.layer1") for name in state)
+        kind = "a ResNet CLIP" if resnet else f"no CLIP and no BLIP ({len(state)} tensors, first: {next(iter(state), '')})"
+        raise GeniusError(f"{where} holds {kind}; UniIR's models have a vision transformer in OpenAI's or BLIP's layout")
+    refuse_strangers((name for name in state if not OPENAI_NAMES.fullmatch(name)), where, "OpenAI's CLIP")
     try:
-        config = _config(transformers, state)
+        config = _config(transformers, state, where)
         mapped = _map(state)
     except KeyError as error:
         raise GeniusError(f"{where} is not a whole CLIP: tensor {error} is missing") from None
     model = transformers.CLIPModel(config)
-    missing, unexpected = model.load_state_dict(mapped, strict=False)
-    missing = [name for name in missing if not name.endswith("position_ids")]
-    if missing or unexpected:
-        raise GeniusError(
-            f"{where} does not map onto CLIP: {len(missing)} tensors missing, {len(unexpected)} unknown "
-            f"(first: {(missing + unexpected)[0]})"
-        )
+    load_exactly(model, mapped, where, "OpenAI's CLIP")
     return model
 
 
-def _config(transformers: Any, state: dict[str, Tensor]) -> Any:
+def _config(transformers: Any, state: dict[str, Tensor], where: str) -> Any:
     vision_width, _, patch, _ = state["visual.conv1.weight"].shape
-    grid = round((state["visual.positional_embedding"].shape[0] - 1) ** 0.5)
+    grid = grid_side(state["visual.positional_embedding"].shape[0], where)
     vocabulary, text_width = state["token_embedding.weight"].shape
     shared = {"hidden_act": "quick_gelu", "layer_norm_eps": 1e-5}
     vision = {
         "hidden_size": vision_width,
         "intermediate_size": state["visual.transformer.resblocks.0.mlp.c_fc.weight"].shape[0],
-        "num_hidden_layers": _depth(state, r"visual\.transformer\.resblocks\.(\d+)\."),
-        "num_attention_heads": vision_width // HEAD_WIDTH,
+        "num_hidden_layers": depth(state, r"visual\.transformer\.resblocks\.(\d+)\."),
+        "num_attention_heads": heads(vision_width, where),
         "image_size": grid * patch,
         "patch_size": patch,
         **shared,
@@ -95,8 +108,8 @@ def _config(transformers: Any, state: dict[str, Tensor]) -> Any:
         "vocab_size": vocabulary,
         "hidden_size": text_width,
         "intermediate_size": state["transformer.resblocks.0.mlp.c_fc.weight"].shape[0],
-        "num_hidden_layers": _depth(state, r"transformer\.resblocks\.(\d+)\."),
-        "num_attention_heads": text_width // HEAD_WIDTH,
+        "num_hidden_layers": depth(state, r"transformer\.resblocks\.(\d+)\."),
+        "num_attention_heads": heads(text_width, where),
         "max_position_embeddings": state["positional_embedding"].shape[0],
         "bos_token_id": vocabulary - 2,
         "eos_token_id": vocabulary - 1,  # the largest id: OpenAI finds the end of the text by argmax
@@ -127,7 +140,7 @@ def _map(state: dict[str, Tensor]) -> dict[str, Tensor]:
         for part in ("weight", "bias"):
             out[f"{ours}.{part}"] = state[f"{theirs}.{part}"]
     for theirs, ours in (("visual.transformer", "vision_model.encoder"), ("transformer", "text_model.encoder")):
-        for layer in range(_depth(state, re.escape(theirs) + r"\.resblocks\.(\d+)\.")):
+        for layer in range(depth(state, re.escape(theirs) + r"\.resblocks\.(\d+)\.")):
             block, target = f"{theirs}.resblocks.{layer}", f"{ours}.layers.{layer}"
             for part in ("weight", "bias"):
                 for old, new in BLOCK.items():
@@ -135,10 +148,6 @@ def _map(state: dict[str, Tensor]) -> dict[str, Tensor]:
                 for name, tensor in zip("qkv", state[f"{block}.attn.in_proj_{part}"].chunk(3), strict=True):
                     out[f"{target}.self_attn.{name}_proj.{part}"] = tensor
     return {name: tensor.detach().float().contiguous() for name, tensor in out.items()}
-
-
-def _depth(state: dict[str, Tensor], pattern: str) -> int:
-    return 1 + max((int(m.group(1)) for name in state if (m := re.match(pattern, name))), default=-1)
 
 
 def _tokenizer(folder: Path) -> Any:

@@ -1,0 +1,119 @@
+"""UniIR's CLIP-FF (`clip_ff_large.pth`): CLIP's token states mixed by a small T5 encoder, averaged to one vector.
+
+As published: the text tower gives its 77 states after the last norm (no projection: UniIR deletes it), the image
+tower gives its 257 states after the last norm, projected. Text first, then image, go through a two-layer T5 stack with
+its relative positions and no mask at all, and the mean over all 334 outputs is the item's vector. So padding counts: a
+text is padded to its full length with id 0, as OpenAI's tokenizer does, not with the end token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self, cast
+
+import torch
+from torch import Tensor
+
+from genius.encoders.clip import ClipEncoder
+from genius.encoders.fusing import FusingEncoder
+from genius.encoders.pixels import Pixels
+from genius.encoders.transformers_dual import import_transformers
+from genius.encoders.weights import depth, load_exactly
+from genius.errors import GeniusError
+
+MIXER = "mixer.safetensors"  # beside the files of an ordinary CLIP folder
+PREFIX = "t5_layers."
+
+
+class ClipFfEncoder(FusingEncoder, ClipEncoder):
+    """One vector for a picture, a text, or both. Raw; search compares by cosine, as UniIR does."""
+
+    family = "clip-ff"
+
+    def __init__(self, model: Any, tokenizer: Any, pixels: Pixels, mixer: Any) -> None:
+        super().__init__(model, tokenizer, pixels)
+        self.mixer = mixer
+        if model.config.text_config.hidden_size != self.width or mixer.config.d_model != self.width:
+            raise GeniusError("CLIP-FF needs text states, projected image states and mixer of one width")
+        self.eval().requires_grad_(False)
+
+    @classmethod
+    def from_state(cls, state: dict[str, Tensor], tokenizer: Any, where: str) -> Self:
+        """The published state dict -> the encoder."""
+        from genius.encoders.uniir import clip_from_openai
+
+        towers = {name: tensor for name, tensor in state.items() if not name.startswith(PREFIX)}
+        if "token_embedding.weight" in towers:  # transformers' CLIP wants the projection that UniIR deleted; it is not used
+            towers.setdefault("text_projection", torch.eye(towers["token_embedding.weight"].shape[1]))
+        model = clip_from_openai(towers, where)
+        mixer = mixer_from_state({n.removeprefix(PREFIX): t for n, t in state.items() if n.startswith(PREFIX)}, where)
+        return cls(model, tokenizer, Pixels(size=model.config.vision_config.image_size), mixer)
+
+    @classmethod
+    def load(cls, directory: Path, spec: dict[str, Any]) -> Self:
+        """Read a folder that `save` wrote."""
+        from safetensors.torch import load_file
+
+        clip = ClipEncoder.load(directory, spec)
+        path = Path(directory) / MIXER
+        if not path.is_file():
+            raise GeniusError(f"{directory} has no {MIXER}: it is not a CLIP-FF encoder")
+        return cls(clip.model, clip.tokenizer, clip.pixels, mixer_from_state(load_file(path), str(path)))
+
+    def save(self, directory: Path) -> None:
+        from safetensors.torch import save_file
+
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        save_file({name: tensor.contiguous() for name, tensor in self.mixer.state_dict().items()}, Path(directory) / MIXER)
+        super().save(directory)
+
+    def _weights(self) -> dict[str, Tensor]:
+        return {**super()._weights(), **{f"mixer.{name}": tensor for name, tensor in self.mixer.state_dict().items()}}
+
+    def _fuse(self, pixels: Tensor, rows: Tensor, texts: Sequence[str]) -> Tensor:
+        vision = self._clip.vision_model
+        states = vision(pixel_values=pixels.to(self.device)).last_hidden_state  # (p, patches + 1, vision width)
+        image = self._clip.visual_projection(vision.post_layernorm(states))  # (p, patches + 1, D)
+        distinct = {text: number for number, text in enumerate(dict.fromkeys(texts))}  # pictures alone share the empty one
+        text = self._clip.text_model(input_ids=self._ids(list(distinct))).last_hidden_state  # (t, length, D), causal
+        which = torch.tensor([distinct[one] for one in texts])
+        joined = torch.cat([text[which.to(self.device)], image[rows.to(self.device)]], dim=1)  # (n, length + patches + 1, D)
+        return cast(Tensor, self.mixer(inputs_embeds=joined).last_hidden_state.mean(dim=1))
+
+    def _ids(self, texts: list[str]) -> Tensor:
+        """(n, length) ids: start, text, end, then zeros."""
+        out = torch.zeros(len(texts), self._length(), dtype=torch.long)
+        for row, ids in zip(out, self.tokenizer(texts, truncation=True, max_length=self._length())["input_ids"], strict=True):
+            row[: len(ids)] = torch.tensor(ids)
+        return out.to(self.device)
+
+
+def mixer_from_state(state: dict[str, Tensor], where: str) -> Any:
+    """UniIR's T5 stack. Sizes are read off the tensors; the rest is T5's default (ReLU, 32 buckets up to distance 128)."""
+    transformers = import_transformers()
+    from transformers.models.t5.modeling_t5 import T5Stack
+
+    state = {name: tensor.detach().float() for name, tensor in state.items() if name != "embed_tokens.weight"}  # never read
+    attention = "block.0.layer.0.SelfAttention"
+    try:
+        buckets, number = state[f"{attention}.relative_attention_bias.weight"].shape
+        inner, width = state[f"{attention}.q.weight"].shape
+        hidden = state["block.0.layer.1.DenseReluDense.wi.weight"].shape[0]
+    except (KeyError, ValueError) as error:
+        raise GeniusError(f"{where} is not UniIR's CLIP-FF: the mixer's tensor {error} is missing or misshapen") from None
+    config = transformers.T5Config(
+        vocab_size=1,
+        d_model=width,
+        d_kv=inner // number,
+        d_ff=hidden,
+        num_layers=depth(state, r"block\.(\d+)\."),
+        num_heads=number,
+        relative_attention_num_buckets=buckets,
+        is_encoder_decoder=False,
+        use_cache=False,
+    )
+    mixer = T5Stack(config)
+    mixer.embed_tokens = None  # states come in, not ids
+    load_exactly(mixer, state, where, "UniIR's CLIP-FF")
+    return mixer.eval()
