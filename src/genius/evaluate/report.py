@@ -24,6 +24,8 @@ TITLES = {
     "genius-r": "GENIUS^R", "genius-codes": "GENIUS + codes", "genius-g": "GENIUS + geometry", "geometry": "Geometry alone",
     "paper": "GENIUS, log p", "paper-r": "GENIUS^R, log p",
     "default": "Default", "default-codes": "Default, codes", "codes": "Codes alone",
+    "irgen": "IRGen-style", "grace-numeric": "GRACE-style, numeric", "grace-string": "GRACE-style, string",
+    "grace-semantic": "GRACE-style, semantic", "grace-structured": "GRACE-style, structured",
 }  # fmt: skip
 PAPER_TABLES = {"local": "table-1", "universal": "table-2"}
 FULL_MBEIR = 5_000_000  # the union pool has 5.6 million candidates

@@ -37,6 +37,7 @@ from genius.evaluate.report import (
     table,
 )
 from genius.evaluate.sources import load_features
+from genius.model.generator import SIZES
 from genius.model.genius import Genius
 from genius.search import CodeTrie
 
@@ -51,6 +52,8 @@ class AblationRow:
     name: str
     train: str = ""  # training config of this row; empty: the base
     set: dict[str, Any] = field(default_factory=dict)  # fields that this row changes
+    # what a given model must be to deserve the row's name ("model.level_sizes", "model.decoder"); the table says where it is not
+    expects: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -229,6 +232,7 @@ def _ablation(
     config = _config(experiment, request, tasks)
     train: FeatureSet | None = None
     found: dict[str, Evaluation] = {}
+    notes: list[str] = []
     for number, row in enumerate(experiment.rows):
         if row.name in request.variants:
             variant = Genius.from_pretrained(request.variants[row.name], device=request.device)
@@ -241,10 +245,26 @@ def _ablation(
                 train = load_features(request.train, model, request.model, split="train", cache=request.cache)
             say(f"training {row.name}")
             variant = _train(name, row, request, train)
+        notes += _not_as_named(row, variant)
         say(f"evaluating {row.name}")
         found[row.name] = evaluate(variant, data, config, progress=say)
     first = next(iter(found.values()))
-    return Table(name, experiment.title, _ablation_body(name, experiment, found), first.about, _ablation_results(found))
+    body = "\n\n".join([_ablation_body(name, experiment, found), *notes])
+    return Table(name, experiment.title, body, first.about, _ablation_results(found))
+
+
+def _not_as_named(row: AblationRow, model: Genius) -> list[str]:
+    """A line for every size in which a model differs from what its row is called."""
+    out = []
+    sizes = list(model.config.quantizer.level_sizes)
+    if "model.level_sizes" in row.expects and sizes != list(row.expects["model.level_sizes"]):
+        out.append(f"{row.name}: the model in this row has codes {' x '.join(map(str, sizes))}.")
+    if decoder := row.expects.get("model.decoder"):
+        shape = {name: getattr(model.generator.config, name) for name in SIZES[decoder]}
+        if shape != SIZES[decoder]:
+            layers, width = shape["layers"], shape["d_model"]
+            out.append(f"{row.name}: the decoder in this row has {layers} layers of width {width}.")
+    return out
 
 
 def _train(name: str, row: AblationRow, request: Request, data: FeatureSet) -> Genius:

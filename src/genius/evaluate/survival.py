@@ -64,10 +64,9 @@ class PlainBeam:
             if level == 0 and self.quantizer.config.labelled:
                 return total.double().cpu().numpy()  # the modality is told, not near
             residual = z[None].expand(n, -1)
-            for past in range(level):
-                residual = residual - self.quantizer.codebook(past)[chosen[:, past]]
-            book = self.quantizer.codebook(level)
-            near = 2 * residual @ book.T - book.square().sum(1)
+            if level:
+                residual = residual - self.quantizer.decode_prefix(chosen)
+            near = self.quantizer.closeness(level, residual, chosen[:, 0] if level else None)
             if self.generator is not None:
                 centred = near - near.mean(1, keepdim=True)
                 near = self.geometry * centred / centred.square().mean(1, keepdim=True).sqrt().clamp(min=1e-6)

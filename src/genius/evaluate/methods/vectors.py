@@ -19,6 +19,7 @@ from genius.model.fusion import score_fusion
 
 def _search(queries: Tensor, block: Block, pool: Pool, k: int, backend: Backend, bytes_per_item: float) -> Answer:
     if queries.device.type == "cuda":
+        exhaustive(queries[:1], block, len(pool), k, backend=backend)  # a GPU's first products are slow
         torch.cuda.synchronize()
     start = time.perf_counter()
     rows, scores = exhaustive(queries, block, len(pool), k, backend=backend)
