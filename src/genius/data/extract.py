@@ -14,35 +14,21 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast, runtime_checkable
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from genius.data.collection import Collection, check_collection
 from genius.data.features import POOL, QUERIES, FeatureSet, features_from_tensors, pairs_from_ids, read_tensors, write_json
-from genius.encoders.base import Encoder, OnError, encode_items, encode_queries
+from genius.encoders.base import Encoder, OnError, PairEncoder, encode_items, encode_joint, encode_queries
 from genius.errors import GeniusError
 from genius.features import Features
-from genius.instructions import format_text, query_text
-from genius.types import Item, Modality, Query, load_image
+from genius.instructions import query_text
+from genius.types import Item, Modality, Query
 
 Progress = Callable[[str, int, int], None]
 """Called as progress("queries" | "pool", rows done, rows in all)."""
-
-
-@runtime_checkable
-class PairEncoder(Protocol):
-    """An encoder that fuses features itself (CLIP-FF, BLIP-FF): one vector for a picture, a text, or both."""
-
-    width: int
-
-    def encode_pairs(self, images: Sequence[Any], texts: Sequence[str]) -> Tensor:
-        """(n, width). `images[i]` may be None and `texts[i]` empty, not both."""
-        ...
-
-    def fingerprint(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +212,10 @@ def _write_rows(path: Path, places: dict[str, tuple[int, tuple[int, ...], Any]],
 def _encode(encoder: Encoder | PairEncoder, inputs: list[Any], config: ExtractConfig) -> tuple[Features, list[str]]:
     """Features of every input in order; unreadable ones have both masks 0 and a line in the problems."""
     if config.fusion == "feature":
-        return _encode_fused(encoder, inputs, config)
+        if not isinstance(encoder, PairEncoder):
+            raise GeniusError("feature fusion needs an encoder that provides encode_pairs")
+        features, kept, problems = encode_joint(encoder, inputs, batch_size=config.batch_size, on_error=config.on_error)
+        return _spread(features, kept, len(inputs)), problems
     if not isinstance(encoder, Encoder):
         raise GeniusError("this encoder fuses features itself: extract with fusion 'feature'")
     if inputs and isinstance(inputs[0], Query):
@@ -246,36 +235,6 @@ def _spread(features: Features, kept: Sequence[int], rows: int) -> Features:
     vectors[0, place], vectors[1, place] = features.image, features.text
     masks[0, place], masks[1, place] = features.image_mask, features.text_mask
     return Features(vectors[0], vectors[1], masks[0], masks[1])
-
-
-def _encode_fused(encoder: Encoder | PairEncoder, inputs: list[Any], config: ExtractConfig) -> tuple[Features, list[str]]:
-    """One vector an input, put where score fusion finds it: on the image side if there is an image, else on the text's."""
-    if not isinstance(encoder, PairEncoder):
-        raise GeniusError("feature fusion needs an encoder that provides encode_pairs")
-    parts, problems = [], []
-    for start in range(0, len(inputs), config.batch_size):
-        batch = inputs[start : start + config.batch_size]
-        pictures: list[Any] = []
-        texts = [query_text(i) if isinstance(i, Query) else format_text(i.text or "") for i in batch]
-        broken = torch.zeros(len(batch), dtype=torch.bool)
-        for position, one in enumerate(batch):
-            try:
-                pictures.append(load_image(one.image) if one.image is not None else None)
-            except GeniusError as error:
-                if config.on_error == "raise":
-                    raise
-                problems.append(str(error))
-                broken[position] = True
-                pictures.append(None)
-                texts[position] = texts[position] or "-"
-        vectors = encoder.encode_pairs(pictures, texts).float().cpu()
-        pictured = torch.tensor([picture is not None for picture in pictures])
-        written = torch.tensor([bool(text) for text in texts]) & ~broken
-        zero = vectors.new_zeros(())
-        image = torch.where(pictured[:, None], vectors, zero)
-        text = torch.where((written & ~pictured)[:, None], vectors, zero)
-        parts.append(Features(image, text, pictured & ~broken, written))
-    return Features.cat(parts), problems
 
 
 # -- the end -------------------------------------------------------------------------------------------------------

@@ -49,19 +49,25 @@ class Encoder(Protocol):
         """A hex digest that changes when any weight does."""
         ...
 
+    # Optional: `prepare_image(picture) -> picture` shrinks a picture to what `encode_images` needs and leaves one of that
+    # size alone. It runs in the threads that open pictures.
+
 
 @runtime_checkable
 class PairEncoder(Protocol):
-    """Optional: an encoder that reads image and text together (feature fusion, as CLIP-FF and BLIP-FF).
+    """An encoder that reads image and text together: feature fusion, as CLIP-FF and BLIP-FF.
 
-    Its joint vector stands for a pair as a whole; images and texts alone still go through `encode_images` and
-    `encode_texts`. An encoder may also offer `prepare_image(picture) -> picture`, which shrinks a picture to what
-    `encode_images` needs and leaves one of that size alone: it runs in the loading threads.
+    One vector stands for an item, whatever it has: `encode_joint` gives those. One that is also an `Encoder` may stand
+    under GENIUS: `encode_items` then gives a pair's vector in two halves, whose score fusion is the vector again.
     """
 
-    def encode_pairs(self, images: Sequence[Image.Image], texts: Sequence[str]) -> Tensor:
-        """n pictures with n texts -> (n, width) float32."""
+    width: int
+
+    def encode_pairs(self, images: Sequence[Image.Image | None], texts: Sequence[str]) -> Tensor:
+        """n pictures with n texts -> (n, width) float32. A picture may be None and a text empty, not both."""
         ...
+
+    def fingerprint(self) -> str: ...
 
 
 def batched(values: Iterable[T], size: int) -> Iterator[list[T]]:
@@ -87,16 +93,32 @@ def encode_items(
 
     Pictures are opened by a few threads, at most one batch ahead, so memory does not grow with the collection.
     """
-    rows = [_Row(item.image, format_text(item.text or ""), item.id) for item in items]
-    return _encode(rows, encoder, batch_size, on_error, on_progress)
+    rows = [_row(item) for item in items]
+    return _encode(rows, encoder, lambda batch: _towers(batch, encoder), batch_size, on_error, on_progress)
 
 
 def encode_queries(
     encoder: Encoder, queries: Sequence[Query], *, batch_size: int = 64, on_progress: Callable[[int], None] | None = None
 ) -> Features:
     """Queries -> features. The text side reads instruction + text, so it is present whenever either is."""
-    rows = [_Row(query.image, query_text(query), "the query") for query in queries]
-    return _encode(rows, encoder, batch_size, "raise", on_progress)[0]
+    rows = [_row(query) for query in queries]
+    return _encode(rows, encoder, lambda batch: _towers(batch, encoder), batch_size, "raise", on_progress)[0]
+
+
+def encode_joint(
+    encoder: PairEncoder,
+    inputs: Sequence[Item | Query],
+    *,
+    batch_size: int = 64,
+    on_error: OnError = "raise",
+    on_progress: Callable[[int], None] | None = None,
+) -> tuple[Features, list[int], list[str]]:
+    """Items or queries -> one fused vector each, on the image side if there is an image, else on the text's.
+
+    Score fusion of such features is the vector itself. Returns what `encode_items` does.
+    """
+    rows = [_row(one) for one in inputs]
+    return _encode(rows, encoder, lambda batch: _joint(batch, encoder), batch_size, on_error, on_progress)
 
 
 class _Row(NamedTuple):
@@ -107,8 +129,22 @@ class _Row(NamedTuple):
     name: str  # for the message when the picture cannot be read
 
 
+_Batch = Sequence[tuple[_Row, Image.Image | None]]
+
+
+def _row(one: Item | Query) -> _Row:
+    if isinstance(one, Query):
+        return _Row(one.image, query_text(one), "the query")
+    return _Row(one.image, format_text(one.text or ""), one.id)
+
+
 def _encode(
-    rows: Sequence[_Row], encoder: Encoder, batch_size: int, on_error: OnError, on_progress: Callable[[int], None] | None
+    rows: Sequence[_Row],
+    encoder: Encoder | PairEncoder,
+    encode_batch: Callable[[_Batch], Features],
+    batch_size: int,
+    on_error: OnError,
+    on_progress: Callable[[int], None] | None,
 ) -> tuple[Features, list[int], list[str]]:
     parts: list[Features] = []
     kept: list[int] = []
@@ -124,15 +160,24 @@ def _encode(
                 continue
             kept.append(start + offset)
             good.append((row, picture))
-        parts.append(_encode_batch(good, encoder))
+        parts.append(encode_batch(good))
         if on_progress is not None:
             on_progress(len(batch))
     if not parts:
-        parts.append(_encode_batch([], encoder))
+        parts.append(encode_batch([]))
     return Features.cat(parts), kept, problems
 
 
-def _encode_batch(batch: Sequence[tuple[_Row, Image.Image | None]], encoder: Encoder) -> Features:
+def _joint(batch: _Batch, encoder: PairEncoder) -> Features:
+    vectors = torch.zeros(0, encoder.width)
+    if batch:
+        vectors = encoder.encode_pairs([picture for _, picture in batch], [row.text for row, _ in batch]).float().cpu()
+    image_mask = torch.tensor([picture is not None for _, picture in batch], dtype=torch.bool)
+    text_mask = torch.tensor([bool(row.text) for row, _ in batch], dtype=torch.bool)
+    return Features(vectors * image_mask[:, None], vectors * ~image_mask[:, None], image_mask, text_mask)
+
+
+def _towers(batch: _Batch, encoder: Encoder) -> Features:
     n = len(batch)
     image, text = torch.zeros(n, encoder.width), torch.zeros(n, encoder.width)
     image_mask = torch.tensor([picture is not None for _, picture in batch], dtype=torch.bool)
@@ -153,7 +198,7 @@ def _encode_batch(batch: Sequence[tuple[_Row, Image.Image | None]], encoder: Enc
 
 
 def _load_ahead(
-    rows: Sequence[_Row], encoder: Encoder, batch_size: int
+    rows: Sequence[_Row], encoder: Encoder | PairEncoder, batch_size: int
 ) -> Iterator[tuple[int, list[Image.Image | GeniusError | None]]]:
     """(start, pictures) batch by batch: while one batch is encoded, threads open and shrink the next.
 
