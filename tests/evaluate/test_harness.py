@@ -290,7 +290,7 @@ def _writer(space: Space):  # type: ignore[no-untyped-def]
 def test_bad_configs_are_one_line(model: Genius, data: FeatureSet) -> None:
     with pytest.raises(GeniusError, match="unknown method 'bm25'"):
         run(model, data, methods=("bm25",))
-    with pytest.raises(GeniusError, match="needs features extracted"):
+    with pytest.raises(GeniusError, match="needs an encoder that fuses"):
         run(model, data, methods=("feature-fusion",))
     with pytest.raises(GeniusError, match="none of the tasks nowhere"):
         run(model, data, tasks=("nowhere",))

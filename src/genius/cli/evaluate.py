@@ -68,7 +68,11 @@ def evaluate_command(
         int, typer.Option(help="Encode only a sample of the dataset: so many candidates, all positives among them; 0: all.")
     ] = 0,
     fused: Annotated[
-        Path | None, typer.Option(help="Features from `genius features extract --fusion feature`, for feature-fusion.")
+        str, typer.Option(help="For feature-fusion: an encoder that fuses (uniir:blip_ff_large.pth), or features of one.")
+    ] = "",
+    dense: Annotated[
+        list[str] | None,
+        typer.Option(help="Also search by another encoder's vectors: --dense BLIP-FF=uniir:blip_ff_large.pth (or its features)."),
     ] = None,
     baselines: Annotated[
         str, typer.Option(help="Generative baselines to train and run: irgen, grace-numeric, grace-string, ...")
@@ -97,7 +101,7 @@ def evaluate_command(
     from genius.evaluate import paper
     from genius.evaluate.harness import EvalConfig, evaluate
     from genius.evaluate.report import markdown, write_report
-    from genius.evaluate.sources import fit_to_model, load_features
+    from genius.evaluate.sources import load_features, load_other, other_encoders
     from genius.model.genius import Genius
 
     if target not in ("unknown", "given") or not set(names(pools)) <= {"local", "universal"} or not names(pools):
@@ -115,7 +119,7 @@ def evaluate_command(
         progress=progress_line(),
     )
     config = EvalConfig(
-        methods=names(methods),
+        methods=tuple(dict.fromkeys([*names(methods), *(["feature-fusion"] if fused else [])])),
         beams=numbers(beams),
         pools=names(pools),  # type: ignore[arg-type]
         tasks=names(tasks),
@@ -128,17 +132,19 @@ def evaluate_command(
         seed=seed,
         batch=batch,
     )
-    extra: list[Any] = []
+    options: dict[str, Any] = {"split": split, "cache": cache, "seed": seed, "queries": queries, "candidates": candidates}
+    options |= {"device": device, "progress": progress_line()}
+    extra: list[Any] = [*other_encoders(_named(dense), dataset, data, **options)]
+    other = load_other(fused, dataset, data, fusing=True, **options) if fused else None
     if baselines:
         from genius.evaluate.methods.baselines import build_baselines
 
         if not train_data:
             raise GeniusError("--baselines needs --train: they learn their own IDs and generator")
         train = load_features(train_data, loaded, model, split="train", cache=cache, seed=seed, progress=progress_line())
-        extra = build_baselines(
+        extra += build_baselines(
             names(baselines), loaded, train, data, beams=config.beams, steps=baseline_steps, seed=seed, say=_say
         )
-    other = fit_to_model(_features(fused), loaded, model) if fused is not None else None
     evaluation = evaluate(loaded, data, config, extra=extra, fused=other, progress=_say)
     printed = {"local": _ours(paper.TABLE_1), "universal": _ours(paper.TABLE_2)}
     name = title or f"{Path(model).name or model} on {Path(dataset.partition(':')[2] or dataset).name}"
@@ -154,10 +160,17 @@ def evaluate_command(
         console.print(f"{kind}: {path}", highlight=False)
 
 
-def _features(path: Path) -> Any:
-    from genius.data.features import FeatureSet
+def _named(entries: list[str] | None) -> dict[str, str]:
+    """`NAME=ENCODER` options -> a mapping. A name may not be that of a method."""
+    from genius.evaluate.harness import METHODS
 
-    return FeatureSet.load(path)
+    out: dict[str, str] = {}
+    for entry in entries or []:
+        name, _, what = entry.partition("=")
+        if not name.strip() or not what or name in METHODS or name in out:
+            raise GeniusError(f"--dense wants NAME=ENCODER, with a name of its own, got {entry!r}")
+        out[name.strip()] = what
+    return out
 
 
 def _ours(printed: dict[str, Any]) -> dict[str, Any]:
@@ -198,6 +211,10 @@ def reproduce_command(
     methods: Annotated[
         str, typer.Option(help="Searches in place of the experiment's own: --methods genius,paper (all: `genius eval --list`).")
     ] = "",
+    dense: Annotated[
+        list[str] | None,
+        typer.Option(help="A dense row by another encoder: --dense BLIP-FF=uniir:blip_ff_large.pth (or its features)."),
+    ] = None,
     queries: Annotated[int, typer.Option(help="Only so many queries of each task, evenly spread; 0: all.")] = 0,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     cache: Annotated[Path | None, typer.Option(help="Where extracted features are kept.")] = None,
@@ -224,6 +241,7 @@ def reproduce_command(
         work=work,
         overrides=dict(_setting(entry) for entry in change or []),
         methods=tuple(name.strip() for name in methods.split(",") if name.strip()),
+        dense=_named(dense),
         queries=queries,
         device=device,
         cache=cache,

@@ -221,6 +221,9 @@ def _text(state: dict[str, Tensor], where: str) -> Any:
         max_position_embeddings=state["text.embeddings.position_embeddings.weight"].shape[0],
         hidden_act="gelu",
         layer_norm_eps=1e-12,
+        bos_token_id=None,  # of the caption writer, which is not in these files
+        eos_token_id=None,
+        sep_token_id=None,
         is_decoder=CROSSED in state,  # only says whether there is cross-attention: the text is read both ways
     )
     return transformers.BlipTextModel(config, add_pooling_layer="text.pooler.dense.weight" in state)

@@ -230,7 +230,7 @@ def build_methods(space: Space, config: EvalConfig, fused: FeatureSet | None = N
             out.append(ScoreFusion(config.backend))
         elif name == "feature-fusion":
             if fused is None:
-                raise GeniusError("feature-fusion needs features extracted with --fusion feature")
+                raise GeniusError("feature-fusion needs an encoder that fuses, or its features: --fused uniir:blip_ff_large.pth")
             out.append(FeatureFusion(fused, config.backend))
         elif name == "codes":
             out.append(CodesExhaustive(config.backend))

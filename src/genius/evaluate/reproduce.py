@@ -36,12 +36,13 @@ from genius.evaluate.report import (
     printed_number,
     table,
 )
-from genius.evaluate.sources import load_features
+from genius.evaluate.sources import load_features, other_encoders
 from genius.model.generator import SIZES
 from genius.model.genius import Genius
 from genius.search import CodeTrie
 
 CONFIGS = Path(__file__).parent / "configs"
+ENCODERS = ("CLIP-FF", "BLIP-SF", "BLIP-FF")  # dense rows beside CLIP-SF, which is the model's own encoder (score-fusion)
 Say = Callable[[str], None]
 
 
@@ -85,6 +86,7 @@ class Request:
     work: Path = Path("reproduce")
     overrides: Mapping[str, Any] = field(default_factory=dict)
     methods: tuple[str, ...] = ()  # in place of the experiment's own
+    dense: Mapping[str, str] = field(default_factory=dict)  # row of a table -> another encoder, or its features
     queries: int = 0
     device: str = "cpu"
     cache: Path | None = None
@@ -210,16 +212,20 @@ def _baselines(experiment: Experiment, request: Request, model: Genius, data: Fe
 def _methods(
     name: str, experiment: Experiment, request: Request, model: Genius, data: FeatureSet, tasks: list[Task], say: Say
 ) -> Table:
-    methods = tuple(m for m in experiment.methods if m != "feature-fusion")  # needs an encoder that fuses: `genius eval --fused`
+    methods = tuple(m for m in experiment.methods if m != "feature-fusion")  # comes under its encoder's name, with --dense
     config = _config(experiment, request, tasks, methods=methods)
+    others = other_encoders(request.dense, request.data, data, cache=request.cache, device=request.device)
     extra = _baselines(experiment, request, model, data, say)
-    evaluation = evaluate(model, data, config, extra=extra, progress=say)
+    evaluation = evaluate(model, data, config, extra=[*others, *extra], progress=say)
     printed: Mapping[str, paper.Row] = paper.TABLES.get(name, {}) if _is_mbeir(evaluation.tasks) else {}
     body = "\n\n".join(main_table(evaluation, pool, printed, name) for pool in evaluation.pools)
     if about_other_data(evaluation, printed):
         body += f"\n\n{OTHER_DATA}"
     if experiment.baselines and not extra:
         body += f"\n\nNot run, for want of training data (--train): {', '.join(experiment.baselines)}."
+    absent = [row for row in paper.TABLES.get(name, {}) if row in ENCODERS and row not in request.dense]
+    if absent:
+        body += f"\n\nNot run, for want of their encoders (--dense NAME=uniir:FILE.pth): {', '.join(absent)}."
     return Table(name, experiment.title, body, evaluation.about, evaluation.to_json()["results"])
 
 

@@ -7,18 +7,22 @@ fingerprints: a changed model or file never meets old features.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from safetensors import safe_open
+from torch import nn
 
-from genius.data.collection import open_collection
+from genius.data.collection import Collection, open_collection
 from genius.data.extract import ExtractConfig, extract
 from genius.data.features import FeatureSet
 from genius.data.sample import Sample
-from genius.encoders.registry import resolve
+from genius.encoders.base import Encoder, PairEncoder
+from genius.encoders.registry import load_encoder, resolve
 from genius.errors import GeniusError
+from genius.evaluate.methods.vectors import FeatureFusion
 from genius.model.genius import Genius
 from genius.model.heads import Heads
 
@@ -51,12 +55,72 @@ def load_features(
         return fit_to_model(FeatureSet.load(path), model, model_uri)
     if model.encoder is None:
         raise GeniusError(f"the model {model_uri} has no encoder: give it a folder of features instead of {source}")
+    collection = _collection(source, split, seed, queries, candidates)
+    return _extract(model.encoder, collection, split, cache, config, progress)
+
+
+def load_other(
+    what: str,
+    source: str,
+    data: FeatureSet,
+    *,
+    split: str = "test",
+    cache: Path | None = None,
+    seed: int = 0,
+    queries: int = 0,
+    candidates: int = 0,
+    device: str = "cpu",
+    fusing: bool = False,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> FeatureSet:
+    """The same dataset through another encoder, for a dense baseline: `what` is an encoder's URI or its features.
+
+    An encoder that fuses gives one vector an item (`fusing`: it must), any other its two; score fusion makes both
+    comparable. `data` is what the run searches: the same queries and candidates in the same order, or nothing compares.
+    """
+    path = Path(what.removeprefix("features:"))
+    if what.startswith("features:") or FeatureSet.is_folder(path):
+        other = FeatureSet.load(path)
+    elif source.startswith("features:") or FeatureSet.is_folder(Path(source)):
+        raise GeniusError(
+            f"{source} holds features, not pictures and texts: extract those of {what} too (genius features extract)"
+        )
+    else:
+        encoder = load_encoder(what)
+        if fusing and not isinstance(encoder, PairEncoder):
+            raise GeniusError(f"{what} has two towers and fuses nothing itself: give it as --dense NAME={what}")
+        if isinstance(encoder, nn.Module):
+            encoder.to(device)
+        config = ExtractConfig(fusion="feature" if isinstance(encoder, PairEncoder) else "towers")
+        collection = _collection(source, split, seed, queries, candidates)
+        other = _extract(encoder, collection, split, cache, config, progress)
+    if other.query_ids != data.query_ids or other.pool_ids != data.pool_ids:
+        raise GeniusError(f"{what}: these features are of other queries or candidates than the rest of the run")
+    return other
+
+
+def other_encoders(named: Mapping[str, str], source: str, data: FeatureSet, **options: Any) -> list[FeatureFusion]:
+    """Row of a table -> encoder or features, as methods of an evaluation: CLIP-SF, CLIP-FF, BLIP-SF, BLIP-FF."""
+    return [FeatureFusion(load_other(what, source, data, **options), label=name) for name, what in named.items()]
+
+
+def _collection(source: str, split: str, seed: int, queries: int, candidates: int) -> Collection:
     collection = open_collection(source, split=split, seed=seed)
-    if candidates:
-        collection = Sample(collection, queries=queries, candidates=candidates, seed=seed)
-    name = f"{collection.name}-{split}-{model.encoder.fingerprint()[:12]}-{collection.fingerprint()[:12]}"
-    folder = (cache or cache_folder()) / name
-    data = extract(model.encoder, collection, folder, config, progress)
+    return Sample(collection, queries=queries, candidates=candidates, seed=seed) if candidates else collection
+
+
+def _extract(
+    encoder: Encoder,
+    collection: Collection,
+    split: str,
+    cache: Path | None,
+    config: ExtractConfig | None,
+    progress: Callable[[str, int, int], None] | None,
+) -> FeatureSet:
+    name = f"{collection.name}-{split}-{encoder.fingerprint()[:12]}-{collection.fingerprint()[:12]}"
+    fused = "-fused" if config is not None and config.fusion == "feature" else ""
+    folder = (cache or cache_folder()) / (name + fused)
+    data = extract(encoder, collection, folder, config, progress)
     if data is None:
         raise GeniusError(f"other processes are still extracting into {folder}")
     return data
