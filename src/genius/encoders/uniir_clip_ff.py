@@ -103,7 +103,7 @@ def mixer_from_state(state: dict[str, Tensor], where: str) -> Any:
     except (KeyError, ValueError) as error:
         raise GeniusError(f"{where} is not UniIR's CLIP-FF: the mixer's tensor {error} is missing or misshapen") from None
     config = transformers.T5Config(
-        vocab_size=1,
+        vocab_size=2,  # no ids are read; T5 wants room for its two special ones
         d_model=width,
         d_kv=inner // number,
         d_ff=hidden,

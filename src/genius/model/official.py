@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import pickle
 import re
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -72,7 +73,9 @@ def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
     path = Path(path)
     restricted = SimpleNamespace(Unpickler=_Restricted, load=_load, __name__="genius.restricted_pickle")
     try:
-        content = torch.load(path, map_location="cpu", weights_only=False, pickle_module=restricted)
+        # mapped, not read: most of a file is optimizer state and momentum copies that nobody asks for
+        mapped = zipfile.is_zipfile(path)
+        content = torch.load(path, map_location="cpu", weights_only=False, pickle_module=restricted, mmap=mapped)
     except FileNotFoundError:
         raise GeniusError(f"no such checkpoint: {path}") from None
     except Exception as error:  # unpickling garbage raises almost anything
