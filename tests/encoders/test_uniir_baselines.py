@@ -218,3 +218,36 @@ def test_a_blip_checkpoint_reads_tokenizer_json_too(tmp_path: Path, pictures: li
     second: Any = load_encoder(f"uniir:{path}")
     assert second.fingerprint() == first.fingerprint()
     assert torch.equal(second.encode_pairs(pictures, TEXTS), first.encode_pairs(pictures, TEXTS))
+
+
+def test_clip_and_blip_checkpoints_share_a_folder(tmp_path: Path, tokenizer_file: Path) -> None:
+    """The other model's tokenizer is passed over: its ids would mean other words."""
+    folder = tmp_path / "u"
+    blip_path = write_checkpoint(blip("ff"), folder / "blip_ff_large.pth")  # vocab.txt
+    clip_path = write_checkpoint(clip_ff(), folder / "clip_ff_large.pth", tokenizer_file)  # tokenizer.json
+    assert load_encoder(f"uniir:{blip_path}").tokenizer.get_vocab()["bicycle"] == 7  # type: ignore[attr-defined]
+    assert load_encoder(f"uniir:{clip_path}").tokenizer.get_vocab()["bicycle"] == 4  # type: ignore[attr-defined]
+    (folder / "clip").mkdir()
+    (folder / "tokenizer.json").rename(folder / "clip" / "tokenizer.json")
+    assert load_encoder(f"uniir:{clip_path}").tokenizer.get_vocab()["bicycle"] == 4  # type: ignore[attr-defined]
+    with pytest.raises(GeniusError, match=r"holds 2 \.pth files"):
+        load_encoder(f"uniir:{folder}")
+
+
+@pytest.mark.parametrize("kind", ["clip_ff", "blip_sf"])
+def test_a_checkpoint_without_its_tokenizer_says_what_to_put_there(
+    kind: str, tmp_path: Path, tokenizer_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers
+
+    def offline(*args: Any, **options: Any) -> None:
+        raise OSError("no hub here")
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", offline)
+    wrong = None if kind == "clip_ff" else tokenizer_file  # the other model's
+    path = write_checkpoint(state_of(kind), tmp_path / "u" / "x.pth", wrong)
+    with pytest.raises(GeniusError, match=r"needs the tokenizer of .* beside it"):
+        load_encoder(f"uniir:{path}")
+    (path.parent / "tokenizer.json").write_text("{broken")
+    with pytest.raises(GeniusError, match="cannot read the tokenizer"):
+        load_encoder(f"uniir:{path}")

@@ -8,8 +8,7 @@ CLIP-SF is OpenAI's CLIP in its own layout and behaves as a `ClipEncoder` once r
 folder. Score fusion (Eq. 2) is not here: features keep both vectors.
 
 The text rules (instruction + text, capital first, full stop last) are `genius.instructions`, for all encoders.
-The checkpoints have no tokenizer. `tokenizer.json` (or `vocab.json` and `merges.txt`) of OpenAI's CLIP is looked for
-beside the file, then on the hub; for BLIP it is BERT's.
+The checkpoints have no tokenizer; `uniir_tokenizers` finds one.
 """
 
 from __future__ import annotations
@@ -25,10 +24,9 @@ from genius.encoders.base import Encoder
 from genius.encoders.clip import ClipEncoder
 from genius.encoders.pixels import Pixels
 from genius.encoders.transformers_dual import import_transformers
+from genius.encoders.uniir_tokenizers import bert_tokenizer, clip_tokenizer
 from genius.encoders.weights import depth, grid_side, heads, load_exactly, refuse_strangers
 from genius.errors import GeniusError
-
-TOKENIZER_HUB = "openai/clip-vit-large-patch14"
 
 # OpenAI's name -> transformers' name, inside one transformer block
 BLOCK = {
@@ -52,7 +50,7 @@ class UniirCheckpoint:
     @staticmethod
     def load(directory: Path, spec: dict[str, Any]) -> Encoder:
         """Read the checkpoint file at `directory` (a file, or a folder with exactly one `.pth`)."""
-        from genius.encoders.uniir_blip import BlipFfEncoder, BlipSfEncoder, bert_tokenizer
+        from genius.encoders.uniir_blip import BlipFfEncoder, BlipSfEncoder
         from genius.encoders.uniir_clip_ff import PREFIX, ClipFfEncoder
         from genius.model.official import read_checkpoint
 
@@ -67,9 +65,9 @@ class UniirCheckpoint:
             family = BlipSfEncoder if "vision_proj.weight" in state else BlipFfEncoder
             return family.from_state(state, bert_tokenizer(path.parent), str(path))
         if any(name.startswith(PREFIX) for name in state):
-            return ClipFfEncoder.from_state(state, _tokenizer(path.parent), str(path))
+            return ClipFfEncoder.from_state(state, clip_tokenizer(path.parent), str(path))
         model = clip_from_openai(state, str(path))
-        return ClipEncoder(model, _tokenizer(path.parent), Pixels(size=model.config.vision_config.image_size))
+        return ClipEncoder(model, clip_tokenizer(path.parent), Pixels(size=model.config.vision_config.image_size))
 
 
 def clip_from_openai(state: dict[str, Tensor], where: str = "the checkpoint") -> Any:
@@ -148,25 +146,3 @@ def _map(state: dict[str, Tensor]) -> dict[str, Tensor]:
                 for name, tensor in zip("qkv", state[f"{block}.attn.in_proj_{part}"].chunk(3), strict=True):
                     out[f"{target}.self_attn.{name}_proj.{part}"] = tensor
     return {name: tensor.detach().float().contiguous() for name, tensor in out.items()}
-
-
-def _tokenizer(folder: Path) -> Any:
-    transformers = import_transformers()
-    for place in (folder, folder / "tokenizer"):
-        if (place / "tokenizer.json").is_file() or (place / "vocab.json").is_file():
-            if (place / "tokenizer_config.json").is_file():
-                return transformers.AutoTokenizer.from_pretrained(place, local_files_only=True)
-            if (place / "tokenizer.json").is_file():
-                end = "<|endoftext|>"
-                return transformers.PreTrainedTokenizerFast(
-                    tokenizer_file=str(place / "tokenizer.json"),
-                    bos_token="<|startoftext|>",
-                    eos_token=end,
-                    pad_token=end,
-                    unk_token=end,
-                )
-            return transformers.CLIPTokenizer.from_pretrained(place, local_files_only=True)
-    try:
-        return transformers.AutoTokenizer.from_pretrained(TOKENIZER_HUB)
-    except (OSError, ValueError):
-        raise GeniusError(f"the checkpoint needs CLIP's tokenizer: put tokenizer.json of {TOKENIZER_HUB} beside it") from None

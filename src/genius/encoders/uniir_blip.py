@@ -28,7 +28,6 @@ from genius.encoders.weights import depth, grid_side, heads, load_exactly, refus
 from genius.errors import GeniusError
 
 WEIGHTS = "blip.safetensors"
-TOKENIZER_HUB = "google-bert/bert-base-uncased"
 TEXT_LENGTH = 100  # `tokenizer_max_length` of UniIR's configs; the checkpoint does not say
 CROSSED = "text.encoder.layer.0.crossattention.self.key.weight"
 SKIPPED = re.compile(
@@ -227,23 +226,3 @@ def _text(state: dict[str, Tensor], where: str) -> Any:
         is_decoder=CROSSED in state,  # only says whether there is cross-attention: the text is read both ways
     )
     return transformers.BlipTextModel(config, add_pooling_layer="text.pooler.dense.weight" in state)
-
-
-def bert_tokenizer(folder: Path) -> Any:
-    """BERT's uncased tokenizer: `tokenizer.json` or `vocab.txt` beside the checkpoint, else from a hub."""
-    transformers = import_transformers()
-    special = {f"{name}_token": f"[{name.upper()}]" for name in ("cls", "sep", "pad", "unk", "mask")}
-    for place in (folder, folder / "tokenizer"):
-        if (place / "tokenizer_config.json").is_file():
-            return transformers.AutoTokenizer.from_pretrained(place, local_files_only=True)
-        if (place / "tokenizer.json").is_file():
-            return transformers.PreTrainedTokenizerFast(tokenizer_file=str(place / "tokenizer.json"), **special)
-        if (place / "vocab.txt").is_file():
-            from tokenizers import BertWordPieceTokenizer
-
-            pieces = BertWordPieceTokenizer(str(place / "vocab.txt"), lowercase=True)
-            return transformers.PreTrainedTokenizerFast(tokenizer_object=pieces._tokenizer, **special)
-    try:
-        return transformers.AutoTokenizer.from_pretrained(TOKENIZER_HUB)
-    except (OSError, ValueError):
-        raise GeniusError(f"the checkpoint needs BERT's tokenizer: put tokenizer.json of {TOKENIZER_HUB} beside it") from None

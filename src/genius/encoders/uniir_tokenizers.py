@@ -1,0 +1,83 @@
+"""The tokenizer of a UniIR checkpoint: its files hold none, so it is looked for beside them, then on a hub.
+
+CLIP's and BERT's may lie in one folder (BERT's as `vocab.txt`, or each in a folder of its name): a tokenizer without the
+special token of the model is passed over, because its ids would mean other words.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from genius.encoders.transformers_dual import import_transformers
+from genius.errors import GeniusError
+
+CLIP_HUB = "openai/clip-vit-large-patch14"
+BERT_HUB = "google-bert/bert-base-uncased"
+END = "<|endoftext|>"
+
+
+def clip_tokenizer(folder: Path) -> Any:
+    """OpenAI's: `tokenizer.json`, or `vocab.json` with `merges.txt`, in the folder or in its `clip` or `tokenizer`."""
+    special = {"bos_token": "<|startoftext|>", "eos_token": END, "pad_token": END, "unk_token": END}
+    readers = {"tokenizer.json": _fast(special), "vocab.json": _by_class("CLIPTokenizer")}
+    return _find(folder, "clip", readers, END, CLIP_HUB)
+
+
+def bert_tokenizer(folder: Path) -> Any:
+    """BERT's uncased one: `tokenizer.json` or `vocab.txt`, in the folder or in its `bert` or `tokenizer`."""
+    special = {f"{name}_token": f"[{name.upper()}]" for name in ("cls", "sep", "pad", "unk", "mask")}
+
+    def from_words(path: Path) -> Any:
+        from tokenizers import BertWordPieceTokenizer
+
+        pieces = BertWordPieceTokenizer(str(path), lowercase=True)
+        return import_transformers().PreTrainedTokenizerFast(tokenizer_object=pieces._tokenizer, **special)
+
+    return _find(folder, "bert", {"tokenizer.json": _fast(special), "vocab.txt": from_words}, "[CLS]", BERT_HUB)
+
+
+def _find(folder: Path, name: str, readers: dict[str, Callable[[Path], Any]], token: str, hub: str) -> Any:
+    for path, read in _candidates(folder, name, readers):
+        try:
+            if token in _words(path):
+                return read(path)
+        except Exception as error:  # the library raises bare Exceptions
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise GeniusError(f"cannot read the tokenizer {path}: {reason}") from None
+    try:
+        return import_transformers().AutoTokenizer.from_pretrained(hub)
+    except (OSError, ValueError):
+        files = " or ".join(readers)
+        raise GeniusError(f"the checkpoint needs the tokenizer of {hub}: put its {files} beside it, in {folder}") from None
+
+
+def _candidates(
+    folder: Path, name: str, readers: dict[str, Callable[[Path], Any]]
+) -> Iterator[tuple[Path, Callable[[Path], Any]]]:
+    for place in (folder / name, folder / "tokenizer", folder):
+        for file, read in readers.items():
+            if not (place / file).is_file():
+                continue
+            whole = (place / "tokenizer_config.json").is_file()  # a folder of transformers: it says all by itself
+            yield place / file, _by_class("AutoTokenizer") if whole else read
+
+
+def _words(path: Path) -> set[str]:
+    """What is in the file itself: a tokenizer object would already hold the special tokens that it was told."""
+    if path.name == "tokenizer.json":
+        from tokenizers import Tokenizer
+
+        return set(Tokenizer.from_file(str(path)).get_vocab())
+    text = path.read_text(encoding="utf-8")
+    return set(json.loads(text)) if path.suffix == ".json" else set(text.splitlines())
+
+
+def _fast(special: dict[str, str]) -> Callable[[Path], Any]:
+    return lambda path: import_transformers().PreTrainedTokenizerFast(tokenizer_file=str(path), **special)
+
+
+def _by_class(name: str) -> Callable[[Path], Any]:
+    return lambda path: getattr(import_transformers(), name).from_pretrained(path.parent, local_files_only=True)
