@@ -166,6 +166,28 @@ def test_momentum_copies_queues_and_unused_attention_change_nothing(
     assert changed.fingerprint() == load("blip_sf", tmp_path / "a", tokenizer_file).fingerprint()
 
 
+@pytest.mark.parametrize("kind", ALL)
+def test_any_of_them_may_stand_under_a_model(
+    kind: str, tmp_path: Path, tokenizer_file: Path, pictures: list[Image.Image]
+) -> None:
+    from genius.model.fusion import FusionConfig
+    from genius.model.generator import GeneratorConfig
+    from genius.model.genius import Genius, GeniusConfig
+    from genius.model.quantizer import QuantizerConfig
+
+    encoder = load(kind, tmp_path / "u", tokenizer_file)
+    width, sizes = encoder.width, (3, 4, 4)
+    parts = FusionConfig(width, 32, 32), QuantizerConfig(width, sizes), GeneratorConfig(width, sizes, layers=1, d_model=32)
+    model = Genius(GeniusConfig(*parts), encoder)
+    items = [Item("p", image=pictures[0], text="red"), Item("i", image=pictures[1]), Item("t", text="blue")]
+    model.save_pretrained(tmp_path / "model")
+    again = Genius.from_pretrained(tmp_path / "model")
+    assert again.fingerprint() == model.fingerprint()
+    first, second = model.embed_items(items), again.embed_items(items)
+    assert torch.equal(first.z, second.z) and first.modality.tolist() == [Modality.PAIR, Modality.IMAGE, Modality.TEXT]
+    torch.testing.assert_close(first.z[0], model.embed_items(items[:1]).z[0], atol=1e-5, rtol=1e-4)
+
+
 def drop(state: State, name: str) -> State:
     return {key: tensor for key, tensor in state.items() if key != name}
 
