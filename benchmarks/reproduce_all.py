@@ -2,6 +2,7 @@
 
     python benchmarks/reproduce_all.py fashion --features PACKED --output OUT     (PACKED: see fashion.py)
     python benchmarks/reproduce_all.py icons   --features FOLDER --output OUT     (train, val, test FeatureSets)
+    ... --device cpu --part     a part of the data and small models, for one core: see PART
 
 Makes the features of one width (fashion: trains heads), a task's own pools, the base model, and calls `genius.evaluate.reproduce`
 for each table. Rows of a table are trained alike: the same data, steps and search settings. What is finished stays in `--work`: a
@@ -70,6 +71,17 @@ SMALL: dict[str, Any] = {
     "quantizer.hard_negatives": 1, "generator.batch": 16, "generator.neighbours": 4, "model.decoder": "tiny",
 }  # fmt: skip
 
+# a part of the data and small models: minutes of one core. `reproduce-part/` has rows of such sizes in place of the paper's.
+PART: dict[str, Any] = {
+    "model.level_sizes": [3] + [256] * 8, "model.decoder": "tiny", "model.prefix_tokens": 4,
+    "encoder.steps": 200, "encoder.batch": 512, "encoder.hard_negatives": 2,
+    "quantizer.steps": 150, "quantizer.batch": 384, "quantizer.hard_negatives": 2, "quantizer.kmeans_iterations": 8,
+    "generator.lr": 3e-3,
+}  # fmt: skip
+PART_PRODUCTS = 8000
+PART_ICONS = {"train": (24_000, 6000), "val": (20_000, 60), "test": (20_000, 150)}  # candidates, queries (later: a task)
+PART_DECODERS = {"generator.steps": 200, "generator.batch": 64, "generator.lr": 1e-3, "generator.warm_up": 0.1}
+
 
 class OutOfTime(Exception):
     pass
@@ -112,10 +124,13 @@ class Run:
             "validation": 0.0,  # the search's settings are chosen once, for the base, on other queries
             "device": args.device,
             "model.level_sizes": [3] + [4096] * 8,  # the paper's, so that rows are what they are called
+            "model.own_books_from": 0,  # one codebook a level and no L_cl on codes, as the paper
+            "quantizer.codes_weight": 0.0,
             "quantizer.steps": 300,
             "quantizer.hard_negatives": 4,
             "generator.steps": args.steps,
             "generator.batch": args.batch,
+            **(PART if args.part else {}),
             **(SMALL | {"model.level_sizes": [3, 16, 16, 16]} if args.small else {}),
         }
         return read_train_config(str(HERE / f"{args.data}.toml"), changes)
@@ -141,7 +156,7 @@ class Run:
         from fashion import feature_set
         from fashion_data import TASKS, load
 
-        photos = load(self.args.features, 300 if self.args.small else None)
+        photos = load(self.args.features, 300 if self.args.small else PART_PRODUCTS if self.args.part else None)
         test, count = feature_set(photos, test=True), 5 if self.args.small else self.args.dev
         first = torch.cat([(test.tasks == t).nonzero()[:-count, 0] for t in TASKS])
         last = torch.cat([(test.tasks == t).nonzero()[-count:, 0] for t in TASKS])
@@ -160,10 +175,12 @@ class Run:
         sets = [FeatureSet.load(self.args.features / f"features-{name}") for name in ("train", "val", "test")]
         if self.args.small:
             sets = [reproduce.shrink(part, 1500, count) for part, count in zip(sets, (400, 60, 120), strict=True)]
-        dev = sets[1]
-        rows = [(dev.tasks == task).nonzero()[:, 0] for task in sorted(set(dev.tasks.tolist()))]
-        count = self.args.dev
-        sets[1] = dev.take_queries(torch.cat([r[torch.linspace(0, len(r) - 1, min(count, len(r))).long()] for r in rows]))
+        if self.args.part:
+            (size, count), *others = PART_ICONS.values()
+            sets[0] = reproduce.shrink(sets[0], size, count)
+            for place, (size, count) in enumerate(others, 1):
+                sets[place] = reproduce.shrink(_of_each_task(sets[place], count), size, 0)
+        sets[1] = _of_each_task(sets[1], self.args.dev)
         return sets
 
     # -- the base model --------------------------------------------------------------------------------------------
@@ -185,7 +202,7 @@ class Run:
         codes = model.quantizer.encode(pool, dev.pool.modality.to(model.device))
         distinct = len(torch.unique(codes, dim=0)) / len(codes)
         trial = Calibration(model.generator, model.quantizer, codes, pool, model.embed(dev.queries)[0], dev)
-        (finish, tried), (geometry, more) = trial.finish(), trial.geometry()
+        (geometry, tried), (finish, more) = trial.geometry(), trial.finish()
         search = {"finish": finish, "geometry": geometry}
         model.config = dataclasses.replace(model.config, search=search)
         model.save_pretrained(self.work / "model")
@@ -204,12 +221,13 @@ class Run:
 
     def request(self, name: str) -> Request:
         args, work = self.args, self.work
-        experiment = read_experiment(name)
+        experiment = read_experiment(self.named(name))
         overrides: dict[str, Any] = {}
         if experiment.baselines:
             overrides = {"generator.steps": args.steps, "generator.batch": 16 if args.small else args.batch}
         if name == "supplement-5":
-            overrides = {"generator.steps": 2, "model.decoder": "tiny"} if args.small else dict(LARGE_DECODERS)
+            overrides = dict(PART_DECODERS if args.part else LARGE_DECODERS)
+            overrides = {"generator.steps": 2, "model.decoder": "tiny"} if args.small else overrides
         if name == "table-5" and args.small:
             overrides = {"model.level_sizes": [3, 16, 16]}
         variants = {}
@@ -228,26 +246,35 @@ class Run:
             device=args.device,
         )
 
+    def named(self, name: str) -> str:
+        """The experiment, or the one of smaller rows in its place."""
+        ours = HERE / "reproduce-part" / f"{name}.toml"
+        return str(ours) if self.args.part and ours.is_file() else name
+
     def experiment(self, name: str) -> None:
         request = self.request(name)
-        for row in SAME_CODES.get(name, ()):
+        experiment = self.named(name)
+        same = ("tiny", "compact", "mini") if name == "supplement-5" and self.args.part else SAME_CODES.get(name, ())
+        for row in same:
             target = self.work / name / re.sub(r"[^A-Za-z0-9]+", "-", row).strip("-").lower() / "training"
             target.mkdir(parents=True, exist_ok=True)
             for file in ("quantizer.safetensors", "quantizer.json"):
                 shutil.copy(self.work / "model" / "training" / file, target / file)
-        if name == "supplement-5":  # the base has another decoder: its first row is a model of its own
+        if experiment == "supplement-5":  # the base has another decoder: its first row is a model of its own
             row = reproduce.AblationRow("T5-small", set={"model.decoder": "small"})
             self.say("training T5-small")
             reproduce._train(name, row, request, FeatureSet.load(request.train))
             request = dataclasses.replace(request, variants={"T5-small": str(self.work / name / "t5-small")})
-        table = reproduce.run(name, request, self.say)
+        table = reproduce.run(experiment, request, self.say)
         table.about["seconds"] = self.passed()
         table.write(self.results, self.command(name, request))
 
     def command(self, name: str, request: Request) -> str:
         """The same by the command line."""
-        parts = ["genius", "reproduce", name, "--data", "TEST", "--model", "MODEL"]
-        experiment = read_experiment(name)
+        named = self.named(name)
+        experiment = read_experiment(named)
+        shown = name if named == name else str(Path(named).relative_to(HERE.parent))
+        parts = ["genius", "reproduce", shown, "--data", "TEST", "--model", "MODEL"]
         if experiment.rows or experiment.baselines:
             parts += ["--train", "TRAIN"]
         if experiment.rows:
@@ -295,6 +322,12 @@ class Run:
         print(f"{self.passed():7.1f} end", json.dumps({name: round(value, 1) for name, value in self.times.items()}), flush=True)
 
 
+def _of_each_task(data: FeatureSet, count: int) -> FeatureSet:
+    """Evenly spread queries, `count` of each task."""
+    rows = [(data.tasks == task).nonzero()[:, 0] for task in sorted(set(data.tasks.tolist()))]
+    return data.take_queries(torch.cat([r[torch.linspace(0, len(r) - 1, min(count, len(r))).long()] for r in rows]))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", choices=["fashion", "icons"])
@@ -308,6 +341,7 @@ def main() -> None:
     parser.add_argument("--queries", type=int, default=300, help="asked per task")
     parser.add_argument("--dev", type=int, default=100, help="queries per task that choose the search settings")
     parser.add_argument("--only", default="", help="only these experiments, by comma")
+    parser.add_argument("--part", action="store_true", help="a part of the data and small models, for one core")
     parser.add_argument("--small", action="store_true", help="a few products and steps: does everything run?")
     args = parser.parse_args()
     generative.EngineMethod._reached = lambda *_: None  # type: ignore[method-assign]  # candidate recall is in none of these tables

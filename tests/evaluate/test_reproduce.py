@@ -103,6 +103,33 @@ def test_other_methods_in_place_of_the_experiments_own(world: World, tmp_path: P
     assert f"**{100 * sum(own) / len(own):.1f}** ±" in first and first.count("±") == len(own) + 1
 
 
+def test_an_experiment_of_ones_own_is_a_file(world: World, tmp_path: Path) -> None:
+    """The same kinds, other rows; a row that is not what it is set to be is said to be another."""
+    rows = ("as it is", "wide")
+    text = 'title = "Two sizes"\nkind = "ablation"\npools = ["local"]\nmethods = ["genius"]\ntasks = ["mscoco_task0"]\n'
+    for row, size in zip(rows, (16, 512), strict=True):
+        text += f'[[rows]]\nname = "{row}"\nset = {{ "model.level_sizes" = [3, {size}, {size}, {size}] }}\n'
+    (tmp_path / "sizes.toml").write_text(text)
+    found = call(
+        "reproduce", str(tmp_path / "sizes.toml"), "--data", str(world.test), "--model", str(world.model), "--json",
+        "--out", str(tmp_path), *(f"--variant={row}={world.model}" for row in rows),
+    )  # fmt: skip
+    assert found["experiment"] == "sizes" and [r["row"] for r in found["results"]] == list(rows)
+    written = (tmp_path / "sizes.md").read_text()
+    assert "wide: the model in this row has codes 3 x 16 x 16 x 16." in written and "as it is: the" not in written
+
+
+def test_text_to_image_has_intervals(world: World, tmp_path: Path) -> None:
+    found = call(
+        "reproduce", "table-3", "--data", str(world.test), "--model", str(world.model), "--out", str(tmp_path), "--json",
+    )  # fmt: skip
+    first = next(r for r in found["results"] if r["method"] == "genius")
+    low, high = first["intervals"]["hit@10"]
+    cell = f"{100 * first['metrics']['hit@10']:.1f} ±{50 * (high - low):.1f}"
+    row = next(line for line in (tmp_path / "table-3.md").read_text().splitlines() if line.startswith("| GENIUS |"))
+    assert row.split(" | ")[3].rstrip(" |") == cell
+
+
 def test_figure_4_names_the_sizes_that_were_searched(world: World) -> None:
     """The answers of the queries stay in a small pool, so it can be larger than asked for."""
     from dataclasses import replace

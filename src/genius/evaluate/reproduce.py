@@ -32,7 +32,6 @@ from genius.evaluate.report import (
     main_cell,
     main_table,
     method_title,
-    percent,
     printed_number,
     table,
 )
@@ -120,7 +119,8 @@ class Table:
 
 
 def read_experiment(name: str) -> Experiment:
-    path = CONFIGS / f"{name}.toml"
+    """One of the paper's by name, or a file of the same kind: other rows, other sizes."""
+    path = Path(name) if name.endswith(".toml") else CONFIGS / f"{name}.toml"
     if not path.is_file():
         raise GeniusError(f"no experiment {name!r}; there are {', '.join(listing())}")
     return read_config(Experiment, path)
@@ -135,6 +135,8 @@ def listing() -> dict[str, str]:
 def run(name: str, request: Request, say: Say | None = None) -> Table:
     """Run one experiment."""
     experiment, tell = read_experiment(name), say or (lambda _: None)
+    if name.endswith(".toml"):  # an experiment of the user's own
+        name = Path(name).stem
     if request.methods:
         experiment = replace(experiment, methods=request.methods)
     if experiment.kind == "storage":
@@ -262,10 +264,11 @@ def _ablation(
 def _not_as_named(row: AblationRow, model: Genius) -> list[str]:
     """A line for every size in which a model differs from what its row is called."""
     out = []
+    named = {**row.set, **row.expects}
     sizes = list(model.config.quantizer.level_sizes)
-    if "model.level_sizes" in row.expects and sizes != list(row.expects["model.level_sizes"]):
+    if "model.level_sizes" in named and sizes != list(named["model.level_sizes"]):
         out.append(f"{row.name}: the model in this row has codes {' x '.join(map(str, sizes))}.")
-    if decoder := row.expects.get("model.decoder"):
+    if decoder := named.get("model.decoder"):
         shape = {name: getattr(model.generator.config, name) for name in SIZES[decoder]}
         if shape != SIZES[decoder]:
             layers, width = shape["layers"], shape["d_model"]
@@ -329,8 +332,8 @@ def _text_to_image(
         header = [f"{task.title}", *(f"R@{k}" for k in (1, 5, 10))]
         rows = []
         for method in evaluation.methods:
-            values = evaluation.find(task.key, method, "local").metrics
-            rows.append([method_title(method), *(percent(values.get(f"hit@{k}")) for k in (1, 5, 10))])
+            result = evaluation.find(task.key, method, "local")
+            rows.append([method_title(method), *(main_cell(replace(result, main=f"hit@{k}"), mark=False) for k in (1, 5, 10))])
         printed = known.get(task.key.partition("_")[0].replace("mscoco", "coco"), {})
         rows += [[f"{method_title(who)} (paper)", *map(printed_number, values)] for who, values in printed.items()]
         blocks.append(table(header, rows))
