@@ -19,6 +19,7 @@ import torch
 from accuracy_lab import MODES, Data, Lab, variant, without_items
 from genius.data.features import FeatureSet
 from genius.train.config import TrainConfig, read_train_config
+from genius.train.sizes import choose_level_sizes
 
 HERE = Path(__file__).parent
 # each one change of the default recipe: name -> (changes, whether fusion and codebooks are trained again)
@@ -28,6 +29,9 @@ OURS: dict[str, tuple[dict[str, Any], bool]] = {
     "w/o both (the paper's pairs)": ({"generator.indexing": 0.0, "generator.virtual": 0.0}, False),
     "w/o soft positives": ({"generator.soft_positives": False}, False),
     "w/o query augmentation": ({"generator.augmentation": "none"}, False),
+    "w/o codebooks of each modality": ({"model.own_books_from": 0}, True),
+    "w/o L_cl on codes": ({"quantizer.codes_weight": 0.0}, True),
+    "w/o both of these": ({"model.own_books_from": 0, "quantizer.codes_weight": 0.0}, True),
     "w/o hard negatives": ({"quantizer.hard_negatives": 0}, True),
     "w/o refit of the codebooks": ({"quantizer.refit": False}, True),
     "+ dense distillation": ({"generator.distill_weight": 0.5}, False),
@@ -122,6 +126,9 @@ def main() -> None:
     changes = {name: json.loads(value) for name, _, value in (entry.partition("=") for entry in args.set)}
     config: TrainConfig = read_train_config(args.config or str(HERE / f"{args.data}.toml"), changes)
     data = (fashion if args.data == "fashion" else icons)(args.features, args.queries, args.dev, args.products)
+    if not config.model.level_sizes:  # as `genius train` does
+        sizes = choose_level_sizes(torch.bincount(data.train.pool.modality, minlength=3).tolist())
+        config = variant(config, {"model.level_sizes": sizes})
     only = {name for name in args.only.split(",") if name}
     run(
         Lab(data, config, args.output, args.seconds, args.budget),

@@ -33,10 +33,12 @@ AT = (1, 5, 10)
 FINISH, GEOMETRY = "finish", "geometry"  # stand for the weights that were chosen on the dev queries
 MODES: dict[str, dict[str, Any]] = {
     "default": {"geometry": GEOMETRY},
+    "default, 2,500 re-ranked": {"geometry": GEOMETRY, "rerank": 2500},
     "default, log p": {},
     "default, codes only": {"reranker": "codes", "geometry": GEOMETRY},
-    "GENIUS^R": {"rerank": 0, "finish": FINISH},
-    "GENIUS": {"rerank": 0, "reranker": "none", "finish": FINISH},
+    "GENIUS^R": {"rerank": 0, "finish": FINISH, "geometry": GEOMETRY},
+    "GENIUS": {"rerank": 0, "reranker": "none", "finish": FINISH, "geometry": GEOMETRY},
+    "GENIUS^R, no geometry": {"rerank": 0, "finish": FINISH},
     "GENIUS^R, log p": {"rerank": 0},
     "GENIUS, log p": {"rerank": 0, "reranker": "none"},
     "GENIUS, log p over children": {"rerank": 0, "reranker": "none", "normalizer": "children"},
@@ -169,7 +171,7 @@ class Lab:
         )
         dev = self.data.dev
         trial = Calibration(third.generator, second.quantizer, codes, pool, second.embed(dev.queries), dev, self.budget)
-        (finish, tried), (geometry, more) = trial.finish(), trial.geometry()
+        (geometry, tried), (finish, more) = trial.geometry(), trial.finish()
         self.note(name=name, finish=finish, geometry=geometry, tried={**tried, **more})
         trie = CodeTrie.build(codes.cpu().numpy(), second.quantizer.config.level_sizes)
         engine = SearchEngine(third.generator, second.quantizer, trie, pool, device=str(self.device))

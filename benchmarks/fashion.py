@@ -309,6 +309,10 @@ def run(bench: Bench, paper: TrainConfig, parts: list[str], only: str = "") -> N
             traceback.print_exc()
 
 
+# the default recipe has gone on since docs/results/fashion.md was measured: accuracy.py has it as it is now
+AS_MEASURED = {"model.level_sizes": [3, 512] + [4096] * 7, "model.own_books_from": 0, "quantizer.codes_weight": 0.0}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("step", choices=["features", "pack", "run", "report"])
@@ -340,7 +344,7 @@ def main() -> None:
             ),
             flush=True,
         )
-        config, paper = read_train_config(args.config, changes), read_train_config(args.paper, changes)
+        config, paper = read_train_config(args.config, AS_MEASURED | changes), read_train_config(args.paper, changes)
         run(Bench(fashion, args.output, config, args.queries, args.seconds), paper, args.parts.split(","), args.only)
     else:
         from fashion_report import report

@@ -161,7 +161,7 @@ def test_beam_methods_equal_a_plain_beam(model: Genius, data: FeatureSet, geomet
     rows, _ = ranked(items_of(table, expected), 10)
     answer = method.answer(space, pool, queries, 10)
     assert np.array_equal(answer.rows, rows)
-    reranked = BeamMethod("r", Decodings(5), 6, "embeddings", geometry, generator).answer(space, pool, queries, 10)
+    reranked = BeamMethod("r", Decodings(5), 6, "embeddings", generator, geometry).answer(space, pool, queries, 10)
     z, dense = space.query_dense, space.dense
     for q in queries:
         own = table.order[np.isin(table.of_row[table.order], expected[q])]
@@ -276,9 +276,9 @@ def test_decodings_are_shared_but_never_across_pools(model: Genius, data: Featur
     decodings = Decodings(32)
     space, queries = Space(model, data), np.arange(8)
     universal, local = Pool("universal", np.arange(240)), Pool("universal", np.arange(120))  # the same name on purpose
-    a = decodings.get(space, _writer(space), universal, queries, 4, 0.0, True)
-    assert decodings.get(space, _writer(space), universal, queries, 4, 0.0, True) is a
-    assert decodings.get(space, _writer(space), local, queries, 4, 0.0, True) is not a
+    a = decodings.get(space, _writer(space), universal, queries, 4, True)
+    assert decodings.get(space, _writer(space), universal, queries, 4, True) is a
+    assert decodings.get(space, _writer(space), local, queries, 4, True) is not a
 
 
 def _writer(space: Space):  # type: ignore[no-untyped-def]

@@ -31,8 +31,18 @@ def tiny_generator(level_sizes: tuple[int, ...], seed: int = 0, normalizer: str 
     return generator
 
 
-def tiny_quantizer(level_sizes: tuple[int, ...], width: int = 8) -> ResidualQuantizer:
-    return ResidualQuantizer(QuantizerConfig(width=width, level_sizes=level_sizes, modality_code="none"))
+def tiny_quantizer(level_sizes: tuple[int, ...], width: int = 8, own_books_from: int = 0) -> ResidualQuantizer:
+    kind = "given" if own_books_from else "none"
+    return ResidualQuantizer(
+        QuantizerConfig(width=width, level_sizes=level_sizes, modality_code=kind, own_books_from=own_books_from)  # type: ignore[arg-type]
+    )
+
+
+def book_at(quantizer: ResidualQuantizer, level: int, prefix: tuple[int, ...]) -> Tensor:
+    """The codebook that a code at `level` is read from, after this prefix."""
+    book = quantizer.codebook(level)
+    own = quantizer.config.own_books_from
+    return book.view(3, -1, book.shape[1])[prefix[0]] if own and level >= own else book
 
 
 @torch.no_grad()
@@ -57,8 +67,8 @@ def step_scores(
         pool = {"vocabulary": logits, "level": mine, "children": mine[children]}[normalizer]
         total += mine[children] - pool.logsumexp(0)
     if quantizer is not None and (generator is None or geometry > 0):
-        residual = z - sum((quantizer.codebook(i)[c] for i, c in enumerate(prefix)), torch.zeros_like(z))
-        book = quantizer.codebook(level)
+        residual = z - sum((book_at(quantizer, i, prefix)[c] for i, c in enumerate(prefix)), torch.zeros_like(z))
+        book = book_at(quantizer, level, prefix)
         closeness = 2 * book @ residual - book.square().sum(1)
         if level == 0 and quantizer.config.labelled:
             closeness = torch.zeros_like(closeness)

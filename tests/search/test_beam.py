@@ -35,12 +35,13 @@ def random_codes(rng: np.random.Generator, items: int, skew: float) -> np.ndarra
     geometry=st.sampled_from([0.0, 0.0, 0.7]),
     target=st.sampled_from([-1, -1, 0, 1, 2]),
     stepping=st.booleans(),
+    own_books=st.sampled_from([0, 1, 2]),
 )
-def test_equals_brute_force(seed, items, skew, beams, model, normalizer, geometry, target, stepping) -> None:
+def test_equals_brute_force(seed, items, skew, beams, model, normalizer, geometry, target, stepping, own_books) -> None:
     """Four random queries a case; ties apart, codes and order are equal, scores to 1e-5."""
     rng = np.random.default_rng(seed)
     codes = random_codes(rng, items, skew)
-    generator, quantizer = GENERATORS[model], tiny_quantizer(SIZES)
+    generator, quantizer = GENERATORS[model], tiny_quantizer(SIZES, own_books_from=own_books)
     z = torch.nn.functional.normalize(torch.from_numpy(rng.standard_normal((4, 8))).float(), dim=1)
     trie = CodeTrie.build(codes, SIZES)
     found = beam_search(

@@ -101,6 +101,15 @@ def test_early_stop_stays_within_its_budget_and_holds_the_beams(seed: int, items
     assert (found.touched >= min(items, 1)).all()
 
 
+def test_codes_only_reads_the_codebooks_of_each_modality() -> None:
+    codes, _, z = collection(3, 60)
+    own = tiny_quantizer(SIZES, own_books_from=1)
+    unit = torch.nn.functional.normalize(own.decode(torch.from_numpy(codes)), dim=1)
+    engine = SearchEngine(GENERATOR, own, CodeTrie.build(codes, SIZES), unit)
+    by_codes = engine.search(z, k=5, params=SearchParams(reranker="codes"))
+    assert torch.allclose(engine.search(z, k=5).scores, by_codes.scores, atol=1e-5)
+
+
 def test_rerankers_agree_when_vectors_are_reconstructions() -> None:
     """Codes only = cosine with the reconstruction; int8 rows = nearly the same."""
     codes, _, z = collection(3, 60)

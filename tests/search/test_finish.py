@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from search_reference import tiny_generator, tiny_quantizer
 
 from genius.errors import GeniusError
+from genius.model.quantizer import ResidualQuantizer
 from genius.search import CodeTrie, SearchEngine, SearchParams, beam_search
 from genius.search.views import Forest, TrieView
 
 SIZES = (3, 5, 4, 6)
-GENERATOR, QUANTIZER = tiny_generator(SIZES, 0, "level"), tiny_quantizer(SIZES)
+GENERATOR, QUANTIZER, OWN = tiny_generator(SIZES, 0, "level"), tiny_quantizer(SIZES), tiny_quantizer(SIZES, own_books_from=2)
 
 
 def random_codes(rng: np.random.Generator, items: int) -> np.ndarray:
@@ -25,25 +26,34 @@ def random_queries(rng: np.random.Generator, count: int) -> torch.Tensor:
     return torch.nn.functional.normalize(torch.from_numpy(rng.standard_normal((count, 8))).float(), dim=1)
 
 
-def brute_force(codes: np.ndarray, z: torch.Tensor, weight: float) -> list[tuple[tuple[int, ...], float]]:
+def brute_force(
+    codes: np.ndarray, z: torch.Tensor, weight: float, quantizer: ResidualQuantizer
+) -> list[tuple[tuple[int, ...], float]]:
     """Every ID with log p of its first code + weight * cosine of its reconstruction, best first: what a search of one
     decoded level must find when everything fits `leaves`."""
     ids = torch.from_numpy(np.unique(codes, axis=0))
     log_p = GENERATOR.code_log_probs(z[None].expand(len(ids), -1), ids)[0].gather(1, ids[:, :1])[:, 0]
-    near = torch.nn.functional.cosine_similarity(QUANTIZER.decode(ids), z[None])
+    near = torch.nn.functional.cosine_similarity(quantizer.decode(ids), z[None])
     scores = log_p + weight * near * z.norm()
     return [(tuple(ids[i].tolist()), float(scores[i]) / len(SIZES)) for i in scores.argsort(descending=True).tolist()]
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**31), items=st.integers(1, 80), beams=st.integers(3, 30), weight=st.sampled_from([0.5, 20.0]))
+@given(
+    seed=st.integers(0, 2**31),
+    items=st.integers(1, 80),
+    beams=st.integers(3, 30),
+    weight=st.sampled_from([0.5, 20.0]),
+    own_books=st.booleans(),
+)
 @torch.no_grad()
-def test_equals_all_ids_when_they_fit(seed: int, items: int, beams: int, weight: float) -> None:
+def test_equals_all_ids_when_they_fit(seed: int, items: int, beams: int, weight: float, own_books: bool) -> None:
     rng = np.random.default_rng(seed)
+    quantizer = OWN if own_books else QUANTIZER
     codes, z = random_codes(rng, items), random_queries(rng, 3)
-    found = beam_search(GENERATOR, CodeTrie.build(codes, SIZES), z, beams, quantizer=QUANTIZER, finish=weight, leaves=100)
+    found = beam_search(GENERATOR, CodeTrie.build(codes, SIZES), z, beams, quantizer=quantizer, finish=weight, leaves=100)
     for q in range(3):
-        expected = brute_force(codes, z[q], weight)[:beams]
+        expected = brute_force(codes, z[q], weight, quantizer)[:beams]
         got = [tuple(row) for row in found.codes[q, : len(expected)].tolist()]
         assert torch.allclose(found.scores[q, : len(expected)], torch.tensor([s for _, s in expected]), atol=1e-5)
         assert (found.codes[q, len(expected) :] == -1).all()

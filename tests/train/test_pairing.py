@@ -42,17 +42,21 @@ def test_the_weight_counts_and_zero_leaves_the_paper(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("gain", "chosen"), [(WORTH / 2, 0.0), (2 * WORTH, GEOMETRY[1])])
 def test_geometry_must_be_worth_leaving_the_recorded_graph(gain: float, chosen: float, monkeypatch: pytest.MonkeyPatch) -> None:
     trial = Calibration.__new__(Calibration)
-    trial.budget = 2000
-    monkeypatch.setattr(Calibration, "hit", lambda _, params: 0.5 + gain * (params.geometry > 0))
+    trial.budget, trial.pool, trial.weight = 2000, torch.zeros(1, 1), 0.0
+    monkeypatch.setattr(Calibration, "rows", lambda _, params: params.geometry)
+    monkeypatch.setattr(Calibration, "hit", lambda _, geometry: 0.5 + gain * (geometry > 0))
+    monkeypatch.setattr(Calibration, "kept", lambda _, geometry: 0.9 + gain * (geometry > 0))
     assert trial.geometry()[0] == chosen
 
 
 def test_of_equally_good_finishes_the_middle_one(monkeypatch: pytest.MonkeyPatch) -> None:
     trial = Calibration.__new__(Calibration)
-    trial.budget = 2000
+    trial.budget, trial.weight = 2000, 0.5
 
-    def hit(_: Calibration, params: SearchParams) -> float:
-        return float(params.finish >= WEIGHTS[1])
+    def rows(_: Calibration, params: SearchParams) -> float:
+        assert params.geometry == 0.5  # what was chosen for the beams holds here too
+        return params.finish
 
-    monkeypatch.setattr(Calibration, "hit", hit)
+    monkeypatch.setattr(Calibration, "rows", rows)
+    monkeypatch.setattr(Calibration, "hit", lambda _, finish: float(finish >= WEIGHTS[1]))
     assert trial.finish()[0] == WEIGHTS[1:][(len(WEIGHTS) - 1) // 2]

@@ -125,7 +125,7 @@ def test_tiny_in_full_from_the_command_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("counts", "sizes"),
     [
-        ([24_000, 24_000, 24_000], (3, 512, *(4096,) * 7)),  # the fashion pool
+        ([24_000, 24_000, 24_000], (3, 2048, *(4096,) * 7)),  # the fashion pool
         ([1_000_000, 0, 0], (3, 4096, *(4096,) * 7)),
         ([300, 300, 0], (3, 16, *(32,) * 7)),
         ([5, 0, 0], (3, *(16,) * 8)),

@@ -247,7 +247,7 @@ def _beam_method(name: str, beams: int, several: bool, decodings: Decodings, con
     label = f"{name}@{beams}" if several else name
     method = BeamMethod(label, decodings, beams, sample=config.survival if name in SURVIVAL else 0)
     if name.startswith("paper"):
-        method.finish = 0.0
+        method.geometry = method.finish = 0.0
     if name in ("genius-r", "genius-g", "paper-r", "geometry"):
         method.rerank = "embeddings"
     if name == "genius-codes":

@@ -20,8 +20,10 @@ def nearest_as_published(vectors: Tensor, centres: Tensor) -> Tensor:
     return squared.clamp(min=0).sqrt().argmin(1)
 
 
-def kmeans(vectors: Tensor, size: int, *, iterations: int = 20, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Lloyd's algorithm from random distinct rows; empty clusters are moved into the largest ones.
+def kmeans(
+    vectors: Tensor, size: int, *, iterations: int = 20, seed: int = 0, start: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Lloyd's algorithm from random distinct rows, or from `start` (size, D); empty clusters are moved into the largest ones.
 
     Returns (size, D) centres and (size,) counts. With fewer rows than centres the surplus centres are slightly
     moved copies, so that every code stays a valid, distinct vector.
@@ -36,6 +38,8 @@ def kmeans(vectors: Tensor, size: int, *, iterations: int = 20, seed: int = 0) -
     if n < size:
         noise = torch.randn(size - n, vectors.shape[1], generator=generator).to(centres)
         centres[n:] += 0.1 * scale * noise
+    if start is not None:
+        centres = start.to(vectors.device).clone().float()
     counts = torch.ones(size, device=vectors.device)
     for _ in range(iterations):
         labels = nearest(vectors.float(), centres)

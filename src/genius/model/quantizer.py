@@ -42,6 +42,9 @@ class QuantizerConfig:
     patience: float = 4.0
     published_revival: bool = False
     encode_beam: int = 1  # > 1: keep that many partial codes per vector while encoding (lower error, slower)
+    # > 0: from this level on every modality has codebooks of its own. A code is read after the modality's, so three tables
+    # cost no bit of the ID, and texts do not share their codes with pictures. 0: one codebook a level, as the paper.
+    own_books_from: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "level_sizes", tuple(int(k) for k in self.level_sizes))
@@ -51,6 +54,8 @@ class QuantizerConfig:
             raise GeniusError(f"level 0 has one code per modality, so size 3, not {self.level_sizes[0]}")
         if self.shared and len(set(self.level_sizes[1:])) > 1:
             raise GeniusError("a shared codebook needs levels of equal size")
+        if self.own_books_from and (self.shared or not self.labelled):
+            raise GeniusError("codebooks of each modality (own_books_from) need a modality code that is told, and are not shared")
 
     @property
     def levels(self) -> int:
@@ -60,6 +65,10 @@ class QuantizerConfig:
     def labelled(self) -> bool:
         """Whether level 0 is told rather than searched."""
         return self.modality_code in ("given", "classifier")
+
+    def own_books(self, level: int) -> bool:
+        """Whether every modality has a codebook of its own at this level."""
+        return 0 < self.own_books_from <= level and level > 0
 
 
 class Quantized(NamedTuple):
@@ -79,7 +88,7 @@ class ResidualQuantizer(nn.Module):
         super().__init__()
         self.config = config
         for level in range(self.books):
-            size = config.level_sizes[level]
+            size = config.level_sizes[level] * (3 if config.own_books(level) else 1)
             # distinct, tiny, reproducible: an untrained quantizer still gives valid codes
             start = torch.randn(size, config.width, generator=torch.Generator().manual_seed(level)) * config.width**-0.5
             if level == 0 and config.modality_code == "classifier":
@@ -97,11 +106,24 @@ class ResidualQuantizer(nn.Module):
         return min(level, self.books - 1)
 
     def codebook(self, level: int) -> Tensor:
-        """(K_level, D) code vectors."""
+        """(K_level, D) code vectors; (3 K_level, D), one modality after the other, where each has its own."""
         return self.get_buffer(f"codes_{self._book(level)}")
+
+    def book_of(self, level: int, modality: int) -> Tensor:
+        """(K_level, D) code vectors of one modality's items."""
+        return self.codebook(level)[self._block(level, modality)] if self.config.own_books(level) else self.codebook(level)
+
+    def rows_of(self, level: int, code: Tensor, modality: Tensor) -> Tensor:
+        """Rows of `codebook(level)` that codes (N,) of items with these modalities (N,) stand for."""
+        return code + modality * self.config.level_sizes[level] if self.config.own_books(level) else code
+
+    def _block(self, level: int, modality: int) -> slice:
+        size = self.config.level_sizes[level]
+        return slice(modality * size, (modality + 1) * size)
 
     @property
     def codebooks(self) -> list[Tensor]:
+        """Every level's table, by `rows_of`."""
         return [self.codebook(level) for level in range(self.config.levels)]
 
     # -- inference ---------------------------------------------------------------------------------------------
@@ -122,7 +144,7 @@ class ResidualQuantizer(nn.Module):
         for level in range(self.config.levels):
             code = self._pick(residual, level, modality)
             codes.append(code)
-            residual = residual - self.codebook(level)[code]  # Eq. 6
+            residual = residual - self._vectors(level, code, modality)  # Eq. 6
         return torch.stack(codes, dim=1)
 
     def _pick(self, residual: Tensor, level: int, modality: Tensor | None) -> Tensor:
@@ -130,15 +152,35 @@ class ResidualQuantizer(nn.Module):
             assert modality is not None
             return modality.long()
         search = nearest_as_published if self.config.modality_code == "nearest" else nearest
-        return search(residual, self.codebook(level))  # Eq. 5
+        if not self.config.own_books(level):
+            return search(residual, self.codebook(level))  # Eq. 5
+        assert modality is not None
+        code = torch.empty(len(residual), dtype=torch.long, device=residual.device)
+        for kind in range(3):
+            own = (modality == kind).nonzero()[:, 0]
+            code[own] = search(residual[own], self.book_of(level, kind))
+        return code
+
+    def _vectors(self, level: int, code: Tensor, modality: Tensor | None) -> Tensor:
+        return self.codebook(level)[code if modality is None else self.rows_of(level, code, modality)]
 
     def _encode_beam(self, z: Tensor, modality: Tensor | None) -> Tensor:
         """Keep the `encode_beam` partial codes of least error at every level instead of the greedy one."""
+        if not self.config.own_books_from:
+            return self._encode_beam_of(z, modality, 0)
+        assert modality is not None
+        codes = torch.empty(len(z), self.config.levels, dtype=torch.long, device=z.device)
+        for kind in range(3):
+            own = (modality == kind).nonzero()[:, 0]
+            codes[own] = self._encode_beam_of(z[own], modality[own], kind)
+        return codes
+
+    def _encode_beam_of(self, z: Tensor, modality: Tensor | None, kind: int) -> Tensor:
         n, width = z.shape
         residual = z[:, None]  # (N, beams, D)
         codes = torch.empty(n, 1, 0, dtype=torch.long, device=z.device)
         for level in range(self.config.levels):
-            book = self.codebook(level)
+            book = self.book_of(level, kind)
             if level == 0 and self.config.labelled:
                 assert modality is not None
                 codes = torch.cat([codes, modality.long()[:, None, None]], 2)
@@ -154,11 +196,25 @@ class ResidualQuantizer(nn.Module):
 
     def decode(self, codes: Tensor, levels: int | None = None) -> Tensor:
         """Sum of the code vectors of the first `levels` levels: (N, D), not normalised."""
-        levels = self.config.levels if levels is None else levels
         self.check_codes(codes)
+        return self.decode_prefix(codes[:, : self.config.levels if levels is None else levels])
+
+    def decode_prefix(self, codes: Tensor) -> Tensor:
+        """Sum of the code vectors of the first codes (N, l), l at least 1: (N, D). Codes are not checked."""
         out = self.codebook(0)[codes[:, 0]]
-        for level in range(1, levels):
-            out = out + self.codebook(level)[codes[:, level]]
+        for level in range(1, codes.shape[1]):
+            out = out + self._vectors(level, codes[:, level], codes[:, 0])
+        return out
+
+    def closeness(self, level: int, residual: Tensor, modality: Tensor | None) -> Tensor:
+        """2 r.c - |c|^2 = |r|^2 - |r - c|^2 for every code of the level: (N, K). `modality` (N,) is the first code."""
+        if modality is None or not self.config.own_books(level):
+            book = self.codebook(level)
+            return 2 * residual @ book.T - book.square().sum(1)
+        out = residual.new_empty(len(residual), self.config.level_sizes[level])
+        for kind in range(3):
+            own, book = (modality == kind).nonzero()[:, 0], self.book_of(level, kind)
+            out[own] = 2 * residual[own] @ book.T - book.square().sum(1)
         return out
 
     def check_codes(self, codes: Tensor) -> None:
@@ -188,7 +244,7 @@ class ResidualQuantizer(nn.Module):
         codes, residuals, chosen, prefixes = [], [], [], []
         for level in range(self.config.levels):
             code = self._pick(residual.detach(), level, modality)
-            vector = self.codebook(level)[code]
+            vector = self._vectors(level, code, modality)
             codes.append(code)
             residuals.append(residual)
             chosen.append(vector)
@@ -211,26 +267,33 @@ class ResidualQuantizer(nn.Module):
         counts = [torch.zeros_like(self.get_buffer(f"sizes_{b}")) for b in range(self.books)]
         sums = [torch.zeros_like(self.get_buffer(f"sums_{b}")) for b in range(self.books)]
         for level, residual in enumerate(residuals):
-            book = self._book(level)
-            counts[book].index_add_(0, codes[:, level], torch.ones_like(codes[:, level], dtype=counts[book].dtype))
-            sums[book].index_add_(0, codes[:, level], residual.detach().to(sums[book].dtype))
+            book, rows = self._book(level), self.rows_of(level, codes[:, level], codes[:, 0])
+            counts[book].index_add_(0, rows, torch.ones_like(rows, dtype=counts[book].dtype))
+            sums[book].index_add_(0, rows, residual.detach().to(sums[book].dtype))
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             for tensor in (*counts, *sums):
                 dist.all_reduce(tensor)
         for book in range(self.books):
             if book == 0 and self.config.modality_code == "classifier":
                 continue  # its vectors stay zero: the label takes no part in the residuals
-            self._move(book, counts[book], sums[book], residuals[book])
+            if not self.config.own_books(book):
+                self._move(book, slice(None), counts[book], sums[book], residuals[book])
+                continue
+            for kind in range(3):
+                own, block = residuals[book][codes[:, 0] == kind], self._block(book, kind)
+                # a process without this modality in its share must still take part in the revival
+                self._move(book, block, counts[book][block], sums[book][block], own if len(own) else residuals[book])
 
-    def _move(self, book: int, counts: Tensor, sums: Tensor, residual: Tensor) -> None:
+    def _move(self, book: int, block: slice, counts: Tensor, sums: Tensor, residual: Tensor) -> None:
+        """Move one codebook, or one modality's block of it; `residual` (n, D) is what its codes were chosen for here."""
         decay, eps = self.config.decay, self.config.epsilon
-        sizes, averages = self.get_buffer(f"sizes_{book}"), self.get_buffer(f"sums_{book}")
+        sizes, averages = self.get_buffer(f"sizes_{book}")[block], self.get_buffer(f"sums_{book}")[block]
         sizes.lerp_(counts, 1 - decay)
         averages.lerp_(sums, 1 - decay)
         total = sizes.sum()
         smoothed = (sizes + eps) / (total + sizes.numel() * eps) * total
         fresh = averages / smoothed[:, None]
-        vectors, unused = self.get_buffer(f"codes_{book}"), self.get_buffer(f"unused_{book}")
+        vectors, unused = self.get_buffer(f"codes_{book}")[block], self.get_buffer(f"unused_{book}")[block]
         unused.add_(1).masked_fill_(counts > 0, 0)
         if self.config.published_revival:
             vectors.copy_(fresh)
@@ -242,9 +305,9 @@ class ResidualQuantizer(nn.Module):
             dead = unused > self.config.patience * expected.clamp(min=1)
             if book == 0 and self.config.labelled:
                 dead = torch.zeros_like(dead)  # an absent modality is absent, not dead
-        self._revive(book, dead, residual)
+        self._revive(book, block, dead, residual)
 
-    def _revive(self, book: int, dead: Tensor, residual: Tensor) -> None:
+    def _revive(self, book: int, block: slice, dead: Tensor, residual: Tensor) -> None:
         """Put dead codes on random residuals of this step (the same on every process)."""
         rows = dead.nonzero()[:, 0]
         if rows.numel() == 0 or residual.shape[0] == 0:
@@ -252,12 +315,12 @@ class ResidualQuantizer(nn.Module):
         picks = residual[torch.randint(residual.shape[0], (rows.numel(),), device=residual.device)].detach().float()
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             dist.broadcast(picks, src=0)
-        sizes = self.get_buffer(f"sizes_{book}")
+        sizes = self.get_buffer(f"sizes_{book}")[block]
         weight = 2.0 if self.config.published_revival else sizes.mean().clamp(min=1e-3)
-        self.get_buffer(f"codes_{book}")[rows] = picks
-        self.get_buffer(f"sums_{book}")[rows] = picks * weight
+        self.get_buffer(f"codes_{book}")[block][rows] = picks  # slices are views: this writes into the buffers
+        self.get_buffer(f"sums_{book}")[block][rows] = picks * weight
         sizes[rows] = weight
-        self.get_buffer(f"unused_{book}")[rows] = 0
+        self.get_buffer(f"unused_{book}")[block][rows] = 0
 
     @torch.no_grad()
     def initialise(self, z: Tensor, modality: Tensor | None = None, iterations: int = 20, seed: int = 0) -> None:
@@ -268,7 +331,7 @@ class ResidualQuantizer(nn.Module):
             if not (self.config.shared and level > 1):
                 self._initialise_level(level, residual, modality, iterations, seed + level)
             code = self._pick(residual, level, modality)
-            residual = residual - self.codebook(level)[code]
+            residual = residual - self._vectors(level, code, modality)
 
     def _initialise_level(self, level: int, residual: Tensor, modality: Tensor | None, iterations: int, seed: int) -> None:
         size = self.config.level_sizes[level]
@@ -281,6 +344,18 @@ class ResidualQuantizer(nn.Module):
                 if (modality == m).any():
                     centres[m] = residual[modality == m].mean(0)
             counts = torch.bincount(modality, minlength=3).float()
+        elif self.config.own_books(level):
+            assert modality is not None
+            centres, counts = self.codebook(level).clone(), torch.ones(3 * size, device=residual.device)
+            # the first code is what a decoder learns: it starts alike for all, so that it says much the same in every modality
+            start = kmeans(residual, size, iterations=iterations, seed=seed)[0] if level == 1 else None
+            for kind in range(3):
+                own = residual[modality == kind]
+                # a modality of few items learns from all: what comes later of it must find codes too
+                own = own if len(own) >= 2 * size else residual
+                centres[self._block(level, kind)], counts[self._block(level, kind)] = kmeans(
+                    own, size, iterations=iterations, seed=seed, start=start
+                )
         else:
             centres, counts = kmeans(residual, size, iterations=iterations, seed=seed)
         weight = (counts * (1.0 / max(counts.mean().item(), 1e-6))).clamp(min=1e-3)  # sizes relative to an average code

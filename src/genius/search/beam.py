@@ -138,7 +138,8 @@ def _step(scorer: Scorer, forest: Forest, state: Beams, beams: int, stop: int) -
         state.pending = state.pending[:, :, :0]
     residual = None if state.residual is None else state.residual.flatten(0, 1)
     children = forest.expand(state.level, state.lo.flatten(1), state.hi.flatten(1))
-    gain = scorer.children(state.level, hidden, residual, children.row, children.code, mass)
+    modality = state.codes[:, :, 0].flatten() if state.level else None
+    gain = scorer.children(state.level, hidden, residual, children.row, children.code, mass, modality)
     worth = state.scores.flatten()[children.row] + gain
     if torch.isnan(worth).any():
         raise GeniusError(BROKEN)
@@ -216,7 +217,8 @@ def _advance(scorer: Scorer, state: Beams, children: Children, worth: Tensor, in
     residual = state.residual
     if residual is not None:
         assert scorer.books is not None
-        residual = residual[query, parent] - scorer.books.vectors(state.level, code)
+        modality = state.codes[query, parent, 0] if state.level else None
+        residual = residual[query, parent] - scorer.books.vectors(state.level, code, modality)
     pending = state.pending
     if decoder is not None:
         pending = torch.cat([pending[query, parent], decoder.token(code, state.level)[:, :, None]], 2)
@@ -262,7 +264,8 @@ def _finish_tails(scorer: Scorer, forest: Forest, state: Beams) -> Beams:
         out = [scorer.decoder.run(inputs, state.memory)[0]] if inputs.shape[2] else []
         hidden = torch.cat([*known, *(part[:, :, -(codes.shape[2] - len(known)) :] for part in out)], 2).flatten(0, 1)
     residual = None if state.residual is None else state.residual.flatten(0, 1)
-    gain = scorer.tails(state.level, hidden, residual, codes.flatten(0, 1)).view(group, width)
+    modality = state.codes[:, :, 0].flatten() if state.level else None
+    gain = scorer.tails(state.level, hidden, residual, codes.flatten(0, 1), modality).view(group, width)
     scores = state.scores + gain
     if torch.isnan(scores).any():
         raise GeniusError(BROKEN)

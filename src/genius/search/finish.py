@@ -26,12 +26,16 @@ class Nearness:
         self.table = torch.cat(books)  # (sum of K, D): one table, so that a reconstruction is one bag of rows
         sizes = torch.tensor([len(book) for book in books], device=device)
         self.starts = sizes.cumsum(0) - sizes
+        config = quantizer.config
+        own = [size * config.own_books(level) for level, size in enumerate(config.level_sizes)]
+        self.steps = torch.tensor(own, device=device)  # rows between one modality's codebook and the next one's
 
     def cosine(self, z: Tensor, owner: Tensor, codes: Tensor) -> Tensor:
         """z (Q, D), owner (C,) row of z, codes (C, M) -> (C,) z . r / |r| with r the reconstruction."""
         parts = []
         for i in range(0, len(codes), AT_ONCE):
-            rebuilt = F.embedding_bag(codes[i : i + AT_ONCE] + self.starts, self.table, mode="sum")
+            part = codes[i : i + AT_ONCE]
+            rebuilt = F.embedding_bag(part + self.starts + part[:, :1] * self.steps, self.table, mode="sum")
             dots = (z[owner[i : i + AT_ONCE]] * rebuilt).sum(1)
             parts.append(dots / rebuilt.norm(dim=1).clamp(min=1e-12))
         return torch.cat(parts) if parts else z.new_zeros(0)

@@ -104,9 +104,10 @@ def code_scores(quantizer: ResidualQuantizer, z: Tensor, owner: Tensor, codes: T
     numerator = torch.zeros(len(codes), device=z.device)
     total = torch.zeros(len(codes), z.shape[1], device=z.device)
     for level, book in enumerate(quantizer.codebooks):
+        rows = quantizer.rows_of(level, codes[:, level], codes[:, 0])
         table = z @ book.to(z).T  # (Q, K)
-        numerator += table[owner, codes[:, level]]
-        total += book.to(z)[codes[:, level]]
+        numerator += table[owner, rows]
+        total += book.to(z)[rows]
     length: Tensor = total.norm(dim=1).clamp(min=1e-12)
     return numerator / length
 

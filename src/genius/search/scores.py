@@ -55,15 +55,17 @@ class Scorer:
         row: Tensor,
         code: Tensor,
         mass: Tensor | None = None,
+        modality: Tensor | None = None,
     ) -> Tensor:
-        """Worth of each child (C,), given its beam's hidden state (R, d), residual (R, D) and, if known, `mass` (R,)."""
+        """Worth of each child (C,), given its beam's hidden state (R, d), residual (R, D), first code `modality` (R,; None at
+        level 0) and, if known, `mass` (R,)."""
         total: Tensor | None = None
         if self.decoder is not None:
             assert hidden is not None
             total = self._log_p(level, hidden, row, code, mass)
         if self.books is not None:
             assert residual is not None
-            closeness = self.books.closeness(level, residual)  # (R, K)
+            closeness = self.books.closeness(level, residual, modality)  # (R, K)
             if self.decoder is None:
                 return closeness[row, code]
             assert total is not None
@@ -88,8 +90,10 @@ class Scorer:
         mass = torch.zeros_like(highest).index_add(0, row, (chosen - highest[row]).exp())
         return chosen - (highest + mass.log())[row]
 
-    def tails(self, level: int, hidden: Tensor | None, residual: Tensor | None, codes: Tensor) -> Tensor:
-        """Worth of finishing on unary paths: codes (R, L) from `level` on, hidden (R, L, d) -> (R,)."""
+    def tails(
+        self, level: int, hidden: Tensor | None, residual: Tensor | None, codes: Tensor, modality: Tensor | None = None
+    ) -> Tensor:
+        """Worth of finishing on unary paths: codes (R, L) from `level` on, hidden (R, L, d), first codes (R,) -> (R,)."""
         rows, length = codes.shape
         total = torch.zeros(rows, device=codes.device)
         if self.decoder is not None and self.normalizer != "children":
@@ -104,10 +108,11 @@ class Scorer:
         if self.books is not None:
             assert residual is not None
             for step in range(length):
-                closeness = self.books.closeness(level + step, residual)
+                closeness = self.books.closeness(level + step, residual, modality)
                 term = closeness if self.decoder is None else self.weight * _zscore(closeness)
                 total += term.gather(1, codes[:, step : step + 1])[:, 0]
-                residual = residual - self.books.vectors(level + step, codes[:, step])
+                residual = residual - self.books.vectors(level + step, codes[:, step], modality)
+                modality = codes[:, 0] if level + step == 0 else modality
         return total
 
 
@@ -115,19 +120,17 @@ class _Books:
     """Codebooks for the geometric term. Level 0 takes no part in it where it says the modality: that is told, not near."""
 
     def __init__(self, quantizer: ResidualQuantizer) -> None:
-        self.books = [book.detach().float() for book in quantizer.codebooks]
-        self.squares = [book.square().sum(1) for book in self.books]
-        self.labelled = quantizer.config.labelled
+        self.quantizer = quantizer
 
-    def vectors(self, level: int, codes: Tensor) -> Tensor:
-        return self.books[level][codes]
+    def vectors(self, level: int, codes: Tensor, modality: Tensor | None) -> Tensor:
+        rows = codes if modality is None else self.quantizer.rows_of(level, codes, modality)
+        return self.quantizer.codebook(level).float()[rows]
 
-    def closeness(self, level: int, residual: Tensor) -> Tensor:
-        """2 r.c - |c|^2 = |r|^2 - |r - c|^2 for every code of the level: (R, K). Summed over levels it is
-        |z|^2 - |z - reconstruction|^2."""
-        if level == 0 and self.labelled:
-            return residual.new_zeros(len(residual), len(self.books[0]))
-        return 2 * residual @ self.books[level].T - self.squares[level]
+    def closeness(self, level: int, residual: Tensor, modality: Tensor | None) -> Tensor:
+        """2 r.c - |c|^2 for every code of the level: (R, K). Summed over levels it is |z|^2 - |z - reconstruction|^2."""
+        if level == 0 and self.quantizer.config.labelled:
+            return residual.new_zeros(len(residual), self.quantizer.config.level_sizes[0])
+        return self.quantizer.closeness(level, residual, modality)
 
 
 def _zscore(values: Tensor) -> Tensor:

@@ -1,11 +1,12 @@
 """How much geometry counts beside the decoder: chosen on held-out queries, stored with the model.
 
-A decoder that was trained long says more than one that was not. `SearchParams.finish` says how much it is believed where
-nearness writes the last codes, `SearchParams.geometry` where the default search picks what is re-ranked. Knows the trained
-parts and held-out queries.
+A decoder that was trained long says more than one that was not. `SearchParams.geometry` says how much nearness counts while
+codes are written, `SearchParams.finish` where it writes the last ones. Knows the trained parts and held-out queries.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,13 +15,13 @@ from genius.data.features import FeatureSet
 from genius.model.generator import Generator
 from genius.model.quantizer import ResidualQuantizer
 from genius.search import CodeTrie, SearchEngine, SearchParams
-from genius.train.validate import hit_rates
+from genius.train.validate import hit_rates, nearest_rows
 
 WEIGHTS = (15.0, 40.0, 100.0, 300.0, 1000.0)  # nats per unit of cosine
-WITHOUT_DATA = 300.0  # where nothing is held out
-GEOMETRY = (0.0, 0.5, 1.0, 2.0)
-WORTH = 0.005  # hit@5 that geometry must add to the default search: without it, a GPU searches in one recorded graph
-QUERIES = 300  # looked at
+WITHOUT_DATA = {"finish": 300.0, "geometry": 1.0}  # where nothing is held out
+GEOMETRY = (0.0, 0.5, 1.0, 2.0, 4.0)
+WORTH = 0.005  # that geometry must add to the default search: without it, a GPU searches in one recorded graph
+QUERIES = 600  # looked at, the same number of each task where there are enough
 
 
 class Calibration:
@@ -36,28 +37,56 @@ class Calibration:
         held_out: FeatureSet,
         budget: int = 2000,  # items that a search may look at
     ) -> None:
-        self.budget = budget
-        picked = torch.linspace(0, len(held_out.queries) - 1, min(QUERIES, len(held_out.queries))).long().unique()
+        self.budget, self.pool, self.weight = budget, pool, 0.0
+        picked = _of_each_task(held_out.tasks)
         self.asked, self.data = queries[picked.to(queries.device)], held_out.take_queries(picked)
         trie = CodeTrie.build(codes.cpu().numpy(), quantizer.config.level_sizes)
         self.engine = SearchEngine(generator, quantizer, trie, pool, device=str(codes.device))
 
     @torch.no_grad()
-    def hit(self, params: SearchParams) -> float:
-        rows = torch.cat([self.engine.search(z, k=5, params=params).rows.cpu() for z in self.asked.split(64)])
+    def rows(self, params: SearchParams) -> Tensor:
+        return torch.cat([self.engine.search(z, k=5, params=params).rows.cpu() for z in self.asked.split(64)])
+
+    def hit(self, rows: Tensor) -> float:
         return hit_rates(rows, self.data, "at", (5,))["at_hit@5"]
+
+    def kept(self, rows: Tensor) -> float:
+        """The share of an exhaustive search's five best items that `rows` (Q, 5) hold."""
+        assert self.pool is not None
+        best = nearest_rows(self.asked, self.pool, 5).cpu()
+        return (best[:, :, None] == rows[:, None]).any(2).float().mean().item()
 
     def finish(self, beams: int = 50) -> tuple[float, dict[str, float]]:
         """The weight of nearness with the best hit@5 of plain GENIUS, and what each one gave."""
-        found = {w: self.hit(SearchParams(beams=beams, rerank=0, reranker="none", finish=w, leaves=self.budget)) for w in WEIGHTS}
+        plain = SearchParams(beams=beams, rerank=0, reranker="none", geometry=self.weight, leaves=self.budget)
+        found = {w: self.hit(self.rows(replace(plain, finish=w))) for w in WEIGHTS}
         best = max(found.values())
         level = [weight for weight, value in found.items() if value >= best - 1e-9]
         # of equally good ones the middle one: the held-out queries are few
         return level[len(level) // 2], {f"finish{weight:g}_hit@5": value for weight, value in found.items()}
 
     def geometry(self) -> tuple[float, dict[str, float]]:
-        """The weight of the geometric term in the default search: 0 unless another one is clearly better."""
-        found = {w: self.hit(SearchParams(geometry=w, rerank=self.budget)) for w in GEOMETRY}
-        best = max(found.values())
-        chosen = 0.0 if best - found[0.0] < WORTH else next(w for w, value in found.items() if value >= best - 1e-9)
-        return chosen, {f"geometry{weight:g}_hit@5": value for weight, value in found.items()}
+        """The weight of the geometric term in the default search: 0 unless another one is clearly better. `finish` keeps it.
+
+        Judged by hit@5 and by what is kept of an exhaustive search's five best items: hits alone are too few to choose by.
+        """
+        if self.pool is None:
+            return self.weight, {}
+        found: dict[float, float] = {}
+        out: dict[str, float] = {}
+        for weight in GEOMETRY:
+            rows = self.rows(SearchParams(geometry=weight, rerank=self.budget))
+            hit, kept = self.hit(rows), self.kept(rows)
+            found[weight] = (hit + kept) / 2
+            out |= {f"geometry{weight:g}_hit@5": hit, f"geometry{weight:g}_kept@5": kept}
+        most = max(found.values())
+        self.weight = 0.0 if most - found[0.0] < WORTH else next(w for w, value in found.items() if value >= most - 1e-9)
+        return self.weight, out
+
+
+def _of_each_task(tasks: Tensor) -> Tensor:
+    """Numbers of at most QUERIES queries, spread over each task."""
+    kinds = tasks.unique().tolist()
+    most = max(QUERIES // max(len(kinds), 1), 1)
+    own = [(tasks == kind).nonzero()[:, 0] for kind in kinds]
+    return torch.cat([rows[torch.linspace(0, len(rows) - 1, min(most, len(rows))).long()] for rows in own]).sort().values

@@ -62,6 +62,8 @@ class ModelConfig:
     gradient: Literal["straight-through", "rotation"] = "rotation"
     published_revival: bool = False
     encode_beam: int = 1  # partial codes kept while encoding items
+    # > 0: from this level on every modality has codebooks of its own, where its code is told; 0: one a level, as the paper
+    own_books_from: int = 2
     decoder: str = "mini"  # tiny, compact, mini, small, base, large
     prefix_tokens: int = 16  # N of Eq. 9
     dropout: float = 0.1
@@ -119,6 +121,7 @@ class QuantizerStageConfig(PairConfig):
     reduction: Literal["mean", "sum"] = "mean"
     rq_weight: float = 100.0  # beta
     mse_weight: float = 100.0  # gamma; 0: without L_mse (Table 4)
+    codes_weight: float = 1.0  # L_cl once more, against the targets' reconstructions: what is ranked when only codes are stored
     # Prefix-ranking distillation at every level. Off: on held-out products it cost more than it gave (docs/training.md).
     prefix_weight: float = 0.0
     prefix_temperature: float = 0.05  # T of its softmax

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from genius.data.features import FeatureSet
+from genius.errors import GeniusError
 from genius.features import Features
 from genius.model.generator import SIZES, Augmentation, Generator, GeneratorConfig
 from genius.model.quantizer import ResidualQuantizer
@@ -83,6 +84,8 @@ class GeneratorStage(Stage):
         self.__dict__["quantizer"] = quantizer  # frozen: not a submodule, so in no checkpoint of this stage
         torch.manual_seed(seed)
         self.generator = Generator(generator_config(model)).to(device)
+        if config.codebook_scale > 0 and quantizer.config.own_books_from:
+            raise GeniusError("codebook_scale needs one codebook a level for all modalities: set model.own_books_from = 0")
         if config.codebook_scale > 0:
             self.generator.init_from_codebooks(quantizer.codebooks, config.codebook_scale)
         self.augment = Augmentation(config.augmentation, config.alpha, config.keep)

@@ -6,6 +6,7 @@ Codebooks move by exponential averages and k-means, the fusion by gradients. Kno
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from genius.data.features import FeatureSet
@@ -27,6 +28,7 @@ def quantizer_config(model: ModelConfig) -> QuantizerConfig:
         gradient=model.gradient,
         published_revival=model.published_revival,
         encode_beam=model.encode_beam,
+        own_books_from=0 if model.shared or model.modality_code in ("nearest", "none") else model.own_books_from,
     )
 
 
@@ -87,16 +89,26 @@ class QuantizerStage(PairStage):
             symmetric=config.symmetric,
             all_positives=config.all_positives,
         )
-        z, modality = z[: 2 * size], self.pool[batch.targets].modality
+        modality = self.pool[batch.targets].modality
         loss = config.contrastive_weight * cl
         if self.step < self.first_quantized:
             return loss if config.contrastive_weight > 0 else cl * 0, logs
-        quantized = self.quantizer.quantize(z, modality.repeat(2))
+        quantized = self.quantizer.quantize(z[: 2 * size], modality.repeat(2))
         q_hat, c_hat = quantized.vectors.chunk(2)
         rq = residual_loss(quantized.residuals, quantized.chosen, config.reduction)
         mse = reconstruction_loss(q_hat, c_hat, config.reduction)
         loss = loss + config.rq_weight * rq + config.mse_weight * mse  # Eq. 8
         logs.update(rq=rq, mse=mse)
+        if config.codes_weight > 0:
+            wrong_hat = None
+            if batch.wrong is not None:
+                wrong_hat = F.normalize(self.quantizer.quantize(z[2 * size :], self.pool[batch.wrong].modality).vectors, dim=1)
+            ranking, _ = self.contrast(
+                batch, query, F.normalize(c_hat, dim=1), wrong_hat, temperature=config.temperature, symmetric=False,
+                all_positives=config.all_positives,
+            )  # fmt: skip
+            loss = loss + config.codes_weight * ranking
+            logs["codes"] = ranking
         if config.prefix_weight > 0:
             start = 1 if self.quantizer.config.labelled else 0  # a prefix of the modality alone ranks nothing
             prefix = prefix_distillation(
@@ -166,9 +178,7 @@ def prefix_recall(
     out = {}
     for length in range(2, quantizer.config.levels):
         prefixes, owner = torch.unique(codes[:, :length], dim=0, return_inverse=True)
-        total = quantizer.codebook(0)[prefixes[:, 0]]
-        for level in range(1, length):
-            total = total + quantizer.codebook(level)[prefixes[:, level]]
+        total = quantizer.decode_prefix(prefixes)
         found = nearest_rows(queries, nn.functional.normalize(total, dim=1), beams)
         out[f"prefix{length}_recall@{beams}"] = (found == owner[best][:, None]).any(1).float().mean().item()
     return out

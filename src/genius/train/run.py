@@ -108,10 +108,11 @@ def train_stages(config: TrainConfig, data: FeatureSet, runtime: Runtime, folder
     )
     search, tried = dict(config.search), {}
     if held_out is None or held_out_z is None:
-        search.setdefault("finish", WITHOUT_DATA)
+        search = WITHOUT_DATA | search
     elif {"finish", "geometry"} - search.keys():
         trial = Calibration(third.generator, quantizer, frozen.codes, frozen.pool, held_out_z, held_out)
-        for name, choose in (("finish", trial.finish), ("geometry", trial.geometry)):
+        trial.weight = float(search.get("geometry", 0.0))
+        for name, choose in (("geometry", trial.geometry), ("finish", trial.finish)):
             if name not in search:
                 search[name], found = choose()
                 tried.update(found)

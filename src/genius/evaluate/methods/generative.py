@@ -38,15 +38,17 @@ class Writer:
     level_sizes: tuple[int, ...]
     queries: Tensor  # (Q, D) what the generator reads
     modal: bool = True  # whether the first code says the modality
-    finish: float = 0.0  # of `SearchParams`: the model's own setting
+    finish: float = 0.0  # of `SearchParams`: the model's own settings
     leaves: int = 2000
+    geometry: float = 0.0
 
     @classmethod
     def of(cls, space: Space) -> Writer:
         model = space.model
         own = model_params(space)
         sizes = model.config.quantizer.level_sizes
-        return cls(model.generator, model.quantizer, space.codes, sizes, space.query_z, True, own.finish, own.leaves)
+        parts = (model.generator, model.quantizer, space.codes, sizes, space.query_z)
+        return cls(*parts, finish=own.finish, leaves=own.leaves, geometry=own.geometry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +72,15 @@ class Decodings:
     batch: int = 128  # queries decoded at once
     kept: dict[tuple[str, str, int, float, bool, float, bool, int], Found] = field(default_factory=dict)
 
-    def get(self, space: Space, writer: Writer, pool: Pool, queries: Ints, beams: int, geometry: float, generator: bool) -> Found:
+    def get(self, space: Space, writer: Writer, pool: Pool, queries: Ints, beams: int, generator: bool) -> Found:
         digest = Pool("queries", queries).digest
         told, written_by = space.target is not None, id(writer.generator)
-        key = (pool.digest, digest, beams, geometry, generator, writer.finish, told, written_by)
+        key = (pool.digest, digest, beams, writer.geometry, generator, writer.finish, told, written_by)
         if key not in self.kept:
-            self.kept[key] = self._decode(space, writer, pool, queries, beams, geometry, generator)
+            self.kept[key] = self._decode(space, writer, pool, queries, beams, generator)
         return self.kept[key]
 
-    def _decode(
-        self, space: Space, writer: Writer, pool: Pool, queries: Ints, beams: int, geometry: float, generator: bool
-    ) -> Found:
+    def _decode(self, space: Space, writer: Writer, pool: Pool, queries: Ints, beams: int, generator: bool) -> Found:
         codes = writer.codes[pool.rows]
         trie = CodeTrie.build(codes, writer.level_sizes)
         table = IdTable(codes, writer.level_sizes)
@@ -95,7 +95,7 @@ class Decodings:
                 writer.queries[part],
                 beams,
                 quantizer=writer.quantizer,
-                geometry=geometry,
+                geometry=writer.geometry,
                 finish=writer.finish,
                 leaves=writer.leaves,
                 target=None if space.target is None or not writer.modal else space.target[part],
@@ -123,9 +123,9 @@ class BeamMethod:
     decodings: Decodings
     beams: int = 50
     rerank: Literal["none", "embeddings", "codes"] = "none"
-    geometry: float = 0.0
     generator: bool = True
-    finish: float | None = None  # None: the model's own setting; 0: the decoder writes every code, as in the paper
+    geometry: float | None = None  # None: the model's own settings; 0: the decoder alone writes every code, as in the paper
+    finish: float | None = None
     sample: int = 0  # queries on which the survival of gold prefixes in the decoder's own beams is followed level by level
     writer: Writer | None = None  # None: the model under test
 
@@ -133,7 +133,9 @@ class BeamMethod:
         writer = self.writer or Writer.of(space)
         if self.finish is not None or not self.generator:
             writer = replace(writer, finish=self.finish or 0.0)  # geometry alone needs no other finish
-        found = self.decodings.get(space, writer, pool, queries, self.beams, self.geometry, self.generator)
+        if self.geometry is not None:
+            writer = replace(writer, geometry=self.geometry)
+        found = self.decodings.get(space, writer, pool, queries, self.beams, self.generator)
         start = time.perf_counter()
         candidates = items_of(found.table, found.ids)
         rows, scores = ranked(candidates, k, self._scores(space, writer, pool, queries, candidates))
@@ -172,9 +174,9 @@ class BeamMethod:
     ) -> list[float]:
         step = max(1, len(queries) // self.sample)
         picked = np.arange(0, len(queries), step)[: self.sample]
-        geometric = self.geometry > 0 or not self.generator
+        geometric = writer.geometry > 0 or not self.generator
         beam = PlainBeam(
-            table, writer.generator if self.generator else None, writer.quantizer if geometric else None, self.geometry
+            table, writer.generator if self.generator else None, writer.quantizer if geometric else None, writer.geometry
         )
         codes = writer.codes[pool.rows]
         gold = [codes[np.array(positives[i], dtype=np.int64)] for i in picked]
