@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -31,8 +33,10 @@ CPU = torch.device("cpu")
     reranker=st.sampled_from(["embeddings", "none"]),
     normalizer=st.sampled_from(["vocabulary", "level"]),
     targets=st.booleans(),
+    geometry=st.sampled_from([0.0, 0.7, 4.0]),
+    own_books=st.sampled_from([0, 1, 2]),
 )
-def test_equals_the_plain_search(seed, items, skew, beams, k, rerank, reranker, normalizer, targets) -> None:
+def test_equals_the_plain_search(seed, items, skew, beams, k, rerank, reranker, normalizer, targets, geometry, own_books) -> None:
     """Queries that are not flagged have the same rows and scores; flagged ones are left to the plain search."""
     rng = np.random.default_rng(seed)
     codes = np.stack([np.minimum((rng.random(items) ** skew * size).astype(np.int64), size - 1) for size in SIZES], axis=1)
@@ -41,8 +45,11 @@ def test_equals_the_plain_search(seed, items, skew, beams, k, rerank, reranker, 
     target = torch.from_numpy(rng.integers(-1, 3, 5)) if targets else None
     generator, trie = GENERATORS[normalizer], CodeTrie.build(codes, SIZES)
     params = SearchParams(beams=beams, rerank=rerank, reranker=reranker)
-    plain = SearchEngine(generator, tiny_quantizer(SIZES), trie, vectors).search(z, k=k, params=params, target=target)
-    graphs = GraphSearch(Decoder(generator, CPU), TrieView(trie, CPU), TorchOps(), vectors)
+    if not params.full_depth:  # where the search stops early the term is recorded too
+        params = replace(params, geometry=geometry)
+    quantizer = tiny_quantizer(SIZES, own_books_from=own_books)
+    plain = SearchEngine(generator, quantizer, trie, vectors).search(z, k=k, params=params, target=target)
+    graphs = GraphSearch(Decoder(generator, CPU), TrieView(trie, CPU), TorchOps(), vectors, quantizer=quantizer)
     with torch.inference_mode():
         found, flags = graphs.search(z, z, k, params, target)
     fine = ~flags

@@ -40,7 +40,7 @@ def test_the_weight_counts_and_zero_leaves_the_paper(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("gain", "chosen"), [(WORTH / 2, 0.0), (2 * WORTH, GEOMETRY[1])])
-def test_geometry_must_be_worth_leaving_the_recorded_graph(gain: float, chosen: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_geometry_must_be_worth_its_cost(gain: float, chosen: float, monkeypatch: pytest.MonkeyPatch) -> None:
     trial = Calibration.__new__(Calibration)
     trial.budget, trial.pool, trial.weight = 2000, torch.zeros(1, 1), 0.0
     monkeypatch.setattr(Calibration, "rows", lambda _, params: params.geometry)

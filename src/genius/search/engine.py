@@ -200,7 +200,7 @@ class SearchEngine:
             self.device.type == "cuda"
             and self.decoder is not None
             and params.generator
-            and params.geometry == 0
+            and (params.geometry == 0 or not params.full_depth)
             and not (params.finish > 0 and params.full_depth)
             and params.normalizer != "children"
             and params.reranker != "codes"
@@ -220,7 +220,7 @@ class SearchEngine:
             assert self.generator is not None and self.decoder is not None
             decoder = Decoder(self.generator, self.device, torch.float16) if fast else self.decoder
             vectors, scales = (None, None) if self.vectors is None else self.vectors.parts[0]
-            self._graphs[fast] = GraphSearch(decoder, self.base, TritonOps(), vectors, scales)
+            self._graphs[fast] = GraphSearch(decoder, self.base, TritonOps(), vectors, scales, self.quantizer)
         return self._graphs[fast]
 
     def _decoder(self, params: SearchParams) -> Decoder | None:

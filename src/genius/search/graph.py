@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from genius.model.quantizer import ResidualQuantizer
 from genius.search.decoder import Decoder
 from genius.search.params import SearchParams, SearchResult
 from genius.search.plan import Plan, plan_budget, plan_full_depth
@@ -25,9 +26,17 @@ class GraphSearch:
     """Recorded searches over one trie on one device, in one precision."""
 
     def __init__(
-        self, decoder: Decoder, view: TrieView, ops: Ops, vectors: Tensor | None = None, scales: Tensor | None = None
+        self,
+        decoder: Decoder,
+        view: TrieView,
+        ops: Ops,
+        vectors: Tensor | None = None,
+        scales: Tensor | None = None,
+        quantizer: ResidualQuantizer | None = None,
     ) -> None:
+        """`quantizer`: for the geometric term."""
         self.decoder, self.view, self.ops, self.vectors, self.scales = decoder, view, ops, vectors, scales
+        self.quantizer = quantizer
         self.recorded: dict[Shape, tuple[StaticSearch, torch.cuda.CUDAGraph | None]] = {}
         self.plans: dict[tuple[int, int, bool], Plan] = {}
 
@@ -80,11 +89,11 @@ class GraphSearch:
             self.plans[key] = course
         plan = self.plans[key]
         normalizer = self.decoder.config.normalizer if params.normalizer == "model" else params.normalizer
-        shape = Shape(bucket, params.beams, k, plan, params.reranker, normalizer, targets)
+        shape = Shape(bucket, params.beams, k, plan, params.reranker, normalizer, targets, params.geometry)
         if shape not in self.recorded:
             while len(self.recorded) >= MOST_GRAPHS:
                 self.recorded.pop(next(iter(self.recorded)))
-            static = StaticSearch(shape, self.decoder, self.view, self.ops, self.vectors, self.scales)
+            static = StaticSearch(shape, self.decoder, self.view, self.ops, self.vectors, self.scales, self.quantizer)
             self.recorded[shape] = (static, record(static) if self.decoder.device.type == "cuda" else None)
         return self.recorded[shape]
 

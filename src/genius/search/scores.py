@@ -69,7 +69,7 @@ class Scorer:
             if self.decoder is None:
                 return closeness[row, code]
             assert total is not None
-            total = total + self.weight * _zscore(closeness)[row, code]
+            total = total + self.weight * zscore(closeness)[row, code]
         assert total is not None
         return total
 
@@ -109,7 +109,7 @@ class Scorer:
             assert residual is not None
             for step in range(length):
                 closeness = self.books.closeness(level + step, residual, modality)
-                term = closeness if self.decoder is None else self.weight * _zscore(closeness)
+                term = closeness if self.decoder is None else self.weight * zscore(closeness)
                 total += term.gather(1, codes[:, step : step + 1])[:, 0]
                 residual = residual - self.books.vectors(level + step, codes[:, step], modality)
                 modality = codes[:, 0] if level + step == 0 else modality
@@ -133,7 +133,7 @@ class _Books:
         return self.quantizer.closeness(level, residual, modality)
 
 
-def _zscore(values: Tensor) -> Tensor:
+def zscore(values: Tensor) -> Tensor:
     """Over the level's codes, so that a beam with one child still says how good that child is."""
     centred = values - values.mean(1, keepdim=True)
     return centred / centred.square().mean(1, keepdim=True).sqrt().clamp(min=1e-6)

@@ -2,7 +2,8 @@
 
 Nothing here waits for the device or depends on values: beams fill slots (1, 3, B, B, ...), children are scattered into
 rows of -inf, every token's q, k and v stay where they were computed and beams point to their ancestors' slots.
-Queries that need another course than the plan's are flagged. Knows one trie, no filter, no delta, no geometry.
+Queries that need another course than the plan's are flagged. Knows one trie, no filter, no delta; geometry where the search
+stops early.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import torch
 from torch import Tensor
 
 from genius.model.generator import START
+from genius.model.quantizer import ResidualQuantizer
 from genius.search.decoder import Decoder
 from genius.search.params import Reranker
 from genius.search.plan import Plan
+from genius.search.static_geometry import StaticGeometry
 from genius.search.views import TrieView, widen
 
 
@@ -48,6 +51,7 @@ class Shape:
     reranker: Reranker
     normalizer: str  # "vocabulary" or "level"
     targets: bool  # whether some queries' targets are known
+    geometry: float = 0.0  # w of the geometric term
 
 
 class StaticSearch:
@@ -61,6 +65,7 @@ class StaticSearch:
         ops: Ops,
         vectors: Tensor | None = None,
         scales: Tensor | None = None,
+        quantizer: ResidualQuantizer | None = None,
     ) -> None:
         self.shape, self.decoder, self.view, self.ops = shape, decoder, view, ops
         self.vectors, self.scales = vectors, scales
@@ -70,6 +75,12 @@ class StaticSearch:
         self.dense = torch.zeros(shape.queries, config.width if vectors is None else vectors.shape[1], device=device)
         self.target = torch.full((shape.queries,), -1, dtype=torch.long, device=device)
         self.query = torch.arange(shape.queries, device=device)[:, None]
+        self.geometry: StaticGeometry | None = None
+        if shape.geometry > 0:
+            assert quantizer is not None and shape.plan.budget
+            self.geometry = StaticGeometry(quantizer, shape.geometry, device)
+        self.residual: Tensor | None = None  # (Q, n, D) z minus the codes chosen, while a search with geometry runs
+        self.modality: Tensor | None = None  # (Q, n) first codes
         self.bias = decoder.bias[0, :, :, 0].float().contiguous()  # (heads, M) by distance
         self.zero = torch.zeros(config.d_ff, dtype=decoder.dtype, device=device)
         self.offsets = torch.tensor(config.offsets, device=device)
@@ -120,6 +131,7 @@ class StaticSearch:
         ancestors = torch.empty(queries, 1, 0, dtype=torch.int32, device=device)
         tokens = torch.full((queries, 1), START, dtype=torch.long, device=device)
         first, begin = 0, 0
+        self.residual, self.modality = None if self.geometry is None else self.z[:, None], None
         if self.paired:
             h, score, lo, hi, ancestors = self._first_pair(cross)
             first, begin = 2 * queries * self.widths[1], 1
@@ -132,6 +144,7 @@ class StaticSearch:
             self.flags |= torch.isnan(score).any(1)
             alive = score > -torch.inf
             parent_row = torch.where(alive, self.query * width + parent, -1)
+            self._follow(level, parent, code)
             if level + 1 in shape.plan.stops:
                 self._stop(level + 1, worth, lo, hi, width, parent_row, code)
             lo, hi = self._find(level, lo, hi, parent_row, code)
@@ -163,6 +176,7 @@ class StaticSearch:
         score = self._worth(0, h[:, 0, 0].contiguous(), torch.zeros_like(lo, dtype=torch.float32), lo, hi)  # (Q, K_0)
         self.flags |= torch.isnan(score).any(1)
         lo, hi = self._find(0, lo, hi, torch.where(score > -torch.inf, self.query.expand(queries, width), -1), codes.contiguous())
+        self._follow(0, torch.zeros_like(codes), codes)
         slots = torch.arange(2 * queries * width, dtype=torch.int32, device=self.device).view(queries, width, 2)
         return h[:, :, 1].contiguous().view(queries * width, -1), score, lo, hi, slots
 
@@ -171,12 +185,26 @@ class StaticSearch:
         logits = self.ops.logits(h, self.decoder.level_head(level))
         whole = self.shape.normalizer == "vocabulary"
         normalizer = self.ops.log_normalizer(h, self.decoder.head) if whole else logits.logsumexp(1)
+        if self.geometry is not None:
+            assert self.residual is not None
+            modality = None if self.modality is None else self.modality.flatten()
+            near = self.geometry.term(level, self.residual.flatten(0, 1), modality)
+            logits = logits if near is None else logits + near  # after the normaliser: it is of log p alone
         worth = self.ops.expand(logits, score.flatten() - normalizer, lo.flatten(), hi.flatten(), self._codes(level))
         if level == 0 and self.shape.targets:  # a known target is given, not scored
             chosen = torch.arange(worth.shape[1], device=self.device) == self.target[:, None]
             given = torch.where(chosen & (worth > -torch.inf), 0.0, -torch.inf)
             worth = torch.where(self.target[:, None] >= 0, given, worth)
         return worth
+
+    def _follow(self, level: int, parent: Tensor, code: Tensor) -> None:
+        """What is left of z after `code` (Q, n), chosen below beams `parent` (Q, n)."""
+        if self.geometry is None:
+            return
+        assert self.residual is not None
+        before = None if self.modality is None else self.modality[self.query, parent]
+        self.residual = self.residual[self.query, parent] - self.geometry.vectors(level, code, before)
+        self.modality = code if before is None else before
 
     def _codes(self, level: int) -> Tensor:
         return self.view.node_codes[level] if level < self.view.top else self.view.tails[:, level - self.view.top]

@@ -20,7 +20,7 @@ from genius.train.validate import hit_rates, nearest_rows
 WEIGHTS = (15.0, 40.0, 100.0, 300.0, 1000.0)  # nats per unit of cosine
 WITHOUT_DATA = {"finish": 300.0, "geometry": 1.0}  # where nothing is held out
 GEOMETRY = (0.0, 0.5, 1.0, 2.0, 4.0)
-WORTH = 0.005  # that geometry must add to the default search: without it, a GPU searches in one recorded graph
+WORTH = 0.005  # that geometry must add to the default search: without it a step is cheaper
 QUERIES = 600  # looked at, the same number of each task where there are enough
 
 

@@ -63,7 +63,7 @@ class ModelConfig:
     published_revival: bool = False
     encode_beam: int = 1  # partial codes kept while encoding items
     # > 0: from this level on every modality has codebooks of its own, where its code is told; 0: one a level, as the paper
-    own_books_from: int = 2
+    own_books_from: int = 1
     decoder: str = "mini"  # tiny, compact, mini, small, base, large
     prefix_tokens: int = 16  # N of Eq. 9
     dropout: float = 0.1
