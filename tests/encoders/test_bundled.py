@@ -23,6 +23,11 @@ def test_it_fits_in_25_megabytes_and_has_its_card() -> None:
     ).read_text(encoding="utf-8")
 
 
+def test_a_new_version_of_the_library_still_opens_indexes_built_with_it() -> None:
+    """An index refuses another model's codes: a field that is new in the config must not make the same weights another model."""
+    assert Genius.from_pretrained("bundled:mini").fingerprint() == "baadb75d6abf0a17035ca23b20861232"
+
+
 def test_saving_the_loaded_model_keeps_its_fingerprint(tmp_path: Path) -> None:
     model = Genius.from_pretrained("bundled:mini")
     model.save_pretrained(tmp_path, dtype=torch.int8)

@@ -136,7 +136,7 @@ class Genius(nn.Module):
 
     def fingerprint(self) -> str:
         """Hex digest of the configuration and every weight, the encoder's included. Changes when any of them does."""
-        digest = hashlib.sha256(json.dumps(to_dict(_identity(self.config)), sort_keys=True).encode())
+        digest = hashlib.sha256(json.dumps(_identity(self.config), sort_keys=True).encode())
         for name, tensor in sorted(self.state_dict().items()):
             digest.update(name.encode())
             digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
@@ -191,9 +191,12 @@ class Genius(nn.Module):
         self.load_state_dict(tensors)
 
 
-def _identity(config: GeniusConfig) -> GeniusConfig:
+def _identity(config: GeniusConfig) -> dict[str, Any]:
     """The part of the configuration that decides codes and embeddings: search defaults may change freely."""
-    return dataclasses.replace(config, search={}, encoder=None)
+    values: dict[str, Any] = to_dict(dataclasses.replace(config, search={}, encoder=None))
+    if not config.quantizer.own_books_from:
+        del values["quantizer"]["own_books_from"]  # younger than the first models: indexes built with those must still open
+    return values
 
 
 def _read_config(directory: Path) -> GeniusConfig:
