@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from genius.cli import app
 from genius.errors import GeniusError
 from genius.features import Features
+from genius.model.genius import Genius
 from genius.train.config import BUILTIN, CONFIGS, TrainConfig, builtin_names, read_train_config
 from genius.train.run import train
 from genius.train.sizes import choose_level_sizes
@@ -24,7 +25,7 @@ def test_every_builtin_config_is_valid(name: str) -> None:
     assert isinstance(read_train_config(BUILTIN + name), TrainConfig)
 
 
-@pytest.mark.parametrize("name", [n for n in builtin_names() if n not in ("tiny", "paper")])
+@pytest.mark.parametrize("name", [n for n in builtin_names() if n not in ("tiny", "paper", "default")])
 def test_ablations_change_one_line(name: str) -> None:
     lines = [line for line in (CONFIGS / f"{name}.toml").read_text().splitlines() if line and not line.startswith("#")]
     assert len(lines) == 2 and lines[0].startswith("base = ")
@@ -133,6 +134,19 @@ def test_tiny_in_full_from_the_command_line(tmp_path: Path) -> None:
 )
 def test_codebook_sizes_fit_the_pool(counts: list[int], sizes: tuple[int, ...]) -> None:
     assert choose_level_sizes(counts) == sizes
+
+
+def test_the_recommended_recipe_follows_the_data(tmp_path: Path) -> None:
+    """builtin:default, only shorter: width, code sizes and search settings come from the data."""
+    few = {"quantizer.steps": 6, "generator.steps": 6, "quantizer.batch": 32, "generator.batch": 16, "model.decoder": "tiny"}
+    config = read_train_config("builtin:default", {**few, "output": str(tmp_path / "model")})
+    data = small_data()
+    trained = train(config, data, quiet=True)
+    assert trained.model.config.width == data.pool.width and trained.heads is None
+    assert trained.model.config.quantizer.own_books_from == 1
+    assert {"finish", "geometry"} <= trained.model.config.search.keys()
+    found = Genius.from_pretrained(tmp_path / "model").encode(data.pool)
+    assert found.shape == (len(data.pool), 9)
 
 
 def test_sizes_are_chosen_where_the_config_names_none(tmp_path: Path) -> None:

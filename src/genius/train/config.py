@@ -53,7 +53,7 @@ class LoopConfig:
 class ModelConfig:
     """Sizes of what is trained. The paper's: width 768, projection 2560, hidden 5120, 3 + 8 x 4096, decoder small."""
 
-    width: int = 256  # of encoder vectors and z
+    width: int = 0  # of encoder vectors and z; 0: that of the features (with heads: 256)
     projection: int = 512  # of the fusion
     hidden: int = 1024  # of the fusion
     level_sizes: tuple[int, ...] = ()  # of every level, the modality first; empty: chosen by the size of the pool

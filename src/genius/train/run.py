@@ -36,6 +36,7 @@ from genius.train.sources import check_source, load_source
 from genius.train.validate import split
 
 TRAINING, CONFIG, HEADS = "training", "config.json", "heads.safetensors"
+HEADS_WIDTH = 256  # of heads where the config names none
 
 
 @dataclass
@@ -75,8 +76,8 @@ def train(config: TrainConfig, data: FeatureSet | None = None, *, quiet: bool = 
 
 def train_stages(config: TrainConfig, data: FeatureSet, runtime: Runtime, folder: Path) -> Trained:
     """The three stages on features in memory."""
-    check(data, config)
     config = with_sizes(config, data, runtime)
+    check(data, config)
     metrics: dict[str, dict[str, float]] = {}
     kept, held_out = split(data, config.validation, config.validation_limit, config.seed)
     heads = None
@@ -124,12 +125,15 @@ def train_stages(config: TrainConfig, data: FeatureSet, runtime: Runtime, folder
 
 
 def with_sizes(config: TrainConfig, data: FeatureSet, runtime: Runtime) -> TrainConfig:
-    """The config with codebook sizes, chosen by the pool where it names none."""
-    if config.model.level_sizes:
-        return config
-    sizes = choose_level_sizes(torch.bincount(data.pool.modality, minlength=3).tolist())
-    runtime.journal.note(f"level_sizes = {list(sizes)}")
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, level_sizes=sizes))
+    """The config with the width of z and the codebook sizes, chosen by the data where it names none."""
+    width, sizes = config.model.width, config.model.level_sizes
+    if not width:
+        width = HEADS_WIDTH if config.encoder.train == "heads" else data.pool.width
+        runtime.journal.note(f"width = {width}")
+    if not sizes:
+        sizes = choose_level_sizes(torch.bincount(data.pool.modality, minlength=3).tolist())
+        runtime.journal.note(f"level_sizes = {list(sizes)}")
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, width=width, level_sizes=sizes))
 
 
 def assemble(config: TrainConfig, second: QuantizerStage, third: GeneratorStage, search: dict[str, Any]) -> Genius:
