@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from train_fixtures import small_config, small_data
 
 from genius.search import SearchParams
+from genius.train import validate
 from genius.train.calibrate import GEOMETRY, WEIGHTS, WORTH, Calibration
 from genius.train.quantizer import QuantizerStage
 
@@ -60,3 +61,12 @@ def test_of_equally_good_finishes_the_middle_one(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Calibration, "rows", rows)
     monkeypatch.setattr(Calibration, "hit", lambda _, finish: float(finish >= WEIGHTS[1]))
     assert trial.finish()[0] == WEIGHTS[1:][(len(WEIGHTS) - 1) // 2]
+
+
+def test_exhaustive_ranks_do_not_depend_on_how_much_is_held_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = torch.Generator().manual_seed(0)
+    queries, pool = torch.randn(7, 4, generator=random), torch.randn(30, 4, generator=random)
+    whole = validate.nearest_rows(queries, pool, 5)
+    monkeypatch.setattr(validate, "SCORES", 70)  # two queries at a time
+    assert torch.equal(validate.nearest_rows(queries, pool, 5), whole)
+    assert torch.equal(whole, (queries @ pool.T).argsort(dim=1, descending=True)[:, :5])

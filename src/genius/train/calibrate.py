@@ -38,6 +38,7 @@ class Calibration:
         budget: int = 2000,  # items that a search may look at
     ) -> None:
         self.budget, self.pool, self.weight = budget, pool, 0.0
+        self.best: Tensor | None = None  # (Q, 5) of an exhaustive search, once it is asked for
         picked = _of_each_task(held_out.tasks)
         self.asked, self.data = queries[picked.to(queries.device)], held_out.take_queries(picked)
         trie = CodeTrie.build(codes.cpu().numpy(), quantizer.config.level_sizes)
@@ -53,8 +54,9 @@ class Calibration:
     def kept(self, rows: Tensor) -> float:
         """The share of an exhaustive search's five best items that `rows` (Q, 5) hold."""
         assert self.pool is not None
-        best = nearest_rows(self.asked, self.pool, 5).cpu()
-        return (best[:, :, None] == rows[:, None]).any(2).float().mean().item()
+        if self.best is None:
+            self.best = nearest_rows(self.asked, self.pool, 5).cpu()
+        return (self.best[:, :, None] == rows[:, None]).any(2).float().mean().item()
 
     def finish(self, beams: int = 50) -> tuple[float, dict[str, float]]:
         """The weight of nearness with the best hit@5 of plain GENIUS, and what each one gave."""

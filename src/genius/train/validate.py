@@ -10,6 +10,7 @@ from genius.model.generator import Generator
 from genius.model.quantizer import ResidualQuantizer
 
 AT = (1, 5, 10)
+SCORES = 2**28  # products held at a time: a gigabyte
 
 
 def split(data: FeatureSet, share: float, limit: int, seed: int) -> tuple[FeatureSet, FeatureSet | None]:
@@ -22,8 +23,9 @@ def split(data: FeatureSet, share: float, limit: int, seed: int) -> tuple[Featur
 
 
 def nearest_rows(queries: Tensor, pool: Tensor, k: int, chunk: int = 2048) -> Tensor:
-    """(Q, k) rows of the pool by inner product, best first."""
+    """(Q, k) rows of the pool by inner product, best first. At most a gigabyte of products at a time."""
     k = min(k, pool.shape[0])
+    chunk = max(1, min(chunk, SCORES // max(pool.shape[0], 1)))
     return torch.cat([(q @ pool.T).topk(k, dim=1).indices for q in queries.split(chunk)])
 
 
