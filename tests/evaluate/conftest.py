@@ -13,6 +13,7 @@ from genius.data.features import FeatureSet
 from genius.data.mbeir import MBeir
 from genius.data.shapes import ShapesEncoder
 from genius.data.synthetic import write_synthetic_mbeir
+from genius.model.genius import Genius
 
 QUICK: dict[str, Any] = {
     "quantizer.steps": 2, "quantizer.batch": 64, "generator.steps": 2, "generator.batch": 64, "validation": 0.0,
@@ -46,3 +47,16 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     config = read_train_config("builtin:tiny", changes)
     train(config, FeatureSet.load(place / "train"), quiet=True)
     return World(root, place / "train", place / "test", place / "model", QUICK)
+
+
+@pytest.fixture
+def seeing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model of the small world with an encoder, so that datasets can be named."""
+    real = Genius.from_pretrained
+
+    def with_encoder(source: str, **options: Any) -> Genius:
+        model = real(source, **options)
+        model.__dict__["encoder"] = ShapesEncoder(32)
+        return model
+
+    monkeypatch.setattr(Genius, "from_pretrained", with_encoder)

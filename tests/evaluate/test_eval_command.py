@@ -133,18 +133,8 @@ def test_extraction_command(world: World, tmp_path: Path, monkeypatch: pytest.Mo
     assert "no M-BEIR queries" in missing.output
 
 
-def test_a_models_own_encoder_extracts_into_the_cache(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from genius.data.shapes import ShapesEncoder
-    from genius.model.genius import Genius
-
-    real = Genius.from_pretrained
-
-    def with_encoder(source: str, **options: Any) -> Genius:
-        model = real(source, **options)
-        model.__dict__["encoder"] = ShapesEncoder(32)
-        return model
-
-    monkeypatch.setattr(Genius, "from_pretrained", with_encoder)
+@pytest.mark.usefixtures("seeing")
+def test_a_models_own_encoder_extracts_into_the_cache(world: World, tmp_path: Path) -> None:
     arguments = ["eval", str(world.model), f"mbeir:{world.root}", "--methods", "dense", "--bootstrap", "0", "--json"]
     one = json.loads(call(*arguments, "--cache", str(tmp_path)).stdout.strip().splitlines()[-1])
     two = json.loads(call("eval", str(world.model), str(world.test), *arguments[3:]).stdout.strip().splitlines()[-1])

@@ -16,11 +16,9 @@ from typer.testing import CliRunner
 from genius.cli import app
 from genius.data.features import FeatureSet
 from genius.data.mbeir import MBeir
-from genius.data.shapes import ShapesEncoder
 from genius.encoders.registry import load_encoder
 from genius.instructions import format_text, query_text
 from genius.model.fusion import score_fusion
-from genius.model.genius import Genius
 from genius.types import load_image
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
@@ -34,19 +32,6 @@ World = Any  # tests/evaluate/conftest.py
 def checkpoints(tmp_path: Path) -> dict[str, Path]:
     kinds = ("sf", "ff")
     return {f"BLIP-{kind.upper()}": write_checkpoint(blip(kind), tmp_path / "uniir" / f"blip_{kind}_large.pth") for kind in kinds}
-
-
-@pytest.fixture
-def seeing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model of the small world with an encoder, so that datasets can be named."""
-    real = Genius.from_pretrained
-
-    def with_encoder(source: str, **options: Any) -> Genius:
-        model = real(source, **options)
-        model.__dict__["encoder"] = ShapesEncoder(32)
-        return model
-
-    monkeypatch.setattr(Genius, "from_pretrained", with_encoder)
 
 
 def call(*arguments: str, code: int = 0) -> Any:

@@ -14,6 +14,7 @@ from search_reference import tiny_generator, tiny_quantizer
 from genius.search import CodeTrie, SearchEngine, SearchParams
 from genius.search.decoder import Decoder
 from genius.search.graph import GraphSearch
+from genius.search.static import Parts
 from genius.search.static_ops import TorchOps
 from genius.search.views import TrieView
 
@@ -49,7 +50,7 @@ def test_equals_the_plain_search(seed, items, skew, beams, k, rerank, reranker, 
         params = replace(params, geometry=geometry)
     quantizer = tiny_quantizer(SIZES, own_books_from=own_books)
     plain = SearchEngine(generator, quantizer, trie, vectors).search(z, k=k, params=params, target=target)
-    graphs = GraphSearch(Decoder(generator, CPU), TrieView(trie, CPU), TorchOps(), vectors, quantizer=quantizer)
+    graphs = GraphSearch(Parts(Decoder(generator, CPU), TrieView(trie, CPU), TorchOps(), vectors, quantizer=quantizer))
     with torch.inference_mode():
         found, flags = graphs.search(z, z, k, params, target)
     fine = ~flags
@@ -67,7 +68,7 @@ def test_plans_rarely_flag(rerank: int) -> None:
     codes = np.stack([rng.integers(0, size, 2000) for size in SIZES], axis=1)
     trie = CodeTrie.build(codes, SIZES)
     vectors = torch.randn(2000, 8)
-    graphs = GraphSearch(Decoder(GENERATORS["level"], CPU), TrieView(trie, CPU), TorchOps(), vectors)
+    graphs = GraphSearch(Parts(Decoder(GENERATORS["level"], CPU), TrieView(trie, CPU), TorchOps(), vectors))
     z = torch.randn(40, 8)
     with torch.inference_mode():
         _, flags = graphs.search(z, z, 3, SearchParams(beams=5, rerank=rerank), None)

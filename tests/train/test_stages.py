@@ -86,7 +86,12 @@ def test_all_stages_train_and_the_model_loads_again(tmp_path: Path) -> None:
         {"model__modality_code": "nearest", "model__published_revival": True, "quantizer__all_positives": False},
         {"model__shared": True},
         {"model__encode_beam": 3},
-        {"generator__augmentation": "sqrt-per-dimension", "generator__codebook_scale": 100.0, "model__own_books_from": 0},
+        {
+            "generator__augmentation": "sqrt-per-dimension",
+            "generator__codebook_scale": 100.0,
+            "model__own_books_from": 0,
+            "model__normalizer": "vocabulary",
+        },
         {"generator__distill_weight": 0.5, "generator__ranking_weight": 0.5, "generator__modality_dropout": 0.5},
         {
             "quantizer__contrastive_weight": 0.0,

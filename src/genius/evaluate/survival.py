@@ -61,8 +61,6 @@ class PlainBeam:
             hidden, _ = self.generator.hidden(tokens, shared)
             total = total + self.generator.log_probs(hidden[:, -1], level)
         if self.quantizer is not None and (self.geometry > 0 or self.generator is None):
-            if level == 0 and self.quantizer.config.labelled:
-                return total.double().cpu().numpy()  # the modality is told, not near
             residual = z[None].expand(n, -1)
             if level:
                 residual = residual - self.quantizer.decode_prefix(chosen)

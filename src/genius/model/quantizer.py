@@ -144,7 +144,7 @@ class ResidualQuantizer(nn.Module):
         for level in range(self.config.levels):
             code = self._pick(residual, level, modality)
             codes.append(code)
-            residual = residual - self._vectors(level, code, modality)  # Eq. 6
+            residual = residual - self.vectors(level, code, modality)  # Eq. 6
         return torch.stack(codes, dim=1)
 
     def _pick(self, residual: Tensor, level: int, modality: Tensor | None) -> Tensor:
@@ -161,7 +161,8 @@ class ResidualQuantizer(nn.Module):
             code[own] = search(residual[own], self.book_of(level, kind))
         return code
 
-    def _vectors(self, level: int, code: Tensor, modality: Tensor | None) -> Tensor:
+    def vectors(self, level: int, code: Tensor, modality: Tensor | None) -> Tensor:
+        """Code vectors (..., D) of codes (...) whose first codes are `modality` (...; None: level 0, or no modality)."""
         return self.codebook(level)[code if modality is None else self.rows_of(level, code, modality)]
 
     def _encode_beam(self, z: Tensor, modality: Tensor | None) -> Tensor:
@@ -203,11 +204,14 @@ class ResidualQuantizer(nn.Module):
         """Sum of the code vectors of the first codes (N, l), l at least 1: (N, D). Codes are not checked."""
         out = self.codebook(0)[codes[:, 0]]
         for level in range(1, codes.shape[1]):
-            out = out + self._vectors(level, codes[:, level], codes[:, 0])
+            out = out + self.vectors(level, codes[:, level], codes[:, 0])
         return out
 
     def closeness(self, level: int, residual: Tensor, modality: Tensor | None) -> Tensor:
-        """2 r.c - |c|^2 = |r|^2 - |r - c|^2 for every code of the level: (N, K). `modality` (N,) is the first code."""
+        """2 r.c - |c|^2 = |r|^2 - |r - c|^2 for every code of the level: (N, K). `modality` (N,) is the first code, None at
+        level 0. Summed over levels it is |z|^2 - |z - reconstruction|^2."""
+        if level == 0 and self.config.labelled:
+            return residual.new_zeros(len(residual), self.config.level_sizes[0])  # the modality is told, not near
         if modality is None or not self.config.own_books(level):
             book = self.codebook(level)
             return 2 * residual @ book.T - book.square().sum(1)
@@ -244,7 +248,7 @@ class ResidualQuantizer(nn.Module):
         codes, residuals, chosen, prefixes = [], [], [], []
         for level in range(self.config.levels):
             code = self._pick(residual.detach(), level, modality)
-            vector = self._vectors(level, code, modality)
+            vector = self.vectors(level, code, modality)
             codes.append(code)
             residuals.append(residual)
             chosen.append(vector)
@@ -331,7 +335,7 @@ class ResidualQuantizer(nn.Module):
             if not (self.config.shared and level > 1):
                 self._initialise_level(level, residual, modality, iterations, seed + level)
             code = self._pick(residual, level, modality)
-            residual = residual - self._vectors(level, code, modality)
+            residual = residual - self.vectors(level, code, modality)
 
     def _initialise_level(self, level: int, residual: Tensor, modality: Tensor | None, iterations: int, seed: int) -> None:
         size = self.config.level_sizes[level]

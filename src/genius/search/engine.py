@@ -22,9 +22,10 @@ from genius.search.decoder import Decoder, Int8Decoder
 from genius.search.finish import Nearness, finish_by_nearness
 from genius.search.graph import GraphSearch
 from genius.search.params import SearchParams, SearchResult
-from genius.search.rerank import Int8Rows, Rows, Vectors, code_scores, top_rows
+from genius.search.rerank import Int8Rows, Rows, Vectors, top_rows
 from genius.search.scores import Scorer
 from genius.search.state import Beams
+from genius.search.static import Parts
 from genius.search.trie import CodeTrie
 from genius.search.views import Forest, TrieView
 
@@ -220,7 +221,7 @@ class SearchEngine:
             assert self.generator is not None and self.decoder is not None
             decoder = Decoder(self.generator, self.device, torch.float16) if fast else self.decoder
             vectors, scales = (None, None) if self.vectors is None else self.vectors.parts[0]
-            self._graphs[fast] = GraphSearch(decoder, self.base, TritonOps(), vectors, scales, self.quantizer)
+            self._graphs[fast] = GraphSearch(Parts(decoder, self.base, TritonOps(), vectors, scales, self.quantizer))
         return self._graphs[fast]
 
     def _decoder(self, params: SearchParams) -> Decoder | None:
@@ -331,8 +332,7 @@ class SearchEngine:
             assert self.vectors is not None
             score = self.vectors.dots(dense, owner, row)
         else:
-            assert self.quantizer is not None
-            score = code_scores(self.quantizer, z, owner, self._codes(row))
+            score = self._near().cosine(z, owner, self._codes(row))
         return top_rows(owner, row, score, group, k)
 
     def _codes(self, row: Tensor) -> Tensor:

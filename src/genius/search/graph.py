@@ -9,12 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from genius.model.quantizer import ResidualQuantizer
-from genius.search.decoder import Decoder
 from genius.search.params import SearchParams, SearchResult
 from genius.search.plan import Plan, plan_budget, plan_full_depth
-from genius.search.static import Ops, Shape, StaticSearch
-from genius.search.views import TrieView
+from genius.search.static import Parts, Shape, StaticSearch
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 HASTY = 8  # up to this batch the course may leave out a step that few queries need
@@ -25,18 +22,8 @@ MOST_GRAPHS = 24  # recorded searches kept; the oldest goes first
 class GraphSearch:
     """Recorded searches over one trie on one device, in one precision."""
 
-    def __init__(
-        self,
-        decoder: Decoder,
-        view: TrieView,
-        ops: Ops,
-        vectors: Tensor | None = None,
-        scales: Tensor | None = None,
-        quantizer: ResidualQuantizer | None = None,
-    ) -> None:
-        """`quantizer`: for the geometric term."""
-        self.decoder, self.view, self.ops, self.vectors, self.scales = decoder, view, ops, vectors, scales
-        self.quantizer = quantizer
+    def __init__(self, parts: Parts) -> None:
+        self.parts, self.view, self.decoder = parts, parts.view, parts.decoder
         self.recorded: dict[Shape, tuple[StaticSearch, torch.cuda.CUDAGraph | None]] = {}
         self.plans: dict[tuple[int, int, bool], Plan] = {}
 
@@ -93,7 +80,7 @@ class GraphSearch:
         if shape not in self.recorded:
             while len(self.recorded) >= MOST_GRAPHS:
                 self.recorded.pop(next(iter(self.recorded)))
-            static = StaticSearch(shape, self.decoder, self.view, self.ops, self.vectors, self.scales, self.quantizer)
+            static = StaticSearch(shape, self.parts)
             self.recorded[shape] = (static, record(static) if self.decoder.device.type == "cuda" else None)
         return self.recorded[shape]
 

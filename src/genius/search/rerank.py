@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from genius.errors import GeniusError
-from genius.model.quantizer import ResidualQuantizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,22 +93,6 @@ class Vectors:
         values, scales = self.parts[part]
         taken = values.index_select(0, row).float()  # three times as fast as values[row] on a CPU
         return taken if scales is None else taken * scales[row][:, None]
-
-
-def code_scores(quantizer: ResidualQuantizer, z: Tensor, owner: Tensor, codes: Tensor) -> Tensor:
-    """Cosine of the query and the codes' reconstruction r: z.r / |r|, from tables alone. codes (C, M) -> (C,).
-
-    z.r is a sum of looked-up z.c; |r|^2 comes from the reconstruction of the few candidates.
-    """
-    numerator = torch.zeros(len(codes), device=z.device)
-    total = torch.zeros(len(codes), z.shape[1], device=z.device)
-    for level, book in enumerate(quantizer.codebooks):
-        rows = quantizer.rows_of(level, codes[:, level], codes[:, 0])
-        table = z @ book.to(z).T  # (Q, K)
-        numerator += table[owner, rows]
-        total += book.to(z)[rows]
-    length: Tensor = total.norm(dim=1).clamp(min=1e-12)
-    return numerator / length
 
 
 def top_rows(owner: Tensor, row: Tensor, score: Tensor, queries: int, k: int) -> tuple[Tensor, Tensor, Tensor]:

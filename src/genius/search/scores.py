@@ -36,7 +36,7 @@ class Scorer:
         self.weight = geometry
         chosen = decoder.config.normalizer if decoder is not None and normalizer == "model" else normalizer
         self.normalizer: str = chosen
-        self.books = None if quantizer is None or (decoder is not None and geometry == 0) else _Books(quantizer)
+        self.books = None if decoder is not None and geometry == 0 else quantizer
 
     @property
     def geometric(self) -> bool:
@@ -114,23 +114,6 @@ class Scorer:
                 residual = residual - self.books.vectors(level + step, codes[:, step], modality)
                 modality = codes[:, 0] if level + step == 0 else modality
         return total
-
-
-class _Books:
-    """Codebooks for the geometric term. Level 0 takes no part in it where it says the modality: that is told, not near."""
-
-    def __init__(self, quantizer: ResidualQuantizer) -> None:
-        self.quantizer = quantizer
-
-    def vectors(self, level: int, codes: Tensor, modality: Tensor | None) -> Tensor:
-        rows = codes if modality is None else self.quantizer.rows_of(level, codes, modality)
-        return self.quantizer.codebook(level).float()[rows]
-
-    def closeness(self, level: int, residual: Tensor, modality: Tensor | None) -> Tensor:
-        """2 r.c - |c|^2 for every code of the level: (R, K). Summed over levels it is |z|^2 - |z - reconstruction|^2."""
-        if level == 0 and self.quantizer.config.labelled:
-            return residual.new_zeros(len(residual), self.quantizer.config.level_sizes[0])
-        return self.quantizer.closeness(level, residual, modality)
 
 
 def zscore(values: Tensor) -> Tensor:

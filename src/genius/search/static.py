@@ -54,21 +54,25 @@ class Shape:
     geometry: float = 0.0  # w of the geometric term
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What is searched with: one decoder over one trie on one device."""
+
+    decoder: Decoder
+    view: TrieView
+    ops: Ops
+    vectors: Tensor | None = None  # (N, D) for re-ranking
+    scales: Tensor | None = None  # (N,) of int8 vectors
+    quantizer: ResidualQuantizer | None = None  # for the geometric term
+
+
 class StaticSearch:
     """Buffers and course of one `Shape`. Fill `z`, `dense`, `target`, call `run`, read the results."""
 
-    def __init__(
-        self,
-        shape: Shape,
-        decoder: Decoder,
-        view: TrieView,
-        ops: Ops,
-        vectors: Tensor | None = None,
-        scales: Tensor | None = None,
-        quantizer: ResidualQuantizer | None = None,
-    ) -> None:
-        self.shape, self.decoder, self.view, self.ops = shape, decoder, view, ops
-        self.vectors, self.scales = vectors, scales
+    def __init__(self, shape: Shape, parts: Parts) -> None:
+        decoder, vectors = parts.decoder, parts.vectors
+        self.shape, self.decoder, self.view, self.ops = shape, decoder, parts.view, parts.ops
+        self.vectors, self.scales = vectors, parts.scales
         config, device = decoder.config, decoder.device
         self.config, self.levels, self.device = config, config.levels, device
         self.z = torch.zeros(shape.queries, config.width, device=device)
@@ -77,8 +81,8 @@ class StaticSearch:
         self.query = torch.arange(shape.queries, device=device)[:, None]
         self.geometry: StaticGeometry | None = None
         if shape.geometry > 0:
-            assert quantizer is not None and shape.plan.budget
-            self.geometry = StaticGeometry(quantizer, shape.geometry, device)
+            assert parts.quantizer is not None and shape.plan.budget
+            self.geometry = StaticGeometry(parts.quantizer, shape.geometry, device)
         self.residual: Tensor | None = None  # (Q, n, D) z minus the codes chosen, while a search with geometry runs
         self.modality: Tensor | None = None  # (Q, n) first codes
         self.bias = decoder.bias[0, :, :, 0].float().contiguous()  # (heads, M) by distance
@@ -203,7 +207,7 @@ class StaticSearch:
             return
         assert self.residual is not None
         before = None if self.modality is None else self.modality[self.query, parent]
-        self.residual = self.residual[self.query, parent] - self.geometry.vectors(level, code, before)
+        self.residual = self.residual[self.query, parent] - self.geometry.quantizer.vectors(level, code, before)
         self.modality = code if before is None else before
 
     def _codes(self, level: int) -> Tensor:

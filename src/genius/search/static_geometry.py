@@ -18,8 +18,6 @@ class StaticGeometry:
 
     def __init__(self, quantizer: ResidualQuantizer, weight: float, device: torch.device) -> None:
         self.quantizer, self.weight = quantizer, weight
-        self.books = [book.detach().to(device, torch.float32) for book in quantizer.codebooks]
-        self.squares = [book.square().sum(1) for book in self.books]
         self.kinds = torch.arange(3, device=device)
 
     def term(self, level: int, residual: Tensor, modality: Tensor | None) -> Tensor | None:
@@ -27,15 +25,11 @@ class StaticGeometry:
         config = self.quantizer.config
         if level == 0 and config.labelled:
             return None  # the modality is told, not near
-        book, squares = self.books[level], self.squares[level]
         if modality is None or not config.own_books(level):
-            return self.weight * zscore(2 * residual @ book.T - squares)
+            return self.weight * zscore(self.quantizer.closeness(level, residual, modality))
+        book = self.quantizer.codebook(level)
         mine = (modality[:, None] == self.kinds).float()  # (R, 3)
-        near = -(mine @ squares.view(3, -1))
+        near = -(mine @ book.square().sum(1).view(3, -1))
         for kind, own in enumerate(book.view(3, -1, book.shape[1])):
             near = torch.addmm(near, residual * mine[:, kind : kind + 1], own.T, alpha=2.0)
         return self.weight * zscore(near)
-
-    def vectors(self, level: int, code: Tensor, modality: Tensor | None) -> Tensor:
-        """Code vectors (..., D) of codes (...) after first codes (...)."""
-        return self.books[level][code if modality is None else self.quantizer.rows_of(level, code, modality)]
