@@ -19,7 +19,6 @@ import torch
 from accuracy_lab import MODES, Data, Lab, variant, without_items
 from genius.data.features import FeatureSet
 from genius.train.config import TrainConfig, read_train_config
-from genius.train.sizes import choose_level_sizes
 
 HERE = Path(__file__).parent
 # each one change of the default recipe: name -> (changes, whether fusion and codebooks are trained again)
@@ -126,9 +125,6 @@ def main() -> None:
     changes = {name: json.loads(value) for name, _, value in (entry.partition("=") for entry in args.set)}
     config: TrainConfig = read_train_config(args.config or str(HERE / f"{args.data}.toml"), changes)
     data = (fashion if args.data == "fashion" else icons)(args.features, args.queries, args.dev, args.products)
-    if not config.model.level_sizes:  # as `genius train` does
-        sizes = choose_level_sizes(torch.bincount(data.train.pool.modality, minlength=3).tolist())
-        config = variant(config, {"model.level_sizes": sizes})
     only = {name for name in args.only.split(",") if name}
     run(
         Lab(data, config, args.output, args.seconds, args.budget),

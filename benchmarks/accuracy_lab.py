@@ -27,7 +27,7 @@ from genius.train.generator import GeneratorStage, freeze
 from genius.train.loop import Runtime, make_accelerator, run_stage
 from genius.train.progress import Journal
 from genius.train.quantizer import QuantizerStage
-from genius.train.run import through_heads
+from genius.train.run import through_heads, with_sizes
 
 AT = (1, 5, 10)
 FINISH, GEOMETRY = "finish", "geometry"  # stand for the weights that were chosen on the dev queries
@@ -96,11 +96,12 @@ class Lab:
 
     def __init__(self, data: Data, config: TrainConfig, output: Path, seconds: float, budget: int = 2000) -> None:
         self.budget = budget  # items that a search may look at
-        self.data, self.config, self.output, self.seconds = data, config, output, seconds
+        self.data, self.output, self.seconds = data, output, seconds
         self.started = time.monotonic()
         output.mkdir(parents=True, exist_ok=True)
         self.runtime = Runtime(make_accelerator(config.device), Journal(output / "journal", quiet=True), config.seed)
         self.device = self.runtime.device
+        self.config = config = with_sizes(config, data.train, self.runtime)
         name = torch.cuda.get_device_name() if self.device.type == "cuda" else "CPU"
         self.results: dict[str, Any] = {
             "config": dataclasses.asdict(config), "device": name, "torch": torch.__version__, "lines": [], "stages": {},

@@ -70,3 +70,26 @@ def test_exhaustive_ranks_do_not_depend_on_how_much_is_held_at_once(monkeypatch:
     monkeypatch.setattr(validate, "SCORES", 70)  # two queries at a time
     assert torch.equal(validate.nearest_rows(queries, pool, 5), whole)
     assert torch.equal(whole, (queries @ pool.T).argsort(dim=1, descending=True)[:, :5])
+
+
+def test_codes_are_ranked_as_they_will_be_searched(tmp_path: Path) -> None:
+    """`codes_weight` adds, so many times, the contrast of queries and their targets' unit reconstructions."""
+    plain, ranked = (
+        QuantizerStage(small_data(), None, config.model, config.quantizer, 0, torch.device("cpu")).eval()
+        for config in (
+            small_config(tmp_path, model__width=16, quantizer__hard_negatives=0, quantizer__codes_weight=weight)
+            for weight in (0.0, 2.0)
+        )
+    )
+    for stage in (plain, ranked):
+        stage.initialise()
+        stage.step = stage.first_quantized
+    batch = ranked.batch(0, 0, 0, 1)
+    z = torch.cat([ranked.embed(ranked.queries[batch.rows]), ranked.embed(ranked.pool[batch.targets])])
+    size, config = len(batch.rows), ranked.config
+    kinds = ranked.pool[batch.targets].modality
+    rebuilt = F.normalize(ranked.quantizer.decode(ranked.quantizer.encode(z[size:], kinds)), dim=1)
+    expected, _ = ranked.contrast(batch, z[:size], rebuilt, None, temperature=config.temperature, symmetric=False)
+    with torch.no_grad():
+        extra = ranked.losses(z, batch)[0] - plain.losses(z, batch)[0]
+    assert torch.allclose(extra, 2 * expected, rtol=1e-4)

@@ -30,7 +30,8 @@ def train(
 ) -> None:
     """Train encoder, quantizer and generator from one config file; run it again after a kill and it goes on.
 
-    First try: genius train builtin:tiny --output /tmp/tiny. Your own data: docs/training.md.
+    First try: genius train builtin:tiny --output /tmp/tiny. Your features: genius train builtin:default --data FEATURES
+    --output MODEL. Your own pairs and settings: docs/training.md.
     """
     from genius.train.config import builtin_names, read_train_config
 

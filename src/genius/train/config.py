@@ -121,7 +121,8 @@ class QuantizerStageConfig(PairConfig):
     reduction: Literal["mean", "sum"] = "mean"
     rq_weight: float = 100.0  # beta
     mse_weight: float = 100.0  # gamma; 0: without L_mse (Table 4)
-    codes_weight: float = 1.0  # L_cl once more, against the targets' reconstructions: what is ranked when only codes are stored
+    # L_cl and the modality loss once more, against the targets' reconstructions: what is ranked when only codes are stored
+    codes_weight: float = 1.0
     # Prefix-ranking distillation at every level. Off: on held-out products it cost more than it gave (docs/training.md).
     prefix_weight: float = 0.0
     prefix_temperature: float = 0.05  # T of its softmax
