@@ -88,7 +88,8 @@ def added(lab: Lab, share: float) -> None:
 
 def run(lab: Lab, parts: list[str], only: set[str], shares: list[float]) -> None:
     lab.heads()
-    second = lab.codes(lab.config, lab.data.train, "default")
+    if {"main", "beams", "ours"} & set(parts):
+        second = lab.codes(lab.config, lab.data.train, "default")
     if {"main", "beams"} & set(parts):
         third = lab.decoder(lab.config, lab.data.train, second, "default")
         lab.measure("default recipe", second, third)
