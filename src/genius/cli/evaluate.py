@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -101,23 +102,16 @@ def evaluate_command(
     from genius.evaluate import paper
     from genius.evaluate.harness import EvalConfig, evaluate
     from genius.evaluate.report import markdown, write_report
-    from genius.evaluate.sources import load_features, load_other, other_encoders
+    from genius.evaluate.sources import Source, load_features, load_other, other_encoders
     from genius.model.genius import Genius
 
     if target not in ("unknown", "given") or not set(names(pools)) <= {"local", "universal"} or not names(pools):
         raise GeniusError("--target is unknown or given; --pools is local, universal or both")
     loaded = Genius.from_pretrained(model, device=device)
-    data = load_features(
-        dataset,
-        loaded,
-        model,
-        split=split,
-        cache=cache,
-        seed=seed,
-        queries=queries,
-        candidates=candidates,
-        progress=progress_line(),
+    source = Source(
+        dataset, split, seed=seed, queries=queries, candidates=candidates, cache=cache, device=device, progress=progress_line()
     )
+    data = load_features(source, loaded, model)
     config = EvalConfig(
         methods=tuple(dict.fromkeys([*names(methods), *(["feature-fusion"] if fused else [])])),
         beams=numbers(beams),
@@ -132,16 +126,15 @@ def evaluate_command(
         seed=seed,
         batch=batch,
     )
-    options: dict[str, Any] = {"split": split, "cache": cache, "seed": seed, "queries": queries, "candidates": candidates}
-    options |= {"device": device, "progress": progress_line()}
-    extra: list[Any] = [*other_encoders(_named(dense), dataset, data, **options)]
-    other = load_other(fused, dataset, data, fusing=True, **options) if fused else None
+    extra: list[Any] = [*other_encoders(_named(dense), source, data)]
+    other = load_other(fused, source, data, fusing=True) if fused else None
     if baselines:
         from genius.evaluate.methods.baselines import build_baselines
 
         if not train_data:
             raise GeniusError("--baselines needs --train: they learn their own IDs and generator")
-        train = load_features(train_data, loaded, model, split="train", cache=cache, seed=seed, progress=progress_line())
+        examples = replace(source, name=train_data, split="train", queries=0, candidates=0)
+        train = load_features(examples, loaded, model)
         extra += build_baselines(
             names(baselines), loaded, train, data, beams=config.beams, steps=baseline_steps, seed=seed, say=_say
         )

@@ -35,7 +35,7 @@ from genius.evaluate.report import (
     printed_number,
     table,
 )
-from genius.evaluate.sources import load_features, other_encoders
+from genius.evaluate.sources import Source, load_features, other_encoders
 from genius.model.generator import SIZES
 from genius.model.genius import Genius
 from genius.search import CodeTrie
@@ -89,6 +89,12 @@ class Request:
     queries: int = 0
     device: str = "cpu"
     cache: Path | None = None
+
+    def source(self) -> Source:
+        return Source(self.data, cache=self.cache, device=self.device)
+
+    def examples(self) -> Source:
+        return Source(self.train, "train", cache=self.cache, device=self.device)
 
 
 @dataclass
@@ -144,7 +150,7 @@ def run(name: str, request: Request, say: Say | None = None) -> Table:
     if not request.model:
         raise GeniusError("name the trained model: --model MODEL")
     model = Genius.from_pretrained(request.model, device=request.device)
-    data = load_features(request.data, model, request.model, cache=request.cache)
+    data = load_features(request.source(), model, request.model)
     tasks = _pick_tasks(experiment, data)
     kinds: dict[str, Callable[..., Table]] = {
         "methods": _methods, "ablation": _ablation, "text-to-image": _text_to_image, "speed": _speed,
@@ -198,7 +204,7 @@ def _baselines(experiment: Experiment, request: Request, model: Genius, data: Fe
         return []
     from genius.evaluate.methods.baselines import build_baselines
 
-    train = load_features(request.train, model, request.model, split="train", cache=request.cache)
+    train = load_features(request.examples(), model, request.model)
     changed = {
         name: int(request.overrides[f"generator.{name}"])
         for name in ("steps", "batch")
@@ -216,7 +222,7 @@ def _methods(
 ) -> Table:
     methods = tuple(m for m in experiment.methods if m != "feature-fusion")  # comes under its encoder's name, with --dense
     config = _config(experiment, request, tasks, methods=methods)
-    others = other_encoders(request.dense, request.data, data, cache=request.cache, device=request.device)
+    others = other_encoders(request.dense, request.source(), data)
     extra = _baselines(experiment, request, model, data, say)
     evaluation = evaluate(model, data, config, extra=[*others, *extra], progress=say)
     printed: Mapping[str, paper.Row] = paper.TABLES.get(name, {}) if _is_mbeir(evaluation.tasks) else {}
@@ -250,7 +256,7 @@ def _ablation(
             if not request.train:
                 raise GeniusError(f"row {row.name!r} needs a model: --variant '{row.name}=MODEL', or --train DATA to train it")
             if train is None:
-                train = load_features(request.train, model, request.model, split="train", cache=request.cache)
+                train = load_features(request.examples(), model, request.model)
             say(f"training {row.name}")
             variant = _train(name, row, request, train)
         notes += _not_as_named(row, variant)
@@ -355,7 +361,7 @@ def _storage(name: str, experiment: Experiment, request: Request) -> Table:
         rows.append([f"this model's vectors, {model.config.width} x 32 bits", f"{4 * model.config.width:,}"])
         rows.append([f"this model's codes, {' x '.join(map(str, sizes))}", f"{paper_bytes(sizes):g}"])
         if request.data:
-            data = load_features(request.data, model, request.model, cache=request.cache)
+            data = load_features(request.source(), model, request.model)
             trie = CodeTrie.build(model.encode(data.pool).cpu().numpy(), sizes)
             results.append({"what": "trie", "bytes": trie.nbytes / len(data.pool), "items": len(data.pool)})
             rows.append([f"the trie as built, {len(data.pool):,} items", f"{trie.nbytes / len(data.pool):,.2f}"])

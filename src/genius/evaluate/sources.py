@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from safetensors import safe_open
 from torch import nn
@@ -33,97 +32,79 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "genius" / "features"
 
 
-def load_features(
-    source: str,
-    model: Genius,
-    model_uri: str,
-    *,
-    split: str = "test",
-    cache: Path | None = None,
-    seed: int = 0,
-    queries: int = 0,
-    candidates: int = 0,
-    config: ExtractConfig | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
-) -> FeatureSet:
-    """The feature set that `source` names, in the model's own width.
+@dataclass(frozen=True)
+class Source:
+    """A dataset on disk, or a folder of features: which part of it is read, and how."""
 
-    `candidates` > 0 encodes only a sample of a dataset: so many items, the positives of its queries among them.
-    """
-    path = Path(source.removeprefix("features:"))
-    if source.startswith("features:") or FeatureSet.is_folder(path):
-        return fit_to_model(FeatureSet.load(path), model, model_uri)
+    name: str  # mbeir:DIR, coco:DIR, features:DIR, ... or a path
+    split: str = "test"
+    seed: int = 0  # of the instructions' wordings and of the sample
+    queries: int = 0  # with `candidates`: only so many queries of each task; 0: all
+    candidates: int = 0  # > 0: encode only a sample, so many items, the positives of its queries among them
+    cache: Path | None = None  # where extracted features are kept; None: `cache_folder()`
+    device: str = "cpu"  # of other encoders; the model's own is where the model is
+    progress: Callable[[str, int, int], None] | None = None
+
+    def collection(self) -> Collection:
+        whole = open_collection(self.name, split=self.split, seed=self.seed)
+        return Sample(whole, queries=self.queries, candidates=self.candidates, seed=self.seed) if self.candidates else whole
+
+    def extract(self, encoder: Encoder, config: ExtractConfig | None = None) -> FeatureSet:
+        """Features by `encoder`, from the cache where they are there."""
+        collection = self.collection()
+        name = f"{collection.name}-{self.split}-{encoder.fingerprint()[:12]}-{collection.fingerprint()[:12]}"
+        fused = "-fused" if config is not None and config.fusion == "feature" else ""
+        folder = (self.cache or cache_folder()) / (name + fused)
+        data = extract(encoder, collection, folder, config, self.progress)
+        if data is None:
+            raise GeniusError(f"other processes are still extracting into {folder}")
+        return data
+
+
+def features_folder(name: str) -> Path | None:
+    """The folder, where `name` says features rather than a dataset or an encoder."""
+    path = Path(name.removeprefix("features:"))
+    return path if name.startswith("features:") or FeatureSet.is_folder(path) else None
+
+
+def load_features(source: Source, model: Genius, model_uri: str) -> FeatureSet:
+    """The feature set that `source` names, in the model's own width."""
+    folder = features_folder(source.name)
+    if folder is not None:
+        return fit_to_model(FeatureSet.load(folder), model, model_uri)
     if model.encoder is None:
-        raise GeniusError(f"the model {model_uri} has no encoder: give it a folder of features instead of {source}")
-    collection = _collection(source, split, seed, queries, candidates)
-    return _extract(model.encoder, collection, split, cache, config, progress)
+        raise GeniusError(f"the model {model_uri} has no encoder: give it a folder of features instead of {source.name}")
+    return source.extract(model.encoder)
 
 
-def load_other(
-    what: str,
-    source: str,
-    data: FeatureSet,
-    *,
-    split: str = "test",
-    cache: Path | None = None,
-    seed: int = 0,
-    queries: int = 0,
-    candidates: int = 0,
-    device: str = "cpu",
-    fusing: bool = False,
-    progress: Callable[[str, int, int], None] | None = None,
-) -> FeatureSet:
+def load_other(what: str, source: Source, data: FeatureSet, *, fusing: bool = False) -> FeatureSet:
     """The same dataset through another encoder, for a dense baseline: `what` is an encoder's URI or its features.
 
     An encoder that fuses gives one vector an item (`fusing`: it must), any other its two; score fusion makes both
     comparable. `data` is what the run searches: the same queries and candidates in the same order, or nothing compares.
     """
-    path = Path(what.removeprefix("features:"))
-    if what.startswith("features:") or FeatureSet.is_folder(path):
-        other = FeatureSet.load(path)
-    elif source.startswith("features:") or FeatureSet.is_folder(Path(source)):
+    folder = features_folder(what)
+    if folder is not None:
+        other = FeatureSet.load(folder)
+    elif features_folder(source.name) is not None:
         raise GeniusError(
-            f"{source} holds features, not pictures and texts: extract those of {what} too (genius features extract)"
+            f"{source.name} holds features, not pictures and texts: extract those of {what} too (genius features extract)"
         )
     else:
         encoder = load_encoder(what)
         if fusing and not isinstance(encoder, PairEncoder):
             raise GeniusError(f"{what} has two towers and fuses nothing itself: give it as --dense NAME={what}")
         if isinstance(encoder, nn.Module):
-            encoder.to(device)
-        config = ExtractConfig(fusion="feature" if isinstance(encoder, PairEncoder) else "towers")
-        collection = _collection(source, split, seed, queries, candidates)
-        other = _extract(encoder, collection, split, cache, config, progress)
+            encoder.to(source.device)
+        other = source.extract(encoder, ExtractConfig(fusion="feature" if isinstance(encoder, PairEncoder) else "towers"))
     if other.query_ids != data.query_ids or other.pool_ids != data.pool_ids:
         raise GeniusError(f"{what}: these features are of other queries or candidates than the rest of the run")
     return other
 
 
-def other_encoders(named: Mapping[str, str], source: str, data: FeatureSet, **options: Any) -> list[FeatureFusion]:
+def other_encoders(named: Mapping[str, str], source: Source, data: FeatureSet) -> list[FeatureFusion]:
     """Row of a table -> encoder or features, as methods of an evaluation: CLIP-SF, CLIP-FF, BLIP-SF, BLIP-FF."""
-    return [FeatureFusion(load_other(what, source, data, **options), label=name) for name, what in named.items()]
-
-
-def _collection(source: str, split: str, seed: int, queries: int, candidates: int) -> Collection:
-    collection = open_collection(source, split=split, seed=seed)
-    return Sample(collection, queries=queries, candidates=candidates, seed=seed) if candidates else collection
-
-
-def _extract(
-    encoder: Encoder,
-    collection: Collection,
-    split: str,
-    cache: Path | None,
-    config: ExtractConfig | None,
-    progress: Callable[[str, int, int], None] | None,
-) -> FeatureSet:
-    name = f"{collection.name}-{split}-{encoder.fingerprint()[:12]}-{collection.fingerprint()[:12]}"
-    fused = "-fused" if config is not None and config.fusion == "feature" else ""
-    folder = (cache or cache_folder()) / (name + fused)
-    data = extract(encoder, collection, folder, config, progress)
-    if data is None:
-        raise GeniusError(f"other processes are still extracting into {folder}")
-    return data
+    return [FeatureFusion(load_other(what, source, data), label=name) for name, what in named.items()]
 
 
 def fit_to_model(data: FeatureSet, model: Genius, model_uri: str) -> FeatureSet:
