@@ -86,9 +86,10 @@ class PairStage(Stage):
         temperature: float,
         symmetric: bool,
         all_positives: bool = True,
+        weight: float = 1.0,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """L_cl (Eq. 3) of unit vectors: all positives known, hard negatives beside the batch's own; plus the modality loss.
-        Returns the sum and what to log."""
+        Returns the sum, L_cl `weight` times in it, and what to log: each loss by itself. The modality loss has its own weight."""
         size = len(self.pool)
         positive = self.positives.matches(batch.rows, gather_rows(batch.targets), size) if all_positives else None
         answers = None
@@ -98,6 +99,7 @@ class PairStage(Stage):
             query, target, temperature=temperature, positive=positive, symmetric=symmetric, more=wrong, more_positive=answers
         )
         logs = {"cl": loss, "accuracy": accuracy}
+        loss = weight * loss
         if self.modality_weight > 0:
             logs["modality"] = self.modality_loss(query, target, self.pool[batch.targets].modality)
             loss = loss + self.modality_weight * logs["modality"]

@@ -80,7 +80,7 @@ class QuantizerStage(PairStage):
         A query's modality code is its target's."""
         config, size = self.config, len(batch.rows)
         query, target, wrong = z[:size], z[size : 2 * size], z[2 * size :] if batch.wrong is not None else None
-        cl, logs = self.contrast(
+        loss, logs = self.contrast(
             batch,
             query,
             target,
@@ -88,11 +88,11 @@ class QuantizerStage(PairStage):
             temperature=config.temperature,
             symmetric=config.symmetric,
             all_positives=config.all_positives,
+            weight=config.contrastive_weight,
         )
         modality = self.pool[batch.targets].modality
-        loss = config.contrastive_weight * cl
         if self.step < self.first_quantized:
-            return loss if config.contrastive_weight > 0 else cl * 0, logs
+            return loss, logs
         quantized = self.quantizer.quantize(z[: 2 * size], modality.repeat(2))
         q_hat, c_hat = quantized.vectors.chunk(2)
         rq = residual_loss(quantized.residuals, quantized.chosen, config.reduction)
