@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
 import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from genius.errors import GeniusError
+from genius.files import write_whole
 from genius.index.lock import WriterLock
 from genius.index.store import Reader, Store
 from genius.model.genius import Genius
@@ -158,20 +158,7 @@ def _create(folder: Path, model: Genius, lock: WriterLock) -> About:
             "width": about.width,
             "created": about.created,
         }
-        _write_whole(folder / ABOUT, json.dumps(body, indent=2) + "\n")  # last: before it, there is no index
+        text = json.dumps(body, indent=2) + "\n"
+        # last: before it, there is no index
+        write_whole(folder / ABOUT, lambda path: path.write_text(text, encoding="utf-8"), durable=True)
         return about
-
-
-def _write_whole(path: Path, text: str) -> None:
-    try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(name).replace(path)
-        finally:
-            Path(name).unlink(missing_ok=True)
-    except OSError as error:
-        raise GeniusError(f"cannot write {path}: {error.strerror or error}") from None

@@ -13,9 +13,7 @@ they are explicit, IDs afterwards.
 from __future__ import annotations
 
 import json
-import os
 import struct
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from genius.errors import GeniusError
+from genius.files import write_whole
 from genius.search.sorting import SortedCodes
 
 FORMAT = "genius-trie-1"
@@ -130,17 +129,9 @@ class CodeTrie:
         """One file in the safetensors layout; it appears whole or not at all."""
         from safetensors.numpy import save_file
 
-        path = Path(path)
         metadata = {"format": FORMAT, "level_sizes": json.dumps(self.level_sizes), "top": str(self.top)}
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        os.close(handle)
-        try:
-            save_file({key: np.ascontiguousarray(value) for key, value in self.arrays().items()}, name, metadata=metadata)
-            Path(name).replace(path)
-        except OSError as error:
-            raise GeniusError(f"cannot write {path}: {error}") from None
-        finally:
-            Path(name).unlink(missing_ok=True)
+        arrays = {key: np.ascontiguousarray(value) for key, value in self.arrays().items()}
+        write_whole(Path(path), lambda target: save_file(arrays, target, metadata=metadata))
 
     @classmethod
     def load(cls, path: Path | str, mmap: bool = True) -> CodeTrie:

@@ -1,0 +1,58 @@
+"""Files appear whole or not at all: what a failed write, a power cut and a second thread leave."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from genius.errors import GeniusError
+from genius.files import write_whole
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "file"
+    write_whole(path, lambda target: target.write_text("old"))
+
+    def fail(target: Path) -> None:
+        target.write_text("ha")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(GeniusError, match=r"cannot write .*file: No space left"):
+        write_whole(path, fail)
+    assert path.read_text() == "old" and [p.name for p in path.parent.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_durable_bytes_are_on_the_disk_before_the_name(durable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, flushed = tmp_path / "file", []
+
+    def fsync(handle: int) -> None:
+        assert not path.exists()
+        flushed.append(os.pread(handle, 100, 0))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_whole(path, lambda target: target.write_text("whole"), durable=durable)
+    assert flushed == ([b"whole"] if durable else []) and path.read_text() == "whole"
+
+
+def test_two_threads_do_not_write_into_each_others_file(tmp_path: Path) -> None:
+    path, both = tmp_path / "file", threading.Barrier(2, timeout=20)
+    texts = ("a" * 1000, "b" * 500)
+    written: list[str] = []
+
+    def fill(target: Path, text: str) -> None:
+        both.wait()
+        target.write_text(text)
+        both.wait()
+        written.append(target.read_text())
+
+    threads = [threading.Thread(target=write_whole, args=(path, lambda t, text=text: fill(t, text))) for text in texts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(written) == sorted(texts) and path.read_text() in texts
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
