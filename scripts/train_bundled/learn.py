@@ -222,8 +222,14 @@ def rate(done: float, step: int, warm: int) -> float:
     return min((step + 1) / warm, 0.005 + 0.995 * 0.5 * (1 + math.cos(math.pi * min(done, 1.0))))
 
 
-def run(teaching: Teaching, plan: Plan, log: Callable[[str], None], save: Callable[[Student], None]) -> Student:
-    """Both phases, by the clock. Returns the averaged student; `save` gets it now and then."""
+def run(
+    teaching: Teaching,
+    plan: Plan,
+    log: Callable[[str], None],
+    save: Callable[[Student], None],
+    seen: Callable[[Teaching, Student, Callable[[str], None]], None] | None = None,
+) -> Student:
+    """Both phases, by the clock. Returns the averaged student; `save` gets it now and then, after `seen` (`look`) has."""
     student, device = teaching.student, teaching.device
     decayed = [p for p in student.parameters() if p.ndim > 1]
     rest = [p for p in student.parameters() if p.ndim <= 1]
@@ -258,7 +264,7 @@ def run(teaching: Teaching, plan: Plan, log: Callable[[str], None], save: Callab
                     raise SystemExit("the tasks are not being learned: stopped, to save the machine's time")
             if phase == "tasks" and done - mined > plan.mine_every and done < 0.95:
                 mined = done
-                look(teaching, average.student, log)
+                (seen or look)(teaching, average.student, log)
                 save(average.student)
         log(f"{phase}: {step} steps in {time.time() - started:.0f} s")
         average = Average(student, plan.average) if phase == "language" else average

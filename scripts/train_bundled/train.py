@@ -30,7 +30,7 @@ from safetensors.torch import load_file, save_file
 from student import Student, start_from_teacher
 from teacher import teach, tokenise
 
-from data import TextTable, language_texts, load_bench, read_arrays, render
+from data import Bench, TextTable, language_texts, load_bench, read_arrays, render
 from genius.encoders.mini import MiniConfig, MiniEncoder
 from genius.encoders.tokens import Tokens
 from genius.model.fusion import Fusion, FusionConfig
@@ -168,13 +168,31 @@ def main() -> None:
         return log("drawn")
     if args.step == "tokens":
         return do_tokens(args.data, args.work, args.trial, log)
-    torch.manual_seed(0)
-    torch.set_float32_matmul_precision("high")
-    torch.backends.cudnn.benchmark = True
-    torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for every shape of a batch
+    settings(0)
     if args.step == "teach":
         return do_teach(args.data, args.work, args.fake, log)
     learn(args, out, log)
+
+
+def settings(seed: int) -> None:
+    """What every process that trains sets first."""
+    torch.manual_seed(seed)
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for every shape of a batch
+
+
+def language_of(bench: Bench, work: Path, tokens: Any, kept: torch.Tensor | None = None) -> tuple[Language, torch.Tensor]:
+    """What the teacher said of texts and concepts, and of the vocabulary's pieces; `kept` (texts,) bool: of these texts alone."""
+    device = bench.flat.device
+    stored = load_file(work / "teacher.safetensors", device=str(device))
+    if kept is not None:
+        stored |= {name: stored[name][kept.to(device)] for name in ("ids", "lengths", "vectors")}
+    flat, sizes, names = words_of(bench.words)
+    corpus = TextTable(stored["ids"], stored["lengths"])
+    table, starts = TextTable.join([bench.texts, corpus, TextTable.make(tokens, flat, 16, device)])
+    ends, own = torch.tensor(np.cumsum([0, *sizes]), device=device), torch.tensor(names, device=device)
+    return Language(table, starts[1], stored["vectors"], stored["concepts"], starts[2], ends, own), stored["pieces"]
 
 
 def learn(args: argparse.Namespace, out: Path, log: Log) -> None:
@@ -191,16 +209,9 @@ def learn(args: argparse.Namespace, out: Path, log: Log) -> None:
         small: dict[str, Any] = {"negatives": (16, 16, 8), "words": 48, "composites": 16} if args.trial else {}
         small |= {"language_batch": min(Plan.language_batch, args.batch), "lr": args.lr, "mine_every": args.mine_every}
         plan = Plan(args.language_seconds, args.seconds, args.batch, **small)
-        stored = load_file(args.work / "teacher.safetensors", device=str(device))
-        flat, sizes, names = words_of(bench.words)
-        corpus = TextTable(stored["ids"], stored["lengths"])
-        table, starts = TextTable.join([bench.texts, corpus, TextTable.make(tokens, flat, 16, device)])
-        ends = torch.tensor(np.cumsum([0, *sizes]), device=device)
-        language = Language(
-            table, starts[1], stored["vectors"], stored["concepts"], starts[2], ends, torch.tensor(names, device=device)
-        )
+        language, pieces = language_of(bench, args.work, tokens)
         if not args.resume:
-            start_from_teacher(student, stored["pieces"])
+            start_from_teacher(student, pieces)
         count = {n: sum(p.numel() for p in m.parameters()) for n, m in student.named_children()}
         count |= {n: sum(p.numel() for p in m.parameters()) for n, m in student.encoder.named_children()}
         log(f"parameters {count}")
@@ -209,7 +220,7 @@ def learn(args: argparse.Namespace, out: Path, log: Log) -> None:
         student = run(teaching, plan, log, lambda average: save_state(average, state))
         save_state(student, state)
         log(f"cuts {teaching.cuts}")
-        del teaching, draws, language, table, stored
+        del teaching, draws, language, pieces
     save_in_parts(student, out)
     student.eval()
     student.encoder.image.fold()
