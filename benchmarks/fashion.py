@@ -14,7 +14,6 @@ stages of `genius train`; what is measured is `genius.search`. Test products are
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import time
 import traceback
@@ -24,21 +23,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accuracy_lab import share_interval, variant
+from accuracy_lab import Data, Lab, variant
 from fashion_data import TASKS, Fashion, extract, load, pack
 from genius.data.features import FeatureSet
 from genius.model.fusion import score_fusion
 from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
 from genius.search import CodeTrie, SearchEngine, SearchParams
 from genius.train.config import TrainConfig, read_train_config
-from genius.train.encoder import HeadsStage
-from genius.train.generator import GeneratorStage, freeze
-from genius.train.loop import Runtime, make_accelerator, run_stage
-from genius.train.progress import Journal
+from genius.train.generator import GeneratorStage
 from genius.train.quantizer import QuantizerStage
-from genius.train.run import through_heads
 
-AT = (1, 5, 10)
 TABLE_4_BEAMS = 30
 HERE = Path(__file__).parent
 
@@ -88,85 +82,32 @@ def feature_set(fashion: Fashion, *, test: bool) -> FeatureSet:
     ).take_queries(queries)
 
 
-class Bench:
-    """Trains variants that share stages, measures them, writes down every line at once."""
+class Bench(Lab):
+    """Stages and lines are the accuracy benchmark's; the searches are the paper's, with nothing chosen on other queries."""
 
     def __init__(self, fashion: Fashion, output: Path, config: TrainConfig, limit: int, seconds: float) -> None:
-        self.fashion, self.output, self.config, self.started = fashion, output, config, time.monotonic()
-        self.seconds, self.results = seconds, {"config": dataclasses.asdict(config), "lines": [], "stages": {}}
-        output.mkdir(parents=True, exist_ok=True)
-        accelerator = make_accelerator(config.device)
-        self.runtime = Runtime(accelerator, Journal(output / "journal", quiet=True), config.seed)
-        self.device = self.runtime.device
-        self.results["device"] = torch.cuda.get_device_name() if self.device.type == "cuda" else "CPU"
-        self.results["torch"] = torch.__version__
         test = feature_set(fashion, test=True)
-        picked = torch.cat([(test.tasks == t).nonzero()[:limit, 0] for t in TASKS])
-        self.test = test.take_queries(picked)
-        self.good = [set(p) for p in self.test.positives()]
-
-    def left(self) -> float:
-        return self.seconds - (time.monotonic() - self.started)
-
-    def note(self, **values: Any) -> None:
-        print(json.dumps({"t": round(time.monotonic() - self.started, 1), **values}), flush=True)
-
-    def write(self) -> None:
-        self.results["seconds"] = time.monotonic() - self.started
-        (self.output / "results.json").write_text(json.dumps(self.results), encoding="utf-8")
-
-    # -- training --------------------------------------------------------------------------------------------------
+        test = test.take_queries(torch.cat([(test.tasks == t).nonzero()[:limit, 0] for t in TASKS]))
+        super().__init__(Data(feature_set(fashion, test=False), test, test), config, output, seconds)
 
     def heads(self) -> None:
-        data = feature_set(self.fashion, test=False)
-        start = time.monotonic()
-        stage = HeadsStage(data, None, self.config.model.width, self.config.encoder, self.config.seed, self.device)
-        run_stage(stage, self.config.encoder, self.runtime, self.output / "no-checkpoint")
-        heads = stage.heads.eval()
-        self.train = through_heads(heads, data)
-        self.test = through_heads(heads, self.test)
-        pool, queries = score_fusion(self.test.pool).to(self.device), score_fusion(self.test.queries).to(self.device)
-        dense = torch.cat([(q @ pool.T).topk(10).indices for q in queries.split(1024)])
-        self.line("encoder alone", "dense", dense, None, None, dense)
-        self.results["stages"]["heads"] = time.monotonic() - start
-        self.note(stage="heads", seconds=round(time.monotonic() - start, 1))
+        super().heads()
+        test = self.data.test
+        pool, queries = score_fusion(test.pool).to(self.device), score_fusion(test.queries).to(self.device)
+        dense = ten_nearest(queries, pool)
+        self.line("encoder alone", "dense", test, dense, dense)
 
-    def quantizer(self, config: TrainConfig, data: FeatureSet, name: str) -> QuantizerStage:
-        start = time.monotonic()
-        stage = QuantizerStage(data, None, config.model, config.quantizer, config.seed, self.device)
-        run_stage(stage, config.quantizer, self.runtime, self.output / "no-checkpoint")
-        stage.eval()
-        stage.finish()
-        seconds = time.monotonic() - start
-        statistics = {k: round(v, 4) for k, v in stage.validate().items()}
-        self.results["stages"][f"quantizer {name}"] = {"seconds": seconds, **statistics}
-        self.note(stage="quantizer", name=name, seconds=round(seconds, 1), distinct=statistics["distinct_ids"])
-        return stage
-
-    def generator(self, config: TrainConfig, data: FeatureSet, second: QuantizerStage, name: str) -> GeneratorStage:
-        start = time.monotonic()
-        frozen = freeze(second.embed, data, second.quantizer, config.generator.modality_dropout > 0)
-        stage = GeneratorStage(data, None, frozen, None, second.quantizer, config.model, config.generator, config.seed)
-        run_stage(stage, config.generator, self.runtime, self.output / "no-checkpoint")
-        stage.eval()
-        seconds = time.monotonic() - start
-        self.results["stages"][f"generator {name}"] = {"seconds": seconds}
-        self.note(stage="generator", name=name, seconds=round(seconds, 1))
-        return stage
-
-    # -- measuring -------------------------------------------------------------------------------------------------
-
-    def measure(
+    def search(
         self, name: str, second: QuantizerStage, third: GeneratorStage, modes: dict[str, dict[str, Any]], beams: int = 50
     ) -> None:
         """Every mode on every task over the whole pool of 72,000, the target modality not told."""
-        pool, queries = second.embed(self.test.pool), second.embed(self.test.queries)
-        modality = self.test.pool.modality.to(self.device)
-        codes = second.quantizer.encode(pool, modality)
-        dense = torch.cat([(q @ pool.T).topk(10).indices for q in queries.split(1024)])
+        test = self.data.test
+        pool, queries = second.embed(test.pool), second.embed(test.queries)
+        codes = second.quantizer.encode(pool, test.pool.modality.to(self.device))
+        dense = ten_nearest(queries, pool)
         if not any(entry["name"] == name for entry in self.results["lines"]):
-            self.line(name, "dense", dense, None, None, dense)
-            self.line(name, "codes, exhaustive", self.by_codes(second.quantizer, codes, queries), None, None, dense)
+            self.line(name, "dense", test, dense, dense)
+            self.line(name, "codes, exhaustive", test, by_codes(second.quantizer, codes, queries), dense)
         trie = CodeTrie.build(codes.cpu().numpy(), second.quantizer.config.level_sizes)
         engine = SearchEngine(third.generator, second.quantizer, trie, pool, device=str(self.device))
         for mode, values in modes.items():
@@ -180,80 +121,33 @@ class Bench:
                 self.sync()
                 speed = len(queries) / (time.monotonic() - start)
                 rows, touched = torch.cat([f.rows for f in found]), torch.cat([f.touched for f in found]).float().mean().item()
-                self.line(name, mode, rows, touched, speed, dense, beams)
+                self.line(name, mode, test, rows, dense, touched, speed, beams)
             except Exception:
                 self.note(failed=mode, name=name)
                 traceback.print_exc()
 
-    @staticmethod
-    def by_codes(quantizer: ResidualQuantizer, codes: Tensor, queries: Tensor) -> Tensor:
-        """The ten best by the unit reconstruction of every code in the pool."""
-        rebuilt = torch.nn.functional.normalize(quantizer.decode(codes), dim=1)
-        return torch.cat([(q @ rebuilt.T).topk(10).indices for q in queries.split(1024)])
-
     def sweep(self, second: QuantizerStage) -> None:
         """Codebook shapes on the same z, judged by exhaustive search over the codes alone."""
-        pool, queries = second.embed(self.test.pool), second.embed(self.test.queries)
-        modality = self.test.pool.modality.to(self.device)
-        dense = torch.cat([(q @ pool.T).topk(10).indices for q in queries.split(1024)])
+        test = self.data.test
+        pool, queries = second.embed(test.pool), second.embed(test.queries)
+        modality = test.pool.modality.to(self.device)
+        dense = ten_nearest(queries, pool)
         for sizes, beam in SWEEP:
             shape = QuantizerConfig(width=pool.shape[1], level_sizes=(3, *sizes), encode_beam=beam)
             quantizer = ResidualQuantizer(shape).to(self.device)
             quantizer.initialise(pool, modality, iterations=15)
             codes = quantizer.encode(pool, modality)
             label = f"sweep {sizes[0]}..{sizes[-1]} x {len(sizes)}, encode beam {beam}, ids {torch.unique(codes, dim=0).shape[0]}"
-            self.line(label, "codes, exhaustive", self.by_codes(quantizer, codes, queries), None, None, dense)
+            self.line(label, "codes, exhaustive", test, by_codes(quantizer, codes, queries), dense)
 
-    def line(
-        self, name: str, mode: str, rows: Tensor, touched: float | None, speed: float | None, dense: Tensor, beams: int = 0
-    ) -> None:
-        hits, ceiling = self.hits(rows), self.hits(dense)
-        tasks, shares = {}, []
-        for task, label in TASKS.items():
-            mine = self.test.tasks == task
-            if not mine.any():
-                continue
-            mean = hits[mine].mean(0)
-            low, high = share_interval(hits[mine, 1], ceiling[mine, 1])
-            share = (hits[mine, 1].mean() / ceiling[mine, 1].mean().clamp(min=1e-9)).item()
-            shares.append(share)
-            tasks[label] = {
-                **{f"hit@{k}": round(100 * mean[i].item(), 2) for i, k in enumerate(AT)},
-                "share": round(share, 4),
-                "interval": [round(low, 4), round(high, 4)],
-                "queries": int(mine.sum()),
-            }
-        entry = {
-            "name": name,
-            "mode": mode,
-            "beams": beams,
-            "tasks": tasks,
-            "share": sum(shares) / len(shares),
-            "worst": min(shares),
-        }
-        entry.update(touched=touched, queries_per_second=speed)
-        self.results["lines"].append(entry)
-        self.write()
-        five = " ".join(f"{t['hit@5']:.1f}" for t in tasks.values())
-        shown = None if speed is None else round(speed)
-        self.note(
-            name=name,
-            mode=mode,
-            hit5=five,
-            share=round(entry["share"], 3),
-            worst=round(entry["worst"], 3),
-            touched=touched,
-            qps=shown,
-        )
 
-    def hits(self, rows: Tensor) -> Tensor:
-        """(Q, 3) whether a positive is in the first 1, 5, 10."""
-        found = [[row in good for row in listed] for listed, good in zip(rows.tolist(), self.good, strict=True)]
-        return torch.stack([torch.tensor([float(any(f[:k])) for f in found]) for k in AT], 1)
+def ten_nearest(queries: Tensor, pool: Tensor) -> Tensor:
+    return torch.cat([(q @ pool.T).topk(10).indices for q in queries.split(1024)])
 
-    def sync(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
+
+def by_codes(quantizer: ResidualQuantizer, codes: Tensor, queries: Tensor) -> Tensor:
+    """The ten best by the unit reconstruction of every code in the pool."""
+    return ten_nearest(queries, torch.nn.functional.normalize(quantizer.decode(codes), dim=1))
 
 
 # -- the table -----------------------------------------------------------------------------------------------------
@@ -279,31 +173,31 @@ def run(bench: Bench, paper: TrainConfig, parts: list[str], only: str = "") -> N
     ours = bench.config
     second = third = None
     if "main" in parts:
-        second = bench.quantizer(ours, bench.train, "default")
+        second = bench.codes(ours, bench.data.train, "default")
     if "sweep" in parts:
-        second = second or bench.quantizer(ours, bench.train, "default")
+        second = second or bench.codes(ours, bench.data.train, "default")
         bench.sweep(second)
     if "main" in parts and second is not None:
-        third = bench.generator(ours, bench.train, second, "default")
-        bench.measure("default recipe", second, third, MODES)
+        third = bench.decoder(ours, bench.data.train, second, "default")
+        bench.search("default recipe", second, third, MODES)
         if "probe" in parts:
-            bench.measure("default recipe", second, third, PROBES)
+            bench.search("default recipe", second, third, PROBES)
         for beams in (1, 5, 10, 20, 30) if "beams" in parts else ():
-            bench.measure("default recipe", second, third, {mode: MODES[mode] for mode in SHORT}, beams)
+            bench.search("default recipe", second, third, {mode: MODES[mode] for mode in SHORT}, beams)
     if "paper" not in parts:
         return
-    base = bench.quantizer(paper, bench.train, "paper")
-    decoder = bench.generator(paper, bench.train, base, "paper")
-    bench.measure("paper recipe", base, decoder, {m: MODES[m] for m in SHORT}, TABLE_4_BEAMS)
+    base = bench.codes(paper, bench.data.train, "paper")
+    decoder = bench.decoder(paper, bench.data.train, base, "paper")
+    bench.search("paper recipe", base, decoder, {m: MODES[m] for m in SHORT}, TABLE_4_BEAMS)
     for name, (changes, again) in ABLATIONS.items():
         if (only and name not in only.split(",")) or bench.left() < 20:
             bench.note(skipped=name)
             continue
         try:
             changed = variant(paper, changes)
-            codes = bench.quantizer(changed, bench.train, name) if again else base
-            decoder = bench.generator(changed, bench.train, codes, name)
-            bench.measure(f"paper: {name}", codes, decoder, {mode: MODES[mode] for mode in SHORT}, TABLE_4_BEAMS)
+            codes = bench.codes(changed, bench.data.train, name) if again else base
+            decoder = bench.decoder(changed, bench.data.train, codes, name)
+            bench.search(f"paper: {name}", codes, decoder, {mode: MODES[mode] for mode in SHORT}, TABLE_4_BEAMS)
         except Exception:
             bench.note(failed=name)
             traceback.print_exc()
