@@ -3,7 +3,10 @@
 A closed loop: each connection sends its next query when the last one is answered. Loopback only, bounded by counts and
 seconds. The server is a real process; the client here is asyncio over plain sockets, so that it costs little beside it.
 
-    python benchmarks/serve_load.py --items 20000 --out benchmarks/serve.json
+    python benchmarks/serve_load.py --items 20000 --out benchmarks/serve.json          the tests' tiny model: the service alone
+    genius demo && python benchmarks/serve_load.py --index demo.genius --out ...       the bundled model over the demo's drawings
+
+The file holds one report a model; a run replaces its own.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -163,44 +167,67 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--items", type=int, default=20_000)
     parser.add_argument("--seconds", type=float, default=8.0, help="of each load level")
-    parser.add_argument("--requests", type=int, default=20_000, help="of the memory run")
+    parser.add_argument("--requests", type=int, default=20_000, help="of the memory run; 0: none")
     parser.add_argument("--model", default="fake", help="'fake' (a tiny encoder: measures the service) or a model URI")
+    parser.add_argument("--index", type=Path, help="an index that is there, with its own model, in place of --items and --model")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        if options.index is None:
+            index, model = build(Path(folder), options.items, options.model)
+            about = {"items": options.items, "model": options.model}
+        else:
+            index, (model, items) = options.index, described(options.index)
+            about = {"items": items, "model": model}
+        report = measure(index, model, about, options.seconds, options.requests)
+    print(json.dumps(report, indent=2))
+    if options.out:
+        whole = json.loads(options.out.read_text()) if options.out.exists() else {}
+        options.out.write_text(json.dumps({**whole, report["model"]: report}, indent=2) + "\n")
+
+
+def described(path: Path) -> tuple[str, int]:
+    """The model an index names, and how many items it has."""
+    from genius.index.folder import about_of
+    from genius.index.store import Store
+
+    source = about_of(path).source
+    if source is None:
+        raise SystemExit(f"{path} does not say where its model lies")
+    store = Store.open(path)
+    return source, store.at(store.latest()).count()
+
+
+def measure(index: Path, model: str, about: dict[str, Any], seconds: float, requests: int) -> dict[str, Any]:
     report: dict[str, Any] = {
+        "date": datetime.now(UTC).date().isoformat(),
         "machine": {"cores": os.cpu_count(), "cpu": _cpu(), "memory_gb": round(psutil.virtual_memory().total / 2**30)},
         "versions": _versions(),
-        "items": options.items,
-        "model": options.model,
+        **about,
         "load_average_before": [round(value, 1) for value in os.getloadavg()],
     }
-    with tempfile.TemporaryDirectory() as folder:
-        index, model = build(Path(folder), options.items, options.model)
-        server = Server(index, model)
-        load(server, 8, 2)  # warm
-        report["levels"] = [load(server, connections, options.seconds) for connections in (1, 8, 64)]
-        memory = [server.rss_mb()]
-        for _ in range(10):
-            load(server, 16, 600, options.requests // 10)
-            memory.append(server.rss_mb())
-        report["memory"] = {"requests": options.requests, "rss_mb": [round(value, 1) for value in memory]}
-        report["exit_status"] = server.stop()
-        alone = Server(index, model, "--batch", "1")
-        load(alone, 8, 2)
-        report["without_batching"] = load(alone, 64, options.seconds)
-        alone.stop()
-        small = Server(index, model, "--queue", "8", "--batch", "4")
-        load(small, 4, 1)
-        report["overload"] = {"queue": 8, "batch": 4, **load(small, 64, options.seconds)}
-        small.stop()
+    server = Server(index, model)
+    load(server, 8, 2)  # warm
+    report["levels"] = [load(server, connections, seconds) for connections in (1, 8, 64)]
+    memory = [server.rss_mb()]
+    for _ in range(10 if requests else 0):
+        load(server, 16, 600, requests // 10)
+        memory.append(server.rss_mb())
+    report["memory"] = {"requests": requests, "rss_mb": [round(value, 1) for value in memory]}
+    report["exit_status"] = server.stop()
+    alone = Server(index, model, "--batch", "1")
+    load(alone, 8, 2)
+    report["without_batching"] = load(alone, 64, seconds)
+    alone.stop()
+    small = Server(index, model, "--queue", "8", "--batch", "4")
+    load(small, 4, 1)
+    report["overload"] = {"queue": 8, "batch": 4, **load(small, 64, seconds)}
+    small.stop()
     report["batching_gain"] = round(
         report["levels"][-1]["queries_per_second"] / report["without_batching"]["queries_per_second"], 2
     )
     report["load_average_after"] = [round(value, 1) for value in os.getloadavg()]
-    text = json.dumps(report, indent=2)
-    print(text)
-    if options.out:
-        options.out.write_text(text + "\n")
+    return report
 
 
 def _cpu() -> str:
