@@ -65,11 +65,12 @@ def step_scores(
         start = generator.config.offsets[level]
         mine = logits[start : start + generator.config.level_sizes[level]]
         pool = {"vocabulary": logits, "level": mine, "children": mine[children]}[normalizer]
-        total += mine[children] - pool.logsumexp(0)
+        told = level == 0 and geometry > 0 and quantizer is not None and quantizer.config.labelled
+        total += (mine[children] - pool.logsumexp(0)) * (1 + geometry if told else 1)
     if quantizer is not None and (generator is None or geometry > 0):
         residual = z - sum((book_at(quantizer, i, prefix)[c] for i, c in enumerate(prefix)), torch.zeros_like(z))
         book = book_at(quantizer, level, prefix)
-        closeness = 2 * book @ residual - book.square().sum(1)
+        closeness = 2 * book @ residual - (1 if generator is None else 0.5) * book.square().sum(1)
         if level == 0 and quantizer.config.labelled:
             closeness = torch.zeros_like(closeness)
         if generator is None:

@@ -86,5 +86,5 @@ def test_the_recorded_term_is_the_plain_one(own_books: int) -> None:
     for level in range(len(SIZES)):
         first = modality if level else None
         term = geometry.term(level, residual, first)
-        plain = 0.7 * zscore(quantizer.closeness(level, residual, first))
+        plain = 0.7 * zscore(quantizer.closeness(level, residual, first, norm=0.5))
         assert torch.allclose(torch.zeros_like(plain) if term is None else term, plain, atol=1e-5)

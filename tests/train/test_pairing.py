@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -48,6 +49,20 @@ def test_geometry_must_be_worth_its_cost(gain: float, chosen: float, monkeypatch
     monkeypatch.setattr(Calibration, "hit", lambda _, geometry: 0.5 + gain * (geometry > 0))
     monkeypatch.setattr(Calibration, "kept", lambda _, geometry: 0.9 + gain * (geometry > 0))
     assert trial.geometry()[0] == chosen
+
+
+def test_what_is_kept_is_of_the_wanted_kind() -> None:
+    """A query for a text does not miss the image that dense search would rank first."""
+    trial = Calibration.__new__(Calibration)
+    trial.pool = torch.nn.functional.normalize(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.8, 0.2], [0.0, 1.0]]), dim=1)
+    trial.kinds, trial.best = torch.tensor([0, 1, 1, 0]), None
+    trial.asked = torch.tensor([[1.0, 0.0]])
+    trial.data = SimpleNamespace(positives=lambda: [[1]])  # type: ignore[assignment]
+    assert trial.kept(torch.tensor([[1, 2, -1, -1, -1]])) == 1.0
+    assert trial.best is not None and trial.best.tolist() == [[1, 2, -1, -1, -1]]
+    assert trial.kept(torch.tensor([[0, 3, 2, -1, -1]])) == 0.5
+    trial.kinds, trial.best = None, None
+    assert trial.kept(torch.tensor([[0, 1, 2, -1, -1]])) == 0.75
 
 
 def test_of_equally_good_finishes_the_middle_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from genius.evaluate.ids import IdTable
 from genius.model.generator import START, Generator, KeysValues
 from genius.model.quantizer import ResidualQuantizer
+from genius.search.scores import modality_weight, nearness
 
 Ints = npt.NDArray[np.int64]
 
@@ -59,16 +60,17 @@ class PlainBeam:
             assert cross is not None
             shared = [KeysValues(*(part.expand(n, -1, -1, -1) for part in layer)) for layer in cross]
             hidden, _ = self.generator.hidden(tokens, shared)
-            total = total + self.generator.log_probs(hidden[:, -1], level)
+            weight = modality_weight(self.generator, self.quantizer, self.geometry) if level == 0 else 1.0
+            total = total + weight * self.generator.log_probs(hidden[:, -1], level)
         if self.quantizer is not None and (self.geometry > 0 or self.generator is None):
             residual = z[None].expand(n, -1)
             if level:
                 residual = residual - self.quantizer.decode_prefix(chosen)
-            near = self.quantizer.closeness(level, residual, chosen[:, 0] if level else None)
-            if self.generator is not None:
-                centred = near - near.mean(1, keepdim=True)
-                near = self.geometry * centred / centred.square().mean(1, keepdim=True).sqrt().clamp(min=1e-6)
-            total = total + near
+            first = chosen[:, 0] if level else None
+            if self.generator is None:
+                total = total + self.quantizer.closeness(level, residual, first)
+            else:
+                total = total + self.geometry * nearness(self.quantizer, level, residual, first)
         return total.double().cpu().numpy()
 
 

@@ -194,8 +194,9 @@ class Genius(nn.Module):
 def _identity(config: GeniusConfig) -> dict[str, Any]:
     """The part of the configuration that decides codes and embeddings: search defaults may change freely."""
     values: dict[str, Any] = to_dict(dataclasses.replace(config, search={}, encoder=None))
-    if not config.quantizer.own_books_from:
-        del values["quantizer"]["own_books_from"]  # younger than the first models: indexes built with those must still open
+    for name in ("own_books_from", "encode_sweeps"):  # younger than the first models: indexes built with those must still open
+        if not values["quantizer"][name]:
+            del values["quantizer"][name]
     return values
 
 

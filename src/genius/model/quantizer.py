@@ -18,7 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from genius.errors import GeniusError
-from genius.model.kmeans import kmeans, nearest, nearest_as_published
+from genius.model.fitting import fit_codebooks
+from genius.model.kmeans import nearest, nearest_as_published
+from genius.model.refine import choose_again
 
 ModalityCode = Literal["given", "nearest", "classifier", "none"]
 GradientEstimator = Literal["straight-through", "rotation"]
@@ -42,6 +44,7 @@ class QuantizerConfig:
     patience: float = 4.0
     published_revival: bool = False
     encode_beam: int = 1  # > 1: keep that many partial codes per vector while encoding (lower error, slower)
+    encode_sweeps: int = 0  # how often later codes are chosen again in view of all the others (lower error; 0: as the paper)
     # > 0: from this level on every modality has codebooks of its own. A code is read after the modality's, so three tables
     # cost no bit of the ID, and texts do not share their codes with pictures. 0: one codebook a level, as the paper.
     own_books_from: int = 0
@@ -136,18 +139,20 @@ class ResidualQuantizer(nn.Module):
         for i in range(0, z.shape[0], chunk):
             labels = None if modality is None else modality[i : i + chunk]
             part = z[i : i + chunk].float()
-            parts.append(self._encode_beam(part, labels) if self.config.encode_beam > 1 else self._encode(part, labels))
+            codes = self._encode_beam(part, labels) if self.config.encode_beam > 1 else self._encode(part, labels)
+            parts.append(choose_again(self, part, codes, self.config.encode_sweeps) if self.config.encode_sweeps else codes)
         return torch.cat(parts) if parts else torch.empty(0, self.config.levels, dtype=torch.long, device=z.device)
 
     def _encode(self, z: Tensor, modality: Tensor | None) -> Tensor:
         residual, codes = z, []
         for level in range(self.config.levels):
-            code = self._pick(residual, level, modality)
+            code = self.pick(residual, level, modality)
             codes.append(code)
             residual = residual - self.vectors(level, code, modality)  # Eq. 6
         return torch.stack(codes, dim=1)
 
-    def _pick(self, residual: Tensor, level: int, modality: Tensor | None) -> Tensor:
+    def pick(self, residual: Tensor, level: int, modality: Tensor | None) -> Tensor:
+        """Nearest codes (N,) of the level to residuals (N, D)."""
         if level == 0 and self.config.labelled:
             assert modality is not None
             return modality.long()
@@ -207,18 +212,18 @@ class ResidualQuantizer(nn.Module):
             out = out + self.vectors(level, codes[:, level], codes[:, 0])
         return out
 
-    def closeness(self, level: int, residual: Tensor, modality: Tensor | None) -> Tensor:
-        """2 r.c - |c|^2 = |r|^2 - |r - c|^2 for every code of the level: (N, K). `modality` (N,) is the first code, None at
-        level 0. Summed over levels it is |z|^2 - |z - reconstruction|^2."""
+    def closeness(self, level: int, residual: Tensor, modality: Tensor | None, norm: float = 1.0) -> Tensor:
+        """2 r.c - norm |c|^2 for every code of the level: (N, K). `modality` (N,) is the first code, None at level 0.
+        With norm 1 it is |r|^2 - |r - c|^2, which summed over levels is |z|^2 - |z - reconstruction|^2."""
         if level == 0 and self.config.labelled:
             return residual.new_zeros(len(residual), self.config.level_sizes[0])  # the modality is told, not near
         if modality is None or not self.config.own_books(level):
             book = self.codebook(level)
-            return 2 * residual @ book.T - book.square().sum(1)
+            return 2 * residual @ book.T - norm * book.square().sum(1)
         out = residual.new_empty(len(residual), self.config.level_sizes[level])
         for kind in range(3):
             own, book = (modality == kind).nonzero()[:, 0], self.book_of(level, kind)
-            out[own] = 2 * residual[own] @ book.T - book.square().sum(1)
+            out[own] = 2 * residual[own] @ book.T - norm * book.square().sum(1)
         return out
 
     def check_codes(self, codes: Tensor) -> None:
@@ -247,7 +252,7 @@ class ResidualQuantizer(nn.Module):
         residual, total = z, torch.zeros_like(z)
         codes, residuals, chosen, prefixes = [], [], [], []
         for level in range(self.config.levels):
-            code = self._pick(residual.detach(), level, modality)
+            code = self.pick(residual.detach(), level, modality)
             vector = self.vectors(level, code, modality)
             codes.append(code)
             residuals.append(residual)
@@ -326,42 +331,16 @@ class ResidualQuantizer(nn.Module):
         sizes[rows] = weight
         self.get_buffer(f"unused_{book}")[block][rows] = 0
 
-    @torch.no_grad()
-    def initialise(self, z: Tensor, modality: Tensor | None = None, iterations: int = 20, seed: int = 0) -> None:
-        """k-means on a large sample, level after level (the paper: on the first batch)."""
+    def initialise(
+        self, z: Tensor, modality: Tensor | None = None, iterations: int = 20, seed: int = 0, together: int = 0, between: int = 0
+    ) -> None:
+        """k-means on a large sample, level after level (the paper: on the first batch). `together`: so many sweeps that fit the
+        later levels to each other. `between`: a modality with fewer vectors a code also learns from points between them."""
         self._check(z, modality)
-        residual = z.float()
-        for level in range(self.config.levels):
-            if not (self.config.shared and level > 1):
-                self._initialise_level(level, residual, modality, iterations, seed + level)
-            code = self._pick(residual, level, modality)
-            residual = residual - self.vectors(level, code, modality)
+        fit_codebooks(self, z, modality, iterations, seed, together, between)
 
-    def _initialise_level(self, level: int, residual: Tensor, modality: Tensor | None, iterations: int, seed: int) -> None:
-        size = self.config.level_sizes[level]
-        if level == 0 and self.config.modality_code == "classifier":
-            return
-        if level == 0 and self.config.labelled:
-            assert modality is not None
-            centres = self.codebook(0).clone()
-            for m in range(3):
-                if (modality == m).any():
-                    centres[m] = residual[modality == m].mean(0)
-            counts = torch.bincount(modality, minlength=3).float()
-        elif self.config.own_books(level):
-            assert modality is not None
-            centres, counts = self.codebook(level).clone(), torch.ones(3 * size, device=residual.device)
-            # the first code is what a decoder learns: it starts alike for all, so that it says much the same in every modality
-            start = kmeans(residual, size, iterations=iterations, seed=seed)[0] if level == 1 else None
-            for kind in range(3):
-                own = residual[modality == kind]
-                # a modality of few items learns from all: what comes later of it must find codes too
-                own = own if len(own) >= 2 * size else residual
-                centres[self._block(level, kind)], counts[self._block(level, kind)] = kmeans(
-                    own, size, iterations=iterations, seed=seed, start=start
-                )
-        else:
-            centres, counts = kmeans(residual, size, iterations=iterations, seed=seed)
+    def set_codebook(self, level: int, centres: Tensor, counts: Tensor) -> None:
+        """Take code vectors (K, D) and how many vectors each stands for (K,) as where the moving averages start."""
         weight = (counts * (1.0 / max(counts.mean().item(), 1e-6))).clamp(min=1e-3)  # sizes relative to an average code
         self.get_buffer(f"codes_{level}").copy_(centres)
         self.get_buffer(f"sizes_{level}").copy_(weight)

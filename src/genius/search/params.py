@@ -20,7 +20,8 @@ class SearchParams:
     beams: int = 50  # B: prefixes kept at every level
     rerank: int = 2000  # R: stop once at most R items are below the beams and re-rank up to R; 0: full depth, as the paper
     reranker: Reranker = "embeddings"  # stored vectors, the codes' reconstruction, or the order of the beams (full depth)
-    geometry: float = 0.0  # w of the term w * zscore(2 r.c - |c|^2) beside log p; r = z minus the codes chosen so far
+    # w of the term w * zscore(2 r.c - |c|^2 / 2) beside log p, r = z minus the codes so far; a modality's log p counts 1 + w
+    geometry: float = 0.0
     generator: bool = True  # False: geometry alone, no decoder
     normalizer: Normalizer = "model"  # log p over the whole table, the level, or the valid children; "model": as trained
     # w > 0, at full depth only: the decoder writes the first codes; once at most `leaves` items are below the beams, the rest

@@ -15,6 +15,10 @@ from genius.model.quantizer import ResidualQuantizer
 from genius.search.decoder import Decoder
 from genius.search.params import Normalizer
 
+# Of |c|^2 in the geometric term. Items are ranked by inner products (0), codes stand for the middle of their items (1, squared
+# distance): half-way fewer items need to be looked at than with either (docs/results/accuracy.md).
+NORM = 0.5
+
 
 class Scorer:
     """Adds up to three things: a decoder's log p, a weight for geometry, or geometry alone."""
@@ -34,6 +38,7 @@ class Scorer:
             raise GeniusError("the geometric term needs the quantizer")
         self.decoder, self.level_sizes = decoder, tuple(level_sizes)
         self.weight = geometry
+        self.modality_weight = modality_weight(decoder, quantizer, geometry)
         chosen = decoder.config.normalizer if decoder is not None and normalizer == "model" else normalizer
         self.normalizer: str = chosen
         self.books = None if decoder is not None and geometry == 0 else quantizer
@@ -62,14 +67,13 @@ class Scorer:
         total: Tensor | None = None
         if self.decoder is not None:
             assert hidden is not None
-            total = self._log_p(level, hidden, row, code, mass)
+            total = self._log_p(level, hidden, row, code, mass) * (self.modality_weight if level == 0 else 1.0)
         if self.books is not None:
             assert residual is not None
-            closeness = self.books.closeness(level, residual, modality)  # (R, K)
             if self.decoder is None:
-                return closeness[row, code]
+                return self.books.closeness(level, residual, modality)[row, code]
             assert total is not None
-            total = total + self.weight * zscore(closeness)[row, code]
+            total = total + self.weight * nearness(self.books, level, residual, modality)[row, code]
         assert total is not None
         return total
 
@@ -98,22 +102,39 @@ class Scorer:
         total = torch.zeros(rows, device=codes.device)
         if self.decoder is not None and self.normalizer != "children":
             assert hidden is not None
-            for step in range(length):
-                total += (hidden[:, step].float() * self.decoder.level_head(level + step)[codes[:, step]].float()).sum(1)
+            heads = [self.decoder.level_head(level + step)[codes[:, step]].float() for step in range(length)]
+            log_p = (hidden.float() * torch.stack(heads, 1)).sum(2)  # (R, L)
             if self.normalizer == "vocabulary":
-                total -= self.decoder.log_normalizer(hidden.reshape(rows * length, -1)).view(rows, length).sum(1)
+                log_p -= self.decoder.log_normalizer(hidden.reshape(rows * length, -1)).view(rows, length)
             else:
-                for step in range(length):
-                    total -= self.decoder.level_logits(hidden[:, step], level + step).logsumexp(1)
+                logits = (self.decoder.level_logits(hidden[:, step], level + step) for step in range(length))
+                log_p -= torch.stack([own.logsumexp(1) for own in logits], 1)
+            if level == 0:
+                log_p[:, 0] *= self.modality_weight
+            total += log_p.sum(1)
         if self.books is not None:
             assert residual is not None
             for step in range(length):
-                closeness = self.books.closeness(level + step, residual, modality)
-                term = closeness if self.decoder is None else self.weight * zscore(closeness)
+                if self.decoder is None:
+                    term = self.books.closeness(level + step, residual, modality)
+                else:
+                    term = self.weight * nearness(self.books, level + step, residual, modality)
                 total += term.gather(1, codes[:, step : step + 1])[:, 0]
                 residual = residual - self.books.vectors(level + step, codes[:, step], modality)
                 modality = codes[:, 0] if level + step == 0 else modality
         return total
+
+
+def modality_weight(decoder: object | None, quantizer: ResidualQuantizer | None, geometry: float) -> float:
+    """Of log p of a first code that says the modality. Nothing is near a modality, so that beside later codes, whose log p is
+    joined by w times nearness, its log p alone would say too little: it counts 1 + w times."""
+    told = decoder is not None and quantizer is not None and quantizer.config.labelled
+    return 1.0 + geometry if told else 1.0
+
+
+def nearness(quantizer: ResidualQuantizer, level: int, residual: Tensor, modality: Tensor | None) -> Tensor:
+    """zscore(2 r.c - |c|^2 / 2): (R, K), the geometric term before its weight."""
+    return zscore(quantizer.closeness(level, residual, modality, NORM))
 
 
 def zscore(values: Tensor) -> Tensor:

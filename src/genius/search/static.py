@@ -19,6 +19,7 @@ from genius.model.quantizer import ResidualQuantizer
 from genius.search.decoder import Decoder
 from genius.search.params import Reranker
 from genius.search.plan import Plan
+from genius.search.scores import modality_weight
 from genius.search.static_geometry import StaticGeometry
 from genius.search.views import TrieView, widen
 
@@ -83,6 +84,7 @@ class StaticSearch:
         if shape.geometry > 0:
             assert parts.quantizer is not None and shape.plan.budget
             self.geometry = StaticGeometry(parts.quantizer, shape.geometry, device)
+        self.modality_weight = modality_weight(decoder, parts.quantizer, shape.geometry)
         self.residual: Tensor | None = None  # (Q, n, D) z minus the codes chosen, while a search with geometry runs
         self.modality: Tensor | None = None  # (Q, n) first codes
         self.bias = decoder.bias[0, :, :, 0].float().contiguous()  # (heads, M) by distance
@@ -189,6 +191,8 @@ class StaticSearch:
         logits = self.ops.logits(h, self.decoder.level_head(level))
         whole = self.shape.normalizer == "vocabulary"
         normalizer = self.ops.log_normalizer(h, self.decoder.head) if whole else logits.logsumexp(1)
+        if level == 0 and self.modality_weight != 1:
+            logits, normalizer = logits * self.modality_weight, normalizer * self.modality_weight
         if self.geometry is not None:
             assert self.residual is not None
             modality = None if self.modality is None else self.modality.flatten()

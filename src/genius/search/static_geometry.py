@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from genius.model.quantizer import ResidualQuantizer
-from genius.search.scores import zscore
+from genius.search.scores import NORM, nearness, zscore
 
 
 class StaticGeometry:
@@ -26,10 +26,10 @@ class StaticGeometry:
         if level == 0 and config.labelled:
             return None  # the modality is told, not near
         if modality is None or not config.own_books(level):
-            return self.weight * zscore(self.quantizer.closeness(level, residual, modality))
+            return self.weight * nearness(self.quantizer, level, residual, modality)
         book = self.quantizer.codebook(level)
         mine = (modality[:, None] == self.kinds).float()  # (R, 3)
-        near = -(mine @ book.square().sum(1).view(3, -1))
+        near = -NORM * (mine @ book.square().sum(1).view(3, -1))
         for kind, own in enumerate(book.view(3, -1, book.shape[1])):
             near = torch.addmm(near, residual * mine[:, kind : kind + 1], own.T, alpha=2.0)
         return self.weight * zscore(near)

@@ -19,7 +19,7 @@ from genius.train.validate import hit_rates, nearest_rows
 
 WEIGHTS = (15.0, 40.0, 100.0, 300.0, 1000.0)  # nats per unit of cosine
 WITHOUT_DATA = {"finish": 300.0, "geometry": 1.0}  # where nothing is held out
-GEOMETRY = (0.0, 0.5, 1.0, 2.0, 4.0)
+GEOMETRY = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 WORTH = 0.005  # that geometry must add to the default search: without it a step is cheaper
 QUERIES = 600  # looked at, the same number of each task where there are enough
 
@@ -38,7 +38,8 @@ class Calibration:
         budget: int = 2000,  # items that a search may look at
     ) -> None:
         self.budget, self.pool, self.weight = budget, pool, 0.0
-        self.best: Tensor | None = None  # (Q, 5) of an exhaustive search, once it is asked for
+        self.best: Tensor | None = None  # (Q, 5) of an exhaustive search among items of the wanted kind, once it is asked for
+        self.kinds = codes[:, 0].cpu() if quantizer.config.labelled else None  # (N,) modality of the pool's items
         picked = _of_each_task(held_out.tasks)
         self.asked, self.data = queries[picked.to(queries.device)], held_out.take_queries(picked)
         trie = CodeTrie.build(codes.cpu().numpy(), quantizer.config.level_sizes)
@@ -52,11 +53,24 @@ class Calibration:
         return hit_rates(rows, self.data, "at", (5,))["at_hit@5"]
 
     def kept(self, rows: Tensor) -> float:
-        """The share of an exhaustive search's five best items that `rows` (Q, 5) hold."""
-        assert self.pool is not None
+        """The share of an exhaustive search's five best items that `rows` (Q, 5) hold, of the kind that the answers are of."""
         if self.best is None:
-            self.best = nearest_rows(self.asked, self.pool, 5).cpu()
-        return (self.best[:, :, None] == rows[:, None]).any(2).float().mean().item()
+            self.best = self._exhaustive()
+        held = (self.best[:, :, None] == rows[:, None]).any(2) & (self.best >= 0)
+        return held.sum().item() / max(int((self.best >= 0).sum()), 1)
+
+    def _exhaustive(self) -> Tensor:
+        """(Q, 5) rows, -1 where fewer items of the kind exist. An item of another kind is not missed by anyone."""
+        assert self.pool is not None
+        if self.kinds is None:
+            return nearest_rows(self.asked, self.pool, 5).cpu()
+        best = torch.full((len(self.asked), 5), -1)
+        wanted = self.kinds[[rows[0] for rows in self.data.positives()]]
+        for kind in wanted.unique().tolist():
+            own, items = (wanted == kind).nonzero()[:, 0], (self.kinds == kind).nonzero()[:, 0]
+            found = nearest_rows(self.asked[own.to(self.asked.device)], self.pool[items.to(self.pool.device)], 5).cpu()
+            best[own, : found.shape[1]] = items[found]
+        return best
 
     def finish(self, beams: int = 50) -> tuple[float, dict[str, float]]:
         """The weight of nearness with the best hit@5 of plain GENIUS, and what each one gave."""

@@ -62,6 +62,7 @@ class ModelConfig:
     gradient: Literal["straight-through", "rotation"] = "rotation"
     published_revival: bool = False
     encode_beam: int = 1  # partial codes kept while encoding items
+    encode_sweeps: int = 3  # how often later codes are chosen again in view of all the others; 0: as the paper
     # > 0: from this level on every modality has codebooks of its own, where its code is told; 0: one a level, as the paper
     own_books_from: int = 1
     decoder: str = "mini"  # tiny, compact, mini, small, base, large
@@ -131,6 +132,8 @@ class QuantizerStageConfig(PairConfig):
     kmeans_sample: int = 200_000  # vectors for k-means (the whole training set below that)
     kmeans_iterations: int = 20
     refit: bool = True  # at the end, k-means once more, on the pool's embeddings
+    between: int = 8  # ... a modality with fewer items a code learns its later codes from points between them too; 0: none
+    together: int = 3  # ... and so many sweeps that fit the later levels' codebooks to each other; 0: none
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from genius.model.between import neighbours, points_between
 from genius.model.quantizer import ResidualQuantizer
 from genius.train.config import GeneratorStageConfig
 
@@ -34,7 +35,7 @@ class Indexing:
         self.offsets = F.normalize(offsets[order], dim=1)
         self.counts = torch.bincount(offset_modality, minlength=3)  # a shift belongs to the modality that it leads to
         self.starts = self.counts.cumsum(0) - self.counts
-        self.near = _neighbours(z, modality, config.neighbours) if config.virtual > 0 else None
+        self.near = neighbours(z, modality, config.neighbours) if config.virtual > 0 else None
 
     def items(self, count: int) -> tuple[Tensor, Tensor]:
         """Indexing pairs: (count, D) inputs and (count, M) codes."""
@@ -46,9 +47,7 @@ class Indexing:
         """Virtual items: between an item and a near one, a little noise, with the ID the quantizer gives."""
         assert self.near is not None
         rows = torch.randint(self.z.shape[0], (count,), device=self.z.device)
-        column = torch.randint(self.near.shape[1], (count,), device=self.z.device)
-        other = self.z[self.near[rows, column]]
-        mixed = torch.lerp(self.z[rows], other, torch.rand(count, 1, device=self.z.device))
+        mixed = points_between(self.z, self.near, rows)
         noise = F.normalize(torch.randn_like(mixed), dim=1) * self.config.virtual_noise * torch.rand_like(mixed[:, :1])
         points = F.normalize(mixed + noise, dim=1)
         modality = self.modality[rows]
@@ -74,18 +73,3 @@ class Indexing:
         lost = (torch.rand(rows.shape, device=rows.device) < self.config.modality_dropout) & (self.modality[rows] == 2)
         which = torch.randint(2, rows.shape, device=rows.device)
         return torch.where(lost[:, None], self.parts[which, rows], self.z[rows])
-
-
-def _neighbours(z: Tensor, modality: Tensor, count: int, chunk: int = 2048, limit: int = 100_000) -> Tensor:
-    """(N, count) near items of the same modality. Beyond `limit` items, near among a fixed random sample."""
-    near = torch.empty(z.shape[0], count, dtype=torch.long, device=z.device)
-    for kind in modality.unique().tolist():
-        rows = (modality == kind).nonzero()[:, 0]
-        others = rows
-        if rows.numel() > limit:
-            others = rows[torch.randperm(rows.numel(), generator=torch.Generator().manual_seed(0))[:limit].to(rows.device)]
-        k = min(count + 1, others.numel())
-        for part in rows.split(chunk):
-            found = others[(z[part] @ z[others].T).topk(k, dim=1).indices[:, min(1, k - 1) :]]  # the first is the item itself
-            near[part] = found[:, torch.arange(count, device=z.device) % found.shape[1]]
-    return near

@@ -28,6 +28,7 @@ def quantizer_config(model: ModelConfig) -> QuantizerConfig:
         gradient=model.gradient,
         published_revival=model.published_revival,
         encode_beam=model.encode_beam,
+        encode_sweeps=model.encode_sweeps,
         own_books_from=0 if model.shared or model.modality_code in ("nearest", "none") else model.own_books_from,
     )
 
@@ -142,7 +143,9 @@ class QuantizerStage(PairStage):
         if z.shape[0] > sample:
             picked = torch.randperm(z.shape[0], generator=torch.Generator().manual_seed(self.seed))[:sample].to(z.device)
             z, modality = z[picked], modality[picked]
-        self.quantizer.initialise(z, modality, iterations=self.config.kmeans_iterations, seed=self.seed)
+        config = self.config
+        beyond = (config.together, config.between) if pool_only else (0, 0)
+        self.quantizer.initialise(z, modality, config.kmeans_iterations, self.seed, *beyond)
 
     def finish(self) -> None:
         """After the last step: codebooks once more, on what they have to tell apart, the pool's own embeddings."""

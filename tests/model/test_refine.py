@@ -1,0 +1,89 @@
+"""Codebooks that fit each other: the error falls, prefixes stay."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_own_codebooks import clouds
+from torch import Tensor
+
+from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
+from genius.model.refine import choose_again, fit_together
+
+SIZES = (3, 16, 16, 16, 16)
+
+
+def error(quantizer: ResidualQuantizer, z: Tensor, codes: Tensor) -> Tensor:
+    return (z - quantizer.decode(codes)).square().sum(1)
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10_000), own=st.integers(0, 2), kind=st.sampled_from(["given", "classifier", "none"]))
+def test_choosing_again_never_makes_it_worse_and_keeps_the_prefix(seed: int, own: int, kind: str) -> None:
+    sizes = SIZES if kind != "none" else SIZES[1:]
+    config = QuantizerConfig(16, sizes, own_books_from=0 if kind == "none" else own, modality_code=kind)  # type: ignore[arg-type]
+    quantizer = ResidualQuantizer(config)
+    z, modality = clouds(60, seed=seed)
+    told = None if kind == "none" else modality
+    quantizer.initialise(z, told, iterations=2, seed=seed)
+    codes = quantizer.encode(z, told)
+    again = choose_again(quantizer, z, codes)
+    assert torch.equal(again[:, :2], codes[:, :2])
+    assert (error(quantizer, z, again) <= error(quantizer, z, codes) + 1e-5).all()
+
+
+def test_a_chosen_code_is_the_best_one_beside_the_others() -> None:
+    """Brute force over the last level, which is chosen last."""
+    quantizer = ResidualQuantizer(QuantizerConfig(16, SIZES, own_books_from=1, encode_sweeps=2))
+    z, modality = clouds(80)
+    quantizer.initialise(z, modality, together=2)
+    codes = quantizer.encode(z, modality)
+    for other in range(16):
+        changed = codes.clone()
+        changed[:, -1] = other
+        assert (error(quantizer, z, codes) <= error(quantizer, z, changed) + 1e-5).all()
+
+
+@pytest.mark.parametrize("own", [0, 1, 2])
+def test_fitting_together_lowers_the_error_of_the_same_codes(own: int) -> None:
+    quantizer = ResidualQuantizer(QuantizerConfig(16, SIZES, own_books_from=own))
+    z, modality = clouds(1500)
+    quantizer.initialise(z, modality)
+    codes, before = quantizer.encode(z, modality), [book.clone() for book in quantizer.codebooks]
+    old = error(quantizer, z, codes).mean()
+    fit_together(quantizer, z, codes, sweeps=5)
+    assert error(quantizer, z, codes).mean() < 0.98 * old
+    assert torch.equal(quantizer.codebook(0), before[0]) and torch.equal(quantizer.codebook(1), before[1])
+    unused = torch.ones(len(before[2]), dtype=torch.bool)
+    unused[quantizer.rows_of(2, codes[:, 2], codes[:, 0])] = False
+    assert torch.equal(quantizer.codebook(2)[unused], before[2][unused])  # nobody asked them to move
+
+
+def test_both_rebuild_more_at_the_same_bits() -> None:
+    z, modality = clouds(200)  # few items a code, as in a real collection
+    errors = []
+    for together, sweeps in ((0, 0), (3, 1)):
+        quantizer = ResidualQuantizer(QuantizerConfig(16, SIZES, own_books_from=1, encode_sweeps=sweeps))
+        quantizer.initialise(z, modality, together=together)
+        errors.append(error(quantizer, z, quantizer.encode(z, modality)).mean())
+        assert torch.allclose(quantizer.get_buffer("sums_3"), quantizer.codebook(3) * quantizer.get_buffer("sizes_3")[:, None])
+    assert errors[1] < 0.95 * errors[0]
+
+
+def test_a_modality_of_few_items_keeps_room_for_others() -> None:
+    """2 items a code are known by heart; points between them make the codes say more of items that come later."""
+    random = torch.Generator().manual_seed(0)
+    every = torch.nn.functional.normalize(torch.randn(2000, 3, generator=random) @ torch.randn(3, 16, generator=random), dim=1)
+    seen, later = every[:40], every[40:]
+    errors = {}
+    for between in (0, 8):
+        quantizer = ResidualQuantizer(QuantizerConfig(16, (3, 16, 16, 16), own_books_from=1))
+        quantizer.initialise(seen, torch.full((40,), 2), between=between)
+        first = quantizer.book_of(1, 2)
+        errors[between] = error(quantizer, later, quantizer.encode(later, torch.full((len(later),), 2))).mean()
+    assert errors[8] < 0.9 * errors[0]
+    plain = ResidualQuantizer(QuantizerConfig(16, (3, 16, 16, 16), own_books_from=1))
+    plain.initialise(seen, torch.full((40,), 2))
+    assert torch.equal(plain.book_of(1, 2), first)  # the first code is of the items themselves
