@@ -100,7 +100,7 @@ class QuantizerStage(PairStage):
         mse = reconstruction_loss(q_hat, c_hat, config.reduction)
         loss = loss + config.rq_weight * rq + config.mse_weight * mse  # Eq. 8
         logs.update(rq=rq, mse=mse)
-        if config.codes_weight > 0:
+        if config.codes_weight > 0 and config.contrastive_weight > 0:  # without L_cl there is none on codes either
             wrong_hat = None
             if batch.wrong is not None:
                 wrong_hat = F.normalize(self.quantizer.quantize(z[2 * size :], self.pool[batch.wrong].modality).vectors, dim=1)
