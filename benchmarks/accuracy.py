@@ -30,7 +30,9 @@ OURS: dict[str, tuple[dict[str, Any], bool]] = {
     "w/o query augmentation": ({"generator.augmentation": "none"}, False),
     "w/o codebooks of each modality": ({"model.own_books_from": 0}, True),
     "w/o L_cl on codes": ({"quantizer.codes_weight": 0.0}, True),
-    "w/o both of these": ({"model.own_books_from": 0, "quantizer.codes_weight": 0.0}, True),
+    "w/o codebooks fitted together": ({"quantizer.together": 0, "model.encode_sweeps": 0}, True),
+    "w/o points between few items": ({"quantizer.between": 0}, True),
+    "w/o own codebooks and L_cl on codes": ({"model.own_books_from": 0, "quantizer.codes_weight": 0.0}, True),
     "w/o hard negatives": ({"quantizer.hard_negatives": 0}, True),
     "w/o refit of the codebooks": ({"quantizer.refit": False}, True),
     "+ dense distillation": ({"generator.distill_weight": 0.5}, False),
@@ -120,7 +122,7 @@ def main() -> None:
     parser.add_argument("--queries", type=int, default=1200, help="test queries per task")
     parser.add_argument("--dev", type=int, default=200, help="dev queries per task")
     parser.add_argument("--products", type=int, help="only the first so many fashion products: a small pool, for a CPU")
-    parser.add_argument("--budget", type=int, default=2000, help="items that a search may look at")
+    parser.add_argument("--budget", type=int, default=2500, help="items that a search may look at")
     parser.add_argument("--seconds", type=float, default=100_000, help="start no new line after so long")
     args = parser.parse_args()
     changes = {name: json.loads(value) for name, _, value in (entry.partition("=") for entry in args.set)}

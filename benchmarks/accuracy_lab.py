@@ -33,7 +33,7 @@ AT = (1, 5, 10)
 FINISH, GEOMETRY = "finish", "geometry"  # stand for the weights that were chosen on the dev queries
 MODES: dict[str, dict[str, Any]] = {
     "default": {"geometry": GEOMETRY},
-    "default, 2,500 re-ranked": {"geometry": GEOMETRY, "rerank": 2500},
+    "default, 2,000 re-ranked": {"geometry": GEOMETRY, "rerank": 2000},
     "default, log p": {},
     "default, codes only": {"reranker": "codes", "geometry": GEOMETRY},
     "GENIUS^R": {"rerank": 0, "finish": FINISH, "geometry": GEOMETRY},
@@ -94,7 +94,7 @@ def share_interval(hits: Tensor, dense: Tensor, draws: int = 1000) -> tuple[floa
 class Lab:
     """Trains and measures; one line of results at a time."""
 
-    def __init__(self, data: Data, config: TrainConfig, output: Path, seconds: float, budget: int = 2000) -> None:
+    def __init__(self, data: Data, config: TrainConfig, output: Path, seconds: float, budget: int = 2500) -> None:
         self.budget = budget  # items that a search may look at
         self.data, self.output, self.seconds = data, output, seconds
         self.started = time.monotonic()
@@ -171,7 +171,8 @@ class Lab:
             name, "codes, exhaustive", test, torch.cat([(q @ rebuilt.T).topk(10).indices for q in queries.split(1024)]), dense
         )
         dev = self.data.dev
-        trial = Calibration(third.generator, second.quantizer, codes, pool, second.embed(dev.queries), dev, self.budget)
+        asked, parts = second.embed(dev.queries), (third.generator, second.quantizer)
+        trial = Calibration(*parts, codes, pool, asked, dev, self.budget, self.budget)
         (geometry, tried), (finish, more) = trial.geometry(), trial.finish()
         self.note(name=name, finish=finish, geometry=geometry, tried={**tried, **more})
         trie = CodeTrie.build(codes.cpu().numpy(), second.quantizer.config.level_sizes)

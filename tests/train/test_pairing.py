@@ -12,7 +12,7 @@ from train_fixtures import small_config, small_data
 
 from genius.search import SearchParams
 from genius.train import validate
-from genius.train.calibrate import GEOMETRY, WEIGHTS, WORTH, Calibration
+from genius.train.calibrate import GEOMETRY, WEIGHTS, WORTH, Calibration, budgets
 from genius.train.quantizer import QuantizerStage
 
 
@@ -51,6 +51,24 @@ def test_geometry_must_be_worth_its_cost(gain: float, chosen: float, monkeypatch
     assert trial.geometry()[0] == chosen
 
 
+@pytest.mark.parametrize(
+    ("items", "enough", "chosen"), [(10_000, 400, 400), (10_000, 800, 800), (10_000, 2500, 2500), (10**6, 1, 2500)]
+)
+def test_no_more_items_are_looked_at_than_help(items: int, enough: int, chosen: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = Calibration.__new__(Calibration)
+    trial.budgets, trial.pool, trial.weight = budgets(items), torch.zeros(1, 1), 0.5
+    trial.budget = trial.budgets[0]
+
+    def rows(_: Calibration, params: SearchParams) -> int:
+        assert params.geometry == 0.5
+        return params.rerank
+
+    monkeypatch.setattr(Calibration, "rows", rows)
+    monkeypatch.setattr(Calibration, "hit", lambda _, rerank: 0.5 if rerank >= enough else 0.49)
+    monkeypatch.setattr(Calibration, "kept", lambda _, rerank: 1.0)
+    assert trial.rerank()[0] == chosen
+
+
 def test_what_is_kept_is_of_the_wanted_kind() -> None:
     """A query for a text does not miss the image that dense search would rank first."""
     trial = Calibration.__new__(Calibration)
@@ -67,7 +85,7 @@ def test_what_is_kept_is_of_the_wanted_kind() -> None:
 
 def test_of_equally_good_finishes_the_middle_one(monkeypatch: pytest.MonkeyPatch) -> None:
     trial = Calibration.__new__(Calibration)
-    trial.budget, trial.weight = 2000, 0.5
+    trial.leaves, trial.weight = 2000, 0.5
 
     def rows(_: Calibration, params: SearchParams) -> float:
         assert params.geometry == 0.5  # what was chosen for the beams holds here too

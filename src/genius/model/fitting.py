@@ -44,9 +44,7 @@ def fit_codebooks(
         fit_together(quantizer, z, torch.stack(codes, 1)[:real], together)
 
 
-def _between_few(
-    quantizer: ResidualQuantizer, z: Tensor, modality: Tensor, between: int, seed: int
-) -> tuple[Tensor, Tensor]:
+def _between_few(quantizer: ResidualQuantizer, z: Tensor, modality: Tensor, between: int, seed: int) -> tuple[Tensor, Tensor]:
     """Points (P, D) and modalities (P,) that bring each modality to `between` vectors a code of the later levels."""
     size = max(quantizer.config.level_sizes[FIRST:], default=0)
     points, kinds = [z[:0]], [modality[:0]]

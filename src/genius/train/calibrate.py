@@ -1,7 +1,8 @@
-"""How much geometry counts beside the decoder: chosen on held-out queries, stored with the model.
+"""How a model is best searched: chosen on held-out queries, stored with the model.
 
 A decoder that was trained long says more than one that was not. `SearchParams.geometry` says how much nearness counts while
-codes are written, `SearchParams.finish` where it writes the last ones. Knows the trained parts and held-out queries.
+codes are written, `SearchParams.finish` where it writes the last ones, `SearchParams.rerank` how many items are looked at.
+Knows the trained parts and held-out queries.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ WEIGHTS = (15.0, 40.0, 100.0, 300.0, 1000.0)  # nats per unit of cosine
 WITHOUT_DATA = {"finish": 300.0, "geometry": 1.0}  # where nothing is held out
 GEOMETRY = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 WORTH = 0.005  # that geometry must add to the default search: without it a step is cheaper
+MOST = 2500  # items that the default search looks at, however large the pool
+SHARES = (0.04, 0.08)  # ... and of a small pool these, where more is not better
+LEAST, LOSS = 100, 0.002
 QUERIES = 600  # looked at, the same number of each task where there are enough
 
 
@@ -35,9 +39,12 @@ class Calibration:
         pool: Tensor | None,  # (N, D) z of the pool; None: only what needs no vectors can be chosen
         queries: Tensor,  # (Q, D) z of the held-out queries
         held_out: FeatureSet,
-        budget: int = 2000,  # items that a search may look at
+        budget: int = 0,  # items that a search may look at; 0: to be chosen
+        leaves: int = 2000,  # of `SearchParams`
     ) -> None:
-        self.budget, self.pool, self.weight = budget, pool, 0.0
+        self.pool, self.weight, self.leaves = pool, 0.0, leaves
+        self.budgets = [budget] if budget else budgets(len(codes))
+        self.budget = self.budgets[0]
         self.best: Tensor | None = None  # (Q, 5) of an exhaustive search among items of the wanted kind, once it is asked for
         self.kinds = codes[:, 0].cpu() if quantizer.config.labelled else None  # (N,) modality of the pool's items
         picked = _of_each_task(held_out.tasks)
@@ -74,7 +81,7 @@ class Calibration:
 
     def finish(self, beams: int = 50) -> tuple[float, dict[str, float]]:
         """The weight of nearness with the best hit@5 of plain GENIUS, and what each one gave."""
-        plain = SearchParams(beams=beams, rerank=0, reranker="none", geometry=self.weight, leaves=self.budget)
+        plain = SearchParams(beams=beams, rerank=0, reranker="none", geometry=self.weight, leaves=self.leaves)
         found = {w: self.hit(self.rows(replace(plain, finish=w))) for w in WEIGHTS}
         best = max(found.values())
         level = [weight for weight, value in found.items() if value >= best - 1e-9]
@@ -91,13 +98,32 @@ class Calibration:
         found: dict[float, float] = {}
         out: dict[str, float] = {}
         for weight in GEOMETRY:
-            rows = self.rows(SearchParams(geometry=weight, rerank=self.budget))
-            hit, kept = self.hit(rows), self.kept(rows)
-            found[weight] = (hit + kept) / 2
-            out |= {f"geometry{weight:g}_hit@5": hit, f"geometry{weight:g}_kept@5": kept}
+            found[weight], more = self._judge(f"geometry{weight:g}", SearchParams(geometry=weight, rerank=self.budget))
+            out |= more
         most = max(found.values())
         self.weight = 0.0 if most - found[0.0] < WORTH else next(w for w, value in found.items() if value >= most - 1e-9)
         return self.weight, out
+
+    def rerank(self) -> tuple[int, dict[str, float]]:
+        """How many items the default search looks at: the fewest that lose nothing against MOST. Ask for `geometry` first."""
+        if self.pool is None or len(self.budgets) == 1:
+            return self.budget, {}
+        found: dict[int, float] = {}
+        out: dict[str, float] = {}
+        for budget in self.budgets:
+            found[budget], more = self._judge(f"rerank{budget}", SearchParams(geometry=self.weight, rerank=budget))
+            out |= more
+        return next(budget for budget, value in found.items() if value >= max(found.values()) - LOSS), out
+
+    def _judge(self, name: str, params: SearchParams) -> tuple[float, dict[str, float]]:
+        rows = self.rows(params)
+        hit, kept = self.hit(rows), self.kept(rows)
+        return (hit + kept) / 2, {f"{name}_hit@5": hit, f"{name}_kept@5": kept}
+
+
+def budgets(items: int) -> list[int]:
+    """How many items a search over so many may look at: rising, the last one is MOST."""
+    return sorted({min(MOST, max(LEAST, round(share * items))) for share in SHARES} | {MOST})
 
 
 def _of_each_task(tasks: Tensor) -> Tensor:

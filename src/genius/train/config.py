@@ -179,7 +179,7 @@ class TrainConfig:
     encoder: EncoderStageConfig = field(default_factory=EncoderStageConfig)
     quantizer: QuantizerStageConfig = field(default_factory=QuantizerStageConfig)
     generator: GeneratorStageConfig = field(default_factory=GeneratorStageConfig)
-    # defaults of `SearchParams` stored with the model; without a `finish` of its own it is chosen on the held-out queries
+    # defaults of `SearchParams` stored with the model; missing `geometry`, `rerank`, `finish` are chosen on held-out queries
     search: dict[str, Any] = field(default_factory=dict)
 
 

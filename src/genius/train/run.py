@@ -110,10 +110,11 @@ def train_stages(config: TrainConfig, data: FeatureSet, runtime: Runtime, folder
     search, tried = dict(config.search), {}
     if held_out is None or held_out_z is None:
         search = WITHOUT_DATA | search
-    elif {"finish", "geometry"} - search.keys():
-        trial = Calibration(third.generator, quantizer, frozen.codes, frozen.pool, held_out_z, held_out)
+    elif {"finish", "geometry", "rerank"} - search.keys():
+        budget = int(search.get("rerank", 0))
+        trial = Calibration(third.generator, quantizer, frozen.codes, frozen.pool, held_out_z, held_out, budget)
         trial.weight = float(search.get("geometry", 0.0))
-        for name, choose in (("geometry", trial.geometry), ("finish", trial.finish)):
+        for name, choose in (("geometry", trial.geometry), ("rerank", trial.rerank), ("finish", trial.finish)):
             if name not in search:
                 search[name], found = choose()
                 tried.update(found)
