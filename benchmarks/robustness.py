@@ -54,9 +54,9 @@ class Asked:
 
 
 def modes(model: Genius) -> dict[str, SearchParams | None]:
-    """None: exhaustive. The model's own settings; full depth with 50 beams and without the geometric term, as `genius eval`."""
+    """None: exhaustive. The model's own settings; the same to full depth with 50 beams, as `genius eval`."""
     own = SearchParams(**model.config.search)
-    full = replace(own, beams=50, rerank=0, geometry=0.0)
+    full = replace(own, beams=50, rerank=0)
     return {
         "dense": None,
         "default": own,
