@@ -107,7 +107,7 @@ class Calibration:
     def rerank(self) -> tuple[int, dict[str, float]]:
         """How many items the default search looks at: the fewest that lose nothing against MOST. Ask for `geometry` first."""
         if self.pool is None or len(self.budgets) == 1:
-            return self.budget, {}
+            return self.budgets[-1], {}
         found: dict[int, float] = {}
         out: dict[str, float] = {}
         for budget in self.budgets:
