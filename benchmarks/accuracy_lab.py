@@ -34,6 +34,7 @@ FINISH, GEOMETRY = "finish", "geometry"  # stand for the weights that were chose
 MODES: dict[str, dict[str, Any]] = {
     "default": {"geometry": GEOMETRY},
     "default, 2,000 re-ranked": {"geometry": GEOMETRY, "rerank": 2000},
+    "default, 2,500 re-ranked": {"geometry": GEOMETRY, "rerank": 2500},
     "default, log p": {},
     "default, codes only": {"reranker": "codes", "geometry": GEOMETRY},
     "GENIUS^R": {"rerank": 0, "finish": FINISH, "geometry": GEOMETRY},
@@ -171,8 +172,8 @@ class Lab:
             name, "codes, exhaustive", test, torch.cat([(q @ rebuilt.T).topk(10).indices for q in queries.split(1024)]), dense
         )
         dev = self.data.dev
-        asked, parts = second.embed(dev.queries), (third.generator, second.quantizer)
-        trial = Calibration(*parts, codes, pool, asked, dev, self.budget, self.budget)
+        asked = second.embed(dev.queries)
+        trial = Calibration(third.generator, second.quantizer, codes, pool, asked, dev, self.budget, leaves=self.budget)
         (geometry, tried), (finish, more) = trial.geometry(), trial.finish()
         self.note(name=name, finish=finish, geometry=geometry, tried={**tried, **more})
         trie = CodeTrie.build(codes.cpu().numpy(), second.quantizer.config.level_sizes)

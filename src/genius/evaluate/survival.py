@@ -1,7 +1,8 @@
 """Gold-prefix survival: after each level, is a positive's prefix still in the beam?
 
-A slow, plain beam search of its own, written from the paper (4.4) with the generator's public functions only. It
-says at which level a search loses its targets, and it is a second opinion on `genius.search.beam_search`.
+A slow, plain beam search of its own, written from the paper (4.4) with the generator's public functions; only what a step
+adds beyond log p is the search's own. It says at which level a search loses its targets, and it is a second opinion on
+`genius.search.beam_search`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 from genius.evaluate.ids import IdTable
 from genius.model.generator import START, Generator, KeysValues
 from genius.model.quantizer import ResidualQuantizer
-from genius.search.scores import modality_weight, nearness
+from genius.search.scores import geometric_term, modality_weight
 
 Ints = npt.NDArray[np.int64]
 
@@ -60,17 +61,14 @@ class PlainBeam:
             assert cross is not None
             shared = [KeysValues(*(part.expand(n, -1, -1, -1) for part in layer)) for layer in cross]
             hidden, _ = self.generator.hidden(tokens, shared)
-            weight = modality_weight(self.generator, self.quantizer, self.geometry) if level == 0 else 1.0
-            total = total + weight * self.generator.log_probs(hidden[:, -1], level)
+            times = modality_weight(self.generator, self.quantizer, self.geometry) if level == 0 else 1.0
+            total = total + times * self.generator.log_probs(hidden[:, -1], level)
         if self.quantizer is not None and (self.geometry > 0 or self.generator is None):
             residual = z[None].expand(n, -1)
             if level:
                 residual = residual - self.quantizer.decode_prefix(chosen)
-            first = chosen[:, 0] if level else None
-            if self.generator is None:
-                total = total + self.quantizer.closeness(level, residual, first)
-            else:
-                total = total + self.geometry * nearness(self.quantizer, level, residual, first)
+            weight = None if self.generator is None else self.geometry
+            total = total + geometric_term(self.quantizer, weight, level, residual, chosen[:, 0] if level else None)
         return total.double().cpu().numpy()
 
 

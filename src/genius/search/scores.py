@@ -37,7 +37,7 @@ class Scorer:
         if geometry > 0 and quantizer is None:
             raise GeniusError("the geometric term needs the quantizer")
         self.decoder, self.level_sizes = decoder, tuple(level_sizes)
-        self.weight = geometry
+        self.weight = geometry if decoder is not None else None
         self.modality_weight = modality_weight(decoder, quantizer, geometry)
         chosen = decoder.config.normalizer if decoder is not None and normalizer == "model" else normalizer
         self.normalizer: str = chosen
@@ -70,10 +70,8 @@ class Scorer:
             total = self._log_p(level, hidden, row, code, mass) * (self.modality_weight if level == 0 else 1.0)
         if self.books is not None:
             assert residual is not None
-            if self.decoder is None:
-                return self.books.closeness(level, residual, modality)[row, code]
-            assert total is not None
-            total = total + self.weight * nearness(self.books, level, residual, modality)[row, code]
+            near = geometric_term(self.books, self.weight, level, residual, modality)[row, code]
+            total = near if total is None else total + near
         assert total is not None
         return total
 
@@ -115,10 +113,7 @@ class Scorer:
         if self.books is not None:
             assert residual is not None
             for step in range(length):
-                if self.decoder is None:
-                    term = self.books.closeness(level + step, residual, modality)
-                else:
-                    term = self.weight * nearness(self.books, level + step, residual, modality)
+                term = geometric_term(self.books, self.weight, level + step, residual, modality)
                 total += term.gather(1, codes[:, step : step + 1])[:, 0]
                 residual = residual - self.books.vectors(level + step, codes[:, step], modality)
                 modality = codes[:, 0] if level + step == 0 else modality
@@ -132,9 +127,13 @@ def modality_weight(decoder: object | None, quantizer: ResidualQuantizer | None,
     return 1.0 + geometry if told else 1.0
 
 
-def nearness(quantizer: ResidualQuantizer, level: int, residual: Tensor, modality: Tensor | None) -> Tensor:
-    """zscore(2 r.c - |c|^2 / 2): (R, K), the geometric term before its weight."""
-    return zscore(quantizer.closeness(level, residual, modality, NORM))
+def geometric_term(
+    quantizer: ResidualQuantizer, weight: float | None, level: int, residual: Tensor, modality: Tensor | None
+) -> Tensor:
+    """w * zscore(2 r.c - |c|^2 / 2) for every code: (R, K). `weight` None: no log p beside it, so 2 r.c - |c|^2 as it is."""
+    if weight is None:
+        return quantizer.closeness(level, residual, modality)
+    return weight * zscore(quantizer.closeness(level, residual, modality, NORM))
 
 
 def zscore(values: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from genius.model.quantizer import ResidualQuantizer
-from genius.search.scores import NORM, nearness, zscore
+from genius.search.scores import NORM, geometric_term, zscore
 
 
 class StaticGeometry:
@@ -26,7 +26,7 @@ class StaticGeometry:
         if level == 0 and config.labelled:
             return None  # the modality is told, not near
         if modality is None or not config.own_books(level):
-            return self.weight * nearness(self.quantizer, level, residual, modality)
+            return geometric_term(self.quantizer, self.weight, level, residual, modality)
         book = self.quantizer.codebook(level)
         mine = (modality[:, None] == self.kinds).float()  # (R, 3)
         near = -NORM * (mine @ book.square().sum(1).view(3, -1))

@@ -24,7 +24,8 @@ GEOMETRY = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 WORTH = 0.005  # that geometry must add to the default search: without it a step is cheaper
 MOST = 2500  # items that the default search looks at, however large the pool
 SHARES = (0.04, 0.08)  # ... and of a small pool these, where more is not better
-LEAST, LOSS = 100, 0.002
+LEAST = 100  # items that are always looked at
+LOSS = 0.002  # against MOST that counts as none
 QUERIES = 600  # looked at, the same number of each task where there are enough
 
 
