@@ -63,6 +63,17 @@ def test_equals_brute_force(seed, items, skew, beams, model, normalizer, geometr
         assert_same(found.codes[q], found.scores[q], expected)
 
 
+@pytest.mark.parametrize("model", list(GENERATORS))
+def test_an_only_item_has_the_score_of_brute_force(model) -> None:
+    """Its whole path is a tail: the modality counts there too."""
+    codes, quantizer = random_codes(np.random.default_rng(0), 1, 1.0), tiny_quantizer(SIZES, own_books_from=1)
+    z = torch.nn.functional.normalize(torch.randn(1, 8), dim=1)
+    found = beam_search(GENERATORS[model], CodeTrie.build(codes, SIZES), z, 5, quantizer=quantizer, geometry=2.0)
+    normalizer = GENERATORS[model].config.normalizer
+    expected = reference_beam(GENERATORS[model], codes, z[0], 5, normalizer=normalizer, quantizer=quantizer, geometry=2.0)
+    assert_same(found.codes[0], found.scores[0], expected)
+
+
 def assert_same(codes: torch.Tensor, scores: torch.Tensor, expected: list[tuple[tuple[int, ...], float]]) -> None:
     count = len(expected)
     assert (codes[count:] == -1).all() and torch.isneginf(scores[count:]).all()

@@ -15,6 +15,7 @@ from genius.cli import app
 from genius.errors import GeniusError
 from genius.features import Features
 from genius.model.genius import Genius
+from genius.model.quantizer import ResidualQuantizer
 from genius.train.config import BUILTIN, CONFIGS, TrainConfig, builtin_names, read_train_config
 from genius.train.run import train
 from genius.train.sizes import choose_level_sizes
@@ -136,15 +137,19 @@ def test_codebook_sizes_fit_the_pool(counts: list[int], sizes: tuple[int, ...]) 
     assert choose_level_sizes(counts) == sizes
 
 
-def test_the_recommended_recipe_follows_the_data(tmp_path: Path) -> None:
+def test_the_recommended_recipe_follows_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """builtin:default, only shorter: width, code sizes and search settings come from the data."""
     few = {"quantizer.steps": 6, "generator.steps": 6, "quantizer.batch": 32, "generator.batch": 16, "model.decoder": "tiny"}
     config = read_train_config("builtin:default", {**few, "output": str(tmp_path / "model")})
     data = small_data()
+    asked = []
+    fitted = ResidualQuantizer.initialise
+    monkeypatch.setattr(ResidualQuantizer, "initialise", lambda *given: (asked.append(given[-2:]), fitted(*given))[1])
     trained = train(config, data, quiet=True)
     assert trained.model.config.width == data.pool.width and trained.heads is None
-    assert trained.model.config.quantizer.own_books_from == 1
-    assert {"finish", "geometry"} <= trained.model.config.search.keys()
+    assert trained.model.config.quantizer.own_books_from == 1 and trained.model.config.quantizer.encode_sweeps == 3
+    assert {"finish", "geometry", "rerank"} <= trained.model.config.search.keys()
+    assert asked == [(0, 0), (3, 8)]  # only the last codebooks are fitted together, with points between few items
     found = Genius.from_pretrained(tmp_path / "model").encode(data.pool)
     assert found.shape == (len(data.pool), 9)
 
