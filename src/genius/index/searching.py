@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from genius.config import from_dict
 from genius.errors import GeniusError
 from genius.index import metadata as meta
 from genius.index.filters import compile_where
@@ -42,7 +41,7 @@ def check(k: int, min_score: float | None) -> None:
 
 def settings(state: State, beams: int | None, rerank: int | None, params: SearchParams | None) -> SearchParams:
     """The model's defaults, then `params`, then the two knobs."""
-    chosen = params or from_dict(SearchParams, state.model.config.search, where="the model's search defaults")
+    chosen = params or SearchParams.of_model(state.model.config.search)
     if beams is not None:
         if not 1 <= beams <= MAX_K:
             raise GeniusError(f"beams must be from 1 to {MAX_K:,}, got {beams}")

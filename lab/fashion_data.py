@@ -38,7 +38,7 @@ def extract(source: Path, output: Path, towers: Path | None, size: int = 192, ba
     import pyarrow.parquet as pq
     from PIL import Image
 
-    from fashion_towers import EfficientNetLite0, MiniLM, package_file
+    from lab.fashion_towers import EfficientNetLite0, MiniLM, package_file
 
     output.mkdir(parents=True, exist_ok=True)
     products: list[dict[str, Any]] = []
