@@ -1,12 +1,13 @@
 """Accuracy next to exhaustive dense search: every search, items added after training, a million items, several seeds.
 
-    python -m lab.accuracy fashion --features PACKED --output OUT.json      (PACKED: python -m lab.fashion_data, docs/results)
-    python -m lab.accuracy icons   --features FOLDER --output OUT.json      (FOLDER: features-train, -val, -test)
+    python -m lab.accuracy fashion --features FOLDER --output OUT.json      (FOLDER: lab.fashion_data, lab.icons_vectors)
+    python -m lab.accuracy icons   --features FOLDER --output OUT.json
 
-Trains with `genius.train` (builtin:default, changed only by `--set`) and measures with `genius.evaluate`: one pool, the wanted kind
-not told, all test questions. Test products or concepts are in no training question. `--parts`: main (all items there while codes
-and decoder are fitted), added (a share of the pool, the test answers first, comes afterwards), large (the pool filled with points
-between items). The JSON holds settings, losses and code accuracies of each stage beside every figure.
+Trains with `genius.train` (builtin:default, changed only by `--set`) and measures with `genius.evaluate`: one pool, the wanted
+kind not told, all test questions. Test products or concepts are in no training question. `--parts`: main (all items are there
+while codes and decoder are fitted), told (the kind is told; is dense better with log p beside it?), added (a share of the pool,
+the test answers first, comes after fusion, codes and decoder were fitted), large (the pool filled with points between items). The
+JSON holds settings, losses and code accuracies of each stage beside every figure.
 """
 
 from __future__ import annotations
@@ -31,8 +32,11 @@ from genius.data.features import FeatureSet
 from genius.evaluate.harness import EvalConfig, Evaluation, evaluate
 from genius.features import Features
 from genius.model.between import neighbours
+from genius.model.heads import Heads
 from genius.train.config import TrainConfig, read_train_config
+from genius.train.holdout import split
 from genius.train.run import Trained, through_heads, train
+from lab.mixing import learned_mix
 
 METHODS = (
     "dense",
@@ -47,6 +51,8 @@ METHODS = (
     "codes",
 )
 FEW = ("dense", "dense-told", "genius", "genius-r", "default", "default-codes", "no-decoder-r")
+TOLD = ("dense", "dense-told", "genius", "genius-r", "default")
+LARGE = ("dense", "dense-told", "genius", "genius-r", "default")
 RERANK = 2500  # items that the default search may look at
 
 
@@ -69,11 +75,10 @@ def fashion(folder: Path, products: int | None = None) -> Data:
 
 
 def icons(folder: Path, _: int | None = None) -> Data:
-    parts = [FeatureSet.load(folder / f"features-{name}") for name in ("train", "test", "val")]
-    wide = [
-        dataclasses.replace(p, queries=p.queries.to("cpu", torch.float32), pool=p.pool.to("cpu", torch.float32)) for p in parts
-    ]
-    return Data(wide[0], wide[1], wide[2])
+    from lab.icons_vectors import load
+
+    parts = load(folder)
+    return Data(parts["train"], parts["test"], parts["val"])
 
 
 def without(data: FeatureSet, new: torch.Tensor) -> FeatureSet:
@@ -123,14 +128,25 @@ class Bench:
         self.lines: list[dict[str, Any]] = []
         self.about = about
 
-    def fit(self, seed: int, new: torch.Tensor | None = None) -> Trained:
-        """A model trained on all items, or on those that are not `new`."""
+    def fit(self, seed: int) -> Trained:
+        """A model trained on all items."""
+        return self._train(seed, self.data.train, self.data.honest)
+
+    def fit_again(self, seed: int, heads: Heads | None, new: torch.Tensor) -> Trained:
+        """Fusion, codes and decoder without the items `new`; heads as they are, and the same questions are held out."""
+        data, honest = self.data.train, self.data.honest
+        if honest is None:
+            parts = split(data, self.config.held_out, seed)
+            held = {part.query_ids[i] for part in (parts.offsets, parts.validation) if part for i in range(len(part.query_ids))}
+            rows = torch.tensor([name in held for name in data.query_ids])
+            data, honest = (data.take_queries(own.nonzero()[:, 0]) for own in (~rows, rows))
+        if heads is not None:
+            data, honest = through_heads(heads, data), through_heads(heads, honest)
+        return self._train(seed, without(data, new), without(honest, new))
+
+    def _train(self, seed: int, data: FeatureSet, honest: FeatureSet | None) -> Trained:
         with tempfile.TemporaryDirectory() as folder:
             config = dataclasses.replace(self.config, seed=seed, output=f"{folder}/model")
-            data, honest = self.data.train, self.data.honest
-            if new is not None:
-                data = without(data, new)
-                honest = None if honest is None else without(honest, new)
             if honest is not None:
                 honest.save(Path(folder) / "honest")
                 config = dataclasses.replace(config, held_out_data=f"{folder}/honest")
@@ -140,9 +156,8 @@ class Bench:
         self, name: str, seed: int, trained: Trained, test: FeatureSet, methods: tuple[str, ...], target: str = "unknown"
     ) -> None:
         start = time.monotonic()
-        settings = EvalConfig(
-            methods=methods, pools=("universal",), rerank=RERANK, depth=10, survival=0, target=target, seed=seed
-        )  # type: ignore[arg-type]
+        fixed = {"pools": ("universal",), "rerank": RERANK, "depth": 10, "survival": 0}
+        settings = EvalConfig(methods=methods, target=target, seed=seed, **fixed)  # type: ignore[arg-type]
         found = evaluate(trained.model, test, settings)
         entry = {"name": name, "seed": seed, "target": target, "pool": len(test.pool), "questions": len(test.queries)}
         entry |= {"methods": dict(summaries(found)), "training": trained.metrics, "seconds": round(time.monotonic() - start, 1)}
@@ -153,6 +168,18 @@ class Bench:
             shown = f"{values['mean']:.3f} / {values['worst']:.3f}  {values['touched']:7.0f}  {hits}"
             print(f"{name:12s} {seed} {target[:5]} {method:18s} {shown}", flush=True)
         print(f"{time.monotonic() - self.started:.0f} s", flush=True)
+
+    def mix(self, seed: int, trained: Trained, test: FeatureSet) -> None:
+        """Does log p add anything to dense when both are told the kind? Weights learned on held-out training questions."""
+        honest = self.data.honest
+        if honest is None:
+            held = split(self.data.train, self.config.held_out, seed).validation
+            assert held is not None
+            honest = self.ready(trained, held)
+        found = learned_mix(trained.model, honest, test)
+        self.lines.append({"name": "learned mix", "seed": seed, "target": "given"} | found)
+        self.write()
+        print("learned mix", seed, json.dumps(found), flush=True)
 
     def write(self) -> None:
         body = {**self.about, "config": to_dict(self.config), "lines": self.lines}
@@ -198,23 +225,23 @@ def run(bench: Bench, parts: list[str], seeds: list[int], shares: list[float], s
             torch.cat([rows[torch.linspace(0, len(rows) - 1, min(limit, len(rows))).long()] for rows in kinds])
         )
     for seed in seeds:
-        if "main" in parts or "large" in parts or "told" in parts:
-            trained = bench.fit(seed)
-            if save is not None:
-                trained.model.save_pretrained(save / f"seed-{seed}", dtype=torch.float16, encoder=False)
-            if "main" in parts:
-                bench.measure("all items", seed, trained, bench.ready(trained, test), METHODS)
-            if "told" in parts:
-                bench.measure("all items", seed, trained, bench.ready(trained, test), FEW, "given")
-            if "large" in parts:
-                bench.measure("filled", seed, trained, bench.ready(trained, filled(test, size, seed)), FEW)
+        trained = bench.fit(seed)
+        if save is not None:
+            trained.model.save_pretrained(save / f"seed-{seed}", dtype=torch.float16, encoder=False)
+        if "main" in parts:
+            bench.measure("all items", seed, trained, bench.ready(trained, test), METHODS)
+        if "told" in parts:
+            bench.measure("all items", seed, trained, bench.ready(trained, test), TOLD, "given")
+            bench.mix(seed, trained, bench.ready(trained, test))
+        if "large" in parts:
+            bench.measure("filled", seed, trained, bench.ready(trained, filled(test, size, seed)), LARGE)
         for share in shares if "added" in parts else ():
             new = added_later(test, share, seed)
-            trained = bench.fit(seed, new)
+            again = bench.fit_again(seed, trained.heads, new)
             only_new = torch.ones(len(test.queries), dtype=torch.bool)
             only_new[test.pairs[~new[test.pairs[:, 1]], 0]] = False  # a question with an old answer too says nothing of new items
             asked = test.take_queries(only_new.nonzero()[:, 0])
-            bench.measure(f"{100 * share:.0f} % added", seed, trained, bench.ready(trained, asked), FEW)
+            bench.measure(f"{100 * share:.0f} % added", seed, again, bench.ready(trained, asked), FEW)
 
 
 def main() -> None:

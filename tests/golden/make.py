@@ -40,7 +40,7 @@ def main() -> None:
     model = Genius(GeniusConfig(FusionConfig(16, 24, 24), quantizer, generator))
     with torch.no_grad():  # as after training: nothing is zero
         for name, weight in model.generator.nearness.named_parameters():
-            if name.startswith(("bend", "turn", "tilt")):
+            if name.startswith("bend"):
                 weight += 0.05 * torch.randn_like(weight)
     kind = torch.arange(60) % 3
     items = Features(torch.randn(60, 16), torch.randn(60, 16), kind != 1, kind != 0)

@@ -39,7 +39,7 @@ def tiny_generator(level_sizes: tuple[int, ...], seed: int = 0, kind: str = "voc
         for name, weight in generator.named_parameters():
             if "norm" in name and "norm_weight" not in name:
                 weight.uniform_(0.5, 1.5)
-            if any(part in name for part in ("bend", "turn", "tilt", "log_scale", "norm_weight")):
+            if any(part in name for part in ("bend", "log_scale", "norm_weight")):
                 weight += 0.1 * torch.randn_like(weight) / (FAST if weight.ndim == 1 and "bend" not in name else 1)
     return generator
 
@@ -80,11 +80,10 @@ def nearness_logits(generator: Generator, z: Tensor, prefix: tuple[int, ...], st
         return head.modality_out(state)  # type: ignore[no-any-return]
     quantizer = head.quantizer
     left = z - sum((book_at(quantizer, i, prefix)[c] for i, c in enumerate(prefix)), torch.zeros_like(z))
-    r = left + left @ head.turn[level - 1] + head.bend[level - 1](state)
+    r = left + head.bend[level - 1](state)
     a, b = torch.exp(FAST * head.log_scale[level - 1]), FAST * head.norm_weight[level - 1]
-    turned = torch.eye(len(z)) + head.turn[level - 1]
     book = book_at(quantizer, level, prefix)
-    return torch.stack([a * (2 * r @ c - b * c @ turned @ c - head.tilt[level - 1] @ c) for c in book])
+    return torch.stack([a * (2 * r @ c - b * c @ c) for c in book])
 
 
 def reference_beam(

@@ -66,7 +66,7 @@ def test_all_stages_train_and_the_model_loads_again(tmp_path: Path) -> None:
             "quantizer__mse_weight": 1.0,
         },
         {"generator__virtual": 0.0},
-        {"generator__accumulate": 2, "generator__invented": 0.5, "held_out": 0.0},
+        {"generator__accumulate": 2, "generator__virtual": 0.5, "held_out": 0.0},
     ],
 )
 def test_every_switch_trains(changes: dict[str, object], tmp_path: Path) -> None:

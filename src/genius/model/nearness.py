@@ -1,10 +1,10 @@
 """The output head that is tied to the codebooks: a code is as likely as it is near to what is left of z.
 
-    logit(c) = a_l (2 r.c - b_l c.(I + W_l) c - m_l.c),   r = (I + W_l) (z - codes so far) + U_l h
+    logit(c) = a_l (2 r.c - b_l |c|^2),   r = z - codes so far + U_l h
 
-h is the decoder's state; a_l, b_l, m_l, W_l and U_l are learned, c are the quantizer's own rows (those of the item's modality
-where books are per modality). W, U and m start at zero, so an untrained decoder *is* nearness with a temperature, and training
-says how far to trust it and where to bend it. Input tokens come from the codebooks too, so nothing here grows with the number of
+h is the decoder's state; a_l, b_l and U_l are learned, c are the quantizer's own rows (those of the item's modality where books
+are per modality). U starts at zero, so an untrained decoder *is* nearness with a temperature, and training says how far to trust
+it and where to bend it. Input tokens come from the codebooks too, so nothing here grows with the number of
 codes, and a code that was never a target in its place can still be written. Level 0, the modality, keeps a small free head.
 Knows codebooks and states; nothing of attention or tries.
 """
@@ -47,8 +47,6 @@ class NearnessHead(nn.Module):
         self.modality_out = nn.Linear(d_model, self.level_sizes[0])
         self.read = nn.ModuleList(nn.Linear(width, d_model) for _ in range(written - 1))  # the last code is never read
         self.bend = nn.ModuleList(nn.Linear(d_model, width) for _ in range(written))  # U_l
-        self.turn = nn.Parameter(torch.zeros(written, width, width))  # W_l
-        self.tilt = nn.Parameter(torch.zeros(written, width))  # m_l
         self.log_scale = nn.Parameter(torch.full((written,), START_SCALE / FAST))  # log a_l / FAST
         self.norm_weight = nn.Parameter(torch.full((written,), 1 / FAST))  # b_l / FAST
         with torch.no_grad():
@@ -76,14 +74,13 @@ class NearnessHead(nn.Module):
         rest = rest.float()
         bent = self.bend[level - 1](hidden).float()
         with torch.autocast(rest.device.type, enabled=False):
-            aim: Tensor = 2 * self.scale(level) * (rest + rest @ self.turn[level - 1] + bent)
+            aim: Tensor = 2 * self.scale(level) * (rest + bent)
             return aim
 
     def bias(self, level: int, book: Tensor) -> Tensor:
-        """(K,) -a_l (b_l c.(I + W_l) c + m_l.c) of every code of a book (K, width)."""
+        """(K,) -a_l b_l |c|^2 of every code of a book (K, width)."""
         with torch.autocast(book.device.type, enabled=False):
-            norms = ((book + book @ self.turn[level - 1]) * book).sum(1)
-            return -self.scale(level) * (FAST * self.norm_weight[level - 1] * norms + book @ self.tilt[level - 1])
+            return -self.scale(level) * FAST * self.norm_weight[level - 1] * book.square().sum(1)
 
     def scale(self, level: int) -> Tensor:
         """a_l"""

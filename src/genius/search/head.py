@@ -186,13 +186,12 @@ class CodebookHead:
         self.modality_out = place(model.modality_out.weight.detach().float() * norm), place(model.modality_out.bias)
         self.read = [(place(layer.weight), place(layer.bias)) for layer in model.read]  # type: ignore[arg-type]
         scales = [model.scale(level).detach().float() for level in levels]
-        # aim = 2 a (rest (I + W) + U h), as one product with the state and one with what is left
+        # aim = 2 a (rest + U h)
         self.bend = [
             (place(2 * a * layer.weight.detach().float() * norm), place(2 * a * layer.bias.detach().float()))  # type: ignore[operator, union-attr]
             for a, layer in zip(scales, model.bend, strict=True)
         ]
-        own = torch.eye(self.config.width, device=model.turn.device)
-        self.turn = [place((2 * a * (own + model.turn[i]).detach()).float()).float() for i, a in enumerate(scales)]
+        self.doubled = [2 * float(a) for a in scales]
         # (3 or 1, K, D) code vectors and (3 or 1, K) biases of every level after the modality
         self.books, self.biases = [], []
         with torch.no_grad():
@@ -225,7 +224,7 @@ class CodebookHead:
 
     def aim(self, level: int, hidden: Tensor, rest: Tensor) -> Tensor:
         """(R, D) float32, whose products with the codes, plus biases, are their logits."""
-        return torch.addmm(F.linear(hidden, *self.bend[level - 1]).float(), rest, self.turn[level - 1])
+        return F.linear(hidden, *self.bend[level - 1]).float() + self.doubled[level - 1] * rest
 
     def log_p(
         self, level: int, hidden: Tensor, rest: Tensor | None, modality: Tensor | None, mass: Tensor | None = None

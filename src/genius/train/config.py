@@ -139,15 +139,15 @@ class QuantizerStageConfig(PairConfig):
 class GeneratorStageConfig(LoopConfig):
     """Stage 3 (Eq. 9 to 11): the decoder, on frozen z and codes."""
 
-    steps: int = 3000
+    steps: int = 1500
     batch: int = 1024
     lr: float = 1e-3
     weight_decay: float = 0.05
-    # what the decoder reads. items: items and points between them, moved by the offsets of honest questions (ours).
+    # what the decoder reads. items: items and invented items, moved by the offsets of honest questions (ours).
     # pairs: training questions, augmented (the paper)
     inputs: Literal["items", "pairs"] = "items"
-    virtual: float = 1.0  # items: share of the inputs that start from no item but from a virtual one
-    invented: float = 1.0  # items: share of the virtual items whose later codes are drawn; the others lie between neighbours
+    virtual: float = 1.0  # items: share of the inputs that start from no item but from an invented one
+    aside: float = 1.0  # items: how far they are moved in any direction beside the honest offset, as a share of its length
     shortest: float = 0.8  # items: an honest offset is scaled by a random number from this ...
     longest: float = 1.4  # ... to this
     augmentation: Literal["none", "scalar", "sqrt-per-dimension"] = "scalar"  # pairs: 4.3.2; sqrt-per-dimension is published

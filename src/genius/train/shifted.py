@@ -2,11 +2,12 @@
 
 A question stands at some distance from its answer. Training questions do not show it: earlier stages have pulled them to their
 answers. So no training question is shown. An input is an item moved by the offset of a *held-out* question whose answer lies
-nearby, scaled at random; its target is the item's ID. Most of these items are virtual, so that IDs that nobody has yet can
-be written too: *invented* ones have the first codes of an item and later codes that are drawn evenly, others lie between
-neighbours. Drawn codes have a second use: a decoder learns how likely a code is *a priori*, and what is likely a priori is no
-better answer. With even codes log p says how well an ID fits the question, and nothing else. Without any question, offsets are
-random directions. Knows z, codes and offsets; nothing of decoders.
+nearby, scaled at random, and as far again in any direction; its target is the item's ID. The second move keeps the decoder
+modest: there are few honest offsets, they span little, and what they span is soon seen through.
+Most of these items are virtual, with an *invented* ID, so that IDs that nobody has yet can be written too: the first codes of an
+item, then codes that are drawn evenly. Even codes have a second use: a decoder learns how likely a code is *a priori*, and what is
+likely a priori is no better answer. With even codes log p says how well an ID fits the question, and nothing else. Without any
+question, offsets are random directions. Knows z, codes and offsets; nothing of decoders.
 """
 
 from __future__ import annotations
@@ -18,14 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from genius.errors import GeniusError
-from genius.model.between import neighbours, points_between
 from genius.model.nearness import ByModality
 from genius.model.quantizer import ResidualQuantizer
 from genius.train.config import GeneratorStageConfig
 
-COPIES = 3  # virtual items made for each item
 KEPT = 2  # codes that an invented ID has from an item: the modality and the first one
-NEIGHBOURS, NOISE = 32, 0.15  # a virtual item lies between an item and one of so many nearest, and so far aside
 MOST_ITEMS = 500_000  # of a larger pool, so many are drawn to learn from
 LEAST_SHARE = 0.05  # of the inputs belong to every modality that the pool has
 NEARBY = 8  # honest answers around an item whose offsets it is moved by
@@ -94,16 +92,6 @@ def _pick(among: Tensor, random: torch.Generator) -> Tensor:
     return torch.minimum((drawn * among).long(), among - 1)
 
 
-def _invented(quantizer: ResidualQuantizer, codes: Tensor, random: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Made-up items (N, D) and their IDs (N, M): the first codes of an item, later ones drawn evenly."""
-    own = codes.clone()
-    for level in range(KEPT, codes.shape[1]):
-        size = quantizer.config.level_sizes[level]
-        own[:, level] = torch.randint(size, (len(codes),), generator=random, device=codes.device)
-    points = [quantizer.decode_prefix(part) for part in own.split(65_536)]
-    return F.normalize(torch.cat(points), dim=1), own
-
-
 class ShiftedItems:
     """Draws training inputs. All tensors on one device; every batch has the same shape, modality after modality."""
 
@@ -122,20 +110,7 @@ class ShiftedItems:
         if len(pool) > MOST_ITEMS:
             some = torch.randperm(len(pool), generator=random, device=device)[:MOST_ITEMS]
             pool, modality, codes = pool[some], modality[some], codes[some]
-        self.items = len(pool)
-        z, ids, near = [pool], [codes], codes
-        for copy in range(COPIES if config.virtual > 0 else 0):
-            points, own = _invented(quantizer, codes, random)
-            between = torch.rand(len(pool), generator=random, device=device) >= config.invented
-            if bool(between.any()):
-                rows = between.nonzero()[:, 0]
-                near = near if copy else neighbours(pool, modality, NEIGHBOURS)
-                noise = F.normalize(torch.randn(len(rows), pool.shape[1], generator=random, device=device), dim=1)
-                points[rows] = F.normalize(points_between(pool, near, rows, random) + NOISE * noise, dim=1)
-                own[rows] = quantizer.encode(points[rows], modality[rows])
-            z.append(points)
-            ids.append(own)
-        self.z, self.codes = torch.cat(z), torch.cat(ids)
+        self.z, self.codes, self.quantizer = pool, codes, quantizer
         self.rows = [(modality == kind).nonzero()[:, 0] for kind in range(3)]
         self.directions = Directions(offsets or Offsets(pool[:0], pool[:0], modality[:0], modality[:0]), pool, modality)
 
@@ -174,8 +149,18 @@ class ShiftedItems:
         rows = self.rows[kind]
         rows = rows[_pick(torch.full((count,), len(rows), device=device), random)]
         offsets = self.directions.draw(rows, random)
-        virtual = (uniform(count) < config.virtual) & (len(self.z) > self.items)
-        copy = 1 + _pick(torch.full((count,), COPIES, device=device), random)
-        rows = torch.where(virtual, rows + self.items * copy, rows)
+        z, ids = self._invented(self.codes[rows], random)
+        virtual = uniform(count, 1) < config.virtual
+        z, ids = torch.where(virtual, z, self.z[rows]), torch.where(virtual, ids, self.codes[rows])
         scale = config.shortest + (config.longest - config.shortest) * uniform(count, 1)
-        return F.normalize(self.z[rows] + scale * offsets, dim=1), self.codes[rows]
+        aside = F.normalize(torch.randn(offsets.shape, generator=random, device=device), dim=1)
+        moved = scale * (offsets + config.aside * offsets.norm(dim=1, keepdim=True) * aside)
+        return F.normalize(z + moved, dim=1), ids
+
+    def _invented(self, codes: Tensor, random: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Made-up items (n, D) and their IDs (n, M): the first codes of an item, later ones drawn evenly."""
+        ids = codes.clone()
+        for level in range(KEPT, codes.shape[1]):
+            size = self.quantizer.config.level_sizes[level]
+            ids[:, level] = torch.randint(size, (len(codes),), generator=random, device=codes.device)
+        return F.normalize(self.quantizer.decode_prefix(ids), dim=1), ids
