@@ -38,7 +38,7 @@ def learned_mix(model: Genius, honest: FeatureSet, test: FeatureSet) -> dict[str
     scores, right, tasks = candidates(model, test)
     rules = {"dense": torch.tensor([1.0, 0.0]), "log p": torch.tensor([0.0, 1.0]), "mix": weights.detach().cpu()}
     hits = {name: _hits(scores @ rule.to(scores.device), right) for name, rule in rules.items()}
-    out: dict[str, Any] = {"weights": {"dense": float(weights[0]), "log p": float(weights[1])}, "learned_on": len(learn)}
+    out: dict[str, Any] = {"weights": {"dense": weights[0].item(), "log p": weights[1].item()}, "learned_on": len(learn)}
     for task in sorted(set(tasks.tolist())):
         own = (tasks == task).numpy()
         entry = {name: round(float(hit[own].mean()), 4) for name, hit in hits.items()}
@@ -51,7 +51,7 @@ def learned_mix(model: Genius, honest: FeatureSet, test: FeatureSet) -> dict[str
 
 @torch.inference_mode()
 def candidates(model: Genius, data: FeatureSet, chunk: int = 64) -> tuple[Tensor, Tensor, Tensor]:
-    """Of the nearest items of the wanted kind: (Q, C, 2) standardised dense scores and log p, (Q, C) which are right; (Q,) tasks."""
+    """Of the nearest items of the wanted kind: (Q, C, 2) standard dense scores and log p, (Q, C) which are right; (Q,) tasks."""
     device = next(model.parameters()).device
     pool, ranked = (rows.to(device) for rows in model.embed(data.pool.to(device)))
     z, asked = (rows.to(device) for rows in model.embed(data.queries.to(device)))
