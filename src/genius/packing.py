@@ -44,6 +44,6 @@ def unpack(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
         scale = stored.get(name + SCALE)
         value = stored[name].float()
         if scale is not None and (value.ndim < 2 or scale.shape != value.shape[:1]):
-            raise GeniusError(f"{name} of shape {tuple(value.shape)} has scales of shape {tuple(scale.shape)}")
+            raise GeniusError(f"the weights {name} of shape {tuple(value.shape)} has scales of shape {tuple(scale.shape)}")
         out[name] = value if scale is None else value * scale.float().view(-1, *(1,) * (value.ndim - 1))
     return out

@@ -26,7 +26,7 @@ from genius.files import open_plain
 from genius.plain_pickle import Name, Refused, Unknown, load
 
 MAX_RECORDS, MAX_DIRECTORY = 50_000, 16 << 20  # tensors of a file; bytes of the archive's table of contents
-MAX_PICKLE, MAX_STEPS = 16 << 20, 2_000_000  # and a little more for a larger file: a long list of ids is honest there
+MAX_PICKLE, MAX_STEPS = 16 << 20, 300_000  # and a little more for a larger file: a long list of ids is honest there
 MAX_DIMENSIONS, MAX_DEPTH = 16, 64
 
 _DTYPES: dict[str, torch.dtype] = {

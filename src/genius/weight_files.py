@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -38,13 +37,15 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 def _check_header(path: Path) -> None:
     try:
         with open_plain(path) as file:
-            (length,) = struct.unpack("<Q", file.read(8))
+            start = file.read(8)
     except FileNotFoundError:
         raise GeniusError(f"cannot read the weights {path}: no such file") from None
-    except (OSError, struct.error) as error:
-        raise GeniusError(f"cannot read the weights {path}: {_first_line(error)}") from None
-    if length > MAX_HEADER:
-        raise GeniusError(f"cannot read the weights {path}: its header claims {length:,} bytes")
+    except OSError as error:
+        raise GeniusError(f"cannot read the weights {path}: {error.strerror or error}") from None
+    length = int.from_bytes(start, "little")
+    if len(start) < 8 or length > MAX_HEADER:
+        claim = f"its header claims {length:,} bytes" if len(start) == 8 else "it is cut off"
+        raise GeniusError(f"cannot read the weights {path}: {claim}")
 
 
 def _first_line(error: Exception) -> str:

@@ -22,7 +22,7 @@ from genius.blueprint import build, check_fit
 from genius.config import from_dict
 from genius.encoders.digest import fingerprint
 from genius.encoders.pixels import Pixels
-from genius.encoders.registry import write_spec
+from genius.encoders.registry import SPEC, write_spec
 from genius.encoders.tokens import Tokens
 from genius.errors import GeniusError
 from genius.packing import pack, plain_names, unpack
@@ -226,10 +226,10 @@ class MiniEncoder(nn.Module):
 
     @classmethod
     def load(cls, directory: Path, spec: dict[str, Any]) -> Self:
-        config = from_dict(MiniConfig, spec.get("config"), str(directory))
         where = f"cannot load the encoder at {directory}"
         path = directory / WEIGHTS
         try:
+            config = from_dict(MiniConfig, spec.get("config"), SPEC)
             shapes = read_shapes(path)
             shapes = {name: shapes[name] for name in plain_names(shapes)}
             tokens = Tokens.load(directory / TOKENIZER, config.text_length)

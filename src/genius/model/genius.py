@@ -182,7 +182,10 @@ class Genius(nn.Module):
         model = build(lambda: cls(config), shapes, str(path))
         check_fit(model, shapes, str(path))
         check_digests(directory)
-        model.load_state_dict(unpack(read_tensors(path)))
+        try:
+            model.load_state_dict(unpack(read_tensors(path)))
+        except GeniusError as error:
+            raise GeniusError(f"cannot load the model at {directory}: {error}") from None
         model._try(directory)
         if config.encoder is not None:
             model._take(load_encoder(_encoder_uri(directory, config.encoder)))
