@@ -37,8 +37,8 @@ class Modality(IntEnum):
             names = {"image": cls.IMAGE, "text": cls.TEXT, "pair": cls.PAIR, "image,text": cls.PAIR, "text,image": cls.PAIR}
             if name in names:
                 return names[name]
-        elif not isinstance(value, bool) and int(value) in (0, 1, 2):
-            return cls(int(value))
+        elif isinstance(value, int) and not isinstance(value, bool) and value in (0, 1, 2):
+            return cls(value)
         raise GeniusError(f"unknown modality {value!r}: use 'image', 'text' or 'pair'")
 
     @property
@@ -60,6 +60,15 @@ def _clean_text(text: str | None) -> str | None:
         raise GeniusError(f"text must be a string, got {type(text).__name__}")
     text = text.strip()
     return text or None
+
+
+def is_unicode(text: str) -> bool:
+    """Lone surrogates, which JSON and file names may bring, can be neither stored nor encoded."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +107,9 @@ class Query:
     def __post_init__(self) -> None:
         object.__setattr__(self, "text", _clean_text(self.text))
         object.__setattr__(self, "instruction", _clean_text(self.instruction))
+        for text in (self.text, self.instruction):
+            if text is not None and not is_unicode(text):
+                raise GeniusError(f"{text[:40]!r} is not valid Unicode text")
         if self.target is not None:
             object.__setattr__(self, "target", Modality.parse(self.target))
         if self.image is None and self.text is None:

@@ -113,7 +113,7 @@ def test_damage_is_reported_in_one_line(index: Index, model: Genius) -> None:
     about.write_text("{")
     with pytest.raises(GeniusError, match="cannot read"):
         Index(index.path, model)
-    about.write_text(body.replace('"format": 1', '"format": 99'))
+    about.write_text(body.replace('"format": 2', '"format": 99'))
     with pytest.raises(GeniusError, match="format 99"):
         Index(index.path, model)
     about.write_text(body)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from genius.errors import GeniusError
+from genius.types import is_unicode
 
 Kind: TypeAlias = Literal["text", "number", "boolean"]
 Columns: TypeAlias = Mapping[str, Kind]
@@ -62,11 +63,8 @@ def check_key(key: object, where: str = "") -> str:
 
 
 def check_unicode(text: str, what: str) -> None:
-    """Lone surrogates cannot be stored as UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise GeniusError(f"{what} is not valid Unicode text") from None
+    if not is_unicode(text):
+        raise GeniusError(f"{what} is not valid Unicode text")
 
 
 def kind_of(value: object) -> Kind | None:

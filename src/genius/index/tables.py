@@ -6,6 +6,7 @@ Which columns are the id, the text and the image is told or guessed from their n
 from __future__ import annotations
 
 import base64
+import codecs
 import csv
 import json
 import math
@@ -15,12 +16,15 @@ from dataclasses import dataclass
 from datetime import date, datetime, time
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, TextIO
 
 from genius.errors import GeniusError
+from genius.files import open_plain, parse_json
 from genius.index.metadata import EXACT, RESERVED
-from genius.types import Item
+from genius.types import Item, is_unicode
 
+MAX_LINE = 64 << 20  # bytes
+MAX_COLUMNS = 2048
 TABLE_SUFFIXES = frozenset({".jsonl", ".ndjson", ".csv", ".tsv", ".parquet"})
 ID_NAMES = ("id", "item_id", "uid", "key", "did")
 TEXT_NAMES = ("text", "caption", "txt", "description", "title", "content", "body", "sentence")
@@ -39,7 +43,10 @@ class Columns:
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, Row | str]]:
-    """(row number from 1, row) of a table file; a string in place of a row says why it could not be read."""
+    """(row number from 1, row) of a table file; a string in place of a row says why it could not be read.
+
+    One bad row costs one row: the reading goes on behind it. A file that cannot be read any further is one clear line.
+    """
     readers: dict[str, Callable[[Path], Iterator[tuple[int, Row | str]]]] = {
         ".csv": _read_csv,
         ".tsv": _read_csv,
@@ -47,54 +54,93 @@ def read_rows(path: Path) -> Iterator[tuple[int, Row | str]]:
     }
     try:
         yield from readers.get(path.suffix.lower(), _read_jsonl)(path)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, csv.Error) as error:
         raise GeniusError(f"cannot read {path}: {error}") from None
 
 
 def _read_jsonl(path: Path) -> Iterator[tuple[int, Row | str]]:
-    with path.open(encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
+    with open_plain(path) as file:
+        for number, line in enumerate(_lines(file), start=1):
+            if isinstance(line, str):
+                yield number, line
+                continue
+            body = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+            if not body.strip():
                 continue
             try:
-                row = json.loads(line)
-            except ValueError as error:
+                row = parse_json(body)
+            except ValueError as error:  # what is no UTF-8 is a ValueError, too
                 yield number, f"not JSON: {error}"
                 continue
             yield number, row if isinstance(row, dict) else "not a JSON object"
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes | str]:
+    """Lines; for one without end, a word in its place."""
+    while line := file.readline(MAX_LINE):
+        if len(line) < MAX_LINE or line.endswith(b"\n"):
+            yield line
+            continue
+        while (rest := file.readline(MAX_LINE)) and not rest.endswith(b"\n"):
+            pass
+        yield f"a line of more than {MAX_LINE:,} bytes"
 
 
 def _read_csv(path: Path) -> Iterator[tuple[int, Row | str]]:
     """Two passes: a column is numeric or boolean only if all its values are."""
     kinds: dict[str, set[str]] = {}
     for _, row in _csv_rows(path):
-        for name, value in row.items():
-            if value:
-                kinds.setdefault(name, set()).add(_csv_kind(value))
+        if not isinstance(row, str):
+            for name, value in row.items():
+                if value:
+                    kinds.setdefault(name, set()).add(_csv_kind(value))
     read: dict[str, Callable[[str], Any]] = {"number": _number, "boolean": lambda value: value.lower() == "true"}
     convert = {name: read[next(iter(found))] for name, found in kinds.items() if len(found) == 1 and found != {"text"}}
     for number, row in _csv_rows(path):
-        yield number, {name: convert.get(name, str)(value) if value else None for name, value in row.items()}
-
-
-def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    csv.field_size_limit(10_000_000)
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", restval="")
-        for number, row in enumerate(reader, start=1):
-            row.pop(None, None)  # type: ignore[call-overload]  # values beyond the header
+        if isinstance(row, str):
             yield number, row
+        else:
+            yield number, {name: convert.get(name, str)(value) if value else None for name, value in row.items()}
+
+
+def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, str] | str]]:
+    csv.field_size_limit(10_000_000)
+    # what is no UTF-8 becomes lone surrogates, which are found below: one bad byte is to cost one row, not the file
+    with open_plain(path), path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        reader = csv.DictReader(_text_lines(file), delimiter="\t" if path.suffix.lower() == ".tsv" else ",", restval="")
+        if not all(map(is_unicode, reader.fieldnames or [])):
+            raise GeniusError("the first line, which names the columns, is not UTF-8 text")
+        number = 0
+        while True:
+            number += 1
+            try:
+                row: dict[str, Any] = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                yield number, f"not CSV: {error}"
+                continue
+            row.pop(None, None)  # type: ignore[call-overload]  # values beyond the header
+            good = all(map(is_unicode, row.values()))
+            yield number, row if good else "not UTF-8 text"
+
+
+def _text_lines(file: TextIO) -> Iterator[str]:
+    while line := file.readline(MAX_LINE):
+        if len(line) >= MAX_LINE:
+            raise csv.Error(f"a line of more than {MAX_LINE:,} characters")
+        yield line
 
 
 def _csv_kind(value: str) -> str:
     if value.lower() in ("true", "false"):
         return "boolean"
     # leading zeros are names, not numbers: article 007
-    return "number" if re.fullmatch(r"[+-]?(0|[1-9]\d{0,14})(\.\d+)?([eE][+-]?\d{1,2})?", value) else "text"
+    return "number" if re.fullmatch(r"[+-]?(0|[1-9]\d{0,14})(\.\d+)?([eE][+-]?\d{1,2})?", value, re.ASCII) else "text"
 
 
 def _number(value: str) -> int | float:
-    return int(value) if re.fullmatch(r"[+-]?\d+", value) else float(value)
+    return int(value) if re.fullmatch(r"[+-]?\d+", value, re.ASCII) else float(value)
 
 
 def _read_parquet(path: Path) -> Iterator[tuple[int, Row | str]]:
@@ -103,17 +149,39 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, Row | str]]:
 
     number = 0
     try:
-        with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=512):
-                for row in batch.to_pylist():
+        with (
+            open_plain(path),
+            pq.ParquetFile(path, thrift_string_size_limit=1 << 26, thrift_container_size_limit=1 << 22) as file,
+        ):
+            if len(file.schema_arrow.names) > MAX_COLUMNS:
+                raise GeniusError(f"{len(file.schema_arrow.names):,} columns; at most {MAX_COLUMNS}")
+            for batch in file.iter_batches(batch_size=64):
+                for row in _batch_rows(batch):
                     number += 1
                     yield number, row
-    except pa.ArrowException as error:
-        raise GeniusError(f"cannot read {path}: {str(error).splitlines()[0]}") from None
+    except (pa.ArrowException, UnicodeDecodeError, OverflowError, MemoryError, SystemError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise GeniusError(f"cannot read {path}: {reason[:200]}") from None
+
+
+def _batch_rows(batch: Any) -> Iterator[Row | str]:
+    """Rows of a batch; if one holds what Python has no value for (a date beyond the year 9999), the others still come."""
+    try:
+        yield from batch.to_pylist()
+        return
+    except (ValueError, OverflowError, ArithmeticError):  # raised before the first row is out
+        pass
+    for i in range(batch.num_rows):
+        try:
+            yield batch.slice(i, 1).to_pylist()[0]
+        except (ValueError, OverflowError, ArithmeticError) as error:
+            yield f"a value cannot be read: {error}"
 
 
 def to_item(row: Mapping[str, Any], columns: Columns, folder: Path, fallback_id: str) -> Item:
     """One row -> an item; image paths are relative to the table's folder. One clear line if it cannot be."""
+    if len(row) > MAX_COLUMNS:
+        raise GeniusError(f"{len(row):,} columns; at most {MAX_COLUMNS}")
     names = {
         "id": _column(row, columns.id, ID_NAMES, "id"),
         "text": _column(row, columns.text, TEXT_NAMES, "text"),
@@ -132,11 +200,20 @@ def to_item(row: Mapping[str, Any], columns: Columns, folder: Path, fallback_id:
             if plain is not None:
                 metadata[_key(name)] = plain
     return Item(
-        id=fallback_id if value is None or value == "" else str(value),
+        id=fallback_id if value is None or value == "" else _text(value, "id"),
         image=None if names["image"] is None else _image(row.get(names["image"]), folder),
-        text=None if text is None else str(text),
+        text=None if text is None else _text(text, "text"),
         metadata=metadata,
     )
+
+
+def _text(value: Any, what: str) -> str:
+    """A number or a date may stand for a text; a list or a picture does not."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bytes | Mapping | list | tuple):
+        raise GeniusError(f"the {what} is no text but {type(value).__name__}")
+    return str(value)
 
 
 def _column(row: Mapping[str, Any], told: str | None, guesses: tuple[str, ...], what: str) -> str | None:
@@ -152,8 +229,12 @@ def _image(value: Any, folder: Path) -> Path | bytes | None:
     if value is None or value == "":
         return None
     if isinstance(value, Mapping):  # how datasets libraries write pictures into Parquet
-        inner = value.get("bytes")
-        return bytes(inner) if inner else _image(value.get("path"), folder)
+        inner, path = value.get("bytes"), value.get("path")
+        if isinstance(inner, bytes) and inner:
+            return inner
+        if inner or not isinstance(path, str | None):
+            raise GeniusError("an image column holds paths or bytes, or both as {bytes, path}")
+        return _image(path, folder)
     if isinstance(value, bytes):
         return value
     if not isinstance(value, str):
@@ -180,7 +261,10 @@ def _plain(value: Any) -> str | int | float | bool | None:
         return value.isoformat()
     if isinstance(value, bytes):
         return None
-    return json.dumps(value, ensure_ascii=False, default=str)
+    try:
+        return json.dumps(value, ensure_ascii=False, default=str)
+    except (RecursionError, ValueError, TypeError):
+        raise GeniusError("a value is nested too deep, or has keys that are no texts") from None
 
 
 def _key(name: str) -> str:
