@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from genius.errors import GeniusError
+from genius.files import parse_json
 from genius.index import base as bases
 from genius.index import commit
 from genius.index import metadata as meta
@@ -142,7 +143,11 @@ def _caches(folder: Path, about: About, report: CheckReport) -> dict[str, bases.
     for path in sorted((folder / "cache").glob("[0-9]*")):
         name = f"cache/{path.name}"
         try:
-            noted = unseal((path / bases.BASE).read_text())
+            text = (path / bases.BASE).read_text()
+            if parse_json(text).get("format") == 1:
+                report.notes.append(f"{name} is of format 1; it is built anew when needed")
+                continue
+            noted = unseal(text)
             wrong = bases.damage(path, noted["files"], FAST_LIMIT if report.fast else 2**63)
             report.problems += [f"{name}/{file} is not as it was written (it is built anew when needed)" for file in wrong]
             loaded = None if wrong else bases.load(path, key)
@@ -150,9 +155,8 @@ def _caches(folder: Path, about: About, report: CheckReport) -> dict[str, bases.
                 good[name] = loaded
             elif not wrong:
                 report.notes.append(f"{name} belongs to another index or model; it is not used")
-        except (OSError, ValueError, KeyError) as error:
-            if (path / bases.BASE).exists() and "format" not in str(error):
-                report.problems.append(f"{name}/{bases.BASE}: {error} (it is built anew when needed)")
+        except (OSError, ValueError, KeyError, AttributeError) as error:
+            report.problems.append(f"{name}/{bases.BASE}: {error} (it is built anew when needed)")
     return good
 
 

@@ -12,6 +12,7 @@ import contextlib
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -108,12 +109,32 @@ def set_aside(folder: Path, head: int) -> list[int]:
     return stray
 
 
+def view_without_strays(folder: Path, head: int) -> tempfile.TemporaryDirectory[str]:
+    """The table without versions that nobody acknowledged, as links in a temporary folder.
+
+    LanceDB looks at the newest version first, whichever is asked for; after a power cut that one may be half a file, and who
+    only reads may not put it away.
+    """
+    view = tempfile.TemporaryDirectory(prefix="genius-view-")
+    root, source = table_folder(Path(view.name)), table_folder(folder).absolute()
+    (root / VERSIONS).mkdir(parents=True)
+    for path in source.iterdir():
+        if path.name != VERSIONS:
+            (root / path.name).symlink_to(path)
+    for version in versions_on_disk(folder):
+        if version <= head:
+            (root / manifest_name(version)).symlink_to(source / manifest_name(version))
+    return view
+
+
 def forget_cleaned(folder: Path, ledger: Ledger, durable: bool) -> None:
     """After files of old versions were removed: a ledger of those that are left."""
     book = ledger.read()
     if book is not None:
         there = set(table_files(folder))
-        ledger.rewrite(replace(book, files={name: s for name, s in book.files.items() if name in there}, cleaning=False), durable)
+        files = {name: s for name, s in book.files.items() if name in there}
+        shown = book.shown & set(versions_on_disk(folder))
+        ledger.rewrite(replace(book, files=files, shown=shown, cleaning=False), durable)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from genius.errors import GeniusError
-from genius.files import parse_json, write_whole
+from genius.files import parse_json, sync_directory, write_whole
 from genius.index.commit import ASIDE, holds_data
 from genius.index.ledger import LEDGER, Damaged
 from genius.index.lock import WriterLock
@@ -204,9 +204,12 @@ def describe_model(model: Genius) -> About:
 
 
 def make_folder(folder: Path) -> None:
-    """A folder for a new index; one that holds anything else is left alone."""
+    """A folder for a new index, its name on the disk; one that holds anything else is left alone."""
+    missing = [path for path in folder.absolute().parents if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        for path in (folder, *missing):
+            sync_directory(path.absolute().parent)
         foreign = sorted(p.name for p in folder.iterdir() if p.name not in OWN and not p.name.startswith(f".{ABOUT}"))
     except OSError as error:
         raise GeniusError(f"cannot create an index at {folder}: {error.strerror or error}") from None

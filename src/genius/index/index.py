@@ -127,8 +127,7 @@ class Index:
     @property
     def version(self) -> int:
         """The version this index shows now."""
-        with self._state.lock:
-            return self._state.current().version
+        return self._state.consistent(lambda: self._state.reader().version)
 
     def versions(self) -> list[dict[str, Any]]:
         """Versions that can still be opened: number, time, items; oldest first."""
@@ -282,7 +281,7 @@ class Index:
 
     def columns(self) -> dict[str, str]:
         """Metadata keys that `where` can name, and what each holds: text, number or boolean."""
-        return dict(self._state.reader().columns)
+        return self._state.consistent(lambda: dict(self._state.reader().columns))
 
     def items(self, where: str | None = None) -> Iterator[Item]:
         """Every item of one version, in no promised order; pictures without a path come as stored bytes.
@@ -326,7 +325,7 @@ class Index:
 
     def info(self) -> dict[str, Any]:
         """What this index is, for people and machines."""
-        return describe(self.path, self.about, self._state.reader())
+        return self._state.consistent(lambda: describe(self.path, self.about, self._state.reader()))
 
     # -- search ------------------------------------------------------------------------------------------------
 

@@ -15,12 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from genius.data.readers import TABLE_SUFFIXES, Row, read_rows
 from genius.errors import GeniusError
 from genius.index import searching, writing
 from genius.index.index import Index
 from genius.index.prepare import Stamp, Stamped
 from genius.index.results import AddReport
-from genius.index.tables import TABLE_SUFFIXES, Columns, Row, read_rows, to_item
+from genius.index.tables import Columns, to_item
 from genius.problems import Problems, printable
 from genius.types import IMAGE_SUFFIXES, Item
 

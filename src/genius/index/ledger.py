@@ -40,6 +40,7 @@ class Book:
     about: Mapping[str, Any] = field(default_factory=dict)
     head: int = 0  # the version that was acknowledged last
     items: int = 0  # of that version
+    shown: frozenset[int] = frozenset()  # versions that were acknowledged; others are steps of a change
     files: Mapping[str, str] = field(default_factory=dict)
     cleaning: bool = False
 
@@ -81,12 +82,13 @@ class Ledger:
     def _fold(self, book: Book, body: bytes) -> tuple[Book, int]:
         """The book after these lines, and how many bytes they have. A last line without an end was never acknowledged."""
         whole = body.rfind(b"\n") + 1
-        try:
-            _parse(body[whole:-1])
-        except ValueError:
-            pass
-        else:  # a line that is right but for its last character
-            raise Damaged(self._damage("its end"))
+        if not body.endswith(b"\0"):  # room that was taken for a line and never filled
+            try:
+                _parse(body[whole:-1])
+            except ValueError:
+                pass
+            else:  # a line that is right but for its last character
+                raise Damaged(self._damage("its end"))
         for line in body[:whole].split(b"\n")[:-1]:
             try:
                 event = _parse(line)
@@ -124,7 +126,13 @@ class Ledger:
         """Begin anew: what the book says, in two lines."""
         events = [
             {"ledger": LEDGER_FORMAT, "about": dict(book.about), "nonce": secrets.token_hex(8)},
-            {"version": book.head, "items": book.items, "time": _now(), "files": dict(sorted(book.files.items()))},
+            {
+                "version": book.head,
+                "items": book.items,
+                "time": _now(),
+                "files": dict(sorted(book.files.items())),
+                "shown": sorted(book.shown),
+            },
         ]
         body = b"".join(map(_line, events))
         write_whole(self.path, lambda path: path.write_bytes(body), durable=durable)
@@ -152,8 +160,14 @@ def _after(book: Book, event: Mapping[str, Any], first: bool) -> Book:
         return replace(book, about=event["about"])
     if "cleaning" in event:
         return replace(book, cleaning=True)
+    head = int(event["version"])
     return replace(
-        book, head=int(event["version"]), items=int(event["items"]), files={**book.files, **event["files"]}, cleaning=False
+        book,
+        head=head,
+        items=int(event["items"]),
+        shown=book.shown | {head, *map(int, event.get("shown", ()))},
+        files={**book.files, **event["files"]},
+        cleaning=False,
     )
 
 

@@ -54,7 +54,7 @@ def database_errors(doing: str) -> Iterator[None]:
         for sign, plain in known.items():
             if sign in text:
                 raise GeniusError(f"cannot {doing}: {plain}; nothing that was there is lost") from None
-        if re.search(r"not ?found|no such file", text, re.IGNORECASE):
+        if re.search(r"not ?found|no such file|no longer exists", text, re.IGNORECASE):
             raise Vanished(f"cannot {doing}: a file of this version is gone") from None
         short = re.sub(r",? ?/\S+\.rs:\d+(:\d+)?", "", text)
         raise GeniusError(f"cannot {doing}: {short[:300]}") from None
@@ -63,8 +63,9 @@ def database_errors(doing: str) -> Iterator[None]:
 class Reader:
     """One version of the table. Safe to use while others write."""
 
-    def __init__(self, table: Any, version: int, mark: tuple[int, int] | None) -> None:
+    def __init__(self, table: Any, version: int, mark: tuple[int, int] | None, folder: object = None) -> None:
         self._table = table
+        self._folder = folder  # a temporary one, which is to stay for as long as it is read from
         self.version = version
         self.mark = mark  # of the file that defines this version
         kinds: dict[str, Kind] = {"string": "text", "double": "number", "bool": "boolean"}

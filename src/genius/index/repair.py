@@ -59,7 +59,7 @@ def repair(folder: str | Path, model: Genius | str | Path | None = None) -> Repa
     if not holds_data(folder) and not (folder / LEDGER).exists():
         raise GeniusError(f"no index at {folder}, or none that ever held an item: there is nothing to bring back")
     with WriterLock(folder / ".lock", 30.0).hold():
-        if not check(folder).ok:
+        if not _is_sound(folder):
             _clear_caches(folder, report)
         if _is_sound(folder):
             report.done.append("the table is as it was written")
@@ -72,9 +72,9 @@ def repair(folder: str | Path, model: Genius | str | Path | None = None) -> Repa
         store, version, whole = _newest_readable(folder, book, report)
         about = _about(folder, book, model, store.peek(version), report)
         described = about.to_dict()
-        fresh = _as_it_is(store, described) if whole else None
+        fresh = _as_it_is(store, book, described) if whole else None
         if fresh is None:
-            fresh = _salvage(store, version, described, report)
+            fresh = _salvage(store, version, book, described, report)
         write_about(folder, about)
         report.done.append(f"wrote {ABOUT} and {LEDGER}")
         report.version, report.items = fresh.head, fresh.items
@@ -106,7 +106,10 @@ def _book(folder: Path, report: RepairReport) -> Book | None:
 
 
 def _newest_readable(folder: Path, book: Book | None, report: RepairReport) -> tuple[Store, int, bool]:
-    """The newest version that opens, and whether all of its rows are sound. Newer ones are set aside."""
+    """The version to bring back, and whether all of its rows are sound. Newer ones are set aside.
+
+    The newest that opens; an older one only if it is whole and has more sound rows than can be read of that.
+    """
     limit = book.head if book is not None else 2**63
     found = [version for version in reversed(versions_on_disk(folder)) if version <= limit]
     if book is not None and (not found or found[0] != book.head):
@@ -116,13 +119,34 @@ def _newest_readable(folder: Path, book: Book | None, report: RepairReport) -> t
         try:
             store = Store(folder)
             reader = store.peek(version)
-            reader.count()
+            total = reader.count()
         except GeniusError as error:
             report.lost.append(f"version {version} cannot be opened ({error})")
             continue
+        if not _is_whole(reader):
+            sound = sum(int(batch.num_rows) for batch in readable_rows(reader, lambda _: None))
+            older = _older(store, [v for v in found if v < version and (book is None or v in book.shown)], sound)
+            if older is not None:
+                readable = f"only {sound} of the {total} items of version {version} can be read"
+                report.lost.append(f"{readable}: version {older} has more")
+                set_aside(folder, older)
+                store, version = Store(folder), older
+                reader = store.peek(version)
         report.done.append(f"took version {version}")
         return store, version, _is_whole(reader)
     raise GeniusError(f"no version of {folder} can be read: restore it from a snapshot (genius restore)")
+
+
+def _older(store: Store, versions: list[int], sound: int) -> int | None:
+    """The newest of these versions that is whole and has more rows than `sound`."""
+    for version in versions:
+        try:
+            reader = store.peek(version)
+            if reader.count() > sound and _is_whole(reader):
+                return version
+        except GeniusError:
+            continue
+    return None
 
 
 def _is_whole(reader: Reader) -> bool:
@@ -132,23 +156,25 @@ def _is_whole(reader: Reader) -> bool:
         return False
 
 
-def _as_it_is(store: Store, described: dict[str, Any]) -> Book | None:
+def _as_it_is(store: Store, book: Book | None, described: dict[str, Any]) -> Book | None:
     """A new ledger for a table whose rows are all sound; None if it cannot be written to. Row indexes may be damaged: they go."""
     try:
         store.drop_indices()
         store.prepare_sums()
+        store.pass_by(0 if book is None else book.head)
         return store.begin_ledger(described)
     except GeniusError:
         return None
 
 
-def _salvage(store: Store, version: int, described: dict[str, Any], report: RepairReport) -> Book:
+def _salvage(store: Store, version: int, book: Book | None, described: dict[str, Any], report: RepairReport) -> Book:
     """Write the sound rows as a new version, with new numbers."""
     reader = store.peek(version)
     schema = whole_schema(reader)
     sound: Iterator[pa.RecordBatch] = readable_rows(reader, report.lost.append)
     store.overwrite(schema, resealed(sound, schema, store.next_seq(long=True)))
-    report.done.append(f"wrote the items that can be read as a new version ({report.lost.total} problems)")
+    report.done.append("wrote the items that can be read as a new version")
+    store.pass_by(0 if book is None else book.head)
     return store.begin_ledger(described)
 
 

@@ -167,10 +167,11 @@ def stream(state: State, columns: Sequence[str], where: str | None = None) -> It
     seen: set[int] = set()
     fruitless = 0
     while True:
-        reader, before = state.reader(), len(seen)
-        sql = None if where is None else compile_where(where, reader.columns)
+        before = len(seen)
         again = before > 0
         try:
+            reader = state.reader()
+            sql = None if where is None else compile_where(where, reader.columns)
             for row in reader.stream(columns, sql):
                 key = hash_id(row["id"])
                 if not again or key not in seen:

@@ -48,10 +48,23 @@ class Store:
         self._connect()
 
     def _connect(self) -> None:
+        self._view: Any = None
+        try:
+            self._open(self.folder)
+        except GeniusError:
+            book = None
+            with suppress(GeniusError):
+                book = self.ledger.read()
+            if book is None or max(commit.versions_on_disk(self.folder), default=0) <= book.head:
+                raise
+            self._view = commit.view_without_strays(self.folder, book.head)
+            self._open(Path(self._view.name))
+
+    def _open(self, place: Path) -> None:
         import lancedb
 
         with database_errors(f"open the index {self.folder}"):
-            self._database: Any = lancedb.connect(self.folder)
+            self._database: Any = lancedb.connect(place)
             self._table: Any = self._database.open_table(TABLE)  # for the writer
             self._watch: Any = self._database.open_table(TABLE)  # for seeing what is newest, by any thread
 
@@ -115,9 +128,15 @@ class Store:
 
     def at(self, version: int) -> Reader:
         try:
+            book = self.ledger.read()
+            if book is not None and version not in book.shown:
+                raise Vanished(f"there is no version {version} of {self.folder} (genius info --versions lists them)")
             self._check_manifest(version)
             return self.peek(version)
         except Vanished:
+            if self._view is not None:  # made before this version was
+                self._connect()
+                return self.peek(version)
             book = self.ledger.read()
             if book is not None and book.head == version:
                 gone = commit.missing_head(self.folder, book)
@@ -129,7 +148,7 @@ class Store:
         with database_errors(f"open version {version} of {self.folder}"):
             table = self._database.open_table(TABLE)
             table.checkout(version)
-            return Reader(table, version, self._mark(version))
+            return Reader(table, version, self._mark(version), self._view)
 
     def _check_manifest(self, version: int) -> None:
         book, name = self.ledger.read(), manifest_name(version)
@@ -156,8 +175,8 @@ class Store:
         return reader.mark is not None and reader.mark == self._mark(reader.version)
 
     def versions(self) -> list[dict[str, Any]]:
-        """Those that can be opened. Of a change that took several steps, the last step is the version that was shown."""
-        latest = self.latest()
+        """Those that can be opened. A change may take several steps of the table: only the last is a version."""
+        book = self.ledger.read()
         with database_errors("list versions"):
             self._watch.checkout_latest()
             return [
@@ -167,7 +186,7 @@ class Store:
                     "items": int(v["metadata"].get("total_rows", -1)),
                 }
                 for v in self._watch.list_versions()
-                if int(v["version"]) <= latest
+                if book is None or int(v["version"]) in book.shown
             ]
 
     # -- writing (the caller holds the writer's lock) -------------------------------------------
@@ -193,7 +212,7 @@ class Store:
             gone = commit.missing_head(self.folder, book)
             raise Damaged(f"{self.folder} is damaged: {gone}; genius repair {self.folder}")
         stray = commit.set_aside(self.folder, book.head)
-        if stray:
+        if stray or self._view is not None:
             self._connect()
         if book.cleaning:
             commit.forget_cleaned(self.folder, self.ledger, self.durable)
@@ -212,7 +231,9 @@ class Store:
         self._connect()
         sums = commit.record(self.folder, commit.table_files(self.folder), self.durable)
         with database_errors("count"):
-            book = Book(about, self._newest(), int(self._table.count_rows()), sums)
+            head = self._newest()
+            shown = frozenset(commit.versions_on_disk(self.folder))  # what was one before there were ledgers still is
+            book = Book(about, head, int(self._table.count_rows()), shown, sums)
         self.ledger.rewrite(book, self.durable)
         return book
 
@@ -314,6 +335,15 @@ class Store:
             for index in self._table.list_indices():
                 self._table.drop_index(index.name)
 
+    def pass_by(self, version: int) -> None:
+        """Reach a higher version than this, so that who had it open notices that what is there now is another."""
+        import pyarrow as pa
+
+        with database_errors("write to the index"):
+            while self._newest() <= version:
+                self._table.add_columns(pa.schema([pa.field("_passing", pa.bool_())]))
+                self._table.drop_columns(["_passing"])
+
     def fragments(self) -> int:
         with database_errors("read the index"):
             return int(self._table.stats()["fragment_stats"]["num_fragments"])
@@ -329,9 +359,14 @@ class Store:
                 with self.change():
                     if self._table.count_rows() >= INDEX_FROM and not self._table.list_indices():
                         self._table.create_index("_seq", config=BTree())
-                    self._table.optimize(cleanup_older_than=NEVER)
+                    for _ in range(5):
+                        before = self._newest()
+                        self._table.optimize(cleanup_older_than=NEVER)
+                        if self._newest() == before:
+                            break
+                    else:
+                        return  # it is never done: then dropping old versions would make a new one, and drop that which counts
                 # only now, when the merged version counts, may the files of older ones go
                 self.ledger.append({"cleaning": True}, self.durable)
                 self._table.optimize(cleanup_older_than=keep)
-                self._acknowledge()
                 commit.forget_cleaned(self.folder, self.ledger, self.durable)

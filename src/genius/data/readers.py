@@ -1,0 +1,162 @@
+"""The one reader of JSONL, CSV, TSV and Parquet: rows, one at a time, whatever a stranger put into the file.
+
+One bad row costs one row: in its place comes a text that says why, and the reading goes on behind it. Nothing here is held
+in memory but a few rows. Knows nothing of what the columns mean.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, TextIO
+
+from genius.errors import GeniusError
+from genius.files import open_plain, parse_json
+from genius.types import is_unicode
+
+MAX_LINE = 64 << 20  # bytes
+MAX_COLUMNS = 2048
+TABLE_SUFFIXES = frozenset({".jsonl", ".ndjson", ".csv", ".tsv", ".parquet"})
+
+Row = dict[str, Any]
+
+
+def read_rows(path: Path) -> Iterator[tuple[int, Row | str]]:
+    """(row number from 1, row) of a table file; a string in place of a row says why it could not be read.
+
+    One bad row costs one row: the reading goes on behind it. A file that cannot be read any further is one clear line.
+    """
+    readers: dict[str, Callable[[Path], Iterator[tuple[int, Row | str]]]] = {
+        ".csv": _read_csv,
+        ".tsv": _read_csv,
+        ".parquet": _read_parquet,
+    }
+    try:
+        yield from readers.get(path.suffix.lower(), read_jsonl_rows)(path)
+    except (OSError, csv.Error) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise GeniusError(f"cannot read {path}: {reason[:300]}") from None
+
+
+def read_jsonl_rows(path: Path) -> Iterator[tuple[int, Row | str]]:
+    with open_plain(path) as file:
+        for number, line in enumerate(_lines(file), start=1):
+            if isinstance(line, str):
+                yield number, line
+                continue
+            body = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+            if not body.strip():
+                continue
+            try:
+                row = parse_json(body)
+            except ValueError as error:  # what is no UTF-8 is a ValueError, too
+                yield number, f"not JSON: {error}"
+                continue
+            yield number, row if isinstance(row, dict) else "not a JSON object"
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes | str]:
+    """Lines; for one without end, a word in its place."""
+    while line := file.readline(MAX_LINE):
+        if len(line) < MAX_LINE or line.endswith(b"\n"):
+            yield line
+            continue
+        while (rest := file.readline(MAX_LINE)) and not rest.endswith(b"\n"):
+            pass
+        yield f"a line of more than {MAX_LINE:,} bytes"
+
+
+def _read_csv(path: Path) -> Iterator[tuple[int, Row | str]]:
+    """Two passes: a column is numeric or boolean only if all its values are."""
+    kinds: dict[str, set[str]] = {}
+    for _, row in csv_rows(path):
+        if not isinstance(row, str):
+            for name, value in row.items():
+                if value and name is not None:
+                    kinds.setdefault(name, set()).add(_csv_kind(value))
+    read: dict[str, Callable[[str], Any]] = {"number": _number, "boolean": lambda value: value.lower() == "true"}
+    convert = {name: read[next(iter(found))] for name, found in kinds.items() if len(found) == 1 and found != {"text"}}
+    for number, row in csv_rows(path):
+        if isinstance(row, str):
+            yield number, row
+            continue
+        row.pop(None, None)  # type: ignore[call-overload]  # values beyond the header
+        yield number, {name: convert.get(name, str)(value) if value else None for name, value in row.items()}
+
+
+def csv_rows(path: Path) -> Iterator[tuple[int, dict[str, str] | str]]:
+    """Rows of texts; values beyond the header come under the name None."""
+    csv.field_size_limit(10_000_000)
+    # what is no UTF-8 becomes lone surrogates, which are found below: one bad byte is to cost one row, not the file
+    with open_plain(path), path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        reader = csv.DictReader(_text_lines(file), delimiter="\t" if path.suffix.lower() == ".tsv" else ",", restval="")
+        if not all(map(is_unicode, reader.fieldnames or [])):
+            raise GeniusError("the first line, which names the columns, is not UTF-8 text")
+        number = 0
+        while True:
+            number += 1
+            try:
+                row: dict[str, Any] = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                yield number, f"not CSV: {error}"
+                continue
+            good = all(is_unicode(value) for name, value in row.items() if name is not None)
+            yield number, row if good else "not UTF-8 text"
+
+
+def _text_lines(file: TextIO) -> Iterator[str]:
+    while line := file.readline(MAX_LINE):
+        if len(line) >= MAX_LINE:
+            raise csv.Error(f"a line of more than {MAX_LINE:,} characters")
+        yield line
+
+
+def _csv_kind(value: str) -> str:
+    if value.lower() in ("true", "false"):
+        return "boolean"
+    # leading zeros are names, not numbers: article 007
+    return "number" if re.fullmatch(r"[+-]?(0|[1-9]\d{0,14})(\.\d+)?([eE][+-]?\d{1,2})?", value, re.ASCII) else "text"
+
+
+def _number(value: str) -> int | float:
+    return int(value) if re.fullmatch(r"[+-]?\d+", value, re.ASCII) else float(value)
+
+
+def _read_parquet(path: Path) -> Iterator[tuple[int, Row | str]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    number = 0
+    try:
+        with (
+            open_plain(path),
+            pq.ParquetFile(path, thrift_string_size_limit=1 << 26, thrift_container_size_limit=1 << 22) as file,
+        ):
+            if len(file.schema_arrow.names) > MAX_COLUMNS:
+                raise GeniusError(f"{len(file.schema_arrow.names):,} columns; at most {MAX_COLUMNS}")
+            for batch in file.iter_batches(batch_size=64):
+                for row in _batch_rows(batch):
+                    number += 1
+                    yield number, row
+    except (pa.ArrowException, UnicodeDecodeError, OverflowError, MemoryError, SystemError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise GeniusError(f"cannot read {path}: {reason[:200]}") from None
+
+
+def _batch_rows(batch: Any) -> Iterator[Row | str]:
+    """Rows of a batch; if one holds what Python has no value for (a date beyond the year 9999), the others still come."""
+    try:
+        yield from batch.to_pylist()
+        return
+    except (ValueError, OverflowError, ArithmeticError):  # raised before the first row is out
+        pass
+    for i in range(batch.num_rows):
+        try:
+            yield batch.slice(i, 1).to_pylist()[0]
+        except (ValueError, OverflowError, ArithmeticError) as error:
+            yield f"a value cannot be read: {error}"
