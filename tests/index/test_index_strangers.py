@@ -310,6 +310,8 @@ def test_conditions_that_compile_run(index: Index) -> None:
     from genius import Item
 
     index.add([Item("a", text="a", metadata={"price": 1, "shop": "x", "sold": True})])
+    with pytest.raises(GeniusError, match="not valid Unicode"):
+        index.count("shop = '\ud800'")
     for where in (
         "price < 1e308",
         "shop LIKE '%_%'",

@@ -128,6 +128,7 @@ def test_a_table_put_back_from_a_copy_does_not_meet_its_old_cache(index: Index, 
     writer = Index(index.path, model)
     assert everything(writer).keys() == {f"t{i}" for i in range(20)}
     writer.add(texts(20, 30, "second"))  # with the version numbers of the first turn
+    writer.upsert([Item("more", text="more")])
     while writer.version <= running._state.live.version:
         writer.upsert([Item("more", text=f"version {writer.version}")])
     for handle in (Index(index.path, model), running):
