@@ -17,8 +17,6 @@ from genius.index.sums import SUM, row_sums
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ROWS = 64  # in memory at a time: each may hold a picture of some megabytes
-
 
 def whole_schema(reader: Reader) -> Any:
     """The table's schema, with a column for checksums also where the table is too old to have one."""
@@ -30,7 +28,7 @@ def whole_schema(reader: Reader) -> Any:
 
 def good_rows(reader: Reader) -> Iterator[pa.RecordBatch]:
     """Every row, or one line that names the first whose checksum differs."""
-    for batch in reader.batches(size=ROWS):
+    for batch in reader.batches():
         right = sound(batch)
         if not right.all():
             name = batch.column("id")[int(np.flatnonzero(~right)[0])].as_py()
@@ -64,9 +62,9 @@ def resealed(batches: Iterator[pa.RecordBatch], schema: Any, first_seq: int | No
 
 def readable_rows(reader: Reader, lost: Callable[[str], object]) -> Iterator[pa.RecordBatch]:
     """All rows that can be read and have their checksum; `lost` hears of the others. Reads around damage by halving."""
-    total = reader.count()
-    for first in range(0, total, ROWS):
-        yield from _readable(reader, first, min(ROWS, total - first), lost)
+    total, few = reader.count(), reader.few()
+    for first in range(0, total, few):
+        yield from _readable(reader, first, min(few, total - first), lost)
 
 
 def _readable(reader: Reader, first: int, count: int, lost: Callable[[str], object]) -> Iterator[pa.RecordBatch]:

@@ -15,9 +15,10 @@ from genius.index import metadata as meta
 from genius.index.metadata import Kind
 from genius.index.reader import Reader
 from genius.index.state import State
-from genius.index.sums import ROW, VECTORS
+from genius.index.sums import ROW, SUM, VECTORS, row_sums
 
 KINDS: tuple[Kind, ...] = ("text", "number", "boolean")
+AT_ONCE = 200_000  # rows whose new metadata is written together
 SHOWN = 3  # ids of items that stand in the way
 
 
@@ -142,12 +143,32 @@ def _rewrite(
     state: State, reader: Reader, name: str, change: Callable[[dict[str, Any]], object], columns: Mapping[str, Kind | None]
 ) -> int:
     """Change the stored metadata of every item that has the field, with its checksum and the column made from it."""
-    done = 0
+    import pyarrow as pa
+
+    made = [key for key, kind in columns.items() if kind is not None]
+    done, waiting = 0, _Changes(made)
     for batch in reader.matching([*ROW, *VECTORS], f"`{name}` IS NOT NULL"):
         stored = [meta.load(text) for text in batch.column("_metadata").to_pylist()]
         for row in stored:
             change(row)
-        values = {key: meta.column_values(stored, key, kind) for key, kind in columns.items() if kind is not None}
-        state.store.update(batch, [meta.dump(row) for row in stored], values)
+        texts = [meta.dump(row) for row in stored]
+        renewed = batch.set_column(batch.schema.get_field_index("_metadata"), "_metadata", pa.array(texts, pa.string()))
+        waiting.columns["_seq"] += batch.column("_seq").to_pylist()
+        waiting.columns["_metadata"] += texts
+        waiting.columns[SUM] += row_sums(renewed).tolist()
+        for key in made:
+            waiting.columns[key] += meta.column_values(stored, key, columns[key] or "text")
         done += batch.num_rows
+        if len(waiting.columns["_seq"]) >= AT_ONCE:
+            state.store.update(waiting.columns)
+            waiting = _Changes(made)
+    if waiting.columns["_seq"]:
+        state.store.update(waiting.columns)
     return done
+
+
+class _Changes:
+    """What is to be written of rows, until there is enough of it: every write looks for its rows in the whole table."""
+
+    def __init__(self, made: list[str]) -> None:
+        self.columns: dict[str, list[Any]] = {name: [] for name in ("_seq", "_metadata", SUM, *made)}

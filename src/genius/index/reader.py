@@ -19,6 +19,7 @@ from genius.types import is_unicode
 if TYPE_CHECKING:
     import pyarrow as pa
 
+FEW_BYTES = 16 << 20
 PAYLOAD = ("_seq", "id", "text", "modality", "_image", "_metadata")
 """What a hit shows; pictures are fetched only where asked for."""
 
@@ -115,13 +116,23 @@ class Reader:
                 found.update(batch.column("id").to_pylist())
         return found
 
-    def matching(self, columns: Sequence[str], where: str, size: int = 64) -> Iterator[pa.RecordBatch]:
-        """Rows that match a condition, a few at a time."""
-        yield from self._scan(columns, where, size)
+    def few(self) -> int:
+        """How many whole rows to hold in memory at a time: one may have a picture of some megabytes."""
+        try:
+            with database_errors("read the index"):
+                about = self._table.stats()
+        except GeniusError:  # damaged: what follows will say so, or read around it
+            return 64
+        rows = max(int(about["num_rows"]), 1)
+        return max(8, min(4096, FEW_BYTES * rows // max(int(about["total_bytes"]), 1)))
 
-    def batches(self, columns: Sequence[str] | None = None, size: int = 64) -> Iterator[pa.RecordBatch]:
+    def matching(self, columns: Sequence[str], where: str) -> Iterator[pa.RecordBatch]:
+        """Rows that match a condition, a few at a time."""
+        yield from self._scan(columns, where, self.few())
+
+    def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """Whole rows, a few at a time; all columns by default."""
-        yield from self._scan(self._table.schema.names if columns is None else columns, None, size)
+        yield from self._scan(self._table.schema.names if columns is None else columns, None, self.few())
 
     def offsets(self, first: int, count: int) -> pa.Table:
         """Whole rows by position: for reading around damage."""

@@ -269,21 +269,15 @@ class Store:
             self._table.checkout_latest()
             self._table.drop_columns(list(names))
 
-    def update(self, rows: pa.RecordBatch, metadata: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> None:
-        """Give rows other metadata, and the checksum and columns that follow from it; nothing else of them is written."""
+    def update(self, columns: Mapping[str, Sequence[Any]]) -> None:
+        """Give rows, named by `_seq`, other values in some columns; nothing else of them is written."""
         import pyarrow as pa
 
-        renewed = rows.set_column(rows.schema.get_field_index("_metadata"), "_metadata", pa.array(metadata, pa.string()))
-        values: dict[str, Any] = {
-            "_seq": rows.column("_seq"),
-            "_metadata": renewed.column("_metadata"),
-            SUM: pa.array(row_sums(renewed), pa.int64()),
-        }
         with database_errors("change metadata"):
             self._table.checkout_latest()
             types = {field.name: field.type for field in self._table.schema}
-            values |= {name: pa.array(column, types[name]) for name, column in columns.items()}
-            self._table.merge_insert("_seq").when_matched_update_all().execute(pa.table(values))
+            values = pa.table({name: pa.array(column, types[name]) for name, column in columns.items()})
+            self._table.merge_insert("_seq").when_matched_update_all().execute(values)
 
     def table(self, columns: Mapping[str, Any]) -> pa.Table:
         """Columns of values -> an arrow table of this table's schema; absent columns are null."""
