@@ -106,11 +106,12 @@ def restore(source: str | Path, target: str | Path, version: int | None = None, 
     about = about_of(source)
     if about.fingerprint != there.fingerprint:
         raise GeniusError(f"{source} and {target} belong to different models ({about.fingerprint[:8]}, {there.fingerprint[:8]})")
-    return _retried(source, about, version, lambda reader: _replace(source, reader, target, there))
+    return _retried(source, about, version, lambda reader: _replace(source, reader, target))
 
 
-def _replace(source: Path, reader: Reader, target: Path, there: About) -> Copied:
+def _replace(source: Path, reader: Reader, target: Path) -> Copied:
     with WriterLock(target / ".lock", 30.0).hold():
+        there = about_of(target)
         store = open_store(target, there)
         if there.format < FORMAT:
             upgrade(target, there, store)

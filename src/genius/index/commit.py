@@ -13,9 +13,10 @@ import os
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from genius.errors import GeniusError
@@ -61,10 +62,11 @@ def hint_is_right(folder: Path) -> bool:
 
 def table_files(folder: Path) -> list[str]:
     """Every file of the table, by its name below the table's folder. A hint that LanceDB rewrites at will is left out."""
-    root = table_folder(folder)
+    root = str(table_folder(folder))
     found = []
     for parent, _, names in os.walk(root):
-        found += [(Path(parent) / name).relative_to(root).as_posix() for name in names if name != HINT]
+        place = parent[len(root) :].strip(os.sep).replace(os.sep, "/")
+        found += [f"{place}/{name}" if place else name for name in names if name != HINT]
     return sorted(found)
 
 
@@ -107,6 +109,16 @@ def set_aside(folder: Path, head: int) -> list[int]:
         if stray:
             (table_folder(folder) / VERSIONS / HINT).unlink(missing_ok=True)
     return stray
+
+
+def clear_aside(folder: Path, keep: timedelta) -> None:
+    """Forget what was set aside longer ago than old versions are kept."""
+    for path in (folder / ASIDE).glob("*.manifest"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_ctime > keep.total_seconds():
+                path.unlink()
+    with contextlib.suppress(OSError):
+        (folder / ASIDE).rmdir()  # if it is empty
 
 
 def view_without_strays(folder: Path, head: int) -> tempfile.TemporaryDirectory[str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from genius.errors import GeniusError
-from genius.files import parse_json, sync_directory, write_whole
+from genius.files import open_plain, parse_json, sync_directory, write_whole
 from genius.index.commit import ASIDE, holds_data
 from genius.index.ledger import LEDGER, Damaged
 from genius.index.lock import WriterLock
@@ -30,6 +30,7 @@ FORMAT = 2
 """Of the folder. 1: no ledger, no checksums; read as it is, and brought to 2 by the first change. See docs/trust.md."""
 
 ABOUT = "genius.json"
+MAX_ABOUT = 1 << 20  # bytes of it
 OWN = frozenset({".lock", "items.lance", "cache", ABOUT, LEDGER, ASIDE})
 
 
@@ -82,7 +83,8 @@ def read_about(folder: Path) -> About | None:
     path = folder / ABOUT
     mend = f"genius repair {folder} writes it anew from the table"
     try:
-        text = path.read_text(encoding="utf-8")
+        with open_plain(path) as file:
+            text = file.read(MAX_ABOUT).decode()
     except (FileNotFoundError, NotADirectoryError):
         if holds_data(folder):
             raise Damaged(f"{folder} holds a table with items but no {ABOUT}: {mend}") from None

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from genius.errors import GeniusError
+from genius.files import parse_json
 from genius.types import is_unicode
 
 Kind: TypeAlias = Literal["text", "number", "boolean"]
@@ -114,4 +115,8 @@ def dump(metadata: Mapping[str, Any]) -> str:
 
 
 def load(text: str | None) -> dict[str, Any]:
-    return dict(json.loads(text)) if text else {}
+    """The metadata that was stored; one line if it is not what `dump` writes."""
+    try:
+        return dict(parse_json(text)) if text else {}
+    except (ValueError, TypeError):
+        raise GeniusError("the stored metadata of an item cannot be read; genius check names it") from None

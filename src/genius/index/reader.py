@@ -71,6 +71,9 @@ class Reader:
         self.mark = mark  # of the file that defines this version
         kinds: dict[str, Kind] = {"string": "text", "double": "number", "bool": "boolean"}
         own = [field for field in table.schema if field.name not in BUILT_IN and not field.name.startswith("_")]
+        strange = next((field for field in own if str(field.type) not in kinds), None)
+        if strange is not None:
+            raise GeniusError(f"the column {strange.name!r} holds {strange.type}, which this version does not know")
         self.columns: Columns = {field.name: kinds[str(field.type)] for field in own}
 
     def count(self, where: str | None = None) -> int:

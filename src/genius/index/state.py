@@ -144,7 +144,8 @@ class State:
         self.check_writable()
         with self.writer.hold():
             if self.about.format < FORMAT:
-                self.about = upgrade(self.path, about_of(self.path), self.store)
+                about = about_of(self.path)  # another process may have done it meanwhile
+                self.about = upgrade(self.path, about, self.store) if about.format < FORMAT else about
             with self.store.change():
                 yield
 

@@ -364,3 +364,4 @@ class Store:
                 self.ledger.append({"cleaning": True}, self.durable)
                 self._table.optimize(cleanup_older_than=keep)
                 commit.forget_cleaned(self.folder, self.ledger, self.durable)
+                commit.clear_aside(self.folder, keep)
