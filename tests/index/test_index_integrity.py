@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import tarfile
+import threading
 from datetime import timedelta
 from pathlib import Path
 
@@ -250,6 +251,26 @@ def test_check_from_the_shell(busy: Index) -> None:
     bad = runner.invoke(app, ["check", str(busy.path)])
     assert bad.exit_code == 1 and "damaged: items.lance/data/" in bad.stdout and "DAMAGED" in bad.stdout
     assert not json.loads(runner.invoke(app, ["check", str(busy.path), "--json", "--fast"]).stdout)["ok"]
+
+
+def test_check_finds_no_damage_where_others_only_write(busy: Index, model: Genius) -> None:
+    stop = threading.Event()
+
+    def churn() -> None:
+        writer, number = Index(busy.path, model), 0
+        while not stop.is_set():
+            number += 1
+            writer.upsert([Item(f"t{number % 20}", text=f"again {number}", metadata={"n": number})])
+            writer.optimize(keep=timedelta(0))
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    try:
+        reports = [check(busy.path) for _ in range(12)]
+    finally:
+        stop.set()
+        thread.join()
+    assert [line for report in reports for line in report.problems] == []
 
 
 # -- what was never acknowledged ---------------------------------------------------------------------------------

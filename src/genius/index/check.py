@@ -21,7 +21,7 @@ from genius.index import commit
 from genius.index import metadata as meta
 from genius.index.commit import ASIDE, hint_is_right, table_folder, versions_on_disk
 from genius.index.folder import About, about_of
-from genius.index.ledger import Book, Ledger
+from genius.index.ledger import LEDGER, Book, Ledger
 from genius.index.reader import Reader
 from genius.index.store import Store
 from genius.index.sums import ROW, SUM, VECTORS, row_sums, size_in, unseal
@@ -30,6 +30,7 @@ from genius.problems import Problems
 if TYPE_CHECKING:
     import pyarrow as pa
 
+ATTEMPTS = 5  # at an index that others are changing
 FAST_LIMIT = 16 << 20  # bytes of a cache's file whose checksum a fast check compares
 
 
@@ -46,6 +47,7 @@ class CheckReport:
     problems: Problems = field(default_factory=Problems)
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    ledger: tuple[int, int, int] | None = None  # inode, size and time of the ledger when the look began
 
     @property
     def ok(self) -> bool:
@@ -68,16 +70,35 @@ class CheckReport:
 
 
 def check(folder: str | Path, fast: bool = False) -> CheckReport:
-    """Compare an index with its checksums. An index that is not there is an error; damage is a line of the report."""
+    """Compare an index with its checksums. An index that is not there is an error; damage is a line of the report.
+
+    If others change the index meanwhile, what looks like damage may be a file that is being cleaned away: it is read again.
+    """
     folder, started = Path(folder), time.monotonic()
-    report = CheckReport(folder, fast)
+    for _ in range(ATTEMPTS):
+        report, before = _look(folder, fast), time.monotonic()
+        if report.ok or _mark(folder) == report.ledger:
+            break
+    report.seconds = before - started
+    return report
+
+
+def _look(folder: Path, fast: bool) -> CheckReport:
+    report = CheckReport(folder, fast, ledger=_mark(folder))
     about, book = _describe(folder, report)
     if book is not None:
         _files(folder, book, report)
     if about is not None and not report.problems:
         _table(folder, about, book, report)
-    report.seconds = time.monotonic() - started
     return report
+
+
+def _mark(folder: Path) -> tuple[int, int, int] | None:
+    try:
+        about = (folder / LEDGER).stat()
+    except OSError:
+        return None
+    return about.st_ino, about.st_size, about.st_mtime_ns
 
 
 def _describe(folder: Path, report: CheckReport) -> tuple[About | None, Book | None]:
