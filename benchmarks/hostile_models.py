@@ -2,7 +2,7 @@
 
     python benchmarks/hostile_models.py [--out benchmarks/hostile_models.json]
 
-Every case (`tests/helpers/hostile_files.py`) is opened in a process of its own, forked from one that has imported
+Every case (`tests/helpers/hostile_models.py`) is opened in a process of its own, forked from one that has imported
 everything, through the door that such files come in by: `convert official`, `uniir:`, published features, a checkpoint of
 training, a model folder, an encoder folder. Counted: cases that acted (a marker file), that ended other than by one clear
 line, and the most time and memory that one took.
@@ -23,7 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 
-import hostile_files
+import hostile_models
 import torch
 from hostile_archives import Case
 
@@ -63,7 +63,7 @@ def _attempt(case: Case, path: Path) -> dict[str, Any]:
     Path("/proc/self/clear_refs").write_text("5")  # forget the parent's peak
     before, started = _peak(), time.perf_counter()
     try:
-        hostile_files.go_through(case.door, path)
+        hostile_models.go_through(case.door, path)
         end = "loaded, without the hostile part" if case.harmless else "LOADED"
     except GeniusError as error:
         end = "one line" if "\n" not in str(error) else "SEVERAL LINES"
@@ -85,7 +85,7 @@ def main() -> None:
     torch.set_num_threads(1)
     import transformers.models.clip.modeling_clip  # noqa: F401 - imported once, here
 
-    results = [run(case) for case in hostile_files.all_cases()]
+    results = [run(case) for case in hostile_models.all_cases()]
     ends = Counter(result["end"] for result in results)
     bad = [r for r in results if r["acted"] or r["end"] not in ("one line", "loaded, without the hostile part")]
     slow = [r for r in results if r.get("seconds", 99) > SECONDS or r.get("peak_mb", 10**6) > MEGABYTES]

@@ -1,4 +1,4 @@
-"""Files of `torch.save` that a stranger may send: pickles that call, zips that lie, tars. See `hostile_files`.
+"""Files of `torch.save` that a stranger may send: pickles that call, zips that lie, tars. See `hostile_models`.
 
 A case is a name, the door it comes in by, and a function that writes it into a folder. What acts, creates the marker.
 """

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 
-import hostile_files
+import hostile_models
 from hostile_archives import PAYLOADS, Case, torchscript
 
 from genius.cli import app
@@ -24,7 +24,7 @@ from genius.plain_pickle import Refused, Unknown, load
 from genius.torch_file import read_torch_file
 
 SLOW = ("gigabyte", "90 MB", "hundred thousand", "400,000")  # to write, not to refuse
-QUICK = [case for case in hostile_files.all_cases() if not any(word in case.name for word in SLOW)]
+QUICK = [case for case in hostile_models.all_cases() if not any(word in case.name for word in SLOW)]
 ACTING = [
     case
     for case in QUICK
@@ -40,10 +40,10 @@ def test_nothing_acts_and_every_refusal_is_one_line(case: Case, tmp_path: Path) 
     path = case.write(folder, mark)
     mark.unlink(missing_ok=True)
     if case.harmless:
-        hostile_files.go_through(case.door, path)
+        hostile_models.go_through(case.door, path)
     else:
         with pytest.raises(GeniusError) as caught:
-            hostile_files.go_through(case.door, path)
+            hostile_models.go_through(case.door, path)
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 800
     assert not mark.exists()
 
