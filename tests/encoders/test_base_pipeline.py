@@ -84,11 +84,11 @@ def test_only_two_batches_are_open_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
     opened, encoded, lock, worst = [0], [0], threading.Lock(), [0]
     real = base.load_image
 
-    def counting(source: object) -> Image.Image:
+    def counting(source: object, **options: object) -> Image.Image:
         with lock:
             opened[0] += 1
             worst[0] = max(worst[0], opened[0] - encoded[0])
-        return real(source)  # type: ignore[arg-type]
+        return real(source, **options)  # type: ignore[arg-type]
 
     class Slow(Recorder):
         def encode_images(self, images: Sequence[Image.Image]) -> Tensor:
