@@ -15,6 +15,8 @@ from starlette.testclient import TestClient
 
 from genius.errors import GeniusError
 from genius.serve.app import create_app
+from genius.serve.audit import Change
+from genius.serve.callers import Caller
 from genius.serve.settings import ServeConfig
 from genius.types import Item, Modality, Query
 
@@ -122,7 +124,7 @@ def test_requests_share_a_pass_only_under_the_same_filter() -> None:
     answers = run(index, calls)
     assert all(answer.status_code == 200 for answer in answers)
     assert sorted(index.asked[1:], key=str) == sorted([(3, "a = 1"), (1, "b = 2"), (1, None)], key=str)
-    assert answers[1].json()["hits"][0]["id"] == "q0-0" and answers[1].json()["batch_size"] == 5
+    assert answers[1].json()["hits"][0]["id"] == "q0-0" and answers[1].json()["batch_size"] == 3
 
 
 def test_the_guilty_query_fails_alone() -> None:
@@ -197,7 +199,7 @@ def test_shutting_down_finishes_the_queue() -> None:
     assert [answer.status_code for answer in answers] == [200] * 9 + [503, 503]
 
 
-def test_too_many_bytes_at_once_are_refused_before_they_are_read() -> None:
+def test_too_many_bytes_at_once_are_refused() -> None:
     index = SlowIndex()
     picture = encoded(draw("circle", "red"))
 
@@ -212,7 +214,7 @@ def test_too_many_bytes_at_once_are_refused_before_they_are_read() -> None:
         index.go.set()
         return [await first, await second]
 
-    first, second = run(index, calls, max_inflight_bytes=len(picture) + 300)
+    first, second = run(index, calls, max_inflight_bytes=len(picture) + 300, small_body_bytes=0)
     assert first.status_code == 200
     assert second.status_code == 503 and "large" in second.json()["error"]["message"]
 
@@ -243,9 +245,10 @@ def test_trouble_with_the_database_is_not_the_callers_fault(make_web: Callable[.
 def test_a_hung_write_does_not_block_the_shutdown() -> None:
     index = SlowIndex()
     service = create_app(index, ServeConfig(drain_s=0.2), level_sizes=SIZES).state.service  # type: ignore[arg-type]
+    change = Change(Caller("anyone", ("read", "write"), "127.0.0.1", False), "put", "request-1", ["a"])
 
     async def write() -> None:
-        task = asyncio.create_task(service.write("put", lambda: index.upsert([Item("a", text="t")])))
+        task = asyncio.create_task(service.write(change, lambda: index.upsert([Item("a", text="t")])))
         await asyncio.sleep(0.05)
         assert await asyncio.to_thread(service.close) is False
         index.go.set()

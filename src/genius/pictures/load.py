@@ -45,6 +45,10 @@ class PictureError(GeniusError):
     """A picture that cannot be used; the message names it."""
 
 
+class TooManyPixels(PictureError):
+    """A picture that is refused for its size before it is decoded."""
+
+
 def load_image(source: ImageInput, *, least: int | None = None, name: str = "the image") -> Image.Image:
     """Any accepted image input -> a decoded RGB picture, transparency on white, upright.
 
@@ -59,7 +63,7 @@ def load_image(source: ImageInput, *, least: int | None = None, name: str = "the
         return draw_svg(Path(source))
     with opened(source, name) as picture:
         if picture.width * picture.height > MAX_PIXELS:
-            raise PictureError(f"{name} has {picture.width} x {picture.height} pixels, more than {MAX_PIXELS:,}")
+            raise TooManyPixels(f"{name} has {picture.width} x {picture.height} pixels, more than {MAX_PIXELS:,}")
         return decode(picture, least)
 
 
@@ -80,6 +84,8 @@ def opened(source: ImageInput, name: str) -> Iterator[Image.Image]:
         raise
     except FileNotFoundError:
         raise PictureError(f"no such image: {name}") from None
+    except Image.DecompressionBombError:
+        raise TooManyPixels(f"{name} has more than {MAX_PIXELS:,} pixels") from None
     except UnidentifiedImageError:
         raise PictureError(f"cannot read {name} as an image: it is no {NAMES}") from None
     except Exception as error:  # Pillow raises many kinds for broken files

@@ -11,7 +11,7 @@ from genius import __version__
 from genius.serve.backend import parse_prefix
 from genius.serve.errors import ApiError
 from genius.serve.metrics import CONTENT_TYPE
-from genius.serve.routes.common import READ_ERRORS, allowed, answer, documented, service_of
+from genius.serve.routes.common import READ_ERRORS, allowed, answer, caller_of, documented, service_of
 from genius.serve.schemas import CodesResponse, Health, InfoResponse, Limits
 
 router = APIRouter()
@@ -54,7 +54,8 @@ async def info(request: Request) -> Response:
             level_sizes=list(service.backend.level_sizes),
             fields=fields,
             needs_key=bool(service.keys),
-            scopes=[scope for scope in request.state.scopes if scope == "read" or not service.config.read_only],
+            scopes=[scope for scope in caller_of(request).scopes if scope != "write" or not service.config.read_only],
+            key=caller_of(request).name if service.keys else None,
             limits=Limits(**service.describe_limits()),
         )
     )
