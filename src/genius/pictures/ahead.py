@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from genius.errors import GeniusError
 from genius.pictures.load import ImageInput
+from genius.pictures.memory import tidy
 
 T = TypeVar("T")
 THREADS = 4
@@ -51,3 +52,5 @@ def open_ahead(
                 yield first, [future.result() for future in futures]
         finally:  # an error or an abandoned loop: do not open what nobody waits for
             pool.shutdown(wait=True, cancel_futures=True)
+            ahead.clear()
+            tidy()

@@ -35,7 +35,7 @@ ImageInput: TypeAlias = "Image.Image | str | Path | bytes"
 # Bytes of memory a pixel while decoding, measured (benchmarks/trust_memory.py): Pillow keeps RGB in 4 bytes, and some
 # decoders hold the whole picture several times.
 COST = {"WEBP": 17, "AVIF": 16}
-USUAL_COST, NARROW_COST = 6, 3  # NARROW: modes of one byte a pixel
+USUAL_COST, NARROW_COST = 8, 4  # NARROW: modes of one byte a pixel
 PROGRESSIVE_COST = 7  # libjpeg keeps the coefficients of the whole picture, however small it is decoded
 
 warnings.filterwarnings("ignore", module=r"PIL\..*")  # of odd files; what matters is an error (and ours are stricter)

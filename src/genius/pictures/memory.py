@@ -55,9 +55,18 @@ def _find_trim() -> Callable[[int], int] | None:
 
 
 _trim = _find_trim()
+_left_over = threading.Event()  # something large was decoded since the last `tidy`
 
 
 def give_back(freed: int) -> None:
     """Return free memory to the system, if `freed` bytes are worth the milliseconds. Does nothing where libc cannot."""
     if _trim is not None and freed >= LARGE:
+        _left_over.set()
+        _trim(0)
+
+
+def tidy() -> None:
+    """After work on several pictures: give back what was made of the large ones, too."""
+    if _trim is not None and _left_over.is_set():
+        _left_over.clear()
         _trim(0)
