@@ -98,7 +98,7 @@ def large_bodies(url: str) -> None:
 
 def slow_readers(url: str) -> None:
     """Many pages asked for, none of them read."""
-    keep_open(url, 520, b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 50, b"", 2.0)
+    keep_open(url, 520, b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 8, b"", 2.0)
 
 
 def many(count: int, body: Callable[[int], dict[str, Any]]) -> Callable[[str], None]:

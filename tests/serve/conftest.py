@@ -98,7 +98,7 @@ def start_server(
     """Start `genius serve` on a free port of this machine; every one is stopped at the end."""
     started: list[Running] = []
 
-    def start(*options: str, environ: dict[str, str] | None = None, items: int | None = None) -> Running:
+    def start(*options: str, environ: dict[str, str] | None = None, items: int | None = None, verify: Any = True) -> Running:
         path = make_index(items).path
         log = tmp_path_factory.mktemp("log") / "serve.log"
         command = [
@@ -130,7 +130,7 @@ def start_server(
         deadline = time.monotonic() + 60
         while True:
             try:
-                if httpx.get(f"{running.url}/readyz", trust_env=False).status_code == 200:
+                if httpx.get(f"{running.url}/readyz", trust_env=False, verify=verify).status_code == 200:
                     return running
             except httpx.HTTPError:
                 pass

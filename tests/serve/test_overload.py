@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from types import SimpleNamespace
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
 import pytest
-from serve_fixtures import draw, encoded
+from serve_fixtures import SIZES, SlowIndex, draw, encoded
 from starlette.testclient import TestClient
 
 from genius.errors import GeniusError
@@ -18,51 +16,7 @@ from genius.serve.app import create_app
 from genius.serve.audit import Change
 from genius.serve.callers import Caller
 from genius.serve.settings import ServeConfig
-from genius.types import Item, Modality, Query
-
-SIZES = (3, 4)
-
-
-class SlowIndex:
-    """Looks like an Index; answers when it is let, and remembers how it was asked."""
-
-    version = 1
-
-    def __init__(self) -> None:
-        self.go = threading.Event()
-        self.entered = threading.Event()
-        self.asked: list[tuple[int, str | None]] = []  # (queries, where)
-        self.wrote: list[str] = []
-
-    def search_many(self, queries: Sequence[Query], k: int = 10, *, where: str | None = None, **_: Any) -> list[list[Any]]:
-        self.asked.append((len(queries), where))
-        self.entered.set()
-        assert self.go.wait(20)
-        if where == "bad":
-            raise GeniusError("where: unknown column 'bad'")
-        if any(query.text == "crash" for query in queries):
-            raise RuntimeError("a bug")
-        return [[self._hit(f"{query.text}-{i}", 1.0 - i / 100) for i in range(k)] for query in queries]
-
-    def _hit(self, item_id: str, score: float) -> Any:
-        return SimpleNamespace(id=item_id, score=score, codes=(1, 2), item=Item(item_id, text="t"), modality=Modality.TEXT)
-
-    def upsert(self, items: Iterable[Item]) -> Any:
-        assert self.go.wait(20)
-        self.wrote += [item.id for item in items]
-        return SimpleNamespace(added=1, existing=0, replaced=0)
-
-    def delete(self, ids: Iterable[str], *, missing: str = "raise") -> int:
-        raise GeniusError("cannot delete items: the disk is full; nothing that was there is lost")
-
-    def get(self, ids: Sequence[str], *, missing: str = "raise") -> list[Item]:
-        raise GeniusError("cannot read the index: LanceError(IO): /secret/path/data.lance is gone")
-
-    def count(self, where: str | None = None) -> int:
-        return 0
-
-    def close(self) -> None:
-        pass
+from genius.types import Item
 
 
 async def _together(app: Any, calls: Callable[[httpx.AsyncClient], Any]) -> Any:

@@ -32,7 +32,8 @@ class Change:
     operation: str
     request_id: str
     ids: list[str] = field(default_factory=list)
-    settled: bool = False  # its end is on record
+    begun: bool = False  # it came to its turn
+    settled: bool = False  # a line is on record
 
 
 class Audit:
@@ -62,8 +63,7 @@ class Audit:
         return True
 
     def record(self, change: Change, outcome: Outcome, status: int, message: str = "") -> None:
-        """The end of a change. `done` and `failed` are told by whoever carried it out, the others by whoever was asked."""
-        if self._path is None or (change.settled and outcome not in ("done", "failed")):
+        if self._path is None:
             return
         change.settled = True
         line: dict[str, Any] = {

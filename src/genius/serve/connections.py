@@ -24,10 +24,10 @@ from genius.serve.callers import address_of
 from genius.serve.errors import error_body
 from genius.serve.settings import ServeConfig
 
-Stage = Literal["new", "head", "idle", "body", "unwanted", "working", "sending"]
+Stage = Literal["new", "head", "idle", "body", "unwanted", "working", "stuck"]
 SPARE = 128  # connections beyond the limit that are still told so; more are closed without a word
 LINGER_S = 5.0  # how long the rest of a refused body is read, so that its sender sees the answer
-PATIENCE = {"new": 0.0, "head": 0.0, "idle": 0.0, "body": 2.0, "unwanted": 0.0, "sending": 10.0}
+PATIENCE = {"new": 1.0, "head": 1.0, "idle": 0.0, "body": 2.0, "unwanted": 0.0, "stuck": 2.0}
 """Seconds after which a connection in this stage may be closed to make room; one that we work for never is."""
 
 
@@ -43,12 +43,16 @@ class Door:
         return len(self._inside) > self._most
 
     def enter(self, visitor: GuardedProtocol) -> None:
-        """Let a connection in, at the cost of another if need be."""
+        """Let a connection in, at the cost of another if need be. Without room it may still say what it wants."""
         self._inside.add(visitor)
-        if self.full and not self._make_room(visitor):
-            visitor.outside = True
-            if len(self._inside) > self._most + SPARE:
-                visitor.transport.abort()
+        visitor.outside = self.full and not self._make_room(visitor)
+        if len(self._inside) > self._most + SPARE and not self._make_room(visitor, asking=True):
+            visitor.transport.abort()
+
+    def admit(self, visitor: GuardedProtocol) -> bool:
+        """Room for one that was outside and now asks for something: it comes before all that only hold a place."""
+        visitor.outside = self.full and not self._make_room(visitor, asking=True)
+        return not visitor.outside
 
     def leave(self, visitor: GuardedProtocol) -> None:
         self._inside.discard(visitor)
@@ -56,11 +60,12 @@ class Door:
     def refused(self, reason: str) -> None:
         self._on_refusal(reason)
 
-    def _make_room(self, newcomer: GuardedProtocol) -> bool:
+    def _make_room(self, newcomer: GuardedProtocol, asking: bool = False) -> bool:
         for one in self._inside:
             one.look()
         held = Counter(one.address for one in self._inside if one.address not in self._exempt)
-        may_go = [one for one in self._inside if one is not newcomer and one.waited >= PATIENCE.get(one.stage, float("inf"))]
+        patience = {**PATIENCE, "new": 0.0, "head": 0.0} if asking else PATIENCE
+        may_go = [one for one in self._inside if one is not newcomer and one.waited >= patience.get(one.stage, float("inf"))]
         if not may_go:
             return False
         # of the greediest address; one that never asked for anything before one that may ask again; the oldest
@@ -110,6 +115,14 @@ class GuardedProtocol(H11Protocol):
         super().on_response_complete()
         self.look()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.look()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.look()
+
     def send_400_response(self, msg: str) -> None:
         self._door.refused("not_http")
         self._refuse(400, "this is not a request that can be understood")
@@ -130,7 +143,7 @@ class GuardedProtocol(H11Protocol):
     def _stage(self) -> Stage:
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
-            return "body" if cycle.more_body else "sending" if cycle.response_started else "working"
+            return "stuck" if self.flow.write_paused else "body" if cycle.more_body else "working"
         if self.conn.their_state is h11.SEND_BODY:
             return "unwanted"
         return "head" if cycle is None or self.conn.trailing_data[0] else "idle"
@@ -155,15 +168,14 @@ class GuardedProtocol(H11Protocol):
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.outside:
-            self.outside = self._door.full
-            scope["crowded"] = self.outside
+            scope["crowded"] = not self._door.admit(self)
         await self._inner(scope, receive, send)  # type: ignore[arg-type]
 
     def make_room(self) -> None:
         """Close this connection for the sake of another."""
         self.look()
         self._door.refused("crowded")
-        if self.stage == "sending":
+        if self.stage == "stuck":
             self.transport.abort()  # it does not read what we send
         elif self.stage in ("idle", "unwanted"):
             self.transport.close()

@@ -74,11 +74,18 @@ class _Server(uvicorn.Server):
 def serve(app: FastAPI, config: ServeConfig, on_listening: Callable[[str], None] = lambda url: None) -> bool:
     """Listen until SIGTERM or SIGINT; False if something could not be finished. Port 0 takes a free one; `on_listening`
     is told the address."""
+    server, listener, url = build(app, config)
+    on_listening(url)
+    server.run(sockets=[listener])
+    return bool(app.state.service.drained)
+
+
+def build(app: FastAPI, config: ServeConfig) -> tuple[uvicorn.Server, socket.socket, str]:
+    """The server, not yet running, the socket it will listen on, and its address."""
     tls = tls_context(config.tls_cert, config.tls_key)
     listener = _bind(config)
     _allow_many_files()
     host, port = listener.getsockname()[:2]
-    on_listening(f"http{'s' if tls else ''}://{f'[{host}]' if ':' in host else host}:{port}")
     options = uvicorn.Config(
         app,
         log_config=None,
@@ -92,8 +99,8 @@ def serve(app: FastAPI, config: ServeConfig, on_listening: Callable[[str], None]
         ws="none",
         lifespan="on",
     )
-    _Server(options, app.state.service, tls).run(sockets=[listener])
-    return bool(app.state.service.drained)
+    url = f"http{'s' if tls else ''}://{f'[{host}]' if ':' in host else host}:{port}"
+    return _Server(options, app.state.service, tls), listener, url
 
 
 def leave(status: int) -> NoReturn:

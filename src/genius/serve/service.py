@@ -221,11 +221,13 @@ class Service:
         return cast(T, done)
 
     def _audited(self, change: Change, work: Callable[[], T]) -> T:
+        change.begun = True
         try:
             done = work()
         except Exception as error:
-            known = isinstance(error, GeniusError | Missing)
-            self.audit.record(change, "failed", 0, str(error) if known else type(error).__name__)
+            if change.settled:  # its caller was told that it takes too long, and waits no more
+                known = isinstance(error, GeniusError | Missing)
+                self.audit.record(change, "failed", 504, str(error) if known else type(error).__name__)
             raise
         self.audit.record(change, "done", 200)
         return done

@@ -12,7 +12,8 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 
-from genius.serve.audit import Change
+from genius.errors import GeniusError
+from genius.serve.audit import Change, Outcome
 from genius.serve.auth import authorize, guard_open_server, identify
 from genius.serve.callers import Caller, client_of
 from genius.serve.errors import ApiError
@@ -84,11 +85,20 @@ async def audited(request: Request, operation: str) -> AsyncIterator[tuple[Servi
         authorize(change.caller, "write")
         yield service, change
     except Exception as error:
-        status, message = (error.status, error.message) if isinstance(error, ApiError) else (422, str(error))
         if service.audit and not change.settled:
-            outcome = "unknown" if status == 504 else "refused"
-            await service.read(lambda: service.audit.record(change, outcome, status, message))  # type: ignore[arg-type]
+            status, message = _told(error)
+            outcome: Outcome = "unknown" if status == 504 else "failed" if change.begun else "refused"
+            await service.read(lambda: service.audit.record(change, outcome, status, message))
         raise
+
+
+def _told(error: Exception) -> tuple[int, str]:
+    """Status and message of the answer that an error becomes."""
+    if isinstance(error, ApiError):
+        return error.status, error.message
+    if isinstance(error, GeniusError):
+        return 422, str(error)
+    return (499, "the caller hung up") if isinstance(error, ClientDisconnect) else (500, type(error).__name__)
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
