@@ -109,7 +109,7 @@ def serve(folder: Path, *options: str) -> Iterator[Server]:
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
 
 
 def write_report(path: Path, **parts: Any) -> None:

@@ -18,7 +18,7 @@ from genius.errors import GeniusError
 from genius.features import Features
 from genius.instructions import format_text, query_text
 from genius.pictures.ahead import open_ahead
-from genius.pictures.load import WORKING_SIDE, load_image
+from genius.pictures.load import WORKING_SIDE, loaded
 from genius.types import ImageInput, Item, Query
 
 OnError = Literal["raise", "skip"]
@@ -26,7 +26,7 @@ OnPicture = Callable[[int, Image.Image], None]
 """Hears of each picture as it is opened, with its item's position, in the thread that opened it."""
 
 T = TypeVar("T")
-LARGEST = 2048  # pixels of the longer side: for encoders that do not shrink pictures themselves
+LARGEST = 1024  # pixels of the longer side: for encoders that do not shrink pictures themselves
 
 
 @runtime_checkable
@@ -158,10 +158,10 @@ def _encode(
     shrink = getattr(encoder, "prepare_image", _at_most)
 
     def load(position: int, source: ImageInput) -> Image.Image:
-        picture = load_image(source, least=WORKING_SIDE, name=f"the image of {rows[position].name!r}")
-        if on_picture is not None:
-            on_picture(position, picture)
-        return shrink(picture)  # type: ignore[no-any-return]
+        with loaded(source, least=WORKING_SIDE, name=f"the image of {rows[position].name!r}") as picture:
+            if on_picture is not None:
+                on_picture(position, picture)
+            return shrink(picture)  # type: ignore[no-any-return]
 
     for start, pictures in open_ahead([row.source for row in rows], load, batch_size):
         batch = rows[start : start + len(pictures)]

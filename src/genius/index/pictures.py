@@ -38,9 +38,10 @@ def keep_picture(source: ImageInput, opened: Image.Image, thumbnail: int) -> Pic
 
 
 def _jpeg(picture: Image.Image, side: int, quality: int = 85) -> bytes:
-    if max(picture.size) > side:
-        picture = picture.copy()
-        picture.thumbnail((side, side))
+    scale = side / max(picture.size)
+    if scale < 1:
+        width, height = (max(1, round(length * scale)) for length in picture.size)
+        picture = picture.resize((width, height), Image.Resampling.BICUBIC, reducing_gap=2.0)
     buffer = io.BytesIO()
     picture.save(buffer, "JPEG", quality=quality)
     return buffer.getvalue()

@@ -23,7 +23,7 @@ from genius.index.pictures import Picture, keep_picture
 from genius.instructions import format_text
 from genius.model.genius import Genius
 from genius.pictures.ahead import open_ahead
-from genius.pictures.load import WORKING_SIDE, load_image
+from genius.pictures.load import WORKING_SIDE, loaded
 from genius.types import ImageInput, Item
 
 
@@ -145,7 +145,8 @@ def _look(items: Sequence[Item], on_error: OnError, keep: OnPicture) -> tuple[li
     """Open the pictures of items whose features are given: which could be, and a line for each that could not."""
 
     def show(row: int, source: ImageInput) -> bool:
-        keep(row, load_image(source, least=WORKING_SIDE, name=f"the image of {items[row].id!r}"))
+        with loaded(source, least=WORKING_SIDE, name=f"the image of {items[row].id!r}") as picture:
+            keep(row, picture)
         return True
 
     kept: list[int] = []

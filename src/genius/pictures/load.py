@@ -56,15 +56,24 @@ def load_image(source: ImageInput, *, least: int | None = None, name: str = "the
     many. Broken, empty, huge or unreadable input raises `PictureError` with one line that says which: a path by itself,
     anything else by `name`.
     """
+    with loaded(source, least=least, name=name) as picture:
+        return picture
+
+
+@contextmanager
+def loaded(source: ImageInput, *, least: int | None = None, name: str = "the image") -> Iterator[Image.Image]:
+    """As `load_image`, with room in memory held until the end: for work on a picture that only leaves little of it."""
     name = str(source) if isinstance(source, str | Path) else name
     if isinstance(source, str | Path) and Path(source).suffix.lower() == SVG:
         from genius.pictures.sandbox import draw_svg  # starts processes: only where there are drawings
 
-        return draw_svg(Path(source))
+        yield draw_svg(Path(source))
+        return
     with opened(source, name) as picture:
         if picture.width * picture.height > MAX_PIXELS:
             raise TooManyPixels(f"{name} has {picture.width} x {picture.height} pixels, more than {MAX_PIXELS:,}")
-        return decode(picture, least)
+        with decoded(picture, least) as rgb:
+            yield rgb
 
 
 @contextmanager
@@ -92,15 +101,16 @@ def opened(source: ImageInput, name: str) -> Iterator[Image.Image]:
         raise PictureError(f"cannot read {name} as an image: {str(error) or type(error).__name__}") from None
 
 
-def decode(picture: Image.Image, least: int | None = None) -> Image.Image:
-    """The pixels of an opened picture, as `load_image` promises them."""
+@contextmanager
+def decoded(picture: Image.Image, least: int | None = None) -> Iterator[Image.Image]:
+    """The pixels of an opened picture, as `load_image` promises them, with room in memory held until the end."""
     kept = picture.width * picture.height * PROGRESSIVE_COST if picture.info.get("progressive") else 0
     if least is not None:
         picture.draft(None, (least, least))  # JPEG decodes at a half, a quarter or an eighth
     with DECODING.room(max(kept, decoding_cost(picture))):
         factor = max(1, min(picture.size) // least) if least is not None else 1
         picture.load()
-        return _upright(picture, to_rgb(picture, factor))
+        yield _upright(picture, to_rgb(picture, factor))
 
 
 def decoding_cost(picture: Image.Image) -> int:

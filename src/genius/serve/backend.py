@@ -19,7 +19,7 @@ from PIL import Image
 
 from genius.errors import GeniusError
 from genius.pictures.formats import SVG, WEB_TYPES
-from genius.pictures.load import WORKING_SIDE, PictureError, load_image, opened
+from genius.pictures.load import WORKING_SIDE, PictureError, load_image, loaded, opened
 from genius.serve.schemas import ChildCode, CodesResponse, CodeStep, HitOut, ItemDetail, ItemOut, Target
 from genius.types import ImageInput, Item, Modality, Query
 
@@ -171,7 +171,8 @@ class Backend:
                 raise Missing(f"the picture of {item_id!r} is no longer there")
             picture = small
         try:
-            return text or item.text, self.shrink(load_image(picture, least=self._query_side))
+            with loaded(picture, least=self._query_side) as decoded:
+                return text or item.text, self.shrink(decoded)
         except PictureError:
             raise Missing(f"the picture of {item_id!r} cannot be read any more") from None
 

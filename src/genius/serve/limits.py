@@ -13,7 +13,7 @@ from PIL import Image
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from genius.pictures.formats import NAMES
-from genius.pictures.load import PictureError, TooManyPixels, decode, opened
+from genius.pictures.load import PictureError, TooManyPixels, decoded, opened
 from genius.serve.arrivals import Arrivals, Body
 from genius.serve.callers import client_of, owner_of
 from genius.serve.errors import ApiError, error_response
@@ -132,8 +132,8 @@ def check_pictures(pictures: Sequence[bytes], config: ServeConfig) -> None:
 
 def decode_picture(data: bytes, config: ServeConfig, shrink: Callable[[Image.Image], Image.Image]) -> Image.Image:
     """Bytes -> an upright RGB picture as small as `shrink` makes it."""
-    with _uploaded(data, config) as picture:
-        return shrink(decode(picture, config.query_side))
+    with _uploaded(data, config) as picture, decoded(picture, config.query_side) as rgb:
+        return shrink(rgb)
 
 
 @contextmanager

@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
+from genius.pictures.formats import NAMES
+
 Target = Literal["image", "text", "pair"]
 EXACT = 2**53  # integers beyond are not exact in JSON, nor in the index
 HARD_MAX_K = 1000
@@ -58,7 +60,7 @@ class SearchRequest(Strict):
     text: str | None = Field(None, max_length=8000, description="What to look for, in words.")
     image: str | None = Field(
         None,
-        description="A picture as base64 (PNG, JPEG, WebP, GIF, BMP or AVIF); a data: URL works. Never a link.",
+        description=f"A picture as base64 ({NAMES}); a data: URL works. Never a link.",
         json_schema_extra={"contentEncoding": "base64"},
     )
     like: ItemId | None = Field(
