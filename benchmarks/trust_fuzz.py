@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import atexit
 import base64
 import json
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -216,6 +218,7 @@ def fuzz(target: str, folder: Path, seconds: int) -> None:
     """In a process of its own: never returns."""
     import atheris
 
+    atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)  # libFuzzer's, which would kill the interpreter as it ends
     with atheris.instrument_imports(include=["genius", "PIL", "starlette", "fastapi", "python_multipart"]):
         import PIL.AvifImagePlugin
         import PIL.BmpImagePlugin
@@ -252,6 +255,7 @@ def measure(target: str, seconds: int) -> dict[str, Any]:
         found = [{"name": file.name, "bytes": file.stat().st_size} for file in sorted((folder / "found").iterdir())]
         for file in (folder / "found").iterdir():
             (Path(tempfile.gettempdir()) / f"{target}-{file.name}").write_bytes(file.read_bytes())
+        (Path(tempfile.gettempdir()) / f"fuzz-{target}.log").write_text(done.stderr)
         return {
             "seconds": round(time.monotonic() - started),
             "seeds": len(given),

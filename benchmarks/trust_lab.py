@@ -122,5 +122,6 @@ def write_report(path: Path, **parts: Any) -> None:
         "load": [round(value, 1) for value in os.getloadavg()],
         "python": platform.python_version(),
     }
-    path.write_text(json.dumps({**about, **parts}, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    text = json.dumps({**about, **parts}, indent=2, ensure_ascii=False) + "\n"
+    path.write_text(text, encoding="utf-8", errors="backslashreplace")  # names of files may be no text
     print(path.read_text(encoding="utf-8"))

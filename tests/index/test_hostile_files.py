@@ -18,6 +18,8 @@ from genius.pictures import sandbox
 
 SLOW = {"pictures/bomb-true.png", "pictures/bomb-text.png", "pictures/bomb-profile.png", "lines/one-line.jsonl"}
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # Pillow's, of odd files
+
 
 def test_every_other_item_is_indexed_and_each_bad_one_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("resvg_py")

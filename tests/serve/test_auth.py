@@ -97,7 +97,8 @@ def test_an_open_server_keeps_other_web_sites_out(make_web: Callable[..., TestCl
     web = make_web(make_index(6))
     search = {"text": "red"}
     assert web.post("/v1/search", json=search, headers={"Host": "evil.example"}).status_code == 403  # DNS rebinding
-    assert web.get("/v1/info", headers={"Host": "evil.example:8000"}).status_code == 403
+    for host in ("evil.example:8000", "testserver", "testserver:8000", "localhost.evil.example", ""):
+        assert web.get("/v1/info", headers={"Host": host}).status_code == 403
     assert web.post("/v1/search", json=search, headers={"Origin": "http://evil.example"}).status_code == 403
     assert web.post("/v1/search", json=search, headers={"Origin": "null"}).status_code == 403
     assert web.delete("/v1/items/circle/red.png", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403

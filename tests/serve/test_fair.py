@@ -99,20 +99,22 @@ def test_time_is_shared_evenly_between_owners_and_between_lanes(costs: tuple[flo
         assert abs(had["a"] - had["b"]) <= 1.0 + 1e-6
 
 
-def test_who_was_away_saves_nothing_up() -> None:
+@pytest.mark.parametrize("same_lane", [True, False])
+def test_who_was_away_saves_nothing_up(same_lane: bool) -> None:
     queue: FairQueue[Waiting] = FairQueue()
+    late_lane = "x" if same_lane else "y"
     for n in range(100):
         queue.push(("x", "busy", f"{n}", n), "x", "busy")
     for _ in range(50):
         queue.charge(drawn(queue)[0], ["busy"], 1.0)
     for n in range(50):
-        queue.push(("x", "late", f"l{n}", n), "x", "late")
+        queue.push((late_lane, "late", f"l{n}", n), late_lane, "late")
     turns = []
     for _ in range(20):
         lane, (job,) = drawn(queue)
         turns.append(job[1])
         queue.charge(lane, [job[1]], 1.0)
-    assert turns.count("busy") >= 9
+    assert 9 <= turns.count("busy") <= 11
 
 
 # -- the lines that use it ---------------------------------------------------------------------------------------
