@@ -67,7 +67,7 @@ def drawings(data: bytes) -> None:
         return
     assert "<!" not in clean and "<?" not in clean
     assert clean_svg(clean.encode("utf-8")) == clean
-    for name, _, value in re.findall(r"<(?:\w+:)?(image|feImage)[^>]*?((?:\w+:)?href)=\"([^\"]*)\"", clean):
+    for name, value in re.findall(r"<(?:\w+:)?(image|feImage)\s[^>]*?(?<=\s)(?:\w+:)?href=\"([^\"]*)\"", clean):
         assert value.lstrip().startswith(("#", "data:")), (name, value)
     if len(data) % 16 == 0:
         try:

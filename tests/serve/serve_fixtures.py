@@ -78,6 +78,7 @@ class SlowIndex:
         self.entered = threading.Event()
         self.asked: list[tuple[int, str | None]] = []  # (queries, where)
         self.wrote: list[str] = []
+        self.fails = False
 
     def search_many(self, queries: Sequence[Query], k: int = 10, *, where: str | None = None, **_: Any) -> list[list[Any]]:
         self.asked.append((len(queries), where))
@@ -94,6 +95,8 @@ class SlowIndex:
 
     def upsert(self, items: Iterable[Item]) -> Any:
         assert self.go.wait(20)
+        if self.fails:
+            raise GeniusError("no room for that")
         self.wrote += [item.id for item in items]
         return SimpleNamespace(added=1, existing=0, replaced=0)
 

@@ -193,8 +193,12 @@ def test_a_moved_log_begins_anew_and_a_full_disk_stops_changes(
     assert lines(path)[-1]["ids"] == ["d"]
 
 
-def test_a_change_that_outlives_its_caller_is_on_record_twice(tmp_path: Path, make_web: Callable[..., TestClient]) -> None:
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_change_that_outlives_its_caller_is_on_record_twice(
+    fails: bool, tmp_path: Path, make_web: Callable[..., TestClient]
+) -> None:
     index, path = SlowIndex(), tmp_path / "audit.jsonl"
+    index.fails = fails
     web = make_web(index, level_sizes=SIZES, audit=str(path), write_timeout_s=0.2)
     assert web.put("/v1/items/a", json={"text": "a"}).status_code == 504
     waited = web.put("/v1/items/b", json={"text": "b"})  # behind it, and never begun
@@ -204,8 +208,9 @@ def test_a_change_that_outlives_its_caller_is_on_record_twice(tmp_path: Path, ma
     while len(lines(path)) < 3:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert [(line["ids"], line["outcome"]) for line in lines(path)] == [(["a"], "unknown"), (["b"], "refused"), (["a"], "done")]
-    assert index.wrote == ["a"]
+    end = "failed" if fails else "done"
+    assert [(line["ids"], line["outcome"]) for line in lines(path)] == [(["a"], "unknown"), (["b"], "refused"), (["a"], end)]
+    assert index.wrote == ([] if fails else ["a"])
 
 
 def test_an_audit_log_that_cannot_be_written_stops_the_start(tmp_path: Path) -> None:
