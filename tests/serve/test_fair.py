@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genius.serve.batching import Batcher, QueueFull
+from genius.serve.batching import Batcher, PassSize, QueueFull
 from genius.serve.fair import FairQueue
 
 Waiting = tuple[str, str, str, int]  # lane, owner, group, number
@@ -167,6 +167,28 @@ def test_passes_are_kept_short_and_each_is_answered_when_it_is_done() -> None:
     assert [future.result(20)[0] for future in futures] == list(range(60))
     assert sizes[0] == 1 and max(sizes) <= 5  # never more than fits; fewer when the machine is slow
     assert batcher.close(5)
+
+
+@pytest.mark.parametrize(("fixed", "each"), [(0.0, 0.1), (0.02, 0.003), (0.3, 0.2), (1.0, 0.5), (0.0, 0.0001)])
+def test_the_size_of_a_pass_settles_below_its_time(fixed: float, each: float) -> None:
+    """Whatever a pass costs to begin with and each job more: soon none takes longer than allowed, if one job alone does not."""
+    size = PassSize(32, 32, 0.5)
+    took = []
+    for _ in range(30):
+        took.append(fixed + each * size.most)
+        size.learn(size.most, took[-1])
+    assert max(took[6:]) <= max(0.5, fixed + each)
+    affordable = min(32, int((0.5 - fixed) / each))
+    assert size.most >= max(1, affordable // 4)
+    size = PassSize(32, 32, 0.5)
+    size.learn(1, 5.0)  # a cold start
+    assert size.most == 32
+    size.learn(1, 5.0)
+    assert size.most == 1
+    for _ in range(20):
+        size.learn(1, 0.01)
+        size.learn(size.most, 0.01)
+    assert size.most == 32  # and back, when it was only that
 
 
 def test_only_one_group_a_pass() -> None:

@@ -7,10 +7,8 @@ it is, `fair` decides; a full queue lets the one in who has less waiting, in pla
 
 from __future__ import annotations
 
-import statistics
 import threading
 import time
-from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -20,7 +18,6 @@ from genius.serve.fair import FairQueue
 
 J = TypeVar("J")
 R = TypeVar("R")
-REMEMBERED = 5  # passes of a lane, by which the size of its next one is chosen
 
 
 class QueueFull(Exception):
@@ -40,6 +37,23 @@ class Closed(Exception):
 
 
 @dataclass(slots=True)
+class PassSize:
+    """How many jobs a pass may have so that it takes about `seconds`: fewer after a long one, more while there is time left."""
+
+    most: int
+    largest: int
+    seconds: float
+    _long: int = 0  # passes in a row that took too long
+
+    def learn(self, jobs: int, took: float) -> None:
+        self._long = self._long + 1 if took > self.seconds else 0
+        if self._long and (jobs > 1 or self._long > 1):  # a single job that took long once may have met a cold start
+            self.most = max(1, int(jobs * self.seconds / took))
+        elif jobs >= self.most and took < self.seconds / 2:
+            self.most = min(self.largest, 2 * self.most)
+
+
+@dataclass(slots=True)
 class _Waiting(Generic[J, R]):
     job: J
     deadline: float  # time.monotonic()
@@ -50,7 +64,7 @@ class Batcher(Generic[J, R]):
     """`submit` a job, get a future; worker threads run what has queued, at most `max_batch` alike jobs at a time.
 
     `group`: jobs that agree on it may share a pass. `lane`: the kind of work it is; lanes share the time evenly. A pass is
-    kept to about `pass_s` seconds, judging by the last ones of its lane; `cautious` lanes start with single jobs.
+    kept to about `pass_s` seconds, judging by the last ones of its lane; `cautious` lanes begin with single jobs.
     """
 
     def __init__(
@@ -77,7 +91,7 @@ class Batcher(Generic[J, R]):
         self._idle = workers
         self._running: dict[int, float] = {}  # thread -> since when
         self._pace = 0.05  # seconds a job takes, smoothed: what Retry-After is made of
-        self._paces: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=REMEMBERED))  # of each lane
+        self._sizes: dict[str, PassSize] = {}  # of each lane
         self._threads = [threading.Thread(target=self._work, name=f"{name}-{n}", daemon=True) for n in range(workers)]
         for thread in self._threads:
             thread.start()
@@ -164,7 +178,7 @@ class Batcher(Generic[J, R]):
         del self._running[threading.get_ident()]
         seconds = time.monotonic() - started
         self._pace = 0.8 * self._pace + 0.2 * seconds / len(live)
-        self._paces[lane].append(seconds / len(live))
+        self._size(lane).learn(len(live), seconds)
         self._on_batch(len(live), seconds)
         for waiting, result in zip(live, results, strict=True):
             if isinstance(result, BaseException):
@@ -173,12 +187,10 @@ class Batcher(Generic[J, R]):
                 waiting.future.set_result((result, len(live)))
         return seconds
 
-    def _most(self, lane: str) -> int:
-        """How many jobs the next pass of a lane may have."""
-        if not self._paces[lane]:
-            return 1 if lane in self._cautious else self._max_batch
-        pace = statistics.median(self._paces[lane])
-        return self._max_batch if pace * self._max_batch <= self._pass_s else max(1, int(self._pass_s / pace))
+    def _size(self, lane: str) -> PassSize:
+        if lane not in self._sizes:
+            self._sizes[lane] = PassSize(1 if lane in self._cautious else self._max_batch, self._max_batch, self._pass_s)
+        return self._sizes[lane]
 
     def _take(self) -> tuple[str, list[tuple[str, _Waiting[J, R]]]] | None:
         """Wait for work: a lane and its next jobs with their owners. None when closing and empty."""
@@ -191,7 +203,10 @@ class Batcher(Generic[J, R]):
                 self._linger()
                 if self._queue:  # or another worker was quicker
                     self._idle -= 1
-                    return self._queue.take(self._most, lambda a, b: self._group(a.job) == self._group(b.job))
+                    return self._queue.take(lambda lane: self._size(lane).most, self._alike)
+
+    def _alike(self, one: _Waiting[J, R], other: _Waiting[J, R]) -> bool:
+        return self._group(one.job) == self._group(other.job)
 
     def _linger(self) -> None:
         """Wait a moment for company, with the lock held."""
