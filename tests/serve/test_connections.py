@@ -16,7 +16,7 @@ import pytest
 from serve_fixtures import SIZES, SlowIndex
 
 from genius.serve.app import create_app
-from genius.serve.callers import address_of
+from genius.serve.callers import Caller, address_of
 from genius.serve.run import build
 from genius.serve.settings import ServeConfig
 
@@ -249,6 +249,41 @@ def test_what_is_no_http_gets_the_promised_shape(run: Any) -> None:
     server = run()
     assert "request" in check_shape(answer(server.connect(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")), 400)
     assert "request" in check_shape(answer(server.connect(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 200_000)), 400)
+
+
+@pytest.mark.parametrize("trusted", [(), ("127.0.0.1",), ("10.0.0.1",)])
+def test_only_a_trusted_proxy_is_believed(run: Any, trusted: tuple[str, ...], caplog: pytest.LogCaptureFixture) -> None:
+    server = run(trusted_proxies=trusted)
+    with caplog.at_level("INFO", "genius.serve"):
+        httpx.get(f"{server.url}/static/main.js", headers={"X-Forwarded-For": "203.0.113.9"}, trust_env=False)
+    (line,) = [record.fields for record in caplog.records if record.message == "request"]
+    assert line["client"] == ("203.0.113.9" if trusted == ("127.0.0.1",) else "127.0.0.1")
+
+
+def test_one_client_cannot_keep_others_from_reading(run: Any) -> None:
+    """A crowd of slow pictures: what is asked beside them takes its turn at once."""
+    server = run()
+    slow, service = threading.Event(), server.app.state.service
+    crowd, other = (Caller(name, ("read",), name, True) for name in ("crowd", "other"))
+
+    async def ask() -> list[str]:
+        order: list[str] = []
+
+        async def one(name: str, caller: Caller, lane: str, work: Any) -> None:
+            await service.read(work, caller, lane)
+            order.append(name)
+
+        tasks = [asyncio.create_task(one("slow", crowd, "picture", lambda: slow.wait(10))) for _ in range(4)]
+        tasks += [asyncio.create_task(one("queued", crowd, "picture", lambda: time.sleep(0.01))) for _ in range(100)]
+        await asyncio.sleep(0.05)
+        tasks.append(asyncio.create_task(one("other", other, "", lambda: None)))
+        await asyncio.sleep(0.05)
+        slow.set()
+        await asyncio.gather(*tasks)
+        return order
+
+    order = asyncio.run(asyncio.wait_for(ask(), 30))
+    assert order.index("other") <= 12  # of 105
 
 
 def test_an_address_is_a_client() -> None:

@@ -1,4 +1,4 @@
-"""The running service: an index behind lines for searches, pictures and writes, and threads for the rest.
+"""The running service: an index behind waiting lines for searches, pictures, reads and writes.
 
 Knows time limits and what to say when there is no room; the routes only translate to and from HTTP.
 """
@@ -9,7 +9,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -36,7 +35,7 @@ READERS = 4
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Work that is done alone: decoding a picture, changing the index."""
+    """Work that is done alone: decoding a picture, reading or changing the index."""
 
     work: Callable[[], Any]
     lane: str = ""
@@ -83,8 +82,15 @@ class Service:
         self.writing: Batcher[Task, Any] = Batcher(
             _one_by_one, max_batch=1, queue_size=config.max_writes - 1, name="genius-write"
         )
-        self._readers = ThreadPoolExecutor(READERS, "genius-read")
-        self._reads = self._searches = 0
+        self.reading: Batcher[Task, Any] = Batcher(
+            _one_by_one,
+            max_batch=1,
+            queue_size=config.queue_size,
+            workers=READERS,
+            lane=lambda task: task.lane,
+            name="genius-read",
+        )
+        self._searches = 0
         self.draining = False  # no new work
         self.drained = True  # False after a close that had to leave something unfinished
         self.metrics.queue.set_function(lambda: self.batcher.depth)
@@ -169,27 +175,27 @@ class Service:
 
     # -- other work --------------------------------------------------------------------------------------------
 
-    async def read(self, work: Callable[[], T]) -> T:
-        """Run something quick that reads, in a thread, within the time limit."""
-        if self._reads >= self.config.queue_size:
-            raise self._refuse("reads", "too many requests at once")
-        self._reads += 1
+    async def read(self, work: Callable[[], T], caller: Caller, lane: str = "") -> T:
+        """Run something that reads, in a thread, within the time limit. `lane`: what takes longer has one of its own."""
         try:
-            return await asyncio.wait_for(asyncio.get_running_loop().run_in_executor(self._readers, work), self.config.timeout_s)
-        except TimeoutError:
+            future = self.reading.submit(Task(work, lane), self.config.timeout_s, caller.owner)
+            return cast(T, (await asyncio.wait_for(asyncio.wrap_future(future), self.config.timeout_s))[0])
+        except QueueFull as error:
+            raise self._refuse("reads", "too many requests at once", error.retry_after) from None
+        except Closed:
+            raise self._refuse("shutting_down", "the server is shutting down") from None
+        except (TimeoutError, Expired):
             raise self._timeout(self.config.timeout_s) from None
         except Missing as error:
             raise ApiError(404, str(error)) from None
         except GeniusError as error:
             raise self._blame(error) from None
-        finally:
-            self._reads -= 1
 
-    async def check_pictures(self, pictures: list[bytes]) -> None:
+    async def check_pictures(self, pictures: list[bytes], caller: Caller) -> None:
         """Refuse pictures by their headers before anything is written; a broken one is found when it is decoded, and then
         nothing is written either."""
         if pictures:
-            await self.read(lambda: check_pictures(pictures, self.config))
+            await self.read(lambda: check_pictures(pictures, self.config), caller)
 
     async def write(self, change: Change, work: Callable[[], T], items: int = 1) -> T:
         """Run a write: one at a time, a short line, a time limit."""
@@ -246,9 +252,9 @@ class Service:
         """Finish what is queued, then stop. False if something did not finish in time."""
         self.draining = True
         deadline = time.monotonic() + self.config.drain_s
-        # pictures first: they become searches
-        done = [line.close(max(0.0, deadline - time.monotonic())) for line in (self.decoding, self.batcher, self.writing)]
-        self._readers.shutdown(wait=False, cancel_futures=True)
+        # pictures first, since they become searches
+        lines: tuple[Batcher[Any, Any], ...] = (self.decoding, self.batcher, self.writing, self.reading)
+        done = [line.close(max(0.0, deadline - time.monotonic())) for line in lines]
         self.backend.index.close()
         self.drained = all(done)
         return self.drained

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from genius.serve.errors import ApiError
-from genius.serve.routes.common import READ_ERRORS, allowed, answer, documented
+from genius.serve.routes.common import READ_ERRORS, allowed, answer, caller_of, documented
 from genius.serve.schemas import AuditResponse, ChangeOut, KeyOut, KeysResponse
 
 router = APIRouter(tags=["admin"])
@@ -30,5 +30,5 @@ async def audit(
     service = allowed(request, "admin")
     if not service.audit:
         raise ApiError(404, "this server keeps no audit log")
-    lines = await service.read(lambda: service.audit.last(last))
+    lines = await service.read(lambda: service.audit.last(last), caller_of(request))
     return answer(AuditResponse(changes=[ChangeOut.model_validate(line) for line in lines]))

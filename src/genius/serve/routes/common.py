@@ -88,7 +88,7 @@ async def audited(request: Request, operation: str) -> AsyncIterator[tuple[Servi
         if service.audit and not change.settled:
             status, message = _told(error)
             outcome: Outcome = "unknown" if status == 504 else "failed" if change.begun else "refused"
-            await service.read(lambda: service.audit.record(change, outcome, status, message))
+            await service.read(lambda: service.audit.record(change, outcome, status, message), change.caller)
         raise
 
 

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Path, Request
 from fastapi.responses import Response, StreamingResponse
 
 from genius.serve.bodies import read_item, read_items
-from genius.serve.routes.common import READ_ERRORS, WRITE_ERRORS, allowed, answer, audited, body_doc, path_id
+from genius.serve.routes.common import READ_ERRORS, WRITE_ERRORS, allowed, answer, audited, body_doc, caller_of, path_id
 from genius.serve.routes.search import TINY_PNG
 from genius.serve.schemas import AddResponse, DeleteResponse, ItemBody, ItemDetail, ItemsRequest, PutResponse
 from genius.types import Item
@@ -65,10 +65,10 @@ async def add(request: Request) -> Response:
         with service.admitted():
             bodies = await read_items(request, service.config)
             change.ids = [body.id for body, _ in bodies]
-            await service.check_pictures([picture for _, picture in bodies if picture is not None])
+            await service.check_pictures([picture for _, picture in bodies if picture is not None], change.caller)
             items = [_item(body, body.id, picture) for body, picture in bodies]
             new, old = await service.write(change, lambda: service.backend.add(items), len(items))
-    count = await service.read(service.backend.index.count)
+    count = await service.read(service.backend.index.count, caller_of(request))
     return answer(AddResponse(added=new, unchanged=old, count=count))
 
 
@@ -88,10 +88,10 @@ async def put(request: Request, item_id: PathId) -> Response:
         change.ids = [name]
         with service.admitted():
             body, picture = await read_item(request, service.config)
-            await service.check_pictures([] if picture is None else [picture])
+            await service.check_pictures([] if picture is None else [picture], change.caller)
             item = _item(body, name, picture)
             created = await service.write(change, lambda: service.backend.put(item))
-    count = await service.read(service.backend.index.count)
+    count = await service.read(service.backend.index.count, caller_of(request))
     return answer(PutResponse(id=name, created=created, count=count), 201 if created else 200)
 
 
@@ -102,7 +102,7 @@ async def delete(request: Request, item_id: PathId) -> Response:
         name = path_id(item_id)
         change.ids = [name]
         await service.write(change, lambda: service.backend.delete(name))
-    count = await service.read(service.backend.index.count)
+    count = await service.read(service.backend.index.count, caller_of(request))
     return answer(DeleteResponse(id=name, count=count))
 
 
@@ -111,7 +111,7 @@ async def show(request: Request, item_id: PathId) -> Response:
     """The item, its codes, and for each step of its ID how many items share it up to there."""
     service = allowed(request, "read")
     name = path_id(item_id)
-    return answer(await service.read(lambda: service.backend.detail(name)))
+    return answer(await service.read(lambda: service.backend.detail(name), caller_of(request)))
 
 
 @router.get(
@@ -121,7 +121,7 @@ async def image(request: Request, item_id: PathId) -> Response:
     """As it was added where the format is one that browsers show, otherwise as PNG."""
     service = allowed(request, "read")
     name = path_id(item_id)
-    return _picture(request, *(await service.read(lambda: service.backend.picture(name))))
+    return _picture(request, *(await service.read(lambda: service.backend.picture(name), caller_of(request), "picture")))
 
 
 @router.get(
@@ -132,7 +132,7 @@ async def thumbnail(request: Request, item_id: PathId) -> Response:
     service = allowed(request, "read")
     name = path_id(item_id)
     side = service.config.thumbnail_side
-    return _picture(request, *(await service.read(lambda: service.backend.thumbnail(name, side))))
+    return _picture(request, *(await service.read(lambda: service.backend.thumbnail(name, side), caller_of(request), "picture")))
 
 
 def _picture(request: Request, data: bytes | BinaryIO, kind: str) -> Response:
