@@ -23,10 +23,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 
-import hostile_models
 import torch
 from hostile_archives import Case
 
+import hostile_models
 import index_data as data
 from genius.errors import GeniusError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import SupportsIndex
 
-KEPT, LENGTH = 1000, 500
+KEPT, LENGTH = 10_000, 500
 
 
 class Problems(list[str]):
@@ -16,8 +16,9 @@ class Problems(list[str]):
         self.total = 0
         self.extend(lines)
 
-    def append(self, line: str) -> None:
-        self.total += 1
+    def append(self, line: str, count: int = 1) -> None:
+        """One line, which may stand for several (`count`)."""
+        self.total += count
         if len(self) < KEPT:
             super().append(printable(line))
 

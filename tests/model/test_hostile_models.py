@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 
-import hostile_models
 from hostile_archives import PAYLOADS, Case, torchscript
 
+import hostile_models
 from genius.cli import app
 from genius.errors import GeniusError
 from genius.plain_pickle import Refused, Unknown, load

@@ -212,7 +212,9 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for path in (folder, *missing):
             sync_directory(path.absolute().parent)
-        foreign = sorted(p.name for p in folder.iterdir() if p.name not in OWN and not p.name.startswith(f".{ABOUT}"))
+        # half-written files of ours are no strangers: another process may be creating the same index, or was killed at it
+        half = tuple(f".{name}." for name in (ABOUT, LEDGER))
+        foreign = sorted(p.name for p in folder.iterdir() if p.name not in OWN and not p.name.startswith(half))
     except OSError as error:
         raise GeniusError(f"cannot create an index at {folder}: {error.strerror or error}") from None
     if foreign:

@@ -29,6 +29,7 @@ TEXT_SUFFIXES = frozenset({".txt", ".md", ".rst"})
 MAX_TEXT_FILE = 1_000_000
 LOOK_UP = 1024  # items compared with the index at a time
 MAX_BAD = 10_000  # rows in a row that cannot be used, after which a table is given up
+NAMED_ROWS = 500  # bad rows of one table that get a line each: they must not crowd out what is said of other files
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,20 +212,25 @@ def _read_text(path: Path) -> str:
 
 
 def _table(file: Found, config: IngestConfig, report: IngestReport, tell: Callable[[int], None]) -> Iterator[tuple[Item, Stamp]]:
-    bad = 0
-    for number, row in read_rows(file.path):
-        try:
-            item, mark = _row_item(file, number, row, config)
-        except (GeniusError, OSError, ValueError, TypeError, ArithmeticError, RecursionError) as error:
-            report.problems.append(f"{file.name}, row {number}: {error}")
-            report.doubtful.add(str(file.path))
-            tell(1)
-            bad += 1
-            if bad >= MAX_BAD:
-                raise GeniusError(f"{bad:,} rows in a row cannot be used: the rest of the file is left out") from None
-            continue
-        bad = 0
-        yield item, Stamp(str(file.path), mark)
+    bad = in_a_row = 0
+    try:
+        for number, row in read_rows(file.path):
+            try:
+                item, mark = _row_item(file, number, row, config)
+            except (GeniusError, OSError, ValueError, TypeError, ArithmeticError, RecursionError) as error:
+                bad, in_a_row = bad + 1, in_a_row + 1
+                if bad <= NAMED_ROWS:
+                    report.problems.append(f"{file.name}, row {number}: {error}")
+                report.doubtful.add(str(file.path))
+                tell(1)
+                if in_a_row >= MAX_BAD:
+                    raise GeniusError(f"{in_a_row:,} rows in a row cannot be used: the rest of the file is left out") from None
+                continue
+            in_a_row = 0
+            yield item, Stamp(str(file.path), mark)
+    finally:
+        if bad > NAMED_ROWS:
+            report.problems.append(f"{file.name}: {bad - NAMED_ROWS:,} more rows cannot be used", bad - NAMED_ROWS)
 
 
 def _row_item(file: Found, number: int, row: Row | str, config: IngestConfig) -> tuple[Item, str]:

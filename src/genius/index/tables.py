@@ -19,7 +19,7 @@ from typing import Any
 from genius.data.readers import MAX_COLUMNS
 from genius.errors import GeniusError
 from genius.index.metadata import EXACT, RESERVED
-from genius.types import Item
+from genius.types import Item, is_unicode
 
 ID_NAMES = ("id", "item_id", "uid", "key", "did")
 TEXT_NAMES = ("text", "caption", "txt", "description", "title", "content", "body", "sentence")
@@ -67,6 +67,8 @@ def to_item(row: Mapping[str, Any], columns: Columns, folder: Path, fallback_id:
 def _text(value: Any, what: str) -> str:
     """A number or a date may stand for a text; a list or a picture does not."""
     if isinstance(value, str):
+        if not is_unicode(value):
+            raise GeniusError(f"the {what} {value[:40]!r} is not valid Unicode text")
         return value
     if isinstance(value, bytes | Mapping | list | tuple):
         raise GeniusError(f"the {what} is no text but {type(value).__name__}")

@@ -12,12 +12,12 @@ from pydantic.json_schema import models_json_schema
 from starlette.concurrency import run_in_threadpool
 
 from genius import __version__
-from genius.serve.auth import Keys
 from genius.serve.backend import SearchIndex
 from genius.serve.errors import install_handlers
+from genius.serve.keys import KeyRing, Keys
 from genius.serve.limits import BodyLimit
 from genius.serve.logs import Observe, event
-from genius.serve.routes import items, page, search, system
+from genius.serve.routes import admin, items, page, search, system
 from genius.serve.schemas import ItemBody, ItemsRequest, SearchRequest
 from genius.serve.service import Service
 from genius.serve.settings import ServeConfig
@@ -25,14 +25,15 @@ from genius.serve.settings import ServeConfig
 DESCRIPTION = """Search with words, a picture, or both; add, replace and delete items while others search.
 
 Errors have one shape: `{"error": {"code", "message", "request_id"}}`. With API keys configured, send
-`Authorization: Bearer KEY`: a *read* key searches and shows, a *write* key also changes.
+`Authorization: Bearer KEY`: a *read* key searches and shows, a *write* key also changes, an *admin* key also sees who may
+and who did.
 """
 
 
 def create_app(
     index: SearchIndex,
     config: ServeConfig | None = None,
-    keys: Keys | None = None,
+    keys: Keys | KeyRing | None = None,
     *,
     level_sizes: tuple[int, ...] | None = None,
 ) -> FastAPI:
@@ -62,10 +63,10 @@ def create_app(
     )
     app.state.service = service
     install_handlers(app)
-    for part in (search, items, system, page):
+    for part in (search, items, system, admin, page):
         app.include_router(part.router)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
-    app.add_middleware(BodyLimit, config=config)
+    app.add_middleware(BodyLimit, config=config, arrivals=service.arrivals)
     app.add_middleware(Observe, metrics=service.metrics)  # added last: outermost
     return app
 
