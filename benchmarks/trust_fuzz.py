@@ -1,270 +1,86 @@
-"""Coverage-guided fuzzing (atheris) of what strangers send: pictures, drawings, and the bodies of HTTP requests.
+"""Coverage-guided fuzzing (atheris) of what strangers hand in: conditions, tables, checkpoints, pictures, requests.
 
     pip install 'genius-search[fuzz]'
-    python benchmarks/trust_fuzz.py [--seconds 600] [--only pictures drawings http] [--out benchmarks/trust_fuzz.json]
+    python benchmarks/trust_fuzz.py [--seconds 600] [--only filters http ...] [--out benchmarks/trust_fuzz.json]
 
 Each target runs in a process of its own, so that a crash of native code is seen. What must not happen: a crash, a hang (over
-20 s), more than 3 GB, an exception other than `GeniusError`, an answer of 500 or above, or one in another shape.
+20 s for one input), more than 3 GB, and what the targets forbid (`trust_fuzz_readers`, `trust_fuzz_requests`). Results of
+targets that were not run this time stay in the file, each with its date.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import atexit
-import base64
+import importlib
 import json
 import re
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterable
+from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-from trust_lab import ROOT, environment, write_report
+import trust_fuzz_readers as readers
+import trust_fuzz_requests as requests
+from trust_lab import ROOT, commit, environment, write_report
 
-HELPERS = ROOT / "tests" / "helpers"
-sys.path.insert(0, str(HELPERS))
+sys.path.insert(0, str(ROOT / "tests" / "helpers"))
 
-TOKENS = (
-    '"text"', '"image"', '"like"', '"where"', '"items"', '"id"', '"metadata"', '"k"', '"target"', '"min_score"', '"beams"',
-    '"rerank"', '"instruction"', "null", "1e999", "-1", "true", "\\\\ud800", "data:image/png;base64,", "price < 3", "IHDR",
-    "IDAT", "PLTE", "tRNS", "eXIf", "zTXt", "iCCP", "Exif", "WEBPVP8 ", "VP8X", "ftypavif", "GIF89a", "<svg", "<g>", "href",
-    "xlink:href", "<!DOCTYPE", "<!ENTITY", "--x\\x0d\\x0a", "Content-Disposition: form-data; name=",
-)  # fmt: skip
+TARGETS = {**readers.TARGETS, **requests.TARGETS}
+INSTRUMENTED = ["genius", "PIL", "starlette", "fastapi", "python_multipart"]
+SEED = 19
 
 
-# -- targets -----------------------------------------------------------------------------------------------------
-
-
-def pictures(data: bytes) -> None:
-    """Any bytes as a picture, in full and shrunk."""
-    from genius.errors import GeniusError
-    from genius.pictures import load, load_image
-
-    load.MAX_PIXELS = 3_000_000  # quicker; the limit itself is tested elsewhere
-    for least in (None, 40):
-        try:
-            assert load_image(data, least=least).mode == "RGB"
-        except GeniusError as error:
-            assert "\n" not in str(error).strip()
-
-
-def drawings(data: bytes) -> None:
-    """Any bytes as a drawing: cleaning must never let a reference through; now and then it is drawn, too."""
-    from genius.errors import GeniusError
-    from genius.pictures.sandbox import _pool
-    from genius.pictures.svg import clean_svg
-
-    try:
-        clean = clean_svg(data)
-    except GeniusError:
-        return
-    assert "<!" not in clean and "<?" not in clean
-    assert clean_svg(clean.encode("utf-8")) == clean
-    for name, value in re.findall(r"<(?:\w+:)?(image|feImage)\s[^>]*?(?<=\s)(?:\w+:)?href=\"([^\"]*)\"", clean):
-        assert value.lstrip().startswith(("#", "data:")), (name, value)
-    if len(data) % 16 == 0:
-        try:
-            _pool.draw(data, 64, 15.0)
-        except Exception as error:
-            assert type(error).__name__ == "Crashed"
-
-
-class Http:
-    """The app without a socket: what is sent is made of the fuzzer's bytes."""
-
-    ROUTES = (
-        ("POST", "/v1/search"),
-        ("POST", "/v1/items"),
-        ("PUT", "/v1/items/a"),
-        ("DELETE", "/v1/items/a"),
-        ("GET", "/v1/codes/0"),
-    )
-    KINDS = (b"application/json", b"multipart/form-data; boundary=x", b"application/json; charset=utf-7", b"text/plain")
-
-    def __init__(self) -> None:
-        from genius.serve.app import create_app
-        from genius.serve.settings import ServeConfig
-
-        self.loop = asyncio.new_event_loop()
-        self.app = create_app(Everything(), ServeConfig(max_pixels=1_000_000), level_sizes=(3, 4))  # type: ignore[arg-type]
-
-    def __call__(self, data: bytes) -> None:
-        self.loop.run_until_complete(asyncio.wait_for(self._send(data), 20))
-
-    async def _send(self, data: bytes) -> None:
-        choice, body = data[:1] or b"\0", data[1:]
-        method, path = self.ROUTES[choice[0] % len(self.ROUTES)]
-        headers = [(b"host", b"localhost"), (b"content-type", self.KINDS[choice[0] // 8 % len(self.KINDS)])]
-        parts = [body[: len(body) // 2], body[len(body) // 2 :]]
-        status, answer, done = 0, b"", asyncio.Event()
-
-        async def receive() -> dict[str, Any]:
-            if parts:
-                return {"type": "http.request", "body": parts.pop(0), "more_body": bool(parts)}
-            await done.wait()
-            return {"type": "http.disconnect"}
-
-        async def send(message: dict[str, Any]) -> None:
-            nonlocal status, answer
-            status = message.get("status", status)
-            answer += message.get("body", b"")
-
-        scope = {
-            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "path": path,
-            "raw_path": path.encode(), "query_string": b"", "headers": headers, "client": ("127.0.0.1", 1), "scheme": "http",
-            "server": ("localhost", 80), "root_path": "", "state": {},
-        }  # fmt: skip
-        await self.app(scope, receive, send)  # type: ignore[arg-type]
-        done.set()
-        assert 200 <= status < 500, (status, answer[:300])
-        found = json.loads(answer)
-        assert status < 400 or set(found["error"]) == {"code", "message", "request_id"}, answer[:300]
-
-
-class Everything:
-    """Looks like an index that holds whatever is asked for; pictures are decoded as a real one would."""
-
-    version = 1
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-
-    def _item(self, name: str) -> Any:
-        from genius import Item
-
-        return Item(name, text="t", metadata={"price": 3})
-
-    def search_many(self, queries: list[Any], k: int = 10, *, where: str | None = None, **_: Any) -> list[list[Any]]:
-        from genius.index.filters import compile_where
-        from genius.types import Modality
-
-        if where is not None:
-            compile_where(where, {"price": "number", "name": "text"})  # type: ignore[dict-item]
-        one = SimpleNamespace(id="a", score=0.5, codes=(1, 2), item=self._item("a"), modality=Modality.TEXT)
-        return [[one] * min(k, 3) for _ in queries]
-
-    def _write(self, items: Iterable[Any]) -> Any:
-        from genius.pictures import load_image
-
-        kept = list(items)
-        for item in kept:
-            if item.image is not None:
-                load_image(item.image, least=100)
-        return SimpleNamespace(added=len(kept), existing=0, replaced=0)
-
-    add = upsert = _write
-
-    def delete(self, ids: Iterable[str], *, missing: str = "raise") -> int:
-        return 1
-
-    def get(self, ids: list[str], *, missing: str = "raise") -> list[Any]:
-        return [self._item(name) for name in ids]
-
-    def codes(self, item_id: str) -> tuple[int, ...]:
-        return (1, 2)
-
-    def thumbnail(self, item_id: str) -> bytes | None:
-        return None
-
-    def count(self, where: str | None = None) -> int:
-        return 3
-
-    def columns(self) -> dict[str, str]:
-        return {"price": "number"}
-
-    def below(self, prefix: Any = (), *, limit: int = 0, per_child: int = 0) -> Any:
-        return SimpleNamespace(count=1, children={}, items=[self._item("a")], codes=[(1, 2)])
-
-    def close(self) -> None: ...
-
-
-# -- seeds -------------------------------------------------------------------------------------------------------
-
-
-def seeds(target: str) -> list[bytes]:
-    from hostile_pictures import drawings as hostile_drawings
-    from hostile_pictures import picture, pictures, saved
-
-    small = 60_000
-    if target == "drawings":
-        return [data for _, data, _ in hostile_drawings() if len(data) < small]
-    if target == "pictures":
-        return [data for name, data, _ in pictures() if len(data) < small and not name.endswith(".svg")]
-    image = base64.b64encode(saved(picture(), "PNG")).decode()
-    searches: list[dict[str, Any]] = [
-        {"text": "a", "k": 3}, {"image": image}, {"like": "a", "text": "b"}, {"text": "a", "where": "price < 3 AND name = 'x'"},
-        {"text": "a", "target": "image", "min_score": 0.5, "beams": 9, "rerank": 0, "instruction": "find"},
-    ]  # fmt: skip
-    items = {"items": [{"id": "a", "text": "t", "metadata": {"price": 3}}, {"id": "b", "image": image}]}
-    form = b'--x\r\nContent-Disposition: form-data; name="text"\r\n\r\nwords\r\n'
-    form += b'--x\r\nContent-Disposition: form-data; name="image"; filename="a.png"\r\nContent-Type: image/png\r\n\r\n'
-    form += saved(picture(), "PNG") + b"\r\n--x--\r\n"
-    bodies = [(0, json.dumps(search).encode()) for search in searches] + [(1, json.dumps(items).encode())]
-    bodies += [(2, json.dumps(items["items"][1]).encode()), (8, form), (9, form), (10, form), (3, b""), (4, b"")]
-    return [bytes([choice]) + body for choice, body in bodies]
-
-
-# -- running -----------------------------------------------------------------------------------------------------
-
-
-def fuzz(target: str, folder: Path, seconds: int) -> None:
+def fuzz(name: str, folder: Path, seconds: int) -> None:
     """In a process of its own: never returns."""
     import atheris
 
     atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)  # libFuzzer's, which would kill the interpreter as it ends
-    with atheris.instrument_imports(include=["genius", "PIL", "starlette", "fastapi", "python_multipart"]):
-        import PIL.AvifImagePlugin
-        import PIL.BmpImagePlugin
-        import PIL.GifImagePlugin
-        import PIL.JpegImagePlugin
-        import PIL.MpoImagePlugin
-        import PIL.PngImagePlugin
-        import PIL.TiffImagePlugin
-        import PIL.WebPImagePlugin  # noqa: F401
-
-        import genius.pictures.sandbox
-        import genius.serve.app  # noqa: F401
-    run = {"pictures": lambda: pictures, "drawings": lambda: drawings, "http": Http}[target]()
-    limits = ["-timeout=20", "-rss_limit_mb=3000", f"-max_total_time={seconds}", "-max_len=65536", "-print_final_stats=1"]
-    places = [f"-artifact_prefix={folder}/found/", f"-dict={folder}/words", str(folder / "corpus")]
+    kind = readers if name in readers.TARGETS else requests
+    with atheris.instrument_imports(include=INSTRUMENTED if kind is requests else list(readers.MODULES)):
+        for module in kind.MODULES:
+            importlib.import_module(module)
+    run, seeds = TARGETS[name]()
+    for number, seed in enumerate(seeds):
+        (folder / "corpus" / f"seed-{number}").write_bytes(seed)
+    (folder / "words").write_text("".join(f"{_quoted(word)}\n" for word in kind.WORDS))
+    limits = ["-timeout=20", "-rss_limit_mb=3000", f"-max_total_time={seconds}", "-max_len=65536", f"-seed={SEED}"]
+    places = [f"-artifact_prefix={folder}/found/", f"-dict={folder}/words", "-print_final_stats=1", str(folder / "corpus")]
     atheris.Setup([sys.argv[0], *limits, *places], run)
     atheris.Fuzz()
 
 
-def measure(target: str, seconds: int) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+def _quoted(word: str) -> str:
+    """As libFuzzer's dictionaries want it."""
+    plain = (c if c.isalnum() or c in " <>=!()',`%_+-.;:/&" else f"\\x{ord(c):02x}" for c in word)
+    return f'"{"".join(plain)}"'
+
+
+def measure(name: str, seconds: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
         for part in ("corpus", "found"):
             (folder / part).mkdir()
-        given = seeds(target)
-        for number, seed in enumerate(given):
-            (folder / "corpus" / f"seed-{number}").write_bytes(seed)
-        (folder / "words").write_text("".join(f'"{token.replace(chr(34), chr(92) + chr(34))}"\n' for token in TOKENS))
         started = time.monotonic()
-        command = [sys.executable, __file__, "--target", target, "--folder", name, "--seconds", str(seconds)]
+        command = [sys.executable, __file__, "--inside", name, "--folder", scratch, "--seconds", str(seconds)]
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment())
         stats = {key: int(value) for key, value in re.findall(r"stat::(\w+):\s+(\d+)", done.stderr)}
-        coverage = re.findall(r"cov: (\d+) ft: (\d+)", done.stderr)
-        found = [{"name": file.name, "bytes": file.stat().st_size} for file in sorted((folder / "found").iterdir())]
-        for file in (folder / "found").iterdir():
-            (Path(tempfile.gettempdir()) / f"{target}-{file.name}").write_bytes(file.read_bytes())
-        (Path(tempfile.gettempdir()) / f"fuzz-{target}.log").write_text(done.stderr)
+        coverage = [int(edges) for edges in re.findall(r"cov: (\d+) ft:", done.stderr)]
+        found = sorted((folder / "found").iterdir())
         return {
+            "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            "commit": commit(),
             "seconds": round(time.monotonic() - started),
-            "seeds": len(given),
-            "runs": stats.get("number_of_executed_units"),
-            "covered_from_to": [int(coverage[0][0]), int(coverage[-1][0])] if coverage else None,
-            "slowest_s": stats.get("slowest_unit_time_sec"),
+            "inputs": stats.get("number_of_executed_units"),
+            "edges_covered_from_to": [coverage[0], coverage[-1]] if coverage else None,
+            "slowest_input_s": stats.get("slowest_unit_time_sec"),
             "peak_mb": stats.get("peak_rss_mb"),
             "status": done.returncode,
-            "found": found,
+            "found": [{"name": file.name, "hex": file.read_bytes()[:2000].hex()} for file in found],
             "last_lines": done.stderr.splitlines()[-25:] if done.returncode or found else [],
         }
 
@@ -272,15 +88,20 @@ def measure(target: str, seconds: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=int, default=600)
-    parser.add_argument("--only", nargs="+", choices=("pictures", "drawings", "http"), default=["pictures", "drawings", "http"])
+    parser.add_argument("--only", nargs="+", choices=TARGETS, default=list(TARGETS))
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "trust_fuzz.json")
-    parser.add_argument("--target", help=argparse.SUPPRESS)
+    parser.add_argument("--inside", choices=TARGETS, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.target:
-        fuzz(args.target, args.folder, args.seconds)
+    if args.inside:
+        fuzz(args.inside, args.folder, args.seconds)
         return
-    write_report(args.out, seconds_each=args.seconds, targets={target: measure(target, args.seconds) for target in args.only})
+    results = json.loads(args.out.read_text()).get("targets", {}) if args.out.exists() else {}
+    for name in args.only:
+        results[name] = measure(name, args.seconds)
+        write_report(args.out, seed=SEED, targets=results)
+    if any(result["status"] or result["found"] for result in results.values()):
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":
