@@ -19,9 +19,11 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import genius.index.ingest
-from genius import GeniusError, Index
+from genius import GeniusError, Index, Item
 from genius.cli import app
-from genius.data.readers import read_rows
+from genius.data import readers
+from genius.data.readers import BATCH_ROWS, _batch_size, read_rows
+from genius.index import writing
 from genius.index.filters import compile_where
 from genius.index.ingest import IngestConfig, ingest
 from genius.index.tables import Columns, to_item
@@ -107,6 +109,39 @@ def test_the_list_of_problems_is_bounded_and_counts_all() -> None:
     assert len(Problems(["x" * 10_000])[0]) <= 600
 
 
+def test_bad_rows_of_one_table_do_not_crowd_out_other_files(index: Index, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("[]\n" * (KEPT - 1) + '{"id": "good", "text": "good"}\n[]')
+    (tmp_path / "b.txt").write_text("")
+    report = ingest(index, [tmp_path])
+    assert report.added == 1 and report.problems.total == KEPT + 1 and len(report.problems) < KEPT / 2
+    assert "b.txt" in report.problems[-1] and "more rows" in report.problems[-2]
+
+
+def test_a_parquet_file_that_unfolds_without_measure_is_refused(
+    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "bomb.parquet"
+    pq.write_table(pa.table({"id": ["a"], "text": ["x" * 5_000_000]}), path, compression="zstd")
+    assert "unfolds from" not in ingest(index, [path]).problems[0]  # small enough, whatever its ratio
+    monkeypatch.setattr(readers, "MAX_UNFOLDED", 4_000_000)
+    assert "unfolds from" in ingest(index, [path]).problems[0]
+
+
+def test_large_values_that_many_rows_name_are_unfolded_few_at_a_time(tmp_path: Path) -> None:
+    table = pa.table({"id": [str(i) for i in range(200)], "text": ["x" * 20_000_000] * 2 + ["y"] * 198})
+    pq.write_table(table, tmp_path / "a.parquet", compression="zstd", dictionary_pagesize_limit=1 << 30)
+    pq.write_table(table.slice(2), tmp_path / "b.parquet")
+    assert _batch_size(pq.read_metadata(tmp_path / "a.parquet")) <= 13
+    assert _batch_size(pq.read_metadata(tmp_path / "b.parquet")) == BATCH_ROWS
+
+
+def test_items_held_in_memory_are_bounded_by_their_bytes(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "MAX_HELD", 1000)
+    sizes: list[int] = []
+    index.add([Item(f"t{i}", text="x" * 300) for i in range(20)], on_progress=lambda report: sizes.append(report.added))
+    assert sizes == [4, 4, 4, 4, 4] and len(index) == 20
+
+
 def test_a_bad_byte_in_a_csv_costs_one_row(index: Index, tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(b"id,text,n\na,one,1\nb,caf\xe9,2\nc,three,3,and,more\n" + b"d," + b"x" * 11_000_000 + b",4\ne,\x00five,5\n")
@@ -154,7 +189,7 @@ def test_what_leads_out_of_the_folder_is_refused_and_listed(index: Index, folder
     report = ingest(index, [folder])
     assert {item.id for item in index.items()} == {"photos/own.png", "photos/inside.png", "good", "around", "whole"}
     text = "\n".join(report.problems)
-    for name in ("note.txt", "users.md", "up.txt", "chain.txt", "own.txt", "row 1", "row 2", "row 3"):
+    for name in ("note.txt", "users.md", "up.txt", "chain.txt", "own.txt", "dir: a link", "row 1", "row 2", "row 3"):
         assert name in text, name
     assert "--outside" in text and "secret" not in "".join(item.text or "" for item in index.items())
     assert index.get("photos/own.png").text is None  # the caption was a link

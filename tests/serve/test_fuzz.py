@@ -1,4 +1,4 @@
-"""A few seconds of what `benchmarks/trust_fuzz.py` does for half an hour: damaged pictures, drawings and request bodies."""
+"""A few seconds of what `benchmarks/trust_fuzz.py` does for an hour: damaged pictures, drawings, request bodies and tables."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import trust_fuzz
+import trust_fuzz_requests
 from genius.pictures import load
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Pillow's, of odd files
@@ -29,16 +30,29 @@ def damaged(data: bytes, draw: random.Random) -> bytes:
         elif kind == 2:
             changed[place:place] = changed[place : place + draw.randrange(1, 40)]
         else:
-            changed[place:place] = draw.choice(trust_fuzz.TOKENS).encode()
+            changed[place:place] = draw.choice(trust_fuzz_requests.WORDS).encode()
     return bytes(changed)
 
 
-@pytest.mark.parametrize(("target", "times"), [("pictures", 4), ("drawings", 12), ("http", 25)])
+@pytest.mark.parametrize(
+    ("target", "times"),
+    [
+        ("pictures", 4),
+        ("drawings", 12),
+        ("http", 25),
+        ("filters", 100),
+        ("jsonl", 200),
+        ("csv", 200),
+        ("parquet", 150),
+        ("checkpoint", 150),
+        ("pickles", 200),
+    ],
+)
 def test_damaged_input_gets_one_clear_answer(target: str, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("resvg_py")
     monkeypatch.setattr(load, "MAX_PIXELS", load.MAX_PIXELS)  # the target lowers it: put back afterwards
-    run = {"pictures": trust_fuzz.pictures, "drawings": trust_fuzz.drawings, "http": trust_fuzz.Http()}[target]
+    run, seeds = trust_fuzz.TARGETS[target]()
     draw = random.Random(7)
-    for seed in trust_fuzz.seeds(target):
+    for seed in seeds:
         for _ in range(times):
-            run(damaged(seed, draw))  # type: ignore[operator]
+            run(damaged(seed, draw))

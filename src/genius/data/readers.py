@@ -19,6 +19,8 @@ from genius.types import is_unicode
 
 MAX_LINE = 64 << 20  # bytes
 MAX_COLUMNS = 2048
+MAX_UNFOLDED, MAX_RATIO = 256 << 20, 100  # a column of Parquet that is larger than both is a bomb, not data
+BATCH_ROWS, BATCH_BYTES, LARGEST_BATCH = 64, 32 << 20, 256 << 20  # rows unfolded at once: bytes as a rule, and at worst
 TABLE_SUFFIXES = frozenset({".jsonl", ".ndjson", ".csv", ".tsv", ".parquet"})
 
 Row = dict[str, Any]
@@ -127,6 +129,15 @@ def _number(value: str) -> int | float:
     return int(value) if re.fullmatch(r"[+-]?\d+", value, re.ASCII) else float(value)
 
 
+# what a footer may claim; and pages are read as they are needed, not whole columns ahead
+_LIMITS: dict[str, Any] = {
+    "thrift_string_size_limit": 1 << 26,
+    "thrift_container_size_limit": 1 << 22,
+    "pre_buffer": False,
+    "buffer_size": 1 << 20,
+}
+
+
 def _read_parquet(path: Path) -> Iterator[tuple[int, Row | str]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -135,17 +146,32 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, Row | str]]:
     try:
         with (
             open_plain(path),
-            pq.ParquetFile(path, thrift_string_size_limit=1 << 26, thrift_container_size_limit=1 << 22) as file,
+            pq.ParquetFile(path, **_LIMITS) as file,
         ):
             if len(file.schema_arrow.names) > MAX_COLUMNS:
                 raise GeniusError(f"{len(file.schema_arrow.names):,} columns; at most {MAX_COLUMNS}")
-            for batch in file.iter_batches(batch_size=64):
+            for batch in file.iter_batches(batch_size=_batch_size(file.metadata)):
                 for row in _batch_rows(batch):
                     number += 1
                     yield number, row
     except (pa.ArrowException, UnicodeDecodeError, OverflowError, MemoryError, SystemError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise GeniusError(f"cannot read {path}: {reason[:200]}") from None
+
+
+def _batch_size(about: Any) -> int:
+    """How many rows to unfold at once: few, where rows are large, or where all of them may name one large value."""
+    rows = BATCH_ROWS
+    for group in map(about.row_group, range(about.num_row_groups)):
+        rows = min(rows, BATCH_BYTES * group.num_rows // max(1, group.total_byte_size))
+        for column in map(group.column, range(group.num_columns)):
+            packed, unfolded = column.total_compressed_size, column.total_uncompressed_size
+            if unfolded > MAX_UNFOLDED and unfolded > MAX_RATIO * packed:
+                raise GeniusError(f"column {column.path_in_schema[:80]!r} unfolds from {packed:,} to {unfolded:,} bytes")
+            if column.has_dictionary_page:
+                named = unfolded - packed + column.data_page_offset - (column.dictionary_page_offset or 0)
+                rows = min(rows, LARGEST_BATCH // max(1, named))
+    return max(1, rows)
 
 
 def _batch_rows(batch: Any) -> Iterator[Row | str]:

@@ -150,7 +150,7 @@ class Index:
     ) -> AddReport:
         """Add items whose ids are new; ids that exist stay as they are, so a broken-off run can simply be repeated.
 
-        Streams: each batch is one commit, safe on disk once `on_progress` has been called with its report.
+        Streams: each batch (or 64 MB of items) is one commit, safe on disk once `on_progress` has been called with its report.
         `features` gives the encoder's output for `items` and spares running it.
         """
         return self._write(items, False, batch_size, on_error, on_progress, features)

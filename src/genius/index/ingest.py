@@ -19,7 +19,7 @@ from genius.data.readers import TABLE_SUFFIXES, Row, read_rows
 from genius.errors import GeniusError
 from genius.index import searching, writing
 from genius.index.index import Index
-from genius.index.prepare import Stamp, Stamped
+from genius.index.prepare import MAX_HELD, MAX_TEXT, Stamp, Stamped, held_bytes
 from genius.index.results import AddReport
 from genius.index.tables import Columns, to_item
 from genius.problems import Problems, printable
@@ -130,19 +130,21 @@ def find_files(paths: Sequence[str | Path], config: IngestConfig, report: Ingest
                 raise GeniusError(f"{given}: cannot index {root.suffix or 'such'} files")
             yield Found(root, root.name, root.parent.resolve())
         elif root.is_dir():
-            files = [p for p in sorted(root.rglob("*")) if p.is_file() and not _hidden(p.relative_to(root))]
+            seen = [p for p in sorted(root.rglob("*")) if not _hidden(p.relative_to(root))]
             if not config.outside:
-                files = [p for p in files if not _leads_out(p, root, report)]
+                seen = [p for p in seen if not _leads_out(p, root, report)]
+            files = [p for p in seen if p.is_file()]
             yield from _pair_up(root.resolve(), root, files, config.captions, report.ignored)
         else:
             raise GeniusError(f"no such file or folder: {given}")
 
 
 def _leads_out(path: Path, root: Path, report: IngestReport) -> bool:
-    """Whether a link leads to a file outside of the folder. (Links to folders are not followed at all.)"""
-    if not path.is_symlink() or path.resolve().is_relative_to(root.resolve()):
+    """Whether a link leads to something outside of the folder."""
+    if not path.is_symlink() or not path.exists() or path.resolve().is_relative_to(root.resolve()):
         return False
-    report.problems.append(f"{path.relative_to(root)}: a link that leads out of {root}; --outside follows it")
+    follow = "links to folders are not followed" if path.is_dir() else "--outside follows it"
+    report.problems.append(f"{path.relative_to(root)}: a link that leads out of {root}; {follow}")
     report.doubtful.add(str(path))
     return True
 
@@ -237,6 +239,8 @@ def _row_item(file: Found, number: int, row: Row | str, config: IngestConfig) ->
     if isinstance(row, str):
         raise GeniusError(row)
     item = to_item(row, config.columns, file.path.parent, f"{file.name}#{number}")
+    if item.text is not None and len(item.text) > MAX_TEXT:  # said again when it is written; here, to let go of it
+        raise GeniusError(f"the text has {len(item.text):,} characters, more than {MAX_TEXT:,}")
     mark = _row_mark(row)
     if isinstance(item.image, Path):
         if not config.outside and not item.image.resolve().is_relative_to(file.root):
@@ -274,6 +278,7 @@ def _changed(
 ) -> Iterator[Stamped]:
     """Those that are new or whose file changed; an id that comes a second time in one run is skipped."""
     chunk: list[tuple[Item, Stamp]] = []
+    held = 0
     for item, stamp in items:
         if item.id in seen:
             report.problems.append(f"{item.id}: this id came before, from another file or row")
@@ -281,9 +286,10 @@ def _changed(
             continue
         seen.add(item.id)
         chunk.append((item, stamp))
-        if len(chunk) == LOOK_UP:
+        held += held_bytes(item)
+        if len(chunk) == LOOK_UP or held > MAX_HELD:
             yield from _compare(index, chunk, report, tell)
-            chunk = []
+            chunk, held = [], 0
     yield from _compare(index, chunk, report, tell)
 
 

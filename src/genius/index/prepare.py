@@ -40,6 +40,14 @@ Stamped: TypeAlias = tuple[Item, Stamp | None]
 AT_ONCE = 32  # items that are encoded together
 MAX_ID = 512
 MAX_TEXT = 1_000_000
+MAX_HELD = 64 << 20  # bytes of items that are held in memory at a time, whatever a caller says of their number
+
+
+def held_bytes(item: Item) -> int:
+    """What an item keeps in memory: pictures that are no paths, and texts."""
+    picture = len(item.image) if isinstance(item.image, bytes) else 0
+    texts = (item.text or "", *(value for value in item.metadata.values() if isinstance(value, str)))
+    return picture + sum(map(len, texts))
 
 
 @dataclass(frozen=True, slots=True)

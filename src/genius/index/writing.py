@@ -17,7 +17,7 @@ from genius.errors import GeniusError
 from genius.features import Features
 from genius.index import fields
 from genius.index import metadata as meta
-from genius.index.prepare import Prepared, Stamped, prepare
+from genius.index.prepare import MAX_HELD, Prepared, Stamped, held_bytes, prepare
 from genius.index.reader import Reader
 from genius.index.results import AddReport
 from genius.index.state import State
@@ -39,7 +39,7 @@ def write(
     on_progress: Callable[[AddReport], None] | None = None,
     features: Features | None = None,
 ) -> AddReport:
-    """Add items, or upsert them with `replace`. Each batch is one commit."""
+    """Add items, or upsert them with `replace`. Each batch is one commit; one of large pictures given as bytes is cut short."""
     state.check_writable()
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or not 1 <= batch_size <= MAX_BATCH:
         raise GeniusError(f"batch_size must be a whole number from 1 to {MAX_BATCH:,}, got {batch_size!r}")
@@ -59,13 +59,15 @@ def write(
 
 def _batched(items: Iterable[Stamped], size: int) -> Iterator[list[Stamped]]:
     batch: list[Stamped] = []
+    held = 0
     for pair in items:
         if not isinstance(pair[0], Item):
             raise GeniusError(f"expected an Item, got {type(pair[0]).__name__}")
         batch.append(pair)
-        if len(batch) == size:
+        held += held_bytes(pair[0])
+        if len(batch) == size or held > MAX_HELD:
             yield batch
-            batch = []
+            batch, held = [], 0
     if batch:
         yield batch
 

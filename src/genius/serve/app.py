@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
 
 from genius import __version__
 from genius.serve.backend import SearchIndex
@@ -57,7 +60,8 @@ def create_app(
         version=__version__,
         description=DESCRIPTION,
         lifespan=lifespan,
-        docs_url=None,  # FastAPI's page loads scripts from elsewhere; ours is /docs
+        openapi_url=None,  # FastAPI would write the document anew for whoever asks
+        docs_url=None,  # its page loads scripts from elsewhere; ours is /docs
         redoc_url=None,
         redirect_slashes=False,
     )
@@ -66,6 +70,8 @@ def create_app(
     for part in (search, items, system, admin, page):
         app.include_router(part.router)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    document = cache(lambda: json.dumps(app.openapi()).encode())
+    app.add_route("/openapi.json", lambda request: Response(document(), media_type="application/json"), include_in_schema=False)
     app.add_middleware(BodyLimit, config=config, arrivals=service.arrivals)
     app.add_middleware(Observe, metrics=service.metrics)  # added last: outermost
     return app
