@@ -39,6 +39,9 @@ from genius.index.check import check
 from genius.index.ledger import Ledger
 
 
+ENDED = "processes that ended by themselves"
+
+
 def full_disk(folder: Path) -> dict[str, Any]:
     """Fill a tmpfs of 3 MB, then free some room and go on."""
     if os.getuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(folder)]).returncode:
@@ -192,16 +195,18 @@ def race(scratch: Path, seconds: float, seed: int) -> dict[str, Any]:
     ]
     for process in others:
         process.start()
-    kills, end = 0, time.monotonic() + seconds
+    kills, ended, end = 0, 0, time.monotonic() + seconds
     while time.monotonic() < end:
         time.sleep(rng.uniform(1, 4))
         number = rng.randrange(2)
-        os.kill(writers[number].pid, signal.SIGKILL)
+        ended += not writers[number].is_alive()  # by itself, so with an error
+        writers[number].kill()
         writers[number].join()
         writers[number] = start(number)
         kills += 1
     for process in (*writers, *others):
-        os.kill(process.pid, signal.SIGKILL)
+        ended += not process.is_alive()
+        process.kill()
         process.join()
     batches = [json.loads(line) for log in logs if log.exists() for line in log.read_text().splitlines() if line.endswith("]")]
     kept = {i for batch in batches for i in batch if int(i) % 5}  # the others may have been deleted again
@@ -211,6 +216,7 @@ def race(scratch: Path, seconds: float, seed: int) -> dict[str, Any]:
     return {
         "seconds": seconds,
         "writers killed": kills,
+        ENDED: ended,
         "batches acknowledged": len(batches),
         "items": len(found),
         "lost": len(kept - set(found)),
@@ -250,7 +256,7 @@ def main() -> None:
     if args.out:
         args.out.write_text(text + "\n")
     bad = findings.problems or commands["problems"] or not commands["complete at the end"]
-    if bad or together["lost"] or together["twice"] or together["reader: failures"] or together["check"]:
+    if bad or together["lost"] or together["twice"] or together["reader: failures"] or together["check"] or together[ENDED]:
         raise SystemExit(1)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -14,6 +15,8 @@ import pytest
 import torch
 
 from genius import Genius, GeniusError, Index, Item
+from genius.index.reader import Vanished
+from genius.index.state import State
 from genius.search import SearchParams
 
 
@@ -103,6 +106,22 @@ def test_pickled_it_is_opened_anew(model_folder: Path, tmp_path: Path, index: In
     assert len(pickle.loads(pickle.dumps(old))) == 4
     with pytest.raises(GeniusError, match="was never saved"):
         pickle.dumps(index)
+
+
+def test_adding_survives_an_optimize_that_drops_the_version_it_looked_at(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    index.add(texts(0, 3))
+    looks = 0
+
+    def find(state: State, ids: Sequence[str]) -> dict[str, int]:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            raise Vanished("cannot read the index: a file of this version is gone")
+        return state.current().find(ids)
+
+    monkeypatch.setattr(State, "find", find)
+    report = index.add(texts(0, 5))
+    assert (report.added, report.existing, looks) == (2, 3, 2)
 
 
 def test_items_survive_an_optimize_that_drops_their_version(index: Index, model: Genius) -> None:

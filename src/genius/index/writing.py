@@ -81,8 +81,7 @@ def _write_batch(state: State, batch: list[Stamped], replace: bool, on_error: On
         if replace or item.id not in chosen:  # add: the first wins; upsert: the last
             chosen[item.id] = position
     if not replace:  # do not read pictures of what is there already
-        with state.lock:
-            there = state.current().find(chosen)
+        there = state.consistent(lambda: state.find(list(chosen)))  # without the writer's lock: others may clean up meanwhile
         report.existing += len(there)
         chosen = {item_id: position for item_id, position in chosen.items() if item_id not in there}
     if not chosen:
