@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo test lint browser clean help
+.PHONY: setup demo test lint browser lock sbom clean help
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -27,7 +27,7 @@ demo: $(VENV)/.demo  ## index 11,600 drawings that pip installed and search them
 	$(BIN)/genius demo
 
 lint: setup  ## ruff and mypy --strict
-	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks lab
 	$(BIN)/mypy
 
 browser:  ## Chromium for the page's tests, where the system's package manager has it (no failure where not)
@@ -37,6 +37,17 @@ browser:  ## Chromium for the page's tests, where the system's package manager h
 
 test: setup browser lint  ## lint, types and the whole test suite
 	OMP_NUM_THREADS=2 GOMP_SPINCOUNT=1000 $(BIN)/python -m pytest  # waiting threads sleep: beside other work spinning ones take minutes
+
+# torch stays out of the lock: which build of it (CPU, CUDA) is a choice of the machine, made by constraints.txt
+lock: setup  ## requirements.lock: the versions that were tested, with hashes
+	$(PIP) -e '.[release]'
+	$(BIN)/python -m pip freeze --exclude-editable | grep -vE '^torch(==| @)' > $(VENV)/installed.txt
+	$(BIN)/uv pip compile pyproject.toml --extra all --python-version 3.11 -c constraints.txt -c $(VENV)/installed.txt \
+	  --generate-hashes --no-emit-package torch --no-emit-index-url --no-annotate --custom-compile-command "make lock" --quiet -o requirements.lock
+
+sbom: setup  ## sbom.json: what GENIUS is made of, as CycloneDX
+	$(PIP) -e '.[release]'
+	cat constraints.txt requirements.lock | $(BIN)/cyclonedx-py requirements - --pyproject pyproject.toml --output-reproducible --of JSON -o sbom.json
 
 clean:  ## remove what make and the demo made
 	rm -rf $(VENV) demo.genius demo.png runs build dist

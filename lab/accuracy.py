@@ -113,8 +113,8 @@ def filled(test: FeatureSet, size: int, seed: int) -> FeatureSet:
     rows = torch.randint(len(pool), (missing,), generator=random)
     other = near[rows, torch.randint(16, (missing,), generator=random)]
     mix = torch.rand(missing, 1, generator=random)
-    parts = [torch.lerp(part[rows], part[other], mix) for part in pool.masked()]
-    filler = Features(*parts, pool.image_mask[rows], pool.text_mask[rows])
+    image, text = (torch.lerp(part[rows], part[other], mix) for part in pool.masked())
+    filler = Features(image, text, pool.image_mask[rows], pool.text_mask[rows])
     ids = [*test.pool_ids, *(f"between-{i}" for i in range(missing))]
     return dataclasses.replace(test, pool=Features.cat([pool, filler]), pool_ids=ids, pools={})
 
@@ -159,7 +159,13 @@ class Bench:
         fixed = {"pools": ("universal",), "rerank": RERANK, "depth": 10, "survival": 0}
         settings = EvalConfig(methods=methods, target=target, seed=seed, **fixed)  # type: ignore[arg-type]
         found = evaluate(trained.model, test, settings)
-        entry = {"name": name, "seed": seed, "target": target, "pool": len(test.pool), "questions": len(test.queries)}
+        entry: dict[str, Any] = {
+            "name": name,
+            "seed": seed,
+            "target": target,
+            "pool": len(test.pool),
+            "questions": len(test.queries),
+        }
         entry |= {"methods": dict(summaries(found)), "training": trained.metrics, "seconds": round(time.monotonic() - start, 1)}
         self.lines.append(entry)
         self.write()

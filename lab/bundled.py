@@ -52,7 +52,14 @@ def main() -> None:
     args = parser.parse_args()
     parts, config = load(args.icons), read_train_config("builtin:default", CHANGES)
     measured = fit(parts["train"], parts["val"], config, args.output / "measured")
-    about = {"data": "icons", "date": datetime.date.today().isoformat(), "changes": CHANGES, "config_name": "builtin:default"}
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    about = {
+        "data": "icons",
+        "device": device,
+        "date": datetime.date.today().isoformat(),
+        "changes": CHANGES,
+        "config_name": "builtin:default",
+    }
     bench = Bench(Data(parts["train"], parts["test"], parts["val"]), config, args.output / "measured.json", about)
     bench.measure("bundled:mini", config.seed, measured, parts["test"], METHODS)
     shipped = fit(both(parts["train"], parts["test"]), parts["val"], config, args.output / "shipped")

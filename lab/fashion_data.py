@@ -153,7 +153,7 @@ def pack(folder: Path, output: Path) -> None:
         scale = np.abs(rows - middle).max(1, keepdims=True) / 63  # 7 bits: towers carry no more
         arrays[name] = np.round((rows - middle) / scale).astype(np.int8)
         arrays[name + "_scale"], arrays[name + "_middle"] = scale.astype(np.float16), middle
-    np.savez_compressed(output / "towers.npz", **arrays)
+    np.savez_compressed(output / "towers.npz", **arrays)  # type: ignore[arg-type]
     meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
     meta["texts"] = len(meta["texts"])
     (output / "meta.json").write_text(json.dumps(meta), encoding="utf-8")

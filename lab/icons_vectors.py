@@ -12,6 +12,7 @@ import argparse
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,13 +51,13 @@ def extract(icons: Path, output: Path, uri: str) -> None:
     def at(names: dict[str, int], name: object | None) -> int:
         return -1 if name is None else names.setdefault(str(name), len(names))
 
-    arrays = {
+    arrays: dict[str, list[Any]] = {
         "pool_image": [at(images, item.image) for item in pool],
         "pool_text": [at(texts, None if item.text is None else format_text(item.text)) for item in pool],
     }
     names: dict[int, str] = {}
     for split, collection in collections.items():
-        by_task: dict[int, list] = {}
+        by_task: dict[int, list[Any]] = {}
         for question in collection.queries():
             by_task.setdefault(question.task, []).append(question)
         draw = random.Random(0)
@@ -76,7 +77,7 @@ def extract(icons: Path, output: Path, uri: str) -> None:
             parts.append(call(keys[start : start + step]).float().cpu())
             if start // step % 50 == 0:
                 print(f"{what} {start:,} of {len(keys):,}", flush=True)
-        np.savez_compressed(output / f"{what}.npz", **packed(torch.cat(parts)))
+        np.savez_compressed(output / f"{what}.npz", **packed(torch.cat(parts)))  # type: ignore[arg-type]
 
     with torch.inference_mode():
         encode("texts", list(texts), encoder.encode_texts, 256)
@@ -85,7 +86,7 @@ def extract(icons: Path, output: Path, uri: str) -> None:
 
 
 def write_rows(output: Path, arrays: dict[str, np.ndarray], names: dict[int, str]) -> None:
-    np.savez_compressed(output / "rows.npz", names=np.array([names[i] for i in sorted(names)]), **arrays)
+    np.savez_compressed(output / "rows.npz", names=np.array([names[i] for i in sorted(names)]), **arrays)  # type: ignore[arg-type]
 
 
 def load(folder: Path) -> dict[str, FeatureSet]:

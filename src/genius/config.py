@@ -56,9 +56,10 @@ def from_dict(cls: type[C], values: Any, where: str = "config") -> C:
     unknown = sorted(set(values) - known)
     if unknown:
         raise GeniusError(f"{where}: unknown field {unknown[0]!r}; known: {', '.join(sorted(known))}")
+    converted = {name: _convert(hints[name], value, f"{where}: {name}") for name, value in values.items()}
     try:
-        return cls(**{name: _convert(hints[name], value, f"{where}: {name}") for name, value in values.items()})
-    except TypeError as error:
+        return cls(**converted)
+    except (TypeError, GeniusError) as error:  # a field is missing, or values do not go together
         raise GeniusError(f"{where}: {error}") from None
 
 

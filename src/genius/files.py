@@ -1,30 +1,117 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, that are on the disk when we say so, and JSON that a stranger may have written."""
 
 from __future__ import annotations
 
+import errno
+import json
 import os
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from io import BufferedReader
 from pathlib import Path
+from typing import Any
 
 from genius.errors import GeniusError
+
+MAX_JSON = 64 << 20
+"""Bytes of a JSON file that is read without being asked for more."""
 
 
 def write_whole(path: Path, write: Callable[[Path], object], *, durable: bool = False) -> None:
     """Let `write` fill a file beside `path`, then rename it: a crash or a full disk never leaves half a file.
 
-    `durable`: the bytes are on the disk before the name is, so that a power cut does not leave half a file either. Large
-    files that can be made again do without the wait.
+    `durable`: the bytes are on the disk before the name is, and the name is before this returns, so that a power cut leaves
+    the old file or the new one. Large files that can be made again do without the wait.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write(temporary)
         if durable:
-            with temporary.open("rb+") as file:  # for writing: Windows flushes nothing else
-                os.fsync(file.fileno())
+            sync_file(temporary)
         temporary.replace(path)
+        if durable:
+            sync_directory(path.parent)
     except OSError as error:
         raise GeniusError(f"cannot write {path}: {error.strerror or error}") from None
     finally:
         temporary.unlink(missing_ok=True)
+
+
+# -- on the disk, not only in the operating system's memory ------------------------------------------------------
+
+
+def sync_file(path: Path) -> None:
+    """Return when the bytes of a file are on the disk."""
+    handle = os.open(path, os.O_RDWR if sys.platform == "win32" else os.O_RDONLY)  # Windows flushes nothing else
+    try:
+        sync_handle(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_handle(handle: int) -> None:
+    if sys.platform == "darwin":  # there, fsync leaves the bytes in the drive's own memory
+        import fcntl
+
+        fcntl.fcntl(handle, fcntl.F_FULLFSYNC)
+    else:
+        os.fsync(handle)
+
+
+def sync_directory(path: Path) -> None:
+    """Return when the names in a folder are on the disk. Windows has no such call, and keeps names by itself."""
+    if sys.platform == "win32":
+        return
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_tree(files: Iterable[Path], directories: Iterable[Path]) -> None:
+    """Files first, then the folders that name them. At the same time each: a disk takes several requests at once."""
+    with ThreadPoolExecutor(8, thread_name_prefix="genius-sync") as pool:
+        list(pool.map(sync_file, files))
+        list(pool.map(sync_directory, directories))
+
+
+def open_plain(path: Path) -> BufferedReader:
+    """Open a file for reading. A pipe, which may never answer, or a device, which may never end, is an OSError."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "not a plain file", str(path))
+    return path.open("rb")
+
+
+# -- JSON --------------------------------------------------------------------------------------------------------
+
+
+def read_json(path: Path, limit: int = MAX_JSON) -> Any:
+    """The contents of a JSON file, or one clear line: it may be huge, nested without end, or no JSON at all.
+
+    A file that is not there is a `FileNotFoundError`, for the caller to explain.
+    """
+    try:
+        with open_plain(path) as file:
+            body = file.read(limit + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(str(path)) from None
+    except OSError as error:
+        raise GeniusError(f"cannot read {path}: {error.strerror or error}") from None
+    if len(body) > limit:
+        raise GeniusError(f"cannot read {path}: larger than {limit:,} bytes")
+    try:
+        return parse_json(body)
+    except ValueError as error:
+        raise GeniusError(f"cannot read {path}: {error}") from None
+
+
+def parse_json(text: str | bytes) -> Any:
+    """`json.loads` whose every failure is a ValueError, nesting without end included."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deep") from None

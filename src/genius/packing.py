@@ -11,6 +11,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from genius.errors import GeniusError
+
 SCALE = ".scale"  # suffix of the per-row scales of an int8 matrix
 SMALL = 4096  # tensors of fewer values are not worth a scale
 
@@ -30,13 +32,18 @@ def pack(tensors: Mapping[str, Tensor], half: tuple[str, ...] = ()) -> dict[str,
     return out
 
 
+def plain_names(stored: Mapping[str, object]) -> list[str]:
+    """The names in a file without those of the scales."""
+    return [name for name in stored if not (name.endswith(SCALE) and name.removesuffix(SCALE) in stored)]
+
+
 def unpack(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The float32 tensors of a file that `pack`, or plain saving, wrote."""
     out = {}
-    for name, tensor in stored.items():
-        if name.endswith(SCALE) and name.removesuffix(SCALE) in stored:
-            continue
+    for name in plain_names(stored):
         scale = stored.get(name + SCALE)
-        value = tensor.float()
+        value = stored[name].float()
+        if scale is not None and (value.ndim < 2 or scale.shape != value.shape[:1]):
+            raise GeniusError(f"the weights {name} of shape {tuple(value.shape)} has scales of shape {tuple(scale.shape)}")
         out[name] = value if scale is None else value * scale.float().view(-1, *(1,) * (value.ndim - 1))
     return out

@@ -1,25 +1,33 @@
 """The words of the code base as types, and the one place where user input becomes them.
 
-Knows nothing of models or files beyond opening one image. `Item` is something findable, `Query` a
-question; `Modality` is what an item *is* and what a query *wants*.
+Knows nothing of models or files; how pictures are read is `genius.pictures`, whose words are passed on here. `Item` is
+something findable, `Query` a question; `Modality` is what an item *is* and what a query *wants*.
 """
 
 from __future__ import annotations
 
-import io
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from PIL import Image, ImageOps
+from PIL import Image
 
 from genius.errors import GeniusError
+from genius.pictures import IMAGE_SUFFIXES, ImageInput, load_image
 
-MAX_PIXELS = 64_000_000
-"""Larger images are refused before they are decoded (decompression bombs)."""
+__all__ = [
+    "IMAGE_SUFFIXES",
+    "ContentInput",
+    "ImageInput",
+    "Item",
+    "Modality",
+    "Query",
+    "coerce_content",
+    "load_image",
+    "modality_of",
+]
 
 
 class Modality(IntEnum):
@@ -37,17 +45,14 @@ class Modality(IntEnum):
             names = {"image": cls.IMAGE, "text": cls.TEXT, "pair": cls.PAIR, "image,text": cls.PAIR, "text,image": cls.PAIR}
             if name in names:
                 return names[name]
-        elif not isinstance(value, bool) and int(value) in (0, 1, 2):
-            return cls(int(value))
+        elif isinstance(value, int) and not isinstance(value, bool) and value in (0, 1, 2):
+            return cls(value)
         raise GeniusError(f"unknown modality {value!r}: use 'image', 'text' or 'pair'")
 
     @property
     def label(self) -> str:
         return self.name.lower()
 
-
-ImageInput: TypeAlias = "Image.Image | str | Path | bytes"
-"""An opened picture, a path to one, or the bytes of one."""
 
 ContentInput: TypeAlias = "str | Path | Image.Image | Mapping[str, Any]"
 """What `coerce_content` takes: text, a picture, a path to a picture, or {"text":…, "image":…}."""
@@ -60,6 +65,15 @@ def _clean_text(text: str | None) -> str | None:
         raise GeniusError(f"text must be a string, got {type(text).__name__}")
     text = text.strip()
     return text or None
+
+
+def is_unicode(text: str) -> bool:
+    """Lone surrogates, which JSON and file names may bring, can be neither stored nor encoded."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +112,9 @@ class Query:
     def __post_init__(self) -> None:
         object.__setattr__(self, "text", _clean_text(self.text))
         object.__setattr__(self, "instruction", _clean_text(self.instruction))
+        for text in (self.text, self.instruction):
+            if text is not None and not is_unicode(text):
+                raise GeniusError(f"{text[:40]!r} is not valid Unicode text")
         if self.target is not None:
             object.__setattr__(self, "target", Modality.parse(self.target))
         if self.image is None and self.text is None:
@@ -130,50 +147,3 @@ def coerce_content(value: ContentInput) -> dict[str, Any]:
         looks_like_file = len(value) < 4096 and "\n" not in value and Path(value).suffix.lower() in IMAGE_SUFFIXES
         return {"text": None, "image": value} if looks_like_file and Path(value).is_file() else {"text": value, "image": None}
     raise GeniusError(f"cannot use a {type(value).__name__} as text or image")
-
-
-IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".svg"})
-
-
-def load_image(source: ImageInput) -> Image.Image:
-    """Any accepted image input -> a decoded RGB picture, transparency on white, upright.
-
-    Broken, empty, huge or unreadable input raises `GeniusError` with one line that names it.
-    """
-    name = str(source) if isinstance(source, str | Path) else "the image"
-    try:
-        if isinstance(source, Image.Image):
-            return _flatten(source)
-        if isinstance(source, str | Path) and Path(source).suffix.lower() == ".svg":
-            return _flatten(_rasterise_svg(Path(source)))
-        opened = io.BytesIO(source) if isinstance(source, bytes) else Path(source)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            with Image.open(opened) as picture:
-                if picture.width * picture.height > MAX_PIXELS:
-                    raise GeniusError(f"{name} has {picture.width} x {picture.height} pixels, more than {MAX_PIXELS:,}")
-                return _flatten(picture)
-    except GeniusError:
-        raise
-    except FileNotFoundError:
-        raise GeniusError(f"no such image: {name}") from None
-    except Exception as error:  # Pillow raises many kinds for broken files
-        raise GeniusError(f"cannot read {name} as an image: {str(error) or type(error).__name__}") from None
-
-
-def _flatten(picture: Image.Image) -> Image.Image:
-    picture = ImageOps.exif_transpose(picture)
-    if picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info:
-        rgba = picture.convert("RGBA")
-        white = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
-        return Image.alpha_composite(white, rgba).convert("RGB")
-    return picture.convert("RGB")
-
-
-def _rasterise_svg(path: Path, size: int = 256) -> Image.Image:
-    try:
-        import resvg_py
-    except ImportError:
-        raise GeniusError("reading SVG needs resvg-py: pip install 'genius-search[svg]'") from None
-    svg = path.read_text(encoding="utf-8")
-    return Image.open(io.BytesIO(bytes(resvg_py.svg_to_bytes(svg_string=svg, width=size, height=size))))

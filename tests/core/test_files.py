@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import stat
 import threading
 from pathlib import Path
 
 import pytest
 
 from genius.errors import GeniusError
-from genius.files import write_whole
+from genius.files import read_json, write_whole
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:
@@ -30,12 +31,24 @@ def test_durable_bytes_are_on_the_disk_before_the_name(durable: bool, tmp_path: 
     path, flushed = tmp_path / "file", []
 
     def fsync(handle: int) -> None:
-        assert not path.exists()
-        flushed.append(os.pread(handle, 100, 0))
+        folder = stat.S_ISDIR(os.fstat(handle).st_mode)
+        assert path.exists() == folder  # the bytes before the name, then the name
+        flushed.append(b"the folder" if folder else os.pread(handle, 100, 0))
 
     monkeypatch.setattr(os, "fsync", fsync)
     write_whole(path, lambda target: target.write_text("whole"), durable=durable)
-    assert flushed == ([b"whole"] if durable else []) and path.read_text() == "whole"
+    assert flushed == ([b"whole", b"the folder"] if durable else []) and path.read_text() == "whole"
+
+
+@pytest.mark.parametrize("text", ["{", "[" * 200_000, '{"a": 1}' + " " * 100, "\ud800", "nul"])
+def test_json_of_a_stranger_is_one_line(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    with pytest.raises(GeniusError, match=r"cannot read .*a\.json") as caught:
+        read_json(path, 200_000 if len(text) == 200_000 else 50)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(FileNotFoundError):
+        read_json(tmp_path / "no.json")
 
 
 def test_two_threads_do_not_write_into_each_others_file(tmp_path: Path) -> None:

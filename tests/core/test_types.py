@@ -71,7 +71,7 @@ def test_broken_pictures_get_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
         with pytest.raises(GeniusError) as error:
             load_image(source)
         assert "\n" not in str(error.value)
-    monkeypatch.setattr("genius.types.MAX_PIXELS", 100)
+    monkeypatch.setattr("genius.pictures.load.MAX_PIXELS", 100)
     with pytest.raises(GeniusError, match="pixels"):
         load_image(png((20, 20)))
 

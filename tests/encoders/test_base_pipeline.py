@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -82,13 +83,13 @@ def test_progress_counts_every_row_also_the_broken_ones(tmp_path: Path) -> None:
 
 def test_only_two_batches_are_open_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     opened, encoded, lock, worst = [0], [0], threading.Lock(), [0]
-    real = base.load_image
+    real = base.loaded
 
-    def counting(source: object) -> Image.Image:
+    def counting(source: object, **options: object) -> AbstractContextManager[Image.Image]:
         with lock:
             opened[0] += 1
             worst[0] = max(worst[0], opened[0] - encoded[0])
-        return real(source)  # type: ignore[arg-type]
+        return real(source, **options)  # type: ignore[arg-type]
 
     class Slow(Recorder):
         def encode_images(self, images: Sequence[Image.Image]) -> Tensor:
@@ -97,7 +98,7 @@ def test_only_two_batches_are_open_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
                 encoded[0] += len(images)
             return out
 
-    monkeypatch.setattr(base, "load_image", counting)
+    monkeypatch.setattr(base, "loaded", counting)
     encode_items(Slow(), [Item(str(i), image=colour(i % 80)) for i in range(60)], batch_size=5)
     assert opened[0] == 60 and worst[0] <= 10
 

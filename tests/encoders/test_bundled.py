@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image, ImageDraw
 
-from genius import Genius, Item, Query
+from genius import Genius, GeniusError, Item, Query
 from genius.encoders.registry import bundled_names, load_encoder, resolve
 
 pytestmark = pytest.mark.skipif("mini" not in bundled_names(), reason="the bundled weights are not in this checkout")
@@ -21,6 +22,17 @@ def test_it_fits_in_25_megabytes_and_has_its_card() -> None:
     assert (folder / "README.md").read_text(encoding="utf-8") == (
         Path(__file__).parents[2] / "docs" / "model-card-mini.md"
     ).read_text(encoding="utf-8")
+
+
+def test_a_changed_bit_of_its_weights_is_noticed(tmp_path: Path) -> None:
+    for part, name in (("", "model.safetensors"), ("encoder", "weights.safetensors"), ("encoder", "tokenizer.json")):
+        copy = tmp_path / name
+        shutil.copytree(resolve("bundled:mini"), copy)
+        body = bytearray((copy / part / name).read_bytes())
+        body[len(body) // 2] ^= 1
+        (copy / part / name).write_bytes(body)
+        with pytest.raises(GeniusError, match=f"{name} is damaged or was exchanged"):
+            Genius.from_pretrained(copy)
 
 
 def test_a_new_version_of_the_library_still_opens_indexes_built_with_it() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from PIL import Image
 
 from genius import GeniusError
 from genius.encoders.pixels import Pixels, read_pixels
+from genius.types import load_image
 
 
 @pytest.mark.parametrize("name", ["clip", "siglip"])
@@ -34,8 +36,21 @@ def test_same_pixels_as_transformers(name: str, pictures: list[Image.Image], tmp
 def test_preparing_first_changes_nothing(pixels: Pixels, pictures: list[Image.Image]) -> None:
     prepared = [pixels.prepare(p) for p in pictures]
     assert all(p.size == (16, 16) for p in prepared)
-    if pixels.resize in (0, 16):  # with a margin to crop, a prepared picture is indistinguishable from a raw one
-        assert torch.equal(pixels(prepared), pixels(pictures))
+    assert torch.equal(pixels(prepared), pixels(pictures))
+    assert torch.equal(pixels([load_image(p) for p in prepared]), pixels(pictures))  # nor does opening it again
+
+
+@pytest.mark.parametrize("fit", ["crop", "squash", "pad"])
+@pytest.mark.parametrize("size", [(1, 200_000), (200_000, 1), (3, 40_000)])
+def test_thin_pictures_do_not_grow(fit: Literal["crop", "squash", "pad"], size: tuple[int, int]) -> None:
+    assert Pixels(224, fit).prepare(Image.new("RGB", size)).size == (224, 224)
+
+
+def test_cropping_first_is_cropping_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    picture = Image.effect_noise((40, 800), 60).convert("RGB")
+    usual = np.asarray(Pixels(16, resize=20)._fitted(picture), int)
+    monkeypatch.setattr("genius.encoders.pixels.THIN", 2)
+    assert np.abs(np.asarray(Pixels(16, resize=20)._fitted(picture), int) - usual).max() <= 2
 
 
 def test_padding_keeps_everything_and_fills_with_white() -> None:

@@ -151,6 +151,9 @@ def test_saving_keeps_vectors_and_fingerprint(
     assert second.fingerprint() != first.fingerprint()
     weights = "mixer.safetensors" if kind == "clip_ff" else "blip.safetensors"
     (tmp_path / "copy" / weights).unlink()
+    with pytest.raises(GeniusError, match=f"{weights} is missing: digests.json lists it"):
+        load_encoder(tmp_path / "copy")
+    (tmp_path / "copy" / "digests.json").unlink()
     with pytest.raises(GeniusError, match=f"has no {weights}"):
         load_encoder(tmp_path / "copy")
 
@@ -209,7 +212,7 @@ def grown(state: State, name: str) -> State:
         ("blip_sf", lambda s: drop(s, "visual_encoder.patch_embed.proj.weight"), "patch_embedding.weight' is missing"),
         ("blip_sf", lambda s: grown(s, "text_encoder.embeddings.LayerNorm.bias"), "another shape"),
         ("clip_ff", lambda s: drop(s, "t5_layers.block.1.layer.0.layer_norm.weight"), "CLIP-FF: 1 tensors missing, 0 unknown"),
-        ("clip_ff", lambda s: drop(s, "t5_layers.block.0.layer.0.SelfAttention.q.weight"), "the mixer's tensor .* is missing"),
+        ("clip_ff", lambda s: drop(s, "t5_layers.block.0.layer.0.SelfAttention.q.weight"), "CLIP-FF: tensor .* is missing"),
         ("clip_ff", lambda s: {**s, "t5_layers.block.0.layer.2.wi": torch.zeros(1)}, "CLIP-FF: 0 tensors missing, 1 unknown"),
         ("clip_ff", lambda s: drop(s, "clip_model.visual.ln_post.bias"), "not a whole CLIP: tensor 'visual.ln_post.bias'"),
         ("clip_ff", lambda s: {**s, "head.weight": torch.zeros(1)}, "OpenAI's CLIP: 1 tensors unknown .first: head.weight"),

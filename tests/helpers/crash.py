@@ -12,6 +12,7 @@ import random
 import signal
 import time
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from genius import Genius, Index, Item
 Truth = dict[str, str]  # id -> text
 
 
-def write_forever(folder: str, log: str, seed: int) -> None:
+def write_forever(folder: str, log: str, seed: int, durable: bool = True) -> None:
     """Random adds, upserts, deletes and clean-ups until killed."""
     import torch
 
@@ -36,7 +37,7 @@ def write_forever(folder: str, log: str, seed: int) -> None:
             file.flush()
 
         note("started")
-        index = Index(folder, fake_model(), lock_timeout=10)
+        index = Index(folder, fake_model(), lock_timeout=10, durable=durable)
         known = [item.id for item in index.items()]
         note("ready")
         for step in range(10**9):
@@ -48,7 +49,7 @@ def write_forever(folder: str, log: str, seed: int) -> None:
             elif action == "delete" and known:
                 batch = dict.fromkeys(rng.sample(known, min(len(known), 3)), "")
             else:
-                index.optimize()
+                index.optimize(keep=timedelta(0) if rng.random() < 0.5 else timedelta(days=7))
                 continue
             note("try", action=action, batch=batch)
             if action == "delete":
@@ -100,12 +101,13 @@ def kill_and_check(folder: Path, kills: int, seed: int, longest: float) -> Findi
         if writer.exitcode != -signal.SIGKILL:
             findings.problems.append(f"round {round_number}: the writer ended by itself with {writer.exitcode}")
             break
-        _check(path, model, log, truth, findings, round_number)
+        compare(path, model, log, truth, findings, f"round {round_number}")
     findings.items = len(truth)
     return findings
 
 
-def _check(path: Path, model: Genius, log: Path, truth: Truth, findings: Findings, round_number: int) -> None:
+def compare(path: Path, model: Genius, log: Path, truth: Truth, findings: Findings, label: str) -> None:
+    """Look whether the index holds what the log says was acknowledged; the change in flight is in it whole or not at all."""
     lines = [json.loads(line) for line in log.read_text().splitlines() if line.endswith("}")]
     changes = [line for line in lines if line["kind"] == "try"]
     done = sum(line["kind"] == "done" for line in lines)
@@ -123,19 +125,19 @@ def _check(path: Path, model: Genius, log: Path, truth: Truth, findings: Finding
             truth.update(after)
             findings.landed += 1
     if len(found) != len(dict(found)):
-        findings.problems.append(f"round {round_number}: {len(found) - len(dict(found))} items twice")
+        findings.problems.append(f"{label}: {len(found) - len(dict(found))} items twice")
     if dict(found) != truth:
         lost, extra = truth.keys() - dict(found).keys(), dict(found).keys() - truth.keys()
-        findings.problems.append(f"round {round_number}: {len(lost)} lost, {len(extra)} unexpected, or texts differ")
+        findings.problems.append(f"{label}: {len(lost)} lost, {len(extra)} unexpected, or texts differ")
     if index.count() != len(truth):
-        findings.problems.append(f"round {round_number}: count is {index.count()}, not {len(truth)}")
+        findings.problems.append(f"{label}: count is {index.count()}, not {len(truth)}")
     if truth:
         hits = index.search(text="words", k=min(len(truth), 1000), beams=10_000, rerank=10**6)
         if len(hits) != min(len(truth), 1000) or any(truth.get(hit.id) != hit.item.text for hit in hits):
-            findings.problems.append(f"round {round_number}: search gives {len(hits)} hits of {len(truth)}")
+            findings.problems.append(f"{label}: search gives {len(hits)} hits of {len(truth)}")
     stale = index.path / "cache"
     if stale.is_dir() and sum(child.name.startswith(".building") for child in stale.iterdir()) > 1:
-        findings.problems.append(f"round {round_number}: half-built caches pile up")
+        findings.problems.append(f"{label}: half-built caches pile up")
 
 
 def _apply(truth: Truth, change: dict[str, Any]) -> None:

@@ -108,3 +108,11 @@ def use_read_only(folder: str) -> list[str]:
 def add_numbers(folder: str, count: int) -> dict[str, Any]:
     index = Index(folder, fake_model())
     return index.add([Item(f"{i}", text=f"thing {i}") for i in range(count)], batch_size=3).to_dict()
+
+
+def add_with_patience(folder: str, seconds: float) -> str:
+    try:
+        Index(folder, fake_model(), lock_timeout=seconds).add([Item("patient", text="patient")])
+    except GeniusError as error:
+        return str(error)
+    return "added"

@@ -102,6 +102,8 @@ def test_processes_adding_the_same_items_add_each_once(model: Genius, tmp_path: 
 def test_a_creation_that_crashed_half_way_can_be_repeated(model: Genius, tmp_path: Path) -> None:
     index = Index(tmp_path / "half.genius", model)
     (index.path / "genius.json").unlink()  # it is written last
+    for name in (".genius.json.123-456", ".ledger.jsonl.123-456"):  # files that were being written
+        (index.path / name).write_text("{")
     again = Index(tmp_path / "half.genius", model)
     assert again.add([Item("a", text="a")]).added == 1 and again.search(text="a")[0].id == "a"
 
@@ -113,7 +115,7 @@ def test_damage_is_reported_in_one_line(index: Index, model: Genius) -> None:
     about.write_text("{")
     with pytest.raises(GeniusError, match="cannot read"):
         Index(index.path, model)
-    about.write_text(body.replace('"format": 1', '"format": 99'))
+    about.write_text(body.replace('"format": 2', '"format": 99'))
     with pytest.raises(GeniusError, match="format 99"):
         Index(index.path, model)
     about.write_text(body)

@@ -17,6 +17,7 @@ import genius.index.state
 import genius.index.writing
 from genius import Genius, GeniusError, Index, Item
 from genius.index import base as bases
+from genius.index.repair import repair
 from genius.search import CodeTrie
 
 
@@ -121,9 +122,13 @@ def test_a_table_put_back_from_a_copy_does_not_meet_its_old_cache(index: Index, 
     everything(running)
     shutil.rmtree(index.path / "items.lance")
     shutil.copytree(tmp_path / "backup", index.path / "items.lance")
+    with pytest.raises(GeniusError, match="the last that was acknowledged, is not there"):
+        Index(index.path, model)  # an older table in place of a newer is noticed
+    assert "is not there any more" in repair(index.path).lost[0]
     writer = Index(index.path, model)
     assert everything(writer).keys() == {f"t{i}" for i in range(20)}
     writer.add(texts(20, 30, "second"))  # with the version numbers of the first turn
+    writer.upsert([Item("more", text="more")])
     while writer.version <= running._state.live.version:
         writer.upsert([Item("more", text=f"version {writer.version}")])
     for handle in (Index(index.path, model), running):

@@ -43,7 +43,7 @@ def test_save_and_load_give_the_same_model(tmp_path: Path) -> None:
     again = Genius.from_pretrained(tmp_path / "m")
     assert again.config == model.config and again.fingerprint() == model.fingerprint()
     assert torch.equal(again.encode(features), model.encode(features))
-    assert sorted(p.name for p in (tmp_path / "m").iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(p.name for p in (tmp_path / "m").iterdir()) == ["config.json", "digests.json", "model.safetensors"]
 
 
 def test_the_fingerprint_changes_with_any_weight() -> None:

@@ -90,7 +90,7 @@ def pictures() -> Iterator[tuple[str, bytes, set[int]]]:
     yield "html", b"<html><script>alert(1)</script></html>", unread
     yield "postscript", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\nshowpage\n", unread
     yield "pdf", b"%PDF-1.7\n1 0 obj\n<<>>\nendobj\n", unread
-    yield "tiff (not accepted)", encoded(fine, "TIFF"), unread
+    yield "eps", encoded(fine, "EPS"), unread
     yield "ico (not accepted)", encoded(fine, "ICO"), unread
     yield "zip", b"PK\x03\x04" + b"\0" * 100, unread
     yield "random bytes", bytes((i * 7919) % 251 for i in range(5000)), unread

@@ -25,6 +25,7 @@ from genius.serve.app import create_app
 from genius.serve.auth import Keys
 from genius.serve.settings import ServeConfig
 
+LOCAL = "http://localhost"  # what an open server answers to
 HELPERS = Path(__file__).parents[1] / "helpers"
 LAUNCHER = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); import fake_encoder; fake_encoder.register(); "
@@ -57,7 +58,8 @@ def make_index(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Index]
 @pytest.fixture(scope="module")
 def web(make_index: Callable[..., Index]) -> Iterator[TestClient]:
     """The app over a real index, in process, without keys. Tests that write clean up after themselves."""
-    with TestClient(create_app(make_index(), ServeConfig(max_image_bytes=1_000_000, max_body_bytes=2_000_000))) as client:
+    app = create_app(make_index(), ServeConfig(max_image_bytes=1_000_000, max_body_bytes=2_000_000))
+    with TestClient(app, base_url=LOCAL) as client:
         yield client
 
 
@@ -67,7 +69,7 @@ def make_web() -> Iterator[Callable[..., TestClient]]:
     opened: list[TestClient] = []
 
     def make(index: Any, keys: Keys | None = None, level_sizes: tuple[int, ...] | None = None, **config: Any) -> TestClient:
-        client = TestClient(create_app(index, ServeConfig(**config), keys, level_sizes=level_sizes))
+        client = TestClient(create_app(index, ServeConfig(**config), keys, level_sizes=level_sizes), base_url=LOCAL)
         client.__enter__()
         opened.append(client)
         return client
@@ -96,7 +98,7 @@ def start_server(
     """Start `genius serve` on a free port of this machine; every one is stopped at the end."""
     started: list[Running] = []
 
-    def start(*options: str, environ: dict[str, str] | None = None, items: int | None = None) -> Running:
+    def start(*options: str, environ: dict[str, str] | None = None, items: int | None = None, verify: Any = True) -> Running:
         path = make_index(items).path
         log = tmp_path_factory.mktemp("log") / "serve.log"
         command = [
@@ -128,7 +130,7 @@ def start_server(
         deadline = time.monotonic() + 60
         while True:
             try:
-                if httpx.get(f"{running.url}/readyz", trust_env=False).status_code == 200:
+                if httpx.get(f"{running.url}/readyz", trust_env=False, verify=verify).status_code == 200:
                     return running
             except httpx.HTTPError:
                 pass

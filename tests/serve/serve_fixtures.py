@@ -1,18 +1,24 @@
-"""A small picture book for the tests of the service: drawn shapes, sentences about them, and pairs of both."""
+"""For the tests of the service: a small picture book (drawn shapes, sentences about them, and pairs of both), and an index
+that answers when it is let."""
 
 from __future__ import annotations
 
 import io
 import sys
+import threading
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from PIL import Image, ImageDraw
 
-from genius import Item
+from genius import GeniusError, Item, Modality, Query
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 
 COLOURS = {"red": "#d3362b", "blue": "#2b5fd3", "green": "#2b9a4a", "yellow": "#e6b422", "purple": "#7d3cc2", "orange": "#e8791e"}
+SIZES = (3, 4)  # codes of each level of a SlowIndex
 SHAPES = ("circle", "square", "triangle", "bar", "cross", "ring")
 
 
@@ -60,3 +66,48 @@ def book() -> list[Item]:
                 )
             )
     return items
+
+
+class SlowIndex:
+    """Looks like an Index; answers when it is let, and remembers how it was asked."""
+
+    version = 1
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.entered = threading.Event()
+        self.asked: list[tuple[int, str | None]] = []  # (queries, where)
+        self.wrote: list[str] = []
+        self.fails = False
+
+    def search_many(self, queries: Sequence[Query], k: int = 10, *, where: str | None = None, **_: Any) -> list[list[Any]]:
+        self.asked.append((len(queries), where))
+        self.entered.set()
+        assert self.go.wait(20)
+        if where == "bad":
+            raise GeniusError("where: unknown column 'bad'")
+        if any(query.text == "crash" for query in queries):
+            raise RuntimeError("a bug")
+        return [[self._hit(f"{query.text}-{i}", 1.0 - i / 100) for i in range(k)] for query in queries]
+
+    def _hit(self, item_id: str, score: float) -> Any:
+        return SimpleNamespace(id=item_id, score=score, codes=(1, 2), item=Item(item_id, text="t"), modality=Modality.TEXT)
+
+    def upsert(self, items: Iterable[Item]) -> Any:
+        assert self.go.wait(20)
+        if self.fails:
+            raise GeniusError("no room for that")
+        self.wrote += [item.id for item in items]
+        return SimpleNamespace(added=1, existing=0, replaced=0)
+
+    def delete(self, ids: Iterable[str], *, missing: str = "raise") -> int:
+        raise GeniusError("cannot delete items: the disk is full; nothing that was there is lost")
+
+    def get(self, ids: Sequence[str], *, missing: str = "raise") -> list[Item]:
+        raise GeniusError("cannot read the index: LanceError(IO): /secret/path/data.lance is gone")
+
+    def count(self, where: str | None = None) -> int:
+        return 0
+
+    def close(self) -> None:
+        pass

@@ -13,12 +13,13 @@ from genius.index import Index
 from genius.serve.auth import Keys, check_exposure
 from genius.serve.settings import ServeConfig
 
-READ, WRITE = "read-key-0123456789", "write-key-0123456789"
+READ, WRITE, ADMIN = "read-key-0123456789", "write-key-0123456789", "admin-key-0123456789"
 
 
 @pytest.fixture
-def guarded(make_web: Callable[..., TestClient], make_index: Callable[..., Index]) -> TestClient:
-    return make_web(make_index(6), Keys.parse([("read", READ), ("write", WRITE)], "test"))
+def guarded(make_web: Callable[..., TestClient], make_index: Callable[..., Index], tmp_path: Path) -> TestClient:
+    keys = Keys.parse([("read", READ), ("write", WRITE), ("admin", ADMIN)], "test")
+    return make_web(make_index(6), keys, audit=str(tmp_path / "audit.jsonl"))
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -37,6 +38,8 @@ ROUTES = [
     ("write", "POST", "/v1/items"),
     ("write", "PUT", "/v1/items/new"),
     ("write", "DELETE", "/v1/items/new"),
+    ("admin", "GET", "/v1/keys"),
+    ("admin", "GET", "/v1/audit"),
 ]
 BODIES = {
     "/v1/search": {"text": "red"},
@@ -56,8 +59,9 @@ def test_every_route_asks_for_its_scope(guarded: TestClient, needs: str, method:
     assert status(bearer("wrong-key-0123456789")) == 401
     assert status(bearer(READ[:-1])) == 401 and status(bearer(READ + "x")) == 401
     assert status({"Authorization": f"Basic {READ}"}) == 401
-    assert status(bearer(READ)) == (403 if needs == "write" else 200)
-    assert status({"X-API-Key": WRITE}) in ((200, 201, 404) if needs == "write" else (200,))
+    assert status(bearer(READ)) == (200 if needs == "read" else 403)
+    assert status({"X-API-Key": WRITE}) in ((200, 201, 404) if needs == "write" else (200,) if needs == "read" else (403,))
+    assert status(bearer(ADMIN)) in ((200, 201, 404) if needs == "write" else (200,))
 
 
 def test_no_route_was_forgotten(guarded: TestClient) -> None:
@@ -93,7 +97,8 @@ def test_an_open_server_keeps_other_web_sites_out(make_web: Callable[..., TestCl
     web = make_web(make_index(6))
     search = {"text": "red"}
     assert web.post("/v1/search", json=search, headers={"Host": "evil.example"}).status_code == 403  # DNS rebinding
-    assert web.get("/v1/info", headers={"Host": "evil.example:8000"}).status_code == 403
+    for host in ("evil.example:8000", "testserver", "testserver:8000", "localhost.evil.example", ""):
+        assert web.get("/v1/info", headers={"Host": host}).status_code == 403
     assert web.post("/v1/search", json=search, headers={"Origin": "http://evil.example"}).status_code == 403
     assert web.post("/v1/search", json=search, headers={"Origin": "null"}).status_code == 403
     assert web.delete("/v1/items/circle/red.png", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
@@ -113,7 +118,7 @@ def test_keys_from_file_and_environment(tmp_path: Path) -> None:
     assert not Keys.load(None, {})
 
 
-@pytest.mark.parametrize("variable", ["read:hunter2", "admin:long-enough-0123456", "just-a-key-without-scope", "write:"])
+@pytest.mark.parametrize("variable", ["read:hunter2", "owner:long-enough-0123456", "just-a-key-without-scope", "write:"])
 def test_bad_keys_are_refused_without_showing_them(variable: str) -> None:
     with pytest.raises(GeniusError) as caught:
         Keys.load(None, {"GENIUS_API_KEYS": variable})

@@ -20,12 +20,15 @@ app = typer.Typer(
 data_app = typer.Typer(no_args_is_help=True, help="Build and check datasets.")
 features_app = typer.Typer(no_args_is_help=True, help="Work on pre-extracted features.")
 convert_app = typer.Typer(no_args_is_help=True, help="Turn published checkpoints into GENIUS models.")
+fields_app = typer.Typer(no_args_is_help=True, help="List, drop, rename and retype the metadata fields of an index.")
 bench_app = typer.Typer(no_args_is_help=True, help="Measure speed against rivals in the same run.")
 
 # module of this package -> the app it adds its commands to
 COMMANDS: dict[str, typer.Typer] = {
     "demo": app,
     "index": app,
+    "upkeep": app,
+    "fields": fields_app,
     "search": app,
     "serve": app,
     "train": app,
@@ -47,6 +50,7 @@ for _name, _app in COMMANDS.items():
 app.add_typer(data_app, name="data")
 app.add_typer(features_app, name="features")
 app.add_typer(convert_app, name="convert")
+app.add_typer(fields_app, name="fields")
 app.add_typer(bench_app, name="bench")
 
 

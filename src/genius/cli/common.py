@@ -42,4 +42,8 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
 
 def emit(value: Any) -> None:
     """One JSON object on stdout."""
-    print(json.dumps(value, ensure_ascii=False, default=str), flush=True)
+    from genius.types import is_unicode
+
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    plain = is_unicode(text)  # names of files need not be
+    print(text if plain else json.dumps(value, default=str), flush=True)

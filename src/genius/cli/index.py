@@ -14,7 +14,7 @@ from genius.errors import GeniusError
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 IndexArgument = Annotated[Path, typer.Argument(help="The index folder, such as my.genius.", metavar="INDEX")]
 ModelOption = Annotated[str | None, typer.Option(help="The model's folder or URI, if the index cannot find it by itself.")]
-SHOWN = 20  # problems printed for people; --json has them all
+SHOWN = 20  # problems printed for people; --json has more
 
 
 def register(app: typer.Typer) -> None:
@@ -44,6 +44,9 @@ def index(
     captions: Annotated[bool, typer.Option(help="Take a.jpg and a.txt beside it as one item.")] = True,
     content: Annotated[bool, typer.Option("--by-content", help="Notice changes by content, not by size and time.")] = False,
     prune: Annotated[bool, typer.Option(help="Delete items whose file or row is gone.")] = False,
+    outside: Annotated[
+        bool, typer.Option(help="Also read what links, ../ and absolute paths lead to outside of the given folder.")
+    ] = False,
     batch: Annotated[int, typer.Option(min=1, help="Items written at a time; each batch is safe once written.")] = 256,
     thumbnails: Annotated[int, typer.Option(min=0, help="Longest side of stored previews in pixels, 0 for none.")] = 256,
     as_json: JsonOption = False,
@@ -65,11 +68,12 @@ def index(
     from genius.index.index import Index
     from genius.index.ingest import IngestConfig, IngestReport, ingest
     from genius.index.tables import Columns
+    from genius.problems import KEPT
 
     missing = next((path for path in paths if not path.exists()), None)
     if missing is not None:  # before a model is loaded for nothing
         raise GeniusError(f"no such file or folder: {missing}")
-    config = IngestConfig(Columns(id_column, text_column, image_column), captions, content, prune, batch)
+    config = IngestConfig(Columns(id_column, text_column, image_column), captions, content, prune, outside, batch)
     chosen = model or (None if read_about(output) is not None else "bundled:mini")
     with Index(output, chosen, thumbnails=thumbnails) as opened:
         report: IngestReport = _with_progress(lambda tell: ingest(opened, paths, config, tell))
@@ -80,14 +84,14 @@ def index(
     rate = f", {body['items_per_second']:,.1f} items/s" if report.added + report.replaced else ""
     pruned = f", {report.deleted} deleted" if config.prune else ""
     console.print(
-        f"{report.added} added, {report.replaced} replaced, {report.unchanged} unchanged{pruned}, {len(report.problems)} skipped "
-        f"in {report.seconds:.1f} s{rate}",
+        f"{report.added} added, {report.replaced} replaced, {report.unchanged} unchanged{pruned}, "
+        f"{report.problems.total} skipped in {report.seconds:.1f} s{rate}",
         highlight=False,
     )
     for line in report.problems[:SHOWN]:
         console.print(f"  skipped {line}", markup=False, highlight=False, soft_wrap=True)
-    if len(report.problems) > SHOWN:
-        console.print(f"  ... and {len(report.problems) - SHOWN} more (--json lists them all)")
+    if report.problems.total > SHOWN:
+        console.print(f"  ... and {report.problems.total - SHOWN} more (--json lists the first {KEPT:,})")
     if report.ignored:
         kinds = ", ".join(f"{suffix} ({count})" for suffix, count in report.ignored.most_common(8))
         console.print(f"  not indexable: {kinds}", markup=False, highlight=False)
@@ -135,10 +139,10 @@ def info(
     as_json: JsonOption = False,
 ) -> None:
     """What an index holds: items by kind, metadata columns for --where, its model, its size."""
-    from genius.index.folder import about_of, describe
-    from genius.index.store import Store
+    from genius.index.folder import about_of, describe, open_store
 
-    about, store = about_of(path), Store.open(path)
+    about = about_of(path)
+    store = open_store(path, about)
     body = describe(path, about, store.at(store.latest()))
     if versions:
         body["versions"] = store.versions()

@@ -27,8 +27,13 @@ def serve(
     host: str | None = typer.Option(None, help="Address to listen on (127.0.0.1). Beyond this machine only with API keys."),
     port: int | None = typer.Option(None, help="Port to listen on (8000); 0 takes a free one."),
     keys: Path | None = typer.Option(
-        None, help="File with API keys, one `read KEY` or `write KEY` a line. Also: GENIUS_API_KEYS='read:KEY,write:KEY'."
+        None,
+        help="File with API keys, one `read KEY`, `write KEY` or `admin KEY` a line; read again when it changes. "
+        "Also: GENIUS_API_KEYS='read:KEY,write:KEY'.",
     ),
+    tls_cert: Path | None = typer.Option(None, help="Certificate (PEM, with its chain) to serve HTTPS; needs --tls-key."),
+    tls_key: Path | None = typer.Option(None, help="The certificate's private key (PEM, no password)."),
+    audit: Path | None = typer.Option(None, help="File to which every change is logged: who, what, when, how it ended."),
     read_only: bool = typer.Option(False, "--read-only", help="Refuse all changes over HTTP."),
     config: Path | None = typer.Option(None, help="TOML or JSON file with limits and time-outs (docs/serving.md lists them)."),
     queue: int | None = typer.Option(None, help="Searches that may wait before the answer is 503."),
@@ -51,8 +56,11 @@ def serve(
         raise GeniusError("serving needs more packages: pip install 'genius-search[serve]'") from None
     from genius.serve import logs
     from genius.serve.app import create_app
-    from genius.serve.auth import Keys, check_exposure
+    from genius.serve.auth import check_exposure
+    from genius.serve.keys import KeyRing
+    from genius.serve.run import leave
     from genius.serve.run import serve as run
+    from genius.serve.tls import tls_context
 
     settings = _settings(
         config,
@@ -64,13 +72,17 @@ def serve(
             "max_batch": batch,
             "timeout_s": timeout,
             "log_level": log_level,
+            "tls_cert": tls_cert and str(tls_cert),
+            "tls_key": tls_key and str(tls_key),
+            "audit": audit and str(audit),
         },
     )
-    known = Keys.load(keys)
-    check_exposure(settings, known)
+    known = KeyRing.load(keys)
+    check_exposure(settings, known.current())
+    tls_context(settings.tls_cert, settings.tls_key)  # before the model is loaded
     logs.configure(settings.log_level)
     opened = _open(index, model, create, settings.read_only, device)
-    if not known:
+    if not known.current():
         console.print("[yellow]no API keys:[/] anyone on this machine may search and change the index (GENIUS_API_KEYS, --keys)")
 
     def listening(url: str) -> None:
@@ -78,7 +90,8 @@ def serve(
             emit({"url": url, "items": len(opened), "index": str(index)})
         console.print(f"[bold]{url}[/]  {len(opened):,} items  (Ctrl-C stops)")
 
-    run(create_app(opened, settings, known), settings, listening)
+    finished = run(create_app(opened, settings, known), settings, listening)
+    leave(0 if finished else 1)
 
 
 def _settings(file: Path | None, given: dict[str, object]) -> ServeConfig:

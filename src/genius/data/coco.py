@@ -5,13 +5,13 @@ Two tasks: caption -> image and image -> captions (five of them). Only paths are
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from genius.data.collection import JudgedQuery, Task, files_fingerprint
 from genius.errors import GeniusError
+from genius.files import parse_json
 from genius.instructions import instruction_for
 from genius.types import Item, Modality, Query
 
@@ -27,7 +27,7 @@ class Karpathy:
         self._file = root if root.is_file() else self._find(root)
         self.root = self._file.parent
         try:
-            body = json.loads(self._file.read_text(encoding="utf-8"))
+            body = parse_json(self._file.read_bytes())
             images, dataset = body["images"], str(body.get("dataset", "coco"))
         except (ValueError, KeyError, TypeError):
             raise GeniusError(f"{self._file} is not a Karpathy split file") from None

@@ -7,12 +7,12 @@ Nothing here opens a picture. The datasets themselves are `mbeir`, `coco` and `p
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
+from genius.data.readers import Row, read_jsonl_rows
 from genius.errors import GeniusError
 from genius.types import Item, Modality, Query
 
@@ -79,22 +79,17 @@ def files_fingerprint(paths: Iterable[Path], *extra: str) -> str:
     return digest.hexdigest()[:24]
 
 
-def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+def read_jsonl(path: Path) -> Iterator[Row]:
     """One object a line; a broken line is named by its number."""
     try:
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                if not line.strip():
-                    continue
-                try:
-                    row = json.loads(line)
-                except ValueError:
-                    raise GeniusError(f"{path}:{number} is not JSON") from None
-                if not isinstance(row, dict):
-                    raise GeniusError(f"{path}:{number} is not a JSON object")
-                yield row
+        for number, row in read_jsonl_rows(path):
+            if isinstance(row, str):
+                raise GeniusError(f"{path}:{number} is {row}")
+            yield row
     except FileNotFoundError:
         raise GeniusError(f"no such file: {path}") from None
+    except OSError as error:
+        raise GeniusError(f"cannot read {path}: {error.strerror or error}") from None
 
 
 class Problems:

@@ -20,12 +20,13 @@ import numpy as np
 import torch
 
 from genius.data.collection import Collection, check_collection
-from genius.data.features import POOL, QUERIES, FeatureSet, features_from_tensors, pairs_from_ids, read_tensors, write_json
+from genius.data.features import POOL, QUERIES, FeatureSet, features_from_tensors, pairs_from_ids, write_json
 from genius.encoders.base import Encoder, OnError, PairEncoder, encode_items, encode_joint, encode_queries
 from genius.errors import GeniusError
 from genius.features import Features
 from genius.instructions import query_text
 from genius.types import Item, Modality, Query
+from genius.weight_files import read_tensors
 
 Progress = Callable[[str, int, int], None]
 """Called as progress("queries" | "pool", rows done, rows in all)."""

@@ -15,20 +15,20 @@ The published `*_IT_dict.pt` files (`{img, text, img_mask, text_mask, id_to_inde
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from genius.errors import GeniusError
 from genius.features import Features
-from genius.files import write_whole
+from genius.files import parse_json, write_whole
+from genius.torch_file import read_torch_file
+from genius.weight_files import read_tensors
 
 QUERIES, POOL, PAIRS, POOLS, IDS = "queries.safetensors", "pool.safetensors", "pairs.safetensors", "pools.safetensors", "ids.json"
 FORMAT = 1
@@ -219,16 +219,20 @@ def read_published(path: str | Path, per_dataset: int) -> tuple[Features, list[s
     """A published feature file -> features and ids, row by row. Only tensors and numbers are unpickled."""
     path = Path(path)
     try:
-        # mapped, not read: the pools are gigabytes
-        body: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except FileNotFoundError:
-        raise GeniusError(f"no such feature file: {path}") from None
-    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
-        raise GeniusError(f"cannot read {path} as a published feature file: {str(error).splitlines()[0]}") from None
+        body: Any = read_torch_file(path, mapped=True)  # mapped, not read: the pools are gigabytes
+    except GeniusError as error:
+        raise GeniusError(f"cannot read {path} as a published feature file: {error}") from None
     keys = {"img", "text", "img_mask", "text_mask", "id_to_index"}
     if not isinstance(body, dict) or not keys <= body.keys():
         raise GeniusError(f"{path} is not a published feature file: it needs {', '.join(sorted(keys))}")
-    entries = sorted(((int(row), int(name)) for name, row in body["id_to_index"].items()))
+    numbers = body["id_to_index"]
+    if not isinstance(numbers, dict) or not all(type(n) is int and n >= 0 for pair in numbers.items() for n in pair):
+        raise GeniusError(f"{path} is not a published feature file: id_to_index does not give a row to every id")
+    if not all(isinstance(body[key], Tensor) and body[key].ndim == (1 if "mask" in key else 2) for key in keys - {"id_to_index"}):
+        raise GeniusError(f"{path} is not a published feature file: its features are not (rows, width) with (rows,) masks")
+    if len({len(body[key]) for key in keys - {"id_to_index"}}) != 1:
+        raise GeniusError(f"{path} is not a published feature file: its parts differ in rows")
+    entries = sorted((row, name) for name, row in numbers.items())
     rows = torch.tensor([row for row, _ in entries], dtype=torch.long)
     features = Features(body["img"], body["text"], body["img_mask"].bool(), body["text_mask"].bool())
     if rows.numel() and int(rows.max()) >= len(features):
@@ -272,15 +276,6 @@ def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     write_whole(path, lambda temporary: save_file(tensors, temporary))
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(path)
-    except FileNotFoundError:
-        raise GeniusError(f"no such file: {path}") from None
-    except (OSError, SafetensorError) as error:
-        raise GeniusError(f"cannot read {path}: {error}") from None
-
-
 def write_json(path: Path, body: Any) -> None:
     write_whole(path, lambda temporary: temporary.write_text(json.dumps(body, ensure_ascii=False), encoding="utf-8"))
 
@@ -288,7 +283,7 @@ def write_json(path: Path, body: Any) -> None:
 def _read_ids(directory: Path) -> dict[str, Any]:
     path = directory / IDS
     try:
-        body = json.loads(path.read_text(encoding="utf-8"))
+        body = parse_json(path.read_bytes())
     except FileNotFoundError:
         raise GeniusError(f"{directory} is not a feature set: {IDS} is missing") from None
     except (OSError, ValueError) as error:

@@ -19,7 +19,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from genius.data.collection import JudgedQuery, Problems, Task, files_fingerprint, read_jsonl
+from genius.data.collection import JudgedQuery, Problems, Task, files_fingerprint
+from genius.data.readers import TABLE_SUFFIXES, Row, csv_rows, read_rows
 from genius.errors import GeniusError
 from genius.instructions import instruction_for
 from genius.types import IMAGE_SUFFIXES, Item, Modality, Query
@@ -27,26 +28,17 @@ from genius.types import IMAGE_SUFFIXES, Item, Modality, Query
 COLUMNS = {"query_text", "query_image", "instruction", "target", "text", "image", "id", "query_id", "dataset"}
 
 
-def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Rows of a .jsonl, .csv, .tsv or .parquet file, one at a time."""
+def read_pairs(path: Path) -> Iterator[tuple[int, Row | str]]:
+    """(line, row) of a .jsonl, .csv, .tsv or .parquet file, one at a time; a text in place of a row that cannot be read."""
     suffix = path.suffix.lower()
     if not path.is_file():
         raise GeniusError(f"no such file: {path}")
-    if suffix in (".jsonl", ".ndjson"):
-        yield from read_jsonl(path)
-    elif suffix in (".csv", ".tsv"):
-        with path.open(encoding="utf-8-sig", newline="") as lines:
-            yield from csv.DictReader(lines, delimiter="\t" if suffix == ".tsv" else ",")
-    elif suffix == ".parquet":
-        import pyarrow.parquet as pq
-
-        try:
-            for batch in pq.ParquetFile(path).iter_batches(batch_size=1024):
-                yield from batch.to_pylist()
-        except (OSError, ValueError) as error:
-            raise GeniusError(f"cannot read {path}: {error}") from None
-    else:
+    if suffix not in TABLE_SUFFIXES:
         raise GeniusError(f"{path} is no file of pairs: use .jsonl, .csv, .tsv or .parquet")
+    try:
+        yield from csv_rows(path) if suffix in (".csv", ".tsv") else read_rows(path)
+    except (OSError, csv.Error) as error:
+        raise GeniusError(f"cannot read {path}: {error}") from None
 
 
 class Pairs:
@@ -62,8 +54,10 @@ class Pairs:
         self._own: list[dict[str, None]] = []  # of each task: the ids of its candidates
         tasks: dict[tuple[str, Modality, Modality], int] = {}
         problems = Problems()
-        for number, row in enumerate(read_rows(self.path), 1):
+        for number, row in read_pairs(self.path):
             try:
+                if isinstance(row, str):
+                    raise GeniusError(row)
                 self._add(row, tasks)
             except GeniusError as error:
                 problems.add("lines cannot be used", f"line {number}: {error}")
@@ -146,7 +140,9 @@ class ImageFolder:
         out: dict[str, list[str]] = {}
         for name in ("metadata.csv", "metadata.jsonl"):
             if (self.root / name).is_file():
-                for row in read_rows(self.root / name):
+                for number, row in read_pairs(self.root / name):
+                    if isinstance(row, str):
+                        raise GeniusError(f"{self.root / name}:{number} is {row}")
                     text = _text(row.get("text") or row.get("caption"))
                     if row.get("file_name") and text:
                         out.setdefault(str(row["file_name"]), []).append(text)
@@ -193,6 +189,6 @@ def _text(value: Any) -> str | None:
 def _digest(*parts: object) -> str:
     digest = hashlib.sha256()
     for part in parts:
-        digest.update(part if isinstance(part, bytes) else str(part).encode())
+        digest.update(part if isinstance(part, bytes) else str(part).encode("utf-8", "surrogatepass"))
         digest.update(b"\x00")
     return digest.hexdigest()[:16]

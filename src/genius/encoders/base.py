@@ -6,9 +6,7 @@ An encoder turns pictures and texts into vectors of one width. It is frozen here
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -19,12 +17,16 @@ from torch import Tensor
 from genius.errors import GeniusError
 from genius.features import Features
 from genius.instructions import format_text, query_text
-from genius.types import ImageInput, Item, Query, load_image
+from genius.pictures.ahead import open_ahead
+from genius.pictures.load import WORKING_SIDE, loaded
+from genius.types import ImageInput, Item, Query
 
 OnError = Literal["raise", "skip"]
+OnPicture = Callable[[int, Image.Image], None]
+"""Hears of each picture as it is opened, with its item's position, in the thread that opened it."""
+
 T = TypeVar("T")
-THREADS = 4
-"""That open pictures. Decoding releases the interpreter lock, so a few are enough to keep an encoder busy."""
+LARGEST = 1024  # pixels of the longer side: for encoders that do not shrink pictures themselves
 
 
 @runtime_checkable
@@ -88,13 +90,16 @@ def encode_items(
     batch_size: int = 64,
     on_error: OnError = "raise",
     on_progress: Callable[[int], None] | None = None,
+    on_picture: OnPicture | None = None,
 ) -> tuple[Features, list[int], list[str]]:
     """Items -> features of those that could be read, their positions, and one line for each that could not.
 
-    Pictures are opened by a few threads, at most one batch ahead, so memory does not grow with the collection.
+    Pictures are opened by a few threads, at most one batch ahead, so memory does not grow with the collection. Each is
+    decoded once: `on_picture` sees it (its shorter side at least `WORKING_SIDE` pixels, or all it has) before it is
+    shrunk for the encoder.
     """
     rows = [_row(item) for item in items]
-    return _encode(rows, encoder, lambda batch: _towers(batch, encoder), batch_size, on_error, on_progress)
+    return _encode(rows, encoder, lambda batch: _towers(batch, encoder), batch_size, on_error, on_progress, on_picture)
 
 
 def encode_queries(
@@ -145,11 +150,20 @@ def _encode(
     batch_size: int,
     on_error: OnError,
     on_progress: Callable[[int], None] | None,
+    on_picture: OnPicture | None = None,
 ) -> tuple[Features, list[int], list[str]]:
     parts: list[Features] = []
     kept: list[int] = []
     problems: list[str] = []
-    for start, pictures in _load_ahead(rows, encoder, batch_size):
+    shrink = getattr(encoder, "prepare_image", _at_most)
+
+    def load(position: int, source: ImageInput) -> Image.Image:
+        with loaded(source, least=WORKING_SIDE, name=f"the image of {rows[position].name!r}") as picture:
+            if on_picture is not None:
+                on_picture(position, picture)
+            return shrink(picture)  # type: ignore[no-any-return]
+
+    for start, pictures in open_ahead([row.source for row in rows], load, batch_size):
         batch = rows[start : start + len(pictures)]
         good: list[tuple[_Row, Image.Image | None]] = []
         for offset, (row, picture) in enumerate(zip(batch, pictures, strict=True)):
@@ -166,6 +180,12 @@ def _encode(
     if not parts:
         parts.append(encode_batch([]))
     return Features.cat(parts), kept, problems
+
+
+def _at_most(picture: Image.Image) -> Image.Image:
+    if max(picture.size) > LARGEST:
+        picture.thumbnail((LARGEST, LARGEST))  # in place: it is ours
+    return picture
 
 
 def _joint(batch: _Batch, encoder: PairEncoder) -> Features:
@@ -195,41 +215,3 @@ def _towers(batch: _Batch, encoder: Encoder) -> Features:
     if alone.any():
         text[alone] = encoder.encode_texts([batch[i][0].text for i in alone.nonzero()[:, 0].tolist()]).float().cpu()
     return Features(image, text, image_mask, text_mask)
-
-
-def _load_ahead(
-    rows: Sequence[_Row], encoder: Encoder | PairEncoder, batch_size: int
-) -> Iterator[tuple[int, list[Image.Image | GeniusError | None]]]:
-    """(start, pictures) batch by batch: while one batch is encoded, threads open and shrink the next.
-
-    At most `THREADS` pictures of full size and two batches of shrunken ones are in memory.
-    """
-    prepare = getattr(encoder, "prepare_image", None)
-
-    def load(source: ImageInput | None) -> Image.Image | GeniusError | None:
-        if source is None:
-            return None
-        try:
-            picture = load_image(source)
-            return prepare(picture) if prepare is not None else picture
-        except GeniusError as error:
-            return error
-
-    starts = range(0, len(rows), batch_size)
-    if not any(row.source is not None for row in rows) or len(rows) == 1:
-        for start in starts:  # nothing to wait for: no threads
-            yield start, [load(row.source) for row in rows[start : start + batch_size]]
-        return
-    with ThreadPoolExecutor(THREADS, thread_name_prefix="genius-images") as pool:
-        ahead: deque[tuple[int, list[Future[Image.Image | GeniusError | None]]]] = deque()
-        try:
-            for start in starts:
-                ahead.append((start, [pool.submit(load, row.source) for row in rows[start : start + batch_size]]))
-                if len(ahead) == 2:
-                    first, futures = ahead.popleft()
-                    yield first, [future.result() for future in futures]
-            while ahead:
-                first, futures = ahead.popleft()
-                yield first, [future.result() for future in futures]
-        finally:  # an error or an abandoned loop: do not open what nobody waits for
-            pool.shutdown(wait=True, cancel_futures=True)

@@ -15,17 +15,18 @@ from typing import Any, Literal, Self
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from genius.blueprint import build, check_fit
 from genius.config import from_dict
 from genius.encoders.digest import fingerprint
 from genius.encoders.pixels import Pixels
-from genius.encoders.registry import write_spec
+from genius.encoders.registry import SPEC, write_spec
 from genius.encoders.tokens import Tokens
 from genius.errors import GeniusError
-from genius.packing import pack, unpack
+from genius.packing import pack, plain_names, unpack
+from genius.weight_files import read_shapes, read_tensors
 
 WEIGHTS, TOKENIZER = "weights.safetensors", "tokenizer.json"
 MEAN, STD = (0.7, 0.7, 0.7), (0.35, 0.35, 0.35)  # of drawings on white, roughly
@@ -48,6 +49,15 @@ class MiniConfig:
     text_layers: int = 4
     head_width: int = 64  # of one attention head, both towers
     storage: Literal["int8", "float32"] = "float32"  # of the matrices on disk
+
+    def __post_init__(self) -> None:
+        sizes = {name: value for name, value in asdict(self).items() if isinstance(value, int)}
+        allowed_none = ("text_tokens", "image_residuals", "image_layers", "text_layers")
+        wrong = next((name for name, value in sizes.items() if value < (0 if name in allowed_none else 1)), None)
+        if wrong is not None:
+            raise GeniusError(f"{wrong} must be positive, got {sizes[wrong]}")
+        if self.image_width % self.head_width or self.text_width % self.head_width:
+            raise GeniusError(f"heads of {self.head_width} do not divide towers of {self.image_width} and {self.text_width}")
 
 
 class Block(nn.Module):
@@ -216,13 +226,20 @@ class MiniEncoder(nn.Module):
 
     @classmethod
     def load(cls, directory: Path, spec: dict[str, Any]) -> Self:
-        config = from_dict(MiniConfig, spec.get("config"), str(directory))
-        with torch.device("meta"):  # no time spent on starting values
-            encoder = cls(config, Tokens.load(directory / TOKENIZER, config.text_length))
+        where = f"cannot load the encoder at {directory}"
+        path = directory / WEIGHTS
         try:
-            encoder.load_state_dict(unpack(load_file(directory / WEIGHTS)), assign=True)
-        except (OSError, RuntimeError, SafetensorError) as error:
-            raise GeniusError(f"cannot load the encoder at {directory}: {str(error).splitlines()[0]}") from None
+            config = from_dict(MiniConfig, spec.get("config"), SPEC)
+            shapes = read_shapes(path)
+            shapes = {name: shapes[name] for name in plain_names(shapes)}
+            tokens = Tokens.load(directory / TOKENIZER, config.text_length)
+            if tokens.largest() >= config.text_vocabulary:
+                raise GeniusError(f"the tokenizer has ids up to {tokens.largest()}, the model {config.text_vocabulary} words")
+            encoder = build(lambda: cls(config, tokens), shapes, str(path))
+            check_fit(encoder, shapes, str(path))
+            encoder.load_state_dict(unpack(read_tensors(path)), assign=True)
+        except GeniusError as error:
+            raise GeniusError(f"{where}: {error}") from None
         return encoder
 
     def fingerprint(self) -> str:

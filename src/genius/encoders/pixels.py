@@ -6,7 +6,6 @@ threads can shrink each picture as soon as it is decoded: memory then holds smal
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +17,13 @@ from PIL import Image
 from torch import Tensor
 
 from genius.errors import GeniusError
+from genius.files import read_json
 
+MAX_SIDE = 8192  # of what a tower may ask for: it comes out of a file, and every picture is brought to it
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+THIN = 16  # times the shorter side: a longer picture is cropped before it is resized, or it would grow without bound
+PREPARED = "genius-prepared"  # marks a picture that needs no more shrinking: by its size alone it cannot be told
 FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC, "lanczos": Image.Resampling.LANCZOS}
 
 
@@ -37,12 +40,23 @@ class Pixels:
     mean: tuple[float, ...] = CLIP_MEAN
     std: tuple[float, ...] = CLIP_STD
 
+    def __post_init__(self) -> None:
+        if not 1 <= self.size <= MAX_SIDE or not 0 <= self.resize <= MAX_SIDE:
+            raise GeniusError(f"pictures of {self.size} (from {self.resize}) pixels a side: at most {MAX_SIDE}")
+        if len(self.mean) != 3 or len(self.std) != 3 or not all(float(value) for value in self.std):
+            raise GeniusError(f"mean {self.mean} and deviation {self.std}: three numbers each, deviations not zero")
+
     def prepare(self, picture: Image.Image) -> Image.Image:
-        """RGB picture -> RGB picture of `size` x `size`. One that already has that size is returned as it is."""
-        if picture.mode != "RGB":
-            picture = picture.convert("RGB")
-        if picture.size == (self.size, self.size) and self.resize in (0, self.size):
+        """RGB picture -> RGB picture of `size` x `size`. One that was prepared before is returned as it is."""
+        if picture.info.get(PREPARED) == self:
             return picture
+        small = self._fitted(picture if picture.mode == "RGB" else picture.convert("RGB"))
+        small.info = {PREPARED: self}
+        return small
+
+    def _fitted(self, picture: Image.Image) -> Image.Image:
+        if picture.size == (self.size, self.size) and self.resize in (0, self.size):
+            return picture.copy()
         how = FILTERS[self.filter]
         if self.fit == "squash":
             return picture.resize((self.size, self.size), how)
@@ -56,9 +70,12 @@ class Pixels:
         short = self.resize or self.size
         # the longer side is cut off, not rounded, as torchvision and transformers do
         new = (short, int(short * height / width)) if width <= height else (int(short * width / height), short)
-        small = picture.resize(new, how)
         left, top = (new[0] - self.size) // 2, (new[1] - self.size) // 2
-        return small.crop((left, top, left + self.size, top + self.size))
+        if max(new) > THIN * short:
+            across, down = width / new[0], height / new[1]
+            box = (left * across, top * down, (left + self.size) * across, (top + self.size) * down)
+            return picture.resize((self.size, self.size), how, box=box)
+        return picture.resize(new, how).crop((left, top, left + self.size, top + self.size))
 
     def __call__(self, pictures: Sequence[Image.Image]) -> Tensor:
         """(n, 3, size, size) float32."""
@@ -93,7 +110,7 @@ def read_pixels(directory: Path, default_size: int) -> Pixels:
     if not path.is_file():
         return Pixels(size=default_size)
     try:
-        body = json.loads(path.read_text(encoding="utf-8"))
+        body = read_json(path, 1 << 20)
         body = body.get("image_processor", body)
         size, crop = body.get("size", default_size), body.get("crop_size")
         filters = {int(value): name for name, value in FILTERS.items()}
@@ -111,5 +128,5 @@ def read_pixels(directory: Path, default_size: int) -> Pixels:
         return Pixels(size=side, resize=short, **shared)
     except GeniusError:
         raise
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise GeniusError(f"cannot read {path}: {error}") from None

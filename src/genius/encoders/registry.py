@@ -16,8 +16,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from genius.digests import check_digests, write_digests
 from genius.encoders.base import Encoder
 from genius.errors import GeniusError
+from genius.files import read_json
+
+MAX_CONFIG = 1 << 20  # bytes of a JSON file that describes an encoder
 
 SPEC = "encoder.json"
 """Names the family of a folder that this project wrote, and what the family needs to read it."""
@@ -64,6 +68,10 @@ def load_encoder(uri: str | Path) -> Encoder:
     if not (path / SPEC).is_file() and (path / "encoder" / SPEC).is_file():
         path = path / "encoder"
     family, spec = read_spec(path)
+    try:
+        check_digests(path)
+    except GeniusError as error:
+        raise GeniusError(f"cannot load the encoder at {path}: {error}") from None
     return _family(family).load(path, spec)  # type: ignore[no-any-return]
 
 
@@ -72,14 +80,14 @@ def read_spec(directory: Path) -> tuple[str, dict[str, Any]]:
     own = _read_json(directory / SPEC)
     if own is not None:
         family = own.get("family")
-        if family not in FAMILIES:
+        if not isinstance(family, str) or family not in FAMILIES:
             raise GeniusError(f"{directory / SPEC} names an unknown encoder family {family!r}; known: {', '.join(FAMILIES)}")
         return family, own
     foreign = _read_json(directory / "config.json")
     if foreign is None:
         raise GeniusError(f"no encoder at {directory}: neither {SPEC} nor a transformers config.json")
     kind = foreign.get("model_type")
-    if kind not in TRANSFORMERS_TYPES:
+    if not isinstance(kind, str) or kind not in TRANSFORMERS_TYPES:
         raise GeniusError(
             f"{directory} holds a {kind or 'model of unknown type'!r}, not an encoder this version reads "
             f"({', '.join(TRANSFORMERS_TYPES)}); UniIR's CLIP-FF, BLIP-SF and BLIP-FF are read from their .pth files: uniir:FILE"
@@ -88,8 +96,9 @@ def read_spec(directory: Path) -> tuple[str, dict[str, Any]]:
 
 
 def write_spec(directory: Path, family: str, settings: dict[str, Any] | None = None) -> None:
-    """Write `encoder.json`. Call it last: a folder without one is not an encoder."""
+    """Write `encoder.json` and the digests of the files beside it. Call it last: a folder without one is not an encoder."""
     directory.mkdir(parents=True, exist_ok=True)
+    write_digests(directory)
     body = {"family": family, **(settings or {})}
     (directory / SPEC).write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
 
@@ -134,11 +143,9 @@ def _family(name: str) -> Any:
 
 def _read_json(path: Path) -> dict[str, Any] | None:
     try:
-        body = json.loads(path.read_text(encoding="utf-8"))
+        body = read_json(path, MAX_CONFIG)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
-        raise GeniusError(f"cannot read {path}: {error}") from None
     if not isinstance(body, dict):
         raise GeniusError(f"{path} should hold a JSON object")
     return body

@@ -38,6 +38,12 @@ class Tokens:
         rows = self.tokenizer.encode_batch(list(texts))
         return torch.tensor([row.ids for row in rows]), torch.tensor([row.attention_mask for row in rows])
 
+    def largest(self) -> int:
+        """The largest id that may come out: a model's table of words must reach as far."""
+        padding = self.tokenizer.padding or {}
+        ids: list[int] = list(self.tokenizer.get_vocab(with_added_tokens=True).values())
+        return max([int(padding.get("pad_id", 0)), *ids])
+
     def save(self, path: Path) -> None:
         path.write_text(self.tokenizer.to_str(), encoding="utf-8")
 

@@ -17,9 +17,10 @@ from typing import Any, Protocol, Self
 import numpy as np
 import torch
 from PIL import Image
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from genius.blueprint import build, check_fit
 from genius.config import from_dict
 from genius.encoders.digest import fingerprint
 from genius.encoders.pixels import Pixels
@@ -28,6 +29,7 @@ from genius.encoders.tokens import Tokens
 from genius.errors import GeniusError
 from genius.features import Features
 from genius.model.heads import Heads
+from genius.weight_files import read_shapes, read_tensors
 
 HEADS, IMAGE, TEXT, TOKENIZER = "heads.safetensors", "image.onnx", "text.onnx", "tokenizer.json"
 
@@ -188,11 +190,13 @@ class TowersEncoder(nn.Module):
     @classmethod
     def load(cls, directory: Path, spec: dict[str, Any]) -> Self:
         try:
-            heads = Heads(**spec["heads"])
-            heads.load_state_dict(load_file(directory / HEADS))
+            shapes = read_shapes(directory / HEADS)
+            heads = build(lambda: Heads(**spec["heads"]), shapes, str(directory / HEADS))
+            check_fit(heads, shapes, str(directory / HEADS))
+            heads.load_state_dict(read_tensors(directory / HEADS))
             pixels = from_dict(Pixels, spec["pixels"], str(directory))
             tokens = Tokens.load(directory / TOKENIZER, int(spec["length"]))
-        except (KeyError, TypeError, OSError, RuntimeError) as error:
+        except (GeniusError, KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:
             raise GeniusError(f"cannot load the towers' heads at {directory}: {str(error).splitlines()[0]}") from None
         return cls(OnnxTower(directory / IMAGE), OnnxTower(directory / TEXT), heads, pixels, tokens)
 

@@ -15,10 +15,13 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from genius.blueprint import build
 from genius.encoders.digest import fingerprint
 from genius.encoders.pixels import Pixels, read_pixels
 from genius.encoders.registry import write_spec
 from genius.errors import GeniusError
+from genius.files import read_json
+from genius.weight_files import read_shapes
 
 
 class DualEncoder(nn.Module):
@@ -38,14 +41,29 @@ class DualEncoder(nn.Module):
     def load(cls, directory: Path, spec: dict[str, Any]) -> Self:
         """Read a folder that `save_pretrained` (theirs or ours) wrote. Weights must be safetensors."""
         transformers = import_transformers()
+        where = f"cannot load the {cls.family} encoder at {directory}"
+        family = getattr(transformers, cls.model_class)
         try:
-            model = getattr(transformers, cls.model_class).from_pretrained(
-                directory, local_files_only=True, use_safetensors=True, torch_dtype=torch.float32
+            _check_sizes(family, directory)
+            model, found = family.from_pretrained(
+                directory,
+                local_files_only=True,
+                use_safetensors=True,
+                torch_dtype=torch.float32,
+                trust_remote_code=False,
+                output_loading_info=True,
             )
-            tokenizer = transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True)
-        except (OSError, ValueError, ImportError, RuntimeError) as error:
-            raise GeniusError(f"cannot load the {cls.family} encoder at {directory}: {_first_line(error)}") from None
-        return cls(model, tokenizer, read_pixels(directory, model.config.vision_config.image_size))
+            tokenizer = load_tokenizer(directory)
+            pixels = read_pixels(directory, model.config.vision_config.image_size)
+        except Exception as error:  # the library raises many kinds for a stranger's config
+            raise GeniusError(f"{where}: {_first_line(error)}") from None
+        lacking = sorted(name for name in found["missing_keys"] if not name.endswith("position_ids"))
+        if lacking:  # the library draws them at random, and a tower with one random layer still gives vectors
+            raise GeniusError(f"{where}: {len(lacking)} tensors are missing (first: {lacking[0]})")
+        words = model.config.text_config.vocab_size
+        if max(tokenizer.get_vocab().values(), default=0) >= words:
+            raise GeniusError(f"{where}: the tokenizer has ids beyond the {words} words of the model")
+        return cls(model, tokenizer, pixels)
 
     @property
     def device(self) -> torch.device:
@@ -121,6 +139,21 @@ def import_transformers() -> Any:
     except ImportError:
         raise GeniusError("this encoder needs transformers: pip install 'genius-search[hub]'") from None
     return transformers
+
+
+def load_tokenizer(directory: Path) -> Any:
+    """The folder's own tokenizer; a class of its own that it may bring along is not run."""
+    return import_transformers().AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+
+
+def _check_sizes(family: Any, directory: Path) -> None:
+    """The config against the weights that are there, before the library builds what it asks for."""
+    read_json(directory / "config.json", 1 << 20)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in sorted(directory.glob("*.safetensors")):
+        shapes |= read_shapes(path)
+    config = family.config_class.from_pretrained(directory, local_files_only=True)
+    build(lambda: family(config), shapes, str(directory / "config.json"))
 
 
 def _first_line(error: Exception) -> str:

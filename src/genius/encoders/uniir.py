@@ -2,7 +2,7 @@
 
 CLIP-SF (`clip_sf_large.pth`) is the encoder under the published GENIUS; CLIP-FF, BLIP-SF and BLIP-FF are the paper's other
 dense baselines (`uniir_clip_ff`, `uniir_blip`). A file is a pickle of the model and its optimizer; it is read without
-running anything (`genius.model.official.read_checkpoint`) and mapped onto `transformers`' classes.
+running anything (`genius.torch_file`) and mapped onto `transformers`' classes.
 
 CLIP-SF is OpenAI's CLIP in its own layout and behaves as a `ClipEncoder` once read: `save` writes an ordinary CLIP
 folder. Score fusion (Eq. 2) is not here: features keep both vectors.
@@ -20,12 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from genius.blueprint import build
 from genius.encoders.base import Encoder
 from genius.encoders.clip import ClipEncoder
 from genius.encoders.pixels import Pixels
 from genius.encoders.transformers_dual import import_transformers
 from genius.encoders.uniir_tokenizers import bert_tokenizer, clip_tokenizer
-from genius.encoders.weights import depth, grid_side, heads, load_exactly, refuse_strangers
+from genius.encoders.weights import depth, grid_side, heads, load_exactly, reading_sizes, refuse_strangers
 from genius.errors import GeniusError
 
 # OpenAI's name -> transformers' name, inside one transformer block
@@ -78,12 +79,10 @@ def clip_from_openai(state: dict[str, Tensor], where: str = "the checkpoint") ->
         kind = "a ResNet CLIP" if resnet else f"no CLIP and no BLIP ({len(state)} tensors, first: {next(iter(state), '')})"
         raise GeniusError(f"{where} holds {kind}; UniIR's models have a vision transformer in OpenAI's or BLIP's layout")
     refuse_strangers((name for name in state if not OPENAI_NAMES.fullmatch(name)), where, "OpenAI's CLIP")
-    try:
+    with reading_sizes(where, "a whole CLIP"):
         config = _config(transformers, state, where)
         mapped = _map(state)
-    except KeyError as error:
-        raise GeniusError(f"{where} is not a whole CLIP: tensor {error} is missing") from None
-    model = transformers.CLIPModel(config)
+    model = build(lambda: transformers.CLIPModel(config), {name: tensor.shape for name, tensor in mapped.items()}, where)
     load_exactly(model, mapped, where, "OpenAI's CLIP")
     return model
 

@@ -19,13 +19,15 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from genius.blueprint import build
 from genius.encoders.digest import fingerprint
 from genius.encoders.fusing import FusingEncoder
 from genius.encoders.pixels import Pixels
 from genius.encoders.registry import write_spec
-from genius.encoders.transformers_dual import import_transformers
-from genius.encoders.weights import depth, grid_side, heads, load_exactly, refuse_strangers
+from genius.encoders.transformers_dual import import_transformers, load_tokenizer
+from genius.encoders.weights import depth, grid_side, heads, load_exactly, reading_sizes, refuse_strangers
 from genius.errors import GeniusError
+from genius.weight_files import read_tensors
 
 WEIGHTS = "blip.safetensors"
 TEXT_LENGTH = 100  # `tokenizer_max_length` of UniIR's configs; the checkpoint does not say
@@ -60,12 +62,15 @@ class BlipEncoder(nn.Module):
         """`state` in transformers' names (`rename`); all sizes are read off it."""
         super().__init__()
         self.tokenizer = tokenizer
-        try:
-            self.vision: Any = _vision(state, where)
-            self.text: Any = _text(state, where)
+        transformers = import_transformers()
+        with reading_sizes(where, self.title):
+            vision, text = _vision(state, where), _text(state, where)
+            pooled = "text.pooler.dense.weight" in state
+        shapes = {name: tensor.shape for name, tensor in state.items()}
+        self.vision: Any = build(lambda: transformers.BlipVisionModel(vision), shapes, where)
+        self.text: Any = build(lambda: transformers.BlipTextModel(text, add_pooling_layer=pooled), shapes, where)
+        with reading_sizes(where, self.title):
             self._heads(state)
-        except KeyError as error:
-            raise GeniusError(f"{where} is not {self.title}: tensor {error} is missing") from None
         load_exactly(self, state, where, self.title)
         self.pixels = Pixels(size=self.vision.config.image_size, fit="squash")
         self.length = min(TEXT_LENGTH, int(self.text.config.max_position_embeddings))
@@ -79,16 +84,14 @@ class BlipEncoder(nn.Module):
     @classmethod
     def load(cls, directory: Path, spec: dict[str, Any]) -> Self:
         """Read a folder that `save` wrote."""
-        from safetensors.torch import load_file
-
         path = Path(directory) / WEIGHTS
         if not path.is_file():
             raise GeniusError(f"{directory} has no {WEIGHTS}: it is not a {cls.family} encoder")
         try:
-            tokenizer = import_transformers().AutoTokenizer.from_pretrained(directory, local_files_only=True)
-        except (OSError, ValueError) as error:
+            tokenizer = load_tokenizer(Path(directory))
+        except Exception as error:  # the library raises many kinds
             raise GeniusError(f"cannot read the tokenizer in {directory}: {str(error).splitlines()[0]}") from None
-        return cls(load_file(path), tokenizer, str(path))
+        return cls(read_tensors(path), tokenizer, str(path))
 
     def save(self, directory: Path) -> None:
         from safetensors.torch import save_file
@@ -194,7 +197,7 @@ def rename(state: dict[str, Tensor], where: str, what: str) -> dict[str, Tensor]
 def _vision(state: dict[str, Tensor], where: str) -> Any:
     transformers = import_transformers()
     width, _, patch, _ = state["vision.embeddings.patch_embedding.weight"].shape
-    config = transformers.BlipVisionConfig(
+    return transformers.BlipVisionConfig(
         hidden_size=width,
         intermediate_size=state["vision.encoder.layers.0.mlp.fc1.weight"].shape[0],
         num_hidden_layers=depth(state, r"vision\.encoder\.layers\.(\d+)\."),
@@ -204,13 +207,12 @@ def _vision(state: dict[str, Tensor], where: str) -> Any:
         hidden_act="gelu",
         layer_norm_eps=1e-6,  # of BLIP's ViT; transformers' default is another
     )
-    return transformers.BlipVisionModel(config)
 
 
 def _text(state: dict[str, Tensor], where: str) -> Any:
     transformers = import_transformers()
     vocabulary, width = state["text.embeddings.word_embeddings.weight"].shape
-    config = transformers.BlipTextConfig(
+    return transformers.BlipTextConfig(
         vocab_size=vocabulary,
         hidden_size=width,
         encoder_hidden_size=state[CROSSED].shape[1] if CROSSED in state else width,
@@ -225,4 +227,3 @@ def _text(state: dict[str, Tensor], where: str) -> Any:
         sep_token_id=None,
         is_decoder=CROSSED in state,  # only says whether there is cross-attention: the text is read both ways
     )
-    return transformers.BlipTextModel(config, add_pooling_layer="text.pooler.dense.weight" in state)

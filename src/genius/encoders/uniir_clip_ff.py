@@ -15,12 +15,14 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor
 
+from genius.blueprint import build
 from genius.encoders.clip import ClipEncoder
 from genius.encoders.fusing import FusingEncoder
 from genius.encoders.pixels import Pixels
 from genius.encoders.transformers_dual import import_transformers
-from genius.encoders.weights import depth, load_exactly
+from genius.encoders.weights import depth, load_exactly, reading_sizes
 from genius.errors import GeniusError
+from genius.weight_files import read_tensors
 
 MIXER = "mixer.safetensors"  # beside the files of an ordinary CLIP folder
 PREFIX = "t5_layers."
@@ -53,13 +55,11 @@ class ClipFfEncoder(FusingEncoder, ClipEncoder):
     @classmethod
     def load(cls, directory: Path, spec: dict[str, Any]) -> Self:
         """Read a folder that `save` wrote."""
-        from safetensors.torch import load_file
-
         clip = ClipEncoder.load(directory, spec)
         path = Path(directory) / MIXER
         if not path.is_file():
             raise GeniusError(f"{directory} has no {MIXER}: it is not a CLIP-FF encoder")
-        return cls(clip.model, clip.tokenizer, clip.pixels, mixer_from_state(load_file(path), str(path)))
+        return cls(clip.model, clip.tokenizer, clip.pixels, mixer_from_state(read_tensors(path), str(path)))
 
     def save(self, directory: Path) -> None:
         from safetensors.torch import save_file
@@ -96,16 +96,15 @@ def mixer_from_state(state: dict[str, Tensor], where: str) -> Any:
 
     state = {name: tensor.detach().float() for name, tensor in state.items() if name != "embed_tokens.weight"}  # never read
     attention = "block.0.layer.0.SelfAttention"
-    try:
+    with reading_sizes(where, "UniIR's CLIP-FF"):
         buckets, number = state[f"{attention}.relative_attention_bias.weight"].shape
         inner, width = state[f"{attention}.q.weight"].shape
         hidden = state["block.0.layer.1.DenseReluDense.wi.weight"].shape[0]
-    except (KeyError, ValueError) as error:
-        raise GeniusError(f"{where} is not UniIR's CLIP-FF: the mixer's tensor {error} is missing or misshapen") from None
+        head = inner // number
     config = transformers.T5Config(
         vocab_size=2,  # no ids are read; T5 wants room for its two special ones
         d_model=width,
-        d_kv=inner // number,
+        d_kv=head,
         d_ff=hidden,
         num_layers=depth(state, r"block\.(\d+)\."),
         num_heads=number,
@@ -113,7 +112,7 @@ def mixer_from_state(state: dict[str, Tensor], where: str) -> Any:
         is_encoder_decoder=False,
         use_cache=False,
     )
-    mixer = T5Stack(config)
+    mixer = build(lambda: T5Stack(config), {name: tensor.shape for name, tensor in state.items()}, where)
     mixer.embed_tokens = None  # states come in, not ids
     load_exactly(mixer, state, where, "UniIR's CLIP-FF")
     return mixer.eval()

@@ -48,7 +48,7 @@ def _find(folder: Path, name: str, readers: dict[str, Callable[[Path], Any]], to
             reason = (str(error) or type(error).__name__).splitlines()[0]
             raise GeniusError(f"cannot read the tokenizer {path}: {reason}") from None
     try:
-        return import_transformers().AutoTokenizer.from_pretrained(hub)
+        return import_transformers().AutoTokenizer.from_pretrained(hub, trust_remote_code=False)
     except (OSError, ValueError):
         files = " or ".join(readers)
         raise GeniusError(f"the checkpoint needs the tokenizer of {hub}: put its {files} beside it, in {folder}") from None
@@ -80,4 +80,6 @@ def _fast(special: dict[str, str]) -> Callable[[Path], Any]:
 
 
 def _by_class(name: str) -> Callable[[Path], Any]:
-    return lambda path: getattr(import_transformers(), name).from_pretrained(path.parent, local_files_only=True)
+    return lambda path: getattr(import_transformers(), name).from_pretrained(
+        path.parent, local_files_only=True, trust_remote_code=False
+    )

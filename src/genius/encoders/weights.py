@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 from torch import Tensor, nn
 
@@ -32,6 +33,19 @@ def load_exactly(module: nn.Module, state: Mapping[str, Tensor], where: str, wha
         sizes = f"{tuple(state[wrong[0]].shape)} instead of {tuple(expected[wrong[0]].shape)}"
         raise GeniusError(f"{where} is not {what}: {len(wrong)} tensors have another shape (first: {wrong[0]}, {sizes})")
     module.load_state_dict(dict(state), strict=False)
+
+
+@contextmanager
+def reading_sizes(where: str, what: str) -> Iterator[None]:
+    """Sizes are read off tensors that a stranger may have shaped: one line for those that are missing or impossible."""
+    try:
+        yield
+    except GeniusError:
+        raise
+    except KeyError as error:
+        raise GeniusError(f"{where} is not {what}: tensor {error} is missing") from None
+    except (ValueError, IndexError, TypeError, ArithmeticError, RuntimeError):
+        raise GeniusError(f"{where} is not {what}: a tensor has another number of dimensions, or none") from None
 
 
 def refuse_strangers(strangers: Iterable[str], where: str, what: str) -> None:

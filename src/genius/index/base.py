@@ -1,18 +1,17 @@
 """The search side's arrays of one table version, and the folder that caches them.
 
-A cache is only ever a shortcut. It is named by index, model and version, written beside and renamed, checked for
-size when opened, and rows are matched by `_seq`, which is never used twice: what a cached row says stays true,
-and rows that are gone or new are found by comparing with the table.
+A cache is only ever a shortcut. It is named by index, model and version, written beside and renamed, compared with its
+checksums when opened, and rows are matched by `_seq`, which is never used twice: what a cached row says stays true,
+and rows that are gone or new are found by comparing with the table. One that is doubtful in any way is built anew.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,16 +21,22 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from genius.errors import GeniusError
-from genius.index.store import Reader
+from genius.index.reader import Reader
+from genius.index.sums import file_sum, seal, size_in, unseal
 from genius.search import CodeTrie
 
-FORMAT = 1
+FORMAT = 2
+BASE = "base.json"
+VERIFY_UP_TO = 8 << 30
+"""Bytes of a file whose checksum is compared when it is mapped; of larger vectors only the size (`genius check` reads all)."""
+
 ARRAYS = ("seqs", "codes", "embeddings", "hashes", "hash_rows")
 
 
 def hash_id(item_id: str) -> int:
     """64 bits of an id; equal hashes are verified against the table."""
-    return int.from_bytes(hashlib.blake2b(item_id.encode(), digest_size=8).digest(), "little")
+    body = item_id.encode("utf-8", "surrogatepass")  # no such id can be stored, but one may be asked for
+    return int.from_bytes(hashlib.blake2b(body, digest_size=8).digest(), "little")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,11 @@ class Base:
     @property
     def items(self) -> int:
         return len(self.seqs)
+
+    @property
+    def cached(self) -> bool:
+        """Whether this came out of a file, and not straight from the table."""
+        return isinstance(self.seqs, np.memmap)
 
     def candidates(self, item_id: str) -> NDArray[np.int64]:
         """Rows whose id may be `item_id`."""
@@ -147,10 +157,8 @@ def _write(base: Base, key: CacheKey, folder: Path) -> None:
         else:
             np.save(folder / f"{name}.npy", array)
     base.trie.save(folder / "trie.safetensors")
-    files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
-    (folder / "base.json").write_text(
-        json.dumps({"version": base.version, "items": base.items, "files": files, **_identity(key)})
-    )
+    files = {path.name: file_sum(path) for path in sorted(folder.iterdir())}
+    (folder / BASE).write_text(seal({"version": base.version, "items": base.items, "files": files, **_identity(key)}))
 
 
 def _identity(key: CacheKey) -> dict[str, Any]:
@@ -178,12 +186,10 @@ def newest(root: Path, key: CacheKey, version: int) -> Base | None:
 
 
 def load(folder: Path, key: CacheKey) -> Base | None:
-    """Open by memory-map; None unless it is this index's, this model's, and whole."""
+    """Open by memory-map; None unless it is this index's, this model's, and as it was written."""
     try:
-        about = json.loads((folder / "base.json").read_text())
-        if any(about.get(name) != value for name, value in _identity(key).items()):
-            return None
-        if any((folder / name).stat().st_size != size for name, size in about["files"].items()):
+        about = unseal((folder / BASE).read_text())
+        if any(about.get(name) != value for name, value in _identity(key).items()) or damage(folder, about["files"]):
             return None
         arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r" if about["items"] else None) for name in ARRAYS}
         trie = CodeTrie.load(folder / "trie.safetensors")
@@ -192,6 +198,16 @@ def load(folder: Path, key: CacheKey) -> Base | None:
         return Base(version=int(about["version"]), trie=trie, **arrays)
     except (OSError, ValueError, KeyError):  # GeniusError is a ValueError
         return None
+
+
+def damage(folder: Path, files: Mapping[str, str], limit: int = VERIFY_UP_TO) -> list[str]:
+    """Files of a cache that are not as they were written; larger ones than `limit` are compared by size only."""
+    wrong = []
+    for name, noted in files.items():
+        size = size_in(noted)
+        if (folder / name).stat().st_size != size or (size <= limit and file_sum(folder / name) != noted):
+            wrong.append(name)
+    return wrong
 
 
 def forget(root: Path, keep: int) -> None:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from genius.errors import GeniusError
 from genius.index.metadata import BUILT_IN, Columns, Kind
+from genius.types import is_unicode
 
 MAX_LENGTH = 100_000  # characters
 MAX_DEPTH = 20  # brackets and NOTs inside each other
@@ -60,6 +61,8 @@ def compile_where(where: str, columns: Columns) -> str:
         raise GeniusError("where is empty: leave it out, or write a condition such as price < 50")
     if len(where) > MAX_LENGTH:
         raise GeniusError(f"where has {len(where):,} characters, more than {MAX_LENGTH:,}")
+    if not is_unicode(where):
+        raise GeniusError("where is not valid Unicode text")
     try:
         parser = _Parser(_tokens(where), {**BUILT_IN, **columns})
         sql = parser.expression(0)

@@ -1,29 +1,37 @@
-"""The index folder: `genius.json` says which model an index belongs to; the table lies beside it.
+"""The index folder: `genius.json` says which model an index belongs to; the table and its ledger lie beside it.
 
-Knows how a folder becomes an index and how an index refuses another model.
+Knows how a folder becomes an index, how an index of an earlier format becomes one of today's, and how it refuses another
+model.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import uuid
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from genius.errors import GeniusError
-from genius.files import write_whole
+from genius.files import open_plain, parse_json, sync_directory, write_whole
+from genius.index.commit import ASIDE, holds_data
+from genius.index.ledger import LEDGER, Damaged
 from genius.index.lock import WriterLock
-from genius.index.store import Reader, Store
+from genius.index.reader import Reader
+from genius.index.store import Store
+from genius.index.sums import seal, unseal
 from genius.model.genius import Genius
 from genius.types import Modality
 
-FORMAT = 1
+FORMAT = 2
+"""Of the folder. 1: no ledger, no checksums; read as it is, and brought to 2 by the first change. See docs/trust.md."""
+
 ABOUT = "genius.json"
-OWN = frozenset({".lock", "items.lance", "cache", ABOUT})
+MAX_ABOUT = 1 << 20  # bytes of it
+OWN = frozenset({".lock", "items.lance", "cache", ABOUT, LEDGER, ASIDE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,23 +44,68 @@ class About:
     levels: tuple[int, ...]  # codebook sizes
     width: int  # of the embeddings
     created: str
+    copied: Mapping[str, Any] = field(default_factory=dict)  # of a snapshot: id, version and time of what it was taken from
+    format: int = FORMAT
+
+    def to_dict(self) -> dict[str, Any]:
+        body = {
+            "format": self.format,
+            "id": self.id,
+            "model": {"source": self.source, "fingerprint": self.fingerprint},
+            "levels": list(self.levels),
+            "width": self.width,
+            "created": self.created,
+        }
+        return {**body, "copied": dict(self.copied)} if self.copied else body
+
+    @classmethod
+    def from_dict(cls, body: Mapping[str, Any]) -> About:
+        model = body["model"]
+        about = cls(
+            body["id"],
+            model["source"],
+            model["fingerprint"],
+            tuple(body["levels"]),
+            body["width"],
+            body["created"],
+            body.get("copied", {}),
+            body["format"],
+        )
+        texts = (about.id, about.fingerprint, about.created, about.source or "")
+        numbers = (about.width, *about.levels)
+        if not all(isinstance(t, str) for t in texts) or not all(type(n) is int and 0 < n < 2**31 for n in numbers):
+            raise ValueError("its fields are not what they should be")
+        return about
 
 
 def read_about(folder: Path) -> About | None:
-    """None if there is no index."""
+    """None if there is no index. A table with items but without a readable `genius.json` is damage, not "no index"."""
     path = folder / ABOUT
+    mend = f"genius repair {folder} writes it anew from the table"
     try:
-        body = json.loads(path.read_text(encoding="utf-8"))
-        if body.get("format") != FORMAT:
-            raise GeniusError(f"{folder} has index format {body.get('format')!r}; this version reads {FORMAT}")
-        model = body["model"]
-        return About(body["id"], model["source"], model["fingerprint"], tuple(body["levels"]), body["width"], body["created"])
+        with open_plain(path) as file:
+            text = file.read(MAX_ABOUT).decode()
     except (FileNotFoundError, NotADirectoryError):
+        if holds_data(folder):
+            raise Damaged(f"{folder} holds a table with items but no {ABOUT}: {mend}") from None
         return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise Damaged(f"cannot read {path}: {error}; {mend}") from None
+    try:
+        body = parse_json(text)
+        number = body.get("format")
+        if number not in (1, FORMAT):
+            raise GeniusError(f"{folder} has index format {number!r}; this version reads 1 to {FORMAT}")
+        return About.from_dict(body if number == 1 else unseal(text))
     except GeniusError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise GeniusError(f"cannot read {path}: {error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Damaged(f"cannot read {path}: {error}; {mend}") from None
+
+
+def write_about(folder: Path, about: About, durable: bool = True) -> None:
+    text = seal(about.to_dict())
+    write_whole(folder / ABOUT, lambda path: path.write_text(text, encoding="utf-8"), durable=durable)
 
 
 def about_of(folder: Path) -> About:
@@ -62,24 +115,41 @@ def about_of(folder: Path) -> About:
     return about
 
 
+def open_store(folder: Path, about: About, durable: bool = True) -> Store:
+    """The table of an index; since format 2 its ledger must be there, too."""
+    if about.format > 1 and not (folder / LEDGER).is_file():
+        raise Damaged(f"{folder} is damaged: {LEDGER} is missing; genius repair {folder}")
+    return Store.open(folder, durable)
+
+
 def open_or_create(
-    folder: Path, model: Genius | str | Path | None, create: bool, lock: WriterLock
+    folder: Path, model: Genius | str | Path | None, create: bool, lock: WriterLock, durable: bool
 ) -> tuple[About, Genius, Store]:
     about = read_about(folder) if create else about_of(folder)
     loaded = load_model(folder, model, about)
     if about is None:
-        about = _create(folder, loaded, lock)
+        about = _create(folder, loaded, lock, durable)
     fingerprint = loaded.fingerprint()
     if about.fingerprint != fingerprint:
         built = f"{about.source or 'another model'} ({about.fingerprint[:8]})"
         raise GeniusError(f"{folder} was built with {built}, not with this model ({fingerprint[:8]}): build a new index")
-    return about, loaded, Store.open(folder)
+    return about, loaded, open_store(folder, about, durable)
+
+
+def upgrade(folder: Path, about: About, store: Store) -> About:
+    """Format 1 -> 2: a column for checksums of new rows, a ledger of the files that are there. The caller holds the lock."""
+    store.prepare_sums()
+    newer = replace(about, format=FORMAT)
+    store.begin_ledger(newer.to_dict())
+    write_about(folder, newer, store.durable)  # last: until then it is of format 1
+    return newer
 
 
 def describe(folder: Path, about: About, reader: Reader) -> dict[str, Any]:
     """What an index is, without its model being loaded."""
     return {
         "path": str(folder),
+        "format": about.format,
         "items": reader.count(),
         "modalities": {kind.label: reader.count(f"modality = '{kind.label}'") for kind in Modality},
         "metadata": dict(reader.columns),
@@ -115,7 +185,7 @@ def load_model(folder: Path, model: Genius | str | Path | None, about: About | N
     return Genius.from_pretrained(model)
 
 
-def _source_of(model: Genius) -> str | None:
+def source_of(model: Genius) -> str | None:
     """The URI a model came from; paths absolute, so that the index opens from any folder."""
     source = getattr(model, "source", None)
     if source is None:
@@ -126,39 +196,38 @@ def _source_of(model: Genius) -> str | None:
     return source if rest and scheme in ("bundled", "hf-hub") else f"local-dir:{Path(source).absolute()}"
 
 
-def _create(folder: Path, model: Genius, lock: WriterLock) -> About:
+def describe_model(model: Genius) -> About:
+    """A new index of this model, on paper."""
+    config = model.config.quantizer
+    if max(config.level_sizes) > 1 << 16:
+        raise GeniusError(f"an index stores codes in 16 bits; this model has levels of {max(config.level_sizes)} codes")
+    created = datetime.now(UTC).isoformat()
+    return About(uuid.uuid4().hex, source_of(model), model.fingerprint(), config.level_sizes, config.width, created)
+
+
+def make_folder(folder: Path) -> None:
+    """A folder for a new index, its name on the disk; one that holds anything else is left alone."""
+    missing = [path for path in folder.absolute().parents if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        foreign = sorted(p.name for p in folder.iterdir() if p.name not in OWN and not p.name.startswith(f".{ABOUT}"))
+        for path in (folder, *missing):
+            sync_directory(path.absolute().parent)
+        # half-written files of ours are no strangers: another process may be creating the same index, or was killed at it
+        half = tuple(f".{name}." for name in (ABOUT, LEDGER))
+        foreign = sorted(p.name for p in folder.iterdir() if p.name not in OWN and not p.name.startswith(half))
     except OSError as error:
         raise GeniusError(f"cannot create an index at {folder}: {error.strerror or error}") from None
     if foreign:
         raise GeniusError(f"{folder} is not an index and not empty (it holds {foreign[0]!r}): choose another path")
-    config = model.config.quantizer
-    if max(config.level_sizes) > 1 << 16:
-        raise GeniusError(f"an index stores codes in 16 bits; this model has levels of {max(config.level_sizes)} codes")
+
+
+def _create(folder: Path, model: Genius, lock: WriterLock, durable: bool) -> About:
+    make_folder(folder)
+    about = describe_model(model)
     with lock.hold():
-        about = read_about(folder)
-        if about is not None:  # another process was quicker
-            return about
-        Store.create(folder, config.levels, config.width)
-        about = About(
-            uuid.uuid4().hex,
-            _source_of(model),
-            model.fingerprint(),
-            config.level_sizes,
-            config.width,
-            datetime.now(UTC).isoformat(),
-        )
-        body = {
-            "format": FORMAT,
-            "id": about.id,
-            "model": {"source": about.source, "fingerprint": about.fingerprint},
-            "levels": list(about.levels),
-            "width": about.width,
-            "created": about.created,
-        }
-        text = json.dumps(body, indent=2) + "\n"
-        # last: before it, there is no index
-        write_whole(folder / ABOUT, lambda path: path.write_text(text, encoding="utf-8"), durable=True)
+        there = read_about(folder)
+        if there is not None:  # another process was quicker
+            return there
+        Store.create(folder, len(about.levels), about.width, durable).begin_ledger(about.to_dict())
+        write_about(folder, about, durable)  # last: before it, there is no index
         return about

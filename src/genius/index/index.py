@@ -18,13 +18,15 @@ from torch import Tensor
 
 from genius.errors import GeniusError
 from genius.features import Features
-from genius.index import searching, writing
+from genius.index import fields, searching, writing
+from genius.index.backup import Copied, snapshot
+from genius.index.fields import Field
 from genius.index.filters import compile_where
 from genius.index.folder import About, describe
 from genius.index.prepare import Stamped
+from genius.index.reader import PAYLOAD
 from genius.index.results import AddReport, Hit, PrefixView
 from genius.index.state import State
-from genius.index.store import PAYLOAD
 from genius.model.genius import Genius
 from genius.search import SearchParams
 from genius.types import ImageInput, Item, Modality, Query
@@ -34,7 +36,8 @@ class Index:
     """Open or create the index at `path` for `model` (a `Genius`, its URI, or None for the one it was built with).
 
     `version` opens an older version, read-only. `lock_timeout`: seconds a write waits for other writers.
-    `thumbnails`: longest side of the stored previews, 0 for none. Safe to share between threads.
+    `thumbnails`: longest side of the stored previews, 0 for none. `durable`: a write returns once it is on the disk; without,
+    a power cut may take the last ones. Safe to share between threads.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class Index:
         version: int | None = None,
         lock_timeout: float = 30.0,
         thumbnails: int = 256,
+        durable: bool = True,
     ) -> None:
         self._state = State(
             Path(path),
@@ -56,6 +60,7 @@ class Index:
             version=version,
             lock_timeout=lock_timeout,
             thumbnails=thumbnails,
+            durable=durable,
         )
 
     @classmethod
@@ -92,20 +97,37 @@ class Index:
     def __len__(self) -> int:
         return self.count()
 
-    def __contains__(self, item_id: str) -> bool:
-        with self._state.lock:
-            return item_id in self._state.current().find([item_id])
+    def __contains__(self, item_id: object) -> bool:
+        if not isinstance(item_id, str):
+            return False
+        return self._state.consistent(lambda: item_id in self._state.find([item_id]))
 
     def __repr__(self) -> str:
         return f"Index({str(self.path)!r}, {self.count()} items, version {self.version})"
+
+    def __reduce__(self) -> Any:
+        """Pickled, an index is its path: another process opens it anew. Its model must be one that can be loaded again."""
+        state = self._state
+        if state.about.source is None and state.model.source is None:
+            raise GeniusError("this index's model was never saved, so another process cannot load it: save it, or pass the path")
+        options = {"read_only": state.read_only, "version": state.pinned, **state.options}
+        return _reopen, (self.path.absolute(), state.model.source or state.about.source, options)
+
+    def __copy__(self) -> Index:
+        return self.__deepcopy__({})
+
+    def __deepcopy__(self, _: Any) -> Index:
+        """A second handle on the same folder, with the same model."""
+        state = self._state
+        options: Any = {"read_only": state.read_only, "version": state.pinned, **state.options}
+        return Index(self.path, self.model, create=False, **options)
 
     # -- versions ----------------------------------------------------------------------------------------------
 
     @property
     def version(self) -> int:
         """The version this index shows now."""
-        with self._state.lock:
-            return self._state.current().version
+        return self._state.consistent(lambda: self._state.reader().version)
 
     def versions(self) -> list[dict[str, Any]]:
         """Versions that can still be opened: number, time, items; oldest first."""
@@ -128,7 +150,7 @@ class Index:
     ) -> AddReport:
         """Add items whose ids are new; ids that exist stay as they are, so a broken-off run can simply be repeated.
 
-        Streams: each batch is one commit, safe on disk once `on_progress` has been called with its report.
+        Streams: each batch (or 64 MB of items) is one commit, safe on disk once `on_progress` has been called with its report.
         `features` gives the encoder's output for `items` and spares running it.
         """
         return self._write(items, False, batch_size, on_error, on_progress, features)
@@ -156,6 +178,8 @@ class Index:
     ) -> AddReport:
         if isinstance(items, Item):
             items = [items]
+        if not isinstance(items, Iterable):
+            raise GeniusError(f"expected items, got {type(items).__name__}")
         pairs: Iterator[Stamped] = ((item, None) for item in items)
         return writing.write(
             self._state,
@@ -170,6 +194,30 @@ class Index:
     def delete(self, ids: str | Iterable[str], *, missing: Literal["raise", "skip"] = "raise") -> int:
         """Delete items; returns how many. An unknown id is an error before anything is deleted, unless `missing="skip"`."""
         return writing.delete(self._state, ids, missing)
+
+    # -- metadata fields ---------------------------------------------------------------------------------------
+
+    def fields(self) -> list[Field]:
+        """Metadata fields: name, kind, how many items have each."""
+        return self._state.consistent(lambda: fields.fields(self._state.reader()))
+
+    def drop_field(self, name: str) -> int:
+        """Take a field away, from every item, too; how many had it."""
+        return fields.drop(self._state, name)
+
+    def rename_field(self, old: str, new: str) -> int:
+        """Give a field another name; how many items have it."""
+        return fields.rename(self._state, old, new)
+
+    def retype_field(self, name: str, kind: str, *, lossy: bool = False) -> int:
+        """Make a field text, number or boolean; how many items have it then. `lossy`: drop values that cannot become so."""
+        return fields.retype(self._state, name, kind, lossy=lossy)
+
+    # -- upkeep ------------------------------------------------------------------------------------------------
+
+    def snapshot(self, target: str | Path) -> Copied:
+        """Copy what this index shows now into a new folder, which is an index itself. Others may write meanwhile."""
+        return snapshot(self.path, target, self._state.pinned)
 
     def optimize(self, *, keep: timedelta = writing.KEEP) -> None:
         """Merge small files, drop versions older than `keep`, and leave a fresh cache so that opening is quick."""
@@ -188,10 +236,12 @@ class Index:
         """
         if isinstance(ids, str):
             return self._fetch([ids], "raise")[0]
-        return self._fetch(list(ids), missing)
+        return self._fetch(ids, missing)
 
-    def _fetch(self, wanted: list[str], missing: Literal["raise", "skip"]) -> list[Item]:
-        rows = self._columns(wanted, [*PAYLOAD, "_image_bytes"], missing)
+    def _fetch(self, ids: Sequence[str], missing: Literal["raise", "skip"]) -> list[Item]:
+        distinct = writing.check_ids(ids)
+        rows = self._columns(distinct, [*PAYLOAD, "_image_bytes"], missing)
+        wanted = list(ids)
         return [searching.to_item(rows[item_id]) for item_id in wanted if item_id in rows]
 
     def _columns(
@@ -202,7 +252,7 @@ class Index:
         def call() -> dict[str, dict[str, Any]]:
             with self._state.lock:
                 live = self._state.current()
-                rows = live.find(wanted)
+                rows = live.find(writing.check_ids(wanted))
                 writing.check_missing(wanted, rows, missing)
                 seqs = {item_id: int(live.seqs[row]) for item_id, row in rows.items()}
                 reader = live.reader
@@ -231,18 +281,23 @@ class Index:
 
     def columns(self) -> dict[str, str]:
         """Metadata keys that `where` can name, and what each holds: text, number or boolean."""
-        return dict(self._state.reader().columns)
+        return self._state.consistent(lambda: dict(self._state.reader().columns))
 
     def items(self, where: str | None = None) -> Iterator[Item]:
-        """Every item of one version, in no promised order; pictures without a path come as stored bytes."""
-        reader = self._state.reader()
-        sql = None if where is None else compile_where(where, reader.columns)
-        for row in reader.stream([*PAYLOAD, "_image_bytes"], sql):
+        """Every item of one version, in no promised order; pictures without a path come as stored bytes.
+
+        If another process drops that version meanwhile (`optimize(keep=0)`), the rest is of the newest; each id comes once.
+        """
+        for row in searching.stream(self._state, [*PAYLOAD, "_image_bytes"], where):
             yield searching.to_item(row)
 
     def below(self, prefix: Sequence[int] = (), *, limit: int = 20, offset: int = 0, per_child: int = 0) -> PrefixView:
         """What lives under the first codes of an ID. `per_child`: also the first items of the 64 fullest next codes."""
-        wanted, levels = tuple(int(code) for code in prefix), self.about.levels
+        wanted, levels = tuple(prefix), self.about.levels
+        for name, value in (("limit", limit), ("offset", offset), ("per_child", per_child)):
+            searching.whole(name, value, -(2**31), 2**31)
+        if not all(isinstance(code, int | np.integer) and not isinstance(code, bool) for code in wanted):
+            raise GeniusError(f"a prefix is whole numbers, got {wanted!r}")
         if len(wanted) > len(levels):
             raise GeniusError(f"a prefix of {len(wanted)} codes; IDs have {len(levels)}")
         for level, code in enumerate(wanted):
@@ -270,7 +325,7 @@ class Index:
 
     def info(self) -> dict[str, Any]:
         """What this index is, for people and machines."""
-        return describe(self.path, self.about, self._state.reader())
+        return self._state.consistent(lambda: describe(self.path, self.about, self._state.reader()))
 
     # -- search ------------------------------------------------------------------------------------------------
 
@@ -333,8 +388,13 @@ class Index:
     ) -> list[list[Hit]]:
         """Search with query vectors z (Q, D), re-ranking vectors dense (Q, D) and modality codes (Q,), -1 for any."""
         searching.check(k, min_score)
+        searching.check_vectors(self._state, z, dense, targets)
         chosen = searching.settings(self._state, beams, rerank, params)
         adapt = beams is None and rerank is None  # explicit settings are obeyed, filter or not
         return self._state.consistent(
             lambda: searching.search(self._state, z, dense, targets, k, where, min_score, chosen, adapt)
         )
+
+
+def _reopen(path: Path, source: str, options: dict[str, Any]) -> Index:
+    return Index(path, source, create=False, **options)

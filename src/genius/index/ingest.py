@@ -13,22 +13,23 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
+from genius.data.readers import TABLE_SUFFIXES, Row, read_rows
 from genius.errors import GeniusError
-from genius.index import writing
+from genius.index import searching, writing
 from genius.index.index import Index
-from genius.index.prepare import Stamp, Stamped
+from genius.index.prepare import MAX_HELD, MAX_TEXT, Stamp, Stamped, held_bytes
 from genius.index.results import AddReport
-from genius.index.tables import TABLE_SUFFIXES, Columns, read_rows, to_item
+from genius.index.tables import Columns, to_item
+from genius.problems import Problems, printable
 from genius.types import IMAGE_SUFFIXES, Item
 
 TEXT_SUFFIXES = frozenset({".txt", ".md", ".rst"})
 MAX_TEXT_FILE = 1_000_000
 LOOK_UP = 1024  # items compared with the index at a time
-
-Problem: TypeAlias = str
-"""One line: what was skipped and why."""
+MAX_BAD = 10_000  # rows in a row that cannot be used, after which a table is given up
+NAMED_ROWS = 500  # bad rows of one table that get a line each: they must not crowd out what is said of other files
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class IngestConfig:
     captions: bool = True  # a.jpg with a.txt beside it is one pair
     by_content: bool = False  # notice changes by content rather than by size and time
     prune: bool = False  # delete items whose file, or row, is gone
+    outside: bool = False  # follow links, ../ and absolute paths that leave the given folder: it may be a stranger's
     batch_size: int = 256  # items a commit
 
 
@@ -50,7 +52,7 @@ class IngestReport:
     replaced: int = 0
     unchanged: int = 0
     deleted: int = 0
-    problems: list[Problem] = field(default_factory=list)  # one line for each item that was skipped
+    problems: Problems = field(default_factory=Problems)  # a line for each item that was skipped: the first; `total` counts
     ignored: Counter[str] = field(default_factory=Counter)  # files of other kinds, by suffix
     doubtful: set[str] = field(default_factory=set)  # files that could not be read in full: nothing of them is pruned
     seconds: float = 0.0
@@ -62,9 +64,10 @@ class IngestReport:
             "replaced": self.replaced,
             "unchanged": self.unchanged,
             "deleted": self.deleted,
-            "skipped": len(self.problems),
-            "problems": self.problems,
-            "ignored": dict(self.ignored),
+            "skipped": self.problems.total,
+            "problems": list(self.problems),
+            "problems_left_out": self.problems.left_out,
+            "ignored": {printable(kind): count for kind, count in self.ignored.items()},
             "seconds": round(self.seconds, 3),
             "items_per_second": round(rate, 1),
         }
@@ -76,6 +79,7 @@ class Found:
 
     path: Path
     name: str
+    root: Path  # what it must not lead out of
     caption: Path | None = None
 
 
@@ -90,7 +94,7 @@ def ingest(
     report, started = IngestReport(), time.monotonic()
     tell = on_progress or (lambda _: None)
     seen: set[str] = set()
-    found = list(find_files(paths, config, report.ignored))
+    found = list(find_files(paths, config, report))
     changed = _changed(index, _items(found, config, report, tell), seen, report, tell)
     total = writing.write(
         index._state,
@@ -98,7 +102,7 @@ def ingest(
         replace=True,
         batch_size=config.batch_size,
         on_error="skip",
-        on_progress=lambda part: tell(part.added + part.replaced + len(part.problems)),
+        on_progress=lambda part: tell(part.added + part.replaced + part.problems.total),
     )
     _count(report, total)
     if config.prune:
@@ -115,8 +119,8 @@ def _count(report: IngestReport, total: AddReport) -> None:
 # -- finding ---------------------------------------------------------------------------------------------------
 
 
-def find_files(paths: Sequence[str | Path], config: IngestConfig, ignored: Counter[str]) -> Iterator[Found]:
-    """What can be indexed under `paths`, in a stable order; hidden files are passed over."""
+def find_files(paths: Sequence[str | Path], config: IngestConfig, report: IngestReport) -> Iterator[Found]:
+    """What can be indexed under `paths`, in a stable order; hidden files are passed over, links that lead out are listed."""
     if not paths:
         raise GeniusError("name at least one file or folder to index")
     for given in map(Path, paths):
@@ -124,12 +128,25 @@ def find_files(paths: Sequence[str | Path], config: IngestConfig, ignored: Count
         if root.is_file():
             if _kind(root) is None:
                 raise GeniusError(f"{given}: cannot index {root.suffix or 'such'} files")
-            yield Found(root, root.name)
+            yield Found(root, root.name, root.parent.resolve())
         elif root.is_dir():
-            files = [p for p in sorted(root.rglob("*")) if p.is_file() and not _hidden(p.relative_to(root))]
-            yield from _pair_up(root.resolve(), root, files, config.captions, ignored)
+            seen = [p for p in sorted(root.rglob("*")) if not _hidden(p.relative_to(root))]
+            if not config.outside:
+                seen = [p for p in seen if not _leads_out(p, root, report)]
+            files = [p for p in seen if p.is_file()]
+            yield from _pair_up(root.resolve(), root, files, config.captions, report.ignored)
         else:
             raise GeniusError(f"no such file or folder: {given}")
+
+
+def _leads_out(path: Path, root: Path, report: IngestReport) -> bool:
+    """Whether a link leads to something outside of the folder."""
+    if not path.is_symlink() or not path.exists() or path.resolve().is_relative_to(root.resolve()):
+        return False
+    follow = "links to folders are not followed" if path.is_dir() else "--outside follows it"
+    report.problems.append(f"{path.relative_to(root)}: a link that leads out of {root}; {follow}")
+    report.doubtful.add(str(path))
+    return True
 
 
 def _pair_up(named: Path, root: Path, files: list[Path], captions: bool, ignored: Counter[str]) -> Iterator[Found]:
@@ -141,7 +158,7 @@ def _pair_up(named: Path, root: Path, files: list[Path], captions: bool, ignored
             ignored[path.suffix.lower() or path.name] += 1
         elif kind != "text" or path.with_suffix("") not in pictured:
             caption = texts.get(path.with_suffix("")) if kind == "image" else None
-            yield Found(path, f"{named.name}/{path.relative_to(root).as_posix()}", caption)
+            yield Found(path, f"{named.name}/{path.relative_to(root).as_posix()}", named, caption)
 
 
 def _kind(path: Path) -> str | None:
@@ -197,21 +214,41 @@ def _read_text(path: Path) -> str:
 
 
 def _table(file: Found, config: IngestConfig, report: IngestReport, tell: Callable[[int], None]) -> Iterator[tuple[Item, Stamp]]:
-    for number, row in read_rows(file.path):
-        try:
-            if isinstance(row, str):
-                raise GeniusError(row)
-            item = to_item(row, config.columns, file.path.parent, f"{file.name}#{number}")
-            mark = _row_mark(row)
-            if isinstance(item.image, Path):
-                if not item.image.is_file():
-                    raise GeniusError(f"no such image: {item.image}")
-                mark = f"{mark}+{file_mark(item.image, config.by_content)}"
+    bad = in_a_row = 0
+    try:
+        for number, row in read_rows(file.path):
+            try:
+                item, mark = _row_item(file, number, row, config)
+            except (GeniusError, OSError, ValueError, TypeError, ArithmeticError, RecursionError) as error:
+                bad, in_a_row = bad + 1, in_a_row + 1
+                if bad <= NAMED_ROWS:
+                    report.problems.append(f"{file.name}, row {number}: {error}")
+                report.doubtful.add(str(file.path))
+                tell(1)
+                if in_a_row >= MAX_BAD:
+                    raise GeniusError(f"{in_a_row:,} rows in a row cannot be used: the rest of the file is left out") from None
+                continue
+            in_a_row = 0
             yield item, Stamp(str(file.path), mark)
-        except (GeniusError, OSError) as error:
-            report.problems.append(f"{file.name}, row {number}: {error}")
-            report.doubtful.add(str(file.path))
-            tell(1)
+    finally:
+        if bad > NAMED_ROWS:
+            report.problems.append(f"{file.name}: {bad - NAMED_ROWS:,} more rows cannot be used", bad - NAMED_ROWS)
+
+
+def _row_item(file: Found, number: int, row: Row | str, config: IngestConfig) -> tuple[Item, str]:
+    if isinstance(row, str):
+        raise GeniusError(row)
+    item = to_item(row, config.columns, file.path.parent, f"{file.name}#{number}")
+    if item.text is not None and len(item.text) > MAX_TEXT:  # said again when it is written; here, to let go of it
+        raise GeniusError(f"the text has {len(item.text):,} characters, more than {MAX_TEXT:,}")
+    mark = _row_mark(row)
+    if isinstance(item.image, Path):
+        if not config.outside and not item.image.resolve().is_relative_to(file.root):
+            raise GeniusError(f"the image {item.image} is outside of {file.root}; --outside reads it")
+        if not item.image.is_file():
+            raise GeniusError(f"no such image: {item.image}")
+        mark = f"{mark}+{file_mark(item.image, config.by_content)}"
+    return item, mark
 
 
 def file_mark(path: Path, by_content: bool) -> str:
@@ -241,6 +278,7 @@ def _changed(
 ) -> Iterator[Stamped]:
     """Those that are new or whose file changed; an id that comes a second time in one run is skipped."""
     chunk: list[tuple[Item, Stamp]] = []
+    held = 0
     for item, stamp in items:
         if item.id in seen:
             report.problems.append(f"{item.id}: this id came before, from another file or row")
@@ -248,9 +286,10 @@ def _changed(
             continue
         seen.add(item.id)
         chunk.append((item, stamp))
-        if len(chunk) == LOOK_UP:
+        held += held_bytes(item)
+        if len(chunk) == LOOK_UP or held > MAX_HELD:
             yield from _compare(index, chunk, report, tell)
-            chunk = []
+            chunk, held = [], 0
     yield from _compare(index, chunk, report, tell)
 
 
@@ -269,7 +308,9 @@ def _compare(
 def _prune(index: Index, roots: Sequence[Path], seen: set[str], doubtful: set[str]) -> int:
     """Delete what an earlier run read from under `roots` and this one did not find."""
     gone = []
-    for row in index._state.reader().stream(["id", "_source"], "_source IS NOT NULL"):
+    for row in searching.stream(index._state, ["id", "_source"]):
+        if row["_source"] is None:
+            continue
         source = Path(row["_source"])
         if row["id"] in seen or row["_source"] in doubtful:
             continue

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from genius.errors import GeniusError
 from genius.index.base import Base, build_trie
-from genius.index.store import Reader
+from genius.index.reader import Reader
 from genius.model.genius import Genius
 from genius.search import CodeTrie, SearchEngine
 
@@ -57,6 +57,10 @@ class Live:
     @property
     def version(self) -> int:
         return self.reader.version
+
+    @property
+    def cached(self) -> bool:
+        return self.base.cached
 
     @property
     def alive(self) -> int:

@@ -1,23 +1,26 @@
-"""One writer at a time: an advisory lock on a file in the index folder.
+"""One writer at a time, on every system: the operating system's lock on a file in the index folder.
 
-The kernel frees it when the process dies, however it dies, so a crash never leaves an index locked.
+The system frees it when the process dies, however it dies, so a crash never leaves an index locked.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
 
 from genius.errors import GeniusError
 
-try:
-    import fcntl
-except ImportError:  # pragma: no cover - Windows: threads of this process only
-    fcntl = None  # type: ignore[assignment]
+# where a file system has no locks, newer releases would fall back to a file that outlives its process: refuse instead
+_STRICT: dict[str, Any] = {"fallback_to_soft": False} if "fallback_to_soft" in signature(FileLock.__init__).parameters else {}
 
 
 class WriterLock:
@@ -38,41 +41,36 @@ class WriterLock:
             if self._depth:  # the same thread again
                 yield
                 return
-            handle = self._acquire(deadline)
+            lock = self._acquire(deadline)
             self._depth += 1
             try:
                 yield
             finally:
                 self._depth -= 1
-                os.close(handle)  # closing frees the lock
+                self._sign("")
+                lock.release()
         finally:
             self._thread.release()
 
-    def _acquire(self, deadline: float) -> int:
+    def _acquire(self, deadline: float) -> FileLock:
+        lock = FileLock(self.path, thread_local=False, **_STRICT)
         try:
-            handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            lock.acquire(timeout=max(deadline - time.monotonic(), 0.0), poll_interval=0.02)
+        except Timeout:
+            raise GeniusError(
+                f"{self.path.parent} is being written by another process ({self._owner()}); waited {self.timeout:g} s"
+            ) from None
         except OSError as error:
             raise GeniusError(f"cannot write to {self.path.parent}: {error.strerror or error}") from None
-        if fcntl is None:  # pragma: no cover
-            return handle
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    owner = os.pread(handle, 32, 0).decode("ascii", "replace").strip() or "unknown"
-                    os.close(handle)
-                    raise GeniusError(
-                        f"{self.path.parent} is being written by another process ({owner}); waited {self.timeout:g} s"
-                    ) from None
-                time.sleep(0.02)
-            except OSError as error:
-                os.close(handle)
-                raise GeniusError(f"cannot lock {self.path}: {error.strerror or error}") from None
-        try:
-            os.ftruncate(handle, 0)
-            os.pwrite(handle, f"pid {os.getpid()}".encode(), 0)
-        except OSError:
-            pass  # a full disk: the name of the owner is a courtesy only
-        return handle
+        self._sign(f"pid {os.getpid()}")
+        return lock
+
+    def _sign(self, owner: str) -> None:
+        """Say who holds the lock: a courtesy, for which there may be no room, or (Windows) no permission."""
+        with contextlib.suppress(OSError):
+            self.path.write_text(owner)
+
+    def _owner(self) -> str:
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            return self.path.read_text(encoding="ascii")[:32].strip() or "unknown"
+        return "unknown"

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from genius.errors import GeniusError
+from genius.files import parse_json
+from genius.types import is_unicode
 
 Kind: TypeAlias = Literal["text", "number", "boolean"]
 Columns: TypeAlias = Mapping[str, Kind]
@@ -62,11 +64,8 @@ def check_key(key: object, where: str = "") -> str:
 
 
 def check_unicode(text: str, what: str) -> None:
-    """Lone surrogates cannot be stored as UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise GeniusError(f"{what} is not valid Unicode text") from None
+    if not is_unicode(text):
+        raise GeniusError(f"{what} is not valid Unicode text")
 
 
 def kind_of(value: object) -> Kind | None:
@@ -116,4 +115,8 @@ def dump(metadata: Mapping[str, Any]) -> str:
 
 
 def load(text: str | None) -> dict[str, Any]:
-    return dict(json.loads(text)) if text else {}
+    """The metadata that was stored; one line if it is not what `dump` writes."""
+    try:
+        return dict(parse_json(text)) if text else {}
+    except (ValueError, TypeError):
+        raise GeniusError("the stored metadata of an item cannot be read; genius check names it") from None

@@ -8,12 +8,11 @@ from pathlib import Path
 
 from PIL import Image
 
+from genius.pictures.load import WORKING_SIDE
 from genius.types import ImageInput
 
 MAX_STORED = 4_000_000
-"""Pictures given as bytes are kept as they are up to this size, else as a JPEG of at most `STORED_SIDE` pixels."""
-
-STORED_SIDE = 1600
+"""Pictures given as bytes are kept as they are up to this size, else as a JPEG of at most `WORKING_SIDE` pixels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +25,23 @@ class Picture:
 
 
 def keep_picture(source: ImageInput, opened: Image.Image, thumbnail: int) -> Picture:
-    """`opened` is `source` decoded (RGB, upright). `thumbnail`: longest side in pixels, 0 for none."""
+    """`opened` is `source` decoded: RGB, upright, its shorter side at least `WORKING_SIDE` or all it has.
+
+    `thumbnail`: longest side in pixels, 0 for none.
+    """
     small = _jpeg(opened, thumbnail) if thumbnail else None
     if isinstance(source, str | Path):
         return Picture(path=str(Path(source).absolute()), thumbnail=small)
     if isinstance(source, bytes) and len(source) <= MAX_STORED:
         return Picture(data=source, thumbnail=small)
-    return Picture(data=_jpeg(opened, STORED_SIDE, quality=92), thumbnail=small)
+    return Picture(data=_jpeg(opened, WORKING_SIDE, quality=92), thumbnail=small)
 
 
 def _jpeg(picture: Image.Image, side: int, quality: int = 85) -> bytes:
-    small = picture.copy()
-    small.thumbnail((side, side))
+    scale = side / max(picture.size)
+    if scale < 1:
+        width, height = (max(1, round(length * scale)) for length in picture.size)
+        picture = picture.resize((width, height), Image.Resampling.BICUBIC, reducing_gap=2.0)
     buffer = io.BytesIO()
-    small.save(buffer, "JPEG", quality=quality)
+    picture.save(buffer, "JPEG", quality=quality)
     return buffer.getvalue()

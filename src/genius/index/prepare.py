@@ -1,4 +1,4 @@
-"""Items -> rows ready to be written: pictures read once, embedded, quantized, and kept as path or bytes.
+"""Items -> rows ready to be written: pictures decoded once, embedded, quantized, and kept as path or bytes.
 
 Knows the model; knows nothing of versions, locks or what the table holds.
 """
@@ -6,21 +6,25 @@ Knows the model; knows nothing of versions, locks or what the table holds.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
+from genius.encoders.base import OnError, OnPicture, encode_items
 from genius.errors import GeniusError
 from genius.features import Features
 from genius.index import metadata as meta
 from genius.index.pictures import Picture, keep_picture
 from genius.instructions import format_text
 from genius.model.genius import Genius
-from genius.types import Item, load_image
+from genius.pictures.ahead import open_ahead
+from genius.pictures.load import WORKING_SIDE, loaded
+from genius.types import ImageInput, Item
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +37,17 @@ class Stamp:
 
 Stamped: TypeAlias = tuple[Item, Stamp | None]
 
-AT_ONCE = 32  # pictures in memory at a time
+AT_ONCE = 32  # items that are encoded together
 MAX_ID = 512
 MAX_TEXT = 1_000_000
+MAX_HELD = 64 << 20  # bytes of items that are held in memory at a time, whatever a caller says of their number
+
+
+def held_bytes(item: Item) -> int:
+    """What an item keeps in memory: pictures that are no paths, and texts."""
+    picture = len(item.image) if isinstance(item.image, bytes) else 0
+    texts = (item.text or "", *(value for value in item.metadata.values() if isinstance(value, str)))
+    return picture + sum(map(len, texts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,57 +97,84 @@ def prepare(
     model: Genius,
     batch: Sequence[Stamped],
     thumbnails: int,
-    on_error: Literal["raise", "skip"],
+    on_error: OnError,
     features: Features | None = None,
 ) -> Prepared:
-    """Read, embed and quantize. With `on_error="skip"`, what cannot be read becomes a line in `problems`."""
-    items: list[Item] = []
+    """Read, embed and quantize. With `on_error="skip"`, what cannot be read becomes a line in `problems`.
+
+    Each picture is decoded once, in threads: the encoder's input and what is stored of it are made there.
+    """
+    sound, metadata, problems = _sound(batch, on_error)
+    items = [batch[position][0] for position in sound]
+    pictures = [Picture()] * len(items)
+
+    def keep(row: int, decoded: Image.Image) -> None:
+        image = items[row].image
+        assert image is not None
+        pictures[row] = keep_picture(image, decoded, thumbnails)
+
+    if features is None:
+        if model.encoder is None:
+            raise GeniusError("this model has no encoder: it works on pre-extracted features only")
+        read, kept, unread = encode_items(model.encoder, items, batch_size=AT_ONCE, on_error=on_error, on_picture=keep)
+    else:
+        kept, unread = _look(items, on_error, keep)
+        read = features[torch.tensor([sound[row] for row in kept], dtype=torch.long)]
+    chosen = [items[row] for row in kept]
+    codes, embeddings = _quantize(model, read, torch.tensor([int(item.modality) for item in chosen], dtype=torch.long))
+    return Prepared(
+        chosen,
+        [metadata[row] for row in kept],
+        [pictures[row] for row in kept],
+        [batch[sound[row]][1] for row in kept],
+        codes,
+        embeddings,
+        problems + unread,
+    )
+
+
+def _sound(batch: Sequence[Stamped], on_error: OnError) -> tuple[list[int], list[dict[str, Any]], list[str]]:
+    """Positions of items whose id, text and metadata can be stored, that metadata, and a line for each other."""
+    positions: list[int] = []
     metadata: list[dict[str, Any]] = []
-    pictures: list[Picture] = []
-    stamps: list[Stamp | None] = []
     problems: list[str] = []
-    vectors: list[tuple[Tensor, Tensor]] = []  # z, dense
-    for start in range(0, len(batch), AT_ONCE):
-        opened: list[Item] = []
-        kept: list[int] = []
-        for position in range(start, min(start + AT_ONCE, len(batch))):
-            item, stamp = batch[position]
-            try:
-                clean = _check(item)
-                picture, ready = Picture(), item
-                if item.image is not None:
-                    decoded = load_image(item.image)
-                    picture = keep_picture(item.image, decoded, thumbnails)
-                    ready = replace(item, image=decoded)
-            except GeniusError as error:
-                if on_error == "raise":
-                    raise
-                problems.append(str(error) if repr(item.id) in str(error) else f"{item.id}: {error}")
-                continue
-            opened.append(ready)
-            kept.append(position)
-            items.append(item)
-            metadata.append(clean)
-            pictures.append(picture)
-            stamps.append(stamp)
-        if not opened:
-            continue
-        if features is None:
-            embedded = model.embed_items(opened, batch_size=AT_ONCE)
-            vectors.append((embedded.z, embedded.dense))
-        else:
-            vectors.append(model.embed(features[torch.tensor(kept)]))
-    codes, embeddings = _quantize(model, vectors, torch.tensor([int(item.modality) for item in items], dtype=torch.long))
-    return Prepared(items, metadata, pictures, stamps, codes, embeddings, problems)
+    for position, (item, _) in enumerate(batch):
+        try:
+            metadata.append(_check(item))
+            positions.append(position)
+        except GeniusError as error:
+            if on_error == "raise":
+                raise
+            problems.append(str(error) if repr(item.id) in str(error) else f"{item.id}: {error}")
+    return positions, metadata, problems
 
 
-def _quantize(
-    model: Genius, vectors: list[tuple[Tensor, Tensor]], modality: Tensor
-) -> tuple[NDArray[np.uint16], NDArray[np.float16]]:
+def _look(items: Sequence[Item], on_error: OnError, keep: OnPicture) -> tuple[list[int], list[str]]:
+    """Open the pictures of items whose features are given: which could be, and a line for each that could not."""
+
+    def show(row: int, source: ImageInput) -> bool:
+        with loaded(source, least=WORKING_SIDE, name=f"the image of {items[row].id!r}") as picture:
+            keep(row, picture)
+        return True
+
+    kept: list[int] = []
+    problems: list[str] = []
+    for start, shown in open_ahead([item.image for item in items], show, AT_ONCE):
+        for row, result in enumerate(shown, start):
+            if not isinstance(result, GeniusError):
+                kept.append(row)
+            elif on_error == "raise":
+                raise result
+            else:
+                problems.append(f"{items[row].id}: {result}")
+    return kept, problems
+
+
+def _quantize(model: Genius, features: Features, modality: Tensor) -> tuple[NDArray[np.uint16], NDArray[np.float16]]:
     quantizer = model.quantizer
-    if not vectors:
+    if not len(features):
         return np.empty((0, quantizer.config.levels), np.uint16), np.empty((0, model.config.width), np.float16)
-    z, dense = torch.cat([part[0] for part in vectors]), torch.cat([part[1] for part in vectors])
+    z, dense = model.embed(features)
     if not bool(torch.isfinite(dense).all()):
         raise GeniusError("the encoder gave NaN or infinity for some items")
     codes = quantizer.encode(z, modality.to(z.device) if quantizer.config.labelled else None)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from genius.problems import Problems
 from genius.types import Item, Modality
 
 
@@ -38,7 +39,7 @@ class AddReport:
     added: int = 0  # new ids
     existing: int = 0  # `add`: ids that were there already and stayed as they were
     replaced: int = 0  # `upsert`: ids whose item was replaced
-    problems: list[str] = field(default_factory=list)
+    problems: Problems = field(default_factory=Problems)  # the first ones; `problems.total` counts all
 
     def merge(self, other: AddReport) -> None:
         self.added += other.added
@@ -47,7 +48,13 @@ class AddReport:
         self.problems += other.problems
 
     def to_dict(self) -> dict[str, Any]:
-        return {"added": self.added, "existing": self.existing, "replaced": self.replaced, "problems": list(self.problems)}
+        return {
+            "added": self.added,
+            "existing": self.existing,
+            "replaced": self.replaced,
+            "problems": list(self.problems),
+            "problems_left_out": self.problems.left_out,
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,12 @@ from torch import Tensor
 
 from genius.errors import GeniusError
 from genius.index import metadata as meta
+from genius.index.base import hash_id
 from genius.index.filters import compile_where
 from genius.index.live import Live
+from genius.index.reader import PAYLOAD, Reader, Vanished
 from genius.index.results import Hit
-from genius.index.state import State
-from genius.index.store import PAYLOAD, Reader
+from genius.index.state import RETRIES, State
 from genius.search import SearchParams
 from genius.types import Item, Modality
 
@@ -33,23 +35,47 @@ WIDE_BEAMS, WIDE_RERANK = 200, 20_000  # at least, for a filter that lets more t
 
 
 def check(k: int, min_score: float | None) -> None:
-    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= MAX_K:
-        raise GeniusError(f"k must be a whole number from 1 to {MAX_K:,}, got {k!r}")
-    if min_score is not None and math.isnan(min_score):
-        raise GeniusError("min_score is not a number")
+    whole("k", k, 1, MAX_K)
+    if min_score is not None and (isinstance(min_score, bool) or not isinstance(min_score, int | float) or math.isnan(min_score)):
+        raise GeniusError(f"min_score is not a number: {min_score!r}")
+
+
+def whole(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise GeniusError(f"{name} must be a whole number from {low:,} to {high:,}, got {value!r}")
+
+
+def check_vectors(state: State, z: Tensor, dense: Tensor | None, targets: Tensor | None) -> None:
+    """Query vectors of this index's width, and one target for each."""
+    for name, vectors in (("z", z), ("dense", dense)):
+        if vectors is None and name == "dense":
+            continue
+        if not isinstance(vectors, Tensor) or vectors.ndim != 2 or not vectors.is_floating_point():
+            shown = tuple(vectors.shape) if isinstance(vectors, Tensor) else type(vectors).__name__
+            raise GeniusError(f"{name} must be a tensor of numbers (queries, {state.about.width}), got {shown}")
+        if vectors.shape[1] != state.about.width:
+            raise GeniusError(f"{name} has vectors {vectors.shape[1]} wide; those of this index are {state.about.width} wide")
+        if len(vectors) != len(z):
+            raise GeniusError(f"{len(z)} queries but {len(vectors)} vectors to rank by")
+    if targets is not None:
+        right = isinstance(targets, Tensor) and targets.shape == (len(z),) and not targets.is_floating_point()
+        if not right or bool(((targets < -1) | (targets > 2)).any()):
+            raise GeniusError(f"targets must be {len(z)} whole numbers from -1 (any) to 2, one for each query")
 
 
 def settings(state: State, beams: int | None, rerank: int | None, params: SearchParams | None) -> SearchParams:
     """The model's defaults, then `params`, then the two knobs."""
+    if params is not None and not isinstance(params, SearchParams):
+        raise GeniusError(f"params must be SearchParams, got {type(params).__name__}")
     chosen = params or SearchParams.of_model(state.model.config.search)
     if beams is not None:
-        if not 1 <= beams <= MAX_K:
-            raise GeniusError(f"beams must be from 1 to {MAX_K:,}, got {beams}")
+        whole("beams", beams, 1, MAX_K)
         chosen = dataclasses.replace(chosen, beams=beams)
     if rerank is not None:
-        if not 0 <= rerank <= MAX_RERANK:
-            raise GeniusError(f"rerank must be from 0 to {MAX_RERANK:,}, got {rerank}")
+        whole("rerank", rerank, 0, MAX_RERANK)
         chosen = dataclasses.replace(chosen, rerank=rerank)
+    whole("beams", chosen.beams, 1, MAX_K)  # a model's defaults come out of a file
+    whole("rerank", chosen.rerank, 0, MAX_RERANK)
     return chosen
 
 
@@ -133,6 +159,28 @@ def _run(
     rows, scores = result.rows.cpu().numpy(), result.scores.float().cpu().numpy()
     kept = [row >= 0 for row in rows]
     return [row[keep] for row, keep in zip(rows, kept, strict=True)], [s[keep] for s, keep in zip(scores, kept, strict=True)]
+
+
+def stream(state: State, columns: Sequence[str], where: str | None = None) -> Iterator[dict[str, Any]]:
+    """Rows of one version. If it is cleaned away meanwhile, the rest comes from the newest, each id once."""
+    seen: set[int] = set()
+    fruitless = 0
+    while True:
+        before = len(seen)
+        again = before > 0
+        try:
+            reader = state.reader()
+            sql = None if where is None else compile_where(where, reader.columns)
+            for row in reader.stream(columns, sql):
+                key = hash_id(row["id"])
+                if not again or key not in seen:
+                    seen.add(key)
+                    yield row
+            return
+        except Vanished:
+            fruitless = fruitless + 1 if len(seen) == before else 0
+            if state.pinned is not None or fruitless > RETRIES:
+                raise
 
 
 def display(reader: Reader, rows: list[dict[str, Any]]) -> list[Item]:

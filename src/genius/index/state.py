@@ -6,17 +6,19 @@ that writers of all processes take in turn. The order is always writer, then loc
 
 from __future__ import annotations
 
+import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 from genius.errors import GeniusError
 from genius.index import base as bases
-from genius.index.folder import open_or_create
+from genius.index.folder import FORMAT, about_of, open_or_create, upgrade
 from genius.index.live import Live, OtherStory
 from genius.index.lock import WriterLock
-from genius.index.store import Reader, Vanished
+from genius.index.reader import Reader, Vanished
 from genius.model.genius import Genius
 
 T = TypeVar("T")
@@ -39,14 +41,18 @@ class State:
         version: int | None,
         lock_timeout: float,
         thumbnails: int,
+        durable: bool,
     ) -> None:
+        if version is not None and (isinstance(version, bool) or not isinstance(version, int)):
+            raise GeniusError(f"a version is a whole number, got {version!r}")
         self.path = path
         self.pinned = version
+        self.options = {"lock_timeout": lock_timeout, "thumbnails": thumbnails, "durable": durable}
         self.read_only = read_only or version is not None
         self.thumbnails = thumbnails
         self.lock = threading.RLock()
         self.writer = WriterLock(path / ".lock", lock_timeout)
-        self.about, self.model, self.store = open_or_create(path, model, create and not self.read_only, self.writer)
+        self.about, self.model, self.store = open_or_create(path, model, create and not self.read_only, self.writer, durable)
         self.key = bases.CacheKey(self.about.id, self.about.fingerprint, self.about.levels, self.about.width)
         self.commits = 0  # of this process
         self.live = self._open(self.store.at(self.store.latest() if version is None else version))
@@ -103,6 +109,21 @@ class State:
                     self.live = self._in_memory(reader)
         return self.live
 
+    def sure(self, ids: Sequence[str]) -> Live:
+        """`current`, certain about these ids: a cache is only a shortcut, and the table must not be changed by what it says.
+
+        Call with `lock` held, by a writer.
+        """
+        live = self.current()
+        if live.cached and live.reader.present(ids) != set(live.find(ids)):
+            shutil.rmtree(self.cache, ignore_errors=True)
+            self.live = live = self._in_memory(live.reader)
+        return live
+
+    def find(self, ids: Sequence[str]) -> dict[str, int]:
+        with self.lock:
+            return self.current().find(ids)
+
     def reader(self) -> Reader:
         with self.lock:
             return self.current().reader
@@ -116,6 +137,17 @@ class State:
                 if self.pinned is not None:
                     raise GeniusError(f"version {self.pinned} of {self.path} was cleaned away") from None
         return call()
+
+    @contextmanager
+    def change(self) -> Iterator[None]:
+        """Alone among writers; what is written inside counts, as a whole and on the disk, when the block ends."""
+        self.check_writable()
+        with self.writer.hold():
+            if self.about.format < FORMAT:
+                about = about_of(self.path)  # another process may have done it meanwhile
+                self.about = upgrade(self.path, about, self.store) if about.format < FORMAT else about
+            with self.store.change():
+                yield
 
     def check_writable(self) -> None:
         if self.read_only:

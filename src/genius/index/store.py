@@ -4,15 +4,17 @@ Every row has a `_seq` that is never used twice: the version it was written on t
 number of the commit (16), the position in the commit (20). So "rows newer than version V" is a range, and (`_seq` ->
 codes, embedding) never changes once written: whatever was computed from a row stays true of it, even if the table
 was put back from a copy and took another turn. Writers hold the index's lock; readers look at one version each.
+
+LanceDB's commits count only once they are acknowledged (`commit.py`): `latest` is what the ledger says, and a `change`
+of several commits appears as one.
 """
 
 from __future__ import annotations
 
-import re
 import secrets
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,130 +22,60 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from genius.errors import GeniusError
-from genius.index.metadata import BUILT_IN, Columns, Kind
+from genius.index import commit
+from genius.index.commit import TABLE, manifest_name, table_folder
+from genius.index.ledger import Book, Damaged, Ledger
+from genius.index.metadata import Kind
+from genius.index.reader import Reader, Vanished, database_errors
+from genius.index.sums import SUM, file_sum, row_sums
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-TABLE = "items"
 POSITION_BITS, SEQ_SHIFT = 20, 36
 MAX_BATCH = 1 << POSITION_BITS
+NEVER = timedelta(days=36_500)
 INDEX_FROM = 10_000  # rows; a smaller table is scanned as quickly
-PAYLOAD = ("_seq", "id", "text", "modality", "_image", "_metadata")
-"""What a hit shows; pictures are fetched only where asked for."""
-
-
-class Vanished(GeniusError):
-    """The files of a version were cleaned away while it was read."""
-
-
-@contextmanager
-def database_errors(doing: str) -> Iterator[None]:
-    """Turn what LanceDB raises into one clear line; say plainly when it is the disk."""
-    try:
-        yield
-    except GeniusError:
-        raise
-    except Exception as error:
-        text = " ".join(str(error).split())
-        known = {
-            "No space left": "the disk is full",
-            "StorageFull": "the disk is full",
-            "File too large": "the disk is full (file too large)",
-            "FileTooLarge": "the disk is full (file too large)",
-            "os error 28": "the disk is full",
-            "os error 27": "the disk is full (file too large)",
-            "Read-only file system": "the folder is read-only",
-            "os error 30": "the folder is read-only",
-            "Permission denied": "no permission",
-            "PermissionDenied": "no permission",
-            "os error 13": "no permission",
-        }
-        for sign, plain in known.items():
-            if sign in text:
-                raise GeniusError(f"cannot {doing}: {plain}; nothing that was there is lost") from None
-        if re.search(r"not ?found|no such file", text, re.IGNORECASE):
-            raise Vanished(f"cannot {doing}: a file of this version is gone") from None
-        short = re.sub(r",? ?/\S+\.rs:\d+(:\d+)?", "", text)
-        raise GeniusError(f"cannot {doing}: {short[:300]}") from None
-
-
-class Reader:
-    """One version of the table. Safe to use while others write."""
-
-    def __init__(self, table: Any, version: int, mark: tuple[int, int] | None) -> None:
-        self._table = table
-        self.version = version
-        self.mark = mark  # of the file that defines this version
-        kinds: dict[str, Kind] = {"string": "text", "double": "number", "bool": "boolean"}
-        own = [field for field in table.schema if field.name not in BUILT_IN and not field.name.startswith("_")]
-        self.columns: Columns = {field.name: kinds[str(field.type)] for field in own}
-
-    def count(self, where: str | None = None) -> int:
-        with database_errors("count"):
-            return int(self._table.count_rows(where))
-
-    def seqs(self, where: str | None = None) -> np.ndarray:
-        """(n,) int64 `_seq` of the matching rows, ascending."""
-        parts = [batch.column("_seq").to_numpy() for batch in self._scan(["_seq"], where)]
-        found = np.concatenate(parts) if parts else np.empty(0, np.int64)
-        found.sort()
-        return found
-
-    def rows(self, seqs: Sequence[int] | np.ndarray, columns: Sequence[str]) -> dict[int, dict[str, Any]]:
-        """`_seq` -> row, of those that exist."""
-        wanted = sorted({int(seq) for seq in seqs})
-        found: dict[int, dict[str, Any]] = {}
-        for i in range(0, len(wanted), 4096):
-            where = f"_seq IN ({', '.join(map(str, wanted[i : i + 4096]))})"
-            for batch in self._scan(["_seq", *(c for c in columns if c != "_seq")], where):
-                found.update((row["_seq"], row) for row in batch.to_pylist())
-        return found
-
-    def codes(self, where: str | None = None) -> Iterator[tuple[np.ndarray, list[str], np.ndarray]]:
-        """Batches of (seqs, ids, codes (n, M) uint16), in no promised order."""
-        for batch in self._scan(["_seq", "id", "_codes"], where):
-            if batch.num_rows:
-                yield batch.column("_seq").to_numpy(), batch.column("id").to_pylist(), _matrix(batch.column("_codes"))
-
-    def embeddings(self, where: str | None = None) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Batches of (seqs, embeddings (n, D) float16), in no promised order."""
-        for batch in self._scan(["_seq", "_embedding"], where):
-            if batch.num_rows:
-                yield batch.column("_seq").to_numpy(), _matrix(batch.column("_embedding"))
-
-    def stream(self, columns: Sequence[str], where: str | None = None) -> Iterator[dict[str, Any]]:
-        for batch in self._scan(columns, where):
-            yield from batch.to_pylist()
-
-    def _scan(self, columns: Sequence[str], where: str | None) -> Iterator[pa.RecordBatch]:
-        with database_errors("read the index"):
-            query = self._table.search().select(list(columns)).limit(None)
-            if where is not None:
-                query = query.where(where)
-            yield from query.to_batches(batch_size=65_536)
-
-
-def _matrix(column: Any) -> np.ndarray:
-    """A fixed-size list column as (n, size)."""
-    return np.asarray(column.flatten().to_numpy()).reshape(len(column), -1)
 
 
 class Store:
     """The table of one index folder, for its writer; `at(version)` gives readers."""
 
-    def __init__(self, folder: Path, table: Any, database: Any) -> None:
+    def __init__(self, folder: Path, durable: bool = True) -> None:
         self.folder = folder
-        self._table = table  # for the writer
-        self._watch = database.open_table(TABLE)  # for seeing what is newest, by any thread
-        self._database = database
+        self.durable = durable  # whether a change waits for the disk
+        self.ledger = Ledger(folder)
+        self._connect()
+
+    def _connect(self) -> None:
+        self._view: Any = None
+        try:
+            self._open(self.folder)
+        except GeniusError:
+            book = None
+            with suppress(GeniusError):
+                book = self.ledger.read()
+            if book is None or max(commit.versions_on_disk(self.folder), default=0) <= book.head:
+                raise
+            self._view = commit.view_without_strays(self.folder, book.head)
+            self._open(Path(self._view.name))
+
+    def _open(self, place: Path) -> None:
+        import lancedb
+
+        with database_errors(f"open the index {self.folder}"):
+            self._database: Any = lancedb.connect(place)
+            self._table: Any = self._database.open_table(TABLE)  # for the writer
+            self._watch: Any = self._database.open_table(TABLE)  # for seeing what is newest, by any thread
 
     @classmethod
-    def create(cls, folder: Path, levels: int, width: int) -> Store:
-        """A new empty table; a half-made one of a crashed attempt is overwritten."""
+    def create(cls, folder: Path, levels: int, width: int, durable: bool = True) -> Store:
+        """A new empty table; a half-made one of a crashed attempt is overwritten, one that ever held rows is not."""
         import lancedb
         import pyarrow as pa
 
+        if commit.holds_data(folder):
+            raise Damaged(f"{folder} holds a table with items: it is not made anew; genius repair {folder}")
         schema = pa.schema(
             [
                 pa.field("id", pa.string(), nullable=False),
@@ -158,44 +90,82 @@ class Store:
                 pa.field("_thumbnail", pa.binary()),
                 pa.field("_source", pa.string()),  # the file it was read from
                 pa.field("_stamp", pa.string()),  # changes when that file, or its row in it, does
+                pa.field(SUM, pa.int64()),  # of all of the above
             ]
         )
         with database_errors(f"create an index at {folder}"):
-            database = lancedb.connect(folder)
-            mode = "overwrite" if (folder / f"{TABLE}.lance").exists() else "create"
-            return cls(folder, database.create_table(TABLE, schema=schema, mode=mode), database)
+            mode = "overwrite" if table_folder(folder).exists() else "create"
+            lancedb.connect(folder).create_table(TABLE, schema=schema, mode=mode)
+        return cls(folder, durable)
 
     @classmethod
-    def open(cls, folder: Path) -> Store:
+    def fill(cls, folder: Path, schema: Any, rows: Iterator[pa.RecordBatch], durable: bool = True) -> Store:
+        """A new table of these rows."""
         import lancedb
+        import pyarrow as pa
 
-        with database_errors(f"open the index {folder}"):
-            database = lancedb.connect(folder)
-            return cls(folder, database.open_table(TABLE), database)
+        with database_errors(f"create an index at {folder}"):
+            reader = pa.RecordBatchReader.from_batches(schema, rows)
+            lancedb.connect(folder).create_table(TABLE, data=reader, schema=schema)
+        return cls(folder, durable)
+
+    @classmethod
+    def open(cls, folder: Path, durable: bool = True) -> Store:
+        """The table as it was acknowledged last; refused if its files are not as they were written."""
+        commit.verify(folder, Ledger(folder))
+        return cls(folder, durable)
 
     # -- versions ----------------------------------------------------------------------------------------------
 
     def latest(self) -> int:
-        """The newest version on disk; under a millisecond."""
-        with database_errors("read the index"):
+        """The newest version that was acknowledged; some microseconds."""
+        book = self.ledger.read()
+        if book is not None:
+            return book.head
+        with database_errors("read the index"):  # an index of format 1
             self._watch.checkout_latest()
             return int(self._watch.version)
 
-    def _newest(self) -> int:
-        with database_errors("read the index"):
-            self._table.checkout_latest()
-            return int(self._table.version)
-
     def at(self, version: int) -> Reader:
+        try:
+            book = self.ledger.read()
+            if book is not None and version not in book.shown:
+                raise Vanished(f"there is no version {version} of {self.folder} (genius info --versions lists them)")
+            self._check_manifest(version)
+            return self.peek(version)
+        except Vanished:
+            if self._view is not None:  # made before this version was
+                self._connect()
+                return self.peek(version)
+            book = self.ledger.read()
+            if book is not None and book.head == version:
+                gone = commit.missing_head(self.folder, book)
+                raise Damaged(f"{self.folder} is damaged: {gone}; genius repair {self.folder}") from None
+            raise
+
+    def peek(self, version: int) -> Reader:
+        """A version as LanceDB shows it, acknowledged or not: for repairing."""
         with database_errors(f"open version {version} of {self.folder}"):
             table = self._database.open_table(TABLE)
             table.checkout(version)
-            return Reader(table, version, self._mark(version))
+            return Reader(table, version, self._mark(version), self._view)
+
+    def _check_manifest(self, version: int) -> None:
+        book, name = self.ledger.read(), manifest_name(version)
+        noted = None if book is None else book.files.get(name)
+        if noted is None:
+            return
+        try:
+            same = file_sum(table_folder(self.folder) / name) == noted
+        except FileNotFoundError:
+            raise Vanished(f"cannot open version {version} of {self.folder}: a file of this version is gone") from None
+        if not same:
+            raise Damaged(f"{self.folder} is damaged: {name} is not as it was written; genius repair {self.folder}")
 
     def _mark(self, version: int) -> tuple[int, int] | None:
         """Time and size of the file that defines a version; None if it is gone or named in another way."""
         try:
-            about = (self.folder / f"{TABLE}.lance" / "_versions" / f"{2**64 - 1 - version}.manifest").stat()
+            about = (table_folder(self.folder) / manifest_name(version)).stat()
         except OSError:
             return None
         return about.st_mtime_ns, about.st_size
@@ -205,22 +175,86 @@ class Store:
         return reader.mark is not None and reader.mark == self._mark(reader.version)
 
     def versions(self) -> list[dict[str, Any]]:
+        """Those that can be opened. A change may take several steps of the table: only the last is a version."""
+        book = self.ledger.read()
         with database_errors("list versions"):
+            self._watch.checkout_latest()
             return [
                 {
                     "version": int(v["version"]),
                     "time": v["timestamp"].isoformat(),
                     "items": int(v["metadata"].get("total_rows", -1)),
                 }
-                for v in self._table.list_versions()
+                for v in self._watch.list_versions()
+                if book is None or int(v["version"]) in book.shown
             ]
 
     # -- writing (the caller holds the writer's lock) -------------------------------------------
 
-    def next_seq(self) -> int:
-        """First `_seq` of a commit on top of the newest version."""
-        nonce = secrets.randbits(SEQ_SHIFT - POSITION_BITS)
+    @contextmanager
+    def change(self) -> Iterator[None]:
+        """Whatever is written inside counts as a whole, and is on the disk, when the block ends; after an error, none of it."""
+        self.recover()
+        try:
+            yield
+            self._acknowledge()
+        except BaseException:
+            with suppress(GeniusError):
+                self.recover()
+            raise
+
+    def recover(self) -> list[int]:
+        """Put away what a writer left that died before its change was acknowledged; versions of it."""
+        book = self.ledger.read()
+        if book is None:
+            raise Damaged(f"{self.folder} has no ledger; genius repair {self.folder}")
+        if not (table_folder(self.folder) / manifest_name(book.head)).is_file():
+            gone = commit.missing_head(self.folder, book)
+            raise Damaged(f"{self.folder} is damaged: {gone}; genius repair {self.folder}")
+        stray = commit.set_aside(self.folder, book.head)
+        if stray or self._view is not None:
+            self._connect()
+        if book.cleaning:
+            commit.forget_cleaned(self.folder, self.ledger, self.durable)
+        return stray
+
+    def _acknowledge(self) -> None:
+        version, book = self._newest(), self.ledger.read()
+        if book is None or version != book.head:
+            with database_errors("count"):
+                items = int(self._table.count_rows())
+            commit.acknowledge(self.folder, self.ledger, version, items, self.durable)
+
+    def begin_ledger(self, about: Mapping[str, Any], version: int | None = None) -> Book:
+        """A new ledger for what is on the disk, at a version (the newest): of a new index, an older one, or a repaired one."""
+        commit.set_aside(self.folder, self._newest() if version is None else version)
+        self._connect()
+        sums = commit.record(self.folder, commit.table_files(self.folder), self.durable)
+        with database_errors("count"):
+            head = self._newest()
+            shown = frozenset(commit.versions_on_disk(self.folder))  # what was one before there were ledgers still is
+            book = Book(about, head, int(self._table.count_rows()), shown, sums)
+        self.ledger.rewrite(book, self.durable)
+        return book
+
+    def _newest(self) -> int:
+        with database_errors("read the index"):
+            self._table.checkout_latest()
+            return int(self._table.version)
+
+    def next_seq(self, long: bool = False) -> int:
+        """First `_seq` of a commit on top of the newest version; `long`: of more rows than a batch has."""
+        nonce = secrets.randbits(SEQ_SHIFT - POSITION_BITS - long)
         return ((self._newest() + 1) << SEQ_SHIFT) | (nonce << POSITION_BITS)
+
+    def prepare_sums(self) -> None:
+        """A table of format 1 has no column for checksums of rows."""
+        import pyarrow as pa
+
+        with database_errors("add a column"):
+            self._table.checkout_latest()
+            if SUM not in self._table.schema.names:
+                self._table.add_columns(pa.schema([pa.field(SUM, pa.int64())]))
 
     def add_columns(self, columns: Mapping[str, Kind]) -> None:
         import pyarrow as pa
@@ -229,6 +263,21 @@ class Store:
         with database_errors("add metadata columns"):
             self._table.checkout_latest()
             self._table.add_columns(pa.schema([pa.field(name, types[kind]) for name, kind in columns.items()]))
+
+    def drop_columns(self, names: Sequence[str]) -> None:
+        with database_errors("drop metadata columns"):
+            self._table.checkout_latest()
+            self._table.drop_columns(list(names))
+
+    def update(self, columns: Mapping[str, Sequence[Any]]) -> None:
+        """Give rows, named by `_seq`, other values in some columns; nothing else of them is written."""
+        import pyarrow as pa
+
+        with database_errors("change metadata"):
+            self._table.checkout_latest()
+            types = {field.name: field.type for field in self._table.schema}
+            values = pa.table({name: pa.array(column, types[name]) for name, column in columns.items()})
+            self._table.merge_insert("_seq").when_matched_update_all().execute(values)
 
     def table(self, columns: Mapping[str, Any]) -> pa.Table:
         """Columns of values -> an arrow table of this table's schema; absent columns are null."""
@@ -245,7 +294,8 @@ class Store:
                 arrays.append(pa.FixedSizeListArray.from_arrays(flat, field.type.list_size).cast(field.type))
             else:
                 arrays.append(pa.array(columns[field.name], field.type))
-        return pa.Table.from_arrays(arrays, schema=schema)
+        rows = pa.Table.from_arrays(arrays, schema=schema)
+        return rows.set_column(schema.get_field_index(SUM), schema.field(SUM), pa.array(row_sums(rows), pa.int64()))
 
     def append(self, rows: pa.Table) -> None:
         """All rows or none."""
@@ -259,10 +309,34 @@ class Store:
             self._table.checkout_latest()
             self._table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(rows)
 
+    def overwrite(self, schema: Any, rows: Iterator[pa.RecordBatch]) -> None:
+        """These rows in place of all that are there, and their columns in place of the table's."""
+        import pyarrow as pa
+
+        with database_errors("write items"):
+            self._table.checkout_latest()
+            self._table.add(pa.RecordBatchReader.from_batches(schema, rows), mode="overwrite")
+
     def delete(self, seqs: Sequence[int]) -> None:
         with database_errors("delete items"):
             self._table.checkout_latest()
             self._table.delete(f"_seq IN ({', '.join(str(int(seq)) for seq in seqs)})")
+
+    def drop_indices(self) -> None:
+        """Row indexes can be made again; `compact` does."""
+        with database_errors("drop row indexes"):
+            self._table.checkout_latest()
+            for index in self._table.list_indices():
+                self._table.drop_index(index.name)
+
+    def pass_by(self, version: int) -> None:
+        """Reach a higher version than this, so that who had it open notices that what is there now is another."""
+        import pyarrow as pa
+
+        with database_errors("write to the index"):
+            while self._newest() <= version:
+                self._table.add_columns(pa.schema([pa.field("_passing", pa.bool_())]))
+                self._table.drop_columns(["_passing"])
 
     def fragments(self) -> int:
         with database_errors("read the index"):
@@ -276,6 +350,18 @@ class Store:
             self._table.checkout_latest()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # readers of a version that is cleaned away try again
-                if self._table.count_rows() >= INDEX_FROM and not self._table.list_indices():
-                    self._table.create_index("_seq", config=BTree())
+                with self.change():
+                    if self._table.count_rows() >= INDEX_FROM and not self._table.list_indices():
+                        self._table.create_index("_seq", config=BTree())
+                    for _ in range(5):
+                        before = self._newest()
+                        self._table.optimize(cleanup_older_than=NEVER)
+                        if self._newest() == before:
+                            break
+                    else:
+                        return  # it is never done: then dropping old versions would make a new one, and drop that which counts
+                # only now, when the merged version counts, may the files of older ones go
+                self.ledger.append({"cleaning": True}, self.durable)
                 self._table.optimize(cleanup_older_than=keep)
+                commit.forget_cleaned(self.folder, self.ledger, self.durable)
+                commit.clear_aside(self.folder, keep)

@@ -1,4 +1,4 @@
-"""Rows of JSONL, CSV, TSV and Parquet files -> items. Knows formats and column names; knows nothing of indexes.
+"""Rows of tables -> items. Knows column names; knows nothing of file formats or indexes.
 
 Which columns are the id, the text and the image is told or guessed from their names; all others become metadata.
 """
@@ -6,27 +6,24 @@ Which columns are the id, the text and the image is told or guessed from their n
 from __future__ import annotations
 
 import base64
-import csv
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date, datetime, time
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from genius.data.readers import MAX_COLUMNS
 from genius.errors import GeniusError
 from genius.index.metadata import EXACT, RESERVED
-from genius.types import Item
+from genius.types import Item, is_unicode
 
-TABLE_SUFFIXES = frozenset({".jsonl", ".ndjson", ".csv", ".tsv", ".parquet"})
 ID_NAMES = ("id", "item_id", "uid", "key", "did")
 TEXT_NAMES = ("text", "caption", "txt", "description", "title", "content", "body", "sentence")
 IMAGE_NAMES = ("image", "image_path", "img_path", "img", "picture", "photo", "file_name", "filename", "image_file", "path")
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,82 +35,10 @@ class Columns:
     image: str | None = None
 
 
-def read_rows(path: Path) -> Iterator[tuple[int, Row | str]]:
-    """(row number from 1, row) of a table file; a string in place of a row says why it could not be read."""
-    readers: dict[str, Callable[[Path], Iterator[tuple[int, Row | str]]]] = {
-        ".csv": _read_csv,
-        ".tsv": _read_csv,
-        ".parquet": _read_parquet,
-    }
-    try:
-        yield from readers.get(path.suffix.lower(), _read_jsonl)(path)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise GeniusError(f"cannot read {path}: {error}") from None
-
-
-def _read_jsonl(path: Path) -> Iterator[tuple[int, Row | str]]:
-    with path.open(encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                yield number, f"not JSON: {error}"
-                continue
-            yield number, row if isinstance(row, dict) else "not a JSON object"
-
-
-def _read_csv(path: Path) -> Iterator[tuple[int, Row | str]]:
-    """Two passes: a column is numeric or boolean only if all its values are."""
-    kinds: dict[str, set[str]] = {}
-    for _, row in _csv_rows(path):
-        for name, value in row.items():
-            if value:
-                kinds.setdefault(name, set()).add(_csv_kind(value))
-    read: dict[str, Callable[[str], Any]] = {"number": _number, "boolean": lambda value: value.lower() == "true"}
-    convert = {name: read[next(iter(found))] for name, found in kinds.items() if len(found) == 1 and found != {"text"}}
-    for number, row in _csv_rows(path):
-        yield number, {name: convert.get(name, str)(value) if value else None for name, value in row.items()}
-
-
-def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    csv.field_size_limit(10_000_000)
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", restval="")
-        for number, row in enumerate(reader, start=1):
-            row.pop(None, None)  # type: ignore[call-overload]  # values beyond the header
-            yield number, row
-
-
-def _csv_kind(value: str) -> str:
-    if value.lower() in ("true", "false"):
-        return "boolean"
-    # leading zeros are names, not numbers: article 007
-    return "number" if re.fullmatch(r"[+-]?(0|[1-9]\d{0,14})(\.\d+)?([eE][+-]?\d{1,2})?", value) else "text"
-
-
-def _number(value: str) -> int | float:
-    return int(value) if re.fullmatch(r"[+-]?\d+", value) else float(value)
-
-
-def _read_parquet(path: Path) -> Iterator[tuple[int, Row | str]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    number = 0
-    try:
-        with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=512):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield number, row
-    except pa.ArrowException as error:
-        raise GeniusError(f"cannot read {path}: {str(error).splitlines()[0]}") from None
-
-
 def to_item(row: Mapping[str, Any], columns: Columns, folder: Path, fallback_id: str) -> Item:
     """One row -> an item; image paths are relative to the table's folder. One clear line if it cannot be."""
+    if len(row) > MAX_COLUMNS:
+        raise GeniusError(f"{len(row):,} columns; at most {MAX_COLUMNS}")
     names = {
         "id": _column(row, columns.id, ID_NAMES, "id"),
         "text": _column(row, columns.text, TEXT_NAMES, "text"),
@@ -132,11 +57,22 @@ def to_item(row: Mapping[str, Any], columns: Columns, folder: Path, fallback_id:
             if plain is not None:
                 metadata[_key(name)] = plain
     return Item(
-        id=fallback_id if value is None or value == "" else str(value),
+        id=fallback_id if value is None or value == "" else _text(value, "id"),
         image=None if names["image"] is None else _image(row.get(names["image"]), folder),
-        text=None if text is None else str(text),
+        text=None if text is None else _text(text, "text"),
         metadata=metadata,
     )
+
+
+def _text(value: Any, what: str) -> str:
+    """A number or a date may stand for a text; a list or a picture does not."""
+    if isinstance(value, str):
+        if not is_unicode(value):
+            raise GeniusError(f"the {what} {value[:40]!r} is not valid Unicode text")
+        return value
+    if isinstance(value, bytes | Mapping | list | tuple):
+        raise GeniusError(f"the {what} is no text but {type(value).__name__}")
+    return str(value)
 
 
 def _column(row: Mapping[str, Any], told: str | None, guesses: tuple[str, ...], what: str) -> str | None:
@@ -152,8 +88,12 @@ def _image(value: Any, folder: Path) -> Path | bytes | None:
     if value is None or value == "":
         return None
     if isinstance(value, Mapping):  # how datasets libraries write pictures into Parquet
-        inner = value.get("bytes")
-        return bytes(inner) if inner else _image(value.get("path"), folder)
+        inner, path = value.get("bytes"), value.get("path")
+        if isinstance(inner, bytes) and inner:
+            return inner
+        if inner or not isinstance(path, str | None):
+            raise GeniusError("an image column holds paths or bytes, or both as {bytes, path}")
+        return _image(path, folder)
     if isinstance(value, bytes):
         return value
     if not isinstance(value, str):
@@ -180,7 +120,10 @@ def _plain(value: Any) -> str | int | float | bool | None:
         return value.isoformat()
     if isinstance(value, bytes):
         return None
-    return json.dumps(value, ensure_ascii=False, default=str)
+    try:
+        return json.dumps(value, ensure_ascii=False, default=str)
+    except (RecursionError, ValueError, TypeError):
+        raise GeniusError("a value is nested too deep, or has keys that are no texts") from None
 
 
 def _key(name: str) -> str:

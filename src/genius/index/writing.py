@@ -15,8 +15,10 @@ import torch
 
 from genius.errors import GeniusError
 from genius.features import Features
+from genius.index import fields
 from genius.index import metadata as meta
-from genius.index.prepare import Prepared, Stamped, prepare
+from genius.index.prepare import MAX_HELD, Prepared, Stamped, held_bytes, prepare
+from genius.index.reader import Reader
 from genius.index.results import AddReport
 from genius.index.state import State
 from genius.index.store import MAX_BATCH
@@ -37,10 +39,10 @@ def write(
     on_progress: Callable[[AddReport], None] | None = None,
     features: Features | None = None,
 ) -> AddReport:
-    """Add items, or upsert them with `replace`. Each batch is one commit."""
+    """Add items, or upsert them with `replace`. Each batch is one commit; one of large pictures given as bytes is cut short."""
     state.check_writable()
-    if not 1 <= batch_size <= MAX_BATCH:
-        raise GeniusError(f"batch_size must be from 1 to {MAX_BATCH:,}, got {batch_size}")
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or not 1 <= batch_size <= MAX_BATCH:
+        raise GeniusError(f"batch_size must be a whole number from 1 to {MAX_BATCH:,}, got {batch_size!r}")
     total = AddReport()
     at = 0
     for batch in _batched(items, batch_size):
@@ -57,13 +59,15 @@ def write(
 
 def _batched(items: Iterable[Stamped], size: int) -> Iterator[list[Stamped]]:
     batch: list[Stamped] = []
+    held = 0
     for pair in items:
         if not isinstance(pair[0], Item):
             raise GeniusError(f"expected an Item, got {type(pair[0]).__name__}")
         batch.append(pair)
-        if len(batch) == size:
+        held += held_bytes(pair[0])
+        if len(batch) == size or held > MAX_HELD:
             yield batch
-            batch = []
+            batch, held = [], 0
     if batch:
         yield batch
 
@@ -77,8 +81,7 @@ def _write_batch(state: State, batch: list[Stamped], replace: bool, on_error: On
         if replace or item.id not in chosen:  # add: the first wins; upsert: the last
             chosen[item.id] = position
     if not replace:  # do not read pictures of what is there already
-        with state.lock:
-            there = state.current().find(chosen)
+        there = state.consistent(lambda: state.find(list(chosen)))  # without the writer's lock: others may clean up meanwhile
         report.existing += len(there)
         chosen = {item_id: position for item_id, position in chosen.items() if item_id not in there}
     if not chosen:
@@ -93,37 +96,64 @@ def _write_batch(state: State, batch: list[Stamped], replace: bool, on_error: On
 def commit(state: State, ready: Prepared, replace: bool, on_error: OnError, report: AddReport) -> None:
     """Write prepared items; counts go to `report`."""
     report.problems += ready.problems
+    gone: list[int] = []
     with state.writer.hold():
-        with state.lock:
-            live = state.current()
-            columns = live.reader.columns
-            there = live.find([item.id for item in ready.items])
-        if not replace and there:  # another writer was quicker
-            report.existing += len(there)
-            ready = ready.without(there)
-        fresh, conflicts = meta.new_columns(columns, ((i.id, row) for i, row in zip(ready.items, ready.metadata, strict=True)))
-        if conflicts:
-            if on_error == "raise":
-                raise GeniusError(next(iter(conflicts.values())))
-            report.problems += conflicts.values()
-            ready = ready.without(conflicts)
-        if not ready.items:
-            return
-        gone = [there[item.id] for item in ready.items if item.id in there]
-        first = state.store.next_seq()
-        if fresh:
-            state.store.add_columns(fresh)
-        rows = state.store.table(ready.columns(first, {**columns, **fresh}))
-        if gone:
-            state.store.replace(rows)
-        else:
-            state.store.append(rows)
+        with state.change():
+            with state.lock:
+                live = state.sure([item.id for item in ready.items])
+                columns = live.reader.columns
+                there = live.find([item.id for item in ready.items])
+            if not replace and there:  # another writer was quicker
+                report.existing += len(there)
+                ready = ready.without(there)
+            fresh, conflicts = _new_columns(columns, ready)
+            if conflicts:  # with a field that perhaps no item has any more
+                replaced = [int(live.seqs[row]) for row in there.values()]
+                columns, fresh, conflicts = _without_unused(state, live.reader, ready, replaced)
+            if conflicts:
+                if on_error == "raise":
+                    raise GeniusError(next(iter(conflicts.values())))
+                report.problems += conflicts.values()
+                ready = ready.without(conflicts)
+            if not ready.items:
+                return
+            gone = [there[item.id] for item in ready.items if item.id in there]
+            first = state.store.next_seq()
+            if fresh:
+                state.store.add_columns(fresh)
+            table = state.store.table(ready.columns(first, {**columns, **fresh}))
+            if gone:
+                state.store.replace(table)
+            else:
+                state.store.append(table)
         _follow(state, gone)
         report.added += len(ready.items) - len(gone)
         report.replaced += len(gone)
         state.commits += 1
         if state.commits % COMPACT_EVERY == 0:
             _tidy(state)
+
+
+def _new_columns(columns: meta.Columns, ready: Prepared) -> tuple[dict[str, meta.Kind], dict[str, str]]:
+    return meta.new_columns(columns, ((item.id, row) for item, row in zip(ready.items, ready.metadata, strict=True)))
+
+
+def _without_unused(
+    state: State, reader: Reader, ready: Prepared, replaced: list[int]
+) -> tuple[meta.Columns, dict[str, meta.Kind], dict[str, str]]:
+    """Columns of the table, those to be added, and what still does not fit, once fields that nobody has are dropped.
+
+    Items that this change replaces do not count, unless some of its items cannot be written: theirs would stay.
+    """
+    for leaving in (replaced, []):
+        free = fields.unused(reader, leaving)
+        columns = {name: kind for name, kind in reader.columns.items() if name not in free}
+        fresh, conflicts = _new_columns(columns, ready)
+        if not conflicts:
+            break
+    if free:
+        state.store.drop_columns(free)
+    return columns, fresh, conflicts
 
 
 def _follow(state: State, gone: list[int]) -> None:
@@ -141,15 +171,17 @@ def _tidy(state: State) -> None:
 
 def delete(state: State, ids: str | Iterable[str], missing: Literal["raise", "skip"]) -> int:
     state.check_writable()
-    wanted = [ids] if isinstance(ids, str) else list(dict.fromkeys(ids))
+    wanted = check_ids([ids] if isinstance(ids, str) else ids)
     with state.writer.hold():
-        with state.lock:
-            live = state.current()
-            rows = live.find(wanted)
-            check_missing(wanted, rows, missing)
-            seqs = [int(live.seqs[row]) for row in rows.values()]
+        with state.change():
+            with state.lock:
+                live = state.sure(wanted)
+                rows = live.find(wanted)
+                check_missing(wanted, rows, missing)
+                seqs = [int(live.seqs[row]) for row in rows.values()]
+            if seqs:
+                state.store.delete(seqs)
         if seqs:
-            state.store.delete(seqs)
             _follow(state, list(rows.values()))
         return len(seqs)
 
@@ -157,9 +189,22 @@ def delete(state: State, ids: str | Iterable[str], missing: Literal["raise", "sk
 def optimize(state: State, keep: timedelta) -> None:
     state.check_writable()
     with state.writer.hold():
+        with state.change():  # brings an index of an earlier format up to date
+            pass
         state.store.compact(keep)
         with state.lock:
             state.live = state.rebuild(state.store.at(state.store.latest()))
+
+
+def check_ids(ids: Iterable[str]) -> list[str]:
+    """Distinct ids in their order, or one clear line."""
+    if not isinstance(ids, Iterable):
+        raise GeniusError(f"ids are strings, got {type(ids).__name__}")
+    wanted = list(ids)
+    wrong = next((value for value in wanted if not isinstance(value, str)), None)
+    if wrong is not None:
+        raise GeniusError(f"ids are strings, got {wrong!r}")
+    return list(dict.fromkeys(wanted))
 
 
 def check_missing(wanted: Iterable[str], found: dict[str, int], missing: Literal["raise", "skip"]) -> None:

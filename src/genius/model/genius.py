@@ -15,26 +15,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from genius.blueprint import build, check_fit
 from genius.config import changed, from_dict, merge, to_dict
+from genius.digests import check_digests, write_digests
 from genius.encoders.base import Encoder, OnError, encode_items, encode_queries
 from genius.errors import GeniusError
 from genius.features import Features
-from genius.files import write_whole
+from genius.files import read_json, write_whole
 from genius.model.fusion import Fusion, FusionConfig, score_fusion
 from genius.model.generator import Generator, GeneratorConfig
 from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
-from genius.packing import pack, unpack
+from genius.packing import pack, plain_names, unpack
 from genius.types import Item, Query
+from genius.weight_files import read_shapes, read_tensors
 
 if TYPE_CHECKING:
     from genius.index import Index
 
 FORMAT = 1
 CONFIG, WEIGHTS, ENCODER = "config.json", "model.safetensors", "encoder"
+MAX_CONFIG = 1 << 20  # bytes of a config.json
+MAX_WORK = 4096  # the most that settings of the quantizer's search may ask for
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +86,13 @@ class Genius(nn.Module):
         self.fusion = Fusion(config.fusion)
         self.quantizer = ResidualQuantizer(config.quantizer)
         self.generator = Generator(config.generator, self.quantizer)
-        self.__dict__["encoder"] = encoder  # not a submodule: its weights have their own files and fingerprint
-        if encoder is not None and encoder.width != config.width:
-            raise GeniusError(f"the encoder is {encoder.width} wide, the model expects {config.width}")
+        self._take(encoder)
         self.eval()
+
+    def _take(self, encoder: Encoder | None) -> None:
+        if encoder is not None and encoder.width != self.config.width:
+            raise GeniusError(f"the encoder is {encoder.width} wide, the model expects {self.config.width}")
+        self.__dict__["encoder"] = encoder  # not a submodule: its weights have their own files and fingerprint
 
     encoder: Encoder | None
     source: str | None = None  # the URI it was loaded from, so that an index can find its model again
@@ -155,40 +162,49 @@ class Genius(nn.Module):
         write_whole(directory / WEIGHTS, lambda path: save_file(tensors, path, metadata={"format": "pt"}))
         if encoder and self.encoder is not None and self.config.encoder is None:
             self.encoder.save(directory / ENCODER)
+        write_digests(directory, [WEIGHTS])
         write_whole(directory / CONFIG, lambda path: path.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8"))
 
     @classmethod
     def from_pretrained(cls, source: str | Path, *, device: str | torch.device = "cpu") -> Genius:
-        """Load from a folder, `local-dir:PATH`, `hf-hub:OWNER/NAME[@REVISION]` or `bundled:NAME`."""
+        """Load from a folder, `local-dir:PATH`, `hf-hub:OWNER/NAME[@REVISION]` or `bundled:NAME`.
+
+        The folder may be a stranger's: nothing in it is run, its sizes are compared with its weights before anything is
+        built, and its config can name no checkpoint outside of it.
+        """
         from genius.encoders.registry import load_encoder, resolve
 
         directory = resolve(str(source))
         config = _read_config(directory)
-        encoder = None
+        path = directory / WEIGHTS
+        shapes = read_shapes(path)
+        shapes = {name: shapes[name] for name in plain_names(shapes)}
+        model = build(lambda: cls(config), shapes, str(path))
+        check_fit(model, shapes, str(path))
+        check_digests(directory)
+        try:
+            model.load_state_dict(unpack(read_tensors(path)))
+        except GeniusError as error:
+            raise GeniusError(f"cannot load the model at {directory}: {error}") from None
+        model._try(directory)
         if config.encoder is not None:
-            encoder = load_encoder(config.encoder)
+            model._take(load_encoder(_encoder_uri(directory, config.encoder)))
         elif (directory / ENCODER).is_dir():
-            encoder = load_encoder(f"local-dir:{directory / ENCODER}")
-        model = cls(config, encoder)
-        model._load_weights(directory / WEIGHTS)
+            model._take(load_encoder(f"local-dir:{directory / ENCODER}"))
         model.source = str(source)
         return model.to(device)
 
-    def _load_weights(self, path: Path) -> None:
+    def _try(self, directory: Path) -> None:
+        """One step of everything: settings that no weight's shape shows may still make a model that cannot compute."""
+        blank = torch.zeros(1, self.config.width)
         try:
-            tensors = unpack(load_file(path))
-        except (OSError, SafetensorError) as error:
-            raise GeniusError(f"cannot read the weights {path}: {error}") from None
-        expected = self.state_dict()
-        missing, unknown = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
-        wrong = [n for n in expected.keys() & tensors.keys() if expected[n].shape != tensors[n].shape]
-        if missing or unknown or wrong:
-            first = (missing or unknown or wrong)[0]
-            raise GeniusError(
-                f"{path} does not fit its config: {len(missing)} tensors missing, {len(unknown)} unknown, "
-                f"{len(wrong)} of other shapes (first: {first})"
-            )
-        self.load_state_dict(tensors)
+            z, _ = self.embed(Features(blank, blank, torch.tensor([True]), torch.tensor([True])))
+            codes = self.quantizer.encode(z, torch.zeros(1, dtype=torch.long) if self.config.quantizer.labelled else None)
+            with torch.no_grad():
+                self.generator(z, codes)
+        except Exception as error:  # whatever a config of nonsense leads to
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise GeniusError(f"the model at {directory} does not compute: {reason[:200]}") from None
 
 
 # What the first release wrote of a model with all defaults. A fingerprint is made of this and of what differs from the defaults,
@@ -229,13 +245,32 @@ def _without_retired(body: Any, path: Path) -> Any:
 def _read_config(directory: Path) -> GeniusConfig:
     path = directory / CONFIG
     try:
-        body = json.loads(path.read_text(encoding="utf-8"))
+        body = read_json(path, MAX_CONFIG)
     except FileNotFoundError:
         raise GeniusError(f"no GENIUS model at {directory}: {CONFIG} is missing") from None
-    except (OSError, json.JSONDecodeError) as error:
-        raise GeniusError(f"cannot read {path}: {error}") from None
     if not isinstance(body, dict) or "model" not in body:
         raise GeniusError(f"{path} is not a GENIUS model's config")
     if body.get("format") != FORMAT:
         raise GeniusError(f"{path} has format {body.get('format')!r}; this version reads {FORMAT}")
-    return from_dict(GeniusConfig, _without_retired(body["model"], path), where=str(path))
+    config = from_dict(GeniusConfig, _without_retired(body["model"], path), where=str(path))
+    sweeps = config.quantizer.encode_sweeps  # work, which no weight's shape bounds
+    if not 0 <= sweeps <= MAX_WORK:
+        raise GeniusError(f"{path}: encode_sweeps is {sweeps}; from 0 to {MAX_WORK} makes sense")
+    return config
+
+
+def _encoder_uri(directory: Path, uri: str) -> str:
+    """The encoder that a model's config names. A pickle must lie in the model's own folder: the config may be a stranger's."""
+    scheme, _, rest = uri.partition(":")
+    if scheme in ("bundled", "hf-hub") and rest:
+        return uri
+    named = Path(rest if scheme in ("local-dir", "uniir") and rest else uri)
+    if scheme != "uniir" and named.suffix not in (".pth", ".pt", ".bin"):
+        return uri
+    inside = (directory / named).resolve()
+    if not inside.is_relative_to(directory.resolve()):
+        raise GeniusError(
+            f"{directory / CONFIG} names the checkpoint {uri!r} outside of its folder, which is refused: put the file into the "
+            f"model's folder (uniir:NAME.pth), or save the encoder as a folder of safetensors (local-dir:PATH)"
+        )
+    return f"uniir:{inside}"

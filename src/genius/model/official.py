@@ -1,88 +1,43 @@
-"""The published checkpoints -> a `Genius` model. The only place that reads their pickles.
+"""The published checkpoints -> a `Genius` model.
 
-The files hold optimizer state and an OmegaConf object besides the weights. `read_checkpoint` rebuilds tensors and
-plain containers only; every other class in the file becomes an inert placeholder, so no code of the file runs.
-Sizes are read off the tensors, so a checkpoint of any shape converts.
+The files hold optimizer state and an OmegaConf object besides the weights. `genius.torch_file` reads the weights and runs
+nothing. Sizes are read off the tensors, so a checkpoint of any shape converts, and no larger model is built than the
+tensors fill.
 """
 
 from __future__ import annotations
 
-import collections
-import pickle
 import re
-import zipfile
-from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from genius.blueprint import build
+from genius.encoders.weights import reading_sizes
 from genius.errors import GeniusError
 from genius.model.fusion import FusionConfig
 from genius.model.generator import GeneratorConfig
 from genius.model.genius import Genius, GeniusConfig
 from genius.model.quantizer import QuantizerConfig
+from genius.torch_file import read_torch_file
 
-# -- reading, without running anything -------------------------------------------------------------------------
-
-_ALLOWED: dict[tuple[str, str], Any] = {
-    ("collections", "OrderedDict"): collections.OrderedDict,
-    ("torch._utils", "_rebuild_tensor_v2"): torch._utils._rebuild_tensor_v2,  # type: ignore[attr-defined]
-    ("torch._utils", "_rebuild_parameter"): torch._utils._rebuild_parameter,  # type: ignore[attr-defined]
-    ("torch", "Size"): torch.Size,
-    ("torch", "device"): torch.device,
-    **{("builtins", kind.__name__): kind for kind in (dict, list, tuple, set, int, float, bool)},
-}
-
-
-class _Inert:
-    """Stands in for any class or function of the file: takes every call, keeps nothing, does nothing."""
-
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        pass
-
-    def __call__(self, *args: object, **kwargs: object) -> _Inert:
-        return self
-
-    def __setstate__(self, state: object) -> None:
-        pass
-
-    def __setitem__(self, key: object, value: object) -> None:
-        pass
-
-    def append(self, value: object) -> None:
-        pass
-
-    def extend(self, values: object) -> None:
-        pass
-
-
-class _Restricted(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        return _ALLOWED.get((module, name), _Inert)
-
-
-def _load(file: Any, **kwargs: Any) -> Any:
-    return _Restricted(file, **kwargs).load()
+# -- reading ---------------------------------------------------------------------------------------------------
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
-    """The `model` state dict of a published `.pth`, with compile and DDP prefixes removed."""
-    path = Path(path)
-    restricted = SimpleNamespace(Unpickler=_Restricted, load=_load, __name__="genius.restricted_pickle")
-    try:
-        # mapped, not read: most of a file is optimizer state and momentum copies that nobody asks for
-        mapped = zipfile.is_zipfile(path)
-        content = torch.load(path, map_location="cpu", weights_only=False, pickle_module=restricted, mmap=mapped)
-    except FileNotFoundError:
-        raise GeniusError(f"no such checkpoint: {path}") from None
-    except Exception as error:  # unpickling garbage raises almost anything
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise GeniusError(f"{path} is not a readable checkpoint: {reason}") from None
-    state = content.get("model", content) if isinstance(content, Mapping) else None
-    if not isinstance(state, Mapping) or not state or not all(isinstance(v, Tensor) for v in state.values()):
+    """The `model` state dict of a published `.pth`, with compile and DDP prefixes removed. No code in the file is run."""
+
+    def state_of(content: Any) -> dict[str, Any]:
+        state = content.get("model", content) if isinstance(content, dict) else None
+        if not isinstance(state, dict) or not state or not all(isinstance(name, str) for name in state):
+            raise GeniusError(f"{path} holds no `model` state dict")
+        return state
+
+    # mapped, not read: most of a file is optimizer state and momentum copies that nobody asks for
+    state = read_torch_file(path, state_of, mapped=True)
+    if not all(isinstance(value, Tensor) for value in state.values()):
         raise GeniusError(f"{path} holds no `model` state dict")
     return {re.sub(r"(^|\.)(_orig_mod|module)\.", r"\1", name): tensor for name, tensor in state.items()}
 
@@ -94,18 +49,20 @@ def convert_official(quantizer: str | Path, generator: str | Path) -> Genius:
     """`rq_clip_large.pth` and `GENIUS_t5small.pth` -> a feature-only `Genius` with the published behaviour."""
     rq, gen = read_checkpoint(quantizer), read_checkpoint(generator)
     _same_quantizer(rq, gen, generator)
-    try:
+    with reading_sizes(f"{quantizer} with {generator}", "a published GENIUS checkpoint pair"):
         config = _config(rq, gen)
         weights = {**_fusion(rq), **_codebooks(rq), **_decoder(gen, config.generator.layers)}
-    except KeyError as error:
-        raise GeniusError(f"not a published GENIUS checkpoint pair: tensor {error} is missing") from None
-    model = Genius(config)
+    shapes = {name: tensor.shape for name, tensor in weights.items()}
+    model = build(lambda: Genius(config), shapes, f"{quantizer} with {generator}")
     expected = model.state_dict()
     for name, tensor in weights.items():
         if name not in expected or tensor.shape != expected[name].shape:
             wanted = tuple(expected[name].shape) if name in expected else "no such tensor"
             raise GeniusError(f"the checkpoints do not fit together: {name} is {tuple(tensor.shape)}, expected {wanted}")
         expected[name].copy_(tensor)
+    unset = [name for name in expected if name not in weights and not name.startswith("quantizer.unused_")]
+    if unset:
+        raise GeniusError(f"the checkpoints do not fit together: nothing for {unset[0]}")
     return model
 
 

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
 
 from genius import __version__
-from genius.serve.auth import Keys
 from genius.serve.backend import SearchIndex
 from genius.serve.errors import install_handlers
+from genius.serve.keys import KeyRing, Keys
 from genius.serve.limits import BodyLimit
 from genius.serve.logs import Observe, event
-from genius.serve.routes import items, page, search, system
+from genius.serve.routes import admin, items, page, search, system
 from genius.serve.schemas import ItemBody, ItemsRequest, SearchRequest
 from genius.serve.service import Service
 from genius.serve.settings import ServeConfig
@@ -25,14 +28,15 @@ from genius.serve.settings import ServeConfig
 DESCRIPTION = """Search with words, a picture, or both; add, replace and delete items while others search.
 
 Errors have one shape: `{"error": {"code", "message", "request_id"}}`. With API keys configured, send
-`Authorization: Bearer KEY`: a *read* key searches and shows, a *write* key also changes.
+`Authorization: Bearer KEY`: a *read* key searches and shows, a *write* key also changes, an *admin* key also sees who may
+and who did.
 """
 
 
 def create_app(
     index: SearchIndex,
     config: ServeConfig | None = None,
-    keys: Keys | None = None,
+    keys: Keys | KeyRing | None = None,
     *,
     level_sizes: tuple[int, ...] | None = None,
 ) -> FastAPI:
@@ -56,16 +60,19 @@ def create_app(
         version=__version__,
         description=DESCRIPTION,
         lifespan=lifespan,
-        docs_url=None,  # FastAPI's page loads scripts from elsewhere; ours is /docs
+        openapi_url=None,  # FastAPI would write the document anew for whoever asks
+        docs_url=None,  # its page loads scripts from elsewhere; ours is /docs
         redoc_url=None,
         redirect_slashes=False,
     )
     app.state.service = service
     install_handlers(app)
-    for part in (search, items, system, page):
+    for part in (search, items, system, admin, page):
         app.include_router(part.router)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
-    app.add_middleware(BodyLimit, config=config)
+    document = cache(lambda: json.dumps(app.openapi()).encode())
+    app.add_route("/openapi.json", lambda request: Response(document(), media_type="application/json"), include_in_schema=False)
+    app.add_middleware(BodyLimit, config=config, arrivals=service.arrivals)
     app.add_middleware(Observe, metrics=service.metrics)  # added last: outermost
     return app
 

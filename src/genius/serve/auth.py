@@ -1,92 +1,21 @@
-"""Who may do what: API keys with a read or a write scope, and the guards of a server without keys.
+"""Who may do what: the key of a request, and the guards of a server without keys.
 
-Keys come from the environment (`GENIUS_API_KEYS="read:KEY,write:KEY"`) or a file (one `scope KEY` a line). Only
-their SHA-256 is kept. Without any key the service is open, and therefore listens on loopback only.
+Without any key the service is open, and therefore listens on loopback only.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from genius.errors import GeniusError
+from genius.serve.callers import Caller
 from genius.serve.errors import ApiError
+from genius.serve.keys import ENVIRONMENT, Keys, Scope
 from genius.serve.settings import ServeConfig
 
-Scope = Literal["read", "write"]
-ENVIRONMENT = "GENIUS_API_KEYS"
-SHORTEST_KEY = 16
-GRANTS: Mapping[str, tuple[Scope, ...]] = {"read": ("read",), "write": ("read", "write")}  # write implies read
-LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1", "testserver"})
-
-
-@dataclass(frozen=True, slots=True)
-class Keys:
-    """The configured keys, as (digest, scopes)."""
-
-    entries: tuple[tuple[bytes, tuple[Scope, ...]], ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.entries)
-
-    @classmethod
-    def parse(cls, pairs: Sequence[tuple[str, str]], where: str) -> Keys:
-        entries: list[tuple[bytes, tuple[Scope, ...]]] = []
-        for scope, key in pairs:
-            if scope not in GRANTS:
-                raise GeniusError(f"{where}: unknown scope {scope!r}, use 'read' or 'write'")
-            if len(key) < SHORTEST_KEY:  # never print the key itself
-                raise GeniusError(f"{where}: a {scope} key is shorter than {SHORTEST_KEY} characters")
-            entries.append((_digest(key), GRANTS[scope]))
-        return cls(tuple(entries))
-
-    @classmethod
-    def load(cls, file: Path | None = None, environ: Mapping[str, str] | None = None) -> Keys:
-        """Keys of the file and of the environment together."""
-        entries: tuple[tuple[bytes, tuple[Scope, ...]], ...] = ()
-        if file is not None:
-            try:
-                lines = file.read_text(encoding="utf-8").splitlines()
-            except (OSError, UnicodeDecodeError) as error:
-                raise GeniusError(f"cannot read the key file {file}: {error}") from None
-            pairs = []
-            for number, line in enumerate(lines, 1):
-                words = line.split("#", 1)[0].split()
-                if words and len(words) != 2:
-                    raise GeniusError(f"{file}, line {number}: expected 'read KEY' or 'write KEY'")
-                if words:
-                    pairs.append((words[0], words[1]))
-            if not pairs:
-                raise GeniusError(f"the key file {file} holds no key")
-            entries += cls.parse(pairs, str(file)).entries
-        variable = (os.environ if environ is None else environ).get(ENVIRONMENT, "")
-        pairs = []
-        for part in re.split(r"[,\s]+", variable.strip()):
-            if part:
-                scope, _, key = part.partition(":")
-                pairs.append((scope, key))
-        return cls(entries + cls.parse(pairs, ENVIRONMENT).entries)
-
-    def scopes(self, presented: str | None) -> tuple[Scope, ...]:
-        """What the presented key may do; every entry is compared, in constant time."""
-        if presented is None:
-            return ()
-        digest, granted = _digest(presented), ()
-        for known, scopes in self.entries:
-            if hmac.compare_digest(known, digest) and len(scopes) > len(granted):
-                granted = scopes  # type: ignore[assignment]
-        return granted
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def presented_key(headers: Mapping[str, str]) -> str | None:
@@ -97,18 +26,26 @@ def presented_key(headers: Mapping[str, str]) -> str | None:
     return headers.get("x-api-key") or None
 
 
-def authorize(keys: Keys, headers: Mapping[str, str], needed: Scope) -> tuple[Scope, ...]:
-    """The caller's scopes, or 401 (no or unknown key) or 403 (a key that may not)."""
+def identify(keys: Keys, headers: Mapping[str, str], address: str) -> Caller:
+    """The caller, or 401: no key, an unknown one, or one whose time is over."""
     if not keys:
-        return ("read", "write")
+        return Caller("anyone", ("read", "write"), address, False)
     presented = presented_key(headers)
-    granted = keys.scopes(presented)
-    if not granted:
+    key = keys.find(presented)
+    if key is None:
         problem = "this server needs an API key" if presented is None else "this API key is not known"
         raise ApiError(401, f"{problem}: send 'Authorization: Bearer KEY'")
-    if needed not in granted:
-        raise ApiError(403, f"this API key may {' and '.join(granted)}, not {needed}")
-    return granted
+    if key.expired():
+        raise ApiError(401, f"this API key has expired, on {key.expires:%Y-%m-%d}")
+    return Caller(key.name, key.scopes, address, True)
+
+
+def authorize(caller: Caller, needed: Scope) -> None:
+    """403 for a key that may not, or without keys for what only an admin's may."""
+    if needed not in caller.scopes:
+        if not caller.keyed:
+            raise ApiError(403, f"this needs an {needed} key, and this server has no keys")
+        raise ApiError(403, f"this API key may {' and '.join(caller.scopes)}, not {needed}")
 
 
 def guard_open_server(config: ServeConfig, headers: Mapping[str, str], method: str) -> None:

@@ -6,29 +6,26 @@ Knows items, hits and codes; knows nothing of HTTP. Everything here blocks: the 
 from __future__ import annotations
 
 import io
+import math
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, BinaryIO, Literal, Protocol
 from urllib.parse import quote
 
 from PIL import Image
 
 from genius.errors import GeniusError
+from genius.pictures.formats import SVG, WEB_TYPES
+from genius.pictures.load import WORKING_SIDE, PictureError, load_image, loaded, opened
 from genius.serve.schemas import ChildCode, CodesResponse, CodeStep, HitOut, ItemDetail, ItemOut, Target
-from genius.types import ImageInput, Item, Modality, Query, load_image
+from genius.types import ImageInput, Item, Modality, Query
 
 CHILDREN, EXAMPLES, ITEMS = 36, 4, 48  # shown of one prefix
 START_EXAMPLES = 12  # of each first code: the page opens with them
-WEB_TYPES = {
-    "PNG": "image/png",
-    "JPEG": "image/jpeg",
-    "WEBP": "image/webp",
-    "GIF": "image/gif",
-    "BMP": "image/bmp",
-    "AVIF": "image/avif",
-}
+MANY = 100  # results: a search for more is a large one
 
 
 class Found(Protocol):
@@ -78,7 +75,6 @@ class SearchIndex(Protocol):
         k: int = ...,
         *,
         where: str | None = ...,
-        min_score: float | None = ...,
         beams: int | None = ...,
         rerank: int | None = ...,
     ) -> Sequence[Sequence[Found]]: ...
@@ -103,7 +99,6 @@ class Options:
     """What queries of one pass must agree on."""
 
     where: str | None = None
-    min_score: float | None = None
     beams: int | None = None
     rerank: int | None = None
 
@@ -115,13 +110,34 @@ class Job:
     query: Query
     k: int
     options: Options = Options()
+    min_score: float | None = None
     without: str | None = None  # an id to leave out of its own "more like this"
+
+    @property
+    def large(self) -> bool:
+        return self.k > MANY
+
+    @property
+    def group(self) -> tuple[Options, bool]:
+        """Jobs that agree on this share a pass."""
+        return self.options, self.large
+
+    @property
+    def lane(self) -> str:
+        """What kind of work it is: each kind gets its share of the time, so that nobody's settings hold up the rest."""
+        if self.large or self.options.beams is not None or self.options.rerank is not None:
+            return LARGE_LANE
+        return "filtered" if self.options.where is not None else "plain"
+
+
+LARGE_LANE = "large"
 
 
 class Backend:
-    def __init__(self, index: SearchIndex, level_sizes: Sequence[int]) -> None:
+    def __init__(self, index: SearchIndex, level_sizes: Sequence[int], query_side: int = 1024) -> None:
         self.index = index
         self.level_sizes = tuple(level_sizes)
+        self._query_side = query_side
         self._counts: dict[tuple[int, ...], int] = {}  # items below a prefix, of version `_counted`
         self._counted = -1
         self._lock = threading.Lock()
@@ -129,37 +145,19 @@ class Backend:
     # -- search ------------------------------------------------------------------------------------------------
 
     def run(self, jobs: Sequence[Job]) -> list[list[HitOut] | BaseException]:
-        """One pass for each set of options. If a pass fails, its queries run alone, so that only the guilty fails."""
-        answers: list[list[HitOut] | BaseException] = [GeniusError("not run")] * len(jobs)
-        groups: dict[Options, list[int]] = {}
-        for position, job in enumerate(jobs):
-            groups.setdefault(job.options, []).append(position)
-        for options, positions in groups.items():
-            try:
-                found: list[list[HitOut] | BaseException] = list(self._search([jobs[p] for p in positions], options))
-            except Exception as error:
-                found = [error] if len(positions) == 1 else [self._alone(jobs[p]) for p in positions]
-            for position, answer in zip(positions, found, strict=True):
-                answers[position] = answer
-        return answers
-
-    def _alone(self, job: Job) -> list[HitOut] | BaseException:
+        """One pass for jobs of one group. If it fails, they run alone, so that only the guilty fails."""
         try:
-            return self._search([job], job.options)[0]
+            return list(self._search(jobs))
         except Exception as error:
-            return error
+            return [error] if len(jobs) == 1 else [self.run([job])[0] for job in jobs]
 
-    def _search(self, jobs: Sequence[Job], options: Options) -> list[list[HitOut]]:
+    def _search(self, jobs: Sequence[Job]) -> list[list[HitOut]]:
         k = max(job.k + (job.without is not None) for job in jobs)  # the best k of more are the best k
+        options = jobs[0].options
         hits = self.index.search_many(
-            [job.query for job in jobs],
-            k,
-            where=options.where,
-            min_score=options.min_score,
-            beams=options.beams,
-            rerank=options.rerank,
+            [job.query for job in jobs], k, where=options.where, beams=options.beams, rerank=options.rerank
         )
-        return [[_hit(hit) for hit in found if hit.id != job.without][: job.k] for job, found in zip(jobs, hits, strict=True)]
+        return [_answers(job, found) for job, found in zip(jobs, hits, strict=True)]
 
     def like(self, item_id: str, text: str | None) -> tuple[str | None, ImageInput | None]:
         """Text and picture of a query "like this item", or "like this, but TEXT"."""
@@ -172,7 +170,21 @@ class Backend:
             if small is None:
                 raise Missing(f"the picture of {item_id!r} is no longer there")
             picture = small
-        return text or item.text, load_image(picture)
+        try:
+            with loaded(picture, least=self._query_side) as decoded:
+                return text or item.text, self.shrink(decoded)
+        except PictureError:
+            raise Missing(f"the picture of {item_id!r} cannot be read any more") from None
+
+    def shrink(self, picture: Image.Image) -> Image.Image:
+        """A query's picture as small as the encoder takes it: it may have to wait in memory."""
+        encoder = getattr(getattr(self.index, "model", None), "encoder", None)
+        prepare: Callable[[Image.Image], Image.Image] | None = getattr(encoder, "prepare_image", None)
+        if prepare is not None:
+            return prepare(picture)
+        if max(picture.size) > self._query_side:
+            picture.thumbnail((self._query_side, self._query_side), Image.Resampling.LANCZOS)
+        return picture
 
     # -- items -------------------------------------------------------------------------------------------------
 
@@ -203,33 +215,39 @@ class Backend:
         if self.index.delete([item_id], missing="skip") == 0:
             raise Missing(f"no item {item_id!r}")
 
-    def picture(self, item_id: str) -> tuple[bytes, str]:
-        """The item's picture and its media type. What browsers cannot show is turned into PNG."""
+    def picture(self, item_id: str) -> tuple[bytes | BinaryIO, str]:
+        """The item's picture (a file opened for reading, where it lies in one) and its media type.
+
+        What browsers cannot show is turned into PNG.
+        """
         source = self._item(item_id).image
         if source is None:
             raise Missing(f"item {item_id!r} has no picture")
-        if isinstance(source, str | Path):
-            try:
-                source = Path(source).read_bytes() if Path(source).suffix.lower() != ".svg" else load_image(source)
-            except (OSError, GeniusError):
-                raise Missing(f"the picture of {item_id!r} is no longer there") from None
-        if isinstance(source, bytes):
-            try:
-                with Image.open(io.BytesIO(source)) as opened:
-                    kind = WEB_TYPES.get(opened.format or "")
-                return (source, kind) if kind is not None else (_png(load_image(source)), "image/png")
-            except (OSError, GeniusError, ValueError):
-                raise Missing(f"the picture of {item_id!r} cannot be read any more") from None
-        return _png(source), "image/png"
+        try:
+            if isinstance(source, Image.Image) or (isinstance(source, str | Path) and Path(source).suffix.lower() == SVG):
+                return _png(load_image(source)), "image/png"
+            with opened(source, "the image") as picture:
+                kind = WEB_TYPES.get(picture.format or "")
+            if kind is None:
+                return _png(load_image(source, least=WORKING_SIDE)), "image/png"
+            return (source if isinstance(source, bytes) else Path(source).open("rb")), kind
+        except (OSError, PictureError):
+            gone = isinstance(source, str | Path) and not Path(source).is_file()
+            problem = "is no longer there" if gone else "cannot be read any more"
+            raise Missing(f"the picture of {item_id!r} {problem}") from None
 
     def thumbnail(self, item_id: str, side: int) -> tuple[bytes, str]:
         """The stored thumbnail, or one made now."""
-        self._item(item_id)
+        source = self._item(item_id).image
         small = self.index.thumbnail(item_id)
         if small is not None:
             return small, "image/jpeg"
-        data, _ = self.picture(item_id)
-        picture = load_image(data)
+        if source is None:
+            raise Missing(f"item {item_id!r} has no picture")
+        try:
+            picture = load_image(source, least=side)
+        except PictureError:
+            raise Missing(f"the picture of {item_id!r} cannot be read any more") from None
         picture.thumbnail((side, side))
         buffer = io.BytesIO()
         picture.save(buffer, "JPEG", quality=85)
@@ -314,8 +332,10 @@ def _shown(item: Item, codes: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def _hit(hit: Found) -> HitOut:
-    return HitOut(**_shown(hit.item, hit.codes), score=float(hit.score))
+def _answers(job: Job, found: Sequence[Found]) -> list[HitOut]:
+    lowest = -math.inf if job.min_score is None else job.min_score
+    wanted = (hit for hit in found if hit.id != job.without and hit.score >= lowest)
+    return [HitOut(**_shown(hit.item, hit.codes), score=float(hit.score)) for hit in islice(wanted, job.k)]
 
 
 def _png(picture: Image.Image) -> bytes:

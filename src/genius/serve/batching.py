@@ -1,18 +1,20 @@
-"""Dynamic batching: requests that arrive while the model is busy share its next pass.
+"""Dynamic batching: jobs that arrive while the worker is busy share its next pass.
 
-A bounded queue and one worker thread. Nothing here knows what a job is: `run` takes a list of jobs and returns, for
-each, a result or the exception that job alone deserves. A job that nobody waits for any more is not run.
+A bounded queue and a few worker threads. Nothing here knows what a job is: `run` takes jobs of one group and returns,
+for each, a result or the exception that job alone deserves. A job that nobody waits for any more is not run. Whose turn
+it is, `fair` decides; a full queue lets the one in who has less waiting, in place of the newest of who has most.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
+
+from genius.serve.fair import FairQueue
 
 J = TypeVar("J")
 R = TypeVar("R")
@@ -35,14 +37,35 @@ class Closed(Exception):
 
 
 @dataclass(slots=True)
+class PassSize:
+    """How many jobs a pass may have so that it takes about `seconds`: fewer after a long one, more while there is time left."""
+
+    most: int
+    largest: int
+    seconds: float
+    _long: int = 0  # passes in a row that took too long
+
+    def learn(self, jobs: int, took: float) -> None:
+        self._long = self._long + 1 if took > self.seconds else 0
+        if self._long and (jobs > 1 or self._long > 1):  # a single job that took long once may have met a cold start
+            self.most = max(1, int(jobs * self.seconds / took))
+        elif jobs >= self.most and took < self.seconds / 2:
+            self.most = min(self.largest, 2 * self.most)
+
+
+@dataclass(slots=True)
 class _Waiting(Generic[J, R]):
     job: J
     deadline: float  # time.monotonic()
-    future: Future[tuple[R, int]] = field(default_factory=Future)  # (result, size of its batch)
+    future: Future[tuple[R, int]] = field(default_factory=Future)  # (result, size of its pass)
 
 
 class Batcher(Generic[J, R]):
-    """`submit` a job, get a future; a worker thread runs what has queued, at most `max_batch` at a time."""
+    """`submit` a job, get a future; worker threads run what has queued, at most `max_batch` alike jobs at a time.
+
+    `group`: jobs that agree on it may share a pass. `lane`: the kind of work it is; lanes share the time evenly. A pass is
+    kept to about `pass_s` seconds, judging by the last ones of its lane; `cautious` lanes begin with single jobs.
+    """
 
     def __init__(
         self,
@@ -51,33 +74,46 @@ class Batcher(Generic[J, R]):
         max_batch: int,
         queue_size: int,
         linger_s: float = 0.0,
+        pass_s: float = float("inf"),
+        workers: int = 1,
+        group: Callable[[J], Hashable] = lambda job: None,
+        lane: Callable[[J], str] = lambda job: "",
+        cautious: Collection[str] = (),
         on_batch: Callable[[int, float], None] = lambda size, seconds: None,
+        name: str = "genius-batcher",
     ) -> None:
-        self._run = run
-        self._max_batch = max_batch
-        self._queue_size = queue_size
-        self._linger_s = linger_s
-        self._on_batch = on_batch
-        self._queue: deque[_Waiting[J, R]] = deque()
+        self._run, self._group, self._lane, self._on_batch = run, group, lane, on_batch
+        self._max_batch, self._queue_size, self._linger_s, self._pass_s = max_batch, queue_size, linger_s, pass_s
+        self._cautious = frozenset(cautious)
+        self._queue: FairQueue[_Waiting[J, R]] = FairQueue()
         self._changed = threading.Condition()
         self._closing = False
-        self._busy_since: float | None = None
+        self._idle = workers
+        self._running: dict[int, float] = {}  # thread -> since when
         self._pace = 0.05  # seconds a job takes, smoothed: what Retry-After is made of
-        self._thread = threading.Thread(target=self._work, name="genius-batcher", daemon=True)
-        self._thread.start()
+        self._sizes: dict[str, PassSize] = {}  # of each lane
+        self._threads = [threading.Thread(target=self._work, name=f"{name}-{n}", daemon=True) for n in range(workers)]
+        for thread in self._threads:
+            thread.start()
 
     # -- callers -----------------------------------------------------------------------------------------------
 
-    def submit(self, job: J, timeout_s: float) -> Future[tuple[R, int]]:
+    def submit(self, job: J, timeout_s: float, owner: str = "") -> Future[tuple[R, int]]:
         """Queue a job. Raises `QueueFull` or `Closed` at once rather than letting anyone wait in vain."""
         waiting: _Waiting[J, R] = _Waiting(job, time.monotonic() + timeout_s)
+        lane = self._lane(job)
         with self._changed:
             if self._closing:
                 raise Closed("the service is shutting down")
-            if len(self._queue) >= self._queue_size:
-                raise QueueFull(self.retry_after())
-            self._queue.append(waiting)
+            gives_way = None
+            if len(self._queue) >= self._queue_size + self._idle:
+                gives_way = self._queue.give_way(lane, owner)
+                if gives_way is None:
+                    raise QueueFull(self.retry_after())
+            self._queue.push(waiting, lane, owner)
             self._changed.notify()
+        if gives_way is not None:
+            _fail(gives_way, QueueFull(self.retry_after()))
         return waiting.future
 
     def retry_after(self) -> int:
@@ -90,67 +126,97 @@ class Batcher(Generic[J, R]):
 
     @property
     def stuck_s(self) -> float:
-        """How long the running batch has been running; 0 when idle."""
-        since = self._busy_since
+        """How long the longest running pass has been running; 0 when idle."""
+        since = min(list(self._running.values()), default=None)
         return 0.0 if since is None else time.monotonic() - since
 
     def close(self, timeout_s: float) -> bool:
         """Take no new jobs, finish the queued ones, stop. False if that took longer than `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._thread.join(timeout_s)
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        finished = not any(thread.is_alive() for thread in self._threads)
         with self._changed:
-            left = list(self._queue) if self._thread.is_alive() else []
-            self._queue.clear()
+            left = list(self._queue.drain())
         for waiting in left:
-            if waiting.future.set_running_or_notify_cancel():
-                waiting.future.set_exception(Closed("the service is shutting down"))
-        return not self._thread.is_alive()
+            _fail(waiting, Closed("the service is shutting down"))
+        return finished
 
-    # -- the worker --------------------------------------------------------------------------------------------
+    # -- the workers -------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
         while True:
-            batch = self._take()
-            if batch is None:
+            taken = self._take()
+            if taken is None:
                 return
-            live = [w for w in batch if w.future.set_running_or_notify_cancel()]
-            now = time.monotonic()
-            for waiting in live:
-                if waiting.deadline <= now:
-                    waiting.future.set_exception(Expired("its turn came too late"))
-            live = [w for w in live if w.deadline > now]
-            if not live:
-                continue
-            self._busy_since = now
-            try:
-                results: Sequence[R | BaseException] = self._run([w.job for w in live])
-                if len(results) != len(live):
-                    raise RuntimeError(f"{len(live)} jobs gave {len(results)} results")
-            except BaseException as error:  # the worker must outlive any job
-                results = [error] * len(live)
-            seconds = time.monotonic() - now
-            self._busy_since = None
-            self._pace = 0.8 * self._pace + 0.2 * seconds / len(live)
-            self._on_batch(len(live), seconds)
-            for waiting, result in zip(live, results, strict=True):
-                if isinstance(result, BaseException):
-                    waiting.future.set_exception(result)
-                else:
-                    waiting.future.set_result((result, len(live)))
+            lane, batch = taken
+            seconds = self._answer(lane, batch)
+            with self._changed:
+                self._idle += 1
+                self._queue.charge(lane, [owner for owner, _ in batch], seconds)
 
-    def _take(self) -> list[_Waiting[J, R]] | None:
-        """Wait for work; None when closing and empty."""
+    def _answer(self, lane: str, batch: list[tuple[str, _Waiting[J, R]]]) -> float:
+        """Run one pass and tell everyone; the seconds it took."""
+        started = time.monotonic()
+        live = [w for _, w in batch if w.future.set_running_or_notify_cancel()]
+        for waiting in live:
+            if waiting.deadline <= started:
+                waiting.future.set_exception(Expired("its turn came too late"))
+        live = [w for w in live if w.deadline > started]
+        if not live:
+            return 0.0
+        self._running[threading.get_ident()] = started
+        try:
+            results: Sequence[R | BaseException] = self._run([w.job for w in live])
+            if len(results) != len(live):
+                raise RuntimeError(f"{len(live)} jobs gave {len(results)} results")
+        except BaseException as error:  # the worker must outlive any job
+            results = [error] * len(live)
+        del self._running[threading.get_ident()]
+        seconds = time.monotonic() - started
+        self._pace = 0.8 * self._pace + 0.2 * seconds / len(live)
+        self._size(lane).learn(len(live), seconds)
+        self._on_batch(len(live), seconds)
+        for waiting, result in zip(live, results, strict=True):
+            if isinstance(result, BaseException):
+                waiting.future.set_exception(result)
+            else:
+                waiting.future.set_result((result, len(live)))
+        return seconds
+
+    def _size(self, lane: str) -> PassSize:
+        if lane not in self._sizes:
+            self._sizes[lane] = PassSize(1 if lane in self._cautious else self._max_batch, self._max_batch, self._pass_s)
+        return self._sizes[lane]
+
+    def _take(self) -> tuple[str, list[tuple[str, _Waiting[J, R]]]] | None:
+        """Wait for work: a lane and its next jobs with their owners. None when closing and empty."""
         with self._changed:
-            while not self._queue:
-                if self._closing:
-                    return None
-                self._changed.wait()
-            if self._linger_s > 0 and not self._closing:
-                until = time.monotonic() + self._linger_s
-                while len(self._queue) < self._max_batch and not self._closing:
-                    left = until - time.monotonic()
-                    if left <= 0 or not self._changed.wait(left):
-                        break
-            return [self._queue.popleft() for _ in range(min(self._max_batch, len(self._queue)))]
+            while True:
+                while not self._queue:
+                    if self._closing:
+                        return None
+                    self._changed.wait()
+                self._linger()
+                if self._queue:  # or another worker was quicker
+                    self._idle -= 1
+                    return self._queue.take(lambda lane: self._size(lane).most, self._alike)
+
+    def _alike(self, one: _Waiting[J, R], other: _Waiting[J, R]) -> bool:
+        return self._group(one.job) == self._group(other.job)
+
+    def _linger(self) -> None:
+        """Wait a moment for company, with the lock held."""
+        until = time.monotonic() + self._linger_s
+        while len(self._queue) < self._max_batch and not self._closing:
+            left = until - time.monotonic()
+            if left <= 0 or not self._changed.wait(left):
+                return
+
+
+def _fail(waiting: _Waiting[J, R], error: Exception) -> None:
+    if waiting.future.set_running_or_notify_cancel():
+        waiting.future.set_exception(error)

@@ -7,6 +7,7 @@ is not a success raises `ServerError`, a `GeniusError` with the server's one lin
 from __future__ import annotations
 
 import base64
+import ssl
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO
@@ -55,11 +56,16 @@ class GeniusClient:
         api_key: str | None = None,
         timeout_s: float = 60.0,
         retries: int = 3,
+        certificate: str | Path | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
+        """`certificate`: a PEM file to trust, for a server with a certificate of your own making."""
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self.retries = retries
-        self._http = httpx.Client(base_url=url.rstrip("/"), headers=headers, timeout=timeout_s, transport=transport)
+        trusted = ssl.create_default_context(cafile=certificate) if certificate is not None else True
+        self._http = httpx.Client(
+            base_url=url.rstrip("/"), headers=headers, timeout=timeout_s, verify=trusted, transport=transport
+        )
 
     def close(self) -> None:
         self._http.close()

@@ -23,7 +23,7 @@ CODES = {
     403: "forbidden",
     404: "not_found",
     405: "method_not_allowed",
-    408: "body_timeout",
+    408: "too_slow",
     409: "conflict",
     413: "too_large",
     415: "unsupported_media_type",
@@ -54,8 +54,11 @@ def error_response(
         extra["Retry-After"] = str(retry_after)
     if status == 401:
         extra["WWW-Authenticate"] = "Bearer"
-    body = {"code": CODES.get(status, "error"), "message": _printable(message), "request_id": request_id}
-    return JSONResponse({"error": body}, status_code=status, headers=extra)
+    return JSONResponse(error_body(status, message, request_id), status_code=status, headers=extra)
+
+
+def error_body(status: int, message: str, request_id: str) -> dict[str, dict[str, str]]:
+    return {"error": {"code": CODES.get(status, "error"), "message": _printable(message), "request_id": request_id}}
 
 
 def describe(error: ValidationError | RequestValidationError) -> str:

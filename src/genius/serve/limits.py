@@ -5,34 +5,37 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import io
 import time
-import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from PIL import Image
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from genius.errors import GeniusError
+from genius.pictures.formats import NAMES
+from genius.pictures.load import PictureError, TooManyPixels, decoded, opened
+from genius.serve.arrivals import Arrivals, Body
+from genius.serve.callers import client_of, owner_of
 from genius.serve.errors import ApiError, error_response
 from genius.serve.settings import ServeConfig
-from genius.types import load_image
 
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "AVIF")
 MAX_ASPECT = 100  # encoders resize by the shorter side: a 1 x 30,000 picture would grow, not shrink
 DRAIN_S, DRAIN_BYTES = 10.0, 256_000_000  # how long and how much of a refused body is read and dropped
 
 
 class BodyLimit:
-    """ASGI middleware: bodies of at most `max_body_bytes` within `body_timeout_s`; 413 and 408 otherwise.
+    """ASGI middleware: bodies of at most `max_body_bytes` within `body_timeout_s`, without long silences; 413, 408 or, when
+    there is no room for one more, 503 otherwise.
 
     A refused body is still read (and dropped) for a while: closing a socket with unread bytes resets the
     connection, and the client would see that instead of the answer.
     """
 
-    def __init__(self, app: ASGIApp, config: ServeConfig) -> None:
+    def __init__(self, app: ASGIApp, config: ServeConfig, arrivals: Arrivals) -> None:
         self.app = app
+        self.arrivals = arrivals
         self.limit = config.max_body_bytes
-        self.timeout_s = config.body_timeout_s
+        self.timeout_s, self.stall_s = config.body_timeout_s, config.body_stall_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -49,26 +52,45 @@ class BodyLimit:
             await response(scope, receive, send)
             return
 
-        seen, complete, deadline = 0, False, time.monotonic() + self.timeout_s
+        body, deadline = self.arrivals.begin(client_of(scope)), time.monotonic() + self.timeout_s
 
         async def limited() -> Message:
-            nonlocal seen, complete
-            if complete:
+            if not body.arriving:
                 return await receive()  # after the body: waits for the disconnect, for as long as the answer takes
-            try:
-                message = await asyncio.wait_for(receive(), max(0.01, deadline - time.monotonic()))
-            except TimeoutError:
-                raise ApiError(408, f"the body did not arrive within {self.timeout_s:g} s") from None
+            body.owner = owner_of(scope)  # the key is known by now
+            message = await self._next(receive, body, deadline)
             if message["type"] == "http.request":
-                seen += len(message.get("body", b""))
-                complete = not message.get("more_body", False)
-                if seen > self.limit:
-                    if not complete:
+                body.arriving = message.get("more_body", False)
+                self.arrivals.grow(body, len(message.get("body", b"")))
+                if body.size > self.limit:
+                    if body.arriving:
                         await self._drain(receive)
                     raise ApiError(413, self._too_large())
             return message
 
-        await self.app(scope, limited, send)
+        try:
+            await self.app(scope, limited, send)
+        finally:
+            self.arrivals.end(body)
+
+    async def _next(self, receive: Receive, body: Body, deadline: float) -> Message:
+        """The next part, unless it takes too long or the body has to give way meanwhile."""
+        silent = time.monotonic() + self.stall_s
+        coming = asyncio.ensure_future(receive())
+        try:
+            while True:
+                left = min(deadline, silent) - time.monotonic()
+                done, _ = await asyncio.wait({coming}, timeout=max(0.0, min(left, 1.0)))
+                if done:
+                    return coming.result()
+                self.arrivals.check(body)
+                if time.monotonic() >= deadline:
+                    raise ApiError(408, f"the body did not arrive within {self.timeout_s:g} s")
+                if time.monotonic() >= silent:
+                    raise ApiError(408, f"nothing of the body arrived for {self.stall_s:g} s")
+        finally:
+            if not coming.done():
+                coming.cancel()
 
     def _too_large(self) -> str:
         return f"the body is larger than {self.limit:,} bytes"
@@ -101,33 +123,47 @@ def decode_base64(value: str, config: ServeConfig) -> bytes:
         raise ApiError(422, "image: not valid base64") from None
 
 
-def decode_picture(data: bytes, config: ServeConfig, *, side: int | None = None) -> Image.Image:
-    """Bytes -> an upright RGB picture, at most `side` long. Size and pixels are checked before decoding."""
+def check_pictures(pictures: Sequence[bytes], config: ServeConfig) -> None:
+    """Refuse pictures by their size, format and pixels, without decoding them."""
+    for data in pictures:
+        with _uploaded(data, config):
+            pass
+
+
+def decode_picture(data: bytes, config: ServeConfig, shrink: Callable[[Image.Image], Image.Image]) -> Image.Image:
+    """Bytes -> an upright RGB picture as small as `shrink` makes it."""
+    with _uploaded(data, config) as picture, decoded(picture, config.query_side) as rgb:
+        return shrink(rgb)
+
+
+@contextmanager
+def _uploaded(data: bytes, config: ServeConfig) -> Iterator[Image.Image]:
+    """A picture that was sent, its header read and judged."""
     if len(data) > config.max_image_bytes:
         raise ApiError(413, f"image: larger than {config.max_image_bytes:,} bytes")
     if not data:
         raise ApiError(422, "image: empty")
     if data[:512].lstrip().startswith((b"<?xml", b"<svg", b"<!DOCTYPE svg")):
-        raise ApiError(422, "image: SVG is not accepted, send PNG, JPEG, WebP, GIF, BMP or AVIF")
+        raise ApiError(422, f"image: SVG is not accepted, send {NAMES}")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow's own bomb warning: our limit is lower
-            with Image.open(io.BytesIO(data), formats=FORMATS) as picture:
-                width, height = picture.size
-                if width * height > config.max_pixels:
-                    raise ApiError(413, f"image: {width} x {height} pixels, more than {config.max_pixels:,}")
-                if max(width, height) > MAX_ASPECT * min(width, height):
-                    raise ApiError(422, f"image: {width} x {height} is too thin")
-                if side is not None and picture.format == "JPEG":
-                    picture.draft("RGB", (side, side))  # decode at a smaller scale where the format can
-                decoded = load_image(picture)
-    except ApiError:
-        raise
-    except Image.DecompressionBombError:
+        with opened(data, "the image") as picture:
+            width, height = picture.size
+            if width * height > config.max_pixels:
+                raise _Refused(413, f"image: {width} x {height} pixels, more than {config.max_pixels:,}")
+            if max(width, height) > MAX_ASPECT * min(width, height):
+                raise _Refused(422, f"image: {width} x {height} is too thin")
+            yield picture
+    except _Refused as refused:
+        raise ApiError(refused.status, str(refused)) from None
+    except TooManyPixels:
         raise ApiError(413, f"image: more than {config.max_pixels:,} pixels") from None
-    except (GeniusError, OSError, SyntaxError, ValueError, MemoryError, OverflowError, ArithmeticError, LookupError, TypeError):
-        # Pillow raises many kinds for broken files; all of them are the file's fault
-        raise ApiError(422, "image: cannot be read, send a PNG, JPEG, WebP, GIF, BMP or AVIF") from None
-    if side is not None and max(decoded.size) > side:
-        decoded.thumbnail((side, side), Image.Resampling.LANCZOS)
-    return decoded
+    except PictureError:
+        raise ApiError(422, f"image: cannot be read, send {NAMES}") from None
+
+
+class _Refused(PictureError):
+    """By its header."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status

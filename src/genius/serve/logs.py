@@ -94,7 +94,12 @@ class Observe:
 
         self.metrics.in_flight.inc()
         try:
-            await self.app(scope, receive, observed)
+            if scope.get("crowded") and scope["path"] not in QUIET:  # no place for this connection: see `connections`
+                self.metrics.rejected.labels("crowded").inc()
+                crowded = error_response(503, "too many connections at once", request_id=request_id, retry_after=1)
+                await crowded(scope, receive, observed)
+            else:
+                await self.app(scope, receive, observed)
         except ClientDisconnect:
             status = 499  # the caller left while sending: nobody to answer
         except Exception:
@@ -118,5 +123,12 @@ class Observe:
                 ms=round(seconds * 1000, 2),
                 bytes_out=sent,
                 client=(scope.get("client") or ("", 0))[0],
+                key=_key(scope),
                 request_id=request_id,
             )
+
+
+def _key(scope: Scope) -> str | None:
+    """The name of the caller's key, once it is known."""
+    caller = scope.get("state", {}).get("caller")
+    return caller.name if caller is not None and caller.keyed else None

@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import os
 import signal
 import socket
+import ssl
+import sys
 from collections.abc import Callable
 from types import FrameType
+from typing import NoReturn
 
 import uvicorn
 from fastapi import FastAPI
 
 from genius.errors import GeniusError
+from genius.serve.callers import address_of
+from genius.serve.connections import Door, GuardedProtocol
 from genius.serve.logs import event
 from genius.serve.service import Service
 from genius.serve.settings import ServeConfig
+from genius.serve.tls import tls_context
 
 
 class _Server(uvicorn.Server):
-    """uvicorn finishes open requests on SIGTERM. This also turns `/readyz` to 503 at once, and ends with status 0."""
+    """uvicorn finishes open requests on SIGTERM. This also turns `/readyz` to 503 at once, and ends with status 0. And it
+    opens the door itself: connections are watched from their first byte, TLS handshakes included."""
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service, tls: ssl.SSLContext | None) -> None:
         super().__init__(config)
-        self._service = service
+        self._service, self._tls = service, tls
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # uvicorn would raise the signal again after the drain; nothing is logged here: handlers interrupt writes
@@ -32,32 +41,89 @@ class _Server(uvicorn.Server):
             self.force_exit = True
         self.should_exit = True
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=[])
+        settings = self._service.config
+        door = Door(
+            settings.max_connections,
+            [address_of(proxy) for proxy in settings.trusted_proxies],
+            lambda reason: self._service.metrics.rejected.labels(reason).inc(),
+        )
+
+        def connect() -> GuardedProtocol:
+            return GuardedProtocol(
+                door=door,
+                settings=settings,
+                config=self.config,
+                server_state=self.server_state,
+                app_state=self.lifespan.state,
+            )
+
+        patience = settings.header_timeout_s if self._tls is not None else None
+        for listener in sockets or []:
+            opening = asyncio.get_running_loop().create_server(
+                connect, sock=listener, ssl=self._tls, backlog=1024, ssl_handshake_timeout=patience
+            )
+            self.servers.append(await opening)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         event("drain", open_connections=len(self.server_state.connections))
         await super().shutdown(sockets)
 
 
-def serve(app: FastAPI, config: ServeConfig, on_listening: Callable[[str], None] = lambda url: None) -> None:
-    """Listen until SIGTERM or SIGINT. Port 0 takes a free one; `on_listening` is told the address."""
+def serve(app: FastAPI, config: ServeConfig, on_listening: Callable[[str], None] = lambda url: None) -> bool:
+    """Listen until SIGTERM or SIGINT; False if something could not be finished. Port 0 takes a free one; `on_listening`
+    is told the address."""
+    server, listener, url = build(app, config)
+    on_listening(url)
+    server.run(sockets=[listener])
+    return bool(app.state.service.drained)
+
+
+def build(app: FastAPI, config: ServeConfig) -> tuple[uvicorn.Server, socket.socket, str]:
+    """The server, not yet running, the socket it will listen on, and its address."""
+    tls = tls_context(config.tls_cert, config.tls_key)
     listener = _bind(config)
+    _allow_many_files()
     host, port = listener.getsockname()[:2]
-    on_listening(f"http://{f'[{host}]' if ':' in host else host}:{port}")
     options = uvicorn.Config(
         app,
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_keep_alive=15,
+        timeout_keep_alive=max(1, round(config.keep_alive_s)),
         timeout_graceful_shutdown=max(1, round(config.drain_s)),
         h11_max_incomplete_event_size=64 * 1024,
-        limit_concurrency=config.max_connections,
+        proxy_headers=bool(config.trusted_proxies),
+        forwarded_allow_ips=list(config.trusted_proxies),
         ws="none",
         lifespan="on",
     )
-    _Server(options, app.state.service).run(sockets=[listener])
-    if not app.state.service.drained:  # a hung thread would keep the process; what was acknowledged is on disk
-        logging.shutdown()
-        os._exit(1)
+    url = f"http{'s' if tls else ''}://{f'[{host}]' if ':' in host else host}:{port}"
+    return _Server(options, app.state.service, tls), listener, url
+
+
+def leave(status: int) -> NoReturn:
+    """End the process now. What was acknowledged is on disk; taking the interpreter, the model and the database's threads
+    apart would take seconds, and a hung thread would keep it for ever."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
+
+
+def _allow_many_files() -> None:
+    """A connection is an open file, and some systems allow only 256 unless asked."""
+    try:
+        import resource
+    except ImportError:  # not a POSIX system
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 8192 if hard == resource.RLIM_INFINITY else min(8192, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _bind(config: ServeConfig) -> socket.socket:

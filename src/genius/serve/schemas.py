@@ -6,9 +6,12 @@ Knows shapes and limits that never change; limits that an operator may set are c
 from __future__ import annotations
 
 import re
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+
+from genius.pictures.formats import NAMES
 
 Target = Literal["image", "text", "pair"]
 EXACT = 2**53  # integers beyond are not exact in JSON, nor in the index
@@ -57,7 +60,7 @@ class SearchRequest(Strict):
     text: str | None = Field(None, max_length=8000, description="What to look for, in words.")
     image: str | None = Field(
         None,
-        description="A picture as base64 (PNG, JPEG, WebP, GIF, BMP or AVIF); a data: URL works. Never a link.",
+        description=f"A picture as base64 ({NAMES}); a data: URL works. Never a link.",
         json_schema_extra={"contentEncoding": "base64"},
     )
     like: ItemId | None = Field(
@@ -240,8 +243,45 @@ class InfoResponse(BaseModel):
     level_sizes: list[int]
     fields: dict[str, str] = Field(description="Metadata fields that `where` may name, with their types.")
     needs_key: bool = Field(description="Whether keys are configured.")
-    scopes: list[Literal["read", "write"]] = Field(description="What your key may do.")
+    scopes: list[Literal["read", "write", "admin"]] = Field(description="What your key may do.")
+    key: str | None = Field(None, description="The name of your key.")
     limits: Limits
+
+
+class KeyOut(BaseModel):
+    """A key, without the key."""
+
+    name: str
+    role: Literal["read", "write", "admin"]
+    expires: datetime | None = Field(None, description="When it stops working.")
+
+
+class KeysResponse(BaseModel):
+    """Who may do what. Empty on a server without keys."""
+
+    keys: list[KeyOut]
+
+
+class ChangeOut(BaseModel):
+    """One line of the audit log."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    time: str
+    who: str = Field(description="The name of the key; 'anyone' on a server without keys.")
+    client: str
+    operation: str
+    ids: list[str]
+    outcome: Literal["done", "failed", "refused", "unknown"]
+    status: int
+    request_id: str
+    message: str = ""
+
+
+class AuditResponse(BaseModel):
+    """The last changes, newest first."""
+
+    changes: list[ChangeOut]
 
 
 class Health(BaseModel):

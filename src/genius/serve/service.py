@@ -1,4 +1,4 @@
-"""The running service: an index behind a queue for searches, a line for writes, and threads for the rest.
+"""The running service: an index behind waiting lines for searches, pictures, reads and writes.
 
 Knows time limits and what to say when there is no room; the routes only translate to and from HTTP.
 """
@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
 
 from genius.errors import GeniusError
-from genius.serve.auth import Keys
-from genius.serve.backend import Backend, Job, Missing, Options, SearchIndex
+from genius.pictures.load import PictureError
+from genius.serve.arrivals import Arrivals
+from genius.serve.audit import Audit, Change
+from genius.serve.backend import LARGE_LANE, Backend, Job, Missing, Options, SearchIndex
 from genius.serve.batching import Batcher, Closed, Expired, QueueFull
+from genius.serve.callers import Caller
 from genius.serve.errors import ApiError
-from genius.serve.limits import decode_picture
+from genius.serve.keys import KeyRing, Keys
+from genius.serve.limits import check_pictures, decode_picture
 from genius.serve.logs import event
 from genius.serve.metrics import Metrics
 from genius.serve.schemas import HitOut, SearchRequest
@@ -30,53 +33,92 @@ T = TypeVar("T")
 READERS = 4
 
 
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Work that is done alone: decoding a picture, reading or changing the index."""
+
+    work: Callable[[], Any]
+    lane: str = ""
+
+
+def _one_by_one(tasks: Sequence[Task]) -> list[Any]:
+    return [_attempt(task) for task in tasks]
+
+
+def _attempt(task: Task) -> Any:
+    try:
+        return task.work()
+    except Exception as error:
+        return error
+
+
 class Service:
-    def __init__(self, index: SearchIndex, level_sizes: tuple[int, ...], config: ServeConfig, keys: Keys) -> None:
+    def __init__(self, index: SearchIndex, level_sizes: tuple[int, ...], config: ServeConfig, keys: Keys | KeyRing) -> None:
         self.config = config
-        self.keys = keys
+        self.ring = keys if isinstance(keys, KeyRing) else KeyRing(keys)
         self.metrics = Metrics()
-        self.backend = Backend(index, level_sizes)
+        self.audit = Audit(config.audit)
+        self.arrivals = Arrivals(config.max_inflight_bytes, config.small_body_bytes)
+        self.backend = Backend(index, level_sizes, config.query_side)
         self.batcher: Batcher[Job, list[HitOut]] = Batcher(
             self.backend.run,
             max_batch=config.max_batch,
             queue_size=config.queue_size,
             linger_s=config.linger_ms / 1000,
+            pass_s=config.pass_s,
+            group=lambda job: job.group,
+            lane=lambda job: job.lane,
+            cautious=(LARGE_LANE,),
             on_batch=self.metrics.observe_batch,
         )
-        self._readers = ThreadPoolExecutor(READERS, "genius-read")
-        self._decoders = ThreadPoolExecutor(config.decoders, "genius-decode")
-        self._writer = ThreadPoolExecutor(1, "genius-write")
-        self._write_room = threading.BoundedSemaphore(config.max_writes)
-        self._reads = self._searches = 0
-        self._body_bytes = 0
-        self._writing: set[Future[Any]] = set()
+        self.decoding: Batcher[Task, Any] = Batcher(
+            _one_by_one,
+            max_batch=1,
+            queue_size=config.queue_size,
+            workers=config.decoders,
+            lane=lambda task: task.lane,
+            name="genius-decode",
+        )
+        self.writing: Batcher[Task, Any] = Batcher(
+            _one_by_one, max_batch=1, queue_size=config.max_writes - 1, name="genius-write"
+        )
+        self.reading: Batcher[Task, Any] = Batcher(
+            _one_by_one,
+            max_batch=1,
+            queue_size=config.queue_size,
+            workers=READERS,
+            lane=lambda task: task.lane,
+            name="genius-read",
+        )
+        self._searches = 0
         self.draining = False  # no new work
         self.drained = True  # False after a close that had to leave something unfinished
         self.metrics.queue.set_function(lambda: self.batcher.depth)
 
-    # -- admission ---------------------------------------------------------------------------------------------
+    @property
+    def keys(self) -> Keys:
+        return self.ring.current()
 
-    @asynccontextmanager
-    async def admitted(self, declared_bytes: int | None) -> AsyncIterator[None]:
-        """Room for one more body in memory, or 503 before it is read."""
+    # -- saying no ---------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def admitted(self) -> Iterator[None]:
+        """A request with a body, counted while it is read and answered; 503 while shutting down."""
         if self.draining:
             raise self._refuse("shutting_down", "the server is shutting down")
-        size = self.config.max_body_bytes if declared_bytes is None else declared_bytes
-        if self._searches >= self.config.queue_size + 2 * self.config.max_batch:
-            raise self._refuse("queue_full", "too many requests at once", self.batcher.retry_after())
-        if self._body_bytes and self._body_bytes + size > self.config.max_inflight_bytes:
-            raise self._refuse("memory", "too many large requests at once")
         self._searches += 1
-        self._body_bytes += size
         try:
             yield
         finally:
             self._searches -= 1
-            self._body_bytes -= size
 
     def _refuse(self, reason: str, message: str, retry_after: int = 1) -> ApiError:
         self.metrics.rejected.labels(reason).inc()
         return ApiError(503, message, retry_after=retry_after)
+
+    def _timeout(self, seconds: float) -> ApiError:
+        self.metrics.rejected.labels("timeout").inc()
+        return ApiError(504, f"no answer within {seconds:g} s")
 
     def _blame(self, error: GeniusError) -> Exception:
         """Most are the caller's mistake (422); some are the disk's or the database's, whose paths are not for callers."""
@@ -85,21 +127,21 @@ class Service:
             return ApiError(507, "the disk is full; nothing that was there is lost")
         if "being written by another" in text:
             return self._refuse("locked", "another process is writing to the index", 5)
-        if text.startswith("cannot "):  # how the index words what its database could not do
+        if text.startswith("cannot ") and not isinstance(error, PictureError):  # what the index's database could not do
             event("index_error", logging.ERROR, message=text)
             return self._refuse("index", "the index cannot be used right now, see the server's log", 5)
         return error
 
     # -- search ------------------------------------------------------------------------------------------------
 
-    async def search(self, asked: SearchRequest, picture: bytes | None) -> tuple[list[HitOut], int]:
-        """(hits, size of the batch), or an ApiError that says what to do."""
+    async def search(self, asked: SearchRequest, picture: bytes | None, caller: Caller) -> tuple[list[HitOut], int]:
+        """(hits, size of the pass), or an ApiError that says what to do."""
         started = time.monotonic()
         try:
             async with asyncio.timeout(self.config.timeout_s):
-                job = await self._job(asked, picture)
+                job = await self._job(asked, picture, caller.owner)
                 left = self.config.timeout_s - (time.monotonic() - started)
-                return await asyncio.wrap_future(self.batcher.submit(job, left))
+                return await asyncio.wrap_future(self.batcher.submit(job, left, caller.owner))
         except QueueFull as error:
             raise self._refuse("queue_full", "too many searches are waiting", error.retry_after) from None
         except Expired:
@@ -109,62 +151,71 @@ class Service:
         except GeniusError as error:
             raise self._blame(error) from None
         except TimeoutError:
-            self.metrics.rejected.labels("timeout").inc()
-            raise ApiError(504, f"no answer within {self.config.timeout_s:g} s") from None
+            raise self._timeout(self.config.timeout_s) from None
 
-    async def _job(self, asked: SearchRequest, picture: bytes | None) -> Job:
-        loop = asyncio.get_running_loop()
+    async def _job(self, asked: SearchRequest, picture: bytes | None, owner: str) -> Job:
         text = (asked.text or "").strip() or None
         image: ImageInput | None = None
         if picture is not None:
-            side = self.config.query_side
-            image = await loop.run_in_executor(self._decoders, lambda: decode_picture(picture, self.config, side=side))
+            image = await self._decode("sent", lambda: decode_picture(picture, self.config, self.backend.shrink), owner)
         elif asked.like is not None:
             like = asked.like
             try:
-                text, image = await loop.run_in_executor(self._decoders, lambda: self.backend.like(like, text))
+                text, image = await self._decode("like", lambda: self.backend.like(like, text), owner)
             except Missing as error:
                 raise ApiError(404, str(error)) from None
         target = None if asked.target is None else Modality.parse(asked.target)
         query = Query(text=text, image=image, instruction=asked.instruction, target=target)
         where = (asked.where or "").strip() or None
-        return Job(query, asked.k, Options(where, asked.min_score, asked.beams, asked.rerank), asked.like)
+        return Job(query, asked.k, Options(where, asked.beams, asked.rerank), asked.min_score, asked.like)
+
+    async def _decode(self, lane: str, work: Callable[[], T], owner: str) -> T:
+        future = self.decoding.submit(Task(work, lane), self.config.timeout_s, owner)
+        return cast(T, (await asyncio.wrap_future(future))[0])
 
     # -- other work --------------------------------------------------------------------------------------------
 
-    async def read(self, work: Callable[[], T]) -> T:
-        """Run something quick that reads, in a thread, within the time limit."""
-        if self._reads >= self.config.queue_size:
-            raise self._refuse("reads", "too many requests at once")
-        self._reads += 1
+    async def read(self, work: Callable[[], T], caller: Caller, lane: str = "") -> T:
+        """Run something that reads, in a thread, within the time limit. `lane`: what takes longer has one of its own."""
         try:
-            return await asyncio.wait_for(asyncio.get_running_loop().run_in_executor(self._readers, work), self.config.timeout_s)
-        except TimeoutError:
-            raise ApiError(504, f"no answer within {self.config.timeout_s:g} s") from None
+            future = self.reading.submit(Task(work, lane), self.config.timeout_s, caller.owner)
+            return cast(T, (await asyncio.wait_for(asyncio.wrap_future(future), self.config.timeout_s))[0])
+        except QueueFull as error:
+            raise self._refuse("reads", "too many requests at once", error.retry_after) from None
+        except Closed:
+            raise self._refuse("shutting_down", "the server is shutting down") from None
+        except (TimeoutError, Expired):
+            raise self._timeout(self.config.timeout_s) from None
         except Missing as error:
             raise ApiError(404, str(error)) from None
         except GeniusError as error:
             raise self._blame(error) from None
-        finally:
-            self._reads -= 1
 
-    async def check_pictures(self, pictures: list[bytes]) -> None:
-        """Refuse broken or huge pictures before anything is written."""
-        for data in pictures:
-            await asyncio.get_running_loop().run_in_executor(self._decoders, decode_picture, data, self.config)
+    async def check_pictures(self, pictures: list[bytes], caller: Caller) -> None:
+        """Refuse pictures by their headers before anything is written; a broken one is found when it is decoded, and then
+        nothing is written either."""
+        if pictures:
+            await self.read(lambda: check_pictures(pictures, self.config), caller)
 
-    async def write(self, operation: str, work: Callable[[], T], items: int = 1) -> T:
+    async def write(self, change: Change, work: Callable[[], T], items: int = 1) -> T:
         """Run a write: one at a time, a short line, a time limit."""
         if self.config.read_only:
             raise ApiError(403, "this server is read-only")
-        if not self._write_room.acquire(blocking=False):
-            raise self._refuse("writes", "too many writes are waiting", 2)
-        future = self._writer.submit(work)
-        self._writing.add(future)
-        future.add_done_callback(self._wrote)  # also when nobody waits any more
+        if not self.audit.usable():
+            raise self._refuse("audit", "the audit log cannot be written: no changes meanwhile", 5)
         try:
-            done = await asyncio.wait_for(asyncio.wrap_future(future), self.config.write_timeout_s)
+            future = self.writing.submit(Task(lambda: self._audited(change, work)), float("inf"), change.caller.owner)
+        except QueueFull:
+            raise self._refuse("writes", "too many writes are waiting", 2) from None
+        except Closed:
+            raise self._refuse("shutting_down", "the server is shutting down") from None
+        try:
+            done, _ = await asyncio.wait_for(asyncio.wrap_future(future), self.config.write_timeout_s)
+        except (QueueFull, Closed):  # gave way to someone who had less waiting, or the server is going down
+            raise self._refuse("writes", "too many writes are waiting", 2) from None
         except TimeoutError:
+            if future.cancel() or future.cancelled():
+                raise self._refuse("writes", "the write waited too long for its turn; nothing was written", 5) from None
             raise ApiError(
                 504, f"not written within {self.config.write_timeout_s:g} s; it may still be: ask for the item"
             ) from None
@@ -172,12 +223,20 @@ class Service:
             raise ApiError(404, str(error)) from None
         except GeniusError as error:
             raise self._blame(error) from None
-        self.metrics.writes.labels(operation).inc(items)
-        return done
+        self.metrics.writes.labels(change.operation).inc(items)
+        return cast(T, done)
 
-    def _wrote(self, future: Future[Any]) -> None:
-        self._writing.discard(future)
-        self._write_room.release()
+    def _audited(self, change: Change, work: Callable[[], T]) -> T:
+        change.begun = True
+        try:
+            done = work()
+        except Exception as error:
+            if change.settled:  # its caller was told that it takes too long, and waits no more
+                known = isinstance(error, GeniusError | Missing)
+                self.audit.record(change, "failed", 504, str(error) if known else type(error).__name__)
+            raise
+        self.audit.record(change, "done", 200)
+        return done
 
     # -- life --------------------------------------------------------------------------------------------------
 
@@ -193,12 +252,11 @@ class Service:
         """Finish what is queued, then stop. False if something did not finish in time."""
         self.draining = True
         deadline = time.monotonic() + self.config.drain_s
-        searched = self.batcher.close(self.config.drain_s)
-        unwritten = wait(list(self._writing), max(0.0, deadline - time.monotonic())).not_done
-        for pool in (self._readers, self._decoders, self._writer):
-            pool.shutdown(wait=False, cancel_futures=True)
+        # pictures first, since they become searches
+        lines: tuple[Batcher[Any, Any], ...] = (self.decoding, self.batcher, self.writing, self.reading)
+        done = [line.close(max(0.0, deadline - time.monotonic())) for line in lines]
         self.backend.index.close()
-        self.drained = searched and not unwritten
+        self.drained = all(done)
         return self.drained
 
     def describe_limits(self) -> dict[str, int]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from genius.errors import GeniusError
+from genius.torch_file import read_torch_file
 
 PREFIX = "step-"
 WEIGHTS, OPTIMIZER, PROGRESS = "weights.safetensors", "optimizer.pt", "progress.json"
@@ -56,8 +56,8 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict
     """(weights, optimizer state, progress). The optimizer file is read without running any code from it."""
     try:
         weights = load_file(path / WEIGHTS)
-        optimizer = torch.load(path / OPTIMIZER, map_location="cpu", weights_only=True)
+        optimizer = read_torch_file(path / OPTIMIZER)
         progress = json.loads((path / PROGRESS).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RuntimeError, SafetensorError, pickle.UnpicklingError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise GeniusError(f"cannot read the checkpoint {path}: {error}; delete it to start the stage again") from None
     return weights, optimizer, progress

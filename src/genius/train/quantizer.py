@@ -173,7 +173,7 @@ def prefix_recall(
     """How well prefixes rank: the share of dense top-1 items whose prefix is among the `beams` best, per prefix length.
 
     Prefixes are ranked by the inner product of the query with their unit reconstruction, so this is the ceiling of
-    geometry alone without pruning on the way.
+    nearness alone without pruning on the way.
     """
     best = nearest_rows(queries, pool, 1)[:, 0]
     out = {}

@@ -4,10 +4,10 @@ A question stands at some distance from its answer. Training questions do not sh
 answers. So no training question is shown. An input is an item moved by the offset of a *held-out* question whose answer lies
 nearby, scaled at random, and as far again in any direction; its target is the item's ID. The second move keeps the decoder
 modest: there are few honest offsets, they span little, and what they span is soon seen through.
-Most of these items are virtual, with an *invented* ID, so that IDs that nobody has yet can be written too: the first codes of an
-item, then codes that are drawn evenly. Even codes have a second use: a decoder learns how likely a code is *a priori*, and what is
-likely a priori is no better answer. With even codes log p says how well an ID fits the question, and nothing else. Without any
-question, offsets are random directions. Knows z, codes and offsets; nothing of decoders.
+Most of these items are virtual, with an *invented* ID, so that IDs that nobody has yet can be written too: the first codes of
+an item, then codes that are drawn evenly. Even codes have a second use: a decoder learns how likely a code is *a priori*, and
+what is likely a priori is no better answer. With even codes log p says how well an ID fits the question, and nothing else.
+Without any question, offsets are random directions. Knows z, codes and offsets; nothing of decoders.
 """
 
 from __future__ import annotations

@@ -1,24 +1,33 @@
-"""What routes share: who calls, how large the body claims to be, which errors to document."""
+"""What routes share: who calls, whether they still wait, what is audited, which errors to document."""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
 from fastapi import Request
 from fastapi.responses import Response
 from pydantic import BaseModel
+from starlette.requests import ClientDisconnect
 
-from genius.serve.auth import Scope, authorize, guard_open_server
+from genius.errors import GeniusError
+from genius.serve.audit import Change, Outcome
+from genius.serve.auth import authorize, guard_open_server, identify
+from genius.serve.callers import Caller, client_of
 from genius.serve.errors import ApiError
+from genius.serve.keys import Scope
 from genius.serve.schemas import ErrorResponse, check_id
 from genius.serve.service import Service
 
+T = TypeVar("T")
 MEANINGS = {
     400: "The body cannot be parsed.",
     401: "No API key, or an unknown one.",
     403: "This key may not do that, or the server is read-only.",
     404: "Not here.",
-    408: "The body came too slowly.",
+    408: "The headers or the body came too slowly.",
     413: "Too many bytes, pixels or items.",
     415: "Neither JSON nor multipart.",
     422: "A field has a value that cannot be used; the message says which.",
@@ -44,18 +53,70 @@ def service_of(request: Request) -> Service:
     return service
 
 
-def allowed(request: Request, scope: Scope) -> Service:
-    """The service, if the caller may use it."""
+def known(request: Request) -> Service:
+    """The service, if it is known who calls."""
     service = service_of(request)
-    if not service.keys:
+    keys = service.keys
+    if not keys:
         guard_open_server(service.config, request.headers, request.method)
-    request.state.scopes = authorize(service.keys, request.headers, scope)
+    request.state.caller = identify(keys, request.headers, client_of(request.scope))
     return service
 
 
-def declared_bytes(request: Request) -> int | None:
-    length = request.headers.get("content-length", "")
-    return int(length) if length.isascii() and length.isdigit() else None
+def allowed(request: Request, scope: Scope) -> Service:
+    """The service, if the caller may use it."""
+    service = known(request)
+    authorize(caller_of(request), scope)
+    return service
+
+
+def caller_of(request: Request) -> Caller:
+    caller = request.state.caller
+    assert isinstance(caller, Caller)
+    return caller
+
+
+@asynccontextmanager
+async def audited(request: Request, operation: str) -> AsyncIterator[tuple[Service, Change]]:
+    """The service for a change by a caller who may write; what is refused on the way is on record, too."""
+    service = known(request)
+    change = Change(caller_of(request), operation, str(request.scope.get("request_id", "")))
+    try:
+        authorize(change.caller, "write")
+        yield service, change
+    except Exception as error:
+        if service.audit and not change.settled:
+            status, message = _told(error)
+            outcome: Outcome = "unknown" if status == 504 else "failed" if change.begun else "refused"
+            await service.read(lambda: service.audit.record(change, outcome, status, message), change.caller)
+        raise
+
+
+def _told(error: Exception) -> tuple[int, str]:
+    """Status and message of the answer that an error becomes."""
+    if isinstance(error, ApiError):
+        return error.status, error.message
+    if isinstance(error, GeniusError):
+        return 422, str(error)
+    return (499, "the caller hung up") if isinstance(error, ClientDisconnect) else (500, type(error).__name__)
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is given up when the caller hangs up."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        task.cancel()
+        gone.cancel()
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def path_id(item_id: str) -> str:

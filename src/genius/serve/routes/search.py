@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from genius.serve.bodies import read_search
-from genius.serve.routes.common import BODY_ERRORS, allowed, answer, body_doc, declared_bytes
+from genius.serve.routes.common import BODY_ERRORS, allowed, answer, body_doc, caller_of, unless_gone
 from genius.serve.schemas import HARD_MAX_K, SearchRequest, SearchResponse
 
 router = APIRouter(tags=["search"])
@@ -54,8 +54,8 @@ async def search(request: Request) -> Response:
     """
     started = time.perf_counter()
     service = allowed(request, "read")
-    async with service.admitted(declared_bytes(request)):
+    with service.admitted():
         asked, picture = await read_search(request, service.config)
-        hits, batch = await service.search(asked, picture)
+        hits, batch = await unless_gone(request, service.search(asked, picture, caller_of(request)))
     took = round((time.perf_counter() - started) * 1000, 3)
     return answer(SearchResponse(hits=hits, took_ms=took, batch_size=batch))

@@ -11,7 +11,7 @@ from genius import __version__
 from genius.serve.backend import parse_prefix
 from genius.serve.errors import ApiError
 from genius.serve.metrics import CONTENT_TYPE
-from genius.serve.routes.common import READ_ERRORS, allowed, answer, documented, service_of
+from genius.serve.routes.common import READ_ERRORS, allowed, answer, caller_of, documented, service_of
 from genius.serve.schemas import CodesResponse, Health, InfoResponse, Limits
 
 router = APIRouter()
@@ -23,7 +23,7 @@ PREFIX = r"^[0-9]{1,6}(-[0-9]{1,6})*$"
 async def root(request: Request) -> Response:
     """What every ID starts with: image, text or pair, with counts and examples."""
     service = allowed(request, "read")
-    return answer(await service.read(lambda: service.backend.browse(())))
+    return answer(await service.read(lambda: service.backend.browse(()), caller_of(request)))
 
 
 @router.get(
@@ -36,7 +36,7 @@ async def codes(
     """The next codes, the fullest first, each with a few items; and the items under the prefix. 404 if nothing lives there."""
     service = allowed(request, "read")
     wanted = parse_prefix(prefix, service.backend.level_sizes)
-    return answer(await service.read(lambda: service.backend.browse(wanted)))
+    return answer(await service.read(lambda: service.backend.browse(wanted), caller_of(request)))
 
 
 @router.get(
@@ -46,7 +46,7 @@ async def info(request: Request) -> Response:
     """How many items, which fields a filter may name, what may be sent."""
     service = allowed(request, "read")
     index = service.backend.index
-    count, fields = await service.read(lambda: (index.count(), index.columns()))
+    count, fields = await service.read(lambda: (index.count(), index.columns()), caller_of(request))
     return answer(
         InfoResponse(
             version=__version__,
@@ -54,7 +54,8 @@ async def info(request: Request) -> Response:
             level_sizes=list(service.backend.level_sizes),
             fields=fields,
             needs_key=bool(service.keys),
-            scopes=[scope for scope in request.state.scopes if scope == "read" or not service.config.read_only],
+            scopes=[scope for scope in caller_of(request).scopes if scope != "write" or not service.config.read_only],
+            key=caller_of(request).name if service.keys else None,
             limits=Limits(**service.describe_limits()),
         )
     )
@@ -83,5 +84,5 @@ async def readyz(request: Request) -> Response:
 )
 async def metrics(request: Request) -> Response:
     service = allowed(request, "read")
-    service.metrics.items.set(await service.read(service.backend.index.count))
+    service.metrics.items.set(await service.read(service.backend.index.count, caller_of(request)))
     return Response(service.metrics.render(), media_type=CONTENT_TYPE)

@@ -1,0 +1,148 @@
+"""`genius check`, `genius repair`, `genius snapshot`, `genius restore`: is an index whole, and how to have it back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from genius.cli.common import command, console, emit
+from genius.cli.index import IndexArgument, JsonOption
+
+VersionOption = Annotated[int | None, typer.Option(help="An older version instead of the newest (genius info --versions).")]
+SHOWN = 50  # lines printed for people; --json has more
+
+
+def register(app: typer.Typer) -> None:
+    app.command("check")(check)
+    app.command("repair")(repair)
+    app.command("snapshot")(snapshot)
+    app.command("restore")(restore)
+
+
+@command
+def check(
+    path: IndexArgument,
+    fast: Annotated[bool, typer.Option("--fast", help="Sizes, and checksums of what is small: seconds, however large.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare an index with its checksums: every file, every row, every cache. Nothing is changed.
+
+    Names whatever is not as it was written. Exit status 0: all is well; 1: damage was found; 2: there is no index.
+    Safe while others search and write.
+
+    Examples:
+
+      genius check my.genius
+
+      genius check my.genius --fast --json
+    """
+    from genius.index.check import check as look
+
+    report = look(path, fast)
+    if as_json:
+        emit(report.to_dict())
+    else:
+        for line in report.problems[:SHOWN]:
+            print(f"damaged: {line}")
+        if report.problems.total > SHOWN:
+            print(f"... and {report.problems.total - SHOWN} more")
+        for line in report.notes:
+            console.print(f"note: {line}", markup=False, highlight=False, soft_wrap=True)
+        read = "sizes of" if fast else f"{report.items:,} items and"
+        verdict = "all is well" if report.ok else "DAMAGED"
+        print(f"{path}: {verdict} ({read} {report.files:,} files compared, {report.seconds:.1f} s)")
+        if not report.ok:
+            console.print(f"genius repair {path} brings back what can be read", highlight=False, soft_wrap=True)
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+@command
+def repair(
+    path: IndexArgument,
+    model: Annotated[
+        str | None, typer.Option(help="The index's model: needed only if nothing in the folder says which one it is.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a damaged index whole again: the newest version that can be read, and of it every sound item.
+
+    Writes genius.json and the ledger anew from the table; drops rows that are not as they were written, and names them.
+    Nothing is thrown away: what is passed over lies in the folder aside/ afterwards. On a sound index it does nothing.
+
+    Examples:
+
+      genius repair my.genius
+
+      genius repair my.genius --model bundled:mini --json
+    """
+    from genius.index.repair import repair as mend
+
+    report = mend(path, model)
+    if as_json:
+        emit(report.to_dict())
+        return
+    for line in report.done:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    for line in report.lost[:SHOWN]:
+        print(f"lost: {line}")
+    if report.lost.total > SHOWN:
+        print(f"... and {report.lost.total - SHOWN} more")
+    print(f"{path}: {report.items:,} items, version {report.version}")
+
+
+@command
+def snapshot(
+    path: IndexArgument,
+    target: Annotated[Path, typer.Argument(help="A folder for the copy; it must not exist.", metavar="DEST")],
+    version: VersionOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Copy an index as it is at this moment, while others search and write.
+
+    The copy is an index itself: search it, check it, restore from it. Every row is compared with its checksum on the way.
+    Pictures that were indexed by path and the model are named in it, not copied.
+
+    Examples:
+
+      genius snapshot my.genius backups/monday.genius
+
+      genius restore backups/monday.genius my.genius --replace
+    """
+    from genius.index.backup import snapshot as copy
+
+    result = copy(path, target, version)
+    if as_json:
+        emit(result.to_dict())
+    else:
+        print(f"{target}: {result.items:,} items of {path}, version {result.version}")
+
+
+@command
+def restore(
+    source: Annotated[Path, typer.Argument(help="A snapshot, or any index of the same model.", metavar="SNAPSHOT")],
+    path: IndexArgument,
+    version: VersionOption = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Put these items in place of all that the index holds.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Bring a snapshot back: as a new index, or (--replace) into one that others are searching.
+
+    Into an index that exists, it is one change: searches see either all of the old items or all of the restored ones, and
+    the old state stays an older version. To go back to such a version, name the index as its own snapshot.
+
+    Examples:
+
+      genius restore backups/monday.genius my.genius --replace
+
+      genius restore my.genius my.genius --version 12 --replace
+    """
+    from genius.index.backup import restore as bring
+
+    result = bring(source, path, version, replace_items=replace)
+    if as_json:
+        emit(result.to_dict())
+    else:
+        print(f"{path}: {result.items:,} items of {source}, version {result.version}")

@@ -1,0 +1,188 @@
+"""The one reader of JSONL, CSV, TSV and Parquet: rows, one at a time, whatever a stranger put into the file.
+
+One bad row costs one row: in its place comes a text that says why, and the reading goes on behind it. Nothing here is held
+in memory but a few rows. Knows nothing of what the columns mean.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, TextIO
+
+from genius.errors import GeniusError
+from genius.files import open_plain, parse_json
+from genius.types import is_unicode
+
+MAX_LINE = 64 << 20  # bytes
+MAX_COLUMNS = 2048
+MAX_UNFOLDED, MAX_RATIO = 256 << 20, 100  # a column of Parquet that is larger than both is a bomb, not data
+BATCH_ROWS, BATCH_BYTES, LARGEST_BATCH = 64, 32 << 20, 256 << 20  # rows unfolded at once: bytes as a rule, and at worst
+TABLE_SUFFIXES = frozenset({".jsonl", ".ndjson", ".csv", ".tsv", ".parquet"})
+
+Row = dict[str, Any]
+
+
+def read_rows(path: Path) -> Iterator[tuple[int, Row | str]]:
+    """(row number from 1, row) of a table file; a string in place of a row says why it could not be read.
+
+    One bad row costs one row: the reading goes on behind it. A file that cannot be read any further is one clear line.
+    """
+    readers: dict[str, Callable[[Path], Iterator[tuple[int, Row | str]]]] = {
+        ".csv": _read_csv,
+        ".tsv": _read_csv,
+        ".parquet": _read_parquet,
+    }
+    try:
+        yield from readers.get(path.suffix.lower(), read_jsonl_rows)(path)
+    except (OSError, csv.Error) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise GeniusError(f"cannot read {path}: {reason[:300]}") from None
+
+
+def read_jsonl_rows(path: Path) -> Iterator[tuple[int, Row | str]]:
+    with open_plain(path) as file:
+        for number, line in enumerate(_lines(file), start=1):
+            if isinstance(line, str):
+                yield number, line
+                continue
+            body = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+            if not body.strip():
+                continue
+            try:
+                row = parse_json(body)
+            except ValueError as error:  # what is no UTF-8 is a ValueError, too
+                yield number, f"not JSON: {error}"
+                continue
+            yield number, row if isinstance(row, dict) else "not a JSON object"
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes | str]:
+    """Lines; for one without end, a word in its place."""
+    while line := file.readline(MAX_LINE):
+        if len(line) < MAX_LINE or line.endswith(b"\n"):
+            yield line
+            continue
+        while (rest := file.readline(MAX_LINE)) and not rest.endswith(b"\n"):
+            pass
+        yield f"a line of more than {MAX_LINE:,} bytes"
+
+
+def _read_csv(path: Path) -> Iterator[tuple[int, Row | str]]:
+    """Two passes: a column is numeric or boolean only if all its values are."""
+    kinds: dict[str, set[str]] = {}
+    for _, row in csv_rows(path):
+        if not isinstance(row, str):
+            for name, value in row.items():
+                if value and name is not None:
+                    kinds.setdefault(name, set()).add(_csv_kind(value))
+    read: dict[str, Callable[[str], Any]] = {"number": _number, "boolean": lambda value: value.lower() == "true"}
+    convert = {name: read[next(iter(found))] for name, found in kinds.items() if len(found) == 1 and found != {"text"}}
+    for number, row in csv_rows(path):
+        if isinstance(row, str):
+            yield number, row
+            continue
+        row.pop(None, None)  # type: ignore[call-overload]  # values beyond the header
+        yield number, {name: convert.get(name, str)(value) if value else None for name, value in row.items()}
+
+
+def csv_rows(path: Path) -> Iterator[tuple[int, dict[str, str] | str]]:
+    """Rows of texts; values beyond the header come under the name None."""
+    csv.field_size_limit(10_000_000)
+    # what is no UTF-8 becomes lone surrogates, which are found below: one bad byte is to cost one row, not the file
+    with open_plain(path), path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        reader = csv.DictReader(_text_lines(file), delimiter="\t" if path.suffix.lower() == ".tsv" else ",", restval="")
+        if not all(map(is_unicode, reader.fieldnames or [])):
+            raise GeniusError("the first line, which names the columns, is not UTF-8 text")
+        number = 0
+        while True:
+            number += 1
+            try:
+                row: dict[str, Any] = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                yield number, f"not CSV: {error}"
+                continue
+            good = all(is_unicode(value) for name, value in row.items() if name is not None)
+            yield number, row if good else "not UTF-8 text"
+
+
+def _text_lines(file: TextIO) -> Iterator[str]:
+    while line := file.readline(MAX_LINE):
+        if len(line) >= MAX_LINE:
+            raise csv.Error(f"a line of more than {MAX_LINE:,} characters")
+        yield line
+
+
+def _csv_kind(value: str) -> str:
+    if value.lower() in ("true", "false"):
+        return "boolean"
+    # leading zeros are names, not numbers: article 007
+    return "number" if re.fullmatch(r"[+-]?(0|[1-9]\d{0,14})(\.\d+)?([eE][+-]?\d{1,2})?", value, re.ASCII) else "text"
+
+
+def _number(value: str) -> int | float:
+    return int(value) if re.fullmatch(r"[+-]?\d+", value, re.ASCII) else float(value)
+
+
+# what a footer may claim; and pages are read as they are needed, not whole columns ahead
+_LIMITS: dict[str, Any] = {
+    "thrift_string_size_limit": 1 << 26,
+    "thrift_container_size_limit": 1 << 22,
+    "pre_buffer": False,
+    "buffer_size": 1 << 20,
+}
+
+
+def _read_parquet(path: Path) -> Iterator[tuple[int, Row | str]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    number = 0
+    try:
+        with (
+            open_plain(path),
+            pq.ParquetFile(path, **_LIMITS) as file,
+        ):
+            if len(file.schema_arrow.names) > MAX_COLUMNS:
+                raise GeniusError(f"{len(file.schema_arrow.names):,} columns; at most {MAX_COLUMNS}")
+            for batch in file.iter_batches(batch_size=_batch_size(file.metadata)):
+                for row in _batch_rows(batch):
+                    number += 1
+                    yield number, row
+    except (pa.ArrowException, UnicodeDecodeError, OverflowError, MemoryError, SystemError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise GeniusError(f"cannot read {path}: {reason[:200]}") from None
+
+
+def _batch_size(about: Any) -> int:
+    """How many rows to unfold at once: few, where rows are large, or where all of them may name one large value."""
+    rows = BATCH_ROWS
+    for group in map(about.row_group, range(about.num_row_groups)):
+        rows = min(rows, BATCH_BYTES * group.num_rows // max(1, group.total_byte_size))
+        for column in map(group.column, range(group.num_columns)):
+            packed, unfolded = column.total_compressed_size, column.total_uncompressed_size
+            if unfolded > MAX_UNFOLDED and unfolded > MAX_RATIO * packed:
+                raise GeniusError(f"column {column.path_in_schema[:80]!r} unfolds from {packed:,} to {unfolded:,} bytes")
+            if column.has_dictionary_page:
+                named = unfolded - packed + column.data_page_offset - (column.dictionary_page_offset or 0)
+                rows = min(rows, LARGEST_BATCH // max(1, named))
+    return max(1, rows)
+
+
+def _batch_rows(batch: Any) -> Iterator[Row | str]:
+    """Rows of a batch; if one holds what Python has no value for (a date beyond the year 9999), the others still come."""
+    try:
+        yield from batch.to_pylist()
+        return
+    except (ValueError, OverflowError, ArithmeticError):  # raised before the first row is out
+        pass
+    for i in range(batch.num_rows):
+        try:
+            yield batch.slice(i, 1).to_pylist()[0]
+        except (ValueError, OverflowError, ArithmeticError) as error:
+            yield f"a value cannot be read: {error}"

@@ -1,0 +1,240 @@
+"""Is an index as it was written? Reads everything, changes nothing, names what is wrong. No model is loaded.
+
+`fast` compares sizes, and the checksums of what is small: the ledger, `genius.json`, the files that define versions.
+The whole check also compares every file with its checksum, every row with its own, and every cache with the table.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from genius.errors import GeniusError
+from genius.files import parse_json
+from genius.index import base as bases
+from genius.index import commit
+from genius.index import metadata as meta
+from genius.index.commit import ASIDE, hint_is_right, table_folder, versions_on_disk
+from genius.index.folder import About, about_of
+from genius.index.ledger import LEDGER, Book, Ledger
+from genius.index.reader import Reader
+from genius.index.store import Store
+from genius.index.sums import ROW, SUM, VECTORS, row_sums, size_in, unseal
+from genius.problems import Problems
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ATTEMPTS = 5  # at an index that others are changing
+FAST_LIMIT = 16 << 20  # bytes of a cache's file whose checksum a fast check compares
+
+
+@dataclass(slots=True)
+class CheckReport:
+    """What a check found. `problems`: damage, one line each; `notes`: what is odd but right."""
+
+    path: Path
+    fast: bool
+    version: int = 0
+    files: int = 0
+    bytes: int = 0
+    items: int = 0  # rows that were read and compared
+    problems: Problems = field(default_factory=Problems)
+    notes: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    ledger: tuple[int, int, int] | None = None  # inode, size and time of the ledger when the look began
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "path": str(self.path),
+            "ok": self.ok,
+            "fast": self.fast,
+            "version": self.version,
+            "files": self.files,
+            "bytes": self.bytes,
+            "items": self.items,
+            "problems": list(self.problems),
+            "problems_left_out": self.problems.left_out,
+            "notes": self.notes,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def check(folder: str | Path, fast: bool = False) -> CheckReport:
+    """Compare an index with its checksums. An index that is not there is an error; damage is a line of the report.
+
+    If others change the index meanwhile, what looks like damage may be a file that is being cleaned away: it is read again.
+    """
+    folder, started = Path(folder), time.monotonic()
+    for _ in range(ATTEMPTS):
+        report, before = _look(folder, fast), time.monotonic()
+        if report.ok or _mark(folder) == report.ledger:
+            break
+    report.seconds = before - started
+    return report
+
+
+def _look(folder: Path, fast: bool) -> CheckReport:
+    report = CheckReport(folder, fast, ledger=_mark(folder))
+    about, book = _describe(folder, report)
+    if book is not None:
+        _files(folder, book, report)
+    if about is not None and not report.problems:
+        _table(folder, about, book, report)
+    return report
+
+
+def _mark(folder: Path) -> tuple[int, int, int] | None:
+    try:
+        about = (folder / LEDGER).stat()
+    except OSError:
+        return None
+    return about.st_ino, about.st_size, about.st_mtime_ns
+
+
+def _describe(folder: Path, report: CheckReport) -> tuple[About | None, Book | None]:
+    """`genius.json` and the ledger, each against itself and against the other."""
+    about, book = None, None
+    if not table_folder(folder).exists():
+        about_of(folder)  # "no index at ..."
+        report.problems.append("items.lance is missing: the items are gone")
+    try:
+        about = about_of(folder)
+    except GeniusError as error:
+        report.problems.append(str(error))
+    try:
+        book = Ledger(folder).read()
+    except GeniusError as error:
+        report.problems.append(str(error))
+        return about, None
+    if book is None and (about is None or about.format > 1):
+        report.problems.append("ledger.jsonl is missing")
+    if book is None and about is not None and about.format == 1:
+        report.notes.append("an index of format 1: no checksums yet; the next change, or genius repair, adds them")
+    if book is not None and about is not None and about.format > 1 and json.dumps(book.about) != json.dumps(about.to_dict()):
+        report.problems.append("genius.json and ledger.jsonl are not of the same index")
+    return about, book
+
+
+def _files(folder: Path, book: Book, report: CheckReport) -> None:
+    report.version, report.files = book.head, len(book.files)
+    report.bytes = sum(size_in(noted) for noted in book.files.values())
+    report.problems += commit.differences(folder, book.files, deep=not report.fast, tolerate_missing=book.cleaning)
+    if book.head not in versions_on_disk(folder):
+        report.problems.append(commit.missing_head(folder, book))
+    if not hint_is_right(folder):
+        report.problems.append(f"items.lance/{commit.VERSIONS}/{commit.HINT} is not as it was written (harmless: never trusted)")
+    stray = [version for version in versions_on_disk(folder) if version > book.head]
+    if stray:
+        report.notes.append(f"version {stray[-1]} was never acknowledged: a writer died; the next one sets it aside")
+    if book.cleaning:
+        report.notes.append("a clean-up was broken off; the next writer finishes it")
+    if (folder / ASIDE).is_dir():
+        report.notes.append(f"{ASIDE}/ holds what writers left that died before their change was acknowledged")
+
+
+def _table(folder: Path, about: About, book: Book | None, report: CheckReport) -> None:
+    try:
+        store = Store(folder)
+        reader = store.at(store.latest())
+        report.version = reader.version
+        count = reader.count()
+        if book is not None and count != book.items:
+            report.problems.append(f"the table holds {count} items; {book.items} were acknowledged")
+        caches = _caches(folder, about, report)
+        if not report.fast:
+            _rows(reader, about, caches, report)
+    except GeniusError as error:
+        report.problems.append(str(error))
+
+
+def _caches(folder: Path, about: About, report: CheckReport) -> dict[str, bases.Base]:
+    """The caches that are as they were written; a line for each other."""
+    key = bases.CacheKey(about.id, about.fingerprint, about.levels, about.width)
+    good: dict[str, bases.Base] = {}
+    for path in sorted((folder / "cache").glob("[0-9]*")):
+        name = f"cache/{path.name}"
+        try:
+            text = (path / bases.BASE).read_text()
+            if parse_json(text).get("format") == 1:
+                report.notes.append(f"{name} is of format 1; it is built anew when needed")
+                continue
+            noted = unseal(text)
+            wrong = bases.damage(path, noted["files"], FAST_LIMIT if report.fast else 2**63)
+            report.problems += [f"{name}/{file} is not as it was written (it is built anew when needed)" for file in wrong]
+            loaded = None if wrong else bases.load(path, key)
+            if loaded is not None:
+                good[name] = loaded
+            elif not wrong:
+                report.notes.append(f"{name} belongs to another index or model; it is not used")
+        except (OSError, ValueError, KeyError, AttributeError) as error:
+            report.problems.append(f"{name}/{bases.BASE}: {error} (it is built anew when needed)")
+    return good
+
+
+# -- rows --------------------------------------------------------------------------------------------------------
+
+
+def _rows(reader: Reader, about: About, caches: dict[str, bases.Base], report: CheckReport) -> None:
+    """Every row: its checksum, its codes and vectors, its metadata against the columns, and what caches say of it."""
+    names = [*ROW, *VECTORS, *reader.columns] + ([SUM] if SUM in reader.schema.names else [])
+    seqs, hashes = [], []
+    doubtful: set[str] = set()
+    for batch in reader.batches(names):
+        ids = batch.column("id").to_pylist()
+        report.items += batch.num_rows
+        seqs.append(batch.column("_seq").to_numpy())
+        hashes.append(np.array([bases.hash_id(i) for i in ids], np.uint64))
+        for i, line in _bad_rows(batch, about, reader.columns):
+            report.problems.append(f"item {ids[i]!r}: {line}")
+        doubtful |= {name for name, base in caches.items() if not _agrees(base, batch)}
+    report.problems += [f"{name} differs from the table (delete it: it is built anew)" for name in sorted(doubtful)]
+    for what, parts in (("rows have the same number", seqs), ("items have the same id", hashes)):
+        values = np.concatenate(parts) if parts else np.empty(0)
+        if len(np.unique(values)) < len(values):
+            report.problems.append(f"{len(values) - len(np.unique(values))} {what} as another")
+
+
+def _bad_rows(batch: pa.RecordBatch, about: About, columns: meta.Columns) -> list[tuple[int, str]]:
+    found: list[tuple[int, str]] = []
+    codes = np.asarray(batch.column("_codes").flatten()).reshape(batch.num_rows, -1)
+    vectors = np.asarray(batch.column("_embedding").flatten()).reshape(batch.num_rows, -1)
+    if SUM in batch.schema.names:
+        noted = batch.column(SUM).to_pylist()
+        for i, value in enumerate(row_sums(batch).tolist()):
+            if noted[i] is not None and noted[i] != value:
+                found.append((i, "the row has another checksum than when it was written"))
+    impossible = (codes >= np.asarray(about.levels)).any(axis=1) | ~np.isfinite(vectors).all(axis=1)
+    found += [(int(i), "its codes or vector are impossible") for i in np.flatnonzero(impossible)]
+    values = {name: batch.column(name).to_pylist() for name in columns}
+    for i, text in enumerate(batch.column("_metadata").to_pylist()):
+        try:
+            stored = meta.load(text)
+        except (ValueError, TypeError):
+            found.append((i, "its metadata cannot be read"))
+            continue
+        for name, kind in columns.items():
+            if values[name][i] != meta.column_values([stored], name, kind)[0]:
+                found.append((i, f"the column {name!r} and its metadata differ"))
+    return found
+
+
+def _agrees(base: bases.Base, batch: pa.RecordBatch) -> bool:
+    """Whether a cache says the same of those rows of the batch that it has."""
+    seqs = batch.column("_seq").to_numpy()
+    at = np.minimum(np.searchsorted(base.seqs, seqs), max(base.items - 1, 0))
+    has = base.seqs[at] == seqs if base.items else np.zeros(len(seqs), bool)
+    for name, array in (("_codes", base.codes), ("_embedding", base.embeddings)):
+        values = np.asarray(batch.column(name).flatten()).reshape(batch.num_rows, -1)
+        if not np.array_equal(array[at[has]], values[has]):
+            return False
+    return True

@@ -1,0 +1,207 @@
+"""When a change of the table counts: its files are on the disk, have checksums, and stand in the ledger. Until then, no.
+
+Knows files and the ledger; LanceDB only by how it names its files. The caller holds the writer's lock.
+
+A writer that dies between LanceDB's commit and the ledger's line leaves versions that nobody acknowledged. The next writer
+sets them aside (`aside/`): with the power gone in between, such a version may lack half its bytes, and nothing tells.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from genius.errors import GeniusError
+from genius.files import parse_json, sync_tree
+from genius.index.ledger import Book, Damaged, Ledger
+from genius.index.sums import file_sum, size_in
+
+TABLE = "items"
+VERSIONS, HINT = "_versions", "latest_version_hint.json"
+ASIDE = "aside"
+VERIFY_UP_TO = 1 << 30
+"""Bytes of a table whose checksums are compared whenever it is opened; of a larger one only sizes (`genius check` does all)."""
+
+
+def table_folder(folder: Path) -> Path:
+    return folder / f"{TABLE}.lance"
+
+
+def manifest_name(version: int) -> str:
+    """The file that defines a version, below the table's folder."""
+    return f"{VERSIONS}/{2**64 - 1 - version}.manifest"
+
+
+def versions_on_disk(folder: Path) -> list[int]:
+    """Versions whose defining file is there, oldest first; acknowledged or not."""
+    try:
+        names = [path.name for path in (table_folder(folder) / VERSIONS).iterdir()]
+    except OSError:
+        return []
+    return sorted(2**64 - 1 - int(match[1]) for match in (re.fullmatch(r"(\d{1,20})\.manifest", name) for name in names) if match)
+
+
+def hint_is_right(folder: Path) -> bool:
+    """LanceDB's note of its newest version. It is never trusted, so a wrong one does no harm, but shows damage."""
+    try:
+        noted = parse_json((table_folder(folder) / VERSIONS / HINT).read_bytes())
+        return bool(noted == {"version": max(versions_on_disk(folder), default=0)})
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError):
+        return False
+
+
+def table_files(folder: Path) -> list[str]:
+    """Every file of the table, by its name below the table's folder. A hint that LanceDB rewrites at will is left out."""
+    root = str(table_folder(folder))
+    found = []
+    for parent, _, names in os.walk(root):
+        place = parent[len(root) :].strip(os.sep).replace(os.sep, "/")
+        found += [f"{place}/{name}" if place else name for name in names if name != HINT]
+    return sorted(found)
+
+
+def holds_data(folder: Path) -> bool:
+    """Whether a table is there that ever held rows: such a one is never made anew."""
+    data = table_folder(folder) / "data"
+    return data.is_dir() and any(data.iterdir())
+
+
+# -- writing -----------------------------------------------------------------------------------------------------
+
+
+def acknowledge(folder: Path, ledger: Ledger, version: int, items: int, durable: bool) -> None:
+    """Sync and sum up what is new, then write the line that makes it count."""
+    book = ledger.read() or Book()
+    fresh = [name for name in table_files(folder) if name not in book.files]
+    with _disk(folder):
+        sums = record(folder, fresh, durable)
+    ledger.acknowledge(version, items, sums, durable)
+
+
+def record(folder: Path, names: Iterable[str], durable: bool) -> dict[str, str]:
+    """Checksums of files of the table; with `durable` they, and the folders that name them, are on the disk."""
+    root = table_folder(folder)
+    paths = {name: root / name for name in names}
+    if durable:
+        folders = {parent for path in paths.values() for parent in path.parents if parent.is_relative_to(folder)}
+        sync_tree(paths.values(), sorted(folders, reverse=True))  # inner ones first
+    return {name: file_sum(path) for name, path in paths.items()}
+
+
+def set_aside(folder: Path, head: int) -> list[int]:
+    """Put away versions newer than `head`, which nobody acknowledged. Their rows stay in files until those are cleaned up."""
+    stray = [version for version in versions_on_disk(folder) if version > head]
+    with _disk(folder):
+        for version in stray:
+            (folder / ASIDE).mkdir(exist_ok=True)
+            target = folder / ASIDE / f"{version}-{datetime.now(UTC):%Y%m%dT%H%M%S%f}.manifest"
+            shutil.move(table_folder(folder) / manifest_name(version), target)
+        if stray:
+            (table_folder(folder) / VERSIONS / HINT).unlink(missing_ok=True)
+    return stray
+
+
+def clear_aside(folder: Path, keep: timedelta) -> None:
+    """Forget what was set aside longer ago than old versions are kept."""
+    for path in (folder / ASIDE).glob("*.manifest"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_ctime > keep.total_seconds():
+                path.unlink()
+    with contextlib.suppress(OSError):
+        (folder / ASIDE).rmdir()  # if it is empty
+
+
+def view_without_strays(folder: Path, head: int) -> tempfile.TemporaryDirectory[str]:
+    """The table without versions that nobody acknowledged, as links in a temporary folder.
+
+    LanceDB looks at the newest version first, whichever is asked for; after a power cut that one may be half a file, and who
+    only reads may not put it away.
+    """
+    view = tempfile.TemporaryDirectory(prefix="genius-view-")
+    root, source = table_folder(Path(view.name)), table_folder(folder).absolute()
+    (root / VERSIONS).mkdir(parents=True)
+    for path in source.iterdir():
+        if path.name != VERSIONS:
+            (root / path.name).symlink_to(path)
+    for version in versions_on_disk(folder):
+        if version <= head:
+            (root / manifest_name(version)).symlink_to(source / manifest_name(version))
+    return view
+
+
+def forget_cleaned(folder: Path, ledger: Ledger, durable: bool) -> None:
+    """After files of old versions were removed: a ledger of those that are left."""
+    book = ledger.read()
+    if book is not None:
+        there = set(table_files(folder))
+        files = {name: s for name, s in book.files.items() if name in there}
+        shown = book.shown & set(versions_on_disk(folder))
+        ledger.rewrite(replace(book, files=files, shown=shown, cleaning=False), durable)
+
+
+@contextlib.contextmanager
+def _disk(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise GeniusError(f"cannot write to {folder}: {error.strerror or error}; nothing that was there is lost") from None
+
+
+# -- reading -----------------------------------------------------------------------------------------------------
+
+
+def verify(folder: Path, ledger: Ledger) -> None:
+    """Compare the files that are read from with the ledger; one line if they are not the same.
+
+    Notes of what older versions were (their manifests, transactions) do not keep an index from being opened: `genius check`
+    looks at them. While another process cleans up, files may be gone a moment before the ledger says so: it is read again.
+    """
+    for _ in range(10):
+        book = ledger.read()
+        if book is None:
+            return
+        used = {name: s for name, s in book.files.items() if name.startswith(("data/", "_deletions/", "_indices/"))}
+        used |= {name: s for name, s in book.files.items() if name == manifest_name(book.head)}
+        deep = sum(size_in(s) for s in used.values()) <= VERIFY_UP_TO
+        problems = differences(folder, used, deep, tolerate_missing=book.cleaning)
+        if manifest_name(book.head) not in book.files or not (table_folder(folder) / manifest_name(book.head)).is_file():
+            problems.insert(0, missing_head(folder, book))
+        if not problems:
+            return
+        if ledger.read() is book:
+            break
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    raise Damaged(f"{folder} is damaged: {problems[0]}{more}; genius check {folder} lists all, genius repair {folder} mends it")
+
+
+def missing_head(folder: Path, book: Book) -> str:
+    newest = max((v for v in versions_on_disk(folder) if v < book.head), default=0)
+    return f"version {book.head}, the last that was acknowledged, is not there (the newest before it: {newest or 'none'})"
+
+
+def differences(folder: Path, files: Mapping[str, str], deep: bool, tolerate_missing: bool = False) -> list[str]:
+    """One line for each file that is not as the ledger says. `deep`: by checksum; else by size, manifests excepted."""
+    problems = []
+    for name, noted in files.items():
+        path = table_folder(folder) / name
+        try:
+            if path.stat().st_size != size_in(noted):
+                problems.append(f"{TABLE}.lance/{name} has another size than when it was written")
+            elif (deep or name.startswith(VERSIONS)) and file_sum(path) != noted:
+                problems.append(f"{TABLE}.lance/{name} has another checksum than when it was written")
+        except FileNotFoundError:
+            if not tolerate_missing:
+                problems.append(f"{TABLE}.lance/{name} is missing")
+        except OSError as error:
+            problems.append(f"{TABLE}.lance/{name} cannot be read ({error.strerror or error})")
+    return problems

@@ -1,0 +1,175 @@
+"""The ledger: which version of the table was acknowledged last, and what every file of the table looked like then.
+
+A commit of the table counts once its line is here, on the disk; versions without a line are those of writers that died or
+failed, and are never shown. So a change of several commits is one, an older table put in place of a newer is noticed, and
+each file has a checksum to be compared with. One line of JSON an event, each with its own checksum; only ever appended
+to, or replaced as a whole. Knows nothing of LanceDB.
+
+    {"ledger": 1, "about": {...}, "nonce": ...}              first: what genius.json says, too
+    {"version": 7, "items": 13, "time": ..., "files": {...}} a change: name below items.lance -> "SIZE:CHECKSUM", new ones only
+    {"cleaning": true}                                       files of old versions are being removed: some may be gone
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from genius.errors import GeniusError
+from genius.files import parse_json, sync_handle, write_whole
+from genius.index.sums import text_sum
+
+LEDGER = "ledger.jsonl"
+LEDGER_FORMAT = 1
+
+
+class Damaged(GeniusError):
+    """Something of an index is not as it was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Book:
+    """What a ledger says when read to its end."""
+
+    about: Mapping[str, Any] = field(default_factory=dict)
+    head: int = 0  # the version that was acknowledged last
+    items: int = 0  # of that version
+    shown: frozenset[int] = frozenset()  # versions that were acknowledged; others are steps of a change
+    files: Mapping[str, str] = field(default_factory=dict)
+    cleaning: bool = False
+
+
+class Ledger:
+    """The ledger of one index folder. Readers notice by themselves what writers append."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / LEDGER
+        self._lock = threading.Lock()
+        self._seen: tuple[int, int, int] | None = None  # inode, size, time
+        self._header = b""  # the first line, which no two ledgers share
+        self._end = 0  # of the last whole line
+        self._book = Book()
+
+    def read(self) -> Book | None:
+        """Everything up to the last whole line; None if there is no ledger. A few microseconds if nothing is new."""
+        with self._lock:
+            try:
+                about = self.path.stat()
+                seen = (about.st_ino, about.st_size, about.st_mtime_ns)
+                if seen == self._seen:
+                    return self._book
+                with self.path.open("rb") as file:
+                    same = self._header != b"" and file.read(len(self._header)) == self._header
+                    start = self._end if same else 0
+                    file.seek(start)
+                    body = file.read()
+            except FileNotFoundError:
+                return None
+            except OSError as error:
+                raise GeniusError(f"cannot read {self.path}: {error.strerror or error}") from None
+            self._book, used = self._fold(self._book if start else Book(), body)
+            if not start:
+                self._header = body[: body.index(b"\n") + 1]
+            self._end, self._seen = start + used, seen
+            return self._book
+
+    def _fold(self, book: Book, body: bytes) -> tuple[Book, int]:
+        """The book after these lines, and how many bytes they have. A last line without an end was never acknowledged."""
+        whole = body.rfind(b"\n") + 1
+        if not body.endswith(b"\0"):  # room that was taken for a line and never filled
+            try:
+                _parse(body[whole:-1])
+            except ValueError:
+                pass
+            else:  # a line that is right but for its last character
+                raise Damaged(self._damage("its end"))
+        for line in body[:whole].split(b"\n")[:-1]:
+            try:
+                event = _parse(line)
+                book = _after(book, event, first=not book.about)
+            except (ValueError, KeyError, TypeError):
+                raise Damaged(self._damage(f"the line that begins with {line[:16]!r}")) from None
+        if not book.about:
+            raise Damaged(self._damage("its first line"))
+        return book, whole
+
+    def _damage(self, what: str) -> str:
+        folder = self.path.parent
+        return f"{folder} is damaged: {self.path.name} is not as it was written ({what}); genius repair {folder}"
+
+    # -- writing (the caller holds the writer's lock) ------------------------------------------------------------
+
+    def append(self, event: Mapping[str, Any], durable: bool) -> None:
+        """Add a line. It is on the disk when this returns, if `durable`."""
+        self.read()
+        try:
+            with self.path.open("r+b") as file:
+                file.truncate(self._end)  # what a crash may have left of a line
+                file.seek(self._end)
+                file.write(_line(event))
+                file.flush()
+                if durable:
+                    sync_handle(file.fileno())
+        except OSError as error:
+            raise GeniusError(f"cannot write {self.path}: {error.strerror or error}; nothing that was there is lost") from None
+
+    def acknowledge(self, version: int, items: int, files: Mapping[str, str], durable: bool) -> None:
+        self.append({"version": version, "items": items, "time": _now(), "files": dict(files)}, durable)
+
+    def rewrite(self, book: Book, durable: bool) -> None:
+        """Begin anew: what the book says, in two lines."""
+        events = [
+            {"ledger": LEDGER_FORMAT, "about": dict(book.about), "nonce": secrets.token_hex(8)},
+            {
+                "version": book.head,
+                "items": book.items,
+                "time": _now(),
+                "files": dict(sorted(book.files.items())),
+                "shown": sorted(book.shown),
+            },
+        ]
+        body = b"".join(map(_line, events))
+        write_whole(self.path, lambda path: path.write_bytes(body), durable=durable)
+
+
+def _line(event: Mapping[str, Any]) -> bytes:
+    text = json.dumps(event, separators=(",", ":"))
+    return f"{text_sum(text)} {text}\n".encode()
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    given, _, text = line.decode("ascii").partition(" ")
+    if text_sum(text) != given:
+        raise ValueError("checksum")
+    event = parse_json(text)
+    if not isinstance(event, dict):
+        raise ValueError("no object")
+    return event
+
+
+def _after(book: Book, event: Mapping[str, Any], first: bool) -> Book:
+    if first:
+        if event["ledger"] != LEDGER_FORMAT:
+            raise ValueError("format")
+        return replace(book, about=event["about"])
+    if "cleaning" in event:
+        return replace(book, cleaning=True)
+    head = int(event["version"])
+    return replace(
+        book,
+        head=head,
+        items=int(event["items"]),
+        shown=book.shown | {head, *map(int, event.get("shown", ()))},
+        files={**book.files, **event["files"]},
+        cleaning=False,
+    )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,163 @@
+"""One version of the table, for reading: rows, codes and vectors by `_seq` or by condition. Safe while others write.
+
+Knows arrow and SQL, and how LanceDB fails; knows nothing of writing, models or search.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from genius.errors import GeniusError
+from genius.index.metadata import BUILT_IN, Columns, Kind
+from genius.types import is_unicode
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FEW_BYTES = 16 << 20
+PAYLOAD = ("_seq", "id", "text", "modality", "_image", "_metadata")
+"""What a hit shows; pictures are fetched only where asked for."""
+
+
+class Vanished(GeniusError):
+    """The files of a version were cleaned away while it was read."""
+
+
+@contextmanager
+def database_errors(doing: str) -> Iterator[None]:
+    """Turn what LanceDB raises into one clear line; say plainly when it is the disk."""
+    try:
+        yield
+    except GeniusError:
+        raise
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # a panic inside of LanceDB is no Exception
+        text = " ".join(str(error).split())
+        known = {
+            "No space left": "the disk is full",
+            "StorageFull": "the disk is full",
+            "File too large": "the disk is full (file too large)",
+            "FileTooLarge": "the disk is full (file too large)",
+            "os error 28": "the disk is full",
+            "os error 27": "the disk is full (file too large)",
+            "Read-only file system": "the folder is read-only",
+            "os error 30": "the folder is read-only",
+            "Permission denied": "no permission",
+            "PermissionDenied": "no permission",
+            "os error 13": "no permission",
+        }
+        for sign, plain in known.items():
+            if sign in text:
+                raise GeniusError(f"cannot {doing}: {plain}; nothing that was there is lost") from None
+        if re.search(r"not ?found|no such file|no longer exists", text, re.IGNORECASE):
+            raise Vanished(f"cannot {doing}: a file of this version is gone") from None
+        short = re.sub(r",? ?/\S+\.rs:\d+(:\d+)?", "", text)
+        raise GeniusError(f"cannot {doing}: {short[:300]}") from None
+
+
+class Reader:
+    """One version of the table. Safe to use while others write."""
+
+    def __init__(self, table: Any, version: int, mark: tuple[int, int] | None, folder: object = None) -> None:
+        self._table = table
+        self._folder = folder  # a temporary one, which is to stay for as long as it is read from
+        self.version = version
+        self.mark = mark  # of the file that defines this version
+        kinds: dict[str, Kind] = {"string": "text", "double": "number", "bool": "boolean"}
+        own = [field for field in table.schema if field.name not in BUILT_IN and not field.name.startswith("_")]
+        strange = next((field for field in own if str(field.type) not in kinds), None)
+        if strange is not None:
+            raise GeniusError(f"the column {strange.name!r} holds {strange.type}, which this version does not know")
+        self.columns: Columns = {field.name: kinds[str(field.type)] for field in own}
+
+    def count(self, where: str | None = None) -> int:
+        with database_errors("count"):
+            return int(self._table.count_rows(where))
+
+    def seqs(self, where: str | None = None) -> np.ndarray:
+        """(n,) int64 `_seq` of the matching rows, ascending."""
+        parts = [batch.column("_seq").to_numpy() for batch in self._scan(["_seq"], where)]
+        found = np.concatenate(parts) if parts else np.empty(0, np.int64)
+        found.sort()
+        return found
+
+    def rows(self, seqs: Sequence[int] | np.ndarray, columns: Sequence[str]) -> dict[int, dict[str, Any]]:
+        """`_seq` -> row, of those that exist."""
+        wanted = sorted({int(seq) for seq in seqs})
+        found: dict[int, dict[str, Any]] = {}
+        for i in range(0, len(wanted), 4096):
+            where = f"_seq IN ({', '.join(map(str, wanted[i : i + 4096]))})"
+            for batch in self._scan(["_seq", *(c for c in columns if c != "_seq")], where):
+                found.update((row["_seq"], row) for row in batch.to_pylist())
+        return found
+
+    def codes(self, where: str | None = None) -> Iterator[tuple[np.ndarray, list[str], np.ndarray]]:
+        """Batches of (seqs, ids, codes (n, M) uint16), in no promised order."""
+        for batch in self._scan(["_seq", "id", "_codes"], where):
+            if batch.num_rows:
+                yield batch.column("_seq").to_numpy(), batch.column("id").to_pylist(), _matrix(batch.column("_codes"))
+
+    def embeddings(self, where: str | None = None) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Batches of (seqs, embeddings (n, D) float16), in no promised order."""
+        for batch in self._scan(["_seq", "_embedding"], where):
+            if batch.num_rows:
+                yield batch.column("_seq").to_numpy(), _matrix(batch.column("_embedding"))
+
+    def present(self, ids: Sequence[str]) -> set[str]:
+        """Those of `ids` that the table itself has."""
+        found: set[str] = set()
+        ids = [item_id for item_id in ids if is_unicode(item_id)]  # others cannot be stored
+        for i in range(0, len(ids), 1024):
+            listed = ", ".join("'" + item_id.replace("'", "''") + "'" for item_id in ids[i : i + 1024])
+            for batch in self._scan(["id"], f"id IN ({listed})"):
+                found.update(batch.column("id").to_pylist())
+        return found
+
+    def few(self) -> int:
+        """How many whole rows to hold in memory at a time: one may have a picture of some megabytes."""
+        try:
+            with database_errors("read the index"):
+                about = self._table.stats()
+        except GeniusError:  # damaged: what follows will say so, or read around it
+            return 64
+        rows = max(int(about["num_rows"]), 1)
+        return max(8, min(4096, FEW_BYTES * rows // max(int(about["total_bytes"]), 1)))
+
+    def matching(self, columns: Sequence[str], where: str) -> Iterator[pa.RecordBatch]:
+        """Rows that match a condition, a few at a time."""
+        yield from self._scan(columns, where, self.few())
+
+    def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """Whole rows, a few at a time; all columns by default."""
+        yield from self._scan(self._table.schema.names if columns is None else columns, None, self.few())
+
+    def offsets(self, first: int, count: int) -> pa.Table:
+        """Whole rows by position: for reading around damage."""
+        with database_errors("read the index"):
+            return self._table.take_offsets(list(range(first, first + count))).to_arrow()
+
+    @property
+    def schema(self) -> Any:
+        return self._table.schema
+
+    def stream(self, columns: Sequence[str], where: str | None = None) -> Iterator[dict[str, Any]]:
+        for batch in self._scan(columns, where):
+            yield from batch.to_pylist()
+
+    def _scan(self, columns: Sequence[str], where: str | None, size: int = 65_536) -> Iterator[pa.RecordBatch]:
+        with database_errors("read the index"):
+            query = self._table.search().select(list(columns)).limit(None)
+            if where is not None:
+                query = query.where(where)
+            yield from query.to_batches(batch_size=size)
+
+
+def _matrix(column: Any) -> np.ndarray:
+    """A fixed-size list column as (n, size)."""
+    return np.asarray(column.flatten().to_numpy()).reshape(len(column), -1)

@@ -1,0 +1,230 @@
+"""Bring back what the table of a damaged index holds: the newest version that can be read, and of it every sound row.
+
+Nothing is thrown away: versions that are passed over go to `aside/`, files of rows stay until the index is optimized. What
+could not be brought back is named. Caches are left to be built anew. See `check` for what is looked at.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from genius.errors import GeniusError
+from genius.index.check import check
+from genius.index.commit import HINT, VERSIONS, holds_data, set_aside, table_folder, versions_on_disk
+from genius.index.copying import good_rows, readable_rows, resealed, whole_schema
+from genius.index.folder import ABOUT, FORMAT, About, describe_model, load_model, read_about, write_about
+from genius.index.ledger import LEDGER, Book, Ledger
+from genius.index.lock import WriterLock
+from genius.index.reader import Reader
+from genius.index.store import Store
+from genius.model.genius import Genius
+from genius.problems import Problems
+from genius.types import Item
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SAMPLE = 16  # items that are encoded again to see whether a model is the index's own
+
+
+@dataclass(slots=True)
+class RepairReport:
+    """What was done, and what could not be brought back; one line each."""
+
+    path: Path
+    done: list[str] = field(default_factory=list)
+    lost: Problems = field(default_factory=Problems)
+    items: int = 0
+    version: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "path": str(self.path),
+            "done": self.done,
+            "lost": list(self.lost),
+            "lost_count": self.lost.total,
+            "items": self.items,
+            "version": self.version,
+        }
+
+
+def repair(folder: str | Path, model: Genius | str | Path | None = None) -> RepairReport:
+    """Make an index whole again. `model` is needed only if neither `genius.json` nor the ledger says which one it is."""
+    folder = Path(folder)
+    report = RepairReport(folder)
+    if not holds_data(folder) and not (folder / LEDGER).exists():
+        raise GeniusError(f"no index at {folder}, or none that ever held an item: there is nothing to bring back")
+    with WriterLock(folder / ".lock", 30.0).hold():
+        if not _is_sound(folder):
+            _clear_caches(folder, report)
+        if _is_sound(folder):
+            report.done.append("the table is as it was written")
+            store = Store.open(folder)
+            store.recover()
+            report.version, report.items = store.latest(), store.at(store.latest()).count()
+            return report
+        (table_folder(folder) / VERSIONS / HINT).unlink(missing_ok=True)
+        book = _book(folder, report)
+        store, version, whole = _newest_readable(folder, book, report)
+        about = _about(folder, book, model, store.peek(version), report)
+        described = about.to_dict()
+        fresh = _as_it_is(store, book, described) if whole else None
+        if fresh is None:
+            fresh = _salvage(store, version, book, described, report)
+        write_about(folder, about)
+        report.done.append(f"wrote {ABOUT} and {LEDGER}")
+        report.version, report.items = fresh.head, fresh.items
+    return report
+
+
+def _is_sound(folder: Path) -> bool:
+    if not check(folder).ok:
+        return False
+    about = read_about(folder)
+    return about is not None and about.format == FORMAT
+
+
+def _clear_caches(folder: Path, report: RepairReport) -> None:
+    if (folder / "cache").exists():
+        shutil.rmtree(folder / "cache", ignore_errors=True)
+        report.done.append("removed cache/: it is built anew when needed")
+
+
+def _book(folder: Path, report: RepairReport) -> Book | None:
+    try:
+        return Ledger(folder).read()
+    except GeniusError:
+        report.done.append(f"{LEDGER} cannot be read: the newest version of the table that can be is taken")
+        return None
+
+
+# -- which version -----------------------------------------------------------------------------------------------
+
+
+def _newest_readable(folder: Path, book: Book | None, report: RepairReport) -> tuple[Store, int, bool]:
+    """The version to bring back, and whether all of its rows are sound. Newer ones are set aside.
+
+    The newest that opens; an older one only if it is whole and has more sound rows than can be read of that.
+    """
+    limit = book.head if book is not None else 2**63
+    found = [version for version in reversed(versions_on_disk(folder)) if version <= limit]
+    if book is not None and (not found or found[0] != book.head):
+        report.lost.append(f"version {book.head}, with {book.items} items, is not there any more")
+    for version in found:
+        set_aside(folder, version)
+        try:
+            store = Store(folder)
+            reader = store.peek(version)
+            total = reader.count()
+        except GeniusError as error:
+            report.lost.append(f"version {version} cannot be opened ({error})")
+            continue
+        if not _is_whole(reader):
+            sound = sum(int(batch.num_rows) for batch in readable_rows(reader, lambda _: None))
+            older = _older(store, [v for v in found if v < version and (book is None or v in book.shown)], sound)
+            if older is not None:
+                readable = f"only {sound} of the {total} items of version {version} can be read"
+                report.lost.append(f"{readable}: version {older} has more")
+                set_aside(folder, older)
+                store, version = Store(folder), older
+                reader = store.peek(version)
+        report.done.append(f"took version {version}")
+        return store, version, _is_whole(reader)
+    raise GeniusError(f"no version of {folder} can be read: restore it from a snapshot (genius restore)")
+
+
+def _older(store: Store, versions: list[int], sound: int) -> int | None:
+    """The newest of these versions that is whole and has more rows than `sound`."""
+    for version in versions:
+        try:
+            reader = store.peek(version)
+            if reader.count() > sound and _is_whole(reader):
+                return version
+        except GeniusError:
+            continue
+    return None
+
+
+def _is_whole(reader: Reader) -> bool:
+    try:
+        return sum(int(batch.num_rows) for batch in good_rows(reader)) == reader.count()
+    except GeniusError:
+        return False
+
+
+def _as_it_is(store: Store, book: Book | None, described: dict[str, Any]) -> Book | None:
+    """A new ledger for a table whose rows are all sound; None if it cannot be written to. Row indexes may be damaged: they go."""
+    try:
+        store.drop_indices()
+        store.prepare_sums()
+        store.pass_by(0 if book is None else book.head)
+        return store.begin_ledger(described)
+    except GeniusError:
+        return None
+
+
+def _salvage(store: Store, version: int, book: Book | None, described: dict[str, Any], report: RepairReport) -> Book:
+    """Write the sound rows as a new version, with new numbers."""
+    reader = store.peek(version)
+    schema = whole_schema(reader)
+    sound: Iterator[pa.RecordBatch] = readable_rows(reader, report.lost.append)
+    store.overwrite(schema, resealed(sound, schema, store.next_seq(long=True)))
+    report.done.append("wrote the items that can be read as a new version")
+    store.pass_by(0 if book is None else book.head)
+    return store.begin_ledger(described)
+
+
+# -- which model -------------------------------------------------------------------------------------------------
+
+
+def _about(folder: Path, book: Book | None, model: Genius | str | Path | None, reader: Reader, report: RepairReport) -> About:
+    """`genius.json` as it is, else from the ledger, else from the model that is named."""
+    known: About | None = None
+    try:
+        known = read_about(folder)
+    except GeniusError:
+        report.done.append(f"{ABOUT} is missing or damaged")
+    if known is None and book is not None:
+        known = About.from_dict(book.about)
+        report.done.append(f"{ABOUT} comes from {LEDGER}")
+    if model is None:
+        if known is None:
+            raise GeniusError(f"nothing in {folder} says which model it belongs to: name it (--model)")
+        return _as_new(known)
+    loaded = load_model(folder, model, None)
+    named = describe_model(loaded)
+    if known is not None and known.fingerprint != named.fingerprint:
+        raise GeniusError(f"{folder} belongs to another model ({known.fingerprint[:8]}) than the one named")
+    if known is None:
+        _check_model(loaded, reader, report)
+        known = named
+    return _as_new(About(known.id, named.source or known.source, known.fingerprint, known.levels, known.width, known.created))
+
+
+def _as_new(about: About) -> About:
+    return About(about.id, about.source, about.fingerprint, about.levels, about.width, about.created, about.copied, FORMAT)
+
+
+def _check_model(model: Genius, reader: Reader, report: RepairReport) -> None:
+    """Does this model give the items the codes that they have?"""
+    sizes = {name: reader.schema.field(name).type.list_size for name in ("_codes", "_embedding")}
+    config = model.config.quantizer
+    if sizes != {"_codes": config.levels, "_embedding": config.width}:
+        raise GeniusError(f"the model gives {config.levels} codes and vectors of {config.width}; the table has {sizes}")
+    texts: list[tuple[Item, list[int]]] = []
+    for row in reader.stream(["id", "text", "_codes"], "modality = 'text'"):
+        texts.append((Item(row["id"], text=row["text"]), list(row["_codes"])))
+        if len(texts) == SAMPLE:
+            break
+    if not texts or model.encoder is None:
+        report.done.append("no item to compare the model with: it is taken at your word")
+        return
+    embedded = model.embed_items([item for item, _ in texts])
+    labels = embedded.modality if config.labelled else None
+    same = sum(a == b for a, b in zip(model.quantizer.encode(embedded.z, labels).tolist(), (c for _, c in texts), strict=True))
+    if same < 0.75 * len(texts):
+        raise GeniusError(f"the model gives {len(texts) - same} of {len(texts)} items other codes than they have: name another")

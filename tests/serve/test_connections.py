@@ -1,0 +1,294 @@
+"""Connections that keep the server waiting: time limits, room for others, and refusals in the promised shape."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from serve_fixtures import SIZES, SlowIndex
+
+from genius.serve.app import create_app
+from genius.serve.callers import Caller, address_of
+from genius.serve.run import build
+from genius.serve.settings import ServeConfig
+
+
+class Running:
+    """The whole server in a thread, over an index that answers when it is let."""
+
+    def __init__(self, **config: Any) -> None:
+        self.index = SlowIndex()
+        settings = ServeConfig(port=0, drain_s=1, **config)
+        self.app = create_app(self.index, settings, level_sizes=SIZES)  # type: ignore[arg-type]
+        self.server, listener, self.url = build(self.app, settings)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self.server.serve(sockets=[listener])), daemon=True)
+        self._thread.start()
+        while not self.server.started:
+            time.sleep(0.01)
+        self.address = (self.url.removeprefix("http://").split(":")[0], int(self.url.rsplit(":", 1)[1]))
+        self.opened: list[socket.socket] = []
+
+    def connect(self, sent: bytes = b"") -> socket.socket:
+        one = socket.create_connection(self.address, timeout=20)
+        one.sendall(sent)
+        self.opened.append(one)
+        return one
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=20, trust_env=False)
+
+    def search(self, text: str = "x") -> httpx.Response:
+        return httpx.post(f"{self.url}/v1/search", json={"text": text, "k": 1}, timeout=20, trust_env=False)
+
+    def rejected(self, reason: str) -> float:
+        return float(self.app.state.service.metrics.rejected.labels(reason)._value.get())
+
+    def close(self) -> None:
+        self.index.go.set()
+        for one in self.opened:
+            one.close()
+        self.server.should_exit = True
+        self._thread.join(20)
+
+
+@pytest.fixture
+def run() -> Iterator[Any]:
+    started: list[Running] = []
+
+    def start(**config: Any) -> Running:
+        started.append(Running(**config))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.close()
+
+
+def answer(one: socket.socket) -> tuple[int, dict[str, str], Any]:
+    """Status, headers and JSON of what comes back until the server closes."""
+    data = b""
+    with contextlib.suppress(ConnectionError):
+        while part := one.recv(65536):
+            data += part
+    head, _, body = data.partition(b"\r\n\r\n")
+    lines = head.decode().split("\r\n")
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
+    return int(lines[0].split()[1]), headers, json.loads(body)
+
+
+def until(one: socket.socket, end: bytes) -> None:
+    data = b""
+    while not data.endswith(end):
+        data += (part := one.recv(65536))
+        assert part, data
+
+
+def check_shape(found: tuple[int, dict[str, str], Any], status: int) -> str:
+    code, headers, body = found
+    assert code == status and headers["content-type"] == "application/json" and set(body) == {"error"}
+    error = body["error"]
+    assert set(error) == {"code", "message", "request_id"} and error["request_id"] == headers["x-request-id"]
+    return str(error["message"])
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /v1/info HTTP/1.1\r\nHost: local", b"GET / HTTP/1.1\r\nHost: localhost\r\n", b"G"])
+def test_headers_have_a_time_limit(run: Any, sent: bytes) -> None:
+    server = run(header_timeout_s=0.3)
+    assert "headers did not arrive" in check_shape(answer(server.connect(sent)), 408)
+    assert server.rejected("slow_head") == 1
+
+
+def test_a_header_that_trickles_in_is_no_exception(run: Any) -> None:
+    server = run(header_timeout_s=0.6)
+    one = server.connect(b"GET / HTTP/1.1\r\nX: ")
+    started = time.monotonic()
+    with contextlib.suppress(OSError):
+        while time.monotonic() - started < 10:
+            one.sendall(b"x")
+            time.sleep(0.05)
+            one.setblocking(False)
+            try:
+                if one.recv(1, socket.MSG_PEEK):
+                    break
+            except BlockingIOError:
+                pass
+            finally:
+                one.setblocking(True)
+    assert "headers" in check_shape(answer(one), 408)
+
+
+def test_the_second_request_of_a_connection_has_the_same_limit(run: Any) -> None:
+    server = run(header_timeout_s=0.4, keep_alive_s=20)
+    one = server.connect(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    until(one, b'{"status":"ok"}')
+    time.sleep(0.7)  # idle longer than the limit for headers: allowed
+    one.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    until(one, b'{"status":"ok"}')
+    one.sendall(b"GET /healthz HT")
+    assert "headers" in check_shape(answer(one), 408)
+
+
+def test_idle_connections_are_closed(run: Any) -> None:
+    server = run(keep_alive_s=0.3)
+    one = server.connect(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    until(one, b'{"status":"ok"}')
+    assert one.recv(10) == b""
+
+
+@pytest.mark.parametrize("spare", [128, 4])
+def test_who_waits_longest_makes_room(run: Any, spare: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five times as many half-sent requests as there are places: every search is answered at once all the same."""
+    monkeypatch.setattr("genius.serve.connections.SPARE", spare)
+    server = run(max_connections=8, header_timeout_s=30)
+    server.index.go.set()
+    stuck = [server.connect(b"GET / HTTP/1.1\r\nHost: local") for _ in range(40)]
+    for n in range(10):
+        assert server.search(f"q{n}").json()["hits"][0]["id"] == f"q{n}-0"
+        assert server.get("/healthz").status_code == 200
+    found = answer(stuck[0])  # the first one had to go, and was told
+    assert "kept others waiting" in check_shape(found, 503) and int(found[1]["retry-after"]) >= 1
+    assert server.rejected("crowded") >= (20 if spare == 128 else 33)
+    one = stuck[-1]
+    one.sendall(b"host\r\n\r\n")  # a late one may still get its answer
+    assert one.recv(12) in (b"HTTP/1.1 200", b"HTTP/1.1 503", b"HTTP/1.1 403")
+
+
+def test_a_place_that_is_worked_for_is_not_taken_but_healthz_is_answered(run: Any) -> None:
+    server = run(max_connections=4, queue_size=50)
+    found: list[int] = []
+    threads = [threading.Thread(target=lambda n=n: found.append(server.search(f"held{n}").status_code)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 10
+    while server.app.state.service._searches < 4:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    time.sleep(0.1)
+    for _ in range(3):
+        refused = server.get("/v1/codes")
+        assert refused.status_code == 503 and refused.json()["error"]["code"] == "unavailable"
+        assert int(refused.headers["retry-after"]) >= 1
+        assert server.get("/healthz").json() == {"status": "ok"} and server.get("/readyz").status_code == 200
+    server.index.go.set()
+    for thread in threads:
+        thread.join(20)
+    assert found == [200] * 4
+    assert server.search("later").status_code == 200
+
+
+def test_slow_bodies_stop_nobody_and_end(run: Any) -> None:
+    server = run(body_stall_s=1.0, body_timeout_s=30)
+    server.index.go.set()
+    head = "POST /v1/search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    slow = [server.connect(f"{head}Content-Length: 16000000\r\n\r\n{{".encode()) for _ in range(20)]
+    slow += [server.connect(f"{head}Transfer-Encoding: chunked\r\n\r\n1\r\n{{\r\n".encode()) for _ in range(20)]
+    for n in range(5):
+        assert server.search(f"q{n}").status_code == 200
+    for one in (slow[0], slow[-1]):
+        one.settimeout(20)
+        assert one.recv(12) == b"HTTP/1.1 408"
+    service = server.app.state.service
+    deadline = time.monotonic() + 15
+    while service.arrivals._bodies:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_the_rest_of_a_refused_body_does_not_keep_the_connection(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("genius.serve.connections.LINGER_S", 0.5)
+    server = run(body_timeout_s=0.3)
+    one = server.connect(
+        b"POST /v1/search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99999\r\n\r\n{"
+    )
+    assert one.recv(12) == b"HTTP/1.1 408"
+    started = time.monotonic()
+    with contextlib.suppress(ConnectionError):
+        while time.monotonic() - started < 10:
+            one.sendall(b" ")
+            time.sleep(0.05)
+            one.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    if one.recv(65536) == b"":
+                        raise ConnectionError
+    assert time.monotonic() - started < 8
+
+
+def test_a_search_whose_caller_hung_up_is_not_run(run: Any) -> None:
+    server = run()
+    first = threading.Thread(target=lambda: server.search("first"))
+    first.start()
+    assert server.index.entered.wait(10)
+    body = b'{"text": "gone"}'
+    head = f"POST /v1/search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    leaving = server.connect(head.encode() + body)
+    service = server.app.state.service
+    deadline = time.monotonic() + 10
+    while service.batcher.depth < 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    leaving.close()
+    while service._searches > 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    server.index.go.set()
+    first.join(10)
+    assert server.search("last").status_code == 200
+    assert len(server.index.asked) == 2  # "first" and "last"
+
+
+def test_what_is_no_http_gets_the_promised_shape(run: Any) -> None:
+    server = run()
+    assert "request" in check_shape(answer(server.connect(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")), 400)
+    assert "request" in check_shape(answer(server.connect(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 200_000)), 400)
+
+
+@pytest.mark.parametrize("trusted", [(), ("127.0.0.1",), ("10.0.0.1",)])
+def test_only_a_trusted_proxy_is_believed(run: Any, trusted: tuple[str, ...], caplog: pytest.LogCaptureFixture) -> None:
+    server = run(trusted_proxies=trusted)
+    with caplog.at_level("INFO", "genius.serve"):
+        httpx.get(f"{server.url}/static/main.js", headers={"X-Forwarded-For": "203.0.113.9"}, trust_env=False)
+        server.close()  # the line is written after the answer is sent
+    (line,) = [record.fields for record in caplog.records if record.message == "request"]
+    assert line["client"] == ("203.0.113.9" if trusted == ("127.0.0.1",) else "127.0.0.1")
+
+
+def test_one_client_cannot_keep_others_from_reading(run: Any) -> None:
+    """A crowd of slow pictures: what is asked beside them takes its turn at once."""
+    server = run()
+    slow, service = threading.Event(), server.app.state.service
+    crowd, other = (Caller(name, ("read",), name, True) for name in ("crowd", "other"))
+
+    async def ask() -> list[str]:
+        order: list[str] = []
+
+        async def one(name: str, caller: Caller, lane: str, work: Any) -> None:
+            await service.read(work, caller, lane)
+            order.append(name)
+
+        tasks = [asyncio.create_task(one("slow", crowd, "picture", lambda: slow.wait(10))) for _ in range(4)]
+        tasks += [asyncio.create_task(one("queued", crowd, "picture", lambda: time.sleep(0.01))) for _ in range(100)]
+        await asyncio.sleep(0.05)
+        tasks.append(asyncio.create_task(one("other", other, "", lambda: None)))
+        await asyncio.sleep(0.05)
+        slow.set()
+        await asyncio.gather(*tasks)
+        return order
+
+    order = asyncio.run(asyncio.wait_for(ask(), 30))
+    assert order.index("other") <= 12  # of 105
+
+
+def test_an_address_is_a_client() -> None:
+    assert address_of("192.168.1.7") == "192.168.1.7"
+    assert address_of("::ffff:192.168.1.7") == "192.168.1.7"
+    assert address_of("2001:db8::1") == address_of("2001:db8::ffff:2") != address_of("2001:db8:0:1::1")
+    assert address_of("fe80::1%eth0") == "fe80::/64" and address_of("testclient") == "testclient"

@@ -1,0 +1,192 @@
+"""What one client may hold back from the others: bytes of bodies, places in the queue, memory for pictures."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from PIL import Image
+from serve_fixtures import SIZES, SlowIndex, encoded
+
+from genius import Item
+from genius.serve.app import create_app
+from genius.serve.arrivals import Arrivals
+from genius.serve.backend import Backend
+from genius.serve.errors import ApiError
+from genius.serve.keys import Keys
+from genius.serve.limits import decode_picture
+from genius.serve.settings import ServeConfig
+
+CROWD, OTHER = "crowd-key-0123456789", "other-key-0123456789"
+
+
+def test_who_holds_most_gives_way() -> None:
+    room = Arrivals(most=1000, free=100)
+    crowd = [room.begin("crowd") for _ in range(4)]
+    for body in crowd:
+        room.grow(body, 340)  # 240 that count
+    assert room.held == 960
+    other = room.begin("other")
+    room.grow(other, 100)  # free
+    room.grow(other, 200)  # too much, but the crowd holds more
+    assert sum(body.gives_way for body in crowd) == 1
+    with pytest.raises(ApiError) as refused:
+        room.check(next(body for body in crowd if body.gives_way))
+    assert refused.value.status == 503 and refused.value.retry_after
+    with pytest.raises(ApiError):
+        room.grow(next(body for body in crowd if not body.gives_way), 200)  # the crowd's own growth is refused
+    room.check(other)
+    for body in (*crowd, other):
+        room.end(body)
+    assert room.held == 0
+    alone = room.begin("alone")
+    with pytest.raises(ApiError):
+        room.grow(alone, 5000)
+
+
+def test_what_is_complete_is_not_taken_back() -> None:
+    room = Arrivals(most=1000, free=0)
+    done = room.begin("crowd")
+    room.grow(done, 900)
+    done.arriving = False
+    late = room.begin("other")
+    with pytest.raises(ApiError):
+        room.grow(late, 200)
+    room.check(done)
+
+
+def test_small_bodies_always_get_in() -> None:
+    room = Arrivals(most=1000, free=100)
+    large = room.begin("crowd")
+    room.grow(large, 1100)
+    for _ in range(50):
+        room.grow(room.begin("crowd"), 100)
+
+
+def _calls(keys: Keys | None, index: SlowIndex, calls: Callable[[httpx.AsyncClient, Any], Any], **config: Any) -> Any:
+    app = create_app(index, ServeConfig(**config), keys, level_sizes=SIZES)  # type: ignore[arg-type]
+
+    async def together() -> Any:
+        transport = httpx.ASGITransport(app)
+        life, client = app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://localhost")
+        async with life, client:
+            return await calls(client, app.state.service)
+
+    return asyncio.run(asyncio.wait_for(together(), 60))
+
+
+async def until(check: Callable[[], bool]) -> None:
+    for _ in range(4000):
+        if check():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it never happened")
+
+
+def test_a_key_gets_its_place_in_a_queue_that_another_has_filled() -> None:
+    index = SlowIndex()
+    keys = Keys.parse([("read", CROWD), ("read", OTHER)], "test")
+
+    async def calls(client: httpx.AsyncClient, service: Any) -> list[httpx.Response]:
+        def ask(key: str, text: str) -> asyncio.Task[httpx.Response]:
+            headers = {"Authorization": f"Bearer {key}"}
+            return asyncio.create_task(client.post("/v1/search", json={"text": text, "k": 1}, headers=headers))
+
+        first = ask(CROWD, "first")
+        await until(index.entered.is_set)
+        crowd = [ask(CROWD, f"crowd{n}") for n in range(6)]
+        await until(lambda: service.batcher.depth == 6)
+        other = ask(OTHER, "other")
+        await until(lambda: any(task.done() for task in crowd))
+        index.go.set()
+        return [await first, await other, *[await task for task in crowd]]
+
+    answers = _calls(keys, index, calls, queue_size=6, max_batch=1)
+    statuses = [answer.status_code for answer in answers]
+    assert statuses[:2] == [200, 200] and statuses[2:].count(503) == 1 and answers[-1].status_code == 503  # the newest
+    assert int(answers[-1].headers["retry-after"]) >= 1
+    assert index.asked[1] == (1, None) and answers[1].json()["hits"][0]["id"] == "other-0"
+
+
+def test_large_searches_do_not_hold_up_plain_ones() -> None:
+    """Eight that cannot share a pass wait; a plain search that comes last is answered after the one that runs."""
+    index = SlowIndex()
+    order: list[str] = []
+
+    async def calls(client: httpx.AsyncClient, service: Any) -> None:
+        async def ask(name: str, **more: Any) -> None:
+            assert (await client.post("/v1/search", json={"text": name, "k": 1, **more})).status_code == 200
+            order.append(name)
+
+        tasks = [asyncio.create_task(ask("first", beams=900))]
+        await until(index.entered.is_set)
+        tasks += [asyncio.create_task(ask(f"large{n}", beams=100 + n)) for n in range(8)]
+        await until(lambda: service.batcher.depth == 8)
+        tasks.append(asyncio.create_task(ask("plain")))
+        await until(lambda: service.batcher.depth == 9)
+        index.go.set()
+        await asyncio.gather(*tasks)
+
+    _calls(None, index, calls)
+    assert order.index("plain") <= 2  # of ten
+
+
+def test_pictures_wait_in_the_size_the_encoder_takes() -> None:
+    picture = encoded(Image.new("RGB", (1500, 900)))
+    index = SimpleNamespace(get=lambda ids, missing: [Item(ids[0], image=picture)], model=None)
+    without = Backend(index, SIZES, query_side=200).like("a", None)[1]  # type: ignore[arg-type]
+    assert isinstance(without, Image.Image) and without.size == (200, 120)
+    index.model = SimpleNamespace(encoder=SimpleNamespace(prepare_image=lambda opened: opened.resize((7, 7))))
+    shrunk = Backend(index, SIZES).like("a", None)[1]  # type: ignore[arg-type]
+    assert isinstance(shrunk, Image.Image) and shrunk.size == (7, 7)
+    assert decode_picture(picture, ServeConfig(), Backend(index, SIZES).shrink).size == (7, 7)  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(not hasattr(psutil, "LINUX") or not psutil.LINUX, reason="looks at resident memory")
+def test_large_pictures_take_little_memory(start_server: Callable[..., Any]) -> None:
+    """Eight pictures of 9 megapixels in one POST, then eight `like` requests at once: 36 MB each and as much for every copy."""
+    server = start_server(items=3)
+    process = psutil.Process(server.process.pid)
+    large = base64.b64encode(encoded(Image.new("RGB", (3000, 3000), (9, 90, 200)))).decode()
+    small = base64.b64encode(encoded(Image.new("RGB", (40, 30)))).decode()
+    peak, stop = [0], threading.Event()
+
+    def watch() -> None:
+        while not stop.wait(0.005):
+            peak[0] = max(peak[0], process.memory_info().rss)
+
+    with httpx.Client(base_url=server.url, timeout=120, trust_env=False) as client:
+
+        def post(name: str, picture: str) -> None:
+            items = [{"id": f"{name}{n}", "image": picture} for n in range(8)]
+            client.post("/v1/items", json={"items": items}).raise_for_status()
+
+        def like(name: str) -> None:
+            threads = [
+                threading.Thread(target=lambda: client.post("/v1/search", json={"like": name}).raise_for_status())
+                for _ in range(8)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+
+        post("small", small)
+        like("small3")
+        before = process.memory_info().rss
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        post("large", large)
+        posted, peak[0] = peak[0] - before, 0
+        like("large3")
+        liked = peak[0] - before
+        stop.set()
+        watcher.join()
+    assert posted < 330e6 and liked < 250e6, (posted, liked)
