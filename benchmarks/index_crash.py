@@ -38,7 +38,6 @@ from genius import GeniusError, Index, Item
 from genius.index.check import check
 from genius.index.ledger import Ledger
 
-
 ENDED = "processes that ended by themselves"
 
 
