@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--size", choices=SHAPES, default="bundled")
     parser.add_argument("--queries", type=int, default=10_000)
     parser.add_argument("--pool", type=int, default=100_000)
-    parser.add_argument("--methods", default="dense,genius,genius-r,default,geometry,codes")
+    parser.add_argument("--methods", default="dense,genius,genius-r,default,no-decoder,codes")
     parser.add_argument("--beams", type=int, default=50)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--output", type=Path, default=HERE / "evaluate.json")

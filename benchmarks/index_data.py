@@ -1,7 +1,7 @@
 """Synthetic collections for the index benchmarks, written through the index's own commit path.
 
 Vectors are points around random centres; codebooks are residual k-means on a sample of them; there is no encoder and
-the generator is untrained, so searches here use geometry alone (no decoder): what is measured is the index and the
+the decoder is untrained, which is nearness with a temperature (`genius.model.nearness`): what is measured is the index and the
 engine, not a model.
 """
 
@@ -30,7 +30,7 @@ from genius.model.kmeans import kmeans, nearest
 from genius.model.quantizer import QuantizerConfig
 from genius.search import SearchParams
 
-GEOMETRY = SearchParams(generator=False, geometry=1.0)
+SEARCH = SearchParams()
 WORDS = ["red", "green", "blue", "old", "new", "round", "square", "tall"]
 
 
@@ -50,7 +50,7 @@ def make_model(width: int, levels: tuple[int, ...], sample: NDArray[np.float32])
         GeniusConfig(
             fusion=FusionConfig(width=width, projection=16, hidden=16),
             quantizer=QuantizerConfig(width=width, level_sizes=levels),
-            generator=GeneratorConfig(width=width, level_sizes=levels, d_model=32, layers=1, heads=2, d_kv=16, d_ff=64),
+            generator=GeneratorConfig(width, levels, 32, 1, 2, 16, 64, normalizer="level", head="codebooks"),
         )
     )
     residual = torch.from_numpy(sample)

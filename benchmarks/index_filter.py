@@ -31,9 +31,9 @@ WIDTH, LEVELS, K = 64, (3, 256, 256, 256, 256), 10
 Setting = tuple[SearchParams, bool]  # parameters, and whether they are explicit (obeyed under filters as they are)
 
 SETTINGS: dict[str, Setting] = {
-    "default": (data.GEOMETRY, False),
-    "explicit 50 beams, re-rank 2,000": (data.GEOMETRY, True),
-    "explicit 200 beams, re-rank 10,000": (dataclasses.replace(data.GEOMETRY, beams=200, rerank=10_000), True),
+    "default": (data.SEARCH, False),
+    "explicit 50 beams, re-rank 2,000": (data.SEARCH, True),
+    "explicit 200 beams, re-rank 10,000": (dataclasses.replace(data.SEARCH, beams=200, rerank=10_000), True),
 }
 
 

@@ -6,8 +6,8 @@
     python scripts/train_bundled/train.py teach  --data PACKED --work WORK    # what the teacher says of them
     python scripts/train_bundled/train.py learn  --data PACKED --work WORK --out OUT
 
-`learn` trains the encoder, then codebooks and generator, measures, and writes the model as archives and the features of the
-whole benchmark. `finish` does all but the first from the encoder that `learn` left in WORK.
+`learn` trains the encoder, measures it and writes it as an archive. Fusion, codes and decoder are then made by `lab.bundled`, from
+the vectors that `lab.icons_vectors` takes from it.
 """
 
 from __future__ import annotations
@@ -137,13 +137,12 @@ def save_in_parts(student: Student, out: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("step", choices=["render", "tokens", "teach", "learn", "finish"])
+    parser.add_argument("step", choices=["render", "tokens", "teach", "learn"])
     parser.add_argument("--data", type=Path, required=True, help="what prepare.py wrote")
     parser.add_argument("--work", type=Path, required=True, help="large intermediate files")
     parser.add_argument("--out", type=Path, help="log, results, model and features")
     parser.add_argument("--seconds", type=float, default=Plan.seconds)
     parser.add_argument("--language-seconds", type=float, default=Plan.language_seconds)
-    parser.add_argument("--generator-seconds", type=float, default=60.0)
     parser.add_argument("--batch", type=int, default=Plan.batch)
     parser.add_argument("--lr", type=float, default=Plan.lr)
     parser.add_argument("--mine-every", type=float, default=Plan.mine_every, help="share of the time between two minings")
@@ -203,7 +202,7 @@ def learn(args: argparse.Namespace, out: Path, log: Log) -> None:
     asked = len(bench.questions["train"].task)
     log(f"{len(bench.drawings):,} drawings, {len(bench.pool_image):,} candidates, {asked:,} training questions")
     state = args.work / "student.safetensors"
-    if args.step == "finish" or args.resume:
+    if args.resume:
         student.load_state_dict(load_file(state, device=str(device)))
     if args.step == "learn":
         small: dict[str, Any] = {"negatives": (16, 16, 8), "words": 48, "composites": 16} if args.trial else {}
@@ -234,12 +233,6 @@ def learn(args: argparse.Namespace, out: Path, log: Log) -> None:
     save_file({n: t.cpu().contiguous() for n, t in student.fusion.state_dict().items()}, out / "fusion.safetensors")
     found = {str(k): v for k, v in results(student, bench, log).items()}
     (out / "results.json").write_text(json.dumps(found, indent=1))
-    from finish import export, finish
-
-    export(student, bench, args.work / "features", log)  # what other work needs, should the rest fail
-    found.update(finish(student, bench, folder, log, trial=args.trial, seconds=args.generator_seconds))
-    (out / "results.json").write_text(json.dumps(found, indent=1))
-    archive(folder, ["config.json", "model.safetensors"], out / "model.tar")
     log("done")
 
 

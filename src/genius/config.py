@@ -20,6 +20,33 @@ def to_dict(config: Any) -> dict[str, Any]:
     return cast(dict[str, Any], json.loads(json.dumps(dataclasses.asdict(config), default=str)))
 
 
+def changed(config: Any) -> dict[str, Any]:
+    """The fields of a dataclass that differ from their defaults, nested ones included, as JSON-ready values."""
+    out: dict[str, Any] = {}
+    plain = to_dict(config)
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            inner = changed(value)
+            if inner:
+                out[field.name] = inner
+        elif field.default_factory is not dataclasses.MISSING:
+            if value != field.default_factory():
+                out[field.name] = plain[field.name]
+        elif value != field.default:
+            out[field.name] = plain[field.name]
+    return out
+
+
+def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """`above` over `below`, table by table."""
+    merged = dict(below)
+    for name, value in above.items():
+        old = merged.get(name)
+        merged[name] = merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
 def from_dict(cls: type[C], values: Any, where: str = "config") -> C:
     """Build dataclass `cls` from a mapping; nested dataclasses and tuples included."""
     if not isinstance(values, dict):

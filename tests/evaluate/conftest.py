@@ -16,7 +16,7 @@ from genius.data.synthetic import write_synthetic_mbeir
 from genius.model.genius import Genius
 
 QUICK: dict[str, Any] = {
-    "quantizer.steps": 2, "quantizer.batch": 64, "generator.steps": 2, "generator.batch": 64, "validation": 0.0,
+    "quantizer.steps": 2, "quantizer.batch": 64, "generator.steps": 2, "generator.batch": 64, "held_out": 0.0,
     "quantizer.kmeans_iterations": 2, "device": "cpu",
 }  # fmt: skip
 
@@ -41,7 +41,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
         extract(ShapesEncoder(32), MBeir(root, split=split), place / split, ExtractConfig(half=False, check=False))
     changes = {
         "output": str(place / "model"), "model.width": 32, "model.level_sizes": [3, 16, 16, 16], "encoder.train": "none",
-        "quantizer.steps": 24, "quantizer.batch": 64, "generator.steps": 30, "generator.batch": 32, "validation": 0.0,
+        "quantizer.steps": 24, "quantizer.batch": 64, "generator.steps": 30, "generator.batch": 32, "held_out": 0.0,
         "device": "cpu",
     }  # fmt: skip
     config = read_train_config("builtin:tiny", changes)

@@ -13,6 +13,7 @@ from genius.evaluate.harness import EvalConfig, Evaluation, build_methods, evalu
 from genius.evaluate.ids import IdTable, items_of, ranked
 from genius.evaluate.methods.base import Answer, Ints, Pool, Space
 from genius.evaluate.methods.generative import BeamMethod, Decodings
+from genius.evaluate.no_decoder import NoDecoder
 from genius.evaluate.survival import PlainBeam, prefix_survival
 from genius.features import Features
 from genius.model.fusion import FusionConfig
@@ -141,27 +142,26 @@ def test_dense_equals_faiss(model: Genius, data: FeatureSet) -> None:
             assert np.array_equal(mine, by_faiss.runs[key][0])
 
 
-@pytest.mark.parametrize("geometry,generator", [(0.0, True), (0.7, True), (1.0, False)])
-def test_beam_methods_equal_a_plain_beam(model: Genius, data: FeatureSet, geometry: float, generator: bool) -> None:
+@pytest.mark.parametrize("decoder", [True, False])
+def test_beam_methods_equal_a_plain_beam(model: Genius, data: FeatureSet, decoder: bool) -> None:
     space = Space(model, data)
     pool, queries = Pool("universal", np.arange(len(data.pool))), np.arange(12)
-    table = IdTable(space.codes, SIZES)
-    plain = PlainBeam(table, model.generator if generator else None, model.quantizer if geometry else None, geometry)
+    table, writer = IdTable(space.codes, SIZES), None if decoder else NoDecoder(model.quantizer)
+    plain = PlainBeam(table, model.generator, writer)
     expected = np.full((12, 6), -1)
     for q in queries:
         prefixes, codes, scores = plain.levels(space.query_z[q], 6)[-1]
         expected[q] = prefixes
         theirs = beam_search(
-            model.generator if generator else None, CodeTrie.build(space.codes, SIZES), space.query_z[q : q + 1], 6,
-            quantizer=model.quantizer, geometry=geometry,
-        )  # fmt: skip
+            model.generator, CodeTrie.build(space.codes, SIZES), space.query_z[q : q + 1], 6, writer=writer
+        )
         assert np.array_equal(theirs.codes[0].numpy(), codes)
-        assert np.allclose(theirs.scores[0].numpy() * 4, scores, atol=1e-4)
-    method = BeamMethod("m", Decodings(5), 6, geometry=geometry, generator=generator)
+        assert np.allclose(theirs.scores[0].numpy() * len(SIZES), scores, atol=1e-4)  # a mean over the codes
+    method = BeamMethod("m", Decodings(5), 6, decoder=decoder)
     rows, _ = ranked(items_of(table, expected), 10)
     answer = method.answer(space, pool, queries, 10)
     assert np.array_equal(answer.rows, rows)
-    reranked = BeamMethod("r", Decodings(5), 6, "embeddings", generator, geometry).answer(space, pool, queries, 10)
+    reranked = BeamMethod("r", Decodings(5), 6, "embeddings", decoder).answer(space, pool, queries, 10)
     z, dense = space.query_dense, space.dense
     for q in queries:
         own = table.order[np.isin(table.of_row[table.order], expected[q])]
@@ -182,7 +182,7 @@ def test_few_beams_return_few_items(model: Genius, data: FeatureSet) -> None:
 
 
 def test_survival_and_candidate_recall_agree(model: Genius, data: FeatureSet) -> None:
-    found = run(model, data, methods=("genius", "geometry", "default"), pools=("local",), survival=1000)
+    found = run(model, data, methods=("genius", "no-decoder", "default"), pools=("local",), survival=1000)
     for result in found.results:
         if result.method == "default":
             assert result.candidate_recall is not None and not result.survival
@@ -197,10 +197,10 @@ def test_survival_by_hand(model: Genius) -> None:
     table = IdTable(codes, SIZES)
 
     class Fixed(PlainBeam):
-        def _worth(self, z: torch.Tensor, chosen: np.ndarray, level: int, cross: object) -> np.ndarray:
-            return -np.broadcast_to(np.arange(SIZES[level], dtype=float), (len(chosen), SIZES[level]))  # low codes first
+        def _worth(self, z: torch.Tensor, codes: np.ndarray, level: int) -> np.ndarray:
+            return -np.broadcast_to(np.arange(SIZES[level], dtype=float), (len(codes), SIZES[level]))  # low codes first
 
-    share = prefix_survival(Fixed(table, None), torch.zeros(3, WIDTH), [codes[3:], codes[1:2], codes[:0]], beams=1)
+    share = prefix_survival(Fixed(table, model.generator), torch.zeros(3, WIDTH), [codes[3:], codes[1:2], codes[:0]], beams=1)
     assert share.tolist() == [0.5, 0.5, 0.0, 0.0]  # query 0 lost at once, query 1 at level 2; query 2 has no positive
 
 
@@ -208,7 +208,7 @@ def test_codes_exhaustive_and_engine(model: Genius, data: FeatureSet) -> None:
     found = run(
         model,
         data,
-        methods=("codes", "default", "default-codes", "genius-codes", "genius-r", "genius-g"),
+        methods=("codes", "default", "default-codes", "genius-codes", "genius-r", "no-decoder-r"),
         pools=("universal",),
         rerank=240,
     )
@@ -276,15 +276,15 @@ def test_decodings_are_shared_but_never_across_pools(model: Genius, data: Featur
     decodings = Decodings(32)
     space, queries = Space(model, data), np.arange(8)
     universal, local = Pool("universal", np.arange(240)), Pool("universal", np.arange(120))  # the same name on purpose
-    a = decodings.get(space, _writer(space), universal, queries, 4, True)
-    assert decodings.get(space, _writer(space), universal, queries, 4, True) is a
-    assert decodings.get(space, _writer(space), local, queries, 4, True) is not a
+    a = decodings.get(space, _writer(space), universal, queries, 4)
+    assert decodings.get(space, _writer(space), universal, queries, 4) is a
+    assert decodings.get(space, _writer(space), local, queries, 4) is not a
 
 
 def _writer(space: Space):  # type: ignore[no-untyped-def]
-    from genius.evaluate.methods.generative import Writer
+    from genius.evaluate.methods.generative import Author
 
-    return Writer.of(space)
+    return Author.of(space)
 
 
 def test_bad_configs_are_one_line(model: Genius, data: FeatureSet) -> None:

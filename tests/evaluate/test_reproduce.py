@@ -32,7 +32,7 @@ def test_every_experiment_runs(name: str, world: World, tmp_path: Path) -> None:
         settings += ["--set=model.decoder='tiny'", "--set=model.level_sizes=[3, 8, 8]"]
     found = call(
         "reproduce", name, "--data", str(world.test), "--model", str(world.model), "--train", str(world.train),
-        "--base", "builtin:tiny", "--work", str(tmp_path / "work"), "--out", str(tmp_path / "out"), *settings, "--json",
+        "--base", "builtin:paper-tiny", "--work", str(tmp_path / "work"), "--out", str(tmp_path / "out"), *settings, "--json",
     )  # fmt: skip
     text = (tmp_path / "out" / f"{name}.md").read_text()
     experiment = read_experiment(name)
@@ -92,12 +92,12 @@ def test_other_methods_in_place_of_the_experiments_own(world: World, tmp_path: P
     """An ablation has one block for each method, with intervals and the average of the tasks."""
     rows = [row.name for row in read_experiment("supplement-3").rows]
     found = call(
-        "reproduce", "supplement-3", "--data", str(world.test), "--model", str(world.model), "--methods", "genius, paper",
+        "reproduce", "supplement-3", "--data", str(world.test), "--model", str(world.model), "--methods", "genius, genius-r",
         "--out", str(tmp_path), "--json", *(f"--variant={row}={world.model}" for row in rows),
     )  # fmt: skip
-    assert {r["method"] for r in found["results"]} == {"genius", "paper"}
+    assert {r["method"] for r in found["results"]} == {"genius", "genius-r"}
     lines = [line for line in (tmp_path / "supplement-3.md").read_text().splitlines() if line.startswith("|")]
-    assert [line.split(" | ")[0] for line in lines if "Average" in line] == ["| GENIUS", "| GENIUS, log p"]
+    assert [line.split(" | ")[0] for line in lines if "Average" in line] == ["| GENIUS", "| GENIUS^R"]
     first = next(line for line in lines if line.startswith(f"| {rows[0]} "))
     own = [r["metrics"]["hit@5"] for r in found["results"] if (r["row"], r["method"]) == (rows[0], "genius")]
     assert f"**{100 * sum(own) / len(own):.1f}** ±" in first and first.count("±") == len(own) + 1

@@ -13,9 +13,10 @@ from safetensors.torch import load_file, save_file
 from genius.errors import GeniusError
 from genius.features import Features
 from genius.model.fusion import FusionConfig
-from genius.model.generator import SIZES, Augmentation, Generator, GeneratorConfig
+from genius.model.generator import SIZES, Generator, GeneratorConfig
 from genius.model.genius import Genius, GeniusConfig
-from genius.model.quantizer import QuantizerConfig
+from genius.model.nearness import by_modality
+from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
 
 LEVELS = (3, 6, 5)
 
@@ -108,23 +109,52 @@ def test_bad_features_get_one_line() -> None:
         model.embed_items([])
 
 
-@pytest.mark.parametrize("normalizer", ["vocabulary", "level"])
-def test_stepping_with_the_cache_equals_one_pass(normalizer: str) -> None:
+@pytest.mark.parametrize("kind", ["vocabulary", "level", "codebooks", "own codebooks"])
+def test_stepping_with_the_cache_equals_one_pass(kind: str) -> None:
     torch.manual_seed(0)
-    generator = Generator(
-        GeneratorConfig(8, LEVELS, d_model=16, layers=2, heads=2, d_kv=8, d_ff=24, prefix_tokens=3, normalizer=normalizer)
-    ).eval()  # type: ignore[arg-type]
+    tied = "codebooks" in kind
+    sizes = {"d_model": 16, "layers": 2, "heads": 2, "d_kv": 8, "d_ff": 24, "prefix_tokens": 3}
+    config = GeneratorConfig(8, LEVELS, **sizes, normalizer="level" if tied else kind, head="codebooks" if tied else "table")  # type: ignore[arg-type]
+    quantizer = ResidualQuantizer(QuantizerConfig(8, LEVELS, own_books_from=int(kind == "own codebooks")))
+    generator = Generator(config, quantizer).eval()
     z, codes = torch.randn(4, 8), torch.stack([torch.randint(k, (4,)) for k in LEVELS], 1)
     with torch.no_grad():
         whole = generator(z, codes)
-        cross, past, tokens = generator.cross_memory(z), None, torch.zeros(4, 1, dtype=torch.long)
+        cross, past = generator.cross_memory(z), None
         for level in range(3):
-            hidden, past = generator.hidden(tokens, cross, past)
-            log_p = generator.log_probs(hidden[:, 0], level)
+            hidden, past = generator.hidden(generator.inputs(codes[:, :level])[:, -1:], cross, past)
+            rest = z - quantizer.decode_prefix(codes[:, :level]) if level else z
+            log_p = generator.log_probs(level, hidden[:, 0], rest, by_modality(codes[:, 0]))
             torch.testing.assert_close(log_p.gather(1, codes[:, level : level + 1])[:, 0], whole[:, level])
-            if normalizer == "level":
+            torch.testing.assert_close(log_p, generator.next_log_probs(z, codes[:, :level]))
+            if kind != "vocabulary":
                 assert log_p.exp().sum(1).allclose(torch.ones(4))
-            tokens = generator.token(codes[:, level : level + 1], level)
+
+
+def test_an_untrained_head_is_nearness_with_a_temperature() -> None:
+    """Before training, the likeliest code is the nearest one, at every level and for every modality's own books."""
+    torch.manual_seed(0)
+    quantizer = ResidualQuantizer(QuantizerConfig(8, (3, 20, 20), own_books_from=1))
+    config = GeneratorConfig(8, (3, 20, 20), **SIZES["tiny"], prefix_tokens=2, normalizer="level", head="codebooks")  # type: ignore[arg-type]
+    generator = Generator(config, quantizer).eval()
+    z, modality = torch.nn.functional.normalize(torch.randn(60, 8), dim=1), torch.arange(60) % 3
+    codes = quantizer.encode(z, modality)
+    with torch.no_grad():
+        for level in (1, 2):
+            assert torch.equal(generator.next_log_probs(z, codes[:, :level]).argmax(1), codes[:, level])
+
+
+def test_a_tied_head_does_not_grow_with_the_codebooks() -> None:
+    counts = []
+    for size in (16, 256):
+        quantizer = ResidualQuantizer(QuantizerConfig(8, (3, size, size), own_books_from=1))
+        config = GeneratorConfig(8, (3, size, size), **SIZES["tiny"], prefix_tokens=2, normalizer="level", head="codebooks")  # type: ignore[arg-type]
+        counts.append(sum(p.numel() for p in Generator(config, quantizer).parameters()))
+    assert counts[0] == counts[1]
+    with pytest.raises(GeniusError, match="whole table"):
+        GeneratorConfig(8, (3, 16, 16), head="codebooks")
+    with pytest.raises(GeniusError, match="first code is the modality"):
+        Generator(config, ResidualQuantizer(QuantizerConfig(8, (16, 16, 16), modality_code="none")))
 
 
 def test_the_papers_sizes() -> None:
@@ -134,17 +164,3 @@ def test_the_papers_sizes() -> None:
     assert generator.config.vocabulary == 32774
     count = sum(p.numel() for name, p in generator.named_parameters() if not name.startswith("prefix."))
     assert count == 32774 * 512 + 6 * (8 * 512 * 512 + 2 * 512 * 2048 + 3 * 512) + 32 * 8 + 2 * 512
-
-
-def test_augmentation_stays_between_query_and_target() -> None:
-    torch.manual_seed(0)
-    query, target = (torch.nn.functional.normalize(torch.randn(200, 8), dim=1) for _ in range(2))
-    for form in ("scalar", "sqrt-per-dimension"):
-        mixed = Augmentation(form=form)(query, target)  # type: ignore[arg-type]
-        assert mixed.norm(dim=1).allclose(torch.ones(200))
-        assert ((mixed * (query + target)).sum(1) > 0).all()
-    scalar = Augmentation(form="scalar")(query, target, torch.full((200, 1), 0.25))
-    torch.testing.assert_close(scalar, torch.nn.functional.normalize(0.25 * query + 0.75 * target, dim=1))  # Eq. 11
-    assert torch.equal(Augmentation(form="none")(query, target), query)
-    kept = (Augmentation(keep=0.5)(query, target) == query).all(1).float().mean()
-    assert 0.3 < kept < 0.7

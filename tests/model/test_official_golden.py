@@ -15,9 +15,9 @@ import torch.nn.functional as F
 
 from genius.data.features import CANDIDATES_PER_DATASET, QUERIES_PER_DATASET, read_published
 from genius.features import Features
-from genius.model.generator import Augmentation
 from genius.model.genius import Genius
 from genius.model.official import _FUSION, convert_official
+from genius.train.generator import Augmentation
 from genius.train.losses import contrastive, reconstruction_loss, residual_loss
 
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "official-tiny"

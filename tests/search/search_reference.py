@@ -1,4 +1,4 @@
-"""The slow truth: beam search by python loops over prefixes, straight from `Generator`, no cache, no trie."""
+"""The slow truth: beam search by python loops over prefixes, straight from the weights, no cache, no trie."""
 
 from __future__ import annotations
 
@@ -7,11 +7,20 @@ import torch
 from torch import Tensor
 
 from genius.model.generator import Generator, GeneratorConfig
+from genius.model.nearness import FAST
 from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
 
+KINDS = (
+    "vocabulary",
+    "level",
+    "codebooks",
+    "own-codebooks",
+)  # table, table, one book a level, one for each modality
 
-def tiny_generator(level_sizes: tuple[int, ...], seed: int = 0, normalizer: str = "vocabulary", width: int = 8) -> Generator:
+
+def tiny_generator(level_sizes: tuple[int, ...], seed: int = 0, kind: str = "vocabulary", width: int = 8) -> Generator:
     torch.manual_seed(seed)
+    tied = "codebooks" in kind
     config = GeneratorConfig(
         width=width,
         level_sizes=level_sizes,
@@ -21,21 +30,22 @@ def tiny_generator(level_sizes: tuple[int, ...], seed: int = 0, normalizer: str 
         d_kv=8,
         d_ff=24,
         prefix_tokens=3,
-        normalizer=normalizer,
+        normalizer="level" if tied else kind,  # type: ignore[arg-type]
+        head="codebooks" if tied else "table",
     )
-    generator = Generator(config).eval()
-    with torch.no_grad():  # norm weights that are not all one
+    quantizer = tiny_quantizer(level_sizes, width, own_books_from=1 if kind == "own-codebooks" else 0)
+    generator = Generator(config, quantizer).eval()
+    with torch.no_grad():  # nothing that is zero or one by chance of its start
         for name, weight in generator.named_parameters():
-            if "norm" in name:
+            if "norm" in name and "norm_weight" not in name:
                 weight.uniform_(0.5, 1.5)
+            if any(part in name for part in ("bend", "log_scale", "norm_weight")):
+                weight += 0.1 * torch.randn_like(weight) / (FAST if weight.ndim == 1 and "bend" not in name else 1)
     return generator
 
 
 def tiny_quantizer(level_sizes: tuple[int, ...], width: int = 8, own_books_from: int = 0) -> ResidualQuantizer:
-    kind = "given" if own_books_from else "none"
-    return ResidualQuantizer(
-        QuantizerConfig(width=width, level_sizes=level_sizes, modality_code=kind, own_books_from=own_books_from)  # type: ignore[arg-type]
-    )
+    return ResidualQuantizer(QuantizerConfig(width=width, level_sizes=level_sizes, own_books_from=own_books_from))
 
 
 def book_at(quantizer: ResidualQuantizer, level: int, prefix: tuple[int, ...]) -> Tensor:
@@ -46,52 +56,40 @@ def book_at(quantizer: ResidualQuantizer, level: int, prefix: tuple[int, ...]) -
 
 
 @torch.no_grad()
-def step_scores(
-    generator: Generator | None,
-    z: Tensor,
-    prefix: tuple[int, ...],
-    children: list[int],
-    normalizer: str,
-    quantizer: ResidualQuantizer | None,
-    geometry: float,
-) -> dict[int, float]:
-    """Worth of each child of one prefix for one query z (D,)."""
-    level = len(prefix)
-    total = torch.zeros(len(children))
-    if generator is not None:
-        inputs = torch.tensor([[0, *(generator.config.offsets[i] + c for i, c in enumerate(prefix))]])
-        hidden, _ = generator.hidden(inputs, generator.cross_memory(z[None]))
-        logits = (hidden[0, -1] * generator.config.d_model**-0.5) @ generator.tokens.weight.T
-        start = generator.config.offsets[level]
-        mine = logits[start : start + generator.config.level_sizes[level]]
-        pool = {"vocabulary": logits, "level": mine, "children": mine[children]}[normalizer]
-        told = level == 0 and geometry > 0 and quantizer is not None and quantizer.config.labelled
-        total += (mine[children] - pool.logsumexp(0)) * (1 + geometry if told else 1)
-    if quantizer is not None and (generator is None or geometry > 0):
-        residual = z - sum((book_at(quantizer, i, prefix)[c] for i, c in enumerate(prefix)), torch.zeros_like(z))
-        book = book_at(quantizer, level, prefix)
-        closeness = 2 * book @ residual - (1 if generator is None else 0.5) * book.square().sum(1)
-        if level == 0 and quantizer.config.labelled:
-            closeness = torch.zeros_like(closeness)
-        if generator is None:
-            total += closeness[children]
-        else:
-            total += geometry * ((closeness - closeness.mean()) / closeness.std(correction=0).clamp(min=1e-6))[children]
-    return dict(zip(children, total.tolist(), strict=True))
+def step_scores(generator: Generator, z: Tensor, prefix: tuple[int, ...], children: list[int]) -> dict[int, float]:
+    """log p of each child of one prefix for one query z (D,)."""
+    level, config = len(prefix), generator.config
+    before = torch.tensor([prefix], dtype=torch.long).view(1, level)
+    hidden, _ = generator.hidden(generator.inputs(before), generator.cross_memory(z[None]))
+    state = hidden[0, -1]
+    if config.head == "codebooks":
+        logits = nearness_logits(generator, z, prefix, state)
+        log_p = logits - logits.logsumexp(0)
+        return {child: float(log_p[child]) for child in children}
+    logits = (state * config.d_model**-0.5) @ generator.tokens.weight.T
+    start = config.offsets[level]
+    mine = logits[start : start + config.level_sizes[level]]
+    mass = (logits if config.normalizer == "vocabulary" else mine).logsumexp(0)
+    return {child: float(mine[child] - mass) for child in children}
+
+
+def nearness_logits(generator: Generator, z: Tensor, prefix: tuple[int, ...], state: Tensor) -> Tensor:
+    """The formula at the head of `genius.model.nearness`, code by code."""
+    head, level = generator.nearness, len(prefix)
+    if level == 0:
+        return head.modality_out(state)  # type: ignore[no-any-return]
+    quantizer = head.quantizer
+    left = z - sum((book_at(quantizer, i, prefix)[c] for i, c in enumerate(prefix)), torch.zeros_like(z))
+    r = left + head.bend[level - 1](state)
+    a, b = torch.exp(FAST * head.log_scale[level - 1]), FAST * head.norm_weight[level - 1]
+    book = book_at(quantizer, level, prefix)
+    return torch.stack([a * (2 * r @ c - b * c @ c) for c in book])
 
 
 def reference_beam(
-    generator: Generator | None,
-    codes: np.ndarray,
-    z: Tensor,
-    beams: int,
-    *,
-    normalizer: str = "vocabulary",
-    quantizer: ResidualQuantizer | None = None,
-    geometry: float = 0.0,
-    target: int = -1,
+    generator: Generator, codes: np.ndarray, z: Tensor, beams: int, *, target: int = -1
 ) -> list[tuple[tuple[int, ...], float]]:
-    """(code, sum of worth / M), best first, for one query."""
+    """(code, sum of log p / M), best first, for one query."""
     levels = codes.shape[1]
     existing = {tuple(int(c) for c in row) for row in codes}
     states: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
@@ -102,7 +100,7 @@ def reference_beam(
             if level == 0 and target >= 0:
                 grown += [((target,), 0.0)] if target in children else []
                 continue
-            worth = step_scores(generator, z, prefix, children, normalizer, quantizer, geometry)
+            worth = step_scores(generator, z, prefix, children)
             grown += [((*prefix, c), score + w) for c, w in worth.items()]
         states = sorted(grown, key=lambda s: -s[1])[:beams]
     return [(prefix, score / levels) for prefix, score in states]

@@ -32,14 +32,13 @@ def test_products_are_close() -> None:
 def test_log_probabilities_are_close() -> None:
     generator, z = wide_generator(), torch.randn(4, 16)
     exact, fast = Decoder(generator, torch.device("cpu")), Int8Decoder(generator)
-    values = []
+    values, codes = [], torch.zeros(4, 1, 1, dtype=torch.long)
     for decoder in (exact, fast):
         with torch.inference_mode():
-            hidden, _ = decoder.run(torch.zeros(4, 1, 1, dtype=torch.long), decoder.start(z))
-            logits = decoder.level_logits(hidden[:, 0, 0], 1)
-            values.append(logits - decoder.log_normalizer(hidden[:, 0, 0], 1, logits)[:, None])
-            alone = decoder.log_normalizer(hidden[:, 0, 0])  # with and without known logits: the same sum
-            assert torch.allclose(alone, decoder.log_normalizer(hidden[:, 0, 0], 1, logits), atol=1e-4)
+            hidden, memory = decoder.run(codes, decoder.start(z))
+            values.append(decoder.log_p(1, hidden[:, :, 1], memory, codes))
+            mass = decoder.mass(hidden[:, 0, 1])  # with and without what is known already: the same
+            assert torch.allclose(values[-1], decoder.log_p(1, hidden[:, :, 1], memory, codes, mass), atol=1e-4)
     assert (values[0] - values[1]).abs().max() < 0.2
 
 

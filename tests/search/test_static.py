@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from search_reference import tiny_generator, tiny_quantizer
+from search_reference import KINDS, tiny_generator
 
 from genius.search import CodeTrie, SearchEngine, SearchParams
 from genius.search.decoder import Decoder
 from genius.search.graph import GraphSearch
-from genius.search.scores import zscore
 from genius.search.static import Parts
-from genius.search.static_geometry import StaticGeometry
 from genius.search.static_ops import TorchOps
 from genius.search.views import TrieView
 
 SIZES = (3, 12, 10, 8, 6)
-GENERATORS = {kind: tiny_generator(SIZES, 1, kind) for kind in ("vocabulary", "level")}
+GENERATORS = {kind: tiny_generator(SIZES, 1, kind) for kind in KINDS}
 CPU = torch.device("cpu")
 
 
@@ -34,30 +30,25 @@ CPU = torch.device("cpu")
     k=st.integers(1, 6),
     rerank=st.sampled_from([0, 4, 20, 60]),
     reranker=st.sampled_from(["embeddings", "none"]),
-    normalizer=st.sampled_from(["vocabulary", "level"]),
+    kind=st.sampled_from(KINDS),
     targets=st.booleans(),
-    geometry=st.sampled_from([0.0, 0.7, 4.0]),
-    own_books=st.sampled_from([0, 1, 2]),
 )
-def test_equals_the_plain_search(seed, items, skew, beams, k, rerank, reranker, normalizer, targets, geometry, own_books) -> None:
+def test_equals_the_plain_search(seed, items, skew, beams, k, rerank, reranker, kind, targets) -> None:
     """Queries that are not flagged have the same rows and scores; flagged ones are left to the plain search."""
     rng = np.random.default_rng(seed)
     codes = np.stack([np.minimum((rng.random(items) ** skew * size).astype(np.int64), size - 1) for size in SIZES], axis=1)
     vectors = torch.from_numpy(rng.standard_normal((items, 8))).float()
     z = torch.from_numpy(rng.standard_normal((5, 8))).float()
     target = torch.from_numpy(rng.integers(-1, 3, 5)) if targets else None
-    generator, trie = GENERATORS[normalizer], CodeTrie.build(codes, SIZES)
+    generator, trie = GENERATORS[kind], CodeTrie.build(codes, SIZES)
     params = SearchParams(beams=beams, rerank=rerank, reranker=reranker)
-    if not params.full_depth:  # where the search stops early the term is recorded too
-        params = replace(params, geometry=geometry)
-    quantizer = tiny_quantizer(SIZES, own_books_from=own_books)
-    plain = SearchEngine(generator, quantizer, trie, vectors).search(z, k=k, params=params, target=target)
-    graphs = GraphSearch(Parts(Decoder(generator, CPU), TrieView(trie, CPU), TorchOps(), vectors, quantizer=quantizer))
+    plain = SearchEngine(generator, None, trie, vectors).search(z, k=k, params=params, target=target)
+    graphs = GraphSearch(Parts(Decoder(generator, CPU), TrieView(trie, CPU), TorchOps(), vectors))
     with torch.inference_mode():
         found, flags = graphs.search(z, z, k, params, target)
     same = torch.isclose(found.scores, plain.scores, atol=1e-5).all(1) & (found.touched == plain.touched)
-    # the term sums in another order: a near-tie at the edge of the budget may fall the other way, for one query of five
-    assert (~same & ~flags).sum() <= (params.geometry > 0)
+    # products are summed in another order: a near-tie may fall the other way, for one query of five
+    assert (~same & ~flags).sum() <= ("codebooks" in kind)
     for q in (same & ~flags).nonzero()[:, 0].tolist():
         if len(np.unique(plain.scores[q].numpy().round(5))) == k:  # without ties the rows are the same too
             assert found.rows[q].tolist() == plain.rows[q].tolist()
@@ -77,14 +68,15 @@ def test_plans_rarely_flag(rerank: int) -> None:
     assert flags.float().mean() < 0.2
 
 
-@pytest.mark.parametrize("own_books", [0, 1, 2])
-def test_the_recorded_term_is_the_plain_one(own_books: int) -> None:
-    """All three codebooks are read and two masked: the same numbers as reading the right one."""
-    quantizer = tiny_quantizer(SIZES, own_books_from=own_books)
-    geometry = StaticGeometry(quantizer, 0.7, CPU)
-    residual, modality = torch.randn(40, 8), torch.randint(3, (40,))
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_recorded_scores_are_the_plain_ones(kind: str) -> None:
+    """All books are read and the others masked: the same numbers as reading the right one."""
+    head = Decoder(GENERATORS[kind], CPU).head
+    hidden, z, codes = torch.randn(40, 16), torch.randn(40, 8), torch.stack([torch.randint(s, (40,)) for s in SIZES], 1)
     for level in range(len(SIZES)):
-        first = modality if level else None
-        term = geometry.term(level, residual, first)
-        plain = 0.7 * zscore(quantizer.closeness(level, residual, first, norm=0.5))
-        assert torch.allclose(torch.zeros_like(plain) if term is None else term, plain, atol=1e-5)
+        rest, first = head.rest(z, codes[:, :level]), codes[:, 0] if level else None
+        logits, normalizer = head.fixed(level, hidden, rest, first, TorchOps())
+        assert torch.allclose(logits - normalizer[:, None], head.log_p(level, hidden, rest, first), atol=1e-5)
+    states = torch.randn(40, 3, 16)
+    rest = head.rest(z, codes[:, :2])
+    assert torch.allclose(head.fixed_path(2, states, rest, codes, TorchOps()), head.path(2, states, rest, codes), atol=1e-4)

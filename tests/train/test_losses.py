@@ -9,13 +9,11 @@ import torch
 import torch.nn.functional as F
 
 from genius.train.losses import (
+    code_loss,
     contrastive,
     info_nce,
-    prefix_distillation,
-    prefix_ranking,
     reconstruction_loss,
     residual_loss,
-    soft_target_loss,
 )
 
 
@@ -77,31 +75,7 @@ def test_mse_compares_directions_or_vectors() -> None:
     assert reconstruction_loss(a, 3 * a, "sum").item() == pytest.approx((2 * a).square().sum(1).mean().item(), rel=1e-5)
 
 
-def test_prefix_distillation_is_zero_for_perfect_prefixes_and_orders_worse_ones() -> None:
-    q, c = unit(16), unit(16)
-    assert prefix_distillation(q, c, [c, 2 * c], 0.05).item() == pytest.approx(0, abs=1e-5)
-    near, far = c + 0.1 * torch.randn_like(c), c + 1.0 * torch.randn_like(c)
-    assert 0 < prefix_distillation(q, c, [near], 0.05) < prefix_distillation(q, c, [far], 0.05)
-
-
-def test_soft_targets_follow_the_trie() -> None:
-    log_p = [torch.randn(1, 4).log_softmax(1), torch.randn(1, 4).log_softmax(1)]
-    codes = torch.tensor([[[1, 2], [1, 3], [0, 3]]])  # fed first; the second shares its prefix, the third does not
-    loss = soft_target_loss(log_p, codes, torch.tensor([[1.0, 1.0, 2.0]]))
-    first = -(2 / 4 * log_p[0][0, 1] + 2 / 4 * log_p[0][0, 0])
-    second = -(1 / 2 * log_p[1][0, 2] + 1 / 2 * log_p[1][0, 3])
-    assert torch.allclose(loss, (first + second) / 2)
-
-
-def test_one_target_is_plain_cross_entropy_and_smoothing_spreads() -> None:
-    logits, code = torch.randn(6, 5), torch.randint(5, (6, 1, 1))
-    plain = soft_target_loss([logits.log_softmax(1)], code, torch.ones(6, 1))
-    assert torch.allclose(plain, F.cross_entropy(logits, code[:, 0, 0]))
-    smooth = soft_target_loss([logits.log_softmax(1)], code, torch.ones(6, 1), 0.2)
-    assert torch.allclose(smooth, F.cross_entropy(logits, code[:, 0, 0], label_smoothing=0.2))
-
-
-def test_prefix_ranking_counts_only_prefixes_that_differ() -> None:
-    positive, negative = torch.tensor([[-1.0, -1.0]]), torch.tensor([[-1.0, -3.0]])
-    loss = prefix_ranking(positive, negative, torch.tensor([[False, True]]), margin=1.0)
-    assert loss.item() == pytest.approx(math.log1p(math.exp(1 - 2)), rel=1e-5)
+def test_the_loss_of_codes_is_cross_entropy_over_all_tokens() -> None:
+    logits, codes = [torch.randn(6, 5), torch.randn(6, 9)], torch.stack([torch.randint(5, (6,)), torch.randint(9, (6,))], 1)
+    each = [F.cross_entropy(own, codes[:, level]) for level, own in enumerate(logits)]
+    assert torch.allclose(code_loss([own.log_softmax(1) for own in logits], codes), torch.stack(each).mean())

@@ -1,18 +1,15 @@
-"""What both contrastive stages add to the paper's loss, and how the search settings are chosen."""
+"""What both contrastive stages add to the paper's loss."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from train_fixtures import small_config, small_data
 
-from genius.search import SearchParams
 from genius.train import validate
-from genius.train.calibrate import GEOMETRY, WEIGHTS, WORTH, Calibration, budgets
 from genius.train.quantizer import QuantizerStage
 
 
@@ -39,61 +36,6 @@ def test_the_weight_counts_and_zero_leaves_the_paper(tmp_path: Path) -> None:
         if weight:
             assert torch.allclose(losses[weight], losses[0.0] + weight * logs["modality"], atol=1e-5)
     assert not hasattr(a_stage(tmp_path / "none", 0.0), "modality_means")
-
-
-@pytest.mark.parametrize(("gain", "chosen"), [(WORTH / 2, 0.0), (2 * WORTH, GEOMETRY[1])])
-def test_geometry_must_be_worth_its_cost(gain: float, chosen: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    trial = Calibration.__new__(Calibration)
-    trial.budget, trial.pool, trial.weight = 2000, torch.zeros(1, 1), 0.0
-    monkeypatch.setattr(Calibration, "rows", lambda _, params: params.geometry)
-    monkeypatch.setattr(Calibration, "hit", lambda _, geometry: 0.5 + gain * (geometry > 0))
-    monkeypatch.setattr(Calibration, "kept", lambda _, geometry: 0.9 + gain * (geometry > 0))
-    assert trial.geometry()[0] == chosen
-
-
-@pytest.mark.parametrize(
-    ("items", "enough", "chosen"), [(10_000, 400, 400), (10_000, 800, 800), (10_000, 2500, 2500), (10**6, 1, 2500)]
-)
-def test_no_more_items_are_looked_at_than_help(items: int, enough: int, chosen: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    trial = Calibration.__new__(Calibration)
-    trial.budgets, trial.pool, trial.weight = budgets(items), torch.zeros(1, 1), 0.5
-    trial.budget = trial.budgets[0]
-
-    def rows(_: Calibration, params: SearchParams) -> int:
-        assert params.geometry == 0.5
-        return params.rerank
-
-    monkeypatch.setattr(Calibration, "rows", rows)
-    monkeypatch.setattr(Calibration, "hit", lambda _, rerank: 0.5 if rerank >= enough else 0.49)
-    monkeypatch.setattr(Calibration, "kept", lambda _, rerank: 1.0)
-    assert trial.rerank()[0] == chosen
-
-
-def test_what_is_kept_is_of_the_wanted_kind() -> None:
-    """A query for a text does not miss the image that dense search would rank first."""
-    trial = Calibration.__new__(Calibration)
-    trial.pool = torch.nn.functional.normalize(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.8, 0.2], [0.0, 1.0]]), dim=1)
-    trial.kinds, trial.best = torch.tensor([0, 1, 1, 0]), None
-    trial.asked = torch.tensor([[1.0, 0.0]])
-    trial.data = SimpleNamespace(positives=lambda: [[1]])  # type: ignore[assignment]
-    assert trial.kept(torch.tensor([[1, 2, -1, -1, -1]])) == 1.0
-    assert trial.best is not None and trial.best.tolist() == [[1, 2, -1, -1, -1]]
-    assert trial.kept(torch.tensor([[0, 3, 2, -1, -1]])) == 0.5
-    trial.kinds, trial.best = None, None
-    assert trial.kept(torch.tensor([[0, 1, 2, -1, -1]])) == 0.75
-
-
-def test_of_equally_good_finishes_the_middle_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    trial = Calibration.__new__(Calibration)
-    trial.leaves, trial.weight = 2000, 0.5
-
-    def rows(_: Calibration, params: SearchParams) -> float:
-        assert params.geometry == 0.5  # what was chosen for the beams holds here too
-        return params.finish
-
-    monkeypatch.setattr(Calibration, "rows", rows)
-    monkeypatch.setattr(Calibration, "hit", lambda _, finish: float(finish >= WEIGHTS[1]))
-    assert trial.finish()[0] == WEIGHTS[1:][(len(WEIGHTS) - 1) // 2]
 
 
 def test_exhaustive_ranks_do_not_depend_on_how_much_is_held_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,15 +61,15 @@ def test_quantizer_step(parts) -> None:  # type: ignore[no-untyped-def]
 
 
 def test_generator_step(parts) -> None:  # type: ignore[no-untyped-def]
-    from genius.model.generator import Augmentation
-    from genius.train.losses import soft_target_loss
+    from genius.train.generator import Augmentation
+    from genius.train.losses import code_loss
 
     model, queries, pool = parts
     golden = torch.load(GOLDEN / "gen_train_step.pt", weights_only=True)
     query, target = model.embed(queries[golden["query_index"]])[0], model.embed(pool[golden["target_index"]])[0]
     codes = model.quantizer.encode(target, pool[golden["target_index"]].modality)
     z = Augmentation("sqrt-per-dimension")(query, F.normalize(target, dim=1), golden["beta_sample"])
-    loss = soft_target_loss(model.generator.code_log_probs(z, codes), codes[:, None], torch.ones(len(codes), 1))
+    loss = code_loss(model.generator.code_log_probs(z, codes), codes)
     assert loss.item() == pytest.approx(golden["out"]["loss"], rel=1e-4)
     model.generator.zero_grad()
     loss.backward()

@@ -61,7 +61,7 @@ def test_accumulation_is_the_average_gradient(tmp_path: Path) -> None:
     """Two micro-batches of half the size train, and differ from one whole batch only through in-batch negatives."""
     data = small_data()
     split = train(
-        small_config(tmp_path / "split", generator__accumulate=2, generator__indexing=0.0, generator__virtual=0.0),
+        small_config(tmp_path / "split", generator__accumulate=2),
         data,
         quiet=True,
     )
@@ -73,7 +73,7 @@ def test_kill_9_and_the_same_command_goes_on(tmp_path: Path) -> None:
     for name, value in {**SMALL, "quantizer.steps": 60, "generator.steps": 60}.items():
         arguments += ["--set", f"{name}={json.dumps(value)}"]
     for stage in ("encoder", "quantizer", "generator"):
-        arguments += ["--set", f"{stage}.checkpoint_steps=2", "--set", f"{stage}.log_every=1"]
+        arguments += ["--set", f"{stage}.checkpoint_steps=2", "--set", f"{stage}.log_every=1", "--set", f"{stage}.patience=50"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 
     def command(output: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""What the stages do, on data small enough to see it."""
+"""What the stages do and what they learn, on data small enough to see it."""
 
 from __future__ import annotations
 
@@ -6,65 +6,33 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from train_fixtures import small_config, small_data
 
 from genius.model.genius import Genius
-from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
-from genius.train.config import GeneratorStageConfig
-from genius.train.generator import GeneratorStage, freeze
-from genius.train.indexing import Indexing
+from genius.train.config import LoopConfig, TrainConfig
+from genius.train.encoder import HeadsStage
+from genius.train.generator import Augmentation, Frozen, GeneratorStage, Honest
+from genius.train.holdout import split
+from genius.train.loop import Runtime, Stage, make_accelerator, make_optimizer, run_stage
+from genius.train.progress import Journal
 from genius.train.quantizer import QuantizerStage
-from genius.train.run import train
+from genius.train.run import freeze, train
+from genius.train.shifted import honest_offsets
+from genius.train.validate import quick_hits
+
+CPU = torch.device("cpu")
+PAPER = {"generator__inputs": "pairs", "model__head": "table", "model__own_books_from": 0}
 
 
-@pytest.fixture(scope="module")
-def quantizer() -> ResidualQuantizer:
+def learn(stage: Stage, config: LoopConfig, tmp_path: Path) -> None:
+    run_stage(stage, config, Runtime(make_accelerator("cpu"), Journal(tmp_path / "log", quiet=True), 0), tmp_path / "checkpoint")
+    stage.eval()
+
+
+def a_quantizer(config: TrainConfig) -> QuantizerStage:
     torch.manual_seed(0)
-    made = ResidualQuantizer(QuantizerConfig(width=16, level_sizes=(3, 8, 8)))
-    z = torch.nn.functional.normalize(torch.randn(200, 16), dim=1)
-    made.initialise(z, torch.arange(200) % 3)
-    return made
-
-
-def make_indexing(quantizer: ResidualQuantizer, **changes: float) -> tuple[Indexing, torch.Tensor, torch.Tensor]:
-    z = torch.nn.functional.normalize(torch.randn(90, 16), dim=1)
-    modality = torch.arange(90) % 3
-    offsets = torch.randn(30, 16)
-    config = GeneratorStageConfig(**{"neighbours": 4, **changes})  # type: ignore[arg-type]
-    made = Indexing(z, modality, quantizer.encode(z, modality), offsets, torch.zeros(30, dtype=torch.long), quantizer, config)
-    return made, z, modality
-
-
-def test_indexing_pairs_lead_to_the_items_own_id(quantizer: ResidualQuantizer) -> None:
-    indexing, z, modality = make_indexing(quantizer, shift=0.0)
-    inputs, codes = indexing.items(50)
-    nearest = (inputs @ z.T).argmax(1)  # not shifted: the input is the item
-    assert torch.equal(codes, quantizer.encode(z, modality)[nearest])
-
-
-def test_virtual_items_carry_the_id_the_quantizer_would_give(quantizer: ResidualQuantizer) -> None:
-    indexing, z, _ = make_indexing(quantizer, shift=0.0, virtual_noise=0.2)
-    inputs, codes = indexing.virtual(50)
-    assert torch.equal(codes, quantizer.encode(inputs, codes[:, 0]))
-    assert ((inputs @ z.T).max(1).values < 1 - 1e-4).float().mean() > 0.5  # most are no item at all
-
-
-def test_shifts_stay_in_length_and_take_offsets_of_their_modality(quantizer: ResidualQuantizer) -> None:
-    indexing, z, _ = make_indexing(quantizer, shift=1.2, real_offsets=1.0)
-    points = z[:30]
-    moved = indexing.shift(points, torch.zeros(30, dtype=torch.long))
-    assert torch.allclose(moved.norm(dim=1), torch.ones(30), atol=1e-5)
-    steps = torch.nn.functional.normalize(moved * (moved * points).sum(1, keepdim=True).sign() - points, dim=1)
-    assert torch.isfinite(steps).all()
-    # along a real offset d, moved is in the plane of point and some d: the part of moved outside that plane vanishes
-    residue = []
-    for m, p in zip(moved, points, strict=True):
-        planes = torch.stack([torch.linalg.lstsq(torch.stack([p, d], 1), m[:, None]).solution[:, 0] for d in indexing.offsets])
-        rebuilt = planes[:, :1] * p + planes[:, 1:] * indexing.offsets
-        residue.append((rebuilt - m).norm(dim=1).min())
-    assert torch.stack(residue).max() < 1e-4
-    none = indexing.shift(points, torch.ones(30, dtype=torch.long))  # no offsets lead to modality 1: random directions
-    assert torch.isfinite(none).all()
+    return QuantizerStage(small_data(), None, config.model, config.quantizer, 0, CPU)
 
 
 def test_all_stages_train_and_the_model_loads_again(tmp_path: Path) -> None:
@@ -74,38 +42,31 @@ def test_all_stages_train_and_the_model_loads_again(tmp_path: Path) -> None:
     assert again.fingerprint() == trained.model.fingerprint()
     codes = again.encode(trained.data.pool)
     assert torch.equal(codes[:, 0], trained.data.pool.modality)  # the first code is the modality, always
-    assert {"dense_hit@5", "genius_hit@5", "genius_r_hit@5"} <= trained.metrics["generator"].keys()
+    assert {"dense_hit@5", "genius_hit@5", "genius_r_hit@5", "honest_ce", "code1_right"} <= trained.metrics["generator"].keys()
     assert {"level1_usage", "level1_perplexity", "level2_collisions"} <= trained.metrics["quantizer"].keys()
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"model__modality_code": "none"},
+        {**PAPER, "model__modality_code": "none"},
         {"model__modality_code": "classifier"},
-        {"model__modality_code": "nearest", "model__published_revival": True, "quantizer__all_positives": False},
-        {"model__shared": True},
-        {"model__encode_beam": 3},
+        {**PAPER, "model__modality_code": "nearest", "model__published_revival": True, "quantizer__all_positives": False},
+        {**PAPER, "model__shared": True},
         {
+            **PAPER,
             "generator__augmentation": "sqrt-per-dimension",
             "generator__codebook_scale": 100.0,
-            "model__own_books_from": 0,
             "model__normalizer": "vocabulary",
         },
-        {"generator__distill_weight": 0.5, "generator__ranking_weight": 0.5, "generator__modality_dropout": 0.5},
         {
             "quantizer__contrastive_weight": 0.0,
             "quantizer__reduction": "sum",
             "quantizer__rq_weight": 1.0,
             "quantizer__mse_weight": 1.0,
         },
-        {
-            "generator__indexing": 0.0,
-            "generator__virtual": 0.0,
-            "generator__soft_positives": False,
-            "generator__label_smoothing": 0.1,
-        },
-        {"encoder__noise": 0.2, "generator__accumulate": 2},
+        {"generator__virtual": 0.0},
+        {"generator__accumulate": 2, "generator__virtual": 0.5, "held_out": 0.0},
     ],
 )
 def test_every_switch_trains(changes: dict[str, object], tmp_path: Path) -> None:
@@ -114,26 +75,110 @@ def test_every_switch_trains(changes: dict[str, object], tmp_path: Path) -> None
     assert all(torch.isfinite(p).all() for p in trained.model.parameters())
 
 
-def test_quantizer_training_improves_the_reconstruction(tmp_path: Path) -> None:
-    config = small_config(tmp_path, encoder__train="none", model__width=16, quantizer__steps=60, quantizer__quantize_from=0.5)
+def test_heads_learn_to_find_answers(tmp_path: Path) -> None:
     data = small_data()
-    stage = QuantizerStage(data, None, config.model, config.quantizer, 0, torch.device("cpu"))
-    z = stage.embed(data.pool)
-    before = (stage.quantizer.decode(stage.quantizer.encode(z, data.pool.modality)) - z).square().sum(1).mean()
+    config = small_config(tmp_path, encoder__steps=40, encoder__dropout=0.0, encoder__patience=0)
+    stage = HeadsStage(data, None, 24, config.encoder, 0, CPU)
+    before = quick_hits(*stage._honest(data), data)
+    learn(stage, config.encoder, tmp_path)
+    assert quick_hits(*stage._honest(data), data) > before + 0.1
+
+
+def test_codebooks_follow_the_vectors_that_they_stand_for(tmp_path: Path) -> None:
+    """Without the refit at the end, moving averages alone must bring the codes nearer to the vectors."""
+    changes = {"steps": 30, "quantize_from": 0.0, "refit": False, "kmeans_iterations": 0, "patience": 0}
+    config = small_config(tmp_path, model__width=16, **{f"quantizer__{name}": value for name, value in changes.items()})
+    stage = a_quantizer(config)
+
+    def error(books: dict[str, torch.Tensor]) -> float:
+        stage.quantizer.load_state_dict(books)
+        z = stage.embed(stage.pool)
+        return (stage.quantizer.decode(stage.quantizer.encode(z, stage.pool.modality)) - z).square().sum(1).mean().item()
+
     stage.initialise()
-    after = (stage.quantizer.decode(stage.quantizer.encode(z, data.pool.modality)) - z).square().sum(1).mean()
-    assert after < 0.5 * before
+    start = {name: tensor.clone() for name, tensor in stage.quantizer.state_dict().items()}
+    learn(stage, config.quantizer, tmp_path)
+    end = {name: tensor.clone() for name, tensor in stage.quantizer.state_dict().items()}
+    assert not torch.allclose(start["codes_1"], end["codes_1"])
+    assert error(end) < 0.9 * error(start)  # of the same, trained fusion
+
+
+def test_weight_decay_is_for_matrices_alone(tmp_path: Path) -> None:
+    config = small_config(tmp_path, model__width=16)
+    second = a_quantizer(config)
+    second.initialise()
+    frozen, _ = freeze(second, split(small_data(), 0.0, 0), config)
+    stage = GeneratorStage(small_data(), frozen, None, second.quantizer, config.model, config.generator, 0)
+    decayed, plain = make_optimizer(stage, config.generator).param_groups
+    assert decayed["weight_decay"] == config.generator.weight_decay > 0 and plain["weight_decay"] == 0
+    names = {id(p): name for name, p in stage.named_parameters()}
+    free = {names[id(p)] for p in plain["params"]}
+    assert all(p.ndim >= 2 for p in decayed["params"]) and "generator.position_bias.weight" in free
+    assert {name for name in names.values() if "norm" in name or name.endswith("bias")} <= free
+
+
+def trained_decoder(tmp_path: Path, **changes: object) -> tuple[GeneratorStage, Honest]:
+    """A short stage 3 on honest offsets, and honest questions to judge it by."""
+    chosen = {"generator__steps": 60, "generator__batch": 64, "generator__patience": 0, **changes}
+    config = small_config(tmp_path, model__width=16, **chosen)
+    data = small_data()
+    second = a_quantizer(config)
+    second.initialise(pool_only=True)
+    z = second.embed(data.pool)
+    frozen = Frozen(z, data.pool.modality, second.quantizer.encode(z, data.pool.modality), second.embed(data.queries))
+    frozen.offsets = honest_offsets(frozen.queries, data.tasks, data.pairs, z, data.pool.modality, 0)  # type: ignore[arg-type]
+    honest = Honest(data, frozen.queries, z, frozen.codes)  # type: ignore[arg-type]
+    stage = GeneratorStage(data, frozen, honest, second.quantizer, config.model, config.generator, 0)
+    learn(stage, config.generator, tmp_path)
+    return stage, honest
+
+
+def test_the_decoder_learns_what_honest_questions_ask_for(tmp_path: Path) -> None:
+    """Before training it knows nearness; training teaches it the wanted kind and how far to trust z."""
+    (untrained, _), (trained, honest) = trained_decoder(tmp_path / "a", generator__steps=0), trained_decoder(tmp_path / "b")
+    pairs = honest.data.pairs
+    judged = [stage._judge(honest.queries[pairs[:, 0]], honest.codes[pairs[:, 1]]) for stage in (untrained, trained)]
+    assert judged[1][0][0] < 0.5 * judged[0][0][0]  # nats of the modality
+    assert judged[1][1][0] > 0.9  # share of questions whose kind is foretold
+    ranks = [stage.quick() for stage in (untrained, trained)]
+    assert ranks[1] > ranks[0]  # type: ignore[operator]
+
+
+def test_the_papers_inputs_are_augmented_questions(tmp_path: Path) -> None:
+    """Eq. 11: every input lies between the question and its answer, and is neither."""
+    config = small_config(tmp_path, model__width=16, **PAPER)
+    data = small_data()
+    second = a_quantizer(config)
+    second.initialise()
+    z = second.embed(data.pool)
+    queries = second.embed(data.queries)
+    frozen = Frozen(z, data.pool.modality, second.quantizer.encode(z, data.pool.modality), queries)
+    stage = GeneratorStage(data, frozen, None, second.quantizer, config.model, config.generator, 0)
+    torch.manual_seed(0)
+    batch = stage.batch(0, 0, 0, 1)
+    rows = stage.order(0)
+    assert not torch.isclose(batch.z, queries[rows], atol=1e-4).all(1).any()
+    answers = [[r for q, r in data.pairs.tolist() if q == row] for row in rows.tolist()]
+    for got, row, own in zip(batch.z, rows.tolist(), answers, strict=True):
+        spans = [torch.stack([queries[row], z[answer]], 1) for answer in own]
+        weights = [torch.linalg.lstsq(span, got[:, None]).solution for span in spans]
+        assert min((span @ w - got[:, None]).norm() + (w.min() < 0) for span, w in zip(spans, weights, strict=True)) < 1e-3
+
+
+def test_augmentation_stays_between_query_and_target() -> None:
+    torch.manual_seed(0)
+    query, target = (F.normalize(torch.randn(200, 8), dim=1) for _ in range(2))
+    for form in ("scalar", "sqrt-per-dimension"):
+        mixed = Augmentation(form=form)(query, target)  # type: ignore[arg-type]
+        assert mixed.norm(dim=1).allclose(torch.ones(200))
+        assert ((mixed * (query + target)).sum(1) > 0).all()
+    scalar = Augmentation(form="scalar")(query, target, torch.full((200, 1), 0.25))
+    torch.testing.assert_close(scalar, F.normalize(0.25 * query + 0.75 * target, dim=1))  # Eq. 11
+    assert torch.equal(Augmentation(form="none")(query, target), query)
 
 
 def test_the_generator_reads_frozen_codes(tmp_path: Path) -> None:
-    config = small_config(tmp_path, encoder__train="none", model__width=16)
-    data = small_data()
-    second = QuantizerStage(data, None, config.model, config.quantizer, 0, torch.device("cpu"))
-    second.initialise()
-    frozen = freeze(second.embed, data, second.quantizer, dropout=True)
-    stage = GeneratorStage(data, None, frozen, None, second.quantizer, config.model, config.generator, 0)
+    stage, _ = trained_decoder(tmp_path, generator__steps=0)
     assert not [name for name, _ in stage.named_parameters() if "quantizer" in name]
     batch = stage.batch(0, 0, 0, 1)
-    rows = config.generator.batch * (1 + config.generator.indexing + config.generator.virtual)
-    assert batch.z.shape == (round(rows), 16) and batch.codes.shape[0] == batch.z.shape[0]
-    assert torch.equal(batch.weights[:, 0], torch.ones(len(batch.z)))
+    assert batch.z.shape == (64, 16) and batch.codes.shape == (64, 3)

@@ -26,7 +26,7 @@ def test_every_builtin_config_is_valid(name: str) -> None:
     assert isinstance(read_train_config(BUILTIN + name), TrainConfig)
 
 
-@pytest.mark.parametrize("name", [n for n in builtin_names() if n not in ("tiny", "paper", "default")])
+@pytest.mark.parametrize("name", [n for n in builtin_names() if n not in ("tiny", "paper", "paper-tiny", "default")])
 def test_ablations_change_one_line(name: str) -> None:
     lines = [line for line in (CONFIGS / f"{name}.toml").read_text().splitlines() if line and not line.startswith("#")]
     assert len(lines) == 2 and lines[0].startswith("base = ")
@@ -113,7 +113,7 @@ def test_missing_data_and_encoder_are_said(tmp_path: Path) -> None:
 
 def test_tiny_in_full_from_the_command_line(tmp_path: Path) -> None:
     """The built-in config, whole: it learns to write IDs of items it must find."""
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)  # waiting threads spin where the machine is busy
     result = CliRunner().invoke(app, ["train", "builtin:tiny", "--output", str(tmp_path / "tiny"), "--json"])
     assert result.exit_code == 0, result.output
     import json
@@ -121,7 +121,7 @@ def test_tiny_in_full_from_the_command_line(tmp_path: Path) -> None:
     metrics = json.loads(result.stdout)["metrics"]
     assert metrics["generator"]["dense_hit@5"] > 0.95
     assert metrics["generator"]["genius_r_hit@5"] > 0.9
-    assert metrics["generator"]["genius_hit@10"] > 0.8  # of 1,600 items: chance is under 0.01
+    assert metrics["generator"]["genius_hit@5"] > 0.9  # by log p alone, of 1,600 items: chance is under 0.01
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_codebook_sizes_fit_the_pool(counts: list[int], sizes: tuple[int, ...]) 
 
 
 def test_the_recommended_recipe_follows_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """builtin:default, only shorter: width, code sizes and search settings come from the data."""
+    """builtin:default, only shorter: width and code sizes come from the data."""
     few = {"quantizer.steps": 6, "generator.steps": 6, "quantizer.batch": 32, "generator.batch": 16, "model.decoder": "tiny"}
     config = read_train_config("builtin:default", {**few, "output": str(tmp_path / "model")})
     data = small_data()
@@ -148,7 +148,6 @@ def test_the_recommended_recipe_follows_the_data(tmp_path: Path, monkeypatch: py
     trained = train(config, data, quiet=True)
     assert trained.model.config.width == data.pool.width and trained.heads is None
     assert trained.model.config.quantizer.own_books_from == 1 and trained.model.config.quantizer.encode_sweeps == 3
-    assert {"finish", "geometry", "rerank"} <= trained.model.config.search.keys()
     assert asked == [(0, 0), (3, 8)]  # only the last codebooks are fitted together, with points between few items
     found = Genius.from_pretrained(tmp_path / "model").encode(data.pool)
     assert found.shape == (len(data.pool), 9)
@@ -160,4 +159,3 @@ def test_sizes_are_chosen_where_the_config_names_none(tmp_path: Path) -> None:
     trained = train(config, small_data(), quiet=True)
     counts = torch.bincount(small_data().pool.modality, minlength=3).tolist()
     assert trained.model.config.quantizer.level_sizes == choose_level_sizes(counts)
-    assert trained.model.config.search["finish"] > 0  # chosen on the held-out queries, or the value without any

@@ -23,7 +23,7 @@ SMALL = {
     "quantizer.kmeans_iterations": 3,
     "generator.steps": 10,
     "generator.batch": 16,
-    "validation": 0.1,
+    "held_out": 0.1,
     "search.beams": 4,
 }
 
@@ -32,6 +32,8 @@ def small_config(output: Path, **changes: Any) -> TrainConfig:
     values = {**SMALL, "output": str(output), **{name.replace("__", "."): value for name, value in changes.items()}}
     for stage in ("encoder", "quantizer", "generator"):
         values[f"{stage}.log_every"] = 1
+        values.setdefault(f"{stage}.validations", 5)
+        values.setdefault(f"{stage}.patience", 50)  # weights are chosen, but no stage ends early
     return read_train_config("builtin:tiny", values)
 
 

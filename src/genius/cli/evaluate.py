@@ -51,7 +51,7 @@ def evaluate_command(
     ],
     methods: Annotated[
         str, typer.Option(help="Methods, separated by commas; --list names them.")
-    ] = "dense,genius,genius-r,default,geometry,codes",
+    ] = "dense,genius,genius-r,default,no-decoder-r,codes",
     beams: Annotated[str, typer.Option(help="Numbers of beams; beam methods run once for each.")] = "50",
     pools: Annotated[str, typer.Option(help="local (task-specific), universal, or both.")] = "local,universal",
     tasks: Annotated[str, typer.Option(help="Only these tasks, e.g. mscoco_task0,cirr_task7.")] = "",
@@ -60,7 +60,6 @@ def evaluate_command(
     ] = None,
     split: Annotated[str, typer.Option(help="Split of the dataset.")] = "test",
     rerank: Annotated[int, typer.Option(help="Budget of the default search; -1: the model's own.")] = -1,
-    geometry: Annotated[float, typer.Option(help="Weight of the geometric term in genius-g.")] = 0.5,
     target: Annotated[
         str, typer.Option(help="given: tell the search which modality is wanted. The paper leaves it to the instruction.")
     ] = "unknown",
@@ -118,7 +117,6 @@ def evaluate_command(
         pools=names(pools),  # type: ignore[arg-type]
         tasks=names(tasks),
         rerank=None if rerank < 0 else rerank,
-        geometry=geometry,
         target=target,  # type: ignore[arg-type]
         queries=queries,
         bootstrap=bootstrap,

@@ -21,27 +21,26 @@ from genius.evaluate import metrics
 from genius.evaluate.methods.base import Answer, Ints, Method, Pool, Space
 from genius.evaluate.methods.dense import Backend
 from genius.evaluate.methods.generative import BeamMethod, Decodings, EngineMethod, model_params
-from genius.evaluate.methods.vectors import CodesExhaustive, Dense, FeatureFusion, ScoreFusion
+from genius.evaluate.methods.vectors import CodesExhaustive, Dense, DenseTold, FeatureFusion, ScoreFusion
 from genius.model.genius import Genius
 from genius.types import Modality
 
 PoolKind = Literal["local", "universal"]
 UNIVERSAL = "universal"
-BEAM_METHODS = ("genius", "genius-r", "genius-codes", "genius-g", "paper", "paper-r", "geometry")
-SURVIVAL = ("genius", "genius-g", "paper", "geometry")  # methods that follow gold prefixes
+SURVIVAL = ("genius", "no-decoder")  # methods that follow gold prefixes
 METHODS: dict[str, str] = {
     "dense": "exhaustive over the model's re-ranking vectors (Faiss or torch): the ceiling of re-ranking",
+    "dense-told": "the same among items of the wanted modality alone: dense that is told the kind",
     "score-fusion": "exhaustive over the encoder's own vectors (CLIP-SF, BLIP-SF)",
     "feature-fusion": "exhaustive over vectors an encoder fused itself (CLIP-FF, BLIP-FF); needs their features",
-    "genius": "plain GENIUS: full depth, B beams, in their order; finished by nearness where the model's settings say so",
-    "genius-r": "GENIUS^R: the same, re-ranked by embeddings",
+    "genius": "plain GENIUS: every code written, B beams, ranked by log p and nothing else",
+    "genius-r": "GENIUS^R: the items of those beams, re-ranked by embeddings",
     "genius-codes": "the same, re-ranked by codes: no vector is stored",
-    "genius-g": "full depth with the geometric term beside log p, re-ranked by embeddings",
-    "paper": "plain GENIUS with every code written by the decoder, whatever the model's settings say",
-    "paper-r": "the same, re-ranked by embeddings",
-    "geometry": "no decoder: beams by the geometric term alone, re-ranked by embeddings",
-    "default": "the search engine's default: stop early, re-rank what is below the beams",
+    "default": "the search engine's default: stop early, re-rank what is below the beams by embeddings",
     "default-codes": "the same, re-ranked by codes: no vector is stored",
+    "no-decoder": "as genius, but nearness alone writes: what a decoder must beat",
+    "no-decoder-r": "as genius-r, but nearness alone writes",
+    "no-decoder-default": "as default, but nearness alone writes",
     "codes": "exhaustive over the codes' reconstructions: no vector is stored, nothing is decoded",
 }
 
@@ -50,14 +49,13 @@ METHODS: dict[str, str] = {
 class EvalConfig:
     """What one evaluation runs."""
 
-    methods: tuple[str, ...] = ("dense", "genius", "genius-r", "default", "geometry", "codes")
+    methods: tuple[str, ...] = ("dense", "genius", "genius-r", "default", "no-decoder-r", "codes")
     beams: tuple[int, ...] = (50,)  # each beam method runs once for each
     pools: tuple[PoolKind, ...] = ("local", "universal")  # task-specific and universal retrieval
     tasks: tuple[str, ...] = ()  # keys to keep; empty: all
     cutoffs: tuple[int, ...] = (1, 5, 10)  # k of hit@k and recall@k, besides those that a task names itself
     depth: int = 50  # items ranked for every query; at least the largest cut-off
     rerank: int | None = None  # budget of the default search; None: the model's own
-    geometry: float = 0.5  # weight of the geometric term in genius-g
     target: Literal["unknown", "given"] = "unknown"  # given: tell the search which modality is wanted (not the paper's way)
     backend: Backend = "auto"  # of the exhaustive methods
     reference: str = "dense"  # the method that others are tested against
@@ -226,6 +224,8 @@ def build_methods(space: Space, config: EvalConfig, fused: FeatureSet | None = N
     for name in config.methods:
         if name == "dense":
             out.append(Dense(config.backend))
+        elif name == "dense-told":
+            out.append(DenseTold(config.backend))
         elif name == "score-fusion":
             out.append(ScoreFusion(config.backend))
         elif name == "feature-fusion":
@@ -234,10 +234,10 @@ def build_methods(space: Space, config: EvalConfig, fused: FeatureSet | None = N
             out.append(FeatureFusion(fused, config.backend))
         elif name == "codes":
             out.append(CodesExhaustive(config.backend))
-        elif name == "default":
-            out.append(EngineMethod(name, model_params(space, **changes)))
-        elif name == "default-codes":
-            out.append(EngineMethod(name, model_params(space, reranker="codes", **changes)))
+        elif "default" in name:
+            reranker = "codes" if name == "default-codes" else "embeddings"
+            params = model_params(space, reranker=reranker, **changes)
+            out.append(EngineMethod(name, params, decoder=name != "no-decoder-default"))
         else:
             out += [_beam_method(name, beams, len(config.beams) > 1, decodings, config) for beams in config.beams]
     return out
@@ -246,16 +246,11 @@ def build_methods(space: Space, config: EvalConfig, fused: FeatureSet | None = N
 def _beam_method(name: str, beams: int, several: bool, decodings: Decodings, config: EvalConfig) -> BeamMethod:
     label = f"{name}@{beams}" if several else name
     method = BeamMethod(label, decodings, beams, sample=config.survival if name in SURVIVAL else 0)
-    if name.startswith("paper"):
-        method.geometry = method.finish = 0.0
-    if name in ("genius-r", "genius-g", "paper-r", "geometry"):
+    method.decoder = not name.startswith("no-decoder")
+    if name.endswith("-r"):
         method.rerank = "embeddings"
     if name == "genius-codes":
         method.rerank = "codes"
-    if name == "genius-g":
-        method.geometry, method.finish = config.geometry, 0.0
-    if name == "geometry":
-        method.geometry, method.generator = 1.0, False
     return method
 
 

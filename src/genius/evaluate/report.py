@@ -20,9 +20,10 @@ from genius.evaluate.paper import MISPRINTS, Row
 from genius.evaluate.trec import write_qrels, write_run
 
 TITLES = {
-    "dense": "Dense", "score-fusion": "Score fusion", "feature-fusion": "Feature fusion", "genius": "GENIUS",
-    "genius-r": "GENIUS^R", "genius-codes": "GENIUS + codes", "genius-g": "GENIUS + geometry", "geometry": "Geometry alone",
-    "paper": "GENIUS, log p", "paper-r": "GENIUS^R, log p",
+    "dense": "Dense", "dense-told": "Dense, told the kind",
+    "score-fusion": "Score fusion", "feature-fusion": "Feature fusion", "genius": "GENIUS",
+    "genius-r": "GENIUS^R", "genius-codes": "GENIUS + codes", "no-decoder": "No decoder", "no-decoder-r": "No decoder, re-ranked",
+    "no-decoder-default": "No decoder, default",
     "default": "Default", "default-codes": "Default, codes", "codes": "Codes alone",
     "irgen": "IRGen-style", "grace-numeric": "GRACE-style, numeric", "grace-string": "GRACE-style, string",
     "grace-semantic": "GRACE-style, semantic", "grace-structured": "GRACE-style, structured",

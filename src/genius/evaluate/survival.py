@@ -1,8 +1,7 @@
 """Gold-prefix survival: after each level, is a positive's prefix still in the beam?
 
-A slow, plain beam search of its own, written from the paper (4.4) with the generator's public functions; only what a step
-adds beyond log p is the search's own. It says at which level a search loses its targets, and it is a second opinion on
-`genius.search.beam_search`.
+A slow, plain beam search of its own, written from the paper (4.4) with the generator's public functions. It says at which level
+a search loses its targets, and it is a second opinion on `genius.search.beam_search`.
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ import torch
 from torch import Tensor
 
 from genius.evaluate.ids import IdTable
-from genius.model.generator import START, Generator, KeysValues
-from genius.model.quantizer import ResidualQuantizer
-from genius.search.scores import geometric_term, modality_weight
+from genius.model.generator import Generator
+from genius.search.decoder import Writer
 
 Ints = npt.NDArray[np.int64]
 
@@ -25,20 +23,18 @@ Ints = npt.NDArray[np.int64]
 class PlainBeam:
     """Beam search for one query at a time, level by level, over the children that exist."""
 
-    def __init__(
-        self, table: IdTable, generator: Generator | None, quantizer: ResidualQuantizer | None = None, geometry: float = 0.0
-    ):
-        self.table, self.generator, self.quantizer, self.geometry = table, generator, quantizer, geometry
+    def __init__(self, table: IdTable, generator: Generator, instead: Writer | None = None) -> None:
+        """`instead` writes in the generator's place."""
+        self.table, self.generator, self.instead = table, generator, instead
         self.children = [_children(keys, size) for keys, size in zip(table.keys, table.level_sizes, strict=True)]
 
     @torch.inference_mode()
     def levels(self, z: Tensor, beams: int) -> list[tuple[Ints, Ints, npt.NDArray[np.float64]]]:
         """z (D,) -> for every level: prefix numbers (n,), codes (n, level + 1), score sums (n,), best first."""
         prefix, codes, scores = np.zeros(1, np.int64), np.zeros((1, 0), np.int64), np.zeros(1)
-        cross = None if self.generator is None else self.generator.cross_memory(z[None])  # the same for every beam
         out = []
         for level in range(len(self.table.level_sizes)):
-            worth = self._worth(z, codes, level, cross)  # (n, K)
+            worth = self._worth(z, codes, level)  # (n, K)
             first, last, child_codes = self.children[level]
             parent = np.repeat(np.arange(len(prefix)), last[prefix] - first[prefix])
             child = np.concatenate([np.arange(first[p], last[p]) for p in prefix])
@@ -50,26 +46,14 @@ class PlainBeam:
             out.append((prefix, codes, scores))
         return out
 
-    def _worth(self, z: Tensor, codes: Ints, level: int, cross: list[KeysValues] | None) -> npt.NDArray[np.float64]:
-        """What each code of the level adds to each beam: log p, and the geometric term where it is asked for."""
-        n, size = len(codes), self.table.level_sizes[level]
-        total = torch.zeros(n, size, device=z.device)
+    def _worth(self, z: Tensor, codes: Ints, level: int) -> npt.NDArray[np.float64]:
+        """What each code of the level adds to each beam."""
         chosen = torch.from_numpy(codes).to(z.device)
-        if self.generator is not None:
-            offsets = torch.tensor(self.generator.config.offsets[:level], device=z.device, dtype=torch.long)
-            tokens = torch.cat([torch.full((n, 1), START, device=z.device), chosen + offsets], 1)
-            assert cross is not None
-            shared = [KeysValues(*(part.expand(n, -1, -1, -1) for part in layer)) for layer in cross]
-            hidden, _ = self.generator.hidden(tokens, shared)
-            times = modality_weight(self.generator, self.quantizer, self.geometry) if level == 0 else 1.0
-            total = total + times * self.generator.log_probs(hidden[:, -1], level)
-        if self.quantizer is not None and (self.geometry > 0 or self.generator is None):
-            residual = z[None].expand(n, -1)
-            if level:
-                residual = residual - self.quantizer.decode_prefix(chosen)
-            weight = None if self.generator is None else self.geometry
-            total = total + geometric_term(self.quantizer, weight, level, residual, chosen[:, 0] if level else None)
-        return total.double().cpu().numpy()
+        if self.instead is None:
+            return self.generator.next_log_probs(z.expand(len(codes), -1), chosen).double().cpu().numpy()
+        memory = self.instead.start(z[None])
+        hidden, memory = self.instead.run(chosen[None], memory)
+        return self.instead.log_p(level, hidden[:, :, -1], memory, chosen[None]).double().cpu().numpy()
 
 
 def _children(keys: Ints, size: int) -> tuple[Ints, Ints, Ints]:

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from genius.config import from_dict
 from genius.errors import GeniusError
 from genius.index import metadata as meta
 from genius.index.base import hash_id
@@ -68,7 +67,7 @@ def settings(state: State, beams: int | None, rerank: int | None, params: Search
     """The model's defaults, then `params`, then the two knobs."""
     if params is not None and not isinstance(params, SearchParams):
         raise GeniusError(f"params must be SearchParams, got {type(params).__name__}")
-    chosen = params or from_dict(SearchParams, state.model.config.search, where="the model's search defaults")
+    chosen = params or SearchParams.of_model(state.model.config.search)
     if beams is not None:
         whole("beams", beams, 1, MAX_K)
         chosen = dataclasses.replace(chosen, beams=beams)

@@ -4,21 +4,27 @@ A T5 decoder (self-attention with relative positions, cross-attention to N prefi
 RMSNorm, no biases), written here in plain torch: the search engine needs its keys and values, and the
 published weights load one to one. Knows nothing of tries: which codes exist is the search's business.
 
-One token table serves every level: [3 specials | codes of level 0 | codes of level 1 | ...]. Level l only
-ever reads its own slice; `normalizer` says whether probabilities are over that slice or the whole table.
+Two heads say how likely the next code is. "codebooks" (ours) is `genius.model.nearness`: a code is as likely as it is near to
+what is left of z. "table" (the paper's) has a free row for every code: one token table serves every level, [3 specials | codes of
+level 0 | codes of level 1 | ...]. Level l only ever reads its own slice; `normalizer` says whether probabilities are over that
+slice or the whole table.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from genius.errors import GeniusError
+from genius.model.nearness import ByModality, NearnessHead, by_modality
+
+if TYPE_CHECKING:
+    from genius.model.quantizer import ResidualQuantizer
 
 SPECIALS = 3  # pad (the start token), eos, unk: kept for the published vocabulary
 START = 0
@@ -40,11 +46,14 @@ class GeneratorConfig:
     buckets: int = 32  # of the relative position bias
     max_distance: int = 128
     normalizer: Literal["vocabulary", "level"] = "vocabulary"  # softmax over all codes (published) or one level's
+    head: Literal["table", "codebooks"] = "table"  # a free row for each code (the paper), or nearness to the codebooks' rows
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "level_sizes", tuple(int(k) for k in self.level_sizes))
         if not self.level_sizes or min(self.level_sizes) < 1:
             raise GeniusError(f"level_sizes must be positive, got {self.level_sizes}")
+        if self.head == "codebooks" and self.normalizer != "level":
+            raise GeniusError("a head tied to the codebooks has no whole table: set normalizer = 'level'")
 
     @property
     def levels(self) -> int:
@@ -146,10 +155,16 @@ class Block(nn.Module):
 class Generator(nn.Module):
     """log p(T | z) = sum over levels of log p(t_k | P(z), t_<k) (Eq. 10)."""
 
-    def __init__(self, config: GeneratorConfig) -> None:
+    def __init__(self, config: GeneratorConfig, quantizer: ResidualQuantizer | None = None) -> None:
+        """`quantizer`: whose codebooks the head "codebooks" is tied to."""
         super().__init__()
         self.config = config
-        self.tokens = nn.Embedding(config.vocabulary, config.d_model)  # tied: also the output head
+        if config.head == "table":
+            self.tokens = nn.Embedding(config.vocabulary, config.d_model)  # tied: also the output head
+        elif quantizer is None or not quantizer.config.labelled:
+            raise GeniusError("a head tied to the codebooks needs a quantizer whose first code is the modality")
+        else:
+            self.nearness = NearnessHead(config, quantizer)
         self.prefix = nn.Linear(config.width, config.prefix_tokens * config.d_model)  # MLP of Eq. 9: one layer, as published
         self.prefix_norm = RMSNorm(config.d_model)
         self.position_bias = nn.Embedding(config.buckets, config.heads)
@@ -161,7 +176,8 @@ class Generator(nn.Module):
     def _initialise(self) -> None:
         """T5's own initialisation."""
         config = self.config
-        nn.init.normal_(self.tokens.weight, std=1.0)
+        if config.head == "table":
+            nn.init.normal_(self.tokens.weight, std=1.0)
         nn.init.normal_(self.position_bias.weight, std=config.d_model**-0.5)
         for block in self.blocks:
             assert isinstance(block, Block)
@@ -179,6 +195,10 @@ class Generator(nn.Module):
         random = nn.Linear(self.config.width, self.config.d_model, bias=False, device=self.tokens.weight.device)
         rows = torch.cat([F.normalize(book.to(self.tokens.weight), dim=1) for book in codebooks])
         self.tokens.weight[SPECIALS:] = scale * random(rows)
+
+    @property
+    def device(self) -> torch.device:
+        return self.prefix.weight.device
 
     # -- the pieces that search uses ---------------------------------------------------------------------------
 
@@ -205,23 +225,37 @@ class Generator(nn.Module):
         bias = self.position_bias(bucket).permute(2, 0, 1)[None]  # (1, heads, length, past + length)
         return bias.masked_fill(key > query, torch.finfo(bias.dtype).min)  # type: ignore[no-any-return]
 
-    def hidden(
-        self, tokens: Tensor, cross: list[KeysValues], past: list[KeysValues] | None = None
-    ) -> tuple[Tensor, list[KeysValues]]:
-        """Run new `tokens` (rows, length) after `past`: final hidden states (rows, length, d_model) and the grown memory.
+    def inputs(self, codes: Tensor) -> Tensor:
+        """What the decoder reads before it writes the next code: the start, then codes (B, l): (B, l + 1, d_model)."""
+        if self.config.head == "codebooks":
+            start = self.nearness.start.expand(len(codes), -1)
+            read = [self.nearness.token(level, codes[:, level], codes[:, 0]) for level in range(codes.shape[1])]
+            return torch.stack([start, *read], 1)
+        # level by level: a table of offsets would be a copy from the host, which a recorded step cannot hold
+        tokens = [codes.new_full((len(codes), 1), START)]
+        tokens += [self.token(codes[:, level : level + 1], level) for level in range(codes.shape[1])]
+        return self.tokens(torch.cat(tokens, 1))  # type: ignore[no-any-return]
 
-        `cross` must have one row per row of `tokens`.
+    def hidden(self, x: Tensor, cross: list[KeysValues], past: list[KeysValues] | None = None) -> tuple[Tensor, list[KeysValues]]:
+        """Run new inputs `x` (rows, length, d_model) after `past`: final hidden states of that shape and the grown memory.
+
+        `cross` must have one row per row of `x`.
         """
-        x = self.dropout(self.tokens(tokens))
-        bias = self.bias(tokens.shape[1], 0 if past is None else past[0].keys.shape[2]).to(x.dtype)
+        x = self.dropout(x)
+        bias = self.bias(x.shape[1], 0 if past is None else past[0].keys.shape[2]).to(x.dtype)
         grown = []
         for i, block in enumerate(self.blocks):
             x, memory = block(x, cross[i], bias, None if past is None else past[i])
             grown.append(memory)
         return self.dropout(self.final_norm(x)), grown
 
-    def log_probs(self, hidden: Tensor, level: int) -> Tensor:
-        """log p of every code of `level` from hidden states (..., d_model): (..., K_level)."""
+    def log_probs(self, level: int, hidden: Tensor, rest: Tensor | None = None, rows: ByModality = ()) -> Tensor:
+        """log p of every code of `level` from hidden states (R, d_model): (R, K_level).
+
+        The head "codebooks" also needs `rest` (R, width), z minus the codes so far, and which rows are of which modality."""
+        if self.config.head == "codebooks":
+            assert rest is not None
+            return self.nearness.logits(level, hidden, rest, rows).log_softmax(-1)
         start, size = self.config.offsets[level], self.config.level_sizes[level]
         scaled = hidden * self.config.d_model**-0.5  # T5 scales tied embeddings
         if self.config.normalizer == "level":
@@ -234,44 +268,29 @@ class Generator(nn.Module):
         """Row of the token table for codes of one level."""
         return codes + self.config.offsets[level]
 
+    def next_log_probs(self, z: Tensor, codes: Tensor) -> Tensor:
+        """log p of every next code after codes (B, l): (B, K_l). Reads all from the start; search keeps what it has read."""
+        hidden, _ = self.hidden(self.inputs(codes), self.cross_memory(z))
+        rest, level = z, codes.shape[1]
+        rows: ByModality = ()
+        if self.config.head == "codebooks" and level:
+            rest, rows = z - self.nearness.quantizer.decode_prefix(codes), by_modality(codes[:, 0])
+        return self.log_probs(level, hidden[:, -1], rest, rows)
+
     # -- training ----------------------------------------------------------------------------------------------
 
-    def code_log_probs(self, z: Tensor, codes: Tensor) -> list[Tensor]:
-        """Teacher-forced log p over each level's codes: a list of (B, K_level), given `codes` (B, M) int64."""
-        # level by level: a table of offsets would be a copy from the host, which a recorded step cannot hold
-        tokens = torch.stack([self.token(codes[:, level], level) for level in range(self.config.levels - 1)], 1)
-        inputs = F.pad(tokens, (1, 0), value=START)
-        hidden, _ = self.hidden(inputs, self.cross_memory(z))
-        return [self.log_probs(hidden[:, level], level) for level in range(self.config.levels)]
+    def code_log_probs(self, z: Tensor, codes: Tensor, rows: ByModality | None = None) -> list[Tensor]:
+        """Teacher-forced log p over each level's codes: a list of (B, K_level), given `codes` (B, M) int64.
+
+        `rows`: which rows are of which modality, where the caller knows (a sorted batch keeps fixed shapes)."""
+        hidden, _ = self.hidden(self.inputs(codes[:, :-1]), self.cross_memory(z))
+        rests: list[Tensor] | list[None] = [None] * self.config.levels
+        if self.config.head == "codebooks":
+            rests = self.nearness.rests(z, codes)
+            rows = by_modality(codes[:, 0]) if rows is None else rows
+        return [self.log_probs(level, hidden[:, level], rests[level], rows or ()) for level in range(self.config.levels)]
 
     def forward(self, z: Tensor, codes: Tensor) -> Tensor:
         """log p(t_k | z, t_<k) of the given codes: (B, M). The loss of Eq. 10 is minus its mean over tokens."""
         log_p = self.code_log_probs(z, codes)
         return torch.stack([lp.gather(1, codes[:, i : i + 1])[:, 0] for i, lp in enumerate(log_p)], dim=1)
-
-
-@dataclass(frozen=True, slots=True)
-class Augmentation:
-    """Query augmentation (4.3.2). `scalar` is Eq. 11; `sqrt-per-dimension` is what the published code does."""
-
-    form: Literal["none", "scalar", "sqrt-per-dimension"] = "scalar"
-    alpha: float = 2.0  # of Beta(alpha, alpha)
-    keep: float = field(default=0.0)  # share of queries left as they are (published: none)
-
-    def __call__(self, query: Tensor, target: Tensor, mu: Tensor | None = None) -> Tensor:
-        """Interpolate unit vectors (B, D) and re-normalise. `mu` overrides the random draw (tests)."""
-        if self.form == "none":
-            return query
-        if mu is None:
-            shape = query.shape if self.form == "sqrt-per-dimension" else (query.shape[0], 1)
-            alpha = torch.full(shape, self.alpha, device=query.device)
-            mu = torch.distributions.Beta(alpha, alpha).sample().to(query.dtype)
-        if self.form == "sqrt-per-dimension":
-            mixed = mu.sqrt() * query + (1 - mu).sqrt() * target
-        else:
-            mixed = mu * query + (1 - mu) * target  # Eq. 11
-        mixed = F.normalize(mixed, dim=1)
-        if self.keep > 0:
-            kept = torch.rand(query.shape[0], 1, device=query.device) < self.keep
-            mixed = torch.where(kept, query, mixed)
-        return mixed

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from genius.blueprint import build, check_fit
-from genius.config import from_dict, to_dict
+from genius.config import changed, from_dict, merge, to_dict
 from genius.digests import check_digests, write_digests
 from genius.encoders.base import Encoder, OnError, encode_items, encode_queries
 from genius.errors import GeniusError
@@ -85,7 +85,7 @@ class Genius(nn.Module):
         self.config = config
         self.fusion = Fusion(config.fusion)
         self.quantizer = ResidualQuantizer(config.quantizer)
-        self.generator = Generator(config.generator)
+        self.generator = Generator(config.generator, self.quantizer)
         self._take(encoder)
         self.eval()
 
@@ -99,7 +99,7 @@ class Genius(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        return self.generator.tokens.weight.device
+        return self.generator.device
 
     # -- embedding ---------------------------------------------------------------------------------------------
 
@@ -207,13 +207,39 @@ class Genius(nn.Module):
             raise GeniusError(f"the model at {directory} does not compute: {reason[:200]}") from None
 
 
+# What the first release wrote of a model with all defaults. A fingerprint is made of this and of what differs from the defaults,
+# so that a field added later, left at its default, changes no fingerprint, and indexes built before still open.
+_FIRST_RELEASE: dict[str, Any] = {
+    "fusion": {"width": 768, "projection": 2560, "hidden": 5120},
+    "quantizer": {
+        "width": 768, "level_sizes": [3] + [4096] * 8, "modality_code": "given", "shared": False, "gradient": "rotation",
+        "decay": 0.9, "epsilon": 1e-5, "patience": 4.0, "published_revival": False, "encode_beam": 1,
+    },
+    "generator": {
+        "width": 768, "level_sizes": [3] + [4096] * 8, "d_model": 512, "layers": 6, "heads": 8, "d_kv": 64, "d_ff": 2048,
+        "prefix_tokens": 30, "dropout": 0.1, "buckets": 32, "max_distance": 128, "normalizer": "vocabulary",
+    },
+    "encoder": None,
+    "rerank_embedding": "fused",
+    "search": {},
+}  # fmt: skip
+_RETIRED = {"quantizer": {"encode_beam": 1}}  # fields that older models name, and the only value that still has a meaning
+
+
 def _identity(config: GeniusConfig) -> dict[str, Any]:
     """The part of the configuration that decides codes and embeddings: search defaults may change freely."""
-    values: dict[str, Any] = to_dict(dataclasses.replace(config, search={}, encoder=None))
-    for name in ("own_books_from", "encode_sweeps"):  # younger than the first models: indexes built with those must still open
-        if not values["quantizer"][name]:
-            del values["quantizer"][name]
-    return values
+    return merge(_FIRST_RELEASE, changed(dataclasses.replace(config, search={}, encoder=None)))
+
+
+def _without_retired(body: Any, path: Path) -> Any:
+    for part, names in _RETIRED.items():
+        table = body.get(part) if isinstance(body, dict) else None
+        if not isinstance(table, dict):
+            continue
+        for name, value in names.items():
+            if table.pop(name, value) != value:
+                raise GeniusError(f"{path}: {part}.{name} is no longer supported: this model needs version 0.1")
+    return body
 
 
 def _read_config(directory: Path) -> GeniusConfig:
@@ -226,13 +252,10 @@ def _read_config(directory: Path) -> GeniusConfig:
         raise GeniusError(f"{path} is not a GENIUS model's config")
     if body.get("format") != FORMAT:
         raise GeniusError(f"{path} has format {body.get('format')!r}; this version reads {FORMAT}")
-    config = from_dict(GeniusConfig, body["model"], where=str(path))
-    for name, value, limit in (
-        ("encode_beam", config.quantizer.encode_beam, MAX_WORK),
-        ("encode_sweeps", config.quantizer.encode_sweeps, MAX_WORK),
-    ):  # work, which no weight's shape bounds
-        if not 0 <= value <= limit:
-            raise GeniusError(f"{path}: {name} is {value}; from 0 to {limit} makes sense")
+    config = from_dict(GeniusConfig, _without_retired(body["model"], path), where=str(path))
+    sweeps = config.quantizer.encode_sweeps  # work, which no weight's shape bounds
+    if not 0 <= sweeps <= MAX_WORK:
+        raise GeniusError(f"{path}: encode_sweeps is {sweeps}; from 0 to {MAX_WORK} makes sense")
     return config
 
 

@@ -43,7 +43,6 @@ class QuantizerConfig:
     # rule (moving-average size below 2, every step) is `published_revival`: it redraws most of a large codebook.
     patience: float = 4.0
     published_revival: bool = False
-    encode_beam: int = 1  # > 1: keep that many partial codes per vector while encoding (lower error, slower)
     encode_sweeps: int = 0  # how often later codes are chosen again in view of all the others (lower error; 0: as the paper)
     # > 0: from this level on every modality has codebooks of its own. A code is read after the modality's, so three tables
     # cost no bit of the ID, and texts do not share their codes with pictures. 0: one codebook a level, as the paper.
@@ -81,7 +80,6 @@ class Quantized(NamedTuple):
     vectors: Tensor  # (N, D) sum of the chosen codes; gradients pass to z
     residuals: list[Tensor]  # r_0 .. r_{M-1}, each (N, D), with gradients
     chosen: list[Tensor]  # e_1 .. e_M, each (N, D), detached
-    prefixes: list[Tensor]  # sums of the first 1 .. M codes, each (N, D), with gradients; the last is `vectors`
 
 
 class ResidualQuantizer(nn.Module):
@@ -139,7 +137,7 @@ class ResidualQuantizer(nn.Module):
         for i in range(0, z.shape[0], chunk):
             labels = None if modality is None else modality[i : i + chunk]
             part = z[i : i + chunk].float()
-            codes = self._encode_beam(part, labels) if self.config.encode_beam > 1 else self._encode(part, labels)
+            codes = self._encode(part, labels)
             parts.append(choose_again(self, part, codes, self.config.encode_sweeps) if self.config.encode_sweeps else codes)
         return torch.cat(parts) if parts else torch.empty(0, self.config.levels, dtype=torch.long, device=z.device)
 
@@ -170,36 +168,6 @@ class ResidualQuantizer(nn.Module):
         """Code vectors (..., D) of codes (...) whose first codes are `modality` (...; None: level 0, or no modality)."""
         return self.codebook(level)[code if modality is None else self.rows_of(level, code, modality)]
 
-    def _encode_beam(self, z: Tensor, modality: Tensor | None) -> Tensor:
-        """Keep the `encode_beam` partial codes of least error at every level instead of the greedy one."""
-        if not self.config.own_books_from:
-            return self._encode_beam_of(z, modality, 0)
-        assert modality is not None
-        codes = torch.empty(len(z), self.config.levels, dtype=torch.long, device=z.device)
-        for kind in range(3):
-            own = (modality == kind).nonzero()[:, 0]
-            codes[own] = self._encode_beam_of(z[own], modality[own], kind)
-        return codes
-
-    def _encode_beam_of(self, z: Tensor, modality: Tensor | None, kind: int) -> Tensor:
-        n, width = z.shape
-        residual = z[:, None]  # (N, beams, D)
-        codes = torch.empty(n, 1, 0, dtype=torch.long, device=z.device)
-        for level in range(self.config.levels):
-            book = self.book_of(level, kind)
-            if level == 0 and self.config.labelled:
-                assert modality is not None
-                codes = torch.cat([codes, modality.long()[:, None, None]], 2)
-                residual = residual - book[modality.long()][:, None]
-                continue
-            # |r - c|^2 as products: no (N, K, D) tensor is ever made
-            error = residual.square().sum(2, keepdim=True) - 2 * residual @ book.T + book.square().sum(1)  # (N, beams, K)
-            best = error.flatten(1).topk(min(self.config.encode_beam, error.shape[1] * error.shape[2]), largest=False).indices
-            beam, code = best // book.shape[0], best % book.shape[0]
-            residual = residual.gather(1, beam[..., None].expand(-1, -1, width)) - book[code]
-            codes = torch.cat([codes.gather(1, beam[..., None].expand(-1, -1, codes.shape[2])), code[..., None]], 2)
-        return codes[:, 0]  # topk sorts: the first beam has the least error
-
     def decode(self, codes: Tensor, levels: int | None = None) -> Tensor:
         """Sum of the code vectors of the first `levels` levels: (N, D), not normalised."""
         self.check_codes(codes)
@@ -212,18 +180,18 @@ class ResidualQuantizer(nn.Module):
             out = out + self.vectors(level, codes[:, level], codes[:, 0])
         return out
 
-    def closeness(self, level: int, residual: Tensor, modality: Tensor | None, norm: float = 1.0) -> Tensor:
-        """2 r.c - norm |c|^2 for every code of the level: (N, K). `modality` (N,) is the first code, None at level 0.
-        With norm 1 it is |r|^2 - |r - c|^2, which summed over levels is |z|^2 - |z - reconstruction|^2."""
+    def closeness(self, level: int, residual: Tensor, modality: Tensor | None) -> Tensor:
+        """2 r.c - |c|^2 for every code of the level: (N, K). `modality` (N,) is the first code, None at level 0.
+        It is |r|^2 - |r - c|^2, which summed over levels is |z|^2 - |z - reconstruction|^2."""
         if level == 0 and self.config.labelled:
             return residual.new_zeros(len(residual), self.config.level_sizes[0])  # the modality is told, not near
         if modality is None or not self.config.own_books(level):
             book = self.codebook(level)
-            return 2 * residual @ book.T - norm * book.square().sum(1)
+            return 2 * residual @ book.T - book.square().sum(1)
         out = residual.new_empty(len(residual), self.config.level_sizes[level])
         for kind in range(3):
             own, book = (modality == kind).nonzero()[:, 0], self.book_of(level, kind)
-            out[own] = 2 * residual[own] @ book.T - norm * book.square().sum(1)
+            out[own] = 2 * residual[own] @ book.T - book.square().sum(1)
         return out
 
     def check_codes(self, codes: Tensor) -> None:
@@ -250,7 +218,7 @@ class ResidualQuantizer(nn.Module):
     def quantize(self, z: Tensor, modality: Tensor | None = None) -> Quantized:
         """Codes of `z` (N, D) with a gradient path, for the losses. Does not move the codebooks."""
         residual, total = z, torch.zeros_like(z)
-        codes, residuals, chosen, prefixes = [], [], [], []
+        codes, residuals, chosen = [], [], []
         for level in range(self.config.levels):
             code = self.pick(residual.detach(), level, modality)
             vector = self.vectors(level, code, modality)
@@ -258,9 +226,8 @@ class ResidualQuantizer(nn.Module):
             residuals.append(residual)
             chosen.append(vector)
             total = total + self._pass_gradient(residual, vector, level)
-            prefixes.append(total)
             residual = residual - vector
-        return Quantized(torch.stack(codes, 1), total, residuals, chosen, prefixes)
+        return Quantized(torch.stack(codes, 1), total, residuals, chosen)
 
     def _pass_gradient(self, residual: Tensor, vector: Tensor, level: int) -> Tensor:
         if level == 0 and self.config.labelled:

@@ -2,16 +2,17 @@
 
 Computes exactly what `Generator.hidden` computes, in another order: norm weights are folded into the matrices
 behind them, q, k and v are one product, and beams are rows of the *query's* attention to its prefix, so that
-prefix keys and values are never copied per beam. Knows nothing of tries.
+prefix keys and values are never copied per beam. What a code is read as and how likely it is, `genius.search.head` says.
+Knows nothing of tries.
 
 In int8 (CPU) the products are approximate, everything between them is float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -19,24 +20,58 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from genius.model.generator import Block, Generator
+from genius.search.head import CodebookHead, Head, TableHead
 from genius.search.int8 import Int8Matrix
 
 
 @dataclass(slots=True)
 class Memory:
-    """Attention memory of the beams of a batch."""
+    """What is remembered of the queries of a batch and of their beams."""
 
+    z: Tensor  # (Q, D) the queries themselves
     cross: list[tuple[Tensor, Tensor]]  # per layer: keys, values (Q, heads, prefix, d_kv), shared by a query's beams
-    past: list[Tensor]  # per layer: (Q, n, t, 2 * inner) keys and values of the t tokens so far
+    past: list[Tensor]  # per layer: (Q, n, t, 2 * inner) keys and values of the t inputs so far
+
+    @property
+    def read(self) -> int:
+        """Inputs read so far; the first is the start."""
+        return int(self.past[0].shape[2]) if self.past else 0
 
     def select(self, queries: Tensor) -> Memory:
         """Keep some queries."""
-        return Memory([(k[queries], v[queries]) for k, v in self.cross], [p[queries] for p in self.past])
+        return Memory(self.z[queries], [(k[queries], v[queries]) for k, v in self.cross], [p[queries] for p in self.past])
 
     def follow(self, parent: Tensor) -> Memory:
         """Beams of the next level (Q, n') continue the beams `parent` of this one."""
         queries = torch.arange(parent.shape[0], device=parent.device)[:, None]
-        return Memory(self.cross, [p[queries, parent] for p in self.past])
+        return Memory(self.z, self.cross, [p[queries, parent] for p in self.past])
+
+
+class Writer(Protocol):
+    """What a beam search needs of whatever writes codes. `Decoder` is the one; ablations bring their own."""
+
+    @property
+    def level_sizes(self) -> Sequence[int]: ...
+
+    def start(self, z: Tensor) -> Memory:
+        """z (Q, D) -> what is remembered of the queries before the first code."""
+        ...
+
+    def run(self, codes: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+        """Read what of codes (Q, n, l) has not been read: states (Q, n, new, d), of which the last foretells code l."""
+        ...
+
+    def log_p(self, level: int, hidden: Tensor, memory: Memory, codes: Tensor, mass: Tensor | None = None) -> Tensor:
+        """Scores of every next code after codes (Q, n, level), given states (Q, n, d): (Q * n, K_level)."""
+        ...
+
+    def mass(self, hidden: Tensor) -> Tensor | None:
+        """The part of `log_p` that several levels share, of states (R, d): (R,); None where there is none."""
+        ...
+
+    def path_log_p(self, level: int, hidden: Tensor, memory: Memory, codes: Tensor) -> Tensor:
+        """Sum of the scores of the codes from `level` on: codes (Q, n, M), states (Q, n, M - level, d) -> (Q, n)."""
+        ...
 
 
 M = TypeVar("M", Tensor, Int8Matrix)
@@ -74,25 +109,19 @@ class Decoder:
 
     def __init__(self, generator: Generator, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
         self.config, self.device, self.dtype = generator.config, device, dtype
+        self.level_sizes = self.config.level_sizes
         self.heads, self.inner = self.config.heads, self.config.heads * self.config.d_kv
         self.eps = generator.final_norm.eps
 
         def place(weight: Tensor) -> Tensor:
             return weight.detach().to(device, dtype).contiguous()
 
-        self.tokens = place(generator.tokens.weight)  # (V, d) inputs
-        # T5 scales tied embeddings; the final norm's weight goes into the head as well
-        self.head = place(
-            generator.tokens.weight.detach().float() * generator.final_norm.weight.detach().float() * self.config.d_model**-0.5
-        )
+        self.head: Head = TableHead(generator, place) if self.config.head == "table" else CodebookHead(generator, place)
         self.prefix_weight, self.prefix_bias = place(generator.prefix.weight), place(generator.prefix.bias)
         self.prefix_norm = place(generator.prefix_norm.weight)
-        # additive position bias (1, heads, M, M), causal: row t serves the t-th token of any run
+        # additive position bias (1, heads, M, M), causal: row t serves the t-th input of any run
         self.bias = place(generator.bias(self.config.levels).float().clamp(min=-1e30))
         self.layers = [_fuse(block, place) for block in generator.blocks if isinstance(block, Block)]
-        # logits are at most |h| |w|: where that cannot overflow, exp needs no shift
-        self.calm = float(self.head.float().norm(dim=1).max()) * self.config.d_model**0.5 < 80
-        self.pieces = 1024 if device.type == "cpu" else 8192  # columns of the head at a time: on a CPU they stay in cache
 
     def _norm(self, x: Tensor) -> Tensor:
         return x * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + self.eps).to(x.dtype)
@@ -105,18 +134,19 @@ class Decoder:
         for layer in self.layers:
             both = (prefix @ layer.cross_kv).view(queries, tokens, 2, self.heads, -1)
             cross.append((both[:, :, 0].transpose(1, 2).contiguous(), both[:, :, 1].transpose(1, 2).contiguous()))
-        return Memory(cross, [])
+        return Memory(z, cross, [])
 
     def _project(self, z: Tensor) -> Tensor:
         return torch.addmm(self.prefix_bias, z, self.prefix_weight.T)
 
-    def run(self, tokens: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
-        """New tokens (Q, n, L) of every beam, after the past -> normed hidden states (Q, n, L, d), grown memory."""
-        queries, beams, length = tokens.shape
-        rows, d_kv = queries * beams, self.config.d_kv
-        done = memory.past[0].shape[2] if memory.past else 0
+    def run(self, codes: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+        """Inputs of codes (Q, n, l) that were not read before -> normed states (Q, n, new, d), grown memory."""
+        queries, beams, _ = codes.shape
+        rows, d_kv, done = queries * beams, self.config.d_kv, memory.read
+        x = self.head.inputs(codes.flatten(0, 1), done)  # (rows, new, d)
+        length = x.shape[1]
+        x = x.flatten(0, 1)
         bias = self.bias[:, :, done : done + length, : done + length]
-        x = F.embedding(tokens.reshape(-1), self.tokens)  # (rows * L, d)
         grown = []
         for i, layer in enumerate(self.layers):
             qkv = self._norm(x) @ layer.qkv
@@ -128,51 +158,30 @@ class Decoder:
             k, v = both[:, :, 0].transpose(1, 2), both[:, :, 1].transpose(1, 2)
             if done + length > 1:
                 v = F.scaled_dot_product_attention(q, k, v, attn_mask=bias.expand(rows, -1, -1, -1), scale=1.0)
-            x = _plus(x, v.transpose(1, 2).reshape(rows * length, self.inner), layer.out)  # a lone token attends to itself
+            x = _plus(x, v.transpose(1, 2).reshape(rows * length, self.inner), layer.out)  # a lone input attends to itself
             q = (self._norm(x) @ layer.cross_q).view(queries, beams * length, self.heads, d_kv).transpose(1, 2)
             v = F.scaled_dot_product_attention(q, *memory.cross[i], scale=1.0)
             x = _plus(x, v.transpose(1, 2).reshape(rows * length, self.inner), layer.cross_out)
             x = _plus(x, torch.relu_(self._norm(x) @ layer.ff_in), layer.ff_out)
-        return self._norm(x).view(queries, beams, length, -1), Memory(memory.cross, grown)
+        return self._norm(x).view(queries, beams, length, -1), Memory(memory.z, memory.cross, grown)
 
-    # -- the head ----------------------------------------------------------------------------------------------
+    # -- how likely codes are --------------------------------------------------------------------------------------
 
-    def level_head(self, level: int) -> Tensor:
-        """(K_level, d) rows of the output head."""
-        start = self.config.offsets[level]
-        return self.head[start : start + self.config.level_sizes[level]]
+    def log_p(self, level: int, hidden: Tensor, memory: Memory, codes: Tensor, mass: Tensor | None = None) -> Tensor:
+        rows = hidden.flatten(0, 1)
+        return self.head.log_p(level, rows, self._rest(memory, codes), codes[:, :, 0].flatten() if level else None, mass)
 
-    def level_logits(self, hidden: Tensor, level: int) -> Tensor:
-        """(R, d) -> (R, K_level) float32."""
-        return (hidden @ self.level_head(level).T).float()
+    def mass(self, hidden: Tensor) -> Tensor | None:
+        return self.head.mass(hidden)
 
-    def log_normalizer(self, hidden: Tensor, level: int = -1, logits: Tensor | None = None) -> Tensor:
-        """log of the sum of exp over the whole table, (R, d) -> (R,) float32: the published normaliser.
+    def path_log_p(self, level: int, hidden: Tensor, memory: Memory, codes: Tensor) -> Tensor:
+        whole = codes.flatten(0, 1)
+        rest = self._rest(memory, codes[:, :, :level])
+        return self.head.path(level, hidden.flatten(0, 1), rest, whole).view(codes.shape[:2])
 
-        `logits` (R, K) of one `level` are not computed again.
-        """
-        if logits is None:
-            spans = [(0, self.config.vocabulary)]
-        else:
-            start = self.config.offsets[level]
-            spans = [(0, start), (start + logits.shape[1], self.config.vocabulary)]
-        pieces = [(i, min(i + self.pieces, end)) for start, end in spans for i in range(start, end, self.pieces)]
-        if not self.calm:
-            parts = [(hidden @ self.head[i:j].T).float().logsumexp(1) for i, j in pieces]
-            return torch.stack(parts if logits is None else [*parts, logits.logsumexp(1)]).logsumexp(0)
-        rows = 512 if self.device.type == "cpu" else len(hidden)
-        mass = [self._mass(part, pieces) for part in hidden.split(rows)] if len(hidden) else [hidden.new_zeros(0)]
-        total = torch.cat(mass)
-        return (total if logits is None else total + logits.exp().sum(1)).log()
-
-    def _mass(self, hidden: Tensor, pieces: list[tuple[int, int]]) -> Tensor:
-        total = torch.zeros(len(hidden), device=self.device)
-        for i, j in pieces:
-            total += (hidden @ self.head[i:j].T).float().exp_().sum(1)
-        return total
-
-    def token(self, codes: Tensor, level: int) -> Tensor:
-        return codes + self.config.offsets[level]
+    def _rest(self, memory: Memory, codes: Tensor) -> Tensor | None:
+        """(Q * n, D) z minus the codes so far, where the head asks for it."""
+        return self.head.rest(memory.z.repeat_interleave(codes.shape[1], 0), codes.flatten(0, 1))
 
 
 class Int8Decoder(Decoder):
@@ -182,28 +191,10 @@ class Int8Decoder(Decoder):
         super().__init__(generator, torch.device("cpu"))
         self.layers = [_fuse(block, Int8Matrix) for block in generator.blocks if isinstance(block, Block)]  # type: ignore[arg-type]
         self.prefix_matrix = Int8Matrix(self.prefix_weight.T)
-        self.specials = self.head[: self.config.offsets[0]].T.contiguous()
-        self.level_matrices = [Int8Matrix(self.level_head(level).T) for level in range(self.config.levels)]
+        self.head.narrow()
 
     def _project(self, z: Tensor) -> Tensor:
         return (z @ self.prefix_matrix).add_(self.prefix_bias)
-
-    def level_logits(self, hidden: Tensor, level: int) -> Tensor:
-        return hidden @ self.level_matrices[level]
-
-    def log_normalizer(self, hidden: Tensor, level: int = -1, logits: Tensor | None = None) -> Tensor:
-        parts = [] if logits is None else [logits]
-        others = [i for i in range(self.config.levels) if logits is None or i != level]
-        if self.calm:
-            total = (hidden @ self.specials).exp_().sum(1)
-            total += sum((part.exp().sum(1) for part in parts), torch.zeros_like(total))
-            for i in others:
-                total += (hidden @ self.level_matrices[i]).exp_().sum(1)
-            return total.log()
-        parts = [
-            part.logsumexp(1) for part in [*parts, hidden @ self.specials, *(hidden @ self.level_matrices[i] for i in others)]
-        ]
-        return torch.stack(parts).logsumexp(0)
 
 
 def _plus(x: Tensor, y: Tensor, weight: Tensor | Int8Matrix) -> Tensor:

@@ -18,12 +18,10 @@ from genius.model.generator import Generator
 from genius.model.quantizer import ResidualQuantizer
 from genius.search import int8
 from genius.search.beam import by_target, check_allowed, check_queries, decode
-from genius.search.decoder import Decoder, Int8Decoder
-from genius.search.finish import Nearness, finish_by_nearness
+from genius.search.decoder import Decoder, Int8Decoder, Writer
 from genius.search.graph import GraphSearch
 from genius.search.params import SearchParams, SearchResult
-from genius.search.rerank import Int8Rows, Rows, Vectors, top_rows
-from genius.search.scores import Scorer
+from genius.search.rerank import Int8Rows, Reconstructions, Rows, Vectors, top_rows
 from genius.search.state import Beams
 from genius.search.static import Parts
 from genius.search.trie import CodeTrie
@@ -38,28 +36,29 @@ class SearchEngine:
 
     def __init__(
         self,
-        generator: Generator | None,
+        generator: Generator,
         quantizer: ResidualQuantizer | None,
         trie: CodeTrie,
         embeddings: Rows | None = None,
         device: str | torch.device = "cpu",
         precision: Precision = "auto",
+        writer: Writer | None = None,
     ) -> None:
-        """`embeddings` (N, D) by item row: fp32, fp16 or `Int8Rows`, possibly memory-mapped. `generator` None:
-        geometry alone. `precision` of the decoder: "exact" is float32; "fast" is float16 products on CUDA, int8 on
-        the CPU; "auto" is exact where beams are the answer and fast where they only pick what is re-ranked."""
+        """`embeddings` (N, D) by item row: fp32, fp16 or `Int8Rows`, possibly memory-mapped. `precision` of the decoder:
+        "exact" is float32; "fast" is float16 products on CUDA, int8 on the CPU; "auto" is exact where beams are the answer and
+        fast where they only pick what is re-ranked. `writer` takes the place of the generator's decoder (an ablation)."""
         for part in (generator, quantizer):
             if part is not None and part.config.level_sizes != trie.level_sizes:
                 raise GeniusError(f"the trie has levels {trie.level_sizes}, the {type(part).__name__} {part.config.level_sizes}")
         self.device = torch.device(device)
         self.quantizer = quantizer
         self.level_sizes = trie.level_sizes
-        self.generator, self.precision = generator, precision
-        self.decoder = None if generator is None else Decoder(generator, self.device)
+        self.generator, self.precision, self.writer = generator, precision, writer
+        self.decoder = Decoder(generator, self.device)
         self._int8: Decoder | None = None
         # below this width int8 gains nothing
-        self.generator_is_large = generator is not None and generator.config.d_model >= 512 and int8.supported()
-        self._nearness: Nearness | None = None
+        self.generator_is_large = generator.config.d_model >= 512 and int8.supported()
+        self._reconstructions: Reconstructions | None = None
         self._graphs: dict[bool, GraphSearch] = {}  # recorded searches (CUDA), by whether they are fast
         self.base = TrieView(trie, self.device)
         self.delta: TrieView | None = None
@@ -171,18 +170,10 @@ class SearchEngine:
             raise GeniusError("this collection stores no embeddings: use reranker 'codes' or 'none'")
         if params.reranker == "codes" and self.quantizer is None:
             raise GeniusError("re-ranking by codes needs the quantizer")
-        if params.finish > 0 and self.quantizer is None:
-            raise GeniusError("finishing by nearness needs the quantizer")
-        scorer = Scorer(
-            self._decoder(params) if params.generator else None,
-            self.quantizer,
-            self.level_sizes,
-            params.geometry,
-            params.normalizer,
-        )
+        writer = self._writer(params)
         mask = check_allowed(allowed if allowed is None else torch.as_tensor(allowed), self.rows, self.device)
         if not recordable or not len(z):
-            return self._search(scorer, z, dense, k, params, target, mask)
+            return self._search(writer, z, dense, k, params, target, mask)
         known = None if target is None else torch.as_tensor(target, device=self.device).long()
         if known is not None:
             list(by_target(known, len(z), self.level_sizes[0], self.device))  # checks them
@@ -191,7 +182,7 @@ class SearchEngine:
         if len(again):  # queries that need another course than the recorded one, or hold NaN
             check_queries(z[again])
             check_queries(dense[again], "dense")
-            part = self._search(scorer, z[again], dense[again], k, params, None if known is None else known[again], None)
+            part = self._search(writer, z[again], dense[again], k, params, None if known is None else known[again], None)
             result.rows[again], result.scores[again], result.touched[again] = part.rows, part.scores, part.touched
         return result
 
@@ -199,11 +190,7 @@ class SearchEngine:
         """Whether one recorded CUDA graph does this search: the plain case, no filter, nothing added or deleted."""
         return (
             self.device.type == "cuda"
-            and self.decoder is not None
-            and params.generator
-            and (params.geometry == 0 or not params.full_depth)
-            and not (params.finish > 0 and params.full_depth)
-            and params.normalizer != "children"
+            and self.writer is None
             and params.reranker != "codes"
             and params.beams <= 1024
             and allowed is None
@@ -218,15 +205,16 @@ class SearchEngine:
 
         fast = self._fast(params)
         if fast not in self._graphs:
-            assert self.generator is not None and self.decoder is not None
             decoder = Decoder(self.generator, self.device, torch.float16) if fast else self.decoder
             vectors, scales = (None, None) if self.vectors is None else self.vectors.parts[0]
-            self._graphs[fast] = GraphSearch(Parts(decoder, self.base, TritonOps(), vectors, scales, self.quantizer))
+            self._graphs[fast] = GraphSearch(Parts(decoder, self.base, TritonOps(), vectors, scales))
         return self._graphs[fast]
 
-    def _decoder(self, params: SearchParams) -> Decoder | None:
+    def _writer(self, params: SearchParams) -> Writer:
         """The one for a search step by step."""
-        if self.generator is None or self.device.type != "cpu" or not self._fast(params) or not self.generator_is_large:
+        if self.writer is not None:
+            return self.writer
+        if self.device.type != "cpu" or not self._fast(params) or not self.generator_is_large:
             return self.decoder
         if self._int8 is None:
             self._int8 = Int8Decoder(self.generator)
@@ -237,7 +225,7 @@ class SearchEngine:
 
     def _search(
         self,
-        scorer: Scorer,
+        writer: Writer,
         z: Tensor,
         dense: Tensor,
         k: int,
@@ -257,13 +245,13 @@ class SearchEngine:
             for code, queries in by_target(target, len(z), self.level_sizes[0], self.device):
                 for q in queries.tolist():
                     self._fill(
-                        scorer, self._forest(mask[q]), z, dense, torch.tensor([q], device=self.device), code, k, params, result
+                        writer, self._forest(mask[q]), z, dense, torch.tensor([q], device=self.device), code, k, params, result
                     )
             return result
         forest = self._forest(mask)
         for code, queries in by_target(target, len(z), self.level_sizes[0], self.device):
             for part in queries.split(QUERIES_AT_ONCE):
-                self._fill(scorer, forest, z, dense, part, code, k, params, result)
+                self._fill(writer, forest, z, dense, part, code, k, params, result)
         return result
 
     def _forest(self, allowed: Tensor | None) -> Forest:
@@ -273,7 +261,7 @@ class SearchEngine:
 
     def _fill(
         self,
-        scorer: Scorer,
+        writer: Writer,
         forest: Forest,
         z: Tensor,
         dense: Tensor,
@@ -293,26 +281,17 @@ class SearchEngine:
         wanted = min(k, existing)
         if wanted == 0:
             return
-        spelled = params.finish > 0 and params.full_depth
-        stop = max(params.rerank, wanted) if not params.full_depth else max(params.leaves, wanted) if spelled else 0
+        stop = 0 if params.full_depth else max(params.rerank, wanted)
         beams = params.beams
         while len(queries):
             short = []
-            for found in decode(scorer, forest, z[queries], beams, target=target, stop=stop, least=int(spelled)):
+            for found in decode(writer, forest, z[queries], beams, target=target, stop=stop):
                 where = queries[found.queries]
-                if spelled:
-                    found = finish_by_nearness(found, forest, self._near(), z[where], beams, params.finish)
                 rows, scores, counts = self._rank(forest, found, z[where], dense[where], k, params)
                 result.rows[where], result.scores[where], result.touched[where] = rows, scores, counts
                 short.append(where[(rows >= 0).sum(1) < wanted])
             queries = torch.cat(short)
             beams = max(4 * beams, wanted)
-
-    def _near(self) -> Nearness:
-        if self._nearness is None:
-            assert self.quantizer is not None
-            self._nearness = Nearness(self.quantizer, self.device)
-        return self._nearness
 
     def _rank(
         self, forest: Forest, found: Beams, z: Tensor, dense: Tensor, k: int, params: SearchParams
@@ -332,7 +311,10 @@ class SearchEngine:
             assert self.vectors is not None
             score = self.vectors.dots(dense, owner, row)
         else:
-            score = self._near().cosine(z, owner, self._codes(row))
+            if self._reconstructions is None:
+                assert self.quantizer is not None
+                self._reconstructions = Reconstructions(self.quantizer, self.device)
+            score = self._reconstructions.cosine(z, owner, self._codes(row))
         return top_rows(owner, row, score, group, k)
 
     def _codes(self, row: Tensor) -> Tensor:

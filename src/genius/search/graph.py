@@ -75,8 +75,7 @@ class GraphSearch:
             )
             self.plans[key] = course
         plan = self.plans[key]
-        normalizer = self.decoder.config.normalizer if params.normalizer == "model" else params.normalizer
-        shape = Shape(bucket, params.beams, k, plan, params.reranker, normalizer, targets, params.geometry)
+        shape = Shape(bucket, params.beams, k, plan, params.reranker, targets)
         if shape not in self.recorded:
             while len(self.recorded) >= MOST_GRAPHS:
                 self.recorded.pop(next(iter(self.recorded)))

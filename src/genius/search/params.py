@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
+from genius.config import from_dict
 from genius.errors import GeniusError
 
 Reranker = Literal["embeddings", "codes", "none"]
-Normalizer = Literal["model", "vocabulary", "level", "children"]
+RETIRED = frozenset({"geometry", "finish", "leaves", "generator", "normalizer"})  # of models from before log p held nearness
 
 
 @dataclass(frozen=True, slots=True)
 class SearchParams:
-    """How to search. The defaults stop early and re-rank; `rerank=0, reranker="none"` is the paper's plain GENIUS."""
+    """How to search. Beams are always ranked by log p; what is below them by `reranker`.
+
+    The defaults stop early and re-rank. `rerank=0` writes every ID to its end: with `reranker="none"` that is the paper's plain
+    GENIUS, with `"embeddings"` its GENIUS^R.
+    """
 
     beams: int = 50  # B: prefixes kept at every level
     rerank: int = 2000  # R: stop once at most R items are below the beams and re-rank up to R; 0: full depth, as the paper
-    reranker: Reranker = "embeddings"  # stored vectors, the codes' reconstruction, or the order of the beams (full depth)
-    # w of the term w * zscore(2 r.c - |c|^2 / 2) beside log p, r = z minus the codes so far; a modality's log p counts 1 + w
-    geometry: float = 0.0
-    generator: bool = True  # False: geometry alone, no decoder
-    normalizer: Normalizer = "model"  # log p over the whole table, the level, or the valid children; "model": as trained
-    # w > 0, at full depth only: the decoder writes the first codes; once at most `leaves` items are below the beams, the rest
-    # is written by nearness: every ID there competes with log p so far + w * cosine(z, its reconstruction), B are kept
-    finish: float = 0.0
-    leaves: int = 2000
+    reranker: Reranker = "embeddings"  # stored vectors, the codes' reconstruction, or log p alone (full depth)
+
+    @classmethod
+    def of_model(cls, defaults: Mapping[str, Any]) -> SearchParams:
+        """From the `search` table of a model's config: what is not named there has the defaults above."""
+        kept = {name: value for name, value in defaults.items() if name not in RETIRED}
+        return from_dict(cls, kept, where="the model's search defaults")
 
     @property
     def full_depth(self) -> bool:
@@ -41,14 +45,6 @@ class SearchParams:
             raise GeniusError(f"rerank must not be negative, got {self.rerank}")
         if self.reranker not in ("embeddings", "codes", "none"):
             raise GeniusError(f"reranker must be 'embeddings', 'codes' or 'none', got {self.reranker!r}")
-        if self.normalizer not in ("model", "vocabulary", "level", "children"):
-            raise GeniusError(f"normalizer must be 'model', 'vocabulary', 'level' or 'children', got {self.normalizer!r}")
-        if self.geometry < 0:
-            raise GeniusError(f"geometry must not be negative, got {self.geometry}")
-        if self.finish < 0:
-            raise GeniusError(f"finish must not be negative, got {self.finish}")
-        if self.leaves < 1:
-            raise GeniusError(f"leaves must be at least 1, got {self.leaves}")
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Re-ranking: the few items below the beams, scored against the query. Three ways: stored vectors, codes, none.
+"""Re-ranking: the few items below the beams, scored against the query, by stored vectors or by what their codes stand for.
 
 Knows vectors and codebooks; where candidates come from is the engine's business.
 """
@@ -11,10 +11,14 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from genius.errors import GeniusError
+from genius.model.quantizer import ResidualQuantizer
+
+AT_ONCE = 65_536  # reconstructions held at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,29 @@ class Vectors:
         values, scales = self.parts[part]
         taken = values.index_select(0, row).float()  # three times as fast as values[row] on a CPU
         return taken if scales is None else taken * scales[row][:, None]
+
+
+class Reconstructions:
+    """Cosine of queries and reconstructions, by codes."""
+
+    def __init__(self, quantizer: ResidualQuantizer, device: torch.device) -> None:
+        books = [book.detach().to(device, torch.float32) for book in quantizer.codebooks]
+        self.table = torch.cat(books)  # (sum of K, D): one table, so that a reconstruction is one bag of rows
+        sizes = torch.tensor([len(book) for book in books], device=device)
+        self.starts = sizes.cumsum(0) - sizes
+        config = quantizer.config
+        own = [size * config.own_books(level) for level, size in enumerate(config.level_sizes)]
+        self.steps = torch.tensor(own, device=device)  # rows between one modality's codebook and the next one's
+
+    def cosine(self, z: Tensor, owner: Tensor, codes: Tensor) -> Tensor:
+        """z (Q, D), owner (C,) row of z, codes (C, M) -> (C,) z . r / |r| with r the reconstruction."""
+        parts = []
+        for i in range(0, len(codes), AT_ONCE):
+            part = codes[i : i + AT_ONCE]
+            rebuilt = F.embedding_bag(part + self.starts + part[:, :1] * self.steps, self.table, mode="sum")
+            dots = (z[owner[i : i + AT_ONCE]] * rebuilt).sum(1)
+            parts.append(dots / rebuilt.norm(dim=1).clamp(min=1e-12))
+        return torch.cat(parts) if parts else z.new_zeros(0)
 
 
 def top_rows(owner: Tensor, row: Tensor, score: Tensor, queries: int, k: int) -> tuple[Tensor, Tensor, Tensor]:

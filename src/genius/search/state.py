@@ -20,9 +20,7 @@ class Beams:
     lo: Tensor  # (tries, G, n)
     hi: Tensor  # (tries, G, n)
     items: Tensor  # (G, n) allowed items below each beam, 0 where there is none
-    residual: Tensor | None  # (G, n, D) z minus the codes chosen
-    pending: Tensor  # (G, n, L) tokens the decoder has not seen
-    memory: Memory | None
+    memory: Memory | None  # None: nothing is decoded after this
     hidden: Tensor | None = None  # (G, n, d) states for the next level, where they are known already
     mass: Tensor | None = None  # (G, n) log of what their logits are divided by, where it is known already
 
@@ -36,8 +34,6 @@ class Beams:
             self.lo[:, keep],
             self.hi[:, keep],
             self.items[keep],
-            None if self.residual is None else self.residual[keep],
-            self.pending[keep],
             None if self.memory is None else self.memory.select(keep),
             None if self.hidden is None else self.hidden[keep],
             None if self.mass is None else self.mass[keep],

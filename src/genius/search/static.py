@@ -2,8 +2,7 @@
 
 Nothing here waits for the device or depends on values: beams fill slots (1, 3, B, B, ...), children are scattered into
 rows of -inf, every token's q, k and v stay where they were computed and beams point to their ancestors' slots.
-Queries that need another course than the plan's are flagged. Knows one trie, no filter, no delta; geometry where the search
-stops early.
+Queries that need another course than the plan's are flagged. Knows one trie, no filter, no delta.
 """
 
 from __future__ import annotations
@@ -14,13 +13,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from genius.model.generator import START
-from genius.model.quantizer import ResidualQuantizer
 from genius.search.decoder import Decoder
 from genius.search.params import Reranker
 from genius.search.plan import Plan
-from genius.search.scores import modality_weight
-from genius.search.static_geometry import StaticGeometry
 from genius.search.views import TrieView, widen
 
 
@@ -50,9 +45,7 @@ class Shape:
     k: int
     plan: Plan
     reranker: Reranker
-    normalizer: str  # "vocabulary" or "level"
     targets: bool  # whether some queries' targets are known
-    geometry: float = 0.0  # w of the geometric term
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +57,6 @@ class Parts:
     ops: Ops
     vectors: Tensor | None = None  # (N, D) for re-ranking
     scales: Tensor | None = None  # (N,) of int8 vectors
-    quantizer: ResidualQuantizer | None = None  # for the geometric term
 
 
 class StaticSearch:
@@ -80,16 +72,8 @@ class StaticSearch:
         self.dense = torch.zeros(shape.queries, config.width if vectors is None else vectors.shape[1], device=device)
         self.target = torch.full((shape.queries,), -1, dtype=torch.long, device=device)
         self.query = torch.arange(shape.queries, device=device)[:, None]
-        self.geometry: StaticGeometry | None = None
-        if shape.geometry > 0:
-            assert parts.quantizer is not None and shape.plan.budget
-            self.geometry = StaticGeometry(parts.quantizer, shape.geometry, device)
-        self.modality_weight = modality_weight(decoder, parts.quantizer, shape.geometry)
-        self.residual: Tensor | None = None  # (Q, n, D) z minus the codes chosen, while a search with geometry runs
-        self.modality: Tensor | None = None  # (Q, n) first codes
         self.bias = decoder.bias[0, :, :, 0].float().contiguous()  # (heads, M) by distance
         self.zero = torch.zeros(config.d_ff, dtype=decoder.dtype, device=device)
-        self.offsets = torch.tensor(config.offsets, device=device)
         self.widths = [1]  # beams that enter each level
         for size in config.level_sizes[: shape.plan.steps]:
             self.widths.append(min(shape.beams, self.widths[-1] * size))
@@ -108,14 +92,14 @@ class StaticSearch:
         normed = self.ops.add_norm(prefix.float(), None, decoder.eps, decoder.dtype) * decoder.prefix_norm
         return [normed @ layer.cross_kv for layer in decoder.layers]  # (Q * prefix, 2 * inner)
 
-    def _hidden(self, tokens: Tensor, ancestors: Tensor, cross: list[Tensor], first: int, length: int) -> Tensor:
-        """tokens (R * L,), ancestors (R, past) -> (R * L, d); q, k, v are left in the cache from slot `first` on."""
+    def _hidden(self, inputs: Tensor, ancestors: Tensor, cross: list[Tensor], first: int) -> Tensor:
+        """inputs (R, L, d), ancestors (R, past) -> (R * L, d); q, k, v are left in the cache from slot `first` on."""
         decoder, ops, queries, heads = self.decoder, self.ops, self.shape.queries, self.config.heads
-        x = decoder.tokens[tokens].float()
+        length, x = inputs.shape[1], inputs.flatten(0, 1).float()
         y: Tensor | None = None
         for i, layer in enumerate(decoder.layers):
             h = ops.add_norm(x, y, decoder.eps, decoder.dtype)
-            torch.mm(h, layer.qkv, out=self.cache[i][first : first + len(tokens)])
+            torch.mm(h, layer.qkv, out=self.cache[i][first : first + len(x)])
             mixed = ops.self_attention(self.cache[i], ancestors, self.bias, first, length, heads)
             h = ops.add_norm(x, mixed @ layer.out, decoder.eps, decoder.dtype)
             mixed = ops.cross_attention(h @ layer.cross_q, cross[i], queries, heads)
@@ -135,22 +119,21 @@ class StaticSearch:
         hi = torch.full((queries, 1), self.view.trie.root[1], dtype=torch.long, device=device)
         score = torch.zeros(queries, 1, device=device)
         ancestors = torch.empty(queries, 1, 0, dtype=torch.int32, device=device)
-        tokens = torch.full((queries, 1), START, dtype=torch.long, device=device)
+        self.codes = torch.empty(queries, 1, 0, dtype=torch.long, device=device)  # (Q, n, level) what the beams have written
         first, begin = 0, 0
-        self.residual, self.modality = None if self.geometry is None else self.z[:, None], None
         if self.paired:
             h, score, lo, hi, ancestors = self._first_pair(cross)
             first, begin = 2 * queries * self.widths[1], 1
         for level in range(begin, shape.plan.steps):
             width = self.widths[level]
             if not (self.paired and level == 1):
-                h = self._hidden(tokens.flatten(), ancestors.flatten(0, 1), cross, first, 1)
+                h = self._hidden(self._inputs(level), ancestors.flatten(0, 1), cross, first)
             worth = self._worth(level, h, score, lo, hi)
             score, parent, code = self._best(worth, self.widths[level + 1], width)
             self.flags |= torch.isnan(score).any(1)
             alive = score > -torch.inf
             parent_row = torch.where(alive, self.query * width + parent, -1)
-            self._follow(level, parent, code)
+            self.codes = torch.cat([self.codes[self.query, parent], code[:, :, None]], 2)
             if level + 1 in shape.plan.stops:
                 self._stop(level + 1, worth, lo, hi, width, parent_row, code)
             lo, hi = self._find(level, lo, hi, parent_row, code)
@@ -160,12 +143,11 @@ class StaticSearch:
                 own = (first + self.query * width + parent).to(torch.int32)
                 ancestors = torch.cat([ancestors[self.query, parent], own[:, :, None]], 2)
                 first += queries * width
-            tokens = code + self.config.offsets[level]
         if shape.plan.budget:
             self.flags |= ~self.done
             self._rerank(*self.stopped)
             return
-        self._finish(tokens, ancestors, cross, first, score, lo, hi)
+        self._finish(ancestors, cross, first, score, lo, hi)
 
     def _first_pair(self, cross: list[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Levels 0 and 1 in one pass: every code of level 0 becomes a beam, so their tokens need not wait for its scores.
@@ -173,31 +155,23 @@ class StaticSearch:
         -> hidden states for level 1, and score, lo, hi (Q, K_0) and ancestors (Q, K_0, 2) of the level-0 beams.
         """
         queries, width = self.shape.queries, self.widths[1]
-        codes = torch.arange(width, device=self.device).expand(queries, width)
-        tokens = torch.stack([torch.full_like(codes, START), codes + self.config.offsets[0]], 2)  # (Q, K_0, 2)
+        codes = torch.arange(width, device=self.device).expand(queries, width).contiguous()
         none = torch.empty(queries * width, 0, dtype=torch.int32, device=self.device)
-        h = self._hidden(tokens.flatten(), none, cross, 0, 2).view(queries, width, 2, -1)
+        inputs = self.decoder.head.inputs(codes.view(-1, 1), 0)  # the start, then each code of level 0
+        h = self._hidden(inputs, none, cross, 0).view(queries, width, 2, -1)
         lo = torch.zeros(queries, 1, dtype=torch.long, device=self.device)
         hi = torch.full_like(lo, self.view.trie.root[1])
         score = self._worth(0, h[:, 0, 0].contiguous(), torch.zeros_like(lo, dtype=torch.float32), lo, hi)  # (Q, K_0)
         self.flags |= torch.isnan(score).any(1)
-        lo, hi = self._find(0, lo, hi, torch.where(score > -torch.inf, self.query.expand(queries, width), -1), codes.contiguous())
-        self._follow(0, torch.zeros_like(codes), codes)
+        lo, hi = self._find(0, lo, hi, torch.where(score > -torch.inf, self.query.expand(queries, width), -1), codes)
+        self.codes = codes[:, :, None]
         slots = torch.arange(2 * queries * width, dtype=torch.int32, device=self.device).view(queries, width, 2)
         return h[:, :, 1].contiguous().view(queries * width, -1), score, lo, hi, slots
 
     def _worth(self, level: int, h: Tensor, score: Tensor, lo: Tensor, hi: Tensor) -> Tensor:
         """(Q * n, K) sums of log p of the true children, -inf elsewhere."""
-        logits = self.ops.logits(h, self.decoder.level_head(level))
-        whole = self.shape.normalizer == "vocabulary"
-        normalizer = self.ops.log_normalizer(h, self.decoder.head) if whole else logits.logsumexp(1)
-        if level == 0 and self.modality_weight != 1:
-            logits, normalizer = logits * self.modality_weight, normalizer * self.modality_weight
-        if self.geometry is not None:
-            assert self.residual is not None
-            modality = None if self.modality is None else self.modality.flatten()
-            near = self.geometry.term(level, self.residual.flatten(0, 1), modality)
-            logits = logits if near is None else logits + near  # after the normaliser: it is of log p alone
+        rest, modality = self._left(self.codes)
+        logits, normalizer = self.decoder.head.fixed(level, h, rest, modality, self.ops)
         worth = self.ops.expand(logits, score.flatten() - normalizer, lo.flatten(), hi.flatten(), self._codes(level))
         if level == 0 and self.shape.targets:  # a known target is given, not scored
             chosen = torch.arange(worth.shape[1], device=self.device) == self.target[:, None]
@@ -205,14 +179,14 @@ class StaticSearch:
             worth = torch.where(self.target[:, None] >= 0, given, worth)
         return worth
 
-    def _follow(self, level: int, parent: Tensor, code: Tensor) -> None:
-        """What is left of z after `code` (Q, n), chosen below beams `parent` (Q, n)."""
-        if self.geometry is None:
-            return
-        assert self.residual is not None
-        before = None if self.modality is None else self.modality[self.query, parent]
-        self.residual = self.residual[self.query, parent] - self.geometry.quantizer.vectors(level, code, before)
-        self.modality = code if before is None else before
+    def _inputs(self, begin: int) -> Tensor:
+        """What is read of the beams' codes from input `begin` on: (Q * n, L, d)."""
+        return self.decoder.head.inputs(self.codes.flatten(0, 1), begin)
+
+    def _left(self, codes: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """What is left of z after codes (Q, n, l), and the first codes: (Q * n, D), (Q * n,)."""
+        z = self.z.repeat_interleave(codes.shape[1], 0)
+        return self.decoder.head.rest(z, codes.flatten(0, 1)), codes[:, :, 0].flatten() if codes.shape[2] else None
 
     def _codes(self, level: int) -> Tensor:
         return self.view.node_codes[level] if level < self.view.top else self.view.tails[:, level - self.view.top]
@@ -262,9 +236,7 @@ class StaticSearch:
             self.stopped = (torch.where(fits[:, None], new[0], old[0]), torch.where(fits[:, None], new[1], old[1]))
         self.done |= fits
 
-    def _finish(
-        self, tokens: Tensor, ancestors: Tensor, cross: list[Tensor], first: int, score: Tensor, lo: Tensor, hi: Tensor
-    ) -> None:
+    def _finish(self, ancestors: Tensor, cross: list[Tensor], first: int, score: Tensor, lo: Tensor, hi: Tensor) -> None:
         """Full depth: the tails in one pass, then the items of the beams."""
         shape, depth = self.shape, self.shape.plan.steps
         alive = score > -torch.inf
@@ -273,20 +245,11 @@ class StaticSearch:
             lo, hi = self.view.id_range(depth, lo, hi)
             self.flags |= (alive & (hi - lo != 1)).any(1)  # not unary yet
             tail = widen(self.view.tails[lo.flatten()][:, depth - self.view.top :])  # (Q * B, L)
-            tail = tail + self.offsets[depth:]
-            inputs = torch.cat([tokens.view(-1, 1), tail[:, :-1]], 1)
-            h = self._hidden(inputs.flatten(), ancestors.flatten(0, 1), cross, first, length)
-            gain = self.ops.pick(h, self.decoder.head, tail.flatten())
-            if shape.normalizer == "vocabulary":
-                gain = gain - self.ops.log_normalizer(h, self.decoder.head)
-            else:
-                steps = h.view(len(tail), length, -1)
-                parts = [
-                    self.ops.logits(steps[:, i].contiguous(), self.decoder.level_head(depth + i)).logsumexp(1)
-                    for i in range(length)
-                ]
-                gain = gain - torch.stack(parts, 1).flatten()
-            score = score + gain.view(*score.shape, length).sum(2)
+            whole = torch.cat([self.codes, tail.view(*score.shape, length)], 2)
+            inputs = self.decoder.head.inputs(whole[:, :, :-1].flatten(0, 1), depth)
+            h = self._hidden(inputs, ancestors.flatten(0, 1), cross, first).view(len(tail), length, -1)
+            rest, _ = self._left(self.codes)
+            score = score + self.decoder.head.fixed_path(depth, h, rest, whole.flatten(0, 1), self.ops).view_as(score)
             self.flags |= torch.isnan(score).any(1)
         score, by = score.sort(dim=1, descending=True, stable=True)
         first_item, last_item = self.view.item_range(self.levels, lo, hi)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from genius.config import from_dict
+from genius.config import from_dict, merge
 from genius.errors import GeniusError
 from genius.model.generator import SIZES
 
@@ -37,7 +37,9 @@ class LoopConfig:
     record: bool = (
         True  # on one GPU, run steps of fixed shape as a recorded CUDA graph: small decoders train several times faster
     )
-    validate_every: int = 0  # steps between validations; 0: at the end only
+    validations: int = 20  # looks at the honest questions, evenly spread over the steps; 0: at the end only
+    patience: int = 6  # looks without a better value before the stage stops; the best weights stay. 0: always the last ones
+    average: float = 0.99  # decay of the running averages of the weights, which are what is looked at and kept; 0: none
     log_every: int = 20  # steps between lines of metrics.jsonl
     checkpoint_seconds: float = 30.0  # a checkpoint at least this often ...
     checkpoint_steps: int = 0  # ... and every so many steps (0: by time only)
@@ -61,12 +63,12 @@ class ModelConfig:
     shared: bool = False  # one codebook for all levels but the first
     gradient: Literal["straight-through", "rotation"] = "rotation"
     published_revival: bool = False
-    encode_beam: int = 1  # partial codes kept while encoding items
     encode_sweeps: int = 3  # how often later codes are chosen again in view of all the others; 0: as the paper
     # > 0: from this level on every modality has codebooks of its own, where its code is told; 0: one a level, as the paper
     own_books_from: int = 1
     decoder: str = "mini"  # tiny, compact, mini, small, base, large
-    prefix_tokens: int = 16  # N of Eq. 9
+    head: Literal["codebooks", "table"] = "codebooks"  # codes are as likely as they are near, or have a free row each (the paper)
+    prefix_tokens: int = 8  # N of Eq. 9
     dropout: float = 0.1
     normalizer: Literal["vocabulary", "level"] = "level"
     rerank_embedding: Literal["fused", "score-fusion"] = "fused"
@@ -95,13 +97,13 @@ class EncoderStageConfig(PairConfig):
     batch: int = 1024
     lr: float = 1e-3
     weight_decay: float = 0.05
-    # none: features are used as they are. heads: maps on frozen towers' features. towers: the whole encoder, from pairs
-    train: Literal["none", "heads", "towers"] = "heads"
+    # none: features are used as they are. heads: maps on frozen towers' features. towers: the whole encoder, from pairs.
+    # auto: heads where pictures' and texts' features differ in width or the model asks for another one, else none
+    train: Literal["auto", "none", "heads", "towers"] = "auto"
     hidden: int = 512  # of the heads' residual MLPs; without dropout wide ones memorise
     temperature: float = 0.04  # of the contrastive loss
     symmetric: bool = True  # both directions, as published
     dropout: float = 0.3  # of the heads' inputs and hidden units
-    noise: float = 0.0  # Gaussian noise on tower features, relative to their spread (regularises heads)
 
 
 @dataclass(frozen=True)
@@ -124,9 +126,6 @@ class QuantizerStageConfig(PairConfig):
     mse_weight: float = 100.0  # gamma; 0: without L_mse (Table 4)
     # L_cl and the modality loss once more, against the targets' reconstructions: what is ranked when only codes are stored
     codes_weight: float = 1.0
-    # Prefix-ranking distillation at every level. Off: on held-out products it cost more than it gave (docs/training.md).
-    prefix_weight: float = 0.0
-    prefix_temperature: float = 0.05  # T of its softmax
     start_from_sum: bool = True  # the fusion starts as the encoder's own sum of both modalities
     quantize_from: float = 0.3  # share of the steps with L_cl alone, before k-means sets the codebooks
     kmeans_sample: int = 200_000  # vectors for k-means (the whole training set below that)
@@ -140,27 +139,20 @@ class QuantizerStageConfig(PairConfig):
 class GeneratorStageConfig(LoopConfig):
     """Stage 3 (Eq. 9 to 11): the decoder, on frozen z and codes."""
 
-    steps: int = 3000
-    batch: int = 512  # query pairs; indexing pairs and virtual items come on top
+    steps: int = 1500
+    batch: int = 1024
     lr: float = 1e-3
-    augmentation: Literal["none", "scalar", "sqrt-per-dimension"] = "scalar"  # 4.3.2; sqrt-per-dimension is published
-    alpha: float = 2.0  # of Beta(alpha, alpha)
-    keep: float = 0.3  # share of queries not augmented
-    indexing: float = 3.0  # indexing pairs (a shifted pool item -> its ID) per query pair; 0: the paper
-    virtual: float = 1.5  # virtual items (points between neighbours -> their would-be ID) per query pair; 0: none
-    shift: float = 1.2  # longest shift of an indexing pair
-    real_offsets: float = 0.5  # share of shifts along a real query-minus-target offset
-    virtual_noise: float = 0.1  # length of the noise on virtual items
-    neighbours: int = 16  # virtual items mix an item with one of so many nearest
-    modality_dropout: float = 0.0  # share of two-part inputs that lose one part
-    soft_positives: bool = True  # several positives of a query as soft targets over the trie
-    label_smoothing: float = 0.0  # spread over each level's codes
-    distill_weight: float = 0.0  # soft targets from the dense teacher's ranking
-    distill_candidates: int = 32  # its top candidates per query
-    distill_temperature: float = 0.05
-    ranking_weight: float = 0.0  # prefix-oriented ranking loss against dense hard negatives
-    ranking_margin: float = 1.0  # in nats, per level
-    codebook_scale: float = 0.0  # > 0: token embeddings start at that times a random map of the codebooks (published 100)
+    weight_decay: float = 0.05
+    # what the decoder reads. items: items and invented items, moved by the offsets of honest questions (ours).
+    # pairs: training questions, augmented (the paper)
+    inputs: Literal["items", "pairs"] = "items"
+    virtual: float = 1.0  # items: share of the inputs that start from no item but from an invented one
+    aside: float = 1.0  # items: how far they are moved in any direction beside the honest offset, as a share of its length
+    shortest: float = 0.8  # items: an honest offset is scaled by a random number from this ...
+    longest: float = 1.4  # ... to this
+    augmentation: Literal["none", "scalar", "sqrt-per-dimension"] = "scalar"  # pairs: 4.3.2; sqrt-per-dimension is published
+    alpha: float = 2.0  # pairs: of Beta(alpha, alpha)
+    codebook_scale: float = 0.0  # table: > 0: tokens start at that times a random map of the codebooks (published 100)
 
 
 @dataclass(frozen=True)
@@ -170,8 +162,8 @@ class TrainConfig:
     data: str = ""  # a FeatureSet folder, a pairs file (JSONL/CSV), or "synthetic:SIZE"
     output: str = ""  # the model folder; checkpoints and metrics live in its `training/`
     seed: int = 0
-    validation: float = 0.02  # share of the training queries held out to watch hit rates
-    validation_limit: int = 500  # ... and at most so many
+    held_out: float = 0.1  # share of the training questions that no stage trains on, by group (`genius.train.holdout`)
+    held_out_data: str = ""  # a FeatureSet folder of honest questions over the same pool, in place of a share of the training's
     device: Literal["auto", "cpu", "cuda"] = "auto"
     tensorboard: bool = False  # write TensorBoard files beside metrics.jsonl
     encoder_uri: str | None = None  # the (frozen or starting) encoder; needed to train from a pairs file
@@ -179,7 +171,7 @@ class TrainConfig:
     encoder: EncoderStageConfig = field(default_factory=EncoderStageConfig)
     quantizer: QuantizerStageConfig = field(default_factory=QuantizerStageConfig)
     generator: GeneratorStageConfig = field(default_factory=GeneratorStageConfig)
-    # defaults of `SearchParams` stored with the model; missing `geometry`, `rerank`, `finish` are chosen on held-out queries
+    # defaults of `SearchParams` stored with the model
     search: dict[str, Any] = field(default_factory=dict)
 
 
@@ -219,7 +211,7 @@ def _resolve(source: str, base: str | None, seen: tuple[str, ...]) -> dict[str, 
         raise GeniusError(f"{source}: base must be a path or {BUILTIN}NAME")
     if base is None and not parent.startswith(BUILTIN):
         parent = str(path.parent / parent)
-    return _merge(_resolve(parent, None, (*seen, str(path))), values)
+    return merge(_resolve(parent, None, (*seen, str(path))), values)
 
 
 def _locate(source: str) -> Path:
@@ -229,14 +221,6 @@ def _locate(source: str) -> Path:
     if name not in builtin_names():
         raise GeniusError(f"no built-in config {name!r}: there are {', '.join(builtin_names())}")
     return CONFIGS / f"{name}.toml"
-
-
-def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(below)
-    for name, value in above.items():
-        old = merged.get(name)
-        merged[name] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    return merged
 
 
 def _put(values: dict[str, Any], names: list[str], value: Any) -> None:

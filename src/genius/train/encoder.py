@@ -16,7 +16,7 @@ from genius.model.fusion import score_fusion
 from genius.model.heads import Heads
 from genius.train.config import EncoderStageConfig
 from genius.train.pairing import PairBatch, PairStage
-from genius.train.validate import dense_hits
+from genius.train.validate import dense_hits, quick_hits
 
 
 class HeadsStage(PairStage):
@@ -37,10 +37,6 @@ class HeadsStage(PairStage):
         self.config = config
         torch.manual_seed(seed)
         self.heads = Heads(data.queries.image.shape[1], data.queries.text.shape[1], width, config.hidden, config.dropout)
-        self.spread = (
-            self.pool.image[self.pool.image_mask].std(0) if self.pool.image_mask.any() else torch.zeros((), device=device),
-            self.pool.text[self.pool.text_mask].std(0) if self.pool.text_mask.any() else torch.zeros((), device=device),
-        )
 
     def forward(self, batch: PairBatch) -> tuple[Tensor, dict[str, Tensor]]:
         query, target = self._embed(self.queries[batch.rows]), self._embed(self.pool[batch.targets])
@@ -59,18 +55,16 @@ class HeadsStage(PairStage):
         return torch.cat(parts)
 
     def _embed(self, towers: Features) -> Tensor:
-        if self.config.noise > 0:
-            image = towers.image + self.config.noise * self.spread[0] * torch.randn_like(towers.image)
-            text = towers.text + self.config.noise * self.spread[1] * torch.randn_like(towers.text)
-            towers = Features(image, text, towers.image_mask, towers.text_mask)
         features = self.heads(towers)
         return F.normalize(
             score_fusion(Features(features.image.float(), features.text.float(), features.image_mask, features.text_mask)), dim=1
         )
 
     def validate(self) -> dict[str, float]:
-        if self.held_out is None:
-            return {}
-        pool = score_fusion(self.heads.apply_chunked(self.held_out.pool))
-        queries = score_fusion(self.heads.apply_chunked(self.held_out.queries))
-        return dense_hits(queries, pool, self.held_out)
+        return {} if self.held_out is None else dense_hits(*self._honest(self.held_out), self.held_out)
+
+    def quick(self) -> float | None:
+        return None if self.held_out is None else quick_hits(*self._honest(self.held_out), self.held_out)
+
+    def _honest(self, data: FeatureSet) -> tuple[Tensor, Tensor]:
+        return score_fusion(self.heads.apply_chunked(data.queries)), score_fusion(self.heads.apply_chunked(data.pool))

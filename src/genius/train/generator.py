@@ -1,30 +1,31 @@
 """Stage 3: the generator (4.3, Eq. 9 to 11) on frozen z and codes, which are computed once.
 
-An example is a query pair (augmented, 4.3.2); indexing pairs and virtual items (`genius.train.indexing`) come on top.
-Knows nothing of encoders; the quantizer is frozen.
+The decoder reads shifted items (`genius.train.shifted`), or, as in the paper, augmented training questions (4.3.2). Knows
+nothing of encoders; the quantizer is frozen.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from genius.data.features import FeatureSet
 from genius.errors import GeniusError
-from genius.features import Features
-from genius.model.generator import SIZES, Augmentation, Generator, GeneratorConfig
+from genius.model.generator import SIZES, Generator, GeneratorConfig
+from genius.model.nearness import ByModality
 from genius.model.quantizer import ResidualQuantizer
 from genius.train.config import GeneratorStageConfig, ModelConfig
-from genius.train.indexing import Indexing
 from genius.train.loop import Stage
-from genius.train.losses import prefix_ranking, soft_target_loss
+from genius.train.losses import code_loss
 from genius.train.sampling import Order, Positives, share, step_seed
-from genius.train.validate import dense_hits, generator_hits, nearest_rows
+from genius.train.shifted import Offsets, ShiftedItems
+from genius.train.validate import answer_mask, dense_hits, generator_hits, nearest_rows
 
-SOFT_LIMIT = 8  # positives of one query that a step looks at
+RIVALS = 32  # candidates of an honest question among which log p must rank its answer
 
 
 def generator_config(model: ModelConfig) -> GeneratorConfig:
@@ -34,29 +35,58 @@ def generator_config(model: ModelConfig) -> GeneratorConfig:
         prefix_tokens=model.prefix_tokens,
         dropout=model.dropout,
         normalizer=model.normalizer,
-        **SIZES[model.decoder],
+        head=model.head,
+        **SIZES[model.decoder],  # type: ignore[arg-type]
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Augmentation:
+    """Query augmentation (4.3.2). `scalar` is Eq. 11; `sqrt-per-dimension` is what the published code does."""
+
+    form: Literal["none", "scalar", "sqrt-per-dimension"] = "scalar"
+    alpha: float = 2.0  # of Beta(alpha, alpha)
+
+    def __call__(self, query: Tensor, target: Tensor, mu: Tensor | None = None) -> Tensor:
+        """Interpolate unit vectors (B, D) and re-normalise. `mu` overrides the random draw (tests)."""
+        if self.form == "none":
+            return query
+        if mu is None:
+            shape = query.shape if self.form == "sqrt-per-dimension" else (query.shape[0], 1)
+            alpha = torch.full(shape, self.alpha, device=query.device)
+            mu = torch.distributions.Beta(alpha, alpha).sample().to(query.dtype)
+        if self.form == "sqrt-per-dimension":
+            mixed = mu.sqrt() * query + (1 - mu).sqrt() * target
+        else:
+            mixed = mu * query + (1 - mu) * target  # Eq. 11
+        return F.normalize(mixed, dim=1)
 
 
 @dataclass
 class Frozen:
     """What the stage trains on: the outputs of the earlier stages, on the training device."""
 
-    queries: Tensor  # (Q, D) z
-    queries_without_text: Tensor | None  # (Q, D) z of the picture alone (modality dropout)
-    two_parts: Tensor  # (Q,) bool
     pool: Tensor  # (N, D) z
-    pool_parts: Tensor | None  # (2, N, D)
     modality: Tensor  # (N,)
     codes: Tensor  # (N, M)
+    queries: Tensor | None = None  # (Q, D) z of the training questions, where they are what the decoder reads
+    offsets: Offsets | None = None  # of honest questions
+
+
+@dataclass
+class Honest:
+    """Questions to judge the decoder by, over the candidates it is judged on."""
+
+    data: FeatureSet
+    queries: Tensor  # (Q, D) z
+    pool: Tensor  # (N', D) z
+    codes: Tensor  # (N', M)
 
 
 class Batch(NamedTuple):
-    z: Tensor  # (R, D) inputs
-    codes: Tensor  # (R, P, M) candidate IDs, the fed one first
-    weights: Tensor  # (R, P)
-    queries: int  # how many of the rows are query pairs; they come first
-    rows: Tensor  # (B,) query numbers
+    z: Tensor  # (B, D) inputs
+    codes: Tensor  # (B, M) their IDs
+    rows: ByModality  # which inputs are of which modality; empty: in any order
 
 
 class GeneratorStage(Stage):
@@ -68,9 +98,8 @@ class GeneratorStage(Stage):
     def __init__(
         self,
         data: FeatureSet,
-        validation: FeatureSet | None,
         frozen: Frozen,
-        validation_z: Tensor | None,
+        honest: Honest | None,
         quantizer: ResidualQuantizer,
         model: ModelConfig,
         config: GeneratorStageConfig,
@@ -79,131 +108,84 @@ class GeneratorStage(Stage):
     ) -> None:
         super().__init__()
         device = frozen.pool.device
-        self.config, self.held_out, self.held_out_z, self.beams = config, validation, validation_z, beams
-        self.frozen, self.seed = frozen, seed
+        self.config, self.honest, self.beams, self.frozen, self.seed = config, honest, beams, frozen, seed
         self.__dict__["quantizer"] = quantizer  # frozen: not a submodule, so in no checkpoint of this stage
         torch.manual_seed(seed)
-        self.generator = Generator(generator_config(model)).to(device)
-        if config.codebook_scale > 0 and quantizer.config.own_books_from:
-            raise GeniusError("codebook_scale needs one codebook a level for all modalities: set model.own_books_from = 0")
+        self.generator = Generator(generator_config(model), quantizer).to(device)
         if config.codebook_scale > 0:
+            if model.head != "table" or quantizer.config.own_books_from:
+                raise GeniusError("codebook_scale needs head = 'table' and one codebook a level (own_books_from = 0)")
             self.generator.init_from_codebooks(quantizer.codebooks, config.codebook_scale)
-        self.augment = Augmentation(config.augmentation, config.alpha, config.keep)
+        self.items: ShiftedItems | None = None
+        if config.inputs == "items":
+            self.items = ShiftedItems(frozen.pool, frozen.modality, frozen.codes, frozen.offsets, quantizer, config, seed)
+            return
+        if frozen.queries is None:
+            raise GeniusError("inputs = 'pairs' needs the training questions")
+        self.augment = Augmentation(config.augmentation, config.alpha)
         self.positives = Positives(data.pairs, len(data.queries)).to(device)
         self.order = Order(len(data.queries), config.batch, seed)
-        self.near: Tensor | None = None
-        if config.distill_weight > 0 or config.ranking_weight > 0:
-            self.near = nearest_rows(frozen.queries, frozen.pool, config.distill_candidates)
-        pairs = data.pairs.to(device)
-        if pairs.shape[0] > 500_000:
-            pairs = pairs[torch.randperm(pairs.shape[0], generator=torch.Generator().manual_seed(seed))[:500_000].to(device)]
-        offsets = frozen.queries[pairs[:, 0]] - frozen.pool[pairs[:, 1]]
-        modality = frozen.modality[pairs[:, 1]]
-        self.indexing = Indexing(
-            frozen.pool, frozen.modality, frozen.codes, offsets, modality, quantizer, config, frozen.pool_parts
-        )
-
-    def batch(self, step: int, micro: int, rank: int, world: int) -> Batch:
-        config, frozen = self.config, self.frozen
-        rows = self.order(step).chunk(config.accumulate)[micro].to(frozen.pool.device)
-        targets = share(self.positives.draw(rows, step_seed(self.seed, self.name, step, micro)), rank, world)
-        rows = share(rows, rank, world)
-        z = frozen.queries[rows]
-        if frozen.queries_without_text is not None:
-            lost = (torch.rand(rows.shape, device=rows.device) < config.modality_dropout) & frozen.two_parts[rows]
-            z = torch.where(lost[:, None], frozen.queries_without_text[rows], z)
-        z = self.augment(z, frozen.pool[targets])  # Eq. 11
-        if config.soft_positives:
-            table, real = self.positives.table(rows, targets, SOFT_LIMIT)
-        else:
-            table, real = targets[:, None], torch.ones_like(targets[:, None], dtype=torch.bool)
-        codes, weights = frozen.codes[table], real.float()
-        inputs, ids = [z], []
-        if (count := round(config.indexing * len(rows))) > 0:
-            shifted, own = self.indexing.items(count)
-            inputs.append(shifted)
-            ids.append(own)
-        if (count := round(config.virtual * len(rows))) > 0:
-            shifted, own = self.indexing.virtual(count)
-            inputs.append(shifted)
-            ids.append(own)
-        if ids:
-            extra = torch.cat(ids)[:, None].expand(-1, codes.shape[1], -1)
-            codes = torch.cat([codes, extra])
-            worth = torch.zeros(extra.shape[:2], device=z.device)
-            worth[:, 0] = 1
-            weights = torch.cat([weights, worth])
-        return Batch(torch.cat(inputs), codes, weights, len(rows), rows)
-
-    def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        fed = batch.codes[:, 0]
-        log_p = self.generator.code_log_probs(batch.z, fed)
-        loss = soft_target_loss(log_p, batch.codes, batch.weights, self.config.label_smoothing)  # Eq. 10
-        with torch.no_grad():
-            right = torch.stack(
-                [(lp[: batch.queries].argmax(1) == fed[: batch.queries, i]).float().mean() for i, lp in enumerate(log_p)]
-            )
-        logs = {"ce": loss, "code1": right[min(1, len(right) - 1)], "codes": right.mean()}
-        if self.near is not None:
-            extra, more = self._teacher(batch, log_p)
-            loss = loss + extra
-            logs.update(more)
-        return loss, logs
-
-    def _teacher(self, batch: Batch, log_p: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Losses that follow the dense ranking of each query's nearest items."""
-        config, frozen, n = self.config, self.frozen, batch.queries
-        assert self.near is not None
-        near = self.near[batch.rows]  # (B, C) pool rows, best first
-        total, logs = batch.z.new_zeros(()), {}
-        if config.distill_weight > 0:
-            scores = (frozen.pool[near] @ frozen.queries[batch.rows][:, :, None])[:, :, 0] / config.distill_temperature
-            # the fed ID leads with a weight too small to matter unless no neighbour shares its prefix
-            codes = torch.cat([batch.codes[:n, :1], frozen.codes[near]], 1)
-            weights = torch.cat([torch.full_like(scores[:, :1], 1e-4), scores.softmax(1)], 1)
-            logs["distill"] = soft_target_loss([lp[:n] for lp in log_p], codes, weights)
-            total = total + config.distill_weight * logs["distill"]
-        if config.ranking_weight > 0:
-            wrong = ~(near[:, :, None] == self.positives.table(batch.rows, near[:, 0], SOFT_LIMIT)[0][:, None, 1:]).any(2)
-            pick = (torch.rand_like(wrong, dtype=torch.float) * wrong).argmax(1)
-            codes = frozen.codes[near.gather(1, pick[:, None])[:, 0]]
-            fed = batch.codes[:n, 0]
-            positive = torch.stack([lp[:n].gather(1, fed[:, i : i + 1])[:, 0] for i, lp in enumerate(log_p)], 1)
-            differs = (codes != fed).cumsum(1) > 0
-            logs["ranking"] = prefix_ranking(positive, self.generator(batch.z[:n], codes), differs, config.ranking_margin)
-            total = total + config.ranking_weight * logs["ranking"]
-        return total, logs
-
-    def validate(self) -> dict[str, float]:
-        if self.held_out is None or self.held_out_z is None:
-            return {}
-        out = dense_hits(self.held_out_z, self.frozen.pool, self.held_out)
-        out.update(
-            generator_hits(
-                self.generator, self.quantizer, self.frozen.codes, self.frozen.pool, self.held_out_z, self.held_out, self.beams
-            )
-        )
-        return out
 
     quantizer: ResidualQuantizer
 
+    def batch(self, step: int, micro: int, rank: int, world: int) -> Batch:
+        config, frozen = self.config, self.frozen
+        seed = step_seed(self.seed, self.name, step, micro)
+        if self.items is not None:
+            return Batch(*self.items.draw(config.batch // config.accumulate, seed, rank, world))
+        assert frozen.queries is not None
+        rows = self.order(step).chunk(config.accumulate)[micro].to(frozen.pool.device)
+        targets = share(self.positives.draw(rows, seed), rank, world)
+        return Batch(self.augment(frozen.queries[share(rows, rank, world)], frozen.pool[targets]), frozen.codes[targets], ())
 
-@torch.no_grad()
-def freeze(stage_embed: object, data: FeatureSet, quantizer: ResidualQuantizer, dropout: bool) -> Frozen:
-    """z and codes of everything, once. `stage_embed` maps Features to z."""
-    embed = stage_embed
-    assert callable(embed)
-    pool = embed(data.pool)
-    modality = data.pool.modality.to(pool.device)
-    two = data.queries.image_mask & data.queries.text_mask
-    alone = parts = None
-    if dropout:
-        has = data.queries.image_mask
-        query = Features(data.queries.image, data.queries.text, has, data.queries.text_mask & ~has)
-        alone = embed(query)
-        item = data.pool
-        keep_image = Features(item.image, item.text, item.image_mask, item.text_mask & ~item.image_mask)
-        keep_text = Features(item.image, item.text, item.image_mask & ~item.text_mask, item.text_mask)
-        parts = torch.stack([embed(keep_image), embed(keep_text)])
-    codes = quantizer.encode(pool, modality)
-    return Frozen(embed(data.queries), alone, two.to(pool.device), pool, parts, modality, codes)
+    def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        log_p = self.generator.code_log_probs(batch.z, batch.codes, batch.rows or None)
+        loss = code_loss(log_p, batch.codes)  # Eq. 10
+        with torch.no_grad():
+            right = torch.stack([(lp.argmax(1) == batch.codes[:, i]).float().mean() for i, lp in enumerate(log_p)])
+        return loss, {"ce": loss, "code1": right[min(1, len(right) - 1)], "codes": right.mean()}
+
+    def validate(self) -> dict[str, float]:
+        """Cross-entropy and accuracy of each code on honest questions, and what their searches find."""
+        if self.honest is None:
+            return {}
+        honest, out = self.honest, {}
+        pairs = honest.data.pairs.to(honest.pool.device)
+        nats, right = self._judge(honest.queries[pairs[:, 0]], honest.codes[pairs[:, 1]])
+        out["honest_ce"] = nats.mean().item()
+        for level in range(len(nats)):
+            out[f"code{level}_nats"], out[f"code{level}_right"] = nats[level].item(), right[level].item()
+        out.update(dense_hits(honest.queries, honest.pool, honest.data))
+        parts = (self.generator, self.quantizer, honest.codes, honest.pool, honest.queries)
+        out.update(generator_hits(*parts, honest.data, self.beams))
+        return out
+
+    @torch.no_grad()
+    def _judge(self, z: Tensor, codes: Tensor, chunk: int = 512) -> tuple[Tensor, Tensor]:
+        """(M,) nats a code and (M,) share of codes foretold, of questions (P, D) whose answers have these codes (P, M)."""
+        nats, right = (torch.zeros(codes.shape[1], device=z.device) for _ in range(2))
+        for i in range(0, len(z), chunk):
+            part = codes[i : i + chunk]
+            for level, log_p in enumerate(self.generator.code_log_probs(z[i : i + chunk], part)):
+                nats[level] -= log_p.gather(1, part[:, level : level + 1]).sum()
+                right[level] += (log_p.argmax(1) == part[:, level]).sum()
+        return nats / max(len(z), 1), right / max(len(z), 1)
+
+    def quick(self) -> float | None:
+        """Mean reciprocal rank, by log p, of the first answer among the candidates that dense search puts first."""
+        if self.honest is None:
+            return None
+        return self._reciprocal_rank(self.honest)
+
+    @torch.no_grad()
+    def _reciprocal_rank(self, honest: Honest, chunk: int = 64) -> float:
+        near = nearest_rows(honest.queries, honest.pool, RIVALS)  # (Q, C)
+        answers = answer_mask(near, honest.data)
+        total = 0.0
+        for i in range(0, len(near), chunk):
+            rows, right = near[i : i + chunk], answers[i : i + chunk]
+            z = honest.queries[i : i + chunk].repeat_interleave(rows.shape[1], 0)
+            log_p = self.generator(z, honest.codes[rows.flatten()]).sum(1).view(rows.shape)
+            best = log_p.masked_fill(~right, -torch.inf).amax(1, keepdim=True)  # -inf: no answer among them, worth nothing
+            total += (1 / (1 + (log_p > best).sum(1)) * right.any(1)).sum().item()
+        return total / max(len(near), 1)

@@ -29,6 +29,7 @@ from genius.train.checkpoint import latest_checkpoint, load_checkpoint, save_che
 from genius.train.config import LoopConfig
 from genius.train.progress import Journal
 from genius.train.sampling import step_seed
+from genius.train.selection import Selection
 
 
 class Stage(nn.Module):
@@ -49,8 +50,12 @@ class Stage(nn.Module):
         """Called in front of every step, on every process (k-means at a given step, for instance)."""
 
     def validate(self) -> dict[str, float]:
-        """Hit rates and the like; must not touch the weights."""
+        """Hit rates and the like, on honest questions; must not touch the weights."""
         return {}
+
+    def quick(self) -> float | None:
+        """One number on honest questions, larger is better: what weights are chosen by. None: there are no such questions."""
+        return None
 
 
 @dataclass
@@ -126,21 +131,26 @@ def run_stage(stage: Stage, config: LoopConfig, runtime: Runtime, folder: Path) 
     stage.to(runtime.device).train()
     start = 0
     optimizer = make_optimizer(stage, config)
+    selection = Selection(stage, config.average, config.patience)
     found = latest_checkpoint(folder)
     if found is not None:
         weights, state, progress = load_checkpoint(found)
         start = int(progress["step"])
-        _restore(stage, weights, found)
+        own = stage.state_dict().keys()
+        _restore(stage, {name: tensor for name, tensor in weights.items() if name in own}, found)
+        selection.restore({name: tensor for name, tensor in weights.items() if name not in own}, progress)
         optimizer.load_state_dict(state)
         journal.note(f"{stage.name}: going on at step {start}")
     journal.rewind(stage.name, start)
     module, optimizer = accelerator.prepare(stage, optimizer)
     accelerator.wait_for_everyone()
-    saved, last = time.monotonic(), {}
+    saved = time.monotonic()
     recorder = Recorder(stage, config, runtime)
+    looks = {round(config.steps * (i + 1) / config.validations) for i in range(config.validations)} if config.patience else set()
     with journal.bar(stage.name, config.steps, start) as bar:
         for step in range(start, config.steps):
             logs = _step(stage, module, optimizer, config, runtime, step, recorder)
+            selection.update()
             done = step + 1
             if done % config.log_every == 0 or done == config.steps:
                 values = _mean_logs(logs, runtime)
@@ -150,17 +160,37 @@ def run_stage(stage: Stage, config: LoopConfig, runtime: Runtime, folder: Path) 
                 bar.update(done, values)
             elif done % 5 == 0:
                 bar.update(done)
-            if config.validate_every and done % config.validate_every == 0 and done < config.steps:
-                _validate(stage, runtime, done)
+            if done in looks and _look(stage, selection, runtime, done):
+                journal.note(f"{stage.name}: no better since step {done - selection.waited * config.steps // config.validations}")
+                break
             due = time.monotonic() - saved > config.checkpoint_seconds
             due = due or (config.checkpoint_steps > 0 and done % config.checkpoint_steps == 0)
             if due and done < config.steps and runtime.main:
-                save_checkpoint(folder, done, stage.state_dict(), _cpu(optimizer.state_dict()), {})
+                tensors = {**stage.state_dict(), **selection.tensors()}
+                save_checkpoint(folder, done, tensors, _cpu(optimizer.state_dict()), selection.numbers())
                 saved = time.monotonic()
+    selection.finish()
     accelerator.wait_for_everyone()
     accelerator.free_memory()
-    last = _validate(stage, runtime, config.steps)
-    return last
+    return _validate(stage, runtime, config.steps)
+
+
+def _look(stage: Stage, selection: Selection, runtime: Runtime, step: int) -> bool:
+    """Judge the weights that would be kept, on the main process; whether to stop, on all of them alike."""
+    value = torch.full((), float("nan"), dtype=torch.float64, device=runtime.device)
+    if runtime.main:
+        stage.eval()
+        with torch.no_grad(), selection.kept():
+            found = stage.quick()
+        stage.train()
+        if found is not None:
+            value.fill_(found)
+    if runtime.world > 1:
+        torch.distributed.broadcast(value, src=0)
+    if math.isnan(number := value.item()):
+        return False  # no questions to judge by
+    runtime.journal.write(stage.name, step, {"honest": number})
+    return selection.look(number)
 
 
 def finish(stage: Stage, run: Callable[[], dict[str, float]], runtime: Runtime, folder: Path) -> dict[str, float]:

@@ -123,46 +123,7 @@ def reconstruction_loss(query: Tensor, target: Tensor, reduction: str = "mean") 
     return (query - target).square().sum(1).mean()
 
 
-def prefix_distillation(queries: Tensor, targets: Tensor, prefixes: Sequence[Tensor], temperature: float) -> Tensor:
-    """Make every prefix rank as the dense vectors do: mean over levels of KL(softmax(q.c / T) || softmax(q.c_l / T)).
-
-    `queries`, `targets` (B, D) are unit vectors, the teacher (no gradient through it); `prefixes` are the targets'
-    reconstructions after each level, (B, D) each, made unit length here: lengths differ between levels, directions rank.
-    """
-    fixed = queries.detach()
-    teacher = (fixed @ targets.detach().T / temperature).log_softmax(1)
-    total = queries.new_zeros(())
-    for prefix in prefixes:
-        student = (fixed @ F.normalize(prefix, dim=1).T / temperature).log_softmax(1)
-        total = total + F.kl_div(student, teacher, log_target=True, reduction="batchmean")
-    return total / max(len(prefixes), 1)
-
-
-def soft_target_loss(log_p: Sequence[Tensor], codes: Tensor, weights: Tensor, smoothing: float = 0.0) -> Tensor:
-    """Cross-entropy of Eq. 10 with soft targets over the trie, mean over tokens.
-
-    `log_p`: per level (B, K_l), teacher-forced along `codes[:, 0]`. `codes` (B, P, M) are P candidate IDs a row and
-    `weights` (B, P) what each is worth (the first is the one that is fed, so its weight is positive). At every level
-    the target spreads over the next codes of the candidates that share the fed prefix, in proportion to their weights.
-    """
-    total = log_p[0].new_zeros(())
-    share = weights
-    for level, scores in enumerate(log_p):
-        now = share / share.sum(1, keepdim=True).clamp(min=1e-12)
-        loss = -(now * scores.gather(1, codes[:, :, level])).sum(1)
-        if smoothing > 0:
-            loss = (1 - smoothing) * loss - smoothing * scores.mean(1)
-        total = total + loss.mean()
-        share = share * (codes[:, :, level] == codes[:, :1, level])  # candidates that leave the fed prefix drop out
-    return total / len(log_p)
-
-
-def prefix_ranking(positive: Tensor, negative: Tensor, differs: Tensor, margin: float) -> Tensor:
-    """Prefix-oriented ranking: at every length, log p of the positive's prefix beats the negative's by a margin.
-
-    All (B, M): log p(t_k | z, t_<k) of both IDs, and whether their prefixes of that length differ. A beam prunes by
-    prefix scores, so being right only at the end is too late.
-    """
-    gap = positive.cumsum(1) - negative.cumsum(1)
-    loss = F.softplus(margin - gap) * differs
-    return loss.sum() / differs.sum().clamp(min=1)
+def code_loss(log_p: Sequence[Tensor], codes: Tensor) -> Tensor:
+    """Cross-entropy of Eq. 10, mean over tokens: per level log p (B, K_l), codes (B, M)."""
+    chosen = [scores.gather(1, codes[:, level : level + 1]).mean() for level, scores in enumerate(log_p)]
+    return -torch.stack(chosen).mean()

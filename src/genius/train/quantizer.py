@@ -1,4 +1,4 @@
-"""Stage 2: fusion and codebooks (4.2.4, Eq. 7 and 8), with prefix-ranking distillation on top.
+"""Stage 2: fusion and codebooks (4.2.4, Eq. 7 and 8), with L_cl once more on what codes stand for.
 
 Codebooks move by exponential averages and k-means, the fusion by gradients. Knows nothing of decoders.
 """
@@ -14,9 +14,9 @@ from genius.features import Features
 from genius.model.fusion import Fusion, FusionConfig
 from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
 from genius.train.config import ModelConfig, QuantizerStageConfig
-from genius.train.losses import prefix_distillation, reconstruction_loss, residual_loss
+from genius.train.losses import reconstruction_loss, residual_loss
 from genius.train.pairing import PairBatch, PairStage
-from genius.train.validate import dense_hits, nearest_rows
+from genius.train.validate import dense_hits, nearest_rows, quick_hits
 
 
 def quantizer_config(model: ModelConfig) -> QuantizerConfig:
@@ -27,7 +27,6 @@ def quantizer_config(model: ModelConfig) -> QuantizerConfig:
         shared=model.shared,
         gradient=model.gradient,
         published_revival=model.published_revival,
-        encode_beam=model.encode_beam,
         encode_sweeps=model.encode_sweeps,
         own_books_from=0 if model.shared or model.modality_code in ("nearest", "none") else model.own_books_from,
     )
@@ -110,13 +109,6 @@ class QuantizerStage(PairStage):
             )  # fmt: skip
             loss = loss + config.codes_weight * ranking
             logs["codes"] = ranking
-        if config.prefix_weight > 0:
-            start = 1 if self.quantizer.config.labelled else 0  # a prefix of the modality alone ranks nothing
-            prefix = prefix_distillation(
-                query, target, [p.chunk(2)[1] for p in quantized.prefixes[start:]], config.prefix_temperature
-            )
-            loss = loss + config.prefix_weight * prefix
-            logs["prefix"] = prefix
         if self.training:
             self.quantizer.update(quantized.codes, quantized.residuals)
         return loss, logs
@@ -162,11 +154,17 @@ class QuantizerStage(PairStage):
         out["distinct_ids"] = torch.unique(codes, dim=0).shape[0] / max(codes.shape[0], 1)
         if self.held_out is None:
             return out
-        queries = self.embed(self.held_out.queries)
-        out.update(dense_hits(queries, z, self.held_out))
+        queries, pool = self.embed(self.held_out.queries), self.embed(self.held_out.pool)
+        codes = self.quantizer.encode(pool, self.held_out.pool.modality.to(pool.device))
+        out.update(dense_hits(queries, pool, self.held_out))
         out.update(dense_hits(queries, nn.functional.normalize(self.quantizer.decode(codes), dim=1), self.held_out, "codes"))
-        out.update(prefix_recall(self.quantizer, queries, z, codes))
+        out.update(prefix_recall(self.quantizer, queries, pool, codes))
         return out
+
+    def quick(self) -> float | None:
+        if self.held_out is None:
+            return None
+        return quick_hits(self.embed(self.held_out.queries), self.embed(self.held_out.pool), self.held_out)
 
 
 def prefix_recall(
@@ -175,7 +173,7 @@ def prefix_recall(
     """How well prefixes rank: the share of dense top-1 items whose prefix is among the `beams` best, per prefix length.
 
     Prefixes are ranked by the inner product of the query with their unit reconstruction, so this is the ceiling of
-    geometry alone without pruning on the way.
+    nearness alone without pruning on the way.
     """
     best = nearest_rows(queries, pool, 1)[:, 0]
     out = {}

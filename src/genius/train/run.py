@@ -24,19 +24,20 @@ from genius.features import Features
 from genius.files import write_whole
 from genius.model.genius import Genius, GeniusConfig
 from genius.model.heads import Heads
-from genius.train.calibrate import WITHOUT_DATA, Calibration
 from genius.train.config import TrainConfig
 from genius.train.encoder import HeadsStage
-from genius.train.generator import GeneratorStage, freeze
+from genius.train.generator import Frozen, GeneratorStage, Honest
+from genius.train.holdout import Split, few_questions, judged_pool, split
 from genius.train.loop import Runtime, finish, make_accelerator, run_stage
 from genius.train.progress import Journal
 from genius.train.quantizer import QuantizerStage
+from genius.train.shifted import honest_offsets
 from genius.train.sizes import choose_level_sizes
 from genius.train.sources import check_source, load_source
-from genius.train.validate import split
 
 TRAINING, CONFIG, HEADS = "training", "config.json", "heads.safetensors"
 HEADS_WIDTH = 256  # of heads where the config names none
+JUDGED_QUESTIONS, JUDGED_POOL = 2000, 100_000  # at most, when stages are judged on honest questions
 
 
 @dataclass
@@ -60,12 +61,16 @@ def train(config: TrainConfig, data: FeatureSet | None = None, *, quiet: bool = 
     runtime = Runtime(
         accelerator, Journal(folder, quiet=quiet, tensorboard=config.tensorboard, active=accelerator.is_main_process), config.seed
     )
-    _claim(folder, config, runtime)
+    _refuse_another(folder, config)
     encoder: Encoder | None = None
+    ready = config
     if data is None:
-        data, encoder = load_source(config, runtime, folder)
+        data, encoder, ready = load_source(config, runtime, folder)
+    ready = with_sizes(ready, data, runtime)
+    check(data, ready)
+    _claim(folder, config, runtime)  # only now: a refused run leaves the folder free
     try:
-        trained = train_stages(config, data, runtime, folder)
+        trained = train_stages(ready, data, runtime, folder)
     finally:
         runtime.journal.close()
     if runtime.main:
@@ -75,19 +80,17 @@ def train(config: TrainConfig, data: FeatureSet | None = None, *, quiet: bool = 
 
 
 def train_stages(config: TrainConfig, data: FeatureSet, runtime: Runtime, folder: Path) -> Trained:
-    """The three stages on features in memory."""
-    config = with_sizes(config, data, runtime)
-    check(data, config)
+    """The three stages on features in memory, with a config that leaves nothing open (`with_sizes`)."""
     metrics: dict[str, dict[str, float]] = {}
-    kept, held_out = split(data, config.validation, config.validation_limit, config.seed)
+    parts = hold_out(config, data, runtime)
     heads = None
     if config.encoder.train == "heads":
-        stage = HeadsStage(kept, held_out, config.model.width, config.encoder, config.seed, runtime.device)
+        stage = HeadsStage(parts.train, parts.validation, config.model.width, config.encoder, config.seed, runtime.device)
         metrics["encoder"] = finish(stage, lambda: run_stage(stage, config.encoder, runtime, folder / "encoder"), runtime, folder)
         heads = stage.heads.eval()
-        kept, data = through_heads(heads, kept), through_heads(heads, data)
-        held_out = None if held_out is None else through_heads(heads, held_out)
-    second = QuantizerStage(kept, held_out, config.model, config.quantizer, config.seed, runtime.device)
+        data = through_heads(heads, data)
+        parts = parts.map(lambda part: through_heads(heads, part))
+    second = QuantizerStage(parts.train, parts.validation, config.model, config.quantizer, config.seed, runtime.device)
 
     def learn_codes() -> dict[str, float]:
         run_stage(second, config.quantizer, runtime, folder / "quantizer")
@@ -99,51 +102,75 @@ def train_stages(config: TrainConfig, data: FeatureSet, runtime: Runtime, folder
 
     metrics["quantizer"] = finish(second, learn_codes, runtime, folder)
     second.eval()
-    quantizer = second.quantizer
-    frozen = freeze(second.embed, kept, quantizer, config.generator.modality_dropout > 0)
-    held_out_z = None if held_out is None else second.embed(held_out.queries)
+    frozen, honest = freeze(second, parts, config)
     beams = int(config.search.get("beams", 20))
-    third = GeneratorStage(kept, held_out, frozen, held_out_z, quantizer, config.model, config.generator, config.seed, beams)
+    third = GeneratorStage(parts.train, frozen, honest, second.quantizer, config.model, config.generator, config.seed, beams)
     metrics["generator"] = finish(
         third, lambda: run_stage(third, config.generator, runtime, folder / "generator"), runtime, folder
     )
-    search, tried = dict(config.search), {}
-    if held_out is None or held_out_z is None:
-        search = WITHOUT_DATA | search
-    elif {"finish", "geometry", "rerank"} - search.keys():
-        budget = int(search.get("rerank", 0))
-        trial = Calibration(third.generator, quantizer, frozen.codes, frozen.pool, held_out_z, held_out, budget)
-        trial.weight = float(search.get("geometry", 0.0))
-        for name, choose in (("geometry", trial.geometry), ("rerank", trial.rerank), ("finish", trial.finish)):
-            if name not in search:
-                search[name], found = choose()
-                tried.update(found)
-        metrics["generator"].update(tried)
-    shown = "  ".join(f"{name} {value:.3f}" for name, value in tried.items())
-    runtime.journal.note(f"search: {', '.join(f'{name} = {value}' for name, value in search.items())}  {shown}")
-    model = assemble(config, second, third, search)
-    return Trained(model, heads, metrics, data)
+    return Trained(assemble(config, second, third), heads, metrics, data)
+
+
+def hold_out(config: TrainConfig, data: FeatureSet, runtime: Runtime) -> Split:
+    """Training questions and honest ones; the latter over a part of the pool if that is large."""
+    if config.held_out_data:
+        given = FeatureSet.load(config.held_out_data)
+        if given.pool_ids != data.pool_ids:
+            raise GeniusError(f"{config.held_out_data} has another pool than {config.data or 'the training data'}")
+        parts = split(given, 1.0, config.seed)._replace(train=data)
+    else:
+        parts = split(data, config.held_out, config.seed)
+    counts = [0 if part is None else len(part.queries) for part in (parts.train, parts.offsets, parts.validation)]
+    held = f"held out {counts[1]:,} for offsets, {counts[2]:,} for validation, linked by {parts.linked_by}"
+    runtime.journal.note(f"{counts[0]:,} questions to train on; {held}")
+    if parts.validation is None:
+        return parts
+    return parts._replace(validation=judged_pool(few_questions(parts.validation, JUDGED_QUESTIONS), JUDGED_POOL, config.seed))
+
+
+def freeze(second: QuantizerStage, parts: Split, config: TrainConfig) -> tuple[Frozen, Honest | None]:
+    """z and codes of everything that stage 3 reads, once."""
+    quantizer = second.quantizer
+    pool = second.embed(parts.train.pool)
+    modality = parts.train.pool.modality.to(pool.device)
+    frozen = Frozen(pool, modality, quantizer.encode(pool, modality))
+    if config.generator.inputs == "pairs":
+        frozen.queries = second.embed(parts.train.queries)
+    if parts.offsets is not None:
+        asked = second.embed(parts.offsets.queries)
+        pairs, tasks = parts.offsets.pairs.to(pool.device), parts.offsets.tasks.to(pool.device)
+        frozen.offsets = honest_offsets(asked, tasks, pairs, pool, modality, config.seed)
+    if parts.validation is None:
+        return frozen, None
+    judged = second.embed(parts.validation.pool)
+    codes = quantizer.encode(judged, parts.validation.pool.modality.to(judged.device))
+    return frozen, Honest(parts.validation, second.embed(parts.validation.queries), judged, codes)
 
 
 def with_sizes(config: TrainConfig, data: FeatureSet, runtime: Runtime) -> TrainConfig:
-    """The config with the width of z and the codebook sizes, chosen by the data where it names none."""
-    width, sizes = config.model.width, config.model.level_sizes
+    """The config with what it leaves to the data: whether heads are needed, the width of z, the codebook sizes."""
+    width, sizes, train = config.model.width, config.model.level_sizes, config.encoder.train
+    own = data.pool.image.shape[1]
+    if train == "auto":
+        train = "heads" if own != data.pool.text.shape[1] or width not in (0, own) else "none"
+        runtime.journal.note(f"encoder.train = {train}")
     if not width:
-        width = HEADS_WIDTH if config.encoder.train == "heads" else data.pool.width
+        width = HEADS_WIDTH if train == "heads" else own
         runtime.journal.note(f"width = {width}")
     if not sizes:
         sizes = choose_level_sizes(torch.bincount(data.pool.modality, minlength=3).tolist())
         runtime.journal.note(f"level_sizes = {list(sizes)}")
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, width=width, level_sizes=sizes))
+    model = dataclasses.replace(config.model, width=width, level_sizes=sizes)
+    return dataclasses.replace(config, model=model, encoder=dataclasses.replace(config.encoder, train=train))
 
 
-def assemble(config: TrainConfig, second: QuantizerStage, third: GeneratorStage, search: dict[str, Any]) -> Genius:
+def assemble(config: TrainConfig, second: QuantizerStage, third: GeneratorStage) -> Genius:
     body = GeniusConfig(
         fusion=second.fusion.config,
         quantizer=second.quantizer.config,
         generator=third.generator.config,
         rerank_embedding=config.model.rerank_embedding,
-        search=search,
+        search=config.search,
     )
     model = Genius(body).to(second.fusion.mix_output.weight.device)
     model.fusion.load_state_dict(second.fusion.state_dict())
@@ -188,9 +215,16 @@ def _check_rows(name: str, rows: Features) -> None:
 
 
 def _claim(folder: Path, config: TrainConfig, runtime: Runtime) -> None:
-    """Keep the config beside its results; refuse to mix two different runs in one folder."""
-    body = to_dict(config)
-    path = folder / CONFIG
+    """Keep the config beside its results."""
+    body, path = to_dict(config), folder / CONFIG
+    if runtime.main and not path.exists():
+        write_whole(path, lambda target: target.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8"))
+    runtime.accelerator.wait_for_everyone()
+
+
+def _refuse_another(folder: Path, config: TrainConfig) -> None:
+    """Two different runs are not mixed in one folder."""
+    body, path = to_dict(config), folder / CONFIG
     if path.exists():
         try:
             found: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -199,8 +233,6 @@ def _claim(folder: Path, config: TrainConfig, runtime: Runtime) -> None:
         if _trained_by(found) != _trained_by(body):
             changed = _first_difference(_trained_by(found), _trained_by(body))
             raise GeniusError(f"{config.output} holds a run of another config ({changed}): choose another output or delete it")
-    elif runtime.main:
-        write_whole(path, lambda target: target.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8"))
 
 
 def _trained_by(body: Any) -> Any:

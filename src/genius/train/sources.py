@@ -44,12 +44,13 @@ def check_source(config: TrainConfig) -> None:
         raise GeniusError(f"{config.data} holds pictures and texts: name an encoder_uri to read them with")
 
 
-def load_source(config: TrainConfig, runtime: Runtime, folder: Path) -> tuple[FeatureSet, Encoder | None]:
-    """The training set in feature form, and the encoder that made it (None: features only)."""
+def load_source(config: TrainConfig, runtime: Runtime, folder: Path) -> tuple[FeatureSet, Encoder | None, TrainConfig]:
+    """The training set in feature form, the encoder that made it (None: features only), and the config with what of that
+    encoder is trained, where it left that open."""
     if config.data.startswith(SYNTHETIC):
-        return synthetic(config.data.removeprefix(SYNTHETIC), config.seed), None
+        return synthetic(config.data.removeprefix(SYNTHETIC), config.seed), None, config
     if FeatureSet.is_folder(config.data):
-        return FeatureSet.load(config.data), None
+        return FeatureSet.load(config.data), None, config
     return _from_collection(config, runtime, folder)
 
 
@@ -63,7 +64,7 @@ def synthetic(size: str, seed: int) -> FeatureSet:
     return synthetic_features(queries, pool, width, directions=directions, seed=seed)
 
 
-def _from_collection(config: TrainConfig, runtime: Runtime, folder: Path) -> tuple[FeatureSet, Encoder]:
+def _from_collection(config: TrainConfig, runtime: Runtime, folder: Path) -> tuple[FeatureSet, Encoder, TrainConfig]:
     """Pictures and texts -> (towers trained if asked) -> features, extracted once and kept for the next start."""
     from genius.data.collection import open_collection
     from genius.data.extract import ExtractConfig, extract
@@ -74,6 +75,9 @@ def _from_collection(config: TrainConfig, runtime: Runtime, folder: Path) -> tup
     encoder = load_encoder(config.encoder_uri)
     if isinstance(encoder, torch.nn.Module):
         encoder.to(runtime.device)
+    if config.encoder.train == "auto":  # heads are what an encoder of frozen towers has to train; others are used as they are
+        chosen = "heads" if hasattr(encoder, "tower_images") else "none"
+        config = dataclasses.replace(config, encoder=dataclasses.replace(config.encoder, train=chosen))  # type: ignore[arg-type]
     if config.encoder.train == "towers":
         from genius.train.towers import TowersStage
 
@@ -90,7 +94,7 @@ def _from_collection(config: TrainConfig, runtime: Runtime, folder: Path) -> tup
         raise GeniusError("feature extraction did not finish on every process")
     if config.encoder.train == "heads":
         data = dataclasses.replace(data, queries=reader.cut(data.queries), pool=reader.cut(data.pool))
-    return data, encoder
+    return data, encoder, config
 
 
 class _Towers:

@@ -75,7 +75,7 @@ class Space:
         self.dtype = torch.float16 if (size > 2**28 if half is None else half) else torch.float32
         self.codes, self.dense = self._embed_pool()
         self.modality = data.pool.modality
-        self.target: Tensor | None = self._targets() if target == "given" else None
+        self.target: Tensor | None = self.wanted().to(self.device) if target == "given" else None
 
     def _embed_pool(self, chunk: int = 4096) -> tuple[Ints, Tensor]:
         width, n = self.model.config.width, len(self.data.pool)
@@ -88,14 +88,14 @@ class Space:
             dense[i : i + chunk] = ranked.to(self.dtype)
         return codes, dense
 
-    def _targets(self) -> Tensor:
+    def wanted(self) -> Tensor:
         """(Q,) the modality that each query's positives have; -1 where they differ or there are none."""
         out = torch.full((len(self.data.queries),), -1, dtype=torch.long)
         for query, rows in enumerate(self.positives):
             kinds = set(self.modality[rows].tolist())
             if len(kinds) == 1:
                 out[query] = kinds.pop()
-        return out.to(self.device)
+        return out
 
     def plain_queries(self) -> Tensor:
         """(Q, D) the encoder's own unit vectors (score fusion, Eq. 2)."""

@@ -20,7 +20,7 @@ from genius.data.features import FeatureSet
 from genius.errors import GeniusError
 from genius.evaluate.methods import identifiers
 from genius.evaluate.methods.base import Method
-from genius.evaluate.methods.generative import BeamMethod, Decodings, Writer
+from genius.evaluate.methods.generative import Author, BeamMethod, Decodings
 from genius.evaluate.methods.identifiers import Identifiers
 from genius.features import Features
 from genius.files import write_whole
@@ -44,9 +44,8 @@ class BaselineConfig:
     """How a baseline's generator is trained."""
 
     steps: int = 3000  # optimizer steps
-    batch: int = 256  # query pairs a step; as many memorised items come on top
+    batch: int = 256  # query pairs and memorised items a step
     lr: float = 1e-3
-    memorise: float = 1.0  # items a query pair whose own embedding -> id is learned
     seed: int = 0
 
 
@@ -74,7 +73,7 @@ def build_baselines(
     for name in names:
         ids, generator = _learn(name, world, model, config, folder, say or (lambda _: None))
         codes = ids.codes[world.test_rows.cpu().numpy()]
-        writer = Writer(generator, ids.quantizer, codes, ids.level_sizes, world.test_queries, modal=False)
+        writer = Author(generator, ids.quantizer, codes, ids.level_sizes, world.test_queries, modal=False)
         for count in beams:
             label = f"{name}@{count}" if len(beams) > 1 else name
             out.append(BeamMethod(label, decodings, count, writer=writer))
@@ -185,34 +184,29 @@ def train_generator(ids: Identifiers, world: _World, model: Genius, config: Base
     from genius.train.progress import Journal
 
     device = model.device
-    codes = torch.from_numpy(ids.codes).to(device)
     none = torch.zeros(len(world.items), dtype=torch.long, device=device)
-    frozen = Frozen(world.queries, None, none[: len(world.queries)].bool(), world.items, None, none, codes)
+    asked = torch.cat([world.queries, world.items])  # items are memorised: each is a question for its own ID
+    own = torch.arange(len(world.items))
+    pairs = torch.cat([world.pairs, torch.stack([len(world.queries) + own, own], 1).to(world.pairs)])
+    frozen = Frozen(world.items, none, torch.from_numpy(ids.codes).to(device), asked)
     settings = GeneratorStageConfig(
         steps=config.steps,
         batch=config.batch,
         lr=config.lr,
+        inputs="pairs",
         augmentation="none",  # GENIUS's own (4.3.2), not theirs
-        indexing=config.memorise,
-        virtual=0.0,
-        shift=0.0,  # memorise the item itself, not points around it
-        soft_positives=False,
+        patience=0,
+        average=0.0,
     )
-    shape = dataclasses.replace(model.generator.config, level_sizes=ids.level_sizes)
+    shape = dataclasses.replace(model.generator.config, level_sizes=ids.level_sizes, head="table")
     books = ids.quantizer or ResidualQuantizer(
         QuantizerConfig(width=shape.width, level_sizes=_two(ids.level_sizes), modality_code="none")
     )
-    empty = torch.zeros(len(world.queries), 1)
-    masks = torch.ones(len(world.queries), dtype=torch.bool)
-    data = FeatureSet(  # the stage reads pairs and counts only: vectors are in `frozen`
-        Features(empty, empty, masks, masks),
-        Features(torch.zeros(len(world.items), 1), torch.zeros(len(world.items), 1), *(torch.ones(2, len(world.items)).bool())),
-        world.pairs,
-        [str(i) for i in range(len(world.queries))],
-        [str(i) for i in range(len(world.items))],
-    )
-    sizes = ModelConfig(width=shape.width, level_sizes=_two(ids.level_sizes), decoder="tiny")
-    stage = GeneratorStage(data, None, frozen, None, books, sizes, settings, config.seed)
+    # the stage reads pairs and counts only: vectors are in `frozen`
+    questions, items = (_blank(len(part)) for part in (asked, world.items))
+    data = FeatureSet(questions, items, pairs.cpu(), [str(i) for i in range(len(questions))], [str(i) for i in range(len(items))])
+    sizes = ModelConfig(width=shape.width, level_sizes=_two(ids.level_sizes), decoder="tiny", head="table")
+    stage = GeneratorStage(data, frozen, None, books, sizes, settings, config.seed)
     torch.manual_seed(config.seed)
     stage.generator = Generator(shape).to(device)
     with tempfile.TemporaryDirectory() as temporary:
@@ -221,6 +215,11 @@ def train_generator(ids: Identifiers, world: _World, model: Genius, config: Base
         run_stage(stage, settings, runtime, folder / "checkpoint")
         runtime.journal.close()
     return stage.generator.eval()
+
+
+def _blank(count: int) -> Features:
+    empty, there = torch.zeros(count, 1), torch.ones(count, dtype=torch.bool)
+    return Features(empty, empty, there, there)
 
 
 def _two(sizes: tuple[int, ...]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Methods that write IDs: the paper's GENIUS and GENIUS^R, geometry, and the early-stopping default.
+"""Methods that write IDs: the paper's GENIUS and GENIUS^R, the early-stopping default, and both without a decoder.
 
 The paper's methods go to full depth with exactly B beams and never look further, so they use `beam_search`; the
 default is the engine as users get it. Methods with the same beams share one decoding and say what it cost.
@@ -20,17 +20,19 @@ from genius.errors import GeniusError
 from genius.evaluate.ids import Candidates, IdTable, items_of, ranked
 from genius.evaluate.methods.base import Answer, Ints, Pool, Space
 from genius.evaluate.methods.vectors import code_bits
+from genius.evaluate.no_decoder import NoDecoder
 from genius.evaluate.survival import PlainBeam, prefix_survival
 from genius.model.generator import Generator
 from genius.model.quantizer import ResidualQuantizer
 from genius.search import CodeTrie, SearchEngine, SearchParams, beam_search
+from genius.search.decoder import Writer
 
 WARM = 32  # queries that a GPU answers before the clock runs: its first search loads and compiles
 
 
 @dataclass(frozen=True, slots=True)
-class Writer:
-    """What writes IDs: the model's own parts, or a baseline's."""
+class Author:
+    """What writes IDs, and of what: the model's own parts, or a baseline's."""
 
     generator: Generator
     quantizer: ResidualQuantizer | None
@@ -38,17 +40,14 @@ class Writer:
     level_sizes: tuple[int, ...]
     queries: Tensor  # (Q, D) what the generator reads
     modal: bool = True  # whether the first code says the modality
-    finish: float = 0.0  # of `SearchParams`: the model's own settings
-    leaves: int = 2000
-    geometry: float = 0.0
+    instead: Writer | None = None  # what writes in the generator's place
 
     @classmethod
-    def of(cls, space: Space) -> Writer:
+    def of(cls, space: Space, *, decoder: bool = True) -> Author:
         model = space.model
-        own = model_params(space)
         sizes = model.config.quantizer.level_sizes
-        parts = (model.generator, model.quantizer, space.codes, sizes, space.query_z)
-        return cls(*parts, finish=own.finish, leaves=own.leaves, geometry=own.geometry)
+        instead = None if decoder else NoDecoder(model.quantizer)
+        return cls(model.generator, model.quantizer, space.codes, sizes, space.query_z, instead=instead)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +69,16 @@ class Decodings:
     """
 
     batch: int = 128  # queries decoded at once
-    kept: dict[tuple[str, str, int, float, bool, float, bool, int], Found] = field(default_factory=dict)
+    kept: dict[tuple[str, str, int, bool, bool, int], Found] = field(default_factory=dict)
 
-    def get(self, space: Space, writer: Writer, pool: Pool, queries: Ints, beams: int, generator: bool) -> Found:
+    def get(self, space: Space, writer: Author, pool: Pool, queries: Ints, beams: int) -> Found:
         digest = Pool("queries", queries).digest
-        told, written_by = space.target is not None, id(writer.generator)
-        key = (pool.digest, digest, beams, writer.geometry, generator, writer.finish, told, written_by)
+        key = (pool.digest, digest, beams, writer.instead is None, space.target is not None, id(writer.generator))
         if key not in self.kept:
-            self.kept[key] = self._decode(space, writer, pool, queries, beams, generator)
+            self.kept[key] = self._decode(space, writer, pool, queries, beams)
         return self.kept[key]
 
-    def _decode(self, space: Space, writer: Writer, pool: Pool, queries: Ints, beams: int, generator: bool) -> Found:
+    def _decode(self, space: Space, writer: Author, pool: Pool, queries: Ints, beams: int) -> Found:
         codes = writer.codes[pool.rows]
         trie = CodeTrie.build(codes, writer.level_sizes)
         table = IdTable(codes, writer.level_sizes)
@@ -90,15 +88,12 @@ class Decodings:
 
         def write(part: Tensor) -> Ints:
             result = beam_search(
-                writer.generator if generator else None,
+                writer.generator,
                 trie,
                 writer.queries[part],
                 beams,
-                quantizer=writer.quantizer,
-                geometry=writer.geometry,
-                finish=writer.finish,
-                leaves=writer.leaves,
                 target=None if space.target is None or not writer.modal else space.target[part],
+                writer=writer.instead,
             )
             return result.codes.cpu().numpy()
 
@@ -123,19 +118,13 @@ class BeamMethod:
     decodings: Decodings
     beams: int = 50
     rerank: Literal["none", "embeddings", "codes"] = "none"
-    generator: bool = True
-    geometry: float | None = None  # None: the model's own settings; 0: the decoder alone writes every code, as in the paper
-    finish: float | None = None
-    sample: int = 0  # queries on which the survival of gold prefixes in the decoder's own beams is followed level by level
-    writer: Writer | None = None  # None: the model under test
+    decoder: bool = True  # False: nearness alone writes
+    sample: int = 0  # queries on which the survival of gold prefixes in the beams is followed level by level
+    writer: Author | None = None  # None: the model under test
 
     def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> Answer:
-        writer = self.writer or Writer.of(space)
-        if self.finish is not None or not self.generator:
-            writer = replace(writer, finish=self.finish or 0.0)  # geometry alone needs no other finish
-        if self.geometry is not None:
-            writer = replace(writer, geometry=self.geometry)
-        found = self.decodings.get(space, writer, pool, queries, self.beams, self.generator)
+        writer = self.writer or Author.of(space, decoder=self.decoder)
+        found = self.decodings.get(space, writer, pool, queries, self.beams)
         start = time.perf_counter()
         candidates = items_of(found.table, found.ids)
         rows, scores = ranked(candidates, k, self._scores(space, writer, pool, queries, candidates))
@@ -150,7 +139,7 @@ class BeamMethod:
         return answer
 
     def _scores(
-        self, space: Space, writer: Writer, pool: Pool, queries: Ints, candidates: Candidates
+        self, space: Space, writer: Author, pool: Pool, queries: Ints, candidates: Candidates
     ) -> npt.NDArray[np.float64] | None:
         if self.rerank == "none":
             return None
@@ -170,14 +159,11 @@ class BeamMethod:
         return out
 
     def _survival(
-        self, space: Space, writer: Writer, pool: Pool, queries: Ints, table: IdTable, positives: Sequence[Sequence[int]]
+        self, space: Space, writer: Author, pool: Pool, queries: Ints, table: IdTable, positives: Sequence[Sequence[int]]
     ) -> list[float]:
         step = max(1, len(queries) // self.sample)
         picked = np.arange(0, len(queries), step)[: self.sample]
-        geometric = writer.geometry > 0 or not self.generator
-        beam = PlainBeam(
-            table, writer.generator if self.generator else None, writer.quantizer if geometric else None, writer.geometry
-        )
+        beam = PlainBeam(table, writer.generator, writer.instead)
         codes = writer.codes[pool.rows]
         gold = [codes[np.array(positives[i], dtype=np.int64)] for i in picked]
         z = writer.queries[torch.from_numpy(queries[picked]).to(space.device)]
@@ -199,13 +185,15 @@ class EngineMethod:
     label: str
     params: SearchParams
     batch: int = 128
+    decoder: bool = True  # False: nearness alone writes
     sample: int = 200  # queries on which all candidates are asked for, to see whether a positive was among them
 
     def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> Answer:
         model = space.model
         trie = CodeTrie.build(space.codes[pool.rows], model.config.quantizer.level_sizes)
         vectors = space.dense[torch.from_numpy(pool.rows).to(space.device)] if self.params.reranker == "embeddings" else None
-        engine = SearchEngine(model.generator, model.quantizer, trie, vectors, device=str(space.device))
+        writer = None if self.decoder else NoDecoder(model.quantizer)
+        engine = SearchEngine(model.generator, model.quantizer, trie, vectors, device=str(space.device), writer=writer)
         rows = np.full((len(queries), k), -1, np.int64)
         scores = np.full((len(queries), k), -np.inf)
         touched = np.zeros(len(queries), np.int64)
@@ -260,7 +248,7 @@ class EngineMethod:
 
 def model_params(space: Space, **changes: object) -> SearchParams:
     """The model's own defaults (its config's `search` table) with changes."""
-    return replace(SearchParams(**space.model.config.search), **changes)  # type: ignore[arg-type]
+    return replace(SearchParams.of_model(space.model.config.search), **changes)  # type: ignore[arg-type]
 
 
 def paper_bytes(level_sizes: tuple[int, ...]) -> float:

@@ -41,6 +41,27 @@ class Dense:
         return _search(asked, lambda a, b: space.dense[rows[a:b]].float(), pool, k, self.backend, size)
 
 
+class DenseTold:
+    """The same among the items of the wanted modality alone: dense search that is told the kind, as a user's filter would."""
+
+    def __init__(self, backend: Backend = "auto", label: str = "dense-told") -> None:
+        self.backend, self.label = backend, label
+
+    def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> Answer:
+        rows = np.full((len(queries), k), -1, np.int64)
+        scores, touched, seconds = np.full((len(queries), k), -np.inf), np.zeros(len(queries), np.int64), 0.0
+        wanted, bytes_per_item = space.wanted()[torch.from_numpy(queries)].numpy(), 0.0
+        for kind in np.unique(wanted):
+            mine = np.flatnonzero(wanted == kind)
+            own = np.flatnonzero((space.modality[pool.rows].numpy() == kind) | (kind < 0))  # -1: answers of several kinds
+            part = Dense(self.backend).answer(space, Pool(pool.name, pool.rows[own]), queries[mine], min(k, len(own)))
+            real = part.rows >= 0
+            rows[mine, : part.rows.shape[1]] = np.where(real, own[part.rows.clip(min=0)], -1)
+            scores[mine, : part.rows.shape[1]] = part.scores
+            touched[mine], seconds, bytes_per_item = len(own), seconds + part.seconds, part.bytes_per_item
+        return Answer(rows, scores, touched, seconds, bytes_per_item)
+
+
 class ScoreFusion:
     """The encoder's own embedding, image + text (Eq. 2): CLIP-SF and BLIP-SF of the tables, with their encoder."""
 

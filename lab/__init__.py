@@ -1,0 +1,1 @@
+"""The laboratory: programs that train, measure and draw what the documentation shows. Not part of the installed package."""

@@ -1,0 +1,71 @@
+"""The decoder, codes and fusion of `bundled:mini`, over the vectors of its frozen encoder (`lab.icons_vectors`).
+
+    python -m lab.bundled ICONS OUT            trains twice: OUT/measured on the training questions alone (and measures it), then
+                                               OUT/shipped, which has seen the test questions too and is what people get
+
+Validation questions, which the encoder has never seen, give the offsets and the judgement in both. Sizes are small enough to be
+committed. Install with `cp OUT/shipped/{config.json,model.safetensors} src/genius/bundled/mini/`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from genius.config import to_dict
+from genius.data.features import FeatureSet
+from genius.features import Features
+from genius.train.config import TrainConfig, read_train_config
+from genius.train.run import Trained, train
+from lab.accuracy import METHODS, Bench, Data
+from lab.icons_vectors import load
+
+CHANGES: dict[str, Any] = {"model.decoder": "compact", "model.level_sizes": [3, *[512] * 8], "search.rerank": 2000}
+
+
+def both(one: FeatureSet, other: FeatureSet) -> FeatureSet:
+    """The questions of two sets over the same pool."""
+    pairs = torch.cat([one.pairs, other.pairs + torch.tensor([len(one.queries), 0])])
+    ids = [*one.query_ids, *other.query_ids]
+    queries = Features.cat([one.queries, other.queries])
+    return FeatureSet(queries, one.pool, pairs, ids, one.pool_ids, torch.cat([one.tasks, other.tasks]), one.names)
+
+
+def fit(data: FeatureSet, honest: FeatureSet, config: TrainConfig, output: Path) -> Trained:
+    honest.save(output / "honest")
+    config = dataclasses.replace(config, output=str(output / "run"), held_out_data=str(output / "honest"))
+    trained = train(config, data, quiet=True)
+    trained.model.save_pretrained(output, dtype=torch.float16, encoder=False)
+    return trained
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("icons", type=Path)
+    parser.add_argument("output", type=Path)
+    args = parser.parse_args()
+    parts, config = load(args.icons), read_train_config("builtin:default", CHANGES)
+    measured = fit(parts["train"], parts["val"], config, args.output / "measured")
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    about = {
+        "data": "icons",
+        "device": device,
+        "date": datetime.date.today().isoformat(),
+        "changes": CHANGES,
+        "config_name": "builtin:default",
+    }
+    bench = Bench(Data(parts["train"], parts["test"], parts["val"]), config, args.output / "measured.json", about)
+    bench.measure("bundled:mini", config.seed, measured, parts["test"], METHODS)
+    shipped = fit(both(parts["train"], parts["test"]), parts["val"], config, args.output / "shipped")
+    card = {"config": to_dict(config), "training": shipped.metrics}
+    (args.output / "shipped.json").write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

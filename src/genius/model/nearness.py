@@ -1,0 +1,112 @@
+"""The output head that is tied to the codebooks: a code is as likely as it is near to what is left of z.
+
+    logit(c) = a_l (2 r.c - b_l |c|^2),   r = z - codes so far + U_l h
+
+h is the decoder's state; a_l, b_l and U_l are learned, c are the quantizer's own rows (those of the item's modality where books
+are per modality). U starts at zero, so an untrained decoder *is* nearness with a temperature, and training says how far to trust
+it and where to bend it. Input tokens come from the codebooks too, so nothing here grows with the number of
+codes, and a code that was never a target in its place can still be written. Level 0, the modality, keeps a small free head.
+Knows codebooks and states; nothing of attention or tries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from genius.model.generator import GeneratorConfig
+    from genius.model.quantizer import ResidualQuantizer
+
+Rows = slice | Tensor
+ByModality = Sequence[tuple[int, Rows]]
+"""Which rows of a batch belong to which modality: slices where a batch is sorted (fixed shapes), index tensors elsewhere."""
+
+FAST = 20.0  # a_l and b_l are read as this times a parameter: Adam then moves them as fast as two numbers a level may move
+START_SCALE = 2.5  # log a_l before training
+
+
+def by_modality(modality: Tensor) -> ByModality:
+    """The rows of each modality that is there."""
+    return [(kind, (modality == kind).nonzero()[:, 0]) for kind in modality.unique().tolist()]
+
+
+class NearnessHead(nn.Module):
+    """Input tokens and next-code logits from the codebooks of a quantizer, which stays the owner of its rows."""
+
+    def __init__(self, config: GeneratorConfig, quantizer: ResidualQuantizer) -> None:
+        super().__init__()
+        self.__dict__["quantizer"] = quantizer  # not a submodule: its rows are saved once, as the quantizer's
+        self.level_sizes, width, d_model = config.level_sizes, config.width, config.d_model
+        written = len(self.level_sizes) - 1  # levels after the modality
+        self.start = nn.Parameter(torch.randn(d_model))
+        self.modality_in = nn.Embedding(self.level_sizes[0], d_model)
+        self.modality_out = nn.Linear(d_model, self.level_sizes[0])
+        self.read = nn.ModuleList(nn.Linear(width, d_model) for _ in range(written - 1))  # the last code is never read
+        self.bend = nn.ModuleList(nn.Linear(d_model, width) for _ in range(written))  # U_l
+        self.log_scale = nn.Parameter(torch.full((written,), START_SCALE / FAST))  # log a_l / FAST
+        self.norm_weight = nn.Parameter(torch.full((written,), 1 / FAST))  # b_l / FAST
+        with torch.no_grad():
+            for level, layer in enumerate(self.read, start=1):
+                assert isinstance(layer, nn.Linear)
+                size = quantizer.codebook(level).square().mean().sqrt().clamp(min=1e-6)
+                layer.weight /= size.cpu()  # codes of every level are read as tokens of like size
+            for layer in self.bend:
+                assert isinstance(layer, nn.Linear)
+                nn.init.zeros_(layer.weight)
+                nn.init.zeros_(layer.bias)
+
+    quantizer: ResidualQuantizer
+
+    def token(self, level: int, code: Tensor, modality: Tensor) -> Tensor:
+        """(..., d_model) what the decoder reads for codes (...) of a level, of items whose first codes are `modality` (...)."""
+        if level == 0:
+            return self.modality_in(code)  # type: ignore[no-any-return]
+        return self.read[level - 1](self.quantizer.vectors(level, code, modality))  # type: ignore[no-any-return]
+
+    def aim(self, level: int, hidden: Tensor, rest: Tensor) -> Tensor:
+        """(R, width) the vector whose products with a level's codes, plus `bias`, are their logits: 2 a_l r. Float32.
+
+        `rest` (R, width) is z minus the codes so far."""
+        rest = rest.float()
+        bent = self.bend[level - 1](hidden).float()
+        with torch.autocast(rest.device.type, enabled=False):
+            aim: Tensor = 2 * self.scale(level) * (rest + bent)
+            return aim
+
+    def bias(self, level: int, book: Tensor) -> Tensor:
+        """(K,) -a_l b_l |c|^2 of every code of a book (K, width)."""
+        with torch.autocast(book.device.type, enabled=False):
+            return -self.scale(level) * FAST * self.norm_weight[level - 1] * book.square().sum(1)
+
+    def scale(self, level: int) -> Tensor:
+        """a_l"""
+        return (FAST * self.log_scale[level - 1]).exp()
+
+    def logits(self, level: int, hidden: Tensor, rest: Tensor, rows: ByModality) -> Tensor:
+        """(R, K_level) of states (R, d_model); float32."""
+        if level == 0:
+            return self.modality_out(hidden).float()  # type: ignore[no-any-return]
+        aim = self.aim(level, hidden, rest)
+        with torch.autocast(aim.device.type, enabled=False):
+            if not self.quantizer.config.own_books(level):
+                book = self.quantizer.codebook(level)
+                return torch.addmm(self.bias(level, book), aim, book.T)
+            books = {kind: self.quantizer.book_of(level, kind) for kind, _ in rows}
+            parts = [torch.addmm(self.bias(level, books[kind]), aim[own], books[kind].T) for kind, own in rows]
+            if all(isinstance(own, slice) for _, own in rows):
+                return torch.cat(parts)  # a sorted batch: its blocks follow each other
+            out = aim.new_empty(len(aim), self.level_sizes[level])
+            for (_, own), part in zip(rows, parts, strict=True):
+                out[own] = part
+            return out
+
+    def rests(self, z: Tensor, codes: Tensor) -> list[Tensor]:
+        """z minus the codes before each level: M tensors (B, width)."""
+        out = [z]
+        for level in range(codes.shape[1] - 1):
+            out.append(out[-1] - self.quantizer.vectors(level, codes[:, level], codes[:, 0] if level else None))
+        return out

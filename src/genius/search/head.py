@@ -1,0 +1,290 @@
+"""How likely the next code is, from the decoder's state: the two heads of `genius.model.generator`, ready for inference.
+
+Each says what a code is read as, and log p of every code of a level. Rows are beams of all queries, flat. Knows weights and
+codebooks; nothing of attention, beams or tries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from genius.model.generator import START, Generator
+from genius.search.int8 import Int8Matrix
+
+Place = Callable[[Tensor], Tensor]
+
+
+class Products(Protocol):
+    """The matrix products of a recorded search (`genius.search.kernels`)."""
+
+    def logits(self, h: Tensor, head: Tensor) -> Tensor: ...
+    def log_normalizer(self, h: Tensor, head: Tensor) -> Tensor: ...
+    def pick(self, h: Tensor, head: Tensor, token: Tensor) -> Tensor: ...
+
+
+class Head(Protocol):
+    """`TableHead` or `CodebookHead`."""
+
+    def inputs(self, codes: Tensor, begin: int) -> Tensor:
+        """What is read for codes (R, l), from the input `begin` on (0 is the start): (R, l + 1 - begin, d)."""
+        ...
+
+    def rest(self, z: Tensor, codes: Tensor) -> Tensor | None:
+        """(R, D) z minus the codes so far, where log p depends on it."""
+        ...
+
+    def log_p(
+        self, level: int, hidden: Tensor, rest: Tensor | None, modality: Tensor | None, mass: Tensor | None = None
+    ) -> Tensor:
+        """States (R, d) -> (R, K_level) float32. `modality` (R,) are the first codes, None at level 0."""
+        ...
+
+    def mass(self, hidden: Tensor) -> Tensor | None:
+        """Log of what every level's logits are divided by, where all levels share it: (R, d) -> (R,)."""
+        ...
+
+    def path(self, level: int, hidden: Tensor, rest: Tensor | None, codes: Tensor) -> Tensor:
+        """Sum of log p of the codes (R, M) from `level` on; hidden (R, M - level, d) -> (R,)."""
+        ...
+
+    def narrow(self) -> None:
+        """Use int8 products from now on, where that is worth it."""
+        ...
+
+    # the same for a recorded search: shapes depend on no value, products are `ops`'
+    def fixed(
+        self, level: int, hidden: Tensor, rest: Tensor | None, modality: Tensor | None, ops: Products
+    ) -> tuple[Tensor, Tensor]:
+        """Logits (R, K_level) and the log of what they are divided by (R,)."""
+        ...
+
+    def fixed_path(self, level: int, hidden: Tensor, rest: Tensor | None, codes: Tensor, ops: Products) -> Tensor:
+        """As `path`."""
+        ...
+
+
+class TableHead:
+    """A free row for every code (the paper's)."""
+
+    def __init__(self, generator: Generator, place: Place) -> None:
+        config = generator.config
+        self.config, weight = config, generator.tokens.weight.detach()
+        self.tokens = place(weight)  # (V, d) inputs
+        # T5 scales tied embeddings; the final norm's weight goes into the head as well
+        self.table = place(weight.float() * generator.final_norm.weight.detach().float() * config.d_model**-0.5)  # (V, d)
+        # logits are at most |h| |w|: where that cannot overflow, exp needs no shift
+        self.calm = float(self.table.float().norm(dim=1).max()) * config.d_model**0.5 < 80
+        self.pieces = 1024 if self.table.device.type == "cpu" else 8192  # columns at a time: on a CPU they stay in cache
+        self.int8: list[Int8Matrix] | None = None
+
+    def inputs(self, codes: Tensor, begin: int) -> Tensor:
+        tokens = [codes.new_full((len(codes), 1), START)]
+        tokens += [codes[:, i : i + 1] + self.config.offsets[i] for i in range(codes.shape[1])]
+        return F.embedding(torch.cat(tokens[begin:], 1), self.tokens)
+
+    def rest(self, z: Tensor, codes: Tensor) -> None:
+        return None
+
+    def rows(self, level: int) -> Tensor:
+        """(K_level, d) of the output table."""
+        start = self.config.offsets[level]
+        return self.table[start : start + self.config.level_sizes[level]]
+
+    def log_p(
+        self, level: int, hidden: Tensor, rest: Tensor | None, modality: Tensor | None, mass: Tensor | None = None
+    ) -> Tensor:
+        logits = self._logits(level, hidden)
+        if self.config.normalizer == "level":
+            return logits.log_softmax(1)
+        if mass is None:
+            mass = self._normalizer(hidden, level, logits)
+        return logits - mass[:, None]
+
+    def mass(self, hidden: Tensor) -> Tensor | None:
+        return self._normalizer(hidden) if self.config.normalizer == "vocabulary" else None
+
+    def path(self, level: int, hidden: Tensor, rest: Tensor | None, codes: Tensor) -> Tensor:
+        count, length, width = hidden.shape
+        if self.config.normalizer == "level":
+            steps = [self._logits(level + i, hidden[:, i]).log_softmax(1) for i in range(length)]
+            return torch.stack([s.gather(1, codes[:, level + i, None])[:, 0] for i, s in enumerate(steps)], 1).sum(1)
+        chosen = torch.stack([self.rows(level + i)[codes[:, level + i]].float() for i in range(length)], 1)  # (R, L, d)
+        own = (hidden.float() * chosen).sum(2)
+        return (own - self._normalizer(hidden.reshape(count * length, width)).view(count, length)).sum(1)
+
+    def narrow(self) -> None:
+        self.specials = self.table[: self.config.offsets[0]].T.contiguous()
+        self.int8 = [Int8Matrix(self.rows(level).T) for level in range(self.config.levels)]
+
+    def fixed(
+        self, level: int, hidden: Tensor, rest: Tensor | None, modality: Tensor | None, ops: Products
+    ) -> tuple[Tensor, Tensor]:
+        logits = ops.logits(hidden, self.rows(level))
+        return logits, ops.log_normalizer(hidden, self.table) if self.config.normalizer == "vocabulary" else logits.logsumexp(1)
+
+    def fixed_path(self, level: int, hidden: Tensor, rest: Tensor | None, codes: Tensor, ops: Products) -> Tensor:
+        count, length, width = hidden.shape
+        flat = hidden.reshape(count * length, width)
+        tokens = torch.stack([codes[:, level + i] + self.config.offsets[level + i] for i in range(length)], 1)
+        own = ops.pick(flat, self.table, tokens.flatten()).view(count, length)
+        if self.config.normalizer == "vocabulary":
+            return (own - ops.log_normalizer(flat, self.table).view(count, length)).sum(1)
+        masses = [ops.logits(hidden[:, i].contiguous(), self.rows(level + i)).logsumexp(1) for i in range(length)]
+        return (own - torch.stack(masses, 1)).sum(1)
+
+    def _logits(self, level: int, hidden: Tensor) -> Tensor:
+        if self.int8 is not None:
+            return hidden @ self.int8[level]
+        return (hidden @ self.rows(level).T).float()
+
+    def _normalizer(self, hidden: Tensor, level: int = -1, logits: Tensor | None = None) -> Tensor:
+        """log of the sum of exp over the whole table, (R, d) -> (R,) float32: the published normaliser.
+
+        `logits` (R, K) of one `level` are not computed again.
+        """
+        if self.int8 is not None:
+            others = [hidden @ matrix for i, matrix in enumerate(self.int8) if logits is None or i != level]
+            parts = [hidden @ self.specials, *others, *([] if logits is None else [logits])]
+            if self.calm:
+                return torch.stack([part.exp().sum(1) for part in parts]).sum(0).log()
+            return torch.stack([part.logsumexp(1) for part in parts]).logsumexp(0)
+        if logits is None:
+            spans = [(0, self.config.vocabulary)]
+        else:
+            start = self.config.offsets[level]
+            spans = [(0, start), (start + logits.shape[1], self.config.vocabulary)]
+        pieces = [(i, min(i + self.pieces, end)) for start, end in spans for i in range(start, end, self.pieces)]
+        if not self.calm:
+            sums = [(hidden @ self.table[i:j].T).float().logsumexp(1) for i, j in pieces]
+            return torch.stack(sums if logits is None else [*sums, logits.logsumexp(1)]).logsumexp(0)
+        rows = 512 if hidden.device.type == "cpu" else max(len(hidden), 1)
+        mass = [self._mass(part, pieces) for part in hidden.split(rows)]
+        total = torch.cat(mass) if mass else hidden.new_zeros(0)
+        return (total if logits is None else total + logits.exp().sum(1)).log()
+
+    def _mass(self, hidden: Tensor, pieces: list[tuple[int, int]]) -> Tensor:
+        total = torch.zeros(len(hidden), device=hidden.device)
+        for i, j in pieces:
+            total += (hidden @ self.table[i:j].T).float().exp_().sum(1)
+        return total
+
+
+class CodebookHead:
+    """Nearness to the codebooks' rows, bent by the state (`genius.model.nearness`)."""
+
+    def __init__(self, generator: Generator, place: Place) -> None:
+        model = generator.nearness
+        self.config, self.quantizer = generator.config, model.quantizer
+        levels = range(1, self.config.levels)
+        norm = generator.final_norm.weight.detach().float()  # states come without it
+        self.start, self.modality_in = place(model.start), place(model.modality_in.weight)
+        self.modality_out = place(model.modality_out.weight.detach().float() * norm), place(model.modality_out.bias)
+        self.read = [(place(layer.weight), place(layer.bias)) for layer in model.read]  # type: ignore[arg-type]
+        scales = [model.scale(level).detach().float() for level in levels]
+        # aim = 2 a (rest + U h)
+        self.bend = [
+            (place(2 * a * layer.weight.detach().float() * norm), place(2 * a * layer.bias.detach().float()))  # type: ignore[operator, union-attr]
+            for a, layer in zip(scales, model.bend, strict=True)
+        ]
+        self.doubled = [2 * float(a) for a in scales]
+        # (3 or 1, K, D) code vectors and (3 or 1, K) biases of every level after the modality
+        self.books, self.biases = [], []
+        with torch.no_grad():
+            for level in levels:
+                size, book = self.config.level_sizes[level], model.quantizer.codebook(level)
+                self.books.append(place(book).view(-1, size, self.config.width))
+                self.biases.append(place(model.bias(level, book)).float().view(-1, size))
+        self.means = place(model.quantizer.codebook(0)).float()  # (3, D) what level 0 takes off
+
+    def inputs(self, codes: Tensor, begin: int) -> Tensor:
+        parts = [self.start.expand(len(codes), -1)] if begin == 0 else []
+        for level in range(max(begin - 1, 0), codes.shape[1]):
+            if level == 0:
+                parts.append(F.embedding(codes[:, 0], self.modality_in))
+            else:
+                weight, bias = self.read[level - 1]
+                parts.append(F.linear(self._vectors(level, codes[:, level], codes[:, 0]), weight, bias))
+        return torch.stack(parts, 1)
+
+    def _vectors(self, level: int, code: Tensor, modality: Tensor) -> Tensor:
+        books = self.books[level - 1]
+        return books.flatten(0, 1)[code if len(books) == 1 else code + modality * books.shape[1]]
+
+    def rest(self, z: Tensor, codes: Tensor) -> Tensor:
+        rest = z.float()
+        for level in range(codes.shape[1]):
+            vector = self.means[codes[:, 0]] if level == 0 else self._vectors(level, codes[:, level], codes[:, 0])
+            rest = rest - vector
+        return rest
+
+    def aim(self, level: int, hidden: Tensor, rest: Tensor) -> Tensor:
+        """(R, D) float32, whose products with the codes, plus biases, are their logits."""
+        return F.linear(hidden, *self.bend[level - 1]).float() + self.doubled[level - 1] * rest
+
+    def log_p(
+        self, level: int, hidden: Tensor, rest: Tensor | None, modality: Tensor | None, mass: Tensor | None = None
+    ) -> Tensor:
+        return self.logits(level, hidden, rest, modality).log_softmax(1)
+
+    def logits(self, level: int, hidden: Tensor, rest: Tensor | None, modality: Tensor | None) -> Tensor:
+        """(R, K_level) float32."""
+        if level == 0:
+            return F.linear(hidden, *self.modality_out).float()
+        assert rest is not None and modality is not None
+        aim, books, biases = self.aim(level, hidden, rest), self.books[level - 1], self.biases[level - 1]
+        if len(books) == 1:
+            return torch.addmm(biases[0], aim.to(books.dtype), books[0].T).float()
+        out = aim.new_empty(len(aim), books.shape[1])
+        for kind in modality.unique().tolist():
+            own = (modality == kind).nonzero()[:, 0]
+            out[own] = torch.addmm(biases[kind], aim[own], books[kind].T)
+        return out
+
+    def mass(self, hidden: Tensor) -> None:
+        return None
+
+    def path(self, level: int, hidden: Tensor, rest: Tensor | None, codes: Tensor) -> Tensor:
+        return self._path(level, hidden, rest, codes, lambda *now: self.logits(*now).log_softmax(1))
+
+    def narrow(self) -> None:
+        """Distances decide here: they keep float32."""
+
+    def fixed(
+        self, level: int, hidden: Tensor, rest: Tensor | None, modality: Tensor | None, ops: Products
+    ) -> tuple[Tensor, Tensor]:
+        if level == 0:
+            logits = F.linear(hidden, *self.modality_out).float()
+            return logits, logits.logsumexp(1)
+        assert rest is not None and modality is not None
+        aim, books, biases = self.aim(level, hidden, rest), self.books[level - 1], self.biases[level - 1]
+        if len(books) == 1:
+            logits = ops.logits(aim.to(books.dtype), books[0]) + biases[0]
+            return logits, logits.logsumexp(1)
+        # which book a row reads is a value: all are read, and the row is masked out of the others
+        mine = (modality[:, None] == torch.arange(len(books), device=modality.device)).float()  # (R, 3)
+        logits = mine @ biases
+        for kind, book in enumerate(books):
+            logits = logits + ops.logits((aim * mine[:, kind : kind + 1]).to(book.dtype), book)
+        return logits, logits.logsumexp(1)
+
+    def fixed_path(self, level: int, hidden: Tensor, rest: Tensor | None, codes: Tensor, ops: Products) -> Tensor:
+        def log_p(now: int, state: Tensor, left: Tensor, modality: Tensor | None) -> Tensor:
+            logits, normalizer = self.fixed(now, state, left, modality, ops)
+            return logits - normalizer[:, None]
+
+        return self._path(level, hidden, rest, codes, log_p)
+
+    def _path(self, level: int, hidden: Tensor, rest: Tensor | None, codes: Tensor, log_p: Callable[..., Tensor]) -> Tensor:
+        total = torch.zeros(len(codes), device=codes.device)
+        assert rest is not None
+        for step in range(hidden.shape[1]):
+            now = level + step
+            scores = log_p(now, hidden[:, step], rest, codes[:, 0] if now else None)
+            total = total + scores.gather(1, codes[:, now : now + 1])[:, 0]
+            rest = rest - (self.means[codes[:, 0]] if now == 0 else self._vectors(now, codes[:, now], codes[:, 0]))
+        return total

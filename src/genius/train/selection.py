@@ -1,0 +1,91 @@
+"""Which weights a stage leaves behind: running averages, judged on honest questions, the best of them.
+
+Without questions to judge by, or where a config asks for neither (the paper), the last weights stay as they are. Knows
+parameters and numbers; nothing of losses or loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+AVERAGE, BEST = "average.", "best."
+
+
+class Selection:
+    """Follows the parameters of a stage."""
+
+    def __init__(self, stage: nn.Module, decay: float, patience: int) -> None:
+        """`decay` of the running averages, 0: none; `patience`: looks without a better value before the stage should stop."""
+        self.stage, self.decay, self.patience = stage, decay, patience
+        self.average: dict[str, Tensor] = self._copy() if decay > 0 else {}
+        self.best: dict[str, Tensor] = {}
+        self.value, self.waited, self.steps = float("-inf"), 0, 0
+
+    def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return ((name, p) for name, p in self.stage.named_parameters() if p.requires_grad)
+
+    def _copy(self) -> dict[str, Tensor]:
+        return {name: p.detach().clone() for name, p in self._parameters()}
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """After every step."""
+        self.steps += 1
+        if self.average:
+            decay = min(self.decay, self.steps / (self.steps + 10))  # the first steps are soon forgotten
+            pairs = [(self.average[name], p) for name, p in self._parameters()]
+            torch._foreach_lerp_([mine for mine, _ in pairs], [p for _, p in pairs], 1 - decay)
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Inside, the stage has the weights that would be kept."""
+        before = self._copy() if self.average else {}
+        self._put(self.average)
+        try:
+            yield
+        finally:
+            self._put(before)
+
+    def look(self, value: float) -> bool:
+        """Take a judgement of the weights that `kept` shows; whether the stage should stop."""
+        if value > self.value:
+            self.value, self.waited = value, 0
+            self.best = {name: t.clone() for name, t in (self.average or self._copy()).items()}
+        else:
+            self.waited += 1
+        return 0 < self.patience <= self.waited
+
+    def finish(self) -> None:
+        """Put the kept weights into the stage."""
+        self._put(self.best if self.patience and self.best else self.average)
+
+    @torch.no_grad()
+    def _put(self, weights: Mapping[str, Tensor]) -> None:
+        for name, p in self._parameters():
+            if name in weights:
+                p.copy_(weights[name])
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint must hold beside the stage's own weights."""
+        kept = {AVERAGE + name: tensor for name, tensor in self.average.items()}
+        return kept | {BEST + name: tensor for name, tensor in self.best.items()}
+
+    def numbers(self) -> dict[str, float]:
+        shown = None if self.value == float("-inf") else self.value
+        return {"value": shown, "waited": self.waited, "averaged": self.steps}  # type: ignore[dict-item]
+
+    def restore(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, float]) -> None:
+        device = next(self._parameters())[1].device
+        for prefix, into in ((AVERAGE, self.average), (BEST, self.best)):
+            for name, tensor in tensors.items():
+                if name.startswith(prefix):
+                    into[name.removeprefix(prefix)] = tensor.to(device)
+        value = numbers.get("value")
+        self.value = float("-inf") if value is None else float(value)
+        self.waited, self.steps = int(numbers.get("waited", 0)), int(numbers.get("averaged", 0))
