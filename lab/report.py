@@ -110,8 +110,8 @@ def confidence(body: dict[str, Any]) -> list[str]:
     return [
         *out,
         "",
-        "The probability of a hit can be relied on. Whether there is an answer at all can hardly be told here: four questions of five miss their answer",
-        "even when it is there, and thousands of drawings of neighbouring things are just as near. `doubtful` is therefore rarely said.",
+        "The probability of a hit can be relied on. Whether there is an answer at all can hardly be told here: most questions do not find their answer first",
+        "when it is there, and thousands of drawings of neighbouring things are just as near. `doubtful` is therefore rarely said.",
         "",
     ]
 
