@@ -205,8 +205,8 @@ _fused: WeakKeyDictionary[Generator, tuple[object, Decoder]] = WeakKeyDictionary
 
 
 def decoder_of(generator: Generator, device: torch.device) -> Decoder:
-    """The float32 decoder of a generator, fused again only when a weight, or a codebook that its head reads, has changed or moved."""
-    weights = list(generator.parameters())
+    """The float32 decoder of a generator, fused again only when a weight or a codebook of its head has changed or moved."""
+    weights: list[Tensor] = list(generator.parameters())
     if generator.config.head == "codebooks":
         weights += list(generator.nearness.quantizer.buffers())
     try:
