@@ -27,7 +27,8 @@ demo: $(VENV)/.demo  ## index 11,600 drawings that pip installed and search them
 	$(BIN)/genius demo
 
 lint: setup  ## ruff and mypy --strict
-	$(BIN)/ruff check src tests benchmarks lab
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check src tests lab
 	$(BIN)/mypy
 
 browser:  ## Chromium for the page's tests, where the system's package manager has it (no failure where not)

@@ -1,4 +1,4 @@
-"""What `genius eval` and `genius reproduce` are pointed at: a dataset on disk or features, made into a `FeatureSet`.
+"""What `genius eval` and `python -m lab reproduce` are pointed at: a dataset on disk or features, made into a `FeatureSet`.
 
 Features of a dataset are extracted once and kept in a cache whose name holds the encoder's and the data's
 fingerprints: a changed model or file never meets old features.

@@ -179,18 +179,15 @@ def builtin_names() -> list[str]:
     return sorted(path.stem for path in CONFIGS.glob("*.toml"))
 
 
-def read_train_config(source: str, overrides: dict[str, Any] | None = None, base: str | None = None) -> TrainConfig:
-    """A config by path or `builtin:NAME`, its bases first, `overrides` (dotted names) last.
-
-    `base` takes the place of the file's own, so that a built-in ablation runs on any config.
-    """
-    values = _resolve(source, base, seen=())
+def read_train_config(source: str, overrides: dict[str, Any] | None = None) -> TrainConfig:
+    """A config by path or `builtin:NAME`, its bases first, `overrides` (dotted names) last."""
+    values = _resolve(source, seen=())
     for name, value in (overrides or {}).items():
         _put(values, name.split("."), value)
     return from_dict(TrainConfig, values, where=source)
 
 
-def _resolve(source: str, base: str | None, seen: tuple[str, ...]) -> dict[str, Any]:
+def _resolve(source: str, seen: tuple[str, ...]) -> dict[str, Any]:
     path = _locate(source)
     if str(path) in seen:
         raise GeniusError(f"{source}: its bases go in a circle")
@@ -203,15 +200,14 @@ def _resolve(source: str, base: str | None, seen: tuple[str, ...]) -> dict[str, 
         raise GeniusError(f"cannot read {source}: {error}") from None
     if not isinstance(values, dict):
         raise GeniusError(f"{source}: expected a table of fields")
-    parent = base if base is not None else values.get("base")
-    values.pop("base", None)
+    parent = values.pop("base", None)
     if parent is None:
         return values
     if not isinstance(parent, str):
         raise GeniusError(f"{source}: base must be a path or {BUILTIN}NAME")
-    if base is None and not parent.startswith(BUILTIN):
+    if not parent.startswith(BUILTIN):
         parent = str(path.parent / parent)
-    return merge(_resolve(parent, None, (*seen, str(path))), values)
+    return merge(_resolve(parent, (*seen, str(path))), values)
 
 
 def _locate(source: str) -> Path:
