@@ -176,13 +176,13 @@ def fair(name: str, words: Sequence[str]) -> bool:
 
 
 def main() -> None:
-    from genius import Genius, Modality, Query
+    from genius import Genius, Index, Modality, Query
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("index", type=Path)
     parser.add_argument("--model", default="bundled:mini")
     args = parser.parse_args()
-    index = Genius.from_pretrained(args.model).index(args.index, create=False)
+    index = Index(args.index, Genius.from_pretrained(args.model), create=False)
     for title, table in (("new", NEW), ("known misses", KNOWN)):
         rows = parse(table)
         answers = index.search_many([Query(text=query, target=Modality.IMAGE) for query, _ in rows], k=5)

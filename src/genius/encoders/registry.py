@@ -110,9 +110,7 @@ def bundled_names() -> list[str]:
 
 
 def _bundled_root() -> Path:
-    import genius
-
-    return Path(genius.__file__).parent / "bundled"
+    return Path(__file__).parents[1] / "bundled"
 
 
 def _bundled(name: str) -> Path:

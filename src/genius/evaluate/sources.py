@@ -19,11 +19,11 @@ from genius.data.extract import ExtractConfig, extract
 from genius.data.features import FeatureSet
 from genius.data.sample import Sample
 from genius.encoders.base import Encoder, PairEncoder
+from genius.encoders.heads import Heads
 from genius.encoders.registry import load_encoder, resolve
 from genius.errors import GeniusError
 from genius.evaluate.methods.vectors import FeatureFusion
 from genius.model.genius import Genius
-from genius.model.heads import Heads
 
 HEADS = "heads.safetensors"  # beside a model that was trained on frozen towers' features
 

@@ -14,7 +14,6 @@ from pydantic.json_schema import models_json_schema
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from genius import __version__
 from genius.serve.backend import SearchIndex
 from genius.serve.errors import install_handlers
 from genius.serve.keys import KeyRing, Keys
@@ -24,6 +23,7 @@ from genius.serve.routes import admin, items, page, search, system
 from genius.serve.schemas import ItemBody, ItemsRequest, SearchRequest
 from genius.serve.service import Service
 from genius.serve.settings import ServeConfig
+from genius.version import __version__
 
 DESCRIPTION = """Search with words, a picture, or both; add, replace and delete items while others search.
 

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from genius.data.features import FeatureSet
+from genius.encoders.heads import Heads
 from genius.features import Features
 from genius.model.fusion import score_fusion
-from genius.model.heads import Heads
 from genius.train.config import EncoderStageConfig
 from genius.train.pairing import PairBatch, PairStage
 from genius.train.validate import dense_hits, quick_hits

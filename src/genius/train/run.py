@@ -19,11 +19,11 @@ from torch import Tensor
 from genius.config import to_dict
 from genius.data.features import FeatureSet
 from genius.encoders.base import Encoder
+from genius.encoders.heads import Heads
 from genius.errors import GeniusError
 from genius.features import Features
 from genius.files import write_whole
 from genius.model.genius import Genius, GeniusConfig
-from genius.model.heads import Heads
 from genius.train.confidence import calibrate
 from genius.train.config import TrainConfig
 from genius.train.encoder import HeadsStage
