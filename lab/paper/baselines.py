@@ -178,7 +178,7 @@ def train_generator(ids: Identifiers, world: _World, model: Genius, config: Base
     """The generator of the model's own shape, trained by the project's own loop on other identifiers."""
     import tempfile
 
-    from genius.train.config import GeneratorStageConfig, ModelConfig
+    from genius.train.config import GeneratorStageConfig, ModelConfig, RunConfig
     from genius.train.generator import Frozen, GeneratorStage
     from genius.train.loop import Runtime, make_accelerator, run_stage
     from genius.train.progress import Journal
@@ -195,8 +195,6 @@ def train_generator(ids: Identifiers, world: _World, model: Genius, config: Base
         lr=config.lr,
         inputs="pairs",
         augmentation="none",  # GENIUS's own (4.3.2), not theirs
-        patience=0,
-        average=0.0,
     )
     shape = dataclasses.replace(model.generator.config, level_sizes=ids.level_sizes, head="table")
     books = ids.quantizer or ResidualQuantizer(
@@ -211,7 +209,9 @@ def train_generator(ids: Identifiers, world: _World, model: Genius, config: Base
     stage.generator = Generator(shape).to(device)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        runtime = Runtime(make_accelerator(device.type), Journal(folder, quiet=True), config.seed)
+        runtime = Runtime(
+            make_accelerator(device.type), Journal(folder, quiet=True), config.seed, RunConfig(patience=0, average=0.0)
+        )
         run_stage(stage, settings, runtime, folder / "checkpoint")
         runtime.journal.close()
     return stage.generator.eval()

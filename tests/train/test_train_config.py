@@ -16,6 +16,7 @@ from genius.errors import GeniusError
 from genius.features import Features
 from genius.model.genius import Genius
 from genius.model.quantizer import ResidualQuantizer
+from genius.search import SearchParams
 from genius.train.config import BUILTIN, TrainConfig, builtin_names, read_train_config
 from genius.train.run import train
 from genius.train.sizes import choose_level_sizes
@@ -40,7 +41,7 @@ def test_bases_are_relative_to_the_file(tmp_path: Path) -> None:
         ("[generator]\nstepz = 1", "unknown field 'stepz'"),
         ("seed = 'one'", "seed must be int"),
         ('[model]\ndecoder = "huge"', "unknown decoder"),
-        ("[quantizer]\nbatch = 7\naccumulate = 2", "do not fit together"),
+        ("[run]\naccumulate = 2\n[quantizer]\nbatch = 7", "do not fit together"),
         ('base = "builtin:nothing"', "no built-in config"),
         ('base = "config.toml"', "circle"),
         ("[model", "cannot read"),
@@ -145,3 +146,13 @@ def test_sizes_are_chosen_where_the_config_names_none(tmp_path: Path) -> None:
     trained = train(config, small_data(), quiet=True)
     counts = torch.bincount(small_data().pool.modality, minlength=3).tolist()
     assert trained.model.config.quantizer.level_sizes == choose_level_sizes(counts)
+
+
+def test_a_run_has_few_switches() -> None:
+    """Every field is a question to whoever trains: a new one takes the place of another, or brings a figure that earns it one."""
+
+    def count(config: object) -> int:
+        values = [getattr(config, f.name) for f in dataclasses.fields(config)]  # type: ignore[arg-type]
+        return sum(count(value) if dataclasses.is_dataclass(value) else 1 for value in values)
+
+    assert count(TrainConfig()) - 1 + len(dataclasses.fields(SearchParams)) <= 65  # the table `search` is of SearchParams

@@ -59,9 +59,8 @@ def train(config: TrainConfig, data: FeatureSet | None = None, *, quiet: bool = 
         check_source(config)
     folder = Path(config.output) / TRAINING
     accelerator = make_accelerator(config.device)
-    runtime = Runtime(
-        accelerator, Journal(folder, quiet=quiet, tensorboard=config.tensorboard, active=accelerator.is_main_process), config.seed
-    )
+    journal = Journal(folder, quiet=quiet, tensorboard=config.tensorboard, active=accelerator.is_main_process)
+    runtime = Runtime(accelerator, journal, config.seed, config.run)
     _refuse_another(folder, config)
     encoder: Encoder | None = None
     ready = config
