@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from genius.features import Features
+from genius.nearest import nearest_rows
 from lab.mini.augment import plain
 from lab.mini.data import Bench, Questions, TextTable, compose
 from lab.mini.student import Student
@@ -70,7 +71,7 @@ def fused(embed: object, features: Features) -> Tensor:
 @torch.no_grad()
 def dense_hits(query: Tensor, pool: Tensor, bench: Bench, q: Questions) -> dict[int, dict[str, float]]:
     """task -> hit@k of exhaustive search over the whole pool."""
-    best = torch.cat([(part @ pool.T).topk(min(10, len(pool)), dim=1).indices for part in query.split(1024)])
+    best = nearest_rows(query, pool, 10)
     return hits(best, bench, q)
 
 

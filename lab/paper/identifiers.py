@@ -16,6 +16,7 @@ from torch import Tensor
 
 from genius.model.kmeans import kmeans, nearest
 from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
+from genius.nearest import nearest_rows
 
 Ints = npt.NDArray[np.int64]
 SMALL = 4096  # rows of a cluster that is split on the CPU
@@ -66,7 +67,7 @@ def semantic(items: Tensor, asked: Tensor, seed: int = 0, words: int = 256, leng
     length = min(length, words)
     vocabulary, _ = kmeans(asked.float(), words, iterations=15, seed=seed)
     vocabulary = torch.nn.functional.normalize(vocabulary, dim=1)
-    said = torch.cat([(part @ vocabulary.T).topk(length, dim=1).indices for part in items.split(16_384)]).cpu().numpy()
+    said = nearest_rows(items, vocabulary, length).cpu().numpy()
     return _counted(said.astype(np.int64), (words,) * length)
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from genius.errors import GeniusError
 from genius.model.generator import Generator, GeneratorConfig
+from genius.nearest import nearest_rows
 from genius.search.beam import beam_search
 from genius.search.engine import SearchEngine
 from genius.search.params import SearchParams
@@ -151,7 +152,7 @@ def _rivals(
 
 
 def _flat(queries: Tensor, rows: Tensor, k: int) -> Tensor:
-    return (queries @ rows.T).topk(k).indices
+    return nearest_rows(queries, rows, k)
 
 
 def _equal(generator: Generator, trie: CodeTrie, z: Tensor, beams: int, published: Any, note: Note) -> bool:

@@ -18,12 +18,13 @@ from genius.errors import GeniusError
 from genius.model.generator import SIZES, Generator, GeneratorConfig
 from genius.model.nearness import ByModality
 from genius.model.quantizer import ResidualQuantizer
+from genius.nearest import nearest_rows
 from genius.train.config import GeneratorStageConfig, ModelConfig
 from genius.train.loop import Stage
 from genius.train.losses import code_loss
 from genius.train.sampling import Order, Positives, share, step_seed
 from genius.train.shifted import Offsets, ShiftedItems
-from genius.train.validate import answer_mask, dense_hits, generator_hits, nearest_rows
+from genius.train.validate import answer_mask, dense_hits, generator_hits
 
 RIVALS = 32  # candidates of an honest question among which log p must rank its answer
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from genius.errors import GeniusError
 from genius.model.nearness import ByModality
 from genius.model.quantizer import ResidualQuantizer
+from genius.nearest import nearest_rows
 
 KEPT = 2  # codes that an invented ID has from an item: the modality and the first one
 MOST_ITEMS = 500_000  # of a larger pool, so many are drawn to learn from
@@ -62,8 +63,8 @@ class Directions:
         for kind in range(3):
             own, items = ((part == kind).nonzero()[:, 0] for part in (offsets.modality, modality))
             count = min(NEARBY, len(own))
-            for rows in items.split(4096) if count else ():
-                self.near[rows, :count] = own[(pool[rows] @ offsets.answers[own].T).topk(count, dim=1).indices]
+            if count and len(items):
+                self.near[items, :count] = own[nearest_rows(pool[items], offsets.answers[own], count)]
         lengths = offsets.vectors.norm(dim=1)
         self.length = lengths.mean() if len(lengths) else torch.tensor(UNKNOWN, device=pool.device)
 
