@@ -4,10 +4,10 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo test lint browser lock sbom clean help
+.PHONY: setup demo test test-gpu lint browser lock sbom clean help
 
 help:  ## this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -27,7 +27,9 @@ demo: $(VENV)/.demo  ## index 11,600 drawings that pip installed and search them
 	$(BIN)/genius demo
 
 lint: setup  ## ruff and mypy --strict
-	$(BIN)/ruff check src tests benchmarks lab
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check src tests lab
+	$(BIN)/typos
 	$(BIN)/mypy
 
 browser:  ## Chromium for the page's tests, where the system's package manager has it (no failure where not)
@@ -37,6 +39,9 @@ browser:  ## Chromium for the page's tests, where the system's package manager h
 
 test: setup browser lint  ## lint, types and the whole test suite
 	OMP_NUM_THREADS=2 GOMP_SPINCOUNT=1000 $(BIN)/python -m pytest  # waiting threads sleep: beside other work spinning ones take minutes
+
+test-gpu: setup  ## what only a CUDA device can show; fails where there is none
+	GENIUS_GPU=1 $(BIN)/python -m pytest tests/gpu
 
 # torch stays out of the lock: which build of it (CPU, CUDA) is a choice of the machine, made by constraints.txt
 lock: setup  ## requirements.lock: the versions that were tested, with hashes

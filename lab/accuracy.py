@@ -1,6 +1,6 @@
 """Accuracy next to exhaustive dense search: every search, items added after training, a million items, several seeds.
 
-    python -m lab.accuracy fashion --features FOLDER --output OUT.json      (FOLDER: lab.fashion_data, lab.icons_vectors)
+    python -m lab.accuracy fashion --features FOLDER --output OUT.json      (FOLDER: lab.fashion.data, lab.icons.vectors)
     python -m lab.accuracy icons   --features FOLDER --output OUT.json
 
 Trains with `genius.train` (builtin:default, changed only by `--set`) and measures with `genius.evaluate`: one pool, the wanted
@@ -29,10 +29,10 @@ import torch.nn.functional as F
 
 from genius.config import to_dict
 from genius.data.features import FeatureSet
+from genius.encoders.heads import Heads
 from genius.evaluate.harness import EvalConfig, Evaluation, evaluate
 from genius.features import Features
 from genius.model.between import neighbours
-from genius.model.heads import Heads
 from genius.train.config import TrainConfig, read_train_config
 from genius.train.holdout import split
 from genius.train.run import Trained, through_heads, train
@@ -66,7 +66,7 @@ class Data:
 
 
 def fashion(folder: Path, products: int | None = None) -> Data:
-    from lab.fashion_data import TASKS, load
+    from lab.fashion.data import TASKS, load
 
     photos = load(folder, products)
     ids = [str(i) for i in range(len(photos.queries))], [str(i) for i in range(len(photos.pool))]
@@ -75,7 +75,7 @@ def fashion(folder: Path, products: int | None = None) -> Data:
 
 
 def icons(folder: Path, _: int | None = None) -> Data:
-    from lab.icons_vectors import load
+    from lab.icons.vectors import load
 
     parts = load(folder)
     return Data(parts["train"], parts["test"], parts["val"])

@@ -1,4 +1,4 @@
-"""The decoder, codes and fusion of `bundled:mini`, over the vectors of its frozen encoder (`lab.icons_vectors`).
+"""The decoder, codes and fusion of `bundled:mini`, over the vectors of its frozen encoder (`lab.icons.vectors`).
 
     python -m lab.bundled ICONS OUT            trains twice: OUT/measured on the training questions alone (and measures it), then
                                                OUT/shipped, which has seen the test questions too and is what people get
@@ -24,7 +24,7 @@ from genius.features import Features
 from genius.train.config import TrainConfig, read_train_config
 from genius.train.run import Trained, train
 from lab.accuracy import METHODS, Bench, Data
-from lab.icons_vectors import load
+from lab.icons.vectors import load
 
 CHANGES: dict[str, Any] = {"model.decoder": "compact", "model.level_sizes": [3, *[512] * 8], "search.rerank": 2000}
 

@@ -2,7 +2,7 @@
 
     python -m lab.confidence VECTORS --model bundled:mini --output lab/results/confidence.json [--install FOLDER]
 
-VECTORS is what `lab.icons_vectors` wrote. Validation questions over the whole pool; half of them fit, half judge. `--install`
+VECTORS is what `lab.icons.vectors` wrote. Validation questions over the whole pool; half of them fit, half judge. `--install`
 writes the weights, fitted on all, into a model folder's config.json: `genius train` does the same for every model it trains.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from genius import Genius
 from genius.train.confidence import calibrate
-from lab.icons_vectors import load
+from lab.icons.vectors import load
 
 
 def main() -> None:

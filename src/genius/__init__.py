@@ -1,8 +1,8 @@
 """GENIUS: generative universal multimodal search.
 
-    from genius import Genius, Item
+    from genius import Genius, Index, Item
     model = Genius.from_pretrained("bundled:mini")
-    index = model.index("photos.genius")
+    index = Index("photos.genius", model)
 
 Importing this module is fast: torch and everything heavy load on first use of a name.
 """
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from genius.errors import GeniusError
 from genius.types import Item, Modality, Query
+from genius.version import __version__
 
 if TYPE_CHECKING:
     from genius.index import Index
     from genius.model.genius import Genius
 
-__version__ = "0.1.0"
 __all__ = ["Genius", "GeniusError", "Index", "Item", "Modality", "Query", "__version__"]
 
 

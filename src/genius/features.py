@@ -59,23 +59,34 @@ class Features:
 
     def check(self, width: int | None = None) -> Features:
         """Raise one clear line for wrong shapes, NaN, or rows with neither modality; return self."""
-        n = len(self)
-        if self.text.shape != self.image.shape or self.image_mask.shape != (n,) or self.text_mask.shape != (n,):
+        self.check_shapes()
+        if self.text.shape != self.image.shape:
             raise GeniusError(
                 f"features do not fit together: image {tuple(self.image.shape)}, text {tuple(self.text.shape)}, "
                 f"masks {tuple(self.image_mask.shape)} and {tuple(self.text_mask.shape)}"
             )
         if width is not None and self.width != width:
             raise GeniusError(f"features are {self.width} wide, the model expects {width}")
-        for name, rows, mask in (("image", self.image, self.image_mask), ("text", self.text, self.text_mask)):
-            bad = mask & ~torch.isfinite(rows).all(dim=1)
-            if bad.any():
-                raise GeniusError(f"{int(bad.sum())} {name} features are NaN or infinite (first: row {int(bad.nonzero()[0])})")
-        neither = ~(self.image_mask | self.text_mask)
-        if neither.any():
-            first = int(neither.nonzero()[0])
-            raise GeniusError(f"{int(neither.sum())} rows have neither an image nor a text (first: row {first})")
+        self.check_rows()
         return self
+
+    def check_shapes(self, name: str = "") -> None:
+        """One row of each part for every item; the widths of image and text may still differ (towers before their heads)."""
+        n = len(self)
+        if self.text.shape[0] != n or self.image_mask.shape != (n,) or self.text_mask.shape != (n,):
+            raise GeniusError(
+                f"{name + ': ' if name else ''}features do not fit together: image {tuple(self.image.shape)}, "
+                f"text {tuple(self.text.shape)}, masks {tuple(self.image_mask.shape)} and {tuple(self.text_mask.shape)}"
+            )
+
+    def check_rows(self, name: str = "", zeros: bool = True) -> None:
+        """Numbers where there should be some. `name`: of what, for the message; `zeros`: whether a vector of zeros passes."""
+        what = name + " " if name else ""
+        for kind, rows, mask in (("image", self.image, self.image_mask), ("text", self.text, self.text_mask)):
+            _refuse(mask & ~torch.isfinite(rows).all(dim=1), f"{what}{kind} features are NaN or infinite")
+            if not zeros:
+                _refuse(mask & (rows == 0).all(dim=1), f"{what}{kind} features are all zero")
+        _refuse(~(self.image_mask | self.text_mask), f"{what}rows have neither an image nor a text")
 
     def masked(self) -> tuple[Tensor, Tensor]:
         """(image, text) with the missing ones exactly zero, even where their rows held NaN."""
@@ -84,3 +95,8 @@ class Features:
             torch.where(self.image_mask[:, None], self.image, zero),
             torch.where(self.text_mask[:, None], self.text, zero),
         )
+
+
+def _refuse(bad: Tensor, what: str) -> None:
+    if bad.any():
+        raise GeniusError(f"{int(bad.sum())} {what} (first: row {int(bad.nonzero()[0])})")

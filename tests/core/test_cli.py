@@ -16,7 +16,7 @@ def genius(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_help_lists_the_commands() -> None:
     out = genius("--help")
     assert out.returncode == 0
-    for name in ("demo", "index", "search", "serve", "train", "eval", "features", "convert", "bench", "data", "info", "explain"):
+    for name in ("demo", "index", "search", "serve", "train", "eval", "features", "convert", "info", "explain"):
         assert f" {name} " in out.stdout, name
 
 

@@ -17,7 +17,7 @@ from genius.evaluate.metrics import judge, per_query
 from genius.evaluate.trec import read_run
 from genius.model.fusion import score_fusion
 
-World = Any  # tests/evaluate/conftest.py
+World = Any  # tests/helpers/small_world.py
 
 
 def call(*arguments: str, code: int = 0) -> Any:
@@ -56,8 +56,7 @@ def test_report_files_agree_with_each_other(world: World, tmp_path: Path) -> Non
     text = (tmp_path / "r" / "results.md").read_text()
     order = [text.index(f"| {name} |") for name in ("VisualNews", "MSCOCO", "InfoSeek")]
     assert order == sorted(order)  # the paper's order
-    assert "GENIUS (paper)" in text and "Task-specific pools" in text and "Universal pool" in text and "Prefix survival" in text
-    assert "| 77.9 |" in text and "| 81.1 |" in text  # CLIP-SF on MSCOCO, universal and local
+    assert "Task-specific pools" in text and "Universal pool" in text and "Prefix survival" in text
     assert json.loads((tmp_path / "r" / "results.json").read_text())["results"] == body["results"]
 
 
@@ -80,7 +79,6 @@ def test_one_line_errors(world: World, tmp_path: Path) -> None:
         (["eval", str(world.model), str(tmp_path / "gone")], "no encoder"),
         (["eval", str(world.model), str(world.test), "--beams", "many"], "whole numbers"),
         (["eval", str(world.model), str(world.test), "--pools", "deep"], "--pools is local"),
-        (["eval", str(world.model), str(world.test), "--baselines", "irgen"], "--baselines needs --train"),
         (["eval", str(tmp_path / "none"), str(world.test)], "no such model"),
     ):
         result = CliRunner().invoke(app, arguments)
@@ -98,7 +96,7 @@ def test_feature_widths_must_fit(world: World, tmp_path: Path) -> None:
 
 def test_list_of_methods() -> None:
     text = call("eval", "--list").stdout
-    assert "genius-r" in text and "grace-structured" in text
+    assert "genius-r" in text and "default-codes" in text
 
 
 def test_extraction_command(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

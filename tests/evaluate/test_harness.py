@@ -152,9 +152,7 @@ def test_beam_methods_equal_a_plain_beam(model: Genius, data: FeatureSet, decode
     for q in queries:
         prefixes, codes, scores = plain.levels(space.query_z[q], 6)[-1]
         expected[q] = prefixes
-        theirs = beam_search(
-            model.generator, CodeTrie.build(space.codes, SIZES), space.query_z[q : q + 1], 6, writer=writer
-        )
+        theirs = beam_search(model.generator, CodeTrie.build(space.codes, SIZES), space.query_z[q : q + 1], 6, writer=writer)
         assert np.array_equal(theirs.codes[0].numpy(), codes)
         assert np.allclose(theirs.scores[0].numpy() * len(SIZES), scores, atol=1e-4)  # a mean over the codes
     method = BeamMethod("m", Decodings(5), 6, decoder=decoder)

@@ -20,12 +20,13 @@ from genius.encoders.registry import load_encoder
 from genius.instructions import format_text, query_text
 from genius.model.fusion import score_fusion
 from genius.types import load_image
+from lab.__main__ import app as lab
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 from uniir_layouts import blip, write_checkpoint
 
 pytest.importorskip("transformers")
-World = Any  # tests/evaluate/conftest.py
+World = Any  # tests/helpers/small_world.py
 
 
 @pytest.fixture
@@ -90,10 +91,12 @@ def test_tables_of_the_paper_have_the_row_beside_the_papers(name: str, world: Wo
         app, ["features", "extract", f"uniir:{path}", str(world.root), str(extracted), "--fusion=feature"]
     )
     assert runner.exit_code == 0, runner.output
-    found = call(
-        "reproduce", name, "--data", str(world.test), "--model", str(world.model), f"--dense=BLIP-FF={extracted}",
-        "--out", str(tmp_path / "out"), "--json",
+    done = CliRunner().invoke(
+        lab, ["reproduce", name, "--data", str(world.test), "--model", str(world.model), f"--dense=BLIP-FF={extracted}",
+        "--out", str(tmp_path / "out"), "--json"],
     )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout.strip().splitlines()[-1])
     assert {"BLIP-FF", "score-fusion"} <= {r["method"] for r in found["results"]}
     text = (tmp_path / "out" / f"{name}.md").read_text()
     assert "| BLIP-FF |" in text and "| BLIP-FF (paper) |" in text

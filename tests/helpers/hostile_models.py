@@ -1,6 +1,6 @@
 """Files of weights and models that a stranger may send: each tries to act, to fill the memory, or to take for ever.
 
-Shared by a test (a part of them) and `benchmarks/hostile_models.py` (all, in processes of their own). Files of
+Shared by a test (a part of them) and `lab/trust/hostile_models.py` (all, in processes of their own). Files of
 `torch.save` are in `hostile_archives`; here are model folders, and the doors that all of them come in by.
 """
 
@@ -295,9 +295,9 @@ def weight_cases() -> list[Case]:
         for name, make in (("a tensor missing", without), ("another shape", reshaped), ("scales of another size", scaled))
     ]
     cases += [
-        replaced(f"encoder weights: {name}", "encoder/weights.safetensors", lambda _, body=headers[name]: body)
+        replaced(f"encoder weights: {name}", "encoder/weights.safetensors", lambda _, body=headers[name]: body)  # type: ignore[misc]
         for name in ("header of 2^63 bytes", "header is no JSON", "a hundred thousand tensors")
-    ]  # type: ignore[misc]
+    ]
 
     def flipped(folder: Path, _: Path) -> Path:
         path = model_folder(folder)
@@ -390,7 +390,7 @@ def _only_pickle(folder: Path, mark: Path) -> Path:
     return path
 
 
-def _checkpoint(make: Callable[[Path, Path], None]) -> Writer:
+def _checkpoint(make: Callable[[Path, Path], object]) -> Writer:
     def write(folder: Path, mark: Path) -> Path:
         save_file({"a": torch.zeros(2)}, folder / "weights.safetensors")
         (folder / "progress.json").write_text('{"step": 1}')

@@ -1,6 +1,6 @@
 """A stranger's folder of more than 200 kinds of files: every good one is indexed, each bad one is named, nothing ends the run.
 
-`benchmarks/trust_hostile.py` does the same with the real command and all kinds.
+`lab/trust/hostile_files.py` does the same with the real command and all kinds.
 """
 
 from __future__ import annotations

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import torch
+
+from genius.train.sources import synthetic
 from lab.accuracy import Bench, Data, added_later, filled, run, without
 from lab.mixing import candidates, learned_mix
 from lab.report import PAGE, page
-
-from genius.train.sources import synthetic
 
 
 def test_items_that_come_later_are_the_answers_first() -> None:

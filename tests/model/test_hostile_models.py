@@ -1,4 +1,4 @@
-"""Files of weights and models from strangers: a part of the cases; all of them: `benchmarks/hostile_models.py`."""
+"""Files of weights and models from strangers: a part of the cases; all of them: `lab/trust/hostile_models.py`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 
+import hostile_models
 from hostile_archives import PAYLOADS, Case, torchscript
 
-import hostile_models
 from genius.cli import app
 from genius.errors import GeniusError
 from genius.plain_pickle import Refused, Unknown, load

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from genius.errors import GeniusError
-from genius.model.official import convert_official, read_checkpoint
+from genius.model.official import convert_official
+from genius.torch_file import read_checkpoint
 
 WIDTH, PROJECTION, HIDDEN, SIZES, D, HEADS, D_KV, FF, PREFIX, LAYERS = 12, 10, 14, (3, 5, 7), 16, 2, 8, 24, 4, 2
 

@@ -14,6 +14,7 @@ from typing import Any
 from PIL import Image, ImageDraw
 
 from genius import GeniusError, Item, Modality, Query
+from genius.index import Hit
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 
@@ -91,8 +92,7 @@ class SlowIndex:
         return [[self._hit(f"{query.text}-{i}", 1.0 - i / 100) for i in range(k)] for query in queries]
 
     def _hit(self, item_id: str, score: float) -> Any:
-        item = Item(item_id, text="t")
-        return SimpleNamespace(id=item_id, score=score, codes=(1, 2), item=item, modality=Modality.TEXT, probability=None)
+        return Hit(item_id, score, (1, 2), Item(item_id, text="t"), Modality.TEXT)
 
     def upsert(self, items: Iterable[Item]) -> Any:
         assert self.go.wait(20)

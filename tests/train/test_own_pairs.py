@@ -11,13 +11,13 @@ import torch
 from train_fixtures import small_config
 
 from genius.data.synthetic import COLOURS, SHAPES, SIZES, Thing
+from genius.encoders.heads import Heads
 from genius.encoders.mini import MiniConfig, MiniEncoder
 from genius.encoders.pixels import Pixels
 from genius.encoders.tokens import Tokens
 from genius.encoders.towers import ModuleTower, TowersEncoder
 from genius.errors import GeniusError
 from genius.model.genius import Genius
-from genius.model.heads import Heads
 from genius.train.config import EncoderStageConfig
 from genius.train.run import train
 from genius.train.towers import TowersStage

@@ -29,7 +29,7 @@ class Stop(Exception):
 @pytest.mark.parametrize("kind", [HeadsStage, QuantizerStage, GeneratorStage])
 def test_interrupted_equals_uninterrupted(kind: type[Stage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
-    changes = {f"{stage}__checkpoint_steps": 3 for stage in ("encoder", "quantizer", "generator")}
+    changes = {"run__checkpoint_steps": 3}
     data = small_data()
     whole = train(small_config(tmp_path / "whole", **changes), data, quiet=True)
 
@@ -61,7 +61,7 @@ def test_accumulation_is_the_average_gradient(tmp_path: Path) -> None:
     """Two micro-batches of half the size train, and differ from one whole batch only through in-batch negatives."""
     data = small_data()
     split = train(
-        small_config(tmp_path / "split", generator__accumulate=2),
+        small_config(tmp_path / "split", run__accumulate=2),
         data,
         quiet=True,
     )
@@ -72,8 +72,7 @@ def test_kill_9_and_the_same_command_goes_on(tmp_path: Path) -> None:
     arguments = [sys.executable, "-m", "genius", "train", "builtin:tiny", "--json"]
     for name, value in {**SMALL, "quantizer.steps": 60, "generator.steps": 60}.items():
         arguments += ["--set", f"{name}={json.dumps(value)}"]
-    for stage in ("encoder", "quantizer", "generator"):
-        arguments += ["--set", f"{stage}.checkpoint_steps=2", "--set", f"{stage}.log_every=1", "--set", f"{stage}.patience=50"]
+    arguments += ["--set", "run.checkpoint_steps=2", "--set", "run.log_every=1", "--set", "run.patience=50"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 
     def command(output: Path) -> list[str]:

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 
 from genius.errors import GeniusError
 from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
-from genius.train.config import GeneratorStageConfig
 from genius.train.shifted import KEPT, UNKNOWN, Directions, Offsets, ShiftedItems, honest_offsets
 
 ITEMS = 90
@@ -25,8 +24,11 @@ def quantizer() -> ResidualQuantizer:
 def items(quantizer: ResidualQuantizer, offsets: Offsets | None = None, **changes: float) -> ShiftedItems:
     torch.manual_seed(1)
     pool, modality = F.normalize(torch.randn(ITEMS, 16), dim=1), torch.arange(ITEMS) % 3
-    config = GeneratorStageConfig(**{"shortest": 0.0, "longest": 0.0, **changes})  # type: ignore[arg-type]
-    return ShiftedItems(pool, modality, quantizer.encode(pool, modality), offsets, quantizer, config, seed=0)
+    codes, virtual = quantizer.encode(pool, modality), changes.pop("virtual", 1.0)
+    source = ShiftedItems(pool, modality, codes, offsets, quantizer, virtual, seed=0)
+    for name, value in {"shortest": 0.0, "longest": 0.0, **changes}.items():
+        setattr(source, name, value)
+    return source
 
 
 def test_items_that_are_not_moved_lead_to_their_own_ids(quantizer: ResidualQuantizer) -> None:
@@ -112,7 +114,7 @@ def test_an_offset_is_question_minus_one_of_its_answers() -> None:
     assert made.modality[1:].tolist() == [0, 2]
 
 
-def test_items_are_moved_aside_too_as_far_as_the_config_says(quantizer: ResidualQuantizer) -> None:
+def test_items_are_moved_aside_too_as_far_as_is_said(quantizer: ResidualQuantizer) -> None:
     offsets = honest()
     along, both = (items(quantizer, offsets, virtual=0.0, shortest=0.5, longest=0.5, aside=aside) for aside in (0.0, 1.0))
     cosines = []

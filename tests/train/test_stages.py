@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from train_fixtures import small_config, small_data
 
 from genius.model.genius import Genius
-from genius.train.config import LoopConfig, TrainConfig
+from genius.train.config import RunConfig, StageConfig, TrainConfig
 from genius.train.encoder import HeadsStage
 from genius.train.generator import Augmentation, Frozen, GeneratorStage, Honest
 from genius.train.holdout import split
@@ -25,8 +25,10 @@ CPU = torch.device("cpu")
 PAPER = {"generator__inputs": "pairs", "model__head": "table", "model__own_books_from": 0}
 
 
-def learn(stage: Stage, config: LoopConfig, tmp_path: Path) -> None:
-    run_stage(stage, config, Runtime(make_accelerator("cpu"), Journal(tmp_path / "log", quiet=True), 0), tmp_path / "checkpoint")
+def learn(stage: Stage, config: StageConfig, tmp_path: Path) -> None:
+    run = RunConfig(patience=0, log_every=1)
+    runtime = Runtime(make_accelerator("cpu"), Journal(tmp_path / "log", quiet=True), 0, run)
+    run_stage(stage, config, runtime, tmp_path / "checkpoint")
     stage.eval()
 
 
@@ -51,22 +53,19 @@ def test_all_stages_train_and_the_model_loads_again(tmp_path: Path) -> None:
     [
         {**PAPER, "model__modality_code": "none"},
         {"model__modality_code": "classifier"},
-        {**PAPER, "model__modality_code": "nearest", "model__published_revival": True, "quantizer__all_positives": False},
+        {**PAPER, "model__modality_code": "nearest", "quantizer__as_published": True},
         {**PAPER, "model__shared": True},
         {
             **PAPER,
             "generator__augmentation": "sqrt-per-dimension",
-            "generator__codebook_scale": 100.0,
-            "model__normalizer": "vocabulary",
         },
         {
             "quantizer__contrastive_weight": 0.0,
-            "quantizer__reduction": "sum",
             "quantizer__rq_weight": 1.0,
             "quantizer__mse_weight": 1.0,
         },
         {"generator__virtual": 0.0},
-        {"generator__accumulate": 2, "generator__virtual": 0.5, "held_out": 0.0},
+        {"run__accumulate": 2, "generator__virtual": 0.5, "held_out": 0.0},
     ],
 )
 def test_every_switch_trains(changes: dict[str, object], tmp_path: Path) -> None:
@@ -77,7 +76,7 @@ def test_every_switch_trains(changes: dict[str, object], tmp_path: Path) -> None
 
 def test_heads_learn_to_find_answers(tmp_path: Path) -> None:
     data = small_data()
-    config = small_config(tmp_path, encoder__steps=40, encoder__dropout=0.0, encoder__patience=0)
+    config = small_config(tmp_path, encoder__steps=40, encoder__dropout=0.0)
     stage = HeadsStage(data, None, 24, config.encoder, 0, CPU)
     before = quick_hits(*stage._honest(data), data)
     learn(stage, config.encoder, tmp_path)
@@ -86,7 +85,7 @@ def test_heads_learn_to_find_answers(tmp_path: Path) -> None:
 
 def test_codebooks_follow_the_vectors_that_they_stand_for(tmp_path: Path) -> None:
     """Without the refit at the end, moving averages alone must bring the codes nearer to the vectors."""
-    changes = {"steps": 30, "quantize_from": 0.0, "refit": False, "kmeans_iterations": 0, "patience": 0}
+    changes = {"steps": 30, "quantize_from": 0.0, "refit": False, "kmeans_iterations": 0}
     config = small_config(tmp_path, model__width=16, **{f"quantizer__{name}": value for name, value in changes.items()})
     stage = a_quantizer(config)
 
@@ -119,7 +118,7 @@ def test_weight_decay_is_for_matrices_alone(tmp_path: Path) -> None:
 
 def trained_decoder(tmp_path: Path, **changes: object) -> tuple[GeneratorStage, Honest]:
     """A short stage 3 on honest offsets, and honest questions to judge it by."""
-    chosen = {"generator__steps": 60, "generator__batch": 64, "generator__patience": 0, **changes}
+    chosen = {"generator__steps": 60, "generator__batch": 64, **changes}
     config = small_config(tmp_path, model__width=16, **chosen)
     data = small_data()
     second = a_quantizer(config)

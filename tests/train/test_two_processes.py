@@ -21,7 +21,8 @@ def run(world: int, output: Path) -> dict[str, torch.Tensor]:
         port = free.getsockname()[1]
     processes = []
     for rank in range(world):
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "PYTHONPATH": str(SCRIPT.parent)}
+        found = os.pathsep.join([str(SCRIPT.parent), *filter(None, [os.environ.get("PYTHONPATH")])])  # the fixtures beside it
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "PYTHONPATH": found}
         if world > 1:
             environment |= {
                 "RANK": str(rank),

@@ -36,6 +36,6 @@ def test_without_l_cl_the_modality_loss_still_teaches(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("base", "modality"), [("builtin:tiny", 1.0), ("builtin:paper", 0.0)])
 def test_the_row_without_l_cl_changes_nothing_else(base: str, modality: float) -> None:
-    whole, without = read_train_config(base), read_train_config("builtin:no-contrastive", base=base)
+    whole, without = read_train_config(base), read_train_config(base, {"quantizer.contrastive_weight": 0.0})
     assert without.quantizer == replace(whole.quantizer, contrastive_weight=0.0)
     assert without.quantizer.modality_weight == modality

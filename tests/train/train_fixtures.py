@@ -30,10 +30,9 @@ SMALL = {
 
 def small_config(output: Path, **changes: Any) -> TrainConfig:
     values = {**SMALL, "output": str(output), **{name.replace("__", "."): value for name, value in changes.items()}}
-    for stage in ("encoder", "quantizer", "generator"):
-        values[f"{stage}.log_every"] = 1
-        values.setdefault(f"{stage}.validations", 5)
-        values.setdefault(f"{stage}.patience", 50)  # weights are chosen, but no stage ends early
+    values["run.log_every"] = 1
+    values.setdefault("run.validations", 5)
+    values.setdefault("run.patience", 50)  # weights are chosen, but no stage ends early
     return read_train_config("builtin:tiny", values)
 
 

@@ -19,11 +19,11 @@ def main(output: Path) -> None:
     torch.set_num_threads(1)
     # no dropout: every process draws its own; and no layers that start at zero: Adam blows up rounding in gradients of about 0
     config = small_config(
-        output, encoder__steps=3, quantizer__steps=4, quantizer__quantize_from=0.0, model__width=16, quantizer__clip=0.0,
-        encoder__dropout=0.0, quantizer__start_from_sum=False,
+        output, encoder__steps=3, quantizer__steps=4, quantizer__quantize_from=0.0, model__width=16,
+        encoder__dropout=0.0, quantizer__as_published=True,
     )  # fmt: skip
     accelerator = make_accelerator("cpu")
-    runtime = Runtime(accelerator, Journal(output, quiet=True, active=accelerator.is_main_process), 0)
+    runtime = Runtime(accelerator, Journal(output, quiet=True, active=accelerator.is_main_process), 0, config.run)
     data = small_data()
     first = HeadsStage(data, None, 16, config.encoder, 0, runtime.device)
     run_stage(first, config.encoder, runtime, output / "encoder")

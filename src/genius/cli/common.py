@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import sys
+import tomllib
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
@@ -47,3 +48,14 @@ def emit(value: Any) -> None:
     text = json.dumps(value, ensure_ascii=False, default=str)
     plain = is_unicode(text)  # names of files need not be
     print(text if plain else json.dumps(value, default=str), flush=True)
+
+
+def setting(entry: str) -> tuple[str, Any]:
+    """`--set name=value`: the value as TOML reads it, or a bare word."""
+    name, equals, value = entry.partition("=")
+    if not equals or not name.strip():
+        raise GeniusError(f"--set wants name=value, got {entry!r}")
+    try:
+        return name.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return name.strip(), value.strip()  # a bare word is a string

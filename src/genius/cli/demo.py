@@ -37,11 +37,12 @@ def register(app: typer.Typer) -> None:
         from genius.demo.collection import demo_items
         from genius.demo.sheet import contact_sheet
         from genius.demo.showcase import run_showcase
+        from genius.index import Index
         from genius.model.genius import Genius
 
         collection = demo_items()
         items = collection[:: max(1, len(collection) // limit)] if limit else collection
-        index = Genius.from_pretrained(model).index(output)
+        index = Index(output, Genius.from_pretrained(model))
         columns = (TextColumn("indexing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         if index.count() < len(items):
             with Progress(*columns, console=console) as progress:

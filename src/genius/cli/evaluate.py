@@ -1,10 +1,9 @@
-"""`genius eval` and `genius reproduce`."""
+"""`genius eval`: measure a model on a dataset."""
 
 from __future__ import annotations
 
 import shlex
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +15,6 @@ from genius.errors import GeniusError
 
 def register(app: typer.Typer) -> None:
     app.command("eval")(evaluate_command)
-    app.command("reproduce")(reproduce_command)
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -74,13 +72,6 @@ def evaluate_command(
         list[str] | None,
         typer.Option(help="Also search by another encoder's vectors: --dense BLIP-FF=uniir:blip_ff_large.pth (or its features)."),
     ] = None,
-    baselines: Annotated[
-        str, typer.Option(help="Generative baselines to train and run: irgen, grace-numeric, grace-string, ...")
-    ] = "",
-    train_data: Annotated[
-        str, typer.Option("--train", help="Training data for the baselines (features or dataset); needed with --baselines.")
-    ] = "",
-    baseline_steps: Annotated[int, typer.Option(help="Training steps of each baseline's generator.")] = 3000,
     bootstrap: Annotated[int, typer.Option(help="Resamples for confidence intervals; 0: none.")] = 1000,
     survival: Annotated[int, typer.Option(help="Queries on which gold prefixes are followed level by level; 0: none.")] = 32,
     cache: Annotated[Path | None, typer.Option(help="Where extracted features are kept.")] = None,
@@ -98,7 +89,6 @@ def evaluate_command(
 
     Example: genius eval bundled:mini mbeir:M-BEIR --methods dense,genius,genius-r --beams 30,50 -o results
     """
-    from genius.evaluate import paper
     from genius.evaluate.harness import EvalConfig, evaluate
     from genius.evaluate.report import markdown, write_report
     from genius.evaluate.sources import Source, load_features, load_other, other_encoders
@@ -124,34 +114,23 @@ def evaluate_command(
         seed=seed,
         batch=batch,
     )
-    extra: list[Any] = [*other_encoders(_named(dense), source, data)]
+    extra: list[Any] = [*other_encoders(named(dense), source, data)]
     other = load_other(fused, source, data, fusing=True) if fused else None
-    if baselines:
-        from genius.evaluate.methods.baselines import build_baselines
-
-        if not train_data:
-            raise GeniusError("--baselines needs --train: they learn their own IDs and generator")
-        examples = replace(source, name=train_data, split="train", queries=0, candidates=0)
-        train = load_features(examples, loaded, model)
-        extra += build_baselines(
-            names(baselines), loaded, train, data, beams=config.beams, steps=baseline_steps, seed=seed, say=_say
-        )
-    evaluation = evaluate(loaded, data, config, extra=extra, fused=other, progress=_say)
-    printed = {"local": _ours(paper.TABLE_1), "universal": _ours(paper.TABLE_2)}
+    evaluation = evaluate(loaded, data, config, extra=extra, fused=other, progress=say)
     name = title or f"{Path(model).name or model} on {Path(dataset.partition(':')[2] or dataset).name}"
     call = "genius " + shlex.join(sys.argv[1:])
     written: dict[str, str] = {}
     if out is not None:
-        written = write_report(evaluation, out, data, title=name, command=call, paper=printed)
+        written = write_report(evaluation, out, data, title=name, command=call)
     if json:
         emit({**evaluation.to_json(), "written": written})
         return
-    print(markdown(evaluation, title=name, command=call, paper=printed))
+    print(markdown(evaluation, title=name, command=call))
     for kind, path in written.items():
         console.print(f"{kind}: {path}", highlight=False)
 
 
-def _named(entries: list[str] | None) -> dict[str, str]:
+def named(entries: list[str] | None) -> dict[str, str]:
     """`NAME=ENCODER` options -> a mapping. A name may not be that of a method."""
     from genius.evaluate.harness import METHODS
 
@@ -164,12 +143,7 @@ def _named(entries: list[str] | None) -> dict[str, str]:
     return out
 
 
-def _ours(printed: dict[str, Any]) -> dict[str, Any]:
-    """The paper's GENIUS and its dense ceiling; other systems are in `genius reproduce`."""
-    return {name: row for name, row in printed.items() if name in ("CLIP-SF", "genius", "genius-r")}
-
-
-def _say(line: str) -> None:
+def say(line: str) -> None:
     console.print(line, highlight=False)
 
 
@@ -177,85 +151,7 @@ def _list(value: bool) -> None:
     if not value:
         return
     from genius.evaluate.harness import METHODS
-    from genius.evaluate.methods.baselines import BASELINES
 
-    for name, meaning in {**METHODS, **BASELINES}.items():
+    for name, meaning in METHODS.items():
         print(f"{name:18} {meaning}")
     raise typer.Exit
-
-
-@command
-def reproduce_command(
-    experiment: Annotated[str, typer.Argument(help="table-1 .. table-5, supplement-2 .. supplement-9, figure-4; or `list`.")],
-    data: Annotated[str, typer.Option(help="Test data: M-BEIR (or anything in its layout), COCO, Flickr30K, or features.")] = "",
-    model: Annotated[str, typer.Option(help="The trained model (the first row of an ablation).")] = "",
-    variant: Annotated[
-        list[str] | None, typer.Option(help="A trained model for one row of an ablation: --variant 'w/o L_mse=models/no-mse'.")
-    ] = None,
-    train: Annotated[str, typer.Option(help="Training data, for rows that must be trained here.")] = "",
-    base: Annotated[str, typer.Option(help="Training config that ablations change one line of.")] = "builtin:paper",
-    work: Annotated[Path, typer.Option(help="Where models trained here are kept; a second call finds them.")] = Path("reproduce"),
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the report.")] = None,
-    change: Annotated[
-        list[str] | None, typer.Option("--set", help="One field of the training config: --set generator.steps=500.")
-    ] = None,
-    methods: Annotated[
-        str, typer.Option(help="Searches in place of the experiment's own: --methods genius,paper (all: `genius eval --list`).")
-    ] = "",
-    dense: Annotated[
-        list[str] | None,
-        typer.Option(help="A dense row by another encoder: --dense BLIP-FF=uniir:blip_ff_large.pth (or its features)."),
-    ] = None,
-    queries: Annotated[int, typer.Option(help="Only so many queries of each task, evenly spread; 0: all.")] = 0,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    cache: Annotated[Path | None, typer.Option(help="Where extracted features are kept.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")] = False,
-) -> None:
-    """Run one table or figure of the paper on your data and print it beside the paper's numbers.
-
-    Example: genius reproduce table-2 --data mbeir:M-BEIR --model models/genius -o results/table-2
-    """
-    from genius.evaluate import reproduce
-
-    if experiment == "list":
-        for name, text in reproduce.listing().items():
-            print(f"{name:14} {text}")
-        return
-    if not data and experiment != "supplement-2":
-        raise GeniusError("name the test data: --data mbeir:DIR (or coco:DIR, flickr30k:DIR, a folder of features)")
-    request = reproduce.Request(
-        data=data,
-        model=model,
-        variants=dict(_pair(entry) for entry in variant or []),
-        train=train,
-        base=base,
-        work=work,
-        overrides=dict(_setting(entry) for entry in change or []),
-        methods=tuple(name.strip() for name in methods.split(",") if name.strip()),
-        dense=_named(dense),
-        queries=queries,
-        device=device,
-        cache=cache,
-    )
-    table = reproduce.run(experiment, request, _say)
-    call = "genius " + shlex.join(sys.argv[1:])
-    if out is not None:
-        console.print(f"report: {table.write(out, call)}", highlight=False)
-    emit(table.to_json()) if json else print(table.markdown(call))
-
-
-def _pair(entry: str) -> tuple[str, str]:
-    name, equals, value = entry.rpartition("=")
-    if not equals or not name:
-        raise GeniusError(f"--variant wants NAME=MODEL, got {entry!r}")
-    return name, value
-
-
-def _setting(entry: str) -> tuple[str, Any]:
-    import tomllib
-
-    name, equals, value = entry.partition("=")
-    try:
-        return name.strip(), tomllib.loads(f"value = {value}")["value"] if equals else tomllib.loads("")
-    except tomllib.TOMLDecodeError:
-        return name.strip(), value

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import tomllib
-from typing import Any
-
 import typer
 
-from genius.cli.common import command, emit
+from genius.cli.common import command, emit, setting
 from genius.errors import GeniusError
 
 
@@ -20,9 +17,6 @@ def train(
     config: str = typer.Argument("", help="A TOML or JSON file, or builtin:NAME (see --list)."),
     output: str = typer.Option("", "--output", "-o", help="The model folder, in place of the config's."),
     data: str = typer.Option("", "--data", help="The training data, in place of the config's."),
-    base: str = typer.Option(
-        "", "--base", help="Another base for a config that builds on one: run an ablation on your own config."
-    ),
     change: list[str] = typer.Option([], "--set", help="One field: --set generator.steps=500 (TOML values)."),
     listing: bool = typer.Option(False, "--list", help="Name the built-in configs and stop."),
     quiet: bool = typer.Option(False, "--quiet", "-q", help="No progress on stderr."),
@@ -40,12 +34,12 @@ def train(
         return
     if not config:
         raise GeniusError("name a config: a TOML file or builtin:NAME (genius train --list)")
-    overrides = dict(_parse(entry) for entry in change)
+    overrides = dict(setting(entry) for entry in change)
     if output:
         overrides["output"] = output
     if data:
         overrides["data"] = data
-    settings = read_train_config(config, overrides, base or None)
+    settings = read_train_config(config, overrides)
     from genius.train.run import train as run
 
     trained = run(settings, quiet=quiet or as_json)
@@ -53,13 +47,3 @@ def train(
         emit({"output": settings.output, "fingerprint": trained.model.fingerprint(), "metrics": trained.metrics})
     else:
         print(settings.output)
-
-
-def _parse(entry: str) -> tuple[str, Any]:
-    name, equals, value = entry.partition("=")
-    if not equals or not name.strip():
-        raise GeniusError(f"--set wants name=value, got {entry!r}")
-    try:
-        return name.strip(), tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return name.strip(), value.strip()  # a bare word is a string

@@ -57,7 +57,7 @@ class FeatureSet:
     def check(self) -> FeatureSet:
         """Raise one clear line if the parts do not belong together; return self."""
         for name, rows, ids in (("queries", self.queries, self.query_ids), ("pool", self.pool, self.pool_ids)):
-            _check_features(name, rows)
+            rows.check_shapes(name)
             if len(ids) != len(rows):
                 raise GeniusError(f"{name}: {len(rows)} rows but {len(ids)} ids")
             if len(set(ids)) != len(ids):
@@ -291,15 +291,6 @@ def _read_ids(directory: Path) -> dict[str, Any]:
     if not isinstance(body, dict) or body.get("format") != FORMAT:
         raise GeniusError(f"{path} has an unknown format; this version reads {FORMAT}")
     return body
-
-
-def _check_features(name: str, rows: Features) -> None:
-    n = rows.image.shape[0]
-    if rows.text.shape[0] != n or rows.image_mask.shape != (n,) or rows.text_mask.shape != (n,):
-        raise GeniusError(
-            f"{name}: features do not fit together: image {tuple(rows.image.shape)}, text {tuple(rows.text.shape)}, "
-            f"masks {tuple(rows.image_mask.shape)} and {tuple(rows.text_mask.shape)}"
-        )
 
 
 def _first_duplicate(ids: Sequence[str]) -> str:

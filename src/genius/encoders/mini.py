@@ -1,6 +1,6 @@
 """The bundled encoder: two small transformers for drawings (64 x 64) and short English texts, made for two CPU cores.
 
-Trained from scratch by `scripts/train_bundled` (see docs/model-card-mini.md); nothing is downloaded at run time. On
+Trained from scratch by `lab/mini` (see docs/model-card-mini.md); nothing is downloaded at run time. On
 disk: `encoder.json` (the config), `weights.safetensors` (matrices as int8 with one scale per row, or float32), and
 `tokenizer.json`. Loading gives float32 modules: the small format is a matter of files only.
 """

@@ -38,6 +38,19 @@ FAMILIES: dict[str, str] = {
     "mini": "genius.encoders.mini:MiniEncoder",
 }
 
+
+def register(family: str, place: str) -> None:
+    """Make an encoder of another package known: `place` is "module:class", and the class has `load(directory, spec) -> Encoder`.
+
+    A folder whose `encoder.json` names `family` is then read by it. Built-in families cannot be replaced."""
+    module, colon, attribute = place.partition(":")
+    if not (module and colon and attribute):
+        raise GeniusError(f"an encoder family is registered as 'module:class', got {place!r}")
+    if FAMILIES.get(family, place) != place:
+        raise GeniusError(f"there is an encoder family {family!r} already: {FAMILIES[family]}")
+    FAMILIES[family] = place
+
+
 # `model_type` of a transformers config -> our family (fixed-size SigLIP 2 says "siglip"; "siglip2" is NaFlex, not read)
 TRANSFORMERS_TYPES: dict[str, str] = {"clip": "clip", "siglip": "siglip"}
 
@@ -110,9 +123,7 @@ def bundled_names() -> list[str]:
 
 
 def _bundled_root() -> Path:
-    import genius
-
-    return Path(genius.__file__).parent / "bundled"
+    return Path(__file__).parents[1] / "bundled"
 
 
 def _bundled(name: str) -> Path:

@@ -1,4 +1,4 @@
-"""Frozen towers + trained heads: any image tower, any text tower, joined in one width by `genius.model.heads.Heads`.
+"""Frozen towers + trained heads: any image tower, any text tower, joined in one width by `genius.encoders.heads.Heads`.
 
 A tower is an ONNX file or a torch module; neither is trained here. On disk an encoder of this kind is a folder:
 `encoder.json` (sizes and pixels), `heads.safetensors`, `image.onnx`, `text.onnx`, `tokenizer.json`. Torch modules
@@ -23,12 +23,12 @@ from torch import Tensor, nn
 from genius.blueprint import build, check_fit
 from genius.config import from_dict
 from genius.encoders.digest import fingerprint
+from genius.encoders.heads import Heads
 from genius.encoders.pixels import Pixels
 from genius.encoders.registry import write_spec
 from genius.encoders.tokens import Tokens
 from genius.errors import GeniusError
 from genius.features import Features
-from genius.model.heads import Heads
 from genius.weight_files import read_shapes, read_tensors
 
 HEADS, IMAGE, TEXT, TOKENIZER = "heads.safetensors", "image.onnx", "text.onnx", "tokenizer.json"

@@ -28,6 +28,7 @@ from genius.encoders.transformers_dual import import_transformers
 from genius.encoders.uniir_tokenizers import bert_tokenizer, clip_tokenizer
 from genius.encoders.weights import depth, grid_side, heads, load_exactly, reading_sizes, refuse_strangers
 from genius.errors import GeniusError
+from genius.torch_file import read_checkpoint
 
 # OpenAI's name -> transformers' name, inside one transformer block
 BLOCK = {
@@ -53,7 +54,6 @@ class UniirCheckpoint:
         """Read the checkpoint file at `directory` (a file, or a folder with exactly one `.pth`)."""
         from genius.encoders.uniir_blip import BlipFfEncoder, BlipSfEncoder
         from genius.encoders.uniir_clip_ff import PREFIX, ClipFfEncoder
-        from genius.model.official import read_checkpoint
 
         path = Path(directory)
         if path.is_dir():

@@ -1,4 +1,4 @@
-"""An `Evaluation` as Markdown (the paper's order, the paper's numbers beside ours), JSON, TREC files and plots.
+"""An `Evaluation` as Markdown (in the paper's order), JSON, TREC files and plots.
 
 Only writes what the evaluation says. Plots need matplotlib and are left out, with a word, where it is missing.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ import numpy as np
 from genius.data.collection import Task
 from genius.data.features import FeatureSet
 from genius.evaluate.harness import Evaluation, Result
-from genius.evaluate.paper import MISPRINTS, Row
 from genius.evaluate.trec import write_qrels, write_run
 
 TITLES = {
@@ -28,11 +27,6 @@ TITLES = {
     "irgen": "IRGen-style", "grace-numeric": "GRACE-style, numeric", "grace-string": "GRACE-style, string",
     "grace-semantic": "GRACE-style, semantic", "grace-structured": "GRACE-style, structured",
 }  # fmt: skip
-PAPER_TABLES = {"local": "table-1", "universal": "table-2"}
-FULL_MBEIR = 5_000_000  # the union pool has 5.6 million candidates
-OTHER_DATA = (
-    "The paper's numbers are on the whole of M-BEIR (5.6 million candidates); this run searched fewer, so they do not compare."
-)
 POOL_TITLES = {"local": "Task-specific pools", "universal": "Universal pool"}
 
 
@@ -54,17 +48,12 @@ def percent(value: float | None, digits: int = 1) -> str:
 # -- Markdown ------------------------------------------------------------------------------------------------------
 
 
-def markdown(
-    evaluation: Evaluation, *, title: str, command: str = "", paper: Mapping[str, Mapping[str, Row]] | None = None
-) -> str:
-    """The whole report. `paper`: pool -> method -> task -> percent, as printed by the authors."""
+def markdown(evaluation: Evaluation, *, title: str, command: str = "") -> str:
+    """The whole report."""
     parts = [f"# {title}", _about(evaluation, command)]
     for pool in evaluation.pools:
         parts.append(f"## {POOL_TITLES.get(pool, pool)}")
-        printed = (paper or {}).get(pool, {})
-        parts.append(main_table(evaluation, pool, printed, PAPER_TABLES.get(pool, "")))
-        if about_other_data(evaluation, printed):
-            parts.append(OTHER_DATA)
+        parts.append(main_table(evaluation, pool))
         parts.append(_detail_table(evaluation, pool))
         parts.append(_cost_table(evaluation, pool))
         survival = _survival_table(evaluation, pool)
@@ -94,9 +83,15 @@ def _about(evaluation: Evaluation, command: str) -> str:
     return "\n\n".join(lines)
 
 
-def main_table(evaluation: Evaluation, pool: str, paper: Mapping[str, Row], table_name: str = "") -> str:
-    """Tasks down, methods across, the main metric in percent; the paper's columns after ours."""
-    methods = evaluation.methods
+def main_table(
+    evaluation: Evaluation,
+    pool: str,
+    beside: Mapping[str, Mapping[str, float]] | None = None,
+    misprints: Container[tuple[str, str]] = (),
+) -> str:
+    """Tasks down, methods across, the main metric in percent. `beside`: what a paper prints (method -> task -> percent), in
+    columns after ours; `misprints`: the (method, task) of those that are marked as such."""
+    methods, paper = evaluation.methods, beside or {}
     printed = [name for name in paper if any(task.key in paper[name] for task in evaluation.tasks)]
     header = ["Task", "Dataset", "k", *(method_title(m) for m in methods), *(f"{method_title(name)} (paper)" for name in printed)]
     rows: list[list[str]] = []
@@ -106,7 +101,7 @@ def main_table(evaluation: Evaluation, pool: str, paper: Mapping[str, Row], tabl
         row = ["" if direction == last else direction, task.dataset, f"R@{task.main}"]
         last = direction
         row += [main_cell(evaluation.find(task.key, method, pool)) for method in methods]
-        row += [_paper_cell(paper[name].get(task.key), (table_name, name, task.key)) for name in printed]
+        row += [_paper_cell(paper[name].get(task.key), (name, task.key) in misprints) for name in printed]
         rows.append(row)
     average = ["**Average**", "", "", *(average_cell(evaluation, method, pool) for method in methods)]
     for name in printed:
@@ -114,12 +109,6 @@ def main_table(evaluation: Evaluation, pool: str, paper: Mapping[str, Row], tabl
         average.append(f"{np.mean(values):.1f}" if len(values) == len(evaluation.tasks) else "–")
     rows.append(average)
     return table(header, rows)
-
-
-def about_other_data(evaluation: Evaluation, printed: Mapping[str, Row]) -> bool:
-    """Whether the paper's columns stand beside results on something smaller than M-BEIR."""
-    shown = any(task.key in row for row in printed.values() for task in evaluation.tasks)
-    return shown and evaluation.about["candidates"] < FULL_MBEIR
 
 
 def _direction(task: Task) -> str:
@@ -143,10 +132,10 @@ def main_cell(result: Result, *, mark: bool = True) -> str:
     return f"{percent(result.metrics[result.main])}{spread}{star}"
 
 
-def _paper_cell(value: float | None, place: tuple[str, str, str]) -> str:
+def _paper_cell(value: float | None, misprint: bool) -> str:
     if value is None:
         return "–"
-    return printed_number(value) + (" (misprint)" if place in MISPRINTS else "")
+    return printed_number(value) + (" (misprint)" if misprint else "")
 
 
 def printed_number(value: float) -> str:
@@ -212,14 +201,13 @@ def write_report(
     *,
     title: str,
     command: str = "",
-    paper: Mapping[str, Mapping[str, Row]] | None = None,
     runs: bool = True,
     plots: bool = True,
 ) -> dict[str, str]:
     """results.md, results.json, runs/ and qrels/ (TREC), plots/. Returns what was written where."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "results.md").write_text(markdown(evaluation, title=title, command=command, paper=paper), encoding="utf-8")
+    (directory / "results.md").write_text(markdown(evaluation, title=title, command=command), encoding="utf-8")
     (directory / "results.json").write_text(json.dumps(evaluation.to_json(), indent=1) + "\n", encoding="utf-8")
     written = {"markdown": str(directory / "results.md"), "json": str(directory / "results.json")}
     if runs:

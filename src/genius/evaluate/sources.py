@@ -1,4 +1,4 @@
-"""What `genius eval` and `genius reproduce` are pointed at: a dataset on disk or features, made into a `FeatureSet`.
+"""What `genius eval` and `python -m lab reproduce` are pointed at: a dataset on disk or features, made into a `FeatureSet`.
 
 Features of a dataset are extracted once and kept in a cache whose name holds the encoder's and the data's
 fingerprints: a changed model or file never meets old features.
@@ -19,11 +19,11 @@ from genius.data.extract import ExtractConfig, extract
 from genius.data.features import FeatureSet
 from genius.data.sample import Sample
 from genius.encoders.base import Encoder, PairEncoder
+from genius.encoders.heads import Heads
 from genius.encoders.registry import load_encoder, resolve
 from genius.errors import GeniusError
 from genius.evaluate.methods.vectors import FeatureFusion
 from genius.model.genius import Genius
-from genius.model.heads import Heads
 
 HEADS = "heads.safetensors"  # beside a model that was trained on frozen towers' features
 

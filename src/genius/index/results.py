@@ -11,6 +11,7 @@ from genius.types import Item, Modality
 
 DOUBT = 0.25  # below this probability of an answer people are told that there is probably none
 
+
 @dataclass(frozen=True, slots=True)
 class Hit:
     """One answer. `item.image` is the path it was added with, or its thumbnail's bytes when it came without one."""

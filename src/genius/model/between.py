@@ -8,8 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from genius.nearest import nearest_rows
 
-def neighbours(z: Tensor, modality: Tensor, count: int, chunk: int = 2048, limit: int = 100_000) -> Tensor:
+
+def neighbours(z: Tensor, modality: Tensor, count: int, limit: int = 100_000) -> Tensor:
     """(N, count) near items of the same modality. Beyond `limit` items, near among a fixed random sample."""
     near = torch.empty(z.shape[0], count, dtype=torch.long, device=z.device)
     for kind in modality.unique().tolist():
@@ -18,9 +20,8 @@ def neighbours(z: Tensor, modality: Tensor, count: int, chunk: int = 2048, limit
         if rows.numel() > limit:
             others = rows[torch.randperm(rows.numel(), generator=torch.Generator().manual_seed(0))[:limit].to(rows.device)]
         k = min(count + 1, others.numel())
-        for part in rows.split(chunk):
-            found = others[(z[part] @ z[others].T).topk(k, dim=1).indices[:, min(1, k - 1) :]]  # the first is the item itself
-            near[part] = found[:, torch.arange(count, device=z.device) % found.shape[1]]
+        found = others[nearest_rows(z[rows], z[others], k)[:, min(1, k - 1) :]]  # the first is the item itself
+        near[rows] = found[:, torch.arange(count, device=z.device) % found.shape[1]]
     return near
 
 

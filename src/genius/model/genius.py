@@ -12,7 +12,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import save_file
@@ -32,9 +32,6 @@ from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
 from genius.packing import pack, plain_names, unpack
 from genius.types import Item, Query
 from genius.weight_files import read_shapes, read_tensors
-
-if TYPE_CHECKING:
-    from genius.index import Index
 
 FORMAT = 1
 CONFIG, WEIGHTS, ENCODER = "config.json", "model.safetensors", "encoder"
@@ -141,12 +138,6 @@ class Genius(nn.Module):
         if self.encoder is None:
             raise GeniusError("this model has no encoder: it works on pre-extracted features only")
         return self.encoder
-
-    def index(self, path: str | Path, **options: Any) -> Index:
-        """Create or open the index at `path` for this model."""
-        from genius.index import Index
-
-        return Index(path, self, **options)
 
     # -- save and load -----------------------------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,28 +20,7 @@ from genius.model.fusion import FusionConfig
 from genius.model.generator import GeneratorConfig
 from genius.model.genius import Genius, GeniusConfig
 from genius.model.quantizer import QuantizerConfig
-from genius.torch_file import read_torch_file
-
-# -- reading ---------------------------------------------------------------------------------------------------
-
-
-def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
-    """The `model` state dict of a published `.pth`, with compile and DDP prefixes removed. No code in the file is run."""
-
-    def state_of(content: Any) -> dict[str, Any]:
-        state = content.get("model", content) if isinstance(content, dict) else None
-        if not isinstance(state, dict) or not state or not all(isinstance(name, str) for name in state):
-            raise GeniusError(f"{path} holds no `model` state dict")
-        return state
-
-    # mapped, not read: most of a file is optimizer state and momentum copies that nobody asks for
-    state = read_torch_file(path, state_of, mapped=True)
-    if not all(isinstance(value, Tensor) for value in state.values()):
-        raise GeniusError(f"{path} holds no `model` state dict")
-    return {re.sub(r"(^|\.)(_orig_mod|module)\.", r"\1", name): tensor for name, tensor in state.items()}
-
-
-# -- converting ------------------------------------------------------------------------------------------------
+from genius.torch_file import read_checkpoint
 
 
 def convert_official(quantizer: str | Path, generator: str | Path) -> Genius:

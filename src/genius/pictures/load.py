@@ -32,7 +32,7 @@ WORKING_SIDE = 1600
 ImageInput: TypeAlias = "Image.Image | str | Path | bytes"
 """An opened picture, a path to one, or the bytes of one."""
 
-# Bytes of memory a pixel while decoding, measured (benchmarks/trust_memory.py): Pillow keeps RGB in 4 bytes, and some
+# Bytes of memory a pixel while decoding, measured (lab/trust/memory.py): Pillow keeps RGB in 4 bytes, and some
 # decoders hold the whole picture several times.
 COST = {"WEBP": 17, "AVIF": 16}
 USUAL_COST, NARROW_COST = 8, 4  # NARROW: modes of one byte a pixel

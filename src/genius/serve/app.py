@@ -14,8 +14,7 @@ from pydantic.json_schema import models_json_schema
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from genius import __version__
-from genius.serve.backend import SearchIndex
+from genius.index import Index
 from genius.serve.errors import install_handlers
 from genius.serve.keys import KeyRing, Keys
 from genius.serve.limits import BodyLimit
@@ -24,6 +23,7 @@ from genius.serve.routes import admin, items, page, search, system
 from genius.serve.schemas import ItemBody, ItemsRequest, SearchRequest
 from genius.serve.service import Service
 from genius.serve.settings import ServeConfig
+from genius.version import __version__
 
 DESCRIPTION = """Search with words, a picture, or both; add, replace and delete items while others search.
 
@@ -34,7 +34,7 @@ and who did.
 
 
 def create_app(
-    index: SearchIndex,
+    index: Index,
     config: ServeConfig | None = None,
     keys: Keys | KeyRing | None = None,
     *,
@@ -45,7 +45,7 @@ def create_app(
     `level_sizes`: how many codes each level has; read from the index if absent.
     """
     config = config or ServeConfig()
-    sizes = level_sizes if level_sizes is not None else tuple(index.about.levels)  # type: ignore[attr-defined]
+    sizes = level_sizes if level_sizes is not None else tuple(index.about.levels)
     service = Service(index, sizes, config, keys or Keys())
 
     @asynccontextmanager

@@ -8,88 +8,25 @@ from __future__ import annotations
 import io
 import math
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, Protocol
+from typing import Any, BinaryIO
 from urllib.parse import quote
 
 from PIL import Image
 
 from genius.errors import GeniusError
+from genius.index import Hit, Index
 from genius.pictures.formats import SVG, WEB_TYPES
 from genius.pictures.load import WORKING_SIDE, PictureError, load_image, loaded, opened
 from genius.serve.schemas import Answers, ChildCode, CodesResponse, CodeStep, HitOut, ItemDetail, ItemOut, Target
-from genius.types import ImageInput, Item, Modality, Query
+from genius.types import ImageInput, Item, Query
 
 CHILDREN, EXAMPLES, ITEMS = 36, 4, 48  # shown of one prefix
 START_EXAMPLES = 12  # of each first code: the page opens with them
 MANY = 100  # results: a search for more is a large one
-
-
-class Found(Protocol):
-    """A `genius.index.Hit`."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def score(self) -> float: ...
-    @property
-    def codes(self) -> tuple[int, ...]: ...
-    @property
-    def item(self) -> Item: ...
-    @property
-    def modality(self) -> Modality: ...
-    @property
-    def probability(self) -> float | None: ...
-
-
-class View(Protocol):
-    """A `genius.index.PrefixView`."""
-
-    @property
-    def count(self) -> int: ...
-    @property
-    def children(self) -> Mapping[int, int]: ...
-    @property
-    def items(self) -> list[Item]: ...
-    @property
-    def codes(self) -> list[tuple[int, ...]]: ...
-
-
-class Report(Protocol):
-    """A `genius.index.AddReport`."""
-
-    added: int
-    existing: int
-    replaced: int
-
-
-class SearchIndex(Protocol):
-    """The part of `genius.index.Index` that is used here. Must be safe to share between threads."""
-
-    @property
-    def version(self) -> int: ...
-    def search_many(
-        self,
-        queries: Sequence[Query],
-        k: int = ...,
-        *,
-        where: str | None = ...,
-        beams: int | None = ...,
-        rerank: int | None = ...,
-    ) -> Sequence[Sequence[Found]]: ...
-    def add(self, items: Iterable[Item]) -> Report: ...
-    def upsert(self, items: Iterable[Item]) -> Report: ...
-    def delete(self, ids: str | Iterable[str], *, missing: Literal["raise", "skip"] = ...) -> int: ...
-    def get(self, ids: Sequence[str], *, missing: Literal["raise", "skip"] = ...) -> list[Item]: ...
-    def codes(self, item_id: str) -> tuple[int, ...]: ...
-    def thumbnail(self, item_id: str) -> bytes | None: ...
-    def count(self, where: str | None = ...) -> int: ...
-    def columns(self) -> dict[str, str]: ...
-    def below(self, prefix: Sequence[int] = ..., *, limit: int = ..., per_child: int = ...) -> View: ...
-    def close(self) -> None: ...
 
 
 class Missing(Exception):
@@ -136,7 +73,7 @@ LARGE_LANE = "large"
 
 
 class Backend:
-    def __init__(self, index: SearchIndex, level_sizes: Sequence[int], query_side: int = 1024) -> None:
+    def __init__(self, index: Index, level_sizes: Sequence[int], query_side: int = 1024) -> None:
         self.index = index
         self.level_sizes = tuple(level_sizes)
         self._query_side = query_side
@@ -334,7 +271,7 @@ def _shown(item: Item, codes: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def _answers(job: Job, found: Sequence[Found]) -> Answers:
+def _answers(job: Job, found: Sequence[Hit]) -> Answers:
     lowest = -math.inf if job.min_score is None else job.min_score
     wanted = (hit for hit in found if hit.id != job.without and hit.score >= lowest)
     hits = [

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from genius.errors import GeniusError
+from genius.index import Index
 from genius.pictures.load import PictureError
 from genius.serve.arrivals import Arrivals
 from genius.serve.audit import Audit, Change
-from genius.serve.backend import LARGE_LANE, Backend, Job, Missing, Options, SearchIndex
+from genius.serve.backend import LARGE_LANE, Backend, Job, Missing, Options
 from genius.serve.batching import Batcher, Closed, Expired, QueueFull
 from genius.serve.callers import Caller
 from genius.serve.errors import ApiError
@@ -53,7 +54,7 @@ def _attempt(task: Task) -> Any:
 
 
 class Service:
-    def __init__(self, index: SearchIndex, level_sizes: tuple[int, ...], config: ServeConfig, keys: Keys | KeyRing) -> None:
+    def __init__(self, index: Index, level_sizes: tuple[int, ...], config: ServeConfig, keys: Keys | KeyRing) -> None:
         self.config = config
         self.ring = keys if isinstance(keys, KeyRing) else KeyRing(keys)
         self.metrics = Metrics()

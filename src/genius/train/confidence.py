@@ -15,6 +15,7 @@ from torch import Tensor
 from genius.data.features import FeatureSet
 from genius.model.confidence import DEPTH, auroc, fit
 from genius.model.genius import Genius
+from genius.nearest import nearest_scored
 from genius.train.validate import answer_mask
 
 LEAST = 40  # questions below which nothing can be calibrated
@@ -58,12 +59,7 @@ def calibrate(model: Genius, honest: FeatureSet | None) -> tuple[dict[str, Any],
 def lists(asked: Tensor, items: Tensor, kinds: Tensor, data: FeatureSet) -> Lists:
     most = int(torch.bincount(data.pairs[:, 0]).max())
     depth = min(DEPTH + most, len(items))
-    scores, rows = [], []
-    for part in asked.split(512):
-        best = (part @ items.T).topk(depth, dim=1)
-        scores.append(best.values)
-        rows.append(best.indices)
-    score, row = torch.cat(scores), torch.cat(rows)
+    score, row = nearest_scored(asked, items, depth)
     right = answer_mask(row, data).to(score.device)
     other = right.float().sort(dim=1, stable=True).indices[:, :DEPTH]  # the best hits that are no answers
     pictured = data.queries.image_mask.to(score.device)

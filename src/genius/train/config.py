@@ -10,7 +10,7 @@ import json
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from genius.config import from_dict, merge
 from genius.errors import GeniusError
@@ -21,34 +21,51 @@ CONFIGS = Path(__file__).parent / "configs"
 
 
 @dataclass(frozen=True)
-class LoopConfig:
-    """What every stage's loop needs. The loop itself is `genius.train.loop`."""
+class RunConfig:
+    """How the loop of every stage runs (`genius.train.loop`): the same for all of them."""
 
-    steps: int = 1000  # optimizer steps; 0 skips the stage's training
-    batch: int = 256  # examples per optimizer step, over all processes and accumulation steps
     accumulate: int = 1  # micro-batches per optimizer step (gradients are averaged)
-    lr: float = 1e-4  # peak learning rate of AdamW
-    betas: tuple[float, ...] = (0.9, 0.98)  # of AdamW
-    weight_decay: float = 1e-4  # on matrices only
-    warm_up: float = 0.05  # share of the steps with a linearly growing rate; then cosine
-    final_lr: float = 0.0  # the cosine ends at this share of the peak
-    clip: float = 1.0  # of the gradient norm; 0: none
     precision: Literal["auto", "fp32"] = "auto"  # auto: bfloat16 autocast on a GPU, float32 elsewhere
     record: bool = (
         True  # on one GPU, run steps of fixed shape as a recorded CUDA graph: small decoders train several times faster
     )
-    validations: int = 20  # looks at the honest questions, evenly spread over the steps; 0: at the end only
-    patience: int = 6  # looks without a better value before the stage stops; the best weights stay. 0: always the last ones
+    validations: int = 20  # looks at the honest questions, evenly spread over the steps
+    patience: int = 6  # looks without a better value before a stage stops; the best weights stay. 0: always the last ones
     average: float = 0.99  # decay of the running averages of the weights, which are what is looked at and kept; 0: none
     log_every: int = 20  # steps between lines of metrics.jsonl
-    checkpoint_seconds: float = 30.0  # a checkpoint at least this often ...
-    checkpoint_steps: int = 0  # ... and every so many steps (0: by time only)
+    checkpoint_steps: int = 0  # a checkpoint every so many steps, besides those every 30 seconds; 0: by time only
+
+
+@dataclass(frozen=True)
+class StageConfig:
+    """What every stage has to be told."""
+
+    betas: ClassVar[tuple[float, float]] = (0.9, 0.98)  # of AdamW
+    steps: int = 1000  # optimizer steps; 0 skips the stage's training
+    batch: int = 256  # examples per optimizer step, over all processes and accumulation steps
+    lr: float = 1e-4  # peak learning rate of AdamW
+    weight_decay: float = 1e-4  # on matrices only
 
     def __post_init__(self) -> None:
-        if self.steps < 0 or self.batch < 1 or self.accumulate < 1 or self.batch % self.accumulate:
-            raise GeniusError(f"steps {self.steps}, batch {self.batch}, accumulate {self.accumulate} do not fit together")
-        if len(self.betas) != 2 or self.lr <= 0:
-            raise GeniusError("AdamW needs a positive lr and two betas")
+        if self.steps < 0 or self.batch < 1 or self.lr <= 0:
+            raise GeniusError(f"steps {self.steps}, batch {self.batch}, lr {self.lr}: none may be negative, nor batch or lr zero")
+
+    # What follows is the same for every stage but where one says otherwise.
+
+    @property
+    def warm_up_share(self) -> float:
+        """Share of the steps with a linearly growing rate; then cosine."""
+        return 0.05
+
+    @property
+    def final_share(self) -> float:
+        """The cosine ends at this share of the peak rate."""
+        return 0.0
+
+    @property
+    def largest_gradient(self) -> float:
+        """Norm at which gradients are clipped; 0: they are not."""
+        return 1.0
 
 
 @dataclass(frozen=True)
@@ -61,16 +78,12 @@ class ModelConfig:
     level_sizes: tuple[int, ...] = ()  # of every level, the modality first; empty: chosen by the size of the pool
     modality_code: Literal["given", "nearest", "classifier", "none"] = "given"  # none: level 0 becomes as large as level 1
     shared: bool = False  # one codebook for all levels but the first
-    gradient: Literal["straight-through", "rotation"] = "rotation"
-    published_revival: bool = False
     encode_sweeps: int = 3  # how often later codes are chosen again in view of all the others; 0: as the paper
     # > 0: from this level on every modality has codebooks of its own, where its code is told; 0: one a level, as the paper
     own_books_from: int = 1
     decoder: str = "mini"  # tiny, compact, mini, small, base, large
     head: Literal["codebooks", "table"] = "codebooks"  # codes are as likely as they are near, or have a free row each (the paper)
     prefix_tokens: int = 8  # N of Eq. 9
-    dropout: float = 0.1
-    normalizer: Literal["vocabulary", "level"] = "level"
     rerank_embedding: Literal["fused", "score-fusion"] = "fused"
 
     def __post_init__(self) -> None:
@@ -81,12 +94,11 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
-class PairConfig(LoopConfig):
+class PairConfig(StageConfig):
     """What both contrastive stages know beyond the paper; 0 turns each off."""
 
     hard_negatives: int = 8  # how often the nearest wrong candidates are looked up, as further negatives of L_cl
     modality_weight: float = 1.0  # of the loss that makes z say which modality it is, or asks for
-    modality_temperature: float = 0.1
 
 
 @dataclass(frozen=True)
@@ -102,7 +114,6 @@ class EncoderStageConfig(PairConfig):
     train: Literal["auto", "none", "heads", "towers"] = "auto"
     hidden: int = 512  # of the heads' residual MLPs; without dropout wide ones memorise
     temperature: float = 0.04  # of the contrastive loss
-    symmetric: bool = True  # both directions, as published
     dropout: float = 0.3  # of the heads' inputs and hidden units
 
 
@@ -110,33 +121,39 @@ class EncoderStageConfig(PairConfig):
 class QuantizerStageConfig(PairConfig):
     """Stage 2 (Eq. 7 and 8): fusion and codebooks."""
 
+    betas: ClassVar[tuple[float, float]] = (0.9, 0.999)
     steps: int = 800
     batch: int = 1024
     lr: float = 2e-4
-    betas: tuple[float, ...] = (0.9, 0.999)
     weight_decay: float = 0.05
     temperature: float = 0.05  # tau of Eq. 3 (published 0.01)
-    symmetric: bool = True  # contrastive in both directions, as published
-    all_positives: bool = True  # False: labels are the diagonal, other positives count as negatives, as published
     contrastive_weight: float = 1.0  # alpha; 0: without L_cl (Table 4)
-    # mean: L_rq is the mean over levels and dimensions, L_mse over dimensions of unit vectors, as published; sum: the
-    # paper's literal norms. The default weights are the paper's and fit "mean".
-    reduction: Literal["mean", "sum"] = "mean"
-    rq_weight: float = 100.0  # beta
+    rq_weight: float = 100.0  # beta; L_rq is the mean over levels and dimensions, L_mse over dimensions, as published
     mse_weight: float = 100.0  # gamma; 0: without L_mse (Table 4)
     # L_cl and the modality loss once more, against the targets' reconstructions: what is ranked when only codes are stored
     codes_weight: float = 1.0
-    start_from_sum: bool = True  # the fusion starts as the encoder's own sum of both modalities
+    # False: the fusion starts as the encoder's own sum of both modalities, and every known positive counts as one. True: it
+    # starts at random, labels are the diagonal, gradients are not clipped and the rate ends at a tenth of its peak
+    as_published: bool = False
     quantize_from: float = 0.3  # share of the steps with L_cl alone, before k-means sets the codebooks
-    kmeans_sample: int = 200_000  # vectors for k-means (the whole training set below that)
     kmeans_iterations: int = 20
     refit: bool = True  # at the end, k-means once more, on the pool's embeddings
-    between: int = 8  # ... a modality with fewer items a code learns its later codes from points between them too; 0: none
-    together: int = 3  # ... and so many sweeps that fit the later levels' codebooks to each other; 0: none
+
+    @property
+    def warm_up_share(self) -> float:
+        return 0.0 if self.as_published else super().warm_up_share
+
+    @property
+    def final_share(self) -> float:
+        return 0.1 if self.as_published else super().final_share
+
+    @property
+    def largest_gradient(self) -> float:
+        return 0.0 if self.as_published else super().largest_gradient
 
 
 @dataclass(frozen=True)
-class GeneratorStageConfig(LoopConfig):
+class GeneratorStageConfig(StageConfig):
     """Stage 3 (Eq. 9 to 11): the decoder, on frozen z and codes."""
 
     steps: int = 1500
@@ -147,12 +164,12 @@ class GeneratorStageConfig(LoopConfig):
     # pairs: training questions, augmented (the paper)
     inputs: Literal["items", "pairs"] = "items"
     virtual: float = 1.0  # items: share of the inputs that start from no item but from an invented one
-    aside: float = 1.0  # items: how far they are moved in any direction beside the honest offset, as a share of its length
-    shortest: float = 0.8  # items: an honest offset is scaled by a random number from this ...
-    longest: float = 1.4  # ... to this
     augmentation: Literal["none", "scalar", "sqrt-per-dimension"] = "scalar"  # pairs: 4.3.2; sqrt-per-dimension is published
-    alpha: float = 2.0  # pairs: of Beta(alpha, alpha)
-    codebook_scale: float = 0.0  # table: > 0: tokens start at that times a random map of the codebooks (published 100)
+    warm_up: float = 0.05  # share of the steps with a linearly growing rate; then cosine
+
+    @property
+    def warm_up_share(self) -> float:
+        return self.warm_up
 
 
 @dataclass(frozen=True)
@@ -167,6 +184,7 @@ class TrainConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     tensorboard: bool = False  # write TensorBoard files beside metrics.jsonl
     encoder_uri: str | None = None  # the (frozen or starting) encoder; needed to train from a pairs file
+    run: RunConfig = field(default_factory=RunConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     encoder: EncoderStageConfig = field(default_factory=EncoderStageConfig)
     quantizer: QuantizerStageConfig = field(default_factory=QuantizerStageConfig)
@@ -174,23 +192,25 @@ class TrainConfig:
     # defaults of `SearchParams` stored with the model
     search: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        for name, stage in (("encoder", self.encoder), ("quantizer", self.quantizer), ("generator", self.generator)):
+            if self.run.accumulate < 1 or stage.batch % self.run.accumulate:
+                raise GeniusError(f"{name}.batch {stage.batch} and run.accumulate {self.run.accumulate} do not fit together")
+
 
 def builtin_names() -> list[str]:
     return sorted(path.stem for path in CONFIGS.glob("*.toml"))
 
 
-def read_train_config(source: str, overrides: dict[str, Any] | None = None, base: str | None = None) -> TrainConfig:
-    """A config by path or `builtin:NAME`, its bases first, `overrides` (dotted names) last.
-
-    `base` takes the place of the file's own, so that a built-in ablation runs on any config.
-    """
-    values = _resolve(source, base, seen=())
+def read_train_config(source: str, overrides: dict[str, Any] | None = None) -> TrainConfig:
+    """A config by path or `builtin:NAME`, its bases first, `overrides` (dotted names) last."""
+    values = _resolve(source, seen=())
     for name, value in (overrides or {}).items():
         _put(values, name.split("."), value)
     return from_dict(TrainConfig, values, where=source)
 
 
-def _resolve(source: str, base: str | None, seen: tuple[str, ...]) -> dict[str, Any]:
+def _resolve(source: str, seen: tuple[str, ...]) -> dict[str, Any]:
     path = _locate(source)
     if str(path) in seen:
         raise GeniusError(f"{source}: its bases go in a circle")
@@ -203,15 +223,14 @@ def _resolve(source: str, base: str | None, seen: tuple[str, ...]) -> dict[str, 
         raise GeniusError(f"cannot read {source}: {error}") from None
     if not isinstance(values, dict):
         raise GeniusError(f"{source}: expected a table of fields")
-    parent = base if base is not None else values.get("base")
-    values.pop("base", None)
+    parent = values.pop("base", None)
     if parent is None:
         return values
     if not isinstance(parent, str):
         raise GeniusError(f"{source}: base must be a path or {BUILTIN}NAME")
-    if base is None and not parent.startswith(BUILTIN):
+    if not parent.startswith(BUILTIN):
         parent = str(path.parent / parent)
-    return merge(_resolve(parent, None, (*seen, str(path))), values)
+    return merge(_resolve(parent, (*seen, str(path))), values)
 
 
 def _locate(source: str) -> Path:

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from genius.data.features import FeatureSet
+from genius.encoders.heads import Heads
 from genius.features import Features
 from genius.model.fusion import score_fusion
-from genius.model.heads import Heads
 from genius.train.config import EncoderStageConfig
 from genius.train.pairing import PairBatch, PairStage
 from genius.train.validate import dense_hits, quick_hits
@@ -42,9 +42,7 @@ class HeadsStage(PairStage):
         query, target = self._embed(self.queries[batch.rows]), self._embed(self.pool[batch.targets])
         wrong = None if batch.wrong is None else self._embed(self.pool[batch.wrong])
         with torch.autocast(query.device.type, enabled=False):  # similarities over a temperature need float32
-            return self.contrast(
-                batch, query, target, wrong, temperature=self.config.temperature, symmetric=self.config.symmetric
-            )
+            return self.contrast(batch, query, target, wrong, temperature=self.config.temperature)
 
     @torch.no_grad()
     def embed(self, features: Features, chunk: int = 8192) -> Tensor:

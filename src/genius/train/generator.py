@@ -18,14 +18,17 @@ from genius.errors import GeniusError
 from genius.model.generator import SIZES, Generator, GeneratorConfig
 from genius.model.nearness import ByModality
 from genius.model.quantizer import ResidualQuantizer
+from genius.nearest import nearest_rows
 from genius.train.config import GeneratorStageConfig, ModelConfig
 from genius.train.loop import Stage
 from genius.train.losses import code_loss
 from genius.train.sampling import Order, Positives, share, step_seed
 from genius.train.shifted import Offsets, ShiftedItems
-from genius.train.validate import answer_mask, dense_hits, generator_hits, nearest_rows
+from genius.train.validate import answer_mask, dense_hits, generator_hits
 
 RIVALS = 32  # candidates of an honest question among which log p must rank its answer
+
+TOKEN_SCALE = 100.0  # a free table of tokens starts at this times a random map of the codebooks, as published
 
 
 def generator_config(model: ModelConfig) -> GeneratorConfig:
@@ -33,8 +36,7 @@ def generator_config(model: ModelConfig) -> GeneratorConfig:
         width=model.width,
         level_sizes=model.level_sizes,
         prefix_tokens=model.prefix_tokens,
-        dropout=model.dropout,
-        normalizer=model.normalizer,
+        normalizer="vocabulary" if model.head == "table" else "level",  # the paper's softmax is over all codes of all levels
         head=model.head,
         **SIZES[model.decoder],  # type: ignore[arg-type]
     )
@@ -112,17 +114,15 @@ class GeneratorStage(Stage):
         self.__dict__["quantizer"] = quantizer  # frozen: not a submodule, so in no checkpoint of this stage
         torch.manual_seed(seed)
         self.generator = Generator(generator_config(model), quantizer).to(device)
-        if config.codebook_scale > 0:
-            if model.head != "table" or quantizer.config.own_books_from:
-                raise GeniusError("codebook_scale needs head = 'table' and one codebook a level (own_books_from = 0)")
-            self.generator.init_from_codebooks(quantizer.codebooks, config.codebook_scale)
+        if model.head == "table" and not quantizer.config.own_books_from:
+            self.generator.init_from_codebooks(quantizer.codebooks, TOKEN_SCALE)
         self.items: ShiftedItems | None = None
         if config.inputs == "items":
-            self.items = ShiftedItems(frozen.pool, frozen.modality, frozen.codes, frozen.offsets, quantizer, config, seed)
+            self.items = ShiftedItems(frozen.pool, frozen.modality, frozen.codes, frozen.offsets, quantizer, config.virtual, seed)
             return
         if frozen.queries is None:
             raise GeniusError("inputs = 'pairs' needs the training questions")
-        self.augment = Augmentation(config.augmentation, config.alpha)
+        self.augment = Augmentation(config.augmentation)
         self.positives = Positives(data.pairs, len(data.queries)).to(device)
         self.order = Order(len(data.queries), config.batch, seed)
 
@@ -132,9 +132,9 @@ class GeneratorStage(Stage):
         config, frozen = self.config, self.frozen
         seed = step_seed(self.seed, self.name, step, micro)
         if self.items is not None:
-            return Batch(*self.items.draw(config.batch // config.accumulate, seed, rank, world))
+            return Batch(*self.items.draw(config.batch // self.accumulate, seed, rank, world))
         assert frozen.queries is not None
-        rows = self.order(step).chunk(config.accumulate)[micro].to(frozen.pool.device)
+        rows = self.order(step).chunk(self.accumulate)[micro].to(frozen.pool.device)
         targets = share(self.positives.draw(rows, seed), rank, world)
         return Batch(self.augment(frozen.queries[share(rows, rank, world)], frozen.pool[targets]), frozen.codes[targets], ())
 

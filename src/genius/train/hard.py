@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from genius.nearest import nearest_rows
 from genius.train.sampling import Positives, step_seed
 
 LISTED = 24  # wrong candidates kept per query; a step draws one of them at random, since a few are answers nobody noted
@@ -39,7 +40,7 @@ class HardNegatives:
         most = min(len(kept), LISTED + 8)
         for part in torch.arange(len(asked), device=asked.device).split(1024):
             rows = asked[part]
-            found = kept[(queries[part] @ candidates.T).topk(most, dim=1).indices]  # (n, most)
+            found = kept[nearest_rows(queries[part], candidates, most)]  # (n, most)
             wrong = ~positives.among(rows, found, pool)
             order = (~wrong).long().argsort(dim=1, stable=True)[:, : lists.shape[1]]  # wrong ones first, nearest first
             best = found.gather(1, order).masked_fill(~wrong.gather(1, order), -1)

@@ -26,16 +26,19 @@ from genius.errors import GeniusError
 from genius.files import write_whole
 from genius.train.capture import CapturedStep
 from genius.train.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
-from genius.train.config import LoopConfig
+from genius.train.config import RunConfig, StageConfig
 from genius.train.progress import Journal
 from genius.train.sampling import step_seed
 from genius.train.selection import Selection
+
+CHECKPOINT_SECONDS = 30.0  # a checkpoint at least this often
 
 
 class Stage(nn.Module):
     """One stage of training: its trainable modules as submodules, its data as plain attributes."""
 
     name: str
+    accumulate = 1  # micro-batches of a step; the loop says how many
     fixed_shapes = False  # whether every batch has the same shapes and forward changes nothing but gradients
 
     @abstractmethod
@@ -65,6 +68,7 @@ class Runtime:
     accelerator: Any
     journal: Journal
     seed: int
+    run: RunConfig
 
     @property
     def device(self) -> torch.device:
@@ -102,36 +106,36 @@ def make_accelerator(device: str = "auto") -> Any:
     )
 
 
-def learning_rate(config: LoopConfig, step: int) -> float:
-    """Share of the peak rate at a step: linear warm-up, then cosine to `final_lr`."""
-    warm = max(1, round(config.warm_up * config.steps))
+def learning_rate(config: StageConfig, step: int) -> float:
+    """Share of the peak rate at a step: linear warm-up, then cosine."""
+    warm = max(1, round(config.warm_up_share * config.steps))
     if step < warm:
         return (step + 1) / warm
     done = (step - warm) / max(1, config.steps - warm)
-    return config.final_lr + (1 - config.final_lr) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
+    return config.final_share + (1 - config.final_share) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
 
 
-def make_optimizer(module: nn.Module, config: LoopConfig) -> torch.optim.AdamW:
+def make_optimizer(module: nn.Module, config: StageConfig) -> torch.optim.AdamW:
     """AdamW with weight decay on matrices only (norms, biases and position tables have none)."""
     trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     decayed = [p for name, p in trained if p.ndim >= 2 and "position_bias" not in name]
     plain = [p for name, p in trained if p.ndim < 2 or "position_bias" in name]
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
     fused = trained[0][1].is_cuda if trained else False
-    return torch.optim.AdamW(groups, lr=config.lr, betas=(config.betas[0], config.betas[1]), eps=1e-8, fused=fused)
+    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=1e-8, fused=fused)
 
 
-def run_stage(stage: Stage, config: LoopConfig, runtime: Runtime, folder: Path) -> dict[str, float]:
+def run_stage(stage: Stage, config: StageConfig, runtime: Runtime, folder: Path) -> dict[str, float]:
     """Train `stage` to its last step, from the newest checkpoint in `folder` if there is one; the last validation."""
-    accelerator, journal = runtime.accelerator, runtime.journal
-    if (config.batch // config.accumulate) % runtime.world:
-        raise GeniusError(
-            f"{stage.name}: a micro-batch of {config.batch // config.accumulate} does not divide among {runtime.world} processes"
-        )
+    accelerator, journal, run = runtime.accelerator, runtime.journal, runtime.run
+    micro_batch = config.batch // run.accumulate
+    if micro_batch % runtime.world:
+        raise GeniusError(f"{stage.name}: a micro-batch of {micro_batch} does not divide among {runtime.world} processes")
+    stage.accumulate = run.accumulate
     stage.to(runtime.device).train()
     start = 0
     optimizer = make_optimizer(stage, config)
-    selection = Selection(stage, config.average, config.patience)
+    selection = Selection(stage, run.average, run.patience)
     found = latest_checkpoint(folder)
     if found is not None:
         weights, state, progress = load_checkpoint(found)
@@ -145,14 +149,14 @@ def run_stage(stage: Stage, config: LoopConfig, runtime: Runtime, folder: Path) 
     module, optimizer = accelerator.prepare(stage, optimizer)
     accelerator.wait_for_everyone()
     saved = time.monotonic()
-    recorder = Recorder(stage, config, runtime)
-    looks = {round(config.steps * (i + 1) / config.validations) for i in range(config.validations)} if config.patience else set()
+    recorder = Recorder(stage, runtime)
+    looks = {round(config.steps * (i + 1) / run.validations) for i in range(run.validations)} if run.patience else set()
     with journal.bar(stage.name, config.steps, start) as bar:
         for step in range(start, config.steps):
             logs = _step(stage, module, optimizer, config, runtime, step, recorder)
             selection.update()
             done = step + 1
-            if done % config.log_every == 0 or done == config.steps:
+            if done % run.log_every == 0 or done == config.steps:
                 values = _mean_logs(logs, runtime)
                 if not math.isfinite(values["loss"]):
                     raise GeniusError(f"{stage.name}: the loss is not finite at step {done}; lower lr or check the features")
@@ -161,10 +165,10 @@ def run_stage(stage: Stage, config: LoopConfig, runtime: Runtime, folder: Path) 
             elif done % 5 == 0:
                 bar.update(done)
             if done in looks and _look(stage, selection, runtime, done):
-                journal.note(f"{stage.name}: no better since step {done - selection.waited * config.steps // config.validations}")
+                journal.note(f"{stage.name}: no better since step {done - selection.waited * config.steps // run.validations}")
                 break
-            due = time.monotonic() - saved > config.checkpoint_seconds
-            due = due or (config.checkpoint_steps > 0 and done % config.checkpoint_steps == 0)
+            due = time.monotonic() - saved > CHECKPOINT_SECONDS
+            due = due or (run.checkpoint_steps > 0 and done % run.checkpoint_steps == 0)
             if due and done < config.steps and runtime.main:
                 tensors = {**stage.state_dict(), **selection.tensors()}
                 save_checkpoint(folder, done, tensors, _cpu(optimizer.state_dict()), selection.numbers())
@@ -218,10 +222,10 @@ def finish(stage: Stage, run: Callable[[], dict[str, float]], runtime: Runtime, 
 class Recorder:
     """Decides whether a stage's step is recorded as a CUDA graph, and keeps it."""
 
-    def __init__(self, stage: Stage, config: LoopConfig, runtime: Runtime) -> None:
-        self.stage, self.half = stage, config.precision == "auto"
-        single = runtime.world == 1 and config.accumulate == 1 and runtime.device.type == "cuda"
-        self.wanted = single and stage.fixed_shapes and config.record
+    def __init__(self, stage: Stage, runtime: Runtime) -> None:
+        self.stage, self.half = stage, runtime.run.precision == "auto"
+        single = runtime.world == 1 and runtime.run.accumulate == 1 and runtime.device.type == "cuda"
+        self.wanted = single and stage.fixed_shapes and runtime.run.record
         self.captured: CapturedStep | None = None
         self.journal = runtime.journal
 
@@ -241,28 +245,28 @@ class Recorder:
 
 
 def _step(
-    stage: Stage, module: Any, optimizer: Any, config: LoopConfig, runtime: Runtime, step: int, recorder: Recorder
+    stage: Stage, module: Any, optimizer: Any, config: StageConfig, runtime: Runtime, step: int, recorder: Recorder
 ) -> list[dict[str, Tensor]]:
     torch.manual_seed(step_seed(runtime.seed, stage.name, step, runtime.rank))
     stage.before_step(step)
     for group in optimizer.param_groups:
         group["lr"] = config.lr * learning_rate(config, step)
-    half = config.precision == "auto" and runtime.device.type == "cuda"
+    half = runtime.run.precision == "auto" and runtime.device.type == "cuda"
     logs = []
-    for micro in range(config.accumulate):
+    for micro in range(stage.accumulate):
         batch = stage.batch(step, micro, runtime.rank, runtime.world)
         done = recorder.step(batch)
         if done is not None:
             logs.append({"loss": done[0], **done[1]})
             continue
-        last = micro + 1 == config.accumulate
+        last = micro + 1 == stage.accumulate
         waiting = nullcontext() if last or runtime.world == 1 else module.no_sync()
         with waiting, torch.autocast(runtime.device.type, torch.bfloat16, enabled=half):
             loss, values = module(batch)
-            runtime.accelerator.backward(loss / config.accumulate)
+            runtime.accelerator.backward(loss / stage.accumulate)
         logs.append({"loss": loss.detach(), **{name: value.detach() for name, value in values.items()}})
-    if config.clip > 0:
-        runtime.accelerator.clip_grad_norm_(stage.parameters(), config.clip)
+    if config.largest_gradient > 0:
+        runtime.accelerator.clip_grad_norm_(stage.parameters(), config.largest_gradient)
     optimizer.step()
     if recorder.captured is None:
         optimizer.zero_grad(set_to_none=True)

@@ -20,6 +20,8 @@ from genius.train.loop import Stage
 from genius.train.losses import contrastive, gather_rows
 from genius.train.sampling import Order, Positives, share, step_seed
 
+MODALITY_TEMPERATURE = 0.1  # of the loss that makes z say which modality it is
+
 
 class PairBatch(NamedTuple):
     rows: Tensor  # (B,) query numbers
@@ -43,11 +45,10 @@ class PairStage(Stage):
     ) -> None:
         super().__init__()
         self.held_out, self.seed = validation, seed
-        self.accumulate = config.accumulate
         self.queries, self.pool = data.queries.to(device, torch.float32), data.pool.to(device, torch.float32)
         self.positives = Positives(data.pairs, len(data.queries)).to(device)
         self.order = Order(len(data.queries), config.batch, seed)
-        self.modality_weight, self.modality_temperature = config.modality_weight, config.modality_temperature
+        self.modality_weight = config.modality_weight
         if config.modality_weight > 0:
             start = torch.randn(3, width, generator=torch.Generator().manual_seed(seed))
             self.modality_means = nn.Parameter(start)  # a direction for each kind of answer
@@ -84,7 +85,7 @@ class PairStage(Stage):
         wrong: Tensor | None,
         *,
         temperature: float,
-        symmetric: bool,
+        symmetric: bool = True,
         all_positives: bool = True,
         weight: float = 1.0,
     ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -111,6 +112,6 @@ class PairStage(Stage):
         Training pairs alone do not teach it: a training query is nearer to its answer than to the same thing in another
         modality anyway, but an unseen product's title is nearer to the title than to the photo that was asked for.
         """
-        directions = F.normalize(self.modality_means, dim=1).T / self.modality_temperature
+        directions = F.normalize(self.modality_means, dim=1).T / MODALITY_TEMPERATURE
         both = F.cross_entropy(query @ directions, modality) + F.cross_entropy(target @ directions, modality)
         return both / 2

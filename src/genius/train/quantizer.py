@@ -13,10 +13,16 @@ from genius.data.features import FeatureSet
 from genius.features import Features
 from genius.model.fusion import Fusion, FusionConfig
 from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
+from genius.nearest import nearest_rows
 from genius.train.config import ModelConfig, QuantizerStageConfig
 from genius.train.losses import reconstruction_loss, residual_loss
 from genius.train.pairing import PairBatch, PairStage
-from genius.train.validate import dense_hits, nearest_rows, quick_hits
+from genius.train.validate import dense_hits, quick_hits
+
+KMEANS_SAMPLE = 200_000  # vectors for k-means (the whole training set below that)
+# When codebooks are fitted anew at the end: sweeps that fit the later levels' codebooks to each other, and how many items a
+# code there should be; a modality with fewer learns its later codes from points between them too.
+TOGETHER, BETWEEN = 3, 8
 
 
 def quantizer_config(model: ModelConfig) -> QuantizerConfig:
@@ -25,8 +31,6 @@ def quantizer_config(model: ModelConfig) -> QuantizerConfig:
         level_sizes=model.level_sizes,
         modality_code=model.modality_code,
         shared=model.shared,
-        gradient=model.gradient,
-        published_revival=model.published_revival,
         encode_sweeps=model.encode_sweeps,
         own_books_from=0 if model.shared or model.modality_code in ("nearest", "none") else model.own_books_from,
     )
@@ -50,7 +54,7 @@ class QuantizerStage(PairStage):
         self.config = config
         torch.manual_seed(seed)
         self.fusion = Fusion(FusionConfig(model.width, model.projection, model.hidden))
-        if config.start_from_sum:
+        if not config.as_published:
             nn.init.zeros_(self.fusion.mix_output.weight)  # z = normalised (image + text) / 2: the encoder's own embedding
             nn.init.zeros_(self.fusion.mix_output.bias)
             nn.init.zeros_(self.fusion.balance_output.weight)
@@ -86,8 +90,7 @@ class QuantizerStage(PairStage):
             target,
             wrong,
             temperature=config.temperature,
-            symmetric=config.symmetric,
-            all_positives=config.all_positives,
+            all_positives=not config.as_published,
             weight=config.contrastive_weight,
         )
         modality = self.pool[batch.targets].modality
@@ -95,8 +98,8 @@ class QuantizerStage(PairStage):
             return loss, logs
         quantized = self.quantizer.quantize(z[: 2 * size], modality.repeat(2))
         q_hat, c_hat = quantized.vectors.chunk(2)
-        rq = residual_loss(quantized.residuals, quantized.chosen, config.reduction)
-        mse = reconstruction_loss(q_hat, c_hat, config.reduction)
+        rq = residual_loss(quantized.residuals, quantized.chosen)
+        mse = reconstruction_loss(q_hat, c_hat)
         loss = loss + config.rq_weight * rq + config.mse_weight * mse  # Eq. 8
         logs.update(rq=rq, mse=mse)
         if config.codes_weight > 0 and config.contrastive_weight > 0:  # without L_cl there is none on codes either
@@ -105,7 +108,7 @@ class QuantizerStage(PairStage):
                 wrong_hat = F.normalize(self.quantizer.quantize(z[2 * size :], self.pool[batch.wrong].modality).vectors, dim=1)
             ranking, _ = self.contrast(
                 batch, query, F.normalize(c_hat, dim=1), wrong_hat, temperature=config.temperature, symmetric=False,
-                all_positives=config.all_positives,
+                all_positives=not config.as_published,
             )  # fmt: skip
             loss = loss + config.codes_weight * ranking
             logs["codes"] = ranking
@@ -131,12 +134,11 @@ class QuantizerStage(PairStage):
             rows = torch.arange(len(self.queries), device=z.device)
             z = torch.cat([z, self.embed(self.queries)])
             modality = torch.cat([modality, self.pool.modality[self.positives.rows[self.positives.starts[rows]]]])
-        sample = self.config.kmeans_sample
-        if z.shape[0] > sample:
-            picked = torch.randperm(z.shape[0], generator=torch.Generator().manual_seed(self.seed))[:sample].to(z.device)
+        if z.shape[0] > KMEANS_SAMPLE:
+            picked = torch.randperm(z.shape[0], generator=torch.Generator().manual_seed(self.seed))[:KMEANS_SAMPLE].to(z.device)
             z, modality = z[picked], modality[picked]
         config = self.config
-        beyond = (config.together, config.between) if pool_only else (0, 0)
+        beyond = (TOGETHER, BETWEEN) if pool_only and config.refit else (0, 0)
         self.quantizer.initialise(z, modality, config.kmeans_iterations, self.seed, *beyond)
 
     def finish(self) -> None:

@@ -14,16 +14,14 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
 
 from genius.config import to_dict
 from genius.data.features import FeatureSet
 from genius.encoders.base import Encoder
+from genius.encoders.heads import Heads
 from genius.errors import GeniusError
-from genius.features import Features
 from genius.files import write_whole
 from genius.model.genius import Genius, GeniusConfig
-from genius.model.heads import Heads
 from genius.train.confidence import calibrate
 from genius.train.config import TrainConfig
 from genius.train.encoder import HeadsStage
@@ -59,9 +57,8 @@ def train(config: TrainConfig, data: FeatureSet | None = None, *, quiet: bool = 
         check_source(config)
     folder = Path(config.output) / TRAINING
     accelerator = make_accelerator(config.device)
-    runtime = Runtime(
-        accelerator, Journal(folder, quiet=quiet, tensorboard=config.tensorboard, active=accelerator.is_main_process), config.seed
-    )
+    journal = Journal(folder, quiet=quiet, tensorboard=config.tensorboard, active=accelerator.is_main_process)
+    runtime = Runtime(accelerator, journal, config.seed, config.run)
     _refuse_another(folder, config)
     encoder: Encoder | None = None
     ready = config
@@ -198,25 +195,10 @@ def check(data: FeatureSet, config: TrainConfig) -> None:
     if torch.bincount(data.pairs[:, 0], minlength=len(data.queries)).min() == 0:
         raise GeniusError("some queries have no positive: leave them out of the training set")
     for name, rows in (("query", data.queries), ("pool", data.pool)):
-        _check_rows(name, rows)
+        rows.check_rows(name, zeros=False)
     if config.encoder.train != "heads":
         for rows in (data.queries, data.pool):
             rows.check(config.model.width)
-
-
-def _check_rows(name: str, rows: Features) -> None:
-    for kind, vectors, mask in (("image", rows.image, rows.image_mask), ("text", rows.text, rows.text_mask)):
-        bad: Tensor = mask & ~torch.isfinite(vectors).all(1)
-        if bad.any():
-            raise GeniusError(f"{int(bad.sum())} {name} {kind} features are NaN or infinite (first: row {int(bad.nonzero()[0])})")
-        zero: Tensor = mask & (vectors == 0).all(1)
-        if zero.any():
-            raise GeniusError(f"{int(zero.sum())} {name} {kind} features are all zero (first: row {int(zero.nonzero()[0])})")
-    neither = ~(rows.image_mask | rows.text_mask)
-    if neither.any():
-        raise GeniusError(
-            f"{int(neither.sum())} {name} rows have neither an image nor a text (first: row {int(neither.nonzero()[0])})"
-        )
 
 
 def _claim(folder: Path, config: TrainConfig, runtime: Runtime) -> None:

@@ -58,7 +58,7 @@ class TowersStage(Stage):
         self.order = Order(len(asked), config.batch, seed)
 
     def batch(self, step: int, micro: int, rank: int, world: int) -> tuple[Tensor, Tensor]:
-        rows = self.order(step).chunk(self.config.accumulate)[micro]
+        rows = self.order(step).chunk(self.accumulate)[micro]
         targets = self.positives.draw(
             rows, step_seed(self.seed, self.name, step, micro)
         )  # of the whole batch: the same on every process
@@ -72,9 +72,7 @@ class TowersStage(Stage):
         positive = self.positives.to(self.device).matches(rows.to(self.device), everyone, len(self.items))
         self.positives.to(torch.device("cpu"))
         with torch.autocast(query.device.type, enabled=False):
-            loss, accuracy = contrastive(
-                query, target, temperature=self.config.temperature, positive=positive, symmetric=self.config.symmetric
-            )
+            loss, accuracy = contrastive(query, target, temperature=self.config.temperature, positive=positive)
         return loss, {"accuracy": accuracy}
 
     def _features(self, contents: Sequence[Content]) -> Features:

@@ -8,16 +8,9 @@ from torch import Tensor
 from genius.data.features import FeatureSet
 from genius.model.generator import Generator
 from genius.model.quantizer import ResidualQuantizer
+from genius.nearest import nearest_rows
 
 AT = (1, 5, 10)
-SCORES = 2**28  # products held at a time: a gigabyte
-
-
-def nearest_rows(queries: Tensor, pool: Tensor, k: int, chunk: int = 2048) -> Tensor:
-    """(Q, k) rows of the pool by inner product, best first. At most a gigabyte of products at a time."""
-    k = min(k, pool.shape[0])
-    chunk = max(1, min(chunk, SCORES // max(pool.shape[0], 1)))
-    return torch.cat([(q @ pool.T).topk(k, dim=1).indices for q in queries.split(chunk)])
 
 
 def hit_rates(rows: Tensor, data: FeatureSet, prefix: str, at: tuple[int, ...] = AT) -> dict[str, float]:

@@ -7,12 +7,12 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request
 from fastapi.responses import Response
 
-from genius import __version__
 from genius.serve.backend import parse_prefix
 from genius.serve.errors import ApiError
 from genius.serve.metrics import CONTENT_TYPE
 from genius.serve.routes.common import READ_ERRORS, allowed, answer, caller_of, documented, service_of
 from genius.serve.schemas import CodesResponse, Health, InfoResponse, Limits
+from genius.version import __version__
 
 router = APIRouter()
 PREFIX = r"^[0-9]{1,6}(-[0-9]{1,6})*$"

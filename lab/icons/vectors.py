@@ -1,0 +1,124 @@
+"""Icon benchmark -> vectors of a frozen encoder -> training, validation and test sets in feature form.
+
+    python -m lab icons ICONS && python -m lab.icons.vectors ICONS OUT [--encoder bundled:mini]     (about 30 minutes on one core)
+
+Every distinct picture and text is encoded once. `OUT` holds `images.npz`, `texts.npz` (int8 rows, one scale each) and `rows.npz`
+(who uses which, all positives), small enough to travel. All three splits share the pool of all icons.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from genius.data.collection import open_collection
+from genius.data.features import FeatureSet
+from genius.encoders.registry import load_encoder
+from genius.features import Features
+from genius.instructions import format_text, query_text
+from genius.types import load_image
+
+SPLITS = ("train", "val", "test")
+A_TASK = 12_000  # training questions of a task, drawn once with seed 0
+
+
+def packed(rows: Tensor) -> dict[str, np.ndarray]:
+    """int8 rows and the scale of each: both sides of every comparison see the same rounded vectors."""
+    scale = (rows.abs().amax(1, keepdim=True) / 127).clamp(min=1e-8)
+    return {"rows": (rows / scale).round().to(torch.int8).numpy(), "scale": scale.half().numpy()}
+
+
+def unpacked(file: Path) -> Tensor:
+    with np.load(file) as arrays:
+        return torch.from_numpy(arrays["rows"].astype(np.float32) * arrays["scale"].astype(np.float32))
+
+
+def extract(icons: Path, output: Path, uri: str) -> None:
+    encoder = load_encoder(uri)
+    collections = {split: open_collection(f"mbeir:{icons}", split=split, seed=0) for split in SPLITS}
+    pool = list(collections["test"].pool())
+    place = {item.id: row for row, item in enumerate(pool)}
+    images: dict[str, int] = {}
+    texts: dict[str, int] = {}
+
+    def at(names: dict[str, int], name: object | None) -> int:
+        return -1 if name is None else names.setdefault(str(name), len(names))
+
+    arrays: dict[str, list[Any]] = {
+        "pool_image": [at(images, item.image) for item in pool],
+        "pool_text": [at(texts, None if item.text is None else format_text(item.text)) for item in pool],
+    }
+    names: dict[int, str] = {}
+    for split, collection in collections.items():
+        by_task: dict[int, list[Any]] = {}
+        for question in collection.queries():
+            by_task.setdefault(question.task, []).append(question)
+        draw = random.Random(0)
+        if split == "train":
+            by_task = {task: draw.sample(rows, min(len(rows), A_TASK)) for task, rows in by_task.items()}
+        questions = [question for task in sorted(by_task) for question in by_task[task]]
+        arrays[f"{split}_image"] = [at(images, q.query.image) for q in questions]
+        arrays[f"{split}_text"] = [at(texts, query_text(q.query)) for q in questions]
+        arrays[f"{split}_pairs"] = [(i, place[p]) for i, q in enumerate(questions) for p in q.positives]
+        arrays[f"{split}_task"] = [q.task for q in questions]
+        names |= {number: task.direction for number, task in enumerate(collection.tasks)}
+    output.mkdir(parents=True, exist_ok=True)
+
+    def encode(what: str, keys: Sequence[str], call: Callable[[Sequence[str]], Tensor], step: int) -> None:
+        parts = []
+        for start in range(0, len(keys), step):
+            parts.append(call(keys[start : start + step]).float().cpu())
+            if start // step % 50 == 0:
+                print(f"{what} {start:,} of {len(keys):,}", flush=True)
+        np.savez_compressed(output / f"{what}.npz", **packed(torch.cat(parts)))  # type: ignore[arg-type]
+
+    with torch.inference_mode():
+        encode("texts", list(texts), encoder.encode_texts, 256)
+        encode("images", list(images), lambda files: encoder.encode_images([load_image(file) for file in files]), 64)
+    write_rows(output, {name: np.array(rows, np.int32) for name, rows in arrays.items()}, names)
+
+
+def write_rows(output: Path, arrays: dict[str, np.ndarray], names: dict[int, str]) -> None:
+    np.savez_compressed(output / "rows.npz", names=np.array([names[i] for i in sorted(names)]), **arrays)  # type: ignore[arg-type]
+
+
+def load(folder: Path) -> dict[str, FeatureSet]:
+    """The three splits, each with its questions and the pool of all icons."""
+    images, texts = unpacked(folder / "images.npz"), unpacked(folder / "texts.npz")
+    with np.load(folder / "rows.npz") as arrays:
+        names = dict(enumerate(arrays["names"].tolist()))
+
+        def features(who: str) -> Features:
+            image, text = (torch.from_numpy(arrays[f"{who}_{part}"].astype(np.int64)) for part in ("image", "text"))
+            has_image, has_text = image >= 0, text >= 0
+            rows = images[image.clamp(min=0)] * has_image[:, None], texts[text.clamp(min=0)] * has_text[:, None]
+            return Features(*rows, has_image, has_text)
+
+        pool = features("pool")
+        ids = [str(i) for i in range(len(pool))]
+        found = {}
+        for split in SPLITS:
+            questions = features(split)
+            pairs, tasks = (torch.from_numpy(arrays[f"{split}_{part}"].astype(np.int64)) for part in ("pairs", "task"))
+            found[split] = FeatureSet(questions, pool, pairs, [f"{split}-{i}" for i in range(len(questions))], ids, tasks, names)
+        return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("icons", type=Path)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--encoder", default="bundled:mini")
+    args = parser.parse_args()
+    extract(args.icons, args.output, args.encoder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""Generative baselines as methods: other identifiers, the same generator, the same training loop, the same search.
+
+So that the paper's comparison with IRGen and GRACE is run, not quoted. As those systems do, the generator also learns
+to memorise: every item's own embedding -> its id, the test pool's included (that needs no labels).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from genius.data.features import FeatureSet
+from genius.errors import GeniusError
+from genius.evaluate.methods.base import Method
+from genius.evaluate.methods.generative import Author, BeamMethod, Decodings
+from genius.features import Features
+from genius.files import write_whole
+from genius.model.fusion import score_fusion
+from genius.model.generator import Generator
+from genius.model.genius import Genius
+from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
+from lab.paper import identifiers
+from lab.paper.identifiers import Identifiers
+
+BASELINES: dict[str, str] = {
+    "irgen": "IRGen-style: residual ids by reconstruction only, no modality code",
+    "grace-numeric": "GRACE-style: random numbers, digit by digit",
+    "grace-string": "GRACE-style: random strings, token by token",
+    "grace-semantic": "GRACE-style: nearest words of a learned vocabulary",
+    "grace-structured": "GRACE-style: path in a tree of clusters",
+}
+Say = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BaselineConfig:
+    """How a baseline's generator is trained."""
+
+    steps: int = 3000  # optimizer steps
+    batch: int = 256  # query pairs and memorised items a step
+    lr: float = 1e-3
+    seed: int = 0
+
+
+def build_baselines(
+    names: Sequence[str],
+    model: Genius,  # the model under test: its generator's shape is used
+    train: FeatureSet,
+    test: FeatureSet,
+    *,
+    beams: Sequence[int] = (50,),
+    steps: int = 3000,
+    batch: int = 256,
+    seed: int = 0,
+    folder: Path | None = None,  # where trained baselines are kept, so that another call finds them; None: nowhere
+    say: Say | None = None,
+) -> list[Method]:
+    """Train every named baseline and return its methods, one for each number of beams."""
+    unknown = [name for name in names if name not in BASELINES]
+    if unknown:
+        raise GeniusError(f"unknown baseline {unknown[0]!r}; there are {', '.join(BASELINES)}")
+    config = BaselineConfig(steps=steps, seed=seed, batch=max(1, min(batch, len(train.queries))))
+    world = _World.of(model, train, test)
+    decodings = Decodings()
+    out: list[Method] = []
+    for name in names:
+        ids, generator = _learn(name, world, model, config, folder, say or (lambda _: None))
+        codes = ids.codes[world.test_rows.cpu().numpy()]
+        writer = Author(generator, ids.quantizer, codes, ids.level_sizes, world.test_queries, modal=False)
+        for count in beams:
+            label = f"{name}@{count}" if len(beams) > 1 else name
+            out.append(BeamMethod(label, decodings, count, writer=writer))
+    return out
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _World:
+    """Training and test items in one numbering, in the encoder's own space."""
+
+    items: Tensor  # (N, D) train pool, then test items that are not in it
+    queries: Tensor  # (Q, D) of training
+    pairs: Tensor  # (P, 2) training pairs, rows of `items`
+    test_queries: Tensor  # (Q', D)
+    test_rows: Tensor  # (N',) row of every test item in `items`
+
+    @classmethod
+    def of(cls, model: Genius, train: FeatureSet, test: FeatureSet) -> _World:
+        device = model.device
+        place = {name: row for row, name in enumerate(train.pool_ids)}
+        fresh = [row for row, name in enumerate(test.pool_ids) if name not in place]
+        for row in fresh:
+            place[test.pool_ids[row]] = len(place)
+        items = torch.cat([_plain(train.pool, device), _plain(test.pool[torch.tensor(fresh, dtype=torch.long)], device)])
+        rows = torch.tensor([place[name] for name in test.pool_ids], device=device)
+        return cls(items, _plain(train.queries, device), train.pairs, _plain(test.queries, device), rows)
+
+
+def _plain(features: Features, device: torch.device, chunk: int = 16_384) -> Tensor:
+    parts = [
+        score_fusion(features[slice(i, i + chunk)].to(device, torch.float32)) for i in range(0, max(len(features), 1), chunk)
+    ]
+    return torch.cat(parts)
+
+
+def _learn(
+    name: str, world: _World, model: Genius, config: BaselineConfig, folder: Path | None, say: Say
+) -> tuple[Identifiers, Generator]:
+    """A baseline's identifiers and generator: trained, or read back where the same data and settings left them."""
+    path = None if folder is None else folder / f"{name}-{_place(name, world, model, config)}.safetensors"
+    if path is not None and path.is_file():
+        say(f"{name}: already trained")
+        return _read(path, model)
+    ids = assign(name, world, model, config.seed)
+    say(f"{name}: {len(ids.level_sizes)} codes an item; training its generator for {config.steps} steps")
+    generator = train_generator(ids, world, model, config)
+    if path is not None:
+        _keep(path, ids, generator)
+    return ids, generator
+
+
+def _place(name: str, world: _World, model: Genius, config: BaselineConfig) -> str:
+    """Changes with whatever decides the result."""
+    digest = hashlib.sha256(f"{name}:{config}:{model.generator.config}:{model.config.quantizer.level_sizes}".encode())
+    for part in (world.items, world.queries, world.pairs):
+        digest.update(part.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:12]
+
+
+def _keep(path: Path, ids: Identifiers, generator: Generator) -> None:
+    parts = {f"generator.{name}": value for name, value in generator.state_dict().items()}
+    if ids.quantizer is not None:
+        parts |= {f"quantizer.{name}": value for name, value in ids.quantizer.state_dict().items()}
+    tensors = {name: value.detach().cpu().contiguous() for name, value in parts.items()}
+    tensors["codes"] = torch.from_numpy(ids.codes)
+    sizes = {"level_sizes": ",".join(map(str, ids.level_sizes))}
+    write_whole(path, lambda target: save_file(tensors, target, metadata=sizes))
+
+
+def _read(path: Path, model: Genius) -> tuple[Identifiers, Generator]:
+    with safe_open(path, framework="pt") as file:
+        sizes = tuple(int(size) for size in file.metadata()["level_sizes"].split(","))
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+    def part(name: str) -> dict[str, Tensor]:
+        return {key.removeprefix(f"{name}."): value for key, value in tensors.items() if key.startswith(f"{name}.")}
+
+    generator = Generator(dataclasses.replace(model.generator.config, level_sizes=sizes)).to(model.device)
+    generator.load_state_dict(part("generator"))
+    quantizer = None
+    if stored := part("quantizer"):
+        shape = QuantizerConfig(width=model.config.width, level_sizes=sizes, modality_code="none")
+        quantizer = ResidualQuantizer(shape).to(model.device)
+        quantizer.load_state_dict(stored)
+    return Identifiers(tensors["codes"].numpy(), sizes, quantizer), generator.eval()
+
+
+def assign(name: str, world: _World, model: Genius, seed: int) -> Identifiers:
+    """The identifiers of a baseline for all items."""
+    if name == "irgen":
+        return identifiers.residual(world.items, tuple(model.config.quantizer.level_sizes[1:]), seed)
+    if name == "grace-numeric":
+        return identifiers.numeric(world.items, seed)
+    if name == "grace-string":
+        return identifiers.string(world.items, seed)
+    if name == "grace-semantic":
+        return identifiers.semantic(world.items, world.queries, seed)
+    return identifiers.structured(world.items, seed)
+
+
+def train_generator(ids: Identifiers, world: _World, model: Genius, config: BaselineConfig) -> Generator:
+    """The generator of the model's own shape, trained by the project's own loop on other identifiers."""
+    import tempfile
+
+    from genius.train.config import GeneratorStageConfig, ModelConfig, RunConfig
+    from genius.train.generator import Frozen, GeneratorStage
+    from genius.train.loop import Runtime, make_accelerator, run_stage
+    from genius.train.progress import Journal
+
+    device = model.device
+    none = torch.zeros(len(world.items), dtype=torch.long, device=device)
+    asked = torch.cat([world.queries, world.items])  # items are memorised: each is a question for its own ID
+    own = torch.arange(len(world.items))
+    pairs = torch.cat([world.pairs, torch.stack([len(world.queries) + own, own], 1).to(world.pairs)])
+    frozen = Frozen(world.items, none, torch.from_numpy(ids.codes).to(device), asked)
+    settings = GeneratorStageConfig(
+        steps=config.steps,
+        batch=config.batch,
+        lr=config.lr,
+        inputs="pairs",
+        augmentation="none",  # GENIUS's own (4.3.2), not theirs
+    )
+    shape = dataclasses.replace(model.generator.config, level_sizes=ids.level_sizes, head="table")
+    books = ids.quantizer or ResidualQuantizer(
+        QuantizerConfig(width=shape.width, level_sizes=_two(ids.level_sizes), modality_code="none")
+    )
+    # the stage reads pairs and counts only: vectors are in `frozen`
+    questions, items = (_blank(len(part)) for part in (asked, world.items))
+    data = FeatureSet(questions, items, pairs.cpu(), [str(i) for i in range(len(questions))], [str(i) for i in range(len(items))])
+    sizes = ModelConfig(width=shape.width, level_sizes=_two(ids.level_sizes), decoder="tiny", head="table")
+    stage = GeneratorStage(data, frozen, None, books, sizes, settings, config.seed)
+    torch.manual_seed(config.seed)
+    stage.generator = Generator(shape).to(device)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        runtime = Runtime(
+            make_accelerator(device.type), Journal(folder, quiet=True), config.seed, RunConfig(patience=0, average=0.0)
+        )
+        run_stage(stage, settings, runtime, folder / "checkpoint")
+        runtime.journal.close()
+    return stage.generator.eval()
+
+
+def _blank(count: int) -> Features:
+    empty, there = torch.zeros(count, 1), torch.ones(count, dtype=torch.bool)
+    return Features(empty, empty, there, there)
+
+
+def _two(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """At least two levels, for configs that ask for them (a pool of ten numbers has one digit)."""
+    return sizes if len(sizes) > 1 else (*sizes, 1)

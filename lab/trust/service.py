@@ -1,0 +1,130 @@
+"""What the programs about trust share: a real `genius serve`, a watch over a process's memory, and a report."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+ROOT = Path(__file__).parents[2]
+MEGABYTE = 1_000_000
+
+
+class Memory:
+    """Resident memory of a process and its children, looked at every 10 ms."""
+
+    def __init__(self, pid: int) -> None:
+        self._process = psutil.Process(pid)
+        self._stop = threading.Event()
+        self.peak = 0
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def now(self) -> int:
+        """Megabytes."""
+        total = 0
+        for process in [self._process, *self._process.children(recursive=True)]:
+            try:
+                total += process.memory_info().rss
+            except psutil.Error:  # it has just ended
+                continue
+        return total // MEGABYTE
+
+    def settled(self, seconds: float) -> int:
+        """Megabytes after a while of rest; the peak counts anew from here."""
+        time.sleep(seconds)
+        self.peak = self.now()
+        return self.peak
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.01):
+            try:
+                self.peak = max(self.peak, self.now())
+            except psutil.Error:
+                return
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+class Server:
+    """A running `genius serve`."""
+
+    def __init__(self, process: subprocess.Popen[str], url: str, log: Path) -> None:
+        self.process, self.url, self.log = process, url, log
+
+    def client(self, **options: Any) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=120, trust_env=False, **options)
+
+    def logged(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
+
+    def mistakes(self) -> list[dict[str, Any]]:
+        """Lines of the log that say we did something wrong."""
+        return [line for line in self.logged() if line["event"] == "bug" or line["level"] in ("error", "critical")]
+
+
+@contextmanager
+def serve(folder: Path, *options: str) -> Iterator[Server]:
+    """`genius serve` with these arguments on a free port, as a process of its own."""
+    log = folder / f"serve-{time.monotonic_ns()}.log"
+    command = [sys.executable, "-m", "genius", "serve", *options, "--port", "0", "--json"]
+    with log.open("w") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment())
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise SystemExit(log.read_text())
+    server = Server(process, json.loads(line)["url"], log)
+    try:
+        with server.client() as client:
+            while True:
+                try:
+                    if client.get("/readyz").status_code == 200:
+                        break
+                except httpx.HTTPError:
+                    time.sleep(0.05)
+        yield server
+    finally:
+        process.terminate()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
+
+
+def commit() -> str:
+    return subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+
+
+def write_report(path: Path, **parts: Any) -> None:
+    """Results as readable JSON, with what is needed to judge them."""
+    about = {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "commit": commit(),
+        "cpus": os.cpu_count(),
+        "load": [round(value, 1) for value in os.getloadavg()],
+        "python": platform.python_version(),
+    }
+    text = json.dumps({**about, **parts}, indent=2, ensure_ascii=False) + "\n"
+    path.write_text(text, encoding="utf-8", errors="backslashreplace")  # names of files may be no text
+    print(path.read_text(encoding="utf-8"))

@@ -1,0 +1,171 @@
+"""Every table and figure of the paper runs end to end on the synthetic M-BEIR, through the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from genius.config import to_dict
+from genius.data.mbeir import ROWS
+from genius.train.config import read_train_config
+from lab.__main__ import app
+from lab.paper import printed as paper
+from lab.paper import reproduce
+from lab.paper.reproduce import listing, read_experiment
+
+World = Any  # tests/helpers/small_world.py
+
+EXPERIMENTS = list(listing())
+
+
+def call(*arguments: str) -> Any:
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout.strip().splitlines()[-1])
+
+
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "beyond"])  # another ablation: seconds for nothing new
+def test_every_experiment_runs(name: str, world: World, tmp_path: Path) -> None:
+    settings = [f"--set={key}={json.dumps(value)}" for key, value in world.quick.items()]
+    if name in ("supplement-5", "supplement-6", "table-5"):  # the rows' own sizes are far too large for a test
+        settings += ["--set=model.decoder='tiny'", "--set=model.level_sizes=[3, 8, 8]"]
+    found = call(
+        "reproduce", name, "--data", str(world.test), "--model", str(world.model), "--train", str(world.train),
+        "--base", "lab/paper/tiny.toml", "--work", str(tmp_path / "work"), "--out", str(tmp_path / "out"), *settings, "--json",
+    )  # fmt: skip
+    text = (tmp_path / "out" / f"{name}.md").read_text()
+    experiment = read_experiment(name)
+    assert experiment.title in text and found["results"]
+    if experiment.kind == "methods":
+        tasks = {r["task"] for r in found["results"]}
+        assert tasks == set(experiment.tasks or ROWS)
+        assert {r["pool"] for r in found["results"]} == set(experiment.pools)
+        assert "(paper)" in text
+        assert set(experiment.baselines) <= {r["method"].partition("@")[0] for r in found["results"]}
+    if experiment.kind == "ablation":
+        assert list(dict.fromkeys(r["row"] for r in found["results"])) == [row.name for row in experiment.rows]
+        assert set(paper.TABLES[name]) == {row.name for row in experiment.rows}
+    if name in ("supplement-5", "supplement-6", "table-5"):  # a small model under a large one's name: said so
+        assert f"{experiment.rows[0].name}: the " in text
+    if experiment.kind == "text-to-image":
+        assert {r["method"] for r in found["results"]} == {*experiment.methods, *experiment.baselines}
+    if experiment.kind == "speed":
+        assert all(r["queries_per_second"] > 0 for r in found["results"])
+    if name == "supplement-2":
+        assert {r["what"]: r["bytes"] for r in found["results"]}["codes"] == (2 + 4 + 4 + 4) / 8
+
+
+def test_papers_numbers_are_only_beside_their_own_data(world: World) -> None:
+    from dataclasses import replace
+
+    from genius.data.features import FeatureSet
+
+    data = FeatureSet.load(world.test)
+    other = replace(data, names={number: name.replace("mscoco", "mine") for number, name in data.names.items()})
+    tasks = reproduce._pick_tasks(read_experiment("supplement-4"), other)
+    assert [t.key for t in tasks] == ["webqa_task1", "webqa_task2", "cirr_task7"]  # what is left of the named ones
+    foreign = replace(data, names={number: f"shapes{number}_task{name[-1]}" for number, name in data.names.items()})
+    tasks = reproduce._pick_tasks(read_experiment("supplement-4"), foreign)
+    assert {t.direction for t in tasks} == {"text->image", "image->text", "text->text", "text->pair", "pair->image"}
+    assert not reproduce._is_mbeir(tasks)
+
+
+def test_rows_without_a_model_say_what_to_do(world: World) -> None:
+    result = CliRunner().invoke(app, ["reproduce", "table-4", "--data", str(world.test), "--model", str(world.model)])
+    assert result.exit_code == 2 and "--variant 'w/o modality-decoupled=MODEL'" in result.output
+    assert CliRunner().invoke(app, ["reproduce", "table-9", "--data", "x", "--model", "y"]).exit_code == 2
+    assert CliRunner().invoke(app, ["reproduce", "table-2"]).exit_code == 2
+
+
+def test_given_variants_are_used_not_trained(world: World) -> None:
+    rows = [row.name for row in read_experiment("supplement-3").rows]
+    found = call(
+        "reproduce", "supplement-3", "--data", str(world.test), "--model", str(world.model), "--json",
+        *(f"--variant={row}={world.model}" for row in rows),
+    )  # fmt: skip
+    per_row = {row: [r["metrics"] for r in found["results"] if r["row"] == row] for row in rows}
+    assert per_row[rows[0]] == per_row[rows[1]] == per_row[rows[2]]
+
+
+def test_other_methods_in_place_of_the_experiments_own(world: World, tmp_path: Path) -> None:
+    """An ablation has one block for each method, with intervals and the average of the tasks."""
+    rows = [row.name for row in read_experiment("supplement-3").rows]
+    found = call(
+        "reproduce", "supplement-3", "--data", str(world.test), "--model", str(world.model), "--methods", "genius, genius-r",
+        "--out", str(tmp_path), "--json", *(f"--variant={row}={world.model}" for row in rows),
+    )  # fmt: skip
+    assert {r["method"] for r in found["results"]} == {"genius", "genius-r"}
+    lines = [line for line in (tmp_path / "supplement-3.md").read_text().splitlines() if line.startswith("|")]
+    assert [line.split(" | ")[0] for line in lines if "Average" in line] == ["| GENIUS", "| GENIUS^R"]
+    first = next(line for line in lines if line.startswith(f"| {rows[0]} "))
+    own = [r["metrics"]["hit@5"] for r in found["results"] if (r["row"], r["method"]) == (rows[0], "genius")]
+    assert f"**{100 * sum(own) / len(own):.1f}** ±" in first and first.count("±") == len(own) + 1
+
+
+def test_an_experiment_of_ones_own_is_a_file(world: World, tmp_path: Path) -> None:
+    """The same kinds, other rows; a row that is not what it is set to be is said to be another."""
+    rows = ("as it is", "wide")
+    text = 'title = "Two sizes"\nkind = "ablation"\npools = ["local"]\nmethods = ["genius"]\ntasks = ["mscoco_task0"]\n'
+    for row, size in zip(rows, (16, 512), strict=True):
+        text += f'[[rows]]\nname = "{row}"\nset = {{ "model.level_sizes" = [3, {size}, {size}, {size}] }}\n'
+    (tmp_path / "sizes.toml").write_text(text)
+    found = call(
+        "reproduce", str(tmp_path / "sizes.toml"), "--data", str(world.test), "--model", str(world.model), "--json",
+        "--out", str(tmp_path), *(f"--variant={row}={world.model}" for row in rows),
+    )  # fmt: skip
+    assert found["experiment"] == "sizes" and [r["row"] for r in found["results"]] == list(rows)
+    written = (tmp_path / "sizes.md").read_text()
+    assert "wide: the model in this row has codes 3 x 16 x 16 x 16." in written and "as it is: the" not in written
+
+
+def test_text_to_image_has_intervals(world: World, tmp_path: Path) -> None:
+    found = call(
+        "reproduce", "table-3", "--data", str(world.test), "--model", str(world.model), "--out", str(tmp_path), "--json",
+    )  # fmt: skip
+    first = next(r for r in found["results"] if r["method"] == "genius")
+    low, high = first["intervals"]["hit@10"]
+    cell = f"{100 * first['metrics']['hit@10']:.1f} ±{50 * (high - low):.1f}"
+    row = next(line for line in (tmp_path / "table-3.md").read_text().splitlines() if line.startswith("| GENIUS |"))
+    assert row.split(" | ")[3].rstrip(" |") == cell
+
+
+def test_figure_4_names_the_sizes_that_were_searched(world: World) -> None:
+    """The answers of the queries stay in a small pool, so it can be larger than asked for."""
+    from dataclasses import replace
+
+    from genius.data.features import FeatureSet
+    from genius.model.genius import Genius
+
+    data, model = FeatureSet.load(world.test), Genius.from_pretrained(world.model)
+    needed = len(data.pairs[:, 1].unique())
+    assert 2 < needed < len(data.pool)
+    experiment = replace(read_experiment("figure-4"), sizes=(1, 2, needed), queries=0, methods=("dense",))
+    found = reproduce._speed("figure-4", experiment, reproduce.Request(), model, data, [], lambda _: None)
+    assert [r["candidates"] for r in found.results if r["method"] == "dense"] == [needed, len(data.pool)]
+    assert f"{needed:,}" in found.body and " 2 |" not in found.body.splitlines()[0]
+
+
+def test_the_papers_averages() -> None:
+    """The transcription adds up to the averages that the paper prints."""
+    printed = {"CLIP-SF": 48.9, "CLIP-FF": 43.3, "BLIP-SF": 42.7, "BLIP-FF": 45.5, "genius@30": 28.1, "genius-r@30": 35.4}
+    printed |= {"genius@50": 28.8, "genius-r@50": 38.3}
+    for name, average in printed.items():
+        row = paper.SUPPLEMENT_9[name]
+        assert set(row) == set(ROWS) and sum(row.values()) / 16 == pytest.approx(average, abs=0.051)
+    assert all(set(row) <= set(ROWS) for table in paper.TABLES.values() for row in table.values())
+
+
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if read_experiment(name).kind == "ablation"])
+def test_rows_of_an_ablation_change_what_they_name_and_nothing_else(name: str) -> None:
+    whole = to_dict(read_train_config("builtin:default"))
+    for row in read_experiment(name).rows[1:]:
+        changed = to_dict(read_train_config("builtin:default", row.set))
+        assert row.set and changed != whole
+        for field in row.set:
+            table, key = field.split(".")
+            changed[table][key] = whole[table][key]
+        assert changed == whole
