@@ -27,12 +27,14 @@ from genius.features import Features
 from genius.files import read_json, write_whole
 from genius.model.fusion import Fusion, FusionConfig, score_fusion
 from genius.model.generator import Generator, GeneratorConfig
+from genius.model.knows import Knows, load_knows, save_knows
 from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
 from genius.packing import pack, plain_names, unpack
 from genius.types import Item, Query
 from genius.weight_files import read_shapes, read_tensors
 
 if TYPE_CHECKING:
+    from genius.fit.unfitted import Unfitted
     from genius.index import Index
 
 FORMAT = 1
@@ -51,6 +53,7 @@ class GeniusConfig:
     encoder: str | None = None  # URI of the encoder ("hf-hub:…"); None with an `encoder/` folder: that one
     rerank_embedding: Literal["fused", "score-fusion"] = "fused"  # z (the paper's 4.4), or the encoder's own (published)
     search: dict[str, Any] = field(default_factory=dict)  # defaults of this model for `genius.search.SearchParams`
+    instructions: bool = True  # whether a wanted kind is also said in words; not to an encoder that never learned such words
 
     def __post_init__(self) -> None:
         widths = {self.fusion.width, self.quantizer.width, self.generator.width}
@@ -96,6 +99,7 @@ class Genius(nn.Module):
 
     encoder: Encoder | None
     source: str | None = None  # the URI it was loaded from, so that an index can find its model again
+    knows: Knows | None = None  # how closely its codes describe the items it was made from
 
     @property
     def device(self) -> torch.device:
@@ -124,7 +128,8 @@ class Genius(nn.Module):
         return Embedded(z, dense, features.modality.to(self.device), kept, problems)
 
     def embed_queries(self, queries: Sequence[Query], *, batch_size: int = 64) -> Embedded:
-        features = encode_queries(self._encoder(), queries, batch_size=batch_size)
+        told = self.config.instructions
+        features = encode_queries(self._encoder(), queries, batch_size=batch_size, instructions=told)
         z, dense = self.embed(features)
         return Embedded(z, dense, features.modality.to(self.device), list(range(len(queries))), [])
 
@@ -163,7 +168,16 @@ class Genius(nn.Module):
         if encoder and self.encoder is not None and self.config.encoder is None:
             self.encoder.save(directory / ENCODER)
         write_digests(directory, [WEIGHTS])
+        if self.knows is not None:
+            save_knows(directory, self.knows)
         write_whole(directory / CONFIG, lambda path: path.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8"))
+
+    @classmethod
+    def from_encoder(cls, uri: str | Path) -> Unfitted:
+        """An encoder (`hf-hub:openai/clip-vit-base-patch32`, a folder) that `.fit(items)` turns into a model: no pairs needed."""
+        from genius.fit.unfitted import Unfitted
+
+        return Unfitted(str(uri))
 
     @classmethod
     def from_pretrained(cls, source: str | Path, *, device: str | torch.device = "cpu") -> Genius:
@@ -191,7 +205,7 @@ class Genius(nn.Module):
             model._take(load_encoder(_encoder_uri(directory, config.encoder)))
         elif (directory / ENCODER).is_dir():
             model._take(load_encoder(f"local-dir:{directory / ENCODER}"))
-        model.source = str(source)
+        model.source, model.knows = str(source), load_knows(directory)
         return model.to(device)
 
     def _try(self, directory: Path) -> None:
