@@ -59,7 +59,7 @@ def test_search_finds_the_item_itself_and_target_chooses_the_kind(index: Index) 
     index.add([Item(f"text {c}", text=f"a {c} thing") for c in COLOURS])
     index.add([Item(f"pair {c}", image=picture(c), text=f"a {c} thing") for c in COLOURS])
     for target in ("image", "text", "pair"):
-        hits = index.search(text="a red thing", target=target, k=20)
+        hits = index.search(text="a red thing", modality=target, k=20)
         assert len(hits) == 4 and {hit.modality.label for hit in hits} == {target}
         assert {hit.codes[0] for hit in hits} == {int(Modality.parse(target))}
     hits = index.search(image=picture("blue"), k=12)

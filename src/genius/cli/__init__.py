@@ -40,12 +40,29 @@ COMMANDS: dict[str, typer.Typer] = {
     "icons": data_app,
 }
 
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from genius import __version__
+
+        print(f"genius {__version__}")
+        raise typer.Exit
+
+
 for _name, _app in COMMANDS.items():
     try:
         importlib.import_module(f"genius.cli.{_name}").register(_app)
     except ModuleNotFoundError as _error:
         if _error.name != f"genius.cli.{_name}":
             raise
+
+
+@app.callback()
+def whole(
+    version: bool = typer.Option(False, "--version", help="Print the version and stop.", is_eager=True, callback=_version),
+) -> None:
+    """What stands in front of a command."""
+
 
 app.add_typer(data_app, name="data")
 app.add_typer(features_app, name="features")

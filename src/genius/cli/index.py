@@ -73,7 +73,7 @@ def index(
 
       genius index photos/ -o my.genius --encoder hf-hub:openai/clip-vit-base-patch32
     """
-    from genius.cli.progress import phases
+    from genius.cli.progress import kept_if_interrupted, phases
     from genius.device import pick_device, place
     from genius.index.folder import read_about
     from genius.index.index import Index
@@ -91,14 +91,14 @@ def index(
     if encoder is not None:
         from genius.fit.folder import index_with_encoder
 
-        with phases() as tell:
+        with phases() as tell, kept_if_interrupted():
             done = index_with_encoder(
                 paths, output, encoder, config, device=where, thumbnails=thumbnails, tell=tell, say=None if as_json else note
             )
         report, fit, items = done.report, done.fit, done.items
     else:
         chosen = model or (None if read_about(output) is not None else "bundled:mini")
-        with Index(output, chosen, thumbnails=thumbnails) as opened, phases() as tell:
+        with Index(output, chosen, thumbnails=thumbnails) as opened, phases() as tell, kept_if_interrupted():
             place(opened.model, where)
             report, items = ingest(opened, paths, config, lambda count: tell("indexing", count, 0)), opened.count()
     body = {"index": str(output), "items": items, **report.to_dict()}
@@ -135,7 +135,8 @@ def info(
     as_json: JsonOption = False,
 ) -> None:
     """What an index holds: items by kind, metadata columns for --where, its model, its size."""
-    from genius.index.folder import about_of, describe, open_store
+    from genius.index.folder import INSIDE, MODEL, about_of, describe, open_store
+    from genius.model.knows import load_knows
 
     about = about_of(path)
     store = open_store(path, about)
@@ -147,7 +148,11 @@ def info(
         return
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in body["modalities"].items() if count)
     print(f"{path}: {body['items']:,} items ({kinds or 'empty'}), {body['bytes'] / 1e6:,.1f} MB, version {body['version']}")
-    print(f"  model     {body['model'] or 'not recorded'} ({body['fingerprint'][:8]})")
+    source = body["model"] or "not recorded"
+    if source == INSIDE:
+        known = load_knows(path / MODEL)
+        source = f"fitted to this collection, over {'?' if known is None else known.fit.get('encoder', '?')}"
+    print(f"  model     {source} ({body['fingerprint'][:8]})")
     print(f"  IDs       {len(body['levels'])} codes of {' x '.join(map(str, body['levels']))}; embeddings of {body['width']}")
     for name, kind in body["metadata"].items():
         print(f"  metadata  {name} ({kind})")

@@ -12,6 +12,16 @@ EVERY = 10.0  # seconds between lines where there is no terminal
 
 
 @contextmanager
+def kept_if_interrupted() -> Iterator[None]:
+    """Tell people who stop a run that it can go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        console.print("what is done is kept: run it again to go on", highlight=False)
+        raise
+
+
+@contextmanager
 def phases() -> Iterator[Callable[[str, int, int], None]]:
     """Inside, tell(phase, items done since, items in all or 0)."""
     if console.is_terminal:

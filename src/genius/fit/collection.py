@@ -162,7 +162,9 @@ def embed(fusion: Fusion, features: Features, chunk: int = 8192) -> Tensor:
 
 def _shape(width: int, modality: Tensor, config: FitConfig) -> ModelConfig:
     counts = torch.bincount(modality, minlength=3).tolist()
-    sizes = tuple(min(size, config.largest_book) for size in choose_level_sizes(counts))
+    # finer than for a trained model, whose codes must suit what comes later: these are for the items that are there
+    kind, *codes = choose_level_sizes(counts)
+    sizes = (kind, *(min(2 * size, config.largest_book) for size in codes))
     several = sum(count > 0 for count in counts) > 1  # one kind needs no books of its own
     return ModelConfig(width=width, level_sizes=sizes, decoder=config.decoder, own_books_from=int(several), prefix_tokens=2)
 

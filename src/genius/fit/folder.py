@@ -63,8 +63,8 @@ def index_with_encoder(
     encoded: Encoded | None = None
     fit = None
     if about is None:
-        make_folder(output)
         unfitted = Unfitted(uri, device)
+        make_folder(output)
         encoded = Encoded(output / ENCODED, unfitted.encoder.fingerprint())
         some = _encode(unfitted, encoded, paths, config, heard)
         if not len(encoded):

@@ -263,7 +263,9 @@ def _read_config(directory: Path) -> GeniusConfig:
     except FileNotFoundError:
         raise GeniusError(f"no GENIUS model at {directory}: {CONFIG} is missing") from None
     if not isinstance(body, dict) or "model" not in body:
-        raise GeniusError(f"{path} is not a GENIUS model's config")
+        encoder = isinstance(body, dict) and "model_type" in body
+        hint = f"; if it is an encoder such as a CLIP: genius index FILES --encoder {directory}" if encoder else ""
+        raise GeniusError(f"{path} is not a GENIUS model's config{hint}")
     if body.get("format") != FORMAT:
         raise GeniusError(f"{path} has format {body.get('format')!r}; this version reads {FORMAT}")
     config = from_dict(GeniusConfig, _without_retired(body["model"], path), where=str(path))
