@@ -90,10 +90,14 @@ def search(
         counts = index.info()["modalities"] if not hits else {}
     reason = None if hits else why_nothing(modality or wanted, modality is not None, counts, where, min_score)
     if as_json:
-        emit({"hits": [hit.to_dict() for hit in hits]} | ({} if reason is None else {"why": reason}))
+        body = {"hits": [hit.to_dict() for hit in hits], "answerable": hits.answerable, "doubtful": hits.doubtful}
+        emit(body if reason is None else {**body, "why": reason})
         return
     for rank, hit in enumerate(hits, start=1):
-        print(f"{rank:3}  {hit.score:.4f}  {hit.id}{_about(hit.item)}")
+        likely = "" if hit.probability is None else f"  {100 * hit.probability:3.0f} %"
+        print(f"{rank:3}  {hit.score:.4f}{likely}  {hit.id}{_about(hit.item)}")
+    if hits and hits.doubtful:
+        print(f"probably nothing like that here: an answer is in this index with {100 * (hits.answerable or 0):.0f} %")
     if reason is not None:
         print(reason)
 

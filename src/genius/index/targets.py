@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from genius.index.results import Hit
+from genius.index.results import Hits
 from genius.types import Modality, Query
 
 MEANT = {
@@ -31,13 +31,19 @@ def spread(queries: Sequence[Query], there: Collection[Modality]) -> tuple[list[
     return asked, owner
 
 
-def gather(answers: Sequence[list[Hit]], owner: Sequence[int], k: int) -> list[list[Hit]]:
+def gather(answers: Sequence[Hits], owner: Sequence[int], k: int) -> list[Hits]:
     """The hits of the queries that `spread` was given, best first."""
-    out: list[list[Hit]] = [[] for _ in range(max(owner, default=-1) + 1)]
+    parts: list[list[Hits]] = [[] for _ in range(max(owner, default=-1) + 1)]
     for hits, number in zip(answers, owner, strict=True):
-        out[number] += hits
-    several = {number for number in owner if owner.count(number) > 1} if len(out) < len(owner) else set()
-    return [sorted(hits, key=lambda hit: -hit.score)[:k] if number in several else hits for number, hits in enumerate(out)]
+        parts[number].append(hits)
+    return [_together(own, k) if len(own) > 1 else own[0] for own in parts]
+
+
+def _together(parts: Sequence[Hits], k: int) -> Hits:
+    whole = Hits(sorted((hit for hits in parts for hit in hits), key=lambda hit: -hit.score)[:k])
+    sure = [hits.answerable for hits in parts if hits.answerable is not None]
+    whole.answerable = max(sure, default=None)  # there is an answer if there is one of either kind
+    return whole
 
 
 def why_nothing(asked: str | None, strict: bool, counts: dict[str, int], where: str | None, min_score: float | None) -> str:
