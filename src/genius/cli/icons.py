@@ -15,7 +15,9 @@ def register(app: typer.Typer) -> None:
     @app.command("icons")
     def icons(
         out: Annotated[Path, typer.Argument(help="Folder to write the benchmark into (M-BEIR layout).")],
-        sources: Annotated[Path | None, typer.Option(help="Folder of fetched packages; OUT/sources by default.")] = None,
+        sources: Annotated[
+            Path | None, typer.Option(help="Folder of fetched packages; OUT/sources by default.")
+        ] = None,
         size: Annotated[int, typer.Option(help="Width and height of the pictures in pixels.")] = 96,
         limit: Annotated[int | None, typer.Option(help="Draw only the first icons, to try it out.")] = None,
         as_json: Annotated[bool, typer.Option("--json", help="Print the statistics as JSON and nothing else.")] = False,
@@ -40,7 +42,8 @@ def register(app: typer.Typer) -> None:
             return
         pool = sum(stats["candidates"].values())
         typer.echo(
-            f"{stats['images']} drawings of {stats['concepts']} concepts by {stats['families']} hands; {pool} candidates in {out}"
+            f"{stats['images']} drawings of {stats['concepts']} concepts by {stats['families']} hands; "
+            f"{pool} candidates in {out}"
         )
         for name, counts in stats["queries"].items():
             typer.echo(f"  {name}: {counts['total']} questions")

@@ -74,19 +74,13 @@ def search(
     _check_asked(text, image)
     with _open(path, model, version) as index:
         place(index.model, pick_device(device))
+        knobs = {"beams": beams, "rerank": rerank}
+        options: Any = {"instruction": instruction, "k": k, "where": where, "min_score": min_score, **knobs}
         wanted = _wanted(index, target, modality)
-        hits = index.search(
-            text,
-            image,
-            instruction=instruction,
-            target=wanted,
-            modality=modality,
-            k=k,
-            where=where,
-            min_score=min_score,
-            beams=beams,
-            rerank=rerank,
-        )
+        hits = index.search(text, image, target=wanted, modality=modality, **options)
+        if not hits and target is None and modality is None and wanted is not None:  # nobody asked for pictures
+            wanted = None
+            hits = index.search(text, image, **options)
         counts = index.info()["modalities"] if not hits else {}
     reason = None if hits else why_nothing(modality or wanted, modality is not None, counts, where, min_score)
     if as_json:

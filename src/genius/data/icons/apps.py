@@ -90,7 +90,9 @@ def _first(root: Path, keys: tuple[str, ...]) -> str | None:
 def minify(svg: str) -> str:
     """Drops what drawing programs leave behind and no renderer looks at."""
     svg = re.sub(r"<\?xml.*?\?>|<!--.*?-->|<!DOCTYPE[^>]*>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"<metadata.*?</metadata>|<sodipodi:namedview.*?(?:/>|</sodipodi:namedview>)", "", svg, flags=re.DOTALL)
+    svg = re.sub(
+        r"<metadata.*?</metadata>|<sodipodi:namedview.*?(?:/>|</sodipodi:namedview>)", "", svg, flags=re.DOTALL
+    )
     svg = re.sub(r'\s(?:inkscape|sodipodi):[\w-]+="[^"]*"', "", svg)
     svg = re.sub(r"(\.\d{2})\d+", r"\1", svg)
     return re.sub(r">\s+<", "><", re.sub(r"\s+", " ", svg)).strip()

@@ -59,7 +59,9 @@ def select(material: Material, limit: int | None) -> list[Icon]:
         families[icon.concept].add(icon.family)
     taken: dict[tuple[str, str], int] = defaultdict(int)
     kept: list[Icon] = []
-    for icon in sorted(material.icons, key=lambda i: ("-v" in f"-{i.style}", i.kind == "ui" and i.style not in ("", "filled"))):
+    for icon in sorted(
+        material.icons, key=lambda i: ("-v" in f"-{i.style}", i.kind == "ui" and i.style not in ("", "filled"))
+    ):
         drawn = len(families[icon.concept])
         known = bool(material.tags.get(icon.concept)) or icon.phrase in material.lexicon.senses
         single = drawn < 2 and (icon.kind == "brand" or not known)

@@ -140,7 +140,9 @@ def _looks(looks: dict[str, Icon], world: World, in_pool: set[str]) -> Iterator[
     for style, target in sorted(looks.items()):
         if target.path not in in_pool:
             continue
-        answers = _answers(target, [i for i in world.pool[target.concept] if i.style == style and i.kind == target.kind])
+        answers = _answers(
+            target, [i for i in world.pool[target.concept] if i.style == style and i.kind == target.kind]
+        )
         if style.startswith("tone-"):
             tone = TONES[int(style[5:]) - 1]
             texts = tuple(t.format(tone) for t in TONE_TEXTS)

@@ -30,7 +30,11 @@ def gather(folder: Path, progress: Progress) -> Material:
     iconify = sources.npm("@iconify/json")
     emoji = _read_emoji(sources.npm("emojibase-data"), sources.npm("emojilib"))
     progress("sources", 1, steps)
-    raw = [record for name, spec in SETS.items() for record in _read_set(iconify / "json" / f"{name}.json", name, spec, emoji)]
+    raw = [
+        record
+        for name, spec in SETS.items()
+        for record in _read_set(iconify / "json" / f"{name}.json", name, spec, emoji)
+    ]
     progress("sources", 2, steps)
     tags_by_icon, alias_names = _read_tags(sources)
     progress("sources", 3, steps)
@@ -205,7 +209,9 @@ def name_icons(raw: list[Raw], lexicon: Lexicon) -> tuple[list[Icon], list[tuple
         else:
             short, variant = strip_variant(words)
             phrase = " ".join(short)
-            base, mods = (canonical(phrase), ()) if spec.kind == "brand" else split_mods(short, names, per_set[set_name])
+            base, mods = (
+                (canonical(phrase), ()) if spec.kind == "brand" else split_mods(short, names, per_set[set_name])
+            )
         full = "-".join(x for x in (style, f"v{variant}" if variant else "") if x)
         mark = (spec.family, f"{phrase}/{spec.kind}", full + ("" if spec.family != "fontawesome" else set_name[:2]))
         if mark in taken and spec.family in {"fontawesome", "material", "lucide"}:

@@ -125,7 +125,9 @@ class Lexicon:
         if best is None:
             return [], ""
         found = self.synsets[best]
-        return [w for w in found.lemmas if w not in (tag, topic)], found.gloss if 3 <= len(found.gloss.split()) <= 24 else ""
+        return [w for w in found.lemmas if w not in (tag, topic)], found.gloss if 3 <= len(
+            found.gloss.split()
+        ) <= 24 else ""
 
     def _stems(self, sense: str) -> set[str]:
         if sense not in self._cache:
@@ -156,7 +158,9 @@ class Lexicon:
         for word in self.thesaurus.get(phrase, ()):
             if word == phrase or len(word.split()) > 3:
                 continue
-            shared = max((len(wanted & content_stems(self.synsets[i].gloss)) for i in self.senses.get(word, ())[:2]), default=0)
+            shared = max(
+                (len(wanted & content_stems(self.synsets[i].gloss)) for i in self.senses.get(word, ())[:2]), default=0
+            )
             if shared >= 1:
                 scored.append((-shared, word))
         return [w for _, w in sorted(set(scored))[:limit]]
@@ -241,7 +245,9 @@ def read_gcide(folder: Path) -> dict[str, list[str]]:
         seen.add((head.lower(), rest))
         offset, size = (_base64(x) for x in rest.split("\t")[:2])
         article = data[offset : offset + size].decode("utf-8", "replace").lstrip("\n")
-        if re.split(r"[\\,(\[]", article, maxsplit=1)[0].strip().lower() == head.lower():  # not a mention in another's article
+        if (
+            re.split(r"[\\,(\[]", article, maxsplit=1)[0].strip().lower() == head.lower()
+        ):  # not a mention in another's article
             found[head.lower()].extend(_senses(article))
     return dict(found)
 

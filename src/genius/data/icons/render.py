@@ -36,7 +36,9 @@ def draw(svg: str, size: int) -> Image.Image:
     """The drawing, fitted into a white square of `size` pixels. Raises ValueError for what is no drawing."""
     import resvg_py  # compiled; only builds need it
 
-    data = bytes(resvg_py.svg_to_bytes(svg_string=svg, width=size, height=size, background="#ffffff", skip_system_fonts=True))
+    data = bytes(
+        resvg_py.svg_to_bytes(svg_string=svg, width=size, height=size, background="#ffffff", skip_system_fonts=True)
+    )
     image = Image.open(io.BytesIO(data)).convert("RGB")
     if image.size == (size, size):
         return image

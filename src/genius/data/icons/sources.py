@@ -91,7 +91,9 @@ class Sources:
             self._run(["dpkg-deb", "-x", str(found[-1]), str(part)], folder, f"Debian package {name}")
             part.rename(target)
         version = found[-1].name.split("_")[1].replace("%3a", ":")
-        self.provenance.append({"source": f"debian {name}", "version": version, "licence": _DEBIAN_LICENCES.get(name, "")})
+        self.provenance.append(
+            {"source": f"debian {name}", "version": version, "licence": _DEBIAN_LICENCES.get(name, "")}
+        )
         return target
 
     def appstream(self) -> Path:
@@ -116,7 +118,9 @@ class Sources:
             found = sorted(lists.glob("*_main_dep11_Components-*.yml*"))
         if not found:
             raise GeniusError("apt-get fetched no AppStream catalogue: install the package appstream and try again")
-        self.provenance.append({"source": "debian AppStream catalogue", "version": found[0].name, "licence": "per component"})
+        self.provenance.append(
+            {"source": "debian AppStream catalogue", "version": found[0].name, "licence": "per component"}
+        )
         return found[0]
 
     def python(self, distribution: str) -> Path:
@@ -136,7 +140,9 @@ class Sources:
         except FileNotFoundError:
             raise GeniusError(f"cannot fetch the {what}: the program {command[0]} is not installed") from None
         except subprocess.TimeoutExpired:
-            raise GeniusError(f"fetching the {what} took more than half an hour; run the command again to resume") from None
+            raise GeniusError(
+                f"fetching the {what} took more than half an hour; run the command again to resume"
+            ) from None
         if done.returncode != 0:
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
             raise GeniusError(f"cannot fetch the {what}: {last}")

@@ -72,7 +72,9 @@ def noisy(concept: str) -> bool:
     return bool(re.search(r"\d", base)) or len(base) < 3 or len(base.split()) > 7
 
 
-def build_world(material: Material, kept: list[Icon], copies: list[tuple[Icon, Icon]], renders: dict[str, Render]) -> World:
+def build_world(
+    material: Material, kept: list[Icon], copies: list[tuple[Icon, Icon]], renders: dict[str, Render]
+) -> World:
     icons: dict[str, list[Icon]] = defaultdict(list)
     for icon in kept:
         icons[icon.concept].append(icon)
@@ -112,7 +114,9 @@ def _choose_senses(bases: list[str], material: Material) -> dict[str, str]:
     return found
 
 
-def _other_words(lexicon: Lexicon, base: str, names: list[str], tags: list[str], known: dict[str, list[Icon]]) -> list[str]:
+def _other_words(
+    lexicon: Lexicon, base: str, names: list[str], tags: list[str], known: dict[str, list[Icon]]
+) -> list[str]:
     """What the tags mean, said differently. A word that names another icon would ask for that one."""
     context = frozenset(s for text in (*names[:4], *tags) for s in content_stems(text))
     found: dict[str, None] = {}
@@ -146,7 +150,9 @@ def _collect_words(
         spoken = mod_phrases(names[:3], mods)
         if mods and not (set(mods) & set(SHAPES)):
             spoken = [members[0].phrase, *(s for s in spoken if s != members[0].phrase)]
-        tags = sorted(t for t in material.tags.get(concept, ()) if count[t] <= _COMMON_TAG and t not in spoken and t not in names)
+        tags = sorted(
+            t for t in material.tags.get(concept, ()) if count[t] <= _COMMON_TAG and t not in spoken and t not in names
+        )
         entry = Words(spoken[:8], tags)
         if not noisy(concept):
             shown = rng("caption", concept).sample(tags, min(3, len(tags)))
@@ -162,7 +168,9 @@ def _collect_words(
             if entry.definition.count(MASK) > 3 or entry.definition == entry.gloss:
                 entry.definition = ""
             entry.synonyms = [w for w in synset.lemmas if w not in names][:5]
-            entry.near = [w for w in lexicon.near_words(base, senses[base], 6) if w not in names and w not in entry.synonyms]
+            entry.near = [
+                w for w in lexicon.near_words(base, senses[base], 6) if w not in names and w not in entry.synonyms
+            ]
         entry.said = _other_words(lexicon, base, names, entry.tags, icons)
         words[concept] = entry
     index: dict[str, list[str]] = defaultdict(list)

@@ -66,7 +66,9 @@ INSTRUCTIONS: dict[int, tuple[str, str, str, str]] = {
 }
 
 
-def write_bench(out: Path, bench: Bench, world: World, material: Material, kept: list[Icon], size: int) -> dict[str, Any]:
+def write_bench(
+    out: Path, bench: Bench, world: World, material: Material, kept: list[Icon], size: int
+) -> dict[str, Any]:
     """Writes every file of the benchmark but the pictures, and returns the statistics."""
     ids = {key: f"{DATASET_ID}:{n}" for n, key in enumerate(bench.candidates, start=1)}
     rows: dict[str, list[str]] = defaultdict(list)
