@@ -7,8 +7,10 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from colour_clip import COLOURS, photo
+from PIL import Image
 from typer.testing import CliRunner, Result
 
 from genius import Genius, GeniusError, Index, Item
@@ -143,3 +145,22 @@ def test_version() -> None:
     from genius import __version__
 
     assert run("--version").output.strip() == f"genius {__version__}"
+
+
+def test_the_bundled_model_says_that_it_does_not_know_photos(tmp_path: Path) -> None:
+    """Drawings of shapes are what it knows; photographs (here: of grain, light and blur) are not."""
+    rng = np.random.default_rng(0)
+    for name in ("photos", "drawings"):
+        (tmp_path / name).mkdir()
+    for i in range(24):
+        ground = np.linspace(0, 255, 96)[None, :, None] * rng.uniform(0.2, 1, 3) + rng.normal(0, 30, (96, 96, 3)).cumsum(0) / 3
+        Image.fromarray(ground.clip(0, 255).astype(np.uint8)).save(tmp_path / "photos" / f"{i}.jpg")
+    svg = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 24 24" fill="none" stroke="#000" stroke-width="2">{}</svg>'
+    for i in range(24):
+        shape = f'<circle cx="12" cy="12" r="{3 + i % 8}"/>' if i % 2 else f'<path d="M{2 + i % 5} 20 L12 {2 + i % 7} L22 20 Z"/>'
+        (tmp_path / "drawings" / f"{i}.svg").write_text(svg.format(shape))
+    said = run("index", tmp_path / "photos", "-o", tmp_path / "p.genius").output
+    assert "look unlike what this model knows (drawings" in said and "--encoder" in said, said
+    assert "look unlike" in run("info", tmp_path / "p.genius").output
+    assert "look unlike" in run("search", tmp_path / "p.genius", "a horse").output
+    assert "look unlike" not in run("index", tmp_path / "drawings", "-o", tmp_path / "d.genius").output

@@ -78,6 +78,7 @@ def index(
     from genius.index.folder import read_about
     from genius.index.index import Index
     from genius.index.ingest import IngestConfig, ingest
+    from genius.index.likeness import advice
     from genius.index.tables import Columns
     from genius.problems import KEPT
 
@@ -95,13 +96,14 @@ def index(
             done = index_with_encoder(
                 paths, output, encoder, config, device=where, thumbnails=thumbnails, tell=tell, say=None if as_json else note
             )
-        report, fit, items = done.report, done.fit, done.items
+        report, fit, items, hint = done.report, done.fit, done.items, done.hint
     else:
         chosen = model or (None if read_about(output) is not None else "bundled:mini")
         with Index(output, chosen, thumbnails=thumbnails) as opened, phases() as tell, kept_if_interrupted():
             place(opened.model, where)
             report, items = ingest(opened, paths, config, lambda count: tell("indexing", count, 0)), opened.count()
-    body = {"index": str(output), "items": items, **report.to_dict()}
+            hint = advice(opened)
+    body = {"index": str(output), "items": items, "advice": hint, **report.to_dict()}
     if fit is not None:
         body["fit"] = fit.to_dict()
     if as_json:
@@ -122,6 +124,8 @@ def index(
         kinds = ", ".join(f"{suffix} ({count})" for suffix, count in report.ignored.most_common(8))
         console.print(f"  not indexable: {kinds}", markup=False, highlight=False)
     print(f"{output}: {body['items']} items")
+    if hint is not None:
+        note(f"note: {hint}")
     if fit is not None:
         for line in fit.lines():
             print(f"  {line}")
@@ -143,6 +147,7 @@ def info(
     body = describe(path, about, store.at(store.latest()))
     if versions:
         body["versions"] = store.versions()
+    body["advice"] = _advice(path)
     if as_json:
         emit(body)
         return
@@ -154,10 +159,24 @@ def info(
         source = f"fitted to this collection, over {'?' if known is None else known.fit.get('encoder', '?')}"
     print(f"  model     {source} ({body['fingerprint'][:8]})")
     print(f"  IDs       {len(body['levels'])} codes of {' x '.join(map(str, body['levels']))}; embeddings of {body['width']}")
+    if body["advice"] is not None:
+        print(f"  note      {body['advice']}")
     for name, kind in body["metadata"].items():
         print(f"  metadata  {name} ({kind})")
     for version in body.get("versions", []):
         print(f"  version   {version['version']}  {version['time'][:19]}  {version['items']:,} items")
+
+
+def _advice(path: Path) -> str | None:
+    """What an index should be told about, if its model can be loaded; `info` answers in any case."""
+    from genius.index.index import Index
+    from genius.index.likeness import advice
+
+    try:
+        with Index.open(path, read_only=True) as opened:
+            return advice(opened)
+    except GeniusError:
+        return None
 
 
 @command

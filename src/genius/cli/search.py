@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from genius.cli.common import command, emit
+from genius.cli.common import command, emit, note
 from genius.cli.index import DeviceOption, IndexArgument, JsonOption, ModelOption
 from genius.errors import GeniusError
 from genius.types import Item
@@ -66,6 +66,7 @@ def search(
       genius search my.genius --text bicycle --where "price < 500" --json
     """
     from genius.device import pick_device, place
+    from genius.index.likeness import advice
     from genius.index.targets import why_nothing
 
     if words is not None and text is not None:
@@ -82,6 +83,7 @@ def search(
             wanted = None
             hits = index.search(text, image, **options)
         counts = index.info()["modalities"] if not hits else {}
+        hint = None if as_json else advice(index)
     reason = None if hits else why_nothing(modality or wanted, modality is not None, counts, where, min_score)
     if as_json:
         body = {"hits": [hit.to_dict() for hit in hits], "answerable": hits.answerable, "doubtful": hits.doubtful}
@@ -94,6 +96,8 @@ def search(
         print(f"probably nothing like that here: an answer is in this index with {100 * (hits.answerable or 0):.0f} %")
     if reason is not None:
         print(reason)
+    if hint is not None:
+        note(f"note: {hint}")
 
 
 @command

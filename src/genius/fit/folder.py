@@ -24,6 +24,7 @@ from genius.index import writing
 from genius.index.folder import ENCODED, INSIDE, MODEL, make_folder, read_about
 from genius.index.index import Index
 from genius.index.ingest import IngestConfig, IngestReport, find_files, ingest, read_items
+from genius.index.likeness import advice
 from genius.index.prepare import Stamp
 from genius.types import Item
 
@@ -39,6 +40,7 @@ class OnRamp:
     report: IngestReport
     fit: Fit | None  # None: the index was there, with its model
     items: int
+    hint: str | None  # what people should know of it
 
 
 def index_with_encoder(
@@ -88,7 +90,7 @@ def index_with_encoder(
         report.added, report.unchanged = report.added + before, report.unchanged - before
         if encoded is not None:
             encoded.remove()
-        return OnRamp(report, fit, index.count())
+        return OnRamp(report, fit, index.count(), advice(index))
 
 
 def _check_encoder(index: Index, uri: str) -> None:

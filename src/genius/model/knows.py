@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 KNOWS = "knows.json"
 MAX_KNOWS = 1 << 16  # bytes of it
-USUAL = 0.9  # share of a model's own items that lie within the distance that is stored
-STRANGE = 0.5  # share of other items beyond it from which they look unlike what the model knows
+USUAL = 0.75  # share of a model's own items that lie within the distance that is stored
+STRANGE = 0.7  # share of other items beyond it from which they look unlike what the model knows
 FEW = 20  # items that say nothing yet
 
 
