@@ -12,6 +12,7 @@ from fake_encoder import fake_model
 from PIL import Image
 
 from genius import Genius, GeniusError, Index, Item, Modality, Query
+from genius.index.targets import why_nothing
 from genius.search import SearchParams
 
 COLOURS = {"red": (220, 20, 20), "green": (20, 200, 20), "blue": (20, 20, 220), "white": (250, 250, 250)}
@@ -59,7 +60,7 @@ def test_search_finds_the_item_itself_and_target_chooses_the_kind(index: Index) 
     index.add([Item(f"text {c}", text=f"a {c} thing") for c in COLOURS])
     index.add([Item(f"pair {c}", image=picture(c), text=f"a {c} thing") for c in COLOURS])
     for target in ("image", "text", "pair"):
-        hits = index.search(text="a red thing", target=target, k=20)
+        hits = index.search(text="a red thing", modality=target, k=20)
         assert len(hits) == 4 and {hit.modality.label for hit in hits} == {target}
         assert {hit.codes[0] for hit in hits} == {int(Modality.parse(target))}
     hits = index.search(image=picture("blue"), k=12)
@@ -68,6 +69,40 @@ def test_search_finds_the_item_itself_and_target_chooses_the_kind(index: Index) 
     assert scores == sorted(scores, reverse=True)
     assert index.search(image=picture("blue"), k=12, min_score=scores[2])[-1].score >= scores[2]
     assert [h.id for h in index.search(image=picture("blue"), k=3)] == [h.id for h in hits[:3]]
+
+
+def test_a_target_is_what_people_mean_by_it(index: Index) -> None:
+    index.add([Item(f"pair {c}", image=picture(c), text=f"a {c} thing") for c in COLOURS])
+    for target in ("image", "text", "pair"):  # a folder of captioned photos: all of them have a picture, and words
+        assert {hit.id for hit in index.search(text="a red thing", target=target, k=9)} == {f"pair {c}" for c in COLOURS}
+    assert index.search(text="a red thing", modality="image") == []
+    index.add([Item(f"image {c}", image=picture(c)) for c in COLOURS] + [Item(f"text {c}", text=f"a {c} thing") for c in COLOURS])
+    hits = index.search(text="a red thing", target="image", k=20)
+    assert {hit.id.split()[0] for hit in hits} == {"pair", "image"} and len(hits) == 8
+    assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+    assert [hit.id for hit in index.search(text="a red thing", target="image", k=3)] == [hit.id for hit in hits[:3]]
+    assert {hit.id.split()[0] for hit in index.search(text="a red thing", target="text", k=20)} == {"pair", "text"}
+    many = index.search_many([Query(text="a red thing", target=kind) for kind in (Modality.TEXT, None, Modality.IMAGE)], k=20)
+    assert [len(found) for found in many] == [8, 12, 8] and [hit.id for hit in many[2]] == [hit.id for hit in hits]
+    with pytest.raises(GeniusError, match="use one of them"):
+        index.search(text="a", target="image", modality="image")
+
+
+@pytest.mark.parametrize(
+    "asked, strict, counts, where, least, said",
+    [
+        (None, False, {"image": 0, "text": 0, "pair": 0}, None, None, "the index is empty"),
+        ("image", False, {"image": 0, "text": 3, "pair": 0}, None, None, "no item has a picture, there are 3 texts; leave"),
+        ("image", True, {"image": 0, "text": 0, "pair": 1}, None, None, "is of the kind image, there are 1 pair;"),
+        ("pair", False, {"image": 2, "text": 0, "pair": 0}, None, None, "has a picture and words, there are 2 images"),
+        (None, False, {"image": 2, "text": 0, "pair": 0}, "price < 1", None, "'price < 1'"),
+        (None, False, {"image": 2, "text": 0, "pair": 0}, None, 0.9, "scores 0.9 or more"),
+    ],
+)
+def test_nothing_found_says_why(
+    asked: str | None, strict: bool, counts: dict[str, int], where: str | None, least: float | None, said: str
+) -> None:
+    assert said in why_nothing(asked, strict, counts, where, least)
 
 
 def test_hits_know_codes_that_the_model_gives(index: Index, model: Genius) -> None:

@@ -211,7 +211,7 @@ def test_the_commands_work_together(folder: Path, model_folder: Path, tmp_path: 
     assert about["items"] == 3 and about["modalities"] == {"image": 1, "text": 1, "pair": 1} and about["versions"]
     hits = as_json("search", path, "--text", "a red square", "--target", "pair", "-k", 5)["hits"]
     assert [hit["id"] for hit in hits] == ["photos/red.png"]  # type: ignore[index, attr-defined]
-    assert set(hits[0]) == {"id", "score", "probability", "codes", "modality", "text", "metadata"}  # type: ignore[index]
+    assert set(hits[0]) == {"id", "score", "probability", "codes", "modality", "text", "image", "metadata"}  # type: ignore[index]
     by_image = as_json("search", path, "--image", folder / "deep" / "blue.PNG", "-k", 1)["hits"]
     assert by_image[0]["id"] == "photos/deep/blue.PNG"  # type: ignore[index]
     assert as_json("search", path, "--text", "x", "--where", "id = 'photos/note.md'")["hits"][0]["id"] == "photos/note.md"  # type: ignore[index]
@@ -225,7 +225,7 @@ def test_the_commands_work_together(folder: Path, model_folder: Path, tmp_path: 
     assert as_json("delete", path, "--where", "modality = 'image'") == {"deleted": 1, "items": 1}
     assert set(as_json("optimize", path)) == {"bytes_before", "bytes_after"}
     old = [v["version"] for v in about["versions"] if v["items"] == 3][0]  # type: ignore[attr-defined]  # noqa: RUF015
-    assert len(as_json("search", path, "--text", "x", "--version", old)["hits"]) == 3  # type: ignore[arg-type]
+    assert len(as_json("search", path, "x", "--target", "any", "--version", old)["hits"]) == 3  # type: ignore[arg-type]
 
 
 def test_people_get_readable_answers(folder: Path, model_folder: Path, tmp_path: Path) -> None:
@@ -244,8 +244,8 @@ def test_people_get_readable_answers(folder: Path, model_folder: Path, tmp_path:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["search", "{path}"], "ask with --text"),
-        (["search", "{path}", "--text", "  "], "ask with --text"),
+        (["search", "{path}"], "ask with words"),
+        (["search", "{path}", "--text", "  "], "ask with words"),
         (["search", "{path}", "--text", "a", "-k", "0"], "k must be"),
         (["search", "{path}", "--text", "a", "--where", "nope = 1"], "unknown column 'nope'"),
         (["search", "{path}", "--text", "a", "--target", "film"], "unknown modality"),

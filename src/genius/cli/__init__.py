@@ -36,8 +36,24 @@ COMMANDS: dict[str, typer.Typer] = {
     "extract": features_app,
 }
 
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from genius import __version__
+
+        print(f"genius {__version__}")
+        raise typer.Exit
+
+
 for _name, _app in COMMANDS.items():
     importlib.import_module(f"genius.cli.{_name}").register(_app)
+
+
+@app.callback()
+def whole(
+    version: bool = typer.Option(False, "--version", help="Print the version and stop.", is_eager=True, callback=_version),
+) -> None:
+    """What stands in front of a command."""
 
 app.add_typer(features_app, name="features")
 app.add_typer(convert_app, name="convert")

@@ -41,6 +41,11 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
     return wrapped
 
 
+def note(text: str) -> None:
+    """One line for people."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
 def emit(value: Any) -> None:
     """One JSON object on stdout."""
     from genius.types import is_unicode

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from genius.cli.common import command, console, emit
+from genius.cli.common import command, console, emit, note
 from genius.errors import GeniusError
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 IndexArgument = Annotated[Path, typer.Argument(help="The index folder, such as my.genius.", metavar="INDEX")]
+DeviceOption = Annotated[str, typer.Option(help="Where the model runs: auto, cpu, cuda, cuda:1.")]
 ModelOption = Annotated[str | None, typer.Option(help="The model's folder or URI, if the index cannot find it by itself.")]
 SHOWN = 20  # problems printed for people; --json has more
 
@@ -38,6 +38,13 @@ def index(
             help="bundled:NAME, a folder, local-dir:PATH or hf-hub:OWNER/NAME. Default: the index's own, else bundled:mini."
         ),
     ] = None,
+    encoder: Annotated[
+        str | None,
+        typer.Option(
+            help="Fit a model to these files over this encoder, without pairs: hf-hub:openai/clip-vit-base-patch32, or a folder."
+        ),
+    ] = None,
+    device: DeviceOption = "auto",
     id_column: Annotated[str | None, typer.Option(help="Of tables; default: id, item_id, uid, ... or the row number.")] = None,
     text_column: Annotated[str | None, typer.Option(help="Of tables; default: text, caption, description, title, ...")] = None,
     image_column: Annotated[str | None, typer.Option(help="Of tables: paths or bytes; default: image, image_path, ...")] = None,
@@ -63,21 +70,42 @@ def index(
       genius index products.csv --image-column photo -o shop.genius
 
       genius index notes/ photos/ --prune
+
+      genius index photos/ -o my.genius --encoder hf-hub:openai/clip-vit-base-patch32
     """
+    from genius.cli.progress import kept_if_interrupted, phases
+    from genius.device import pick_device, place
     from genius.index.folder import read_about
     from genius.index.index import Index
-    from genius.index.ingest import IngestConfig, IngestReport, ingest
+    from genius.index.ingest import IngestConfig, ingest
+    from genius.index.likeness import advice
     from genius.index.tables import Columns
     from genius.problems import KEPT
 
     missing = next((path for path in paths if not path.exists()), None)
     if missing is not None:  # before a model is loaded for nothing
         raise GeniusError(f"no such file or folder: {missing}")
+    if model is not None and encoder is not None:
+        raise GeniusError("--encoder fits a model of its own, --model names one: use either")
     config = IngestConfig(Columns(id_column, text_column, image_column), captions, content, prune, outside, batch)
-    chosen = model or (None if read_about(output) is not None else "bundled:mini")
-    with Index(output, chosen, thumbnails=thumbnails) as opened:
-        report: IngestReport = _with_progress(lambda tell: ingest(opened, paths, config, tell))
-        body = {"index": str(output), "items": opened.count(), **report.to_dict()}
+    where, fit = pick_device(device), None
+    if encoder is not None:
+        from genius.fit.folder import index_with_encoder
+
+        with phases() as tell, kept_if_interrupted():
+            done = index_with_encoder(
+                paths, output, encoder, config, device=where, thumbnails=thumbnails, tell=tell, say=None if as_json else note
+            )
+        report, fit, items, hint = done.report, done.fit, done.items, done.hint
+    else:
+        chosen = model or (None if read_about(output) is not None else "bundled:mini")
+        with Index(output, chosen, thumbnails=thumbnails) as opened, phases() as tell, kept_if_interrupted():
+            place(opened.model, where)
+            report, items = ingest(opened, paths, config, lambda count: tell("indexing", count, 0)), opened.count()
+            hint = advice(opened)
+    body = {"index": str(output), "items": items, "advice": hint, **report.to_dict()}
+    if fit is not None:
+        body["fit"] = fit.to_dict()
     if as_json:
         emit(body)
         return
@@ -96,40 +124,12 @@ def index(
         kinds = ", ".join(f"{suffix} ({count})" for suffix, count in report.ignored.most_common(8))
         console.print(f"  not indexable: {kinds}", markup=False, highlight=False)
     print(f"{output}: {body['items']} items")
-
-
-def _with_progress(run: Any) -> Any:
-    """A live counter on a terminal; elsewhere a line now and then."""
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    if console.is_terminal:
-        columns = (
-            SpinnerColumn(),
-            TextColumn("{task.completed:,} items"),
-            TextColumn("{task.fields[rate]}"),
-            TimeElapsedColumn(),
-        )
-        with Progress(*columns, console=console, transient=True) as progress:
-            task = progress.add_task("indexing", total=None, rate="")
-
-            def advance(count: int) -> None:
-                progress.advance(task, count)
-                speed = progress.tasks[0].completed / max(progress.tasks[0].elapsed or 0.0, 1e-9)
-                progress.update(task, rate=f"{speed:,.0f}/s")
-
-            return run(advance)
-    started = last = time.monotonic()
-    done = 0
-
-    def count_up(count: int) -> None:
-        nonlocal done, last
-        done += count
-        now = time.monotonic()
-        if now - last >= 10:
-            last = now
-            console.print(f"{done:,} items, {done / (now - started):,.0f}/s", highlight=False)
-
-    return run(count_up)
+    if hint is not None:
+        note(f"note: {hint}")
+    if fit is not None:
+        for line in fit.lines():
+            print(f"  {line}")
+        print(f'next: genius search {output} "what you look for"')
 
 
 @command
@@ -139,24 +139,44 @@ def info(
     as_json: JsonOption = False,
 ) -> None:
     """What an index holds: items by kind, metadata columns for --where, its model, its size."""
-    from genius.index.folder import about_of, describe, open_store
+    from genius.index.folder import INSIDE, MODEL, about_of, describe, open_store
+    from genius.model.knows import load_knows
 
     about = about_of(path)
     store = open_store(path, about)
     body = describe(path, about, store.at(store.latest()))
     if versions:
         body["versions"] = store.versions()
+    body["advice"] = _advice(path)
     if as_json:
         emit(body)
         return
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in body["modalities"].items() if count)
     print(f"{path}: {body['items']:,} items ({kinds or 'empty'}), {body['bytes'] / 1e6:,.1f} MB, version {body['version']}")
-    print(f"  model     {body['model'] or 'not recorded'} ({body['fingerprint'][:8]})")
+    source = body["model"] or "not recorded"
+    if source == INSIDE:
+        known = load_knows(path / MODEL)
+        source = f"fitted to this collection, over {'?' if known is None else known.fit.get('encoder', '?')}"
+    print(f"  model     {source} ({body['fingerprint'][:8]})")
     print(f"  IDs       {len(body['levels'])} codes of {' x '.join(map(str, body['levels']))}; embeddings of {body['width']}")
+    if body["advice"] is not None:
+        print(f"  note      {body['advice']}")
     for name, kind in body["metadata"].items():
         print(f"  metadata  {name} ({kind})")
     for version in body.get("versions", []):
         print(f"  version   {version['version']}  {version['time'][:19]}  {version['items']:,} items")
+
+
+def _advice(path: Path) -> str | None:
+    """What an index should be told about, if its model can be loaded; `info` answers in any case."""
+    from genius.index.index import Index
+    from genius.index.likeness import advice
+
+    try:
+        with Index.open(path, read_only=True) as opened:
+            return advice(opened)
+    except GeniusError:
+        return None
 
 
 @command

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from genius.cli.common import command, emit
-from genius.cli.index import IndexArgument, JsonOption, ModelOption
+from genius.cli.common import command, emit, note
+from genius.cli.index import DeviceOption, IndexArgument, JsonOption, ModelOption
 from genius.errors import GeniusError
 from genius.types import Item
 
@@ -20,7 +20,11 @@ TextOption = Annotated[str | None, typer.Option("--text", "-t", help="What to lo
 ImageOption = Annotated[
     Path | None, typer.Option("--image", "-i", help="A picture to look for; with --text: changed as it says.")
 ]
-TargetOption = Annotated[str | None, typer.Option(help="What kind of answer: image, text or pair.")]
+TargetOption = Annotated[
+    str | None,
+    typer.Option(help="What is wanted: image (anything with a picture), text (anything with words), pair (both), any."),
+]
+WordsArgument = Annotated[str | None, typer.Argument(help="What to look for, in words.", metavar="[WORDS]", show_default=False)]
 InstructionOption = Annotated[str | None, typer.Option(help="What is wanted, in your own words; --target picks a default.")]
 WhereOption = Annotated[str | None, typer.Option(help="A condition on metadata: \"price < 50 AND colour IN ('red', 'blue')\".")]
 
@@ -33,9 +37,11 @@ def register(app: typer.Typer) -> None:
 @command
 def search(
     path: IndexArgument,
+    words: WordsArgument = None,
     text: TextOption = None,
     image: ImageOption = None,
     target: TargetOption = None,
+    modality: Annotated[str | None, typer.Option(help="Exactly this kind of item: image, text or pair.")] = None,
     instruction: InstructionOption = None,
     k: Annotated[int, typer.Option("-k", help="How many answers.")] = 10,
     where: WhereOption = None,
@@ -46,41 +52,52 @@ def search(
     ] = None,
     version: Annotated[int | None, typer.Option(help="Search an older version (genius info --versions).")] = None,
     model: ModelOption = None,
+    device: DeviceOption = "cpu",
     as_json: JsonOption = False,
 ) -> None:
-    """Search an index with a text, an image, or both.
+    """Search an index with a text, an image, or both. Without a target, answers have pictures if any item has.
 
     Examples:
 
-      genius search my.genius --text "a red bicycle" --target image
+      genius search my.genius "a red bicycle"
 
       genius search my.genius --image a.jpg --text "the same in blue" -k 5
 
       genius search my.genius --text bicycle --where "price < 500" --json
     """
+    from genius.device import pick_device, place
+    from genius.index.likeness import advice
+    from genius.index.targets import why_nothing
+
+    if words is not None and text is not None:
+        raise GeniusError("ask once: with words behind the index, or with --text")
+    text = words if text is None else text
     _check_asked(text, image)
     with _open(path, model, version) as index:
-        hits = index.search(
-            text,
-            image,
-            instruction=instruction,
-            target=target,
-            k=k,
-            where=where,
-            min_score=min_score,
-            beams=beams,
-            rerank=rerank,
-        )
+        place(index.model, pick_device(device))
+        knobs = {"beams": beams, "rerank": rerank}
+        options: Any = {"instruction": instruction, "k": k, "where": where, "min_score": min_score, **knobs}
+        wanted = _wanted(index, target, modality)
+        hits = index.search(text, image, target=wanted, modality=modality, **options)
+        if not hits and target is None and modality is None and wanted is not None:  # nobody asked for pictures
+            wanted = None
+            hits = index.search(text, image, **options)
+        counts = index.info()["modalities"] if not hits else {}
+        hint = None if as_json else advice(index)
+    reason = None if hits else why_nothing(modality or wanted, modality is not None, counts, where, min_score)
     if as_json:
-        emit({"hits": [hit.to_dict() for hit in hits], "answerable": hits.answerable, "doubtful": hits.doubtful})
+        body = {"hits": [hit.to_dict() for hit in hits], "answerable": hits.answerable, "doubtful": hits.doubtful}
+        emit(body if reason is None else {**body, "why": reason})
         return
-    for place, hit in enumerate(hits, start=1):
+    for rank, hit in enumerate(hits, start=1):
         likely = "" if hit.probability is None else f"  {100 * hit.probability:3.0f} %"
-        print(f"{place:3}  {hit.score:.4f}{likely}  {hit.id}{_about(hit.item)}")
+        print(f"{rank:3}  {hit.score:.4f}{likely}  {hit.id}{_about(hit.item)}")
     if hits and hits.doubtful:
         print(f"probably nothing like that here: an answer is in this index with {100 * (hits.answerable or 0):.0f} %")
-    if not hits:
-        print("nothing found")
+    if reason is not None:
+        print(reason)
+    if hint is not None:
+        note(f"note: {hint}")
 
 
 @command
@@ -117,7 +134,8 @@ def explain(
         if ids:
             paths = [_path_of(index, item_id, index.codes(item_id), None, neighbours) for item_id in ids]
         else:
-            hits: Sequence[Hit] = index.search(text, image, instruction=instruction, target=target, k=k, where=where)
+            wanted = _wanted(index, target, None)
+            hits: Sequence[Hit] = index.search(text, image, instruction=instruction, target=wanted, k=k, where=where)
             paths = [_path_of(index, hit.id, hit.codes, hit.score, neighbours) for hit in hits]
     if as_json:
         emit({"results": paths})
@@ -136,9 +154,17 @@ def _open(path: Path, model: str | None, version: int | None) -> Index:
     return Index.open(path, model, version=version)
 
 
+def _wanted(index: Index, target: str | None, modality: str | None) -> str | None:
+    """What is looked for where nobody said: something to look at, if the index has such things."""
+    if target is not None or modality is not None:
+        return None if target == "any" else target
+    kinds = index.info()["modalities"]
+    return "image" if kinds["image"] or kinds["pair"] else None
+
+
 def _check_asked(text: str | None, image: Path | None) -> None:
     if not (text and text.strip()) and image is None:
-        raise GeniusError("ask with --text, --image, or both")
+        raise GeniusError("ask with words, --image, or both")
 
 
 def _about(item: Item) -> str:

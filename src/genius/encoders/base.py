@@ -7,6 +7,7 @@ An encoder turns pictures and texts into vectors of one width. It is frozen here
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -103,9 +104,18 @@ def encode_items(
 
 
 def encode_queries(
-    encoder: Encoder, queries: Sequence[Query], *, batch_size: int = 64, on_progress: Callable[[int], None] | None = None
+    encoder: Encoder,
+    queries: Sequence[Query],
+    *,
+    batch_size: int = 64,
+    on_progress: Callable[[int], None] | None = None,
+    instructions: bool = True,
 ) -> Features:
-    """Queries -> features. The text side reads instruction + text, so it is present whenever either is."""
+    """Queries -> features. The text side reads instruction + text, so it is present whenever either is.
+
+    Without `instructions` a wanted kind is not put into words; what a query itself says always is read."""
+    if not instructions:
+        queries = [replace(query, target=None) for query in queries]
     rows = [_row(query) for query in queries]
     return _encode(rows, encoder, lambda batch: _towers(batch, encoder), batch_size, "raise", on_progress)[0]
 

@@ -138,6 +138,7 @@ def import_transformers() -> Any:
         import transformers
     except ImportError:
         raise GeniusError("this encoder needs transformers: pip install 'genius-search[hub]'") from None
+    transformers.utils.logging.disable_progress_bar()  # of reading weights, which takes a moment: our own lines stay readable
     return transformers
 
 

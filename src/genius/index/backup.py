@@ -1,7 +1,7 @@
 """Snapshots: a copy of an index as it is at one moment, taken while others write, and brought back while others search.
 
 A snapshot is an index folder like any other: it can be opened, searched, checked, and restored from. Pictures that were
-indexed by path are not in it, nor is the model: both are named.
+indexed by path are not in it, nor is the model: both are named. A model that was fitted to the index goes along.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from genius.errors import GeniusError
 from genius.files import sync_directory
 from genius.index.copying import good_rows, resealed, whole_schema
-from genius.index.folder import FORMAT, About, about_of, make_folder, open_store, read_about, upgrade, write_about
+from genius.index.folder import FORMAT, INSIDE, MODEL, About, about_of, make_folder, open_store, read_about, upgrade, write_about
 from genius.index.lock import WriterLock
 from genius.index.reader import Reader, Vanished
 from genius.index.store import Store
@@ -81,6 +81,8 @@ def _copy(source: Path, about: About, reader: Reader, temporary: Path, target: P
     book = store.begin_ledger(described.to_dict())
     write_about(temporary, described)
     try:
+        if about.source == INSIDE:
+            shutil.copytree(source / MODEL, temporary / MODEL)
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.exists():
             target.rmdir()  # empty, or this fails

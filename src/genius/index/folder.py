@@ -31,7 +31,11 @@ FORMAT = 2
 
 ABOUT = "genius.json"
 MAX_ABOUT = 1 << 20  # bytes of it
-OWN = frozenset({".lock", "items.lance", "cache", ABOUT, LEDGER, ASIDE})
+MODEL, INSIDE = "model", "inside:"
+"""A model that was fitted to this collection lies in the index's own folder, and its source says just that: it moves along."""
+
+ENCODED = "encoded"  # features of items on their way in, while a model is fitted to them
+OWN = frozenset({".lock", "items.lance", "cache", ABOUT, LEDGER, ASIDE, MODEL, ENCODED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +185,7 @@ def load_model(folder: Path, model: Genius | str | Path | None, about: About | N
             raise GeniusError(f"no index at {folder}: creating one needs a model")
         if about.source is None:
             raise GeniusError(f"{folder} does not say where its model lies: name it (--model)")
-        model = about.source
+        model = folder / MODEL if about.source == INSIDE else about.source
     return Genius.from_pretrained(model)
 
 
@@ -196,13 +200,16 @@ def source_of(model: Genius) -> str | None:
     return source if rest and scheme in ("bundled", "hf-hub") else f"local-dir:{Path(source).absolute()}"
 
 
-def describe_model(model: Genius) -> About:
-    """A new index of this model, on paper."""
+def describe_model(model: Genius, folder: Path | None = None) -> About:
+    """A new index of this model, on paper; `folder`: where it will be."""
     config = model.config.quantizer
     if max(config.level_sizes) > 1 << 16:
         raise GeniusError(f"an index stores codes in 16 bits; this model has levels of {max(config.level_sizes)} codes")
     created = datetime.now(UTC).isoformat()
-    return About(uuid.uuid4().hex, source_of(model), model.fingerprint(), config.level_sizes, config.width, created)
+    source = source_of(model)
+    if folder is not None and source == f"local-dir:{(folder / MODEL).absolute()}":
+        source = INSIDE
+    return About(uuid.uuid4().hex, source, model.fingerprint(), config.level_sizes, config.width, created)
 
 
 def make_folder(folder: Path) -> None:
@@ -223,7 +230,7 @@ def make_folder(folder: Path) -> None:
 
 def _create(folder: Path, model: Genius, lock: WriterLock, durable: bool) -> About:
     make_folder(folder)
-    about = describe_model(model)
+    about = describe_model(model, folder)
     with lock.hold():
         there = read_about(folder)
         if there is not None:  # another process was quicker

@@ -27,6 +27,7 @@ from genius.index.prepare import Stamped
 from genius.index.reader import PAYLOAD
 from genius.index.results import AddReport, Hits, PrefixView
 from genius.index.state import State
+from genius.index.targets import gather, spread
 from genius.model.genius import Genius
 from genius.search import SearchParams
 from genius.types import ImageInput, Item, Modality, Query
@@ -341,17 +342,23 @@ class Index:
         beams: int | None = None,
         rerank: int | None = None,
         params: SearchParams | None = None,
+        modality: Modality | str | int | None = None,
     ) -> Hits:
         """Items that answer a text, an image, or both; best first.
 
-        `target`: image, text or pair. `where`: SQL over metadata, applied inside the search, so k hits come back if k
+        `target`: image (anything with a picture), text (anything with words) or pair (both); `modality`: exactly that kind of
+        item. `where`: SQL over metadata, applied inside the search, so k hits come back if k
         match (and when at most 50,000 do, all are compared). `beams` and `rerank` (how many items are re-ranked by
         embedding) trade speed for recall; given explicitly, they are obeyed under filters, too. Where the model was
         calibrated, each hit has the `probability` that it answers, and `hits.answerable` is that of there being an answer.
         """
-        kind = None if target is None else Modality.parse(target)
+        if target is not None and modality is not None:
+            raise GeniusError("target and modality both say what is wanted: use one of them")
+        wanted = modality if target is None else target
+        kind = None if wanted is None else Modality.parse(wanted)
         query = Query(text=text, image=image, instruction=instruction, target=kind)
-        return self.search_many([query], k, where=where, min_score=min_score, beams=beams, rerank=rerank, params=params)[0]
+        options: Any = {"where": where, "min_score": min_score, "beams": beams, "rerank": rerank, "params": params}
+        return self.search_many([query], k, strict=modality is not None, **options)[0]
 
     def search_many(
         self,
@@ -363,17 +370,22 @@ class Index:
         beams: int | None = None,
         rerank: int | None = None,
         params: SearchParams | None = None,
+        strict: bool = False,
     ) -> list[Hits]:
-        """One list of hits a query, all from one version and under one filter; one pass through the model."""
+        """One list of hits a query, all from one version and under one filter; one pass through the model.
+
+        `strict`: a query's target is exactly the kind of item that is found (`modality` of `search`)."""
         searching.check(k, min_score)
         if not queries:
             return []
-        embedded = self.model.embed_queries(queries)
-        targets = torch.tensor([-1 if query.target is None else int(query.target) for query in queries])
-        return self.search_embedded(
+        asked, owner = (list(queries), list(range(len(queries)))) if strict else spread(queries, self._state.kinds())
+        embedded = self.model.embed_queries(asked)
+        targets = torch.tensor([-1 if query.target is None else int(query.target) for query in asked])
+        hits = self.search_embedded(
             embedded.z, embedded.dense, targets, k, where=where, min_score=min_score, beams=beams, rerank=rerank, params=params,
             pictured=embedded.modality != Modality.TEXT,
         )  # fmt: skip
+        return gather(hits, owner, k)
 
     def search_embedded(
         self,

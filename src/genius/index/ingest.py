@@ -95,7 +95,7 @@ def ingest(
     tell = on_progress or (lambda _: None)
     seen: set[str] = set()
     found = list(find_files(paths, config, report))
-    changed = _changed(index, _items(found, config, report, tell), seen, report, tell)
+    changed = _changed(index, read_items(found, config, report, tell), seen, report, tell)
     total = writing.write(
         index._state,
         changed,
@@ -176,7 +176,7 @@ def _hidden(path: Path) -> bool:
 # -- reading ---------------------------------------------------------------------------------------------------
 
 
-def _items(
+def read_items(
     found: Iterable[Found], config: IngestConfig, report: IngestReport, tell: Callable[[int], None]
 ) -> Iterator[tuple[Item, Stamp]]:
     for file in found:

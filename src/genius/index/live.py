@@ -15,6 +15,7 @@ from genius.index.base import Base, build_trie
 from genius.index.reader import Reader
 from genius.model.genius import Genius
 from genius.search import CodeTrie, SearchEngine
+from genius.types import Modality
 
 MERGE_FROM, MERGE_SHARE = 8_192, 0.1  # additions, absolute and as a share, at which the engine folds them in
 WASTE_FROM, WASTE_SHARE = 10_000, 0.5  # dead rows, absolute and as a share, at which it pays to start afresh
@@ -38,6 +39,7 @@ class Live:
         self.delta_codes: NDArray[np.uint16] = np.empty((0, base.codes.shape[1]), np.uint16)
         self.delta_ids: dict[str, int] = {}
         self._masks: dict[str, NDArray[np.bool_]] = {}  # of this version, by condition
+        self._kinds: set[int] | None = None  # of this version
         self._engine: SearchEngine | None = None
         self._additions = 0  # to this engine
         self._engine_dead: NDArray[np.bool_] = np.zeros(0, bool)  # what the engine knows of `dead`
@@ -97,6 +99,17 @@ class Live:
                 raise OtherStory(f"version {reader.version} holds {reader.count()} items where {self.alive} were expected")
         self.reader = reader
         self._masks.clear()
+        self._kinds = None
+
+    def kinds(self, labelled: bool) -> set[int]:
+        """Kinds of the items of this version, from first codes that say it (`labelled`), or from the table."""
+        if self._kinds is None:
+            if labelled:
+                parts = (self.base.codes[:, 0], self.delta_codes[:, 0])
+                self._kinds = {int(kind) for part in parts for kind in np.unique(np.asarray(part))}
+            else:
+                self._kinds = {int(kind) for kind in Modality if self.reader.count(f"modality = '{kind.label}'")}
+        return self._kinds
 
     def engine(self) -> SearchEngine | None:
         """The engine at this version; None while nothing was ever added. Brought up to date here, so that a long

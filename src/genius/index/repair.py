@@ -196,7 +196,7 @@ def _about(folder: Path, book: Book | None, model: Genius | str | Path | None, r
             raise GeniusError(f"nothing in {folder} says which model it belongs to: name it (--model)")
         return _as_new(known)
     loaded = load_model(folder, model, None)
-    named = describe_model(loaded)
+    named = describe_model(loaded, folder)
     if known is not None and known.fingerprint != named.fingerprint:
         raise GeniusError(f"{folder} belongs to another model ({known.fingerprint[:8]}) than the one named")
     if known is None:

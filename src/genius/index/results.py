@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from genius.problems import Problems
@@ -24,7 +25,7 @@ class Hit:
     probability: float | None = None  # that it answers the question (`genius.model.confidence`); None: not calibrated
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready, without the picture."""
+        """JSON-ready; of a picture its path, where it has one."""
         return {
             "id": self.id,
             "score": self.score,
@@ -32,6 +33,7 @@ class Hit:
             "codes": list(self.codes),
             "modality": self.modality.label,
             "text": self.item.text,
+            "image": str(self.item.image) if isinstance(self.item.image, str | Path) else None,
             "metadata": dict(self.item.metadata),
         }
 

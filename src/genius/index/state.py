@@ -20,6 +20,7 @@ from genius.index.live import Live, OtherStory
 from genius.index.lock import WriterLock
 from genius.index.reader import Reader, Vanished
 from genius.model.genius import Genius
+from genius.types import Modality
 
 T = TypeVar("T")
 
@@ -130,6 +131,11 @@ class State:
     def reader(self) -> Reader:
         with self.lock:
             return self.current().reader
+
+    def kinds(self) -> set[Modality]:
+        """Kinds of items that there may be; one whose last item was just deleted may still be named."""
+        with self.lock:
+            return {Modality(kind) for kind in self.current().kinds(self.model.config.quantizer.labelled)}
 
     def consistent(self, call: Callable[[], T]) -> T:
         """Run a read; again, on what is newest then, if another process cleaned its version away meanwhile."""

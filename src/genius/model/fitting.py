@@ -80,7 +80,12 @@ def _fit_level(
         start = kmeans(residual, size, iterations=iterations, seed=seed)[0] if level == 1 else None
         own = [residual[modality == kind] for kind in range(3)]
         # a modality of fewer items than codes learns from all: what comes later of it must find codes too
-        fitted = [kmeans(o if len(o) >= size else residual, size, iterations=iterations, seed=seed, start=start) for o in own]
+        few = [len(vectors) < size for vectors in own]
+        everyone = kmeans(residual, size, iterations=iterations, seed=seed, start=start) if any(few) else None
+        fitted = [
+            everyone if lacking and everyone else kmeans(vectors, size, iterations=iterations, seed=seed, start=start)
+            for vectors, lacking in zip(own, few, strict=True)
+        ]
         centres, counts = (torch.cat(parts) for parts in zip(*fitted, strict=True))
     else:
         centres, counts = kmeans(residual, size, iterations=iterations, seed=seed)

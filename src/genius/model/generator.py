@@ -73,6 +73,7 @@ class GeneratorConfig:
 
 
 SIZES: dict[str, dict[str, int]] = {
+    "nano": {"d_model": 64, "layers": 1, "heads": 2, "d_kv": 32, "d_ff": 128},
     "tiny": {"d_model": 128, "layers": 2, "heads": 4, "d_kv": 32, "d_ff": 512},
     "compact": {"d_model": 192, "layers": 3, "heads": 3, "d_kv": 64, "d_ff": 512},
     "mini": {"d_model": 256, "layers": 4, "heads": 4, "d_kv": 64, "d_ff": 1024},
@@ -80,7 +81,8 @@ SIZES: dict[str, dict[str, int]] = {
     "base": {"d_model": 768, "layers": 12, "heads": 12, "d_kv": 64, "d_ff": 3072},
     "large": {"d_model": 1024, "layers": 24, "heads": 16, "d_kv": 64, "d_ff": 4096},
 }
-"""T5 shapes by name (`small`, `base`, `large` are the paper's; `mini`, `compact` and `tiny` are for small data)."""
+"""T5 shapes by name (`small`, `base`, `large` are the paper's; `mini`, `compact` and `tiny` are for small data, `nano` for
+collections without questions, where nearness does the work)."""
 
 
 class KeysValues(NamedTuple):

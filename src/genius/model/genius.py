@@ -28,10 +28,14 @@ from genius.files import read_json, write_whole
 from genius.model.confidence import Confidence
 from genius.model.fusion import Fusion, FusionConfig, score_fusion
 from genius.model.generator import Generator, GeneratorConfig
+from genius.model.knows import Knows, load_knows, save_knows
 from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
 from genius.packing import pack, plain_names, unpack
 from genius.types import Item, Query
 from genius.weight_files import read_shapes, read_tensors
+
+if TYPE_CHECKING:
+    from genius.fit.unfitted import Unfitted
 
 FORMAT = 1
 CONFIG, WEIGHTS, ENCODER = "config.json", "model.safetensors", "encoder"
@@ -50,6 +54,7 @@ class GeniusConfig:
     rerank_embedding: Literal["fused", "score-fusion"] = "fused"  # z (the paper's 4.4), or the encoder's own (published)
     search: dict[str, Any] = field(default_factory=dict)  # defaults of this model for `genius.search.SearchParams`
     confidence: dict[str, Any] = field(default_factory=dict)  # way of re-ranking -> weights (`genius.model.confidence`)
+    instructions: bool = True  # whether a wanted kind is also said in words; not to an encoder that never learned such words
 
     def __post_init__(self) -> None:
         widths = {self.fusion.width, self.quantizer.width, self.generator.width}
@@ -97,6 +102,7 @@ class Genius(nn.Module):
 
     encoder: Encoder | None
     source: str | None = None  # the URI it was loaded from, so that an index can find its model again
+    knows: Knows | None = None  # how closely its codes describe the items it was made from
 
     @property
     def device(self) -> torch.device:
@@ -130,7 +136,8 @@ class Genius(nn.Module):
         return Embedded(z, dense, features.modality.to(self.device), kept, problems)
 
     def embed_queries(self, queries: Sequence[Query], *, batch_size: int = 64) -> Embedded:
-        features = encode_queries(self._encoder(), queries, batch_size=batch_size)
+        told = self.config.instructions
+        features = encode_queries(self._encoder(), queries, batch_size=batch_size, instructions=told)
         z, dense = self.embed(features)
         return Embedded(z, dense, features.modality.to(self.device), list(range(len(queries))), [])
 
@@ -163,7 +170,16 @@ class Genius(nn.Module):
         if encoder and self.encoder is not None and self.config.encoder is None:
             self.encoder.save(directory / ENCODER)
         write_digests(directory, [WEIGHTS])
+        if self.knows is not None:
+            save_knows(directory, self.knows)
         write_whole(directory / CONFIG, lambda path: path.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8"))
+
+    @classmethod
+    def from_encoder(cls, uri: str | Path) -> Unfitted:
+        """An encoder (`hf-hub:openai/clip-vit-base-patch32`, a folder) that `.fit(items)` turns into a model: no pairs needed."""
+        from genius.fit.unfitted import Unfitted
+
+        return Unfitted(str(uri))
 
     @classmethod
     def from_pretrained(cls, source: str | Path, *, device: str | torch.device = "cpu") -> Genius:
@@ -191,7 +207,7 @@ class Genius(nn.Module):
             model._take(load_encoder(_encoder_uri(directory, config.encoder)))
         elif (directory / ENCODER).is_dir():
             model._take(load_encoder(f"local-dir:{directory / ENCODER}"))
-        model.source = str(source)
+        model.source, model.knows = str(source), load_knows(directory)
         return model.to(device)
 
     def _try(self, directory: Path) -> None:
@@ -249,7 +265,9 @@ def _read_config(directory: Path) -> GeniusConfig:
     except FileNotFoundError:
         raise GeniusError(f"no GENIUS model at {directory}: {CONFIG} is missing") from None
     if not isinstance(body, dict) or "model" not in body:
-        raise GeniusError(f"{path} is not a GENIUS model's config")
+        encoder = isinstance(body, dict) and "model_type" in body
+        hint = f"; if it is an encoder such as a CLIP: genius index FILES --encoder {directory}" if encoder else ""
+        raise GeniusError(f"{path} is not a GENIUS model's config{hint}")
     if body.get("format") != FORMAT:
         raise GeniusError(f"{path} has format {body.get('format')!r}; this version reads {FORMAT}")
     config = from_dict(GeniusConfig, _without_retired(body["model"], path), where=str(path))

@@ -81,7 +81,7 @@ class ModelConfig:
     encode_sweeps: int = 3  # how often later codes are chosen again in view of all the others; 0: as the paper
     # > 0: from this level on every modality has codebooks of its own, where its code is told; 0: one a level, as the paper
     own_books_from: int = 1
-    decoder: str = "mini"  # tiny, compact, mini, small, base, large
+    decoder: str = "mini"  # nano, tiny, compact, mini, small, base, large
     head: Literal["codebooks", "table"] = "codebooks"  # codes are as likely as they are near, or have a free row each (the paper)
     prefix_tokens: int = 8  # N of Eq. 9
     rerank_embedding: Literal["fused", "score-fusion"] = "fused"

@@ -87,6 +87,25 @@ class Runtime:
         return bool(self.accelerator.is_main_process)
 
 
+class OneProcess:
+    """What `run_stage` asks of an accelerator, for one process on the CPU: short fits need no package for that."""
+
+    device, process_index, num_processes, is_main_process = torch.device("cpu"), 0, 1, True
+
+    def prepare(self, *parts: Any) -> tuple[Any, ...]:
+        return parts
+
+    def backward(self, loss: Tensor) -> None:
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def clip_grad_norm_(self, parameters: Any, most: float) -> None:
+        nn.utils.clip_grad_norm_(parameters, most)
+
+    def wait_for_everyone(self) -> None: ...
+
+    def free_memory(self) -> None: ...
+
+
 def make_accelerator(device: str = "auto") -> Any:
     """The process group and device. Autocast is the loop's own, so that a stage may go without."""
     try:

@@ -1,0 +1,65 @@
+"""Whether an index holds things that its model does not know, or more than its codes were fitted to: one line for people.
+
+Looks at a sample of what is stored, embeddings and codes; encodes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from genius.index.folder import INSIDE
+from genius.model.knows import distances
+from genius.search import SearchParams
+from genius.types import Modality
+
+if TYPE_CHECKING:
+    from genius.index.index import Index
+
+SAMPLE = 400  # items that are looked at
+OUTGROWN = 4  # times as many items as codes were fitted to
+NAMES = {"image": "pictures", "text": "texts", "pair": "pictures with texts"}
+HELP = "a model fitted to them finds more: genius index FILES -o NEW.genius --encoder hf-hub:openai/clip-vit-base-patch32"
+
+
+def unlike(index: Index) -> dict[str, float]:
+    """Kind -> share of the index's items that its model's codes describe badly, for the kinds that look strange to it."""
+    model = index.model
+    if model.knows is None or model.config.rerank_embedding != "fused":
+        return {}
+    state = index._state
+    with state.lock:
+        live = state.current()
+        alive = live.seqs[~live.dead]
+        reader = live.reader
+    picked = alive[np.linspace(0, len(alive) - 1, min(SAMPLE, len(alive))).astype(np.int64)] if len(alive) else alive
+    rows = list(reader.rows(picked, ["_embedding", "_codes", "modality"]).values())
+    if not rows:
+        return {}
+    z = torch.from_numpy(np.array([row["_embedding"] for row in rows], np.float32))
+    codes = torch.from_numpy(np.array([row["_codes"] for row in rows], np.int64))
+    kinds = torch.tensor([int(Modality.parse(row["modality"])) for row in rows])
+    return model.knows.strange(distances(model.quantizer, z.to(model.device), codes.to(model.device)).cpu(), kinds)
+
+
+def advice(index: Index) -> str | None:
+    """One line that says what is wrong and what helps; None: nothing is."""
+    known, count = index.model.knows, index.count()
+    if known is None:
+        return None
+    if index.about.source == INSIDE:
+        if count <= SearchParams.of_model(index.model.config.search).rerank:
+            return None  # all items are compared anyhow
+        if count < OUTGROWN * known.items and not unlike(index):
+            return None
+        return (
+            f"this index has outgrown its codes, which were fitted to {known.items:,} of its {count:,} items: "
+            f"genius index FILES -o NEW.genius --encoder {known.fit.get('encoder', 'URI')} fits new ones"
+        )
+    strange = index._state.consistent(lambda: unlike(index))
+    if not strange:
+        return None
+    what = " and ".join(NAMES[kind] for kind in strange)
+    return f"the {what} here look unlike what this model knows ({known.about or 'what it was trained on'}); {HELP}"

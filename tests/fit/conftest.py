@@ -1,0 +1,36 @@
+"""A CLIP-shaped checkpoint that knows seven colours, and folders of made-up photos."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
+
+from colour_clip import COLOURS, photo, write_clip
+
+
+@pytest.fixture(scope="session")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_clip(tmp_path_factory.mktemp("clip"))
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Callable[..., Path]:
+    """Write so many photos of every colour, without any words."""
+
+    def write(each: int = 6, name: str = "photos", first: int = 0) -> Path:
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        for colour in COLOURS:
+            for i in range(first, first + each):
+                number = list(COLOURS).index(colour) * 1000 + i
+                path = folder / f"IMG_{number:05}.png"
+                if not path.exists():
+                    photo(colour, number).save(path)
+        return folder
+
+    return write

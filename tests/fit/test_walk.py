@@ -1,0 +1,166 @@
+"""The walk of a new user: a checkpoint, a folder of photos, no pairs, and the three commands of the README."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from colour_clip import COLOURS, photo
+from PIL import Image
+from typer.testing import CliRunner, Result
+
+from genius import Genius, GeniusError, Index, Item
+from genius.cli import app
+from genius.fit import folder as onramp
+
+Photos = Callable[..., Path]
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def answers(index: Path, *words: object) -> list[dict[str, object]]:
+    result = run("search", index, *words, "--json")
+    assert result.exit_code == 0, result.output
+    return list(json.loads(result.stdout)["hits"])
+
+
+def colour_of(item_id: object) -> str:
+    return list(COLOURS)[int(str(item_id).split("_")[-1].split(".")[0]) // 1000]
+
+
+def test_from_a_folder_of_photos_to_good_answers(clip: Path, photos: Photos, tmp_path: Path) -> None:
+    folder, index = photos(6), tmp_path / "my.genius"
+    (folder / "broken.jpg").write_bytes(b"no picture")
+    made = run("index", folder, "-o", index, "--encoder", clip)
+    assert made.exit_code == 0, made.output
+    assert f"{6 * len(COLOURS)} items" in made.output and "without pairs" in made.output and "one by one" in made.output
+    assert "broken.jpg" in made.output and not (index / "encoded").exists()
+    right = 0
+    for colour in COLOURS:
+        hits = answers(index, colour, "-k", 3)
+        right += sum(colour_of(hit["id"]) == colour for hit in hits)
+        assert all(Path(str(hit["image"])).is_file() for hit in hits)
+    assert right >= 18, f"{right} of 21 answers are of the colour that was asked for"
+    assert colour_of(answers(index, "--image", folder / "IMG_02003.png", "-k", 1)[0]["id"]) == "blue"
+    assert "fitted to this collection" in run("info", index).output
+
+
+def test_a_later_run_adds_and_the_folder_may_move(clip: Path, photos: Photos, tmp_path: Path) -> None:
+    index, moved = tmp_path / "my.genius", tmp_path / "elsewhere" / "renamed.genius"
+    assert run("index", photos(3), "-o", index, "--encoder", clip).exit_code == 0
+    again = run("index", photos(5), "-o", index)
+    assert f"{2 * len(COLOURS)} added" in again.output and f"{3 * len(COLOURS)} unchanged" in again.output, again.output
+    same = run("index", photos(5), "-o", index, "--encoder", clip)
+    assert same.exit_code == 0 and f"{5 * len(COLOURS)} unchanged" in same.output, same.output
+    moved.parent.mkdir()
+    shutil.move(index, moved)
+    assert colour_of(answers(moved, "red", "-k", 1)[0]["id"]) == "red"
+    with Index.open(moved) as opened:
+        opened.snapshot(tmp_path / "copy.genius")
+    shutil.rmtree(moved)
+    assert colour_of(answers(tmp_path / "copy.genius", "blue", "-k", 1)[0]["id"]) == "blue"
+
+
+@pytest.mark.parametrize("stage", ["encoding", "fitting", "indexing"])
+def test_a_run_that_is_broken_off_goes_on(
+    clip: Path, photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    folder, index = photos(4), tmp_path / "my.genius"
+    monkeypatch.setattr(onramp, "AT_ONCE", 8)
+    encoded: list[int] = []
+    whole = onramp.encode_items
+
+    def counted(encoder: object, items: list[Item], **options: object) -> object:
+        if stage == "encoding" and len(encoded) == 2:
+            raise KeyboardInterrupt
+        encoded.append(len(items))
+        return whole(encoder, items, **options)  # type: ignore[arg-type]
+
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        broken.setattr(onramp, "encode_items", counted)
+        if stage == "fitting":
+            broken.setattr(onramp, "make_up", stopped)
+        if stage == "indexing":
+            broken.setattr(onramp.writing, "write", stopped)
+        first = run("index", folder, "-o", index, "--encoder", clip)
+    assert first.exit_code == 130 and "run it again" in first.output, first.output
+    before, stage = sum(encoded), "over"
+    encoded.clear()
+    monkeypatch.setattr(onramp, "encode_items", counted)
+    second = run("index", folder, "-o", index, "--encoder", clip)
+    assert second.exit_code == 0 and f"{4 * len(COLOURS)} added" in second.output, second.output
+    assert before >= 16 and sum(encoded) == 4 * len(COLOURS) - before  # nothing is encoded twice
+    assert len(answers(index, "red", "-k", 100)) == 4 * len(COLOURS)
+
+
+def test_what_cannot_be_is_said_in_one_line(clip: Path, photos: Photos, tmp_path: Path) -> None:
+    folder, index, empty, words = photos(3), tmp_path / "my.genius", tmp_path / "empty", tmp_path / "words"
+    empty.mkdir()
+    (empty / "a.xyz").write_text("?")
+    words.mkdir()
+    (words / "config.json").write_text('{"model_type": "bert"}')
+    other = tmp_path / "other"
+    shutil.copytree(clip, other)
+    assert run("index", folder, "-o", index, "--encoder", clip).exit_code == 0
+    for call, said in (
+        (("index", empty, "-o", tmp_path / "e.genius", "--encoder", clip), "nothing to index"),
+        (("index", folder, "-o", tmp_path / "w.genius", "--encoder", words), "not an encoder this version reads"),
+        (("index", folder, "-o", tmp_path / "m.genius", "--model", clip), "--encoder"),
+        (("index", folder, "-o", index, "--encoder", other), "was fitted over"),
+        (("index", folder, "-o", index, "--encoder", clip, "--model", "bundled:mini"), "use either"),
+        (("index", folder, "-o", tmp_path / "d.genius", "--encoder", clip, "--device", "nonsense"), "cannot use device"),
+        (("search", index, "red", "--text", "blue"), "ask once"),
+    ):
+        result = run(*call)
+        assert result.exit_code == 2 and said in result.output and len(result.output.splitlines()) <= 2, result.output
+        assert "Traceback" not in result.output
+    assert not (tmp_path / "w.genius").exists() or not list((tmp_path / "w.genius").iterdir())
+
+
+def test_python(clip: Path, tmp_path: Path) -> None:
+    items = [Item(f"{colour}-{i}", image=photo(colour, i)) for colour in COLOURS for i in range(4)]
+    model = Genius.from_encoder(clip).fit(items)
+    assert model.knows is not None and model.knows.fit["scans"] and model.knows.items == len(items)
+    model.save_pretrained(tmp_path / "model")
+    with Index(tmp_path / "a.genius", tmp_path / "model") as index:
+        index.add(items)
+        assert [hit.id.split("-")[0] for hit in index.search(text="green", k=3)] == ["green"] * 3
+        assert index.search(image=photo("purple", 77), target="image", k=1)[0].id.startswith("purple")
+    with pytest.raises(GeniusError, match="expected items"):
+        Genius.from_encoder(clip).fit(["a"])  # type: ignore[list-item]
+    with pytest.raises(GeniusError, match="none of the"):
+        Genius.from_encoder(clip).fit([Item("x", image=tmp_path / "gone.png")])
+
+
+def test_version() -> None:
+    from genius import __version__
+
+    assert run("--version").output.strip() == f"genius {__version__}"
+
+
+def test_the_bundled_model_says_that_it_does_not_know_photos(tmp_path: Path) -> None:
+    """Drawings of shapes are what it knows; photographs (here: of grain, light and blur) are not."""
+    rng = np.random.default_rng(0)
+    for name in ("photos", "drawings"):
+        (tmp_path / name).mkdir()
+    for i in range(24):
+        ground = np.linspace(0, 255, 96)[None, :, None] * rng.uniform(0.2, 1, 3) + rng.normal(0, 30, (96, 96, 3)).cumsum(0) / 3
+        Image.fromarray(ground.clip(0, 255).astype(np.uint8)).save(tmp_path / "photos" / f"{i}.jpg")
+    svg = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 24 24" fill="none" stroke="#000" stroke-width="2">{}</svg>'
+    for i in range(24):
+        shape = f'<circle cx="12" cy="12" r="{3 + i % 8}"/>' if i % 2 else f'<path d="M{2 + i % 5} 20 L12 {2 + i % 7} L22 20 Z"/>'
+        (tmp_path / "drawings" / f"{i}.svg").write_text(svg.format(shape))
+    said = run("index", tmp_path / "photos", "-o", tmp_path / "p.genius").output
+    assert "look unlike what this model knows (drawings" in said and "--encoder" in said, said
+    assert "look unlike" in run("info", tmp_path / "p.genius").output
+    assert "look unlike" in run("search", tmp_path / "p.genius", "a horse").output
+    assert "look unlike" not in run("index", tmp_path / "drawings", "-o", tmp_path / "d.genius").output
