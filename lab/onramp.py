@@ -1,6 +1,6 @@
 """The on-ramp on real features: an encoder, a collection of photos, not a single pair.
 
-    python -m lab.onramp FEATURES OUT.json           (FEATURES: lab.fashion_data)
+    python -m lab.onramp FEATURES OUT.json           (FEATURES: lab.fashion.data)
 
 The frozen towers know no common space, so heads are trained on the pairs of one half of the products and stand for "some CLIP".
 The collection is the photos of the other half, which nothing has seen, and it is fitted without a pair by `genius.fit`: made-up
@@ -28,17 +28,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from genius.data.features import FeatureSet
+from genius.encoders.heads import Heads
 from genius.features import Features
 from genius.fit.collection import SEARCHES, Fit, FitConfig, fit_collection
 from genius.fit.questions import PICTURE, Questions
-from genius.model.heads import Heads
+from genius.nearest import nearest_rows
 from genius.search import CodeTrie, SearchEngine, SearchParams
-from genius.train.config import EncoderStageConfig
+from genius.train.config import EncoderStageConfig, RunConfig
 from genius.train.encoder import HeadsStage
 from genius.train.loop import OneProcess, Runtime, run_stage
 from genius.train.progress import Journal
-from genius.train.validate import nearest_rows
-from lab.fashion_data import load
+from lab.fashion.data import load
 
 WIDTH, STEPS = 256, 400
 
@@ -67,10 +67,11 @@ def train_heads(photos: Features, titles: Features, rows: Tensor, seed: int) -> 
     """Heads from the pairs of one half: what stands for a published encoder here."""
     names = [str(i) for i in range(len(rows))]
     data = FeatureSet(titles[rows], photos[rows], torch.arange(len(rows))[:, None].repeat(1, 2), names, names)
-    config = EncoderStageConfig(steps=STEPS, batch=512, hard_negatives=0, modality_weight=0.0, patience=0)
+    config = EncoderStageConfig(steps=STEPS, batch=512, hard_negatives=0, modality_weight=0.0)
     stage = HeadsStage(data, None, WIDTH, config, seed, torch.device("cpu"))
     with tempfile.TemporaryDirectory() as folder:
-        run_stage(stage, config, Runtime(OneProcess(), Journal(Path(folder)), seed), Path(folder) / "heads")
+        runtime = Runtime(OneProcess(), Journal(Path(folder)), seed, RunConfig(patience=0))
+        run_stage(stage, config, runtime, Path(folder) / "heads")
     return stage.heads.eval()
 
 

@@ -29,16 +29,16 @@ from genius.model.generator import Generator
 from genius.model.genius import Genius, GeniusConfig
 from genius.model.knows import knows
 from genius.model.quantizer import ResidualQuantizer
+from genius.nearest import nearest_rows
 from genius.search import CodeTrie, SearchEngine, SearchParams
 from genius.search.params import Reranker
-from genius.train.config import GeneratorStageConfig, ModelConfig
+from genius.train.config import GeneratorStageConfig, ModelConfig, RunConfig
 from genius.train.generator import Frozen, GeneratorStage
 from genius.train.loop import OneProcess, Runtime, run_stage
 from genius.train.progress import Journal
 from genius.train.quantizer import quantizer_config
 from genius.train.shifted import Offsets
 from genius.train.sizes import choose_level_sizes
-from genius.train.validate import nearest_rows
 
 FOUND = 10  # answers of exhaustive search that are looked for
 JUDGED = 200  # made-up questions that what is kept is measured on, at most
@@ -191,11 +191,11 @@ def _decoder(
 ) -> Generator:
     nobody = features[slice(0, 0)]
     nothing = FeatureSet(nobody, nobody, torch.empty(0, 2, dtype=torch.long), [], [])
-    loop = GeneratorStageConfig(steps=config.steps, batch=config.batch, lr=config.lr, patience=0, checkpoint_seconds=math.inf)
+    loop = GeneratorStageConfig(steps=config.steps, batch=config.batch, lr=config.lr)
     stage = GeneratorStage(nothing, frozen, None, quantizer, shape, loop, config.seed)
     stage.generator.nearness.bend.requires_grad_(False)  # stays zero: nearness, its temperatures and the kind
     with tempfile.TemporaryDirectory() as folder:
-        runtime = Runtime(OneProcess(), Journal(Path(folder), quiet=quiet), config.seed)
+        runtime = Runtime(OneProcess(), Journal(Path(folder), quiet=quiet), config.seed, RunConfig(patience=0))
         run_stage(stage, loop, runtime, Path(folder) / stage.name)
     return stage.generator.eval()
 
