@@ -38,6 +38,7 @@ COMMANDS: dict[str, typer.Typer] = {
     "features": features_app,
     "extract": features_app,
     "icons": data_app,
+    "data": data_app,
 }
 
 for _name, _app in COMMANDS.items():

@@ -56,6 +56,7 @@ class _Plan:
     pool_ids: list[str]
     pools: dict[int, list[str]]
     names: dict[int, str]
+    times: dict[str, int]  # of queries that training meets more than once
 
 
 def extract(
@@ -92,18 +93,22 @@ def extract(
 
 
 def _plan(collection: Collection) -> _Plan:
-    query_ids, tasks, positives = [], [], {}
+    pool_ids = [item.id for item in collection.pool()]
+    known = set(pool_ids)
+    query_ids, tasks, positives, times = [], [], {}, {}
     for judged in collection.queries():
         query_ids.append(judged.id)
         tasks.append(judged.task)
-        positives[judged.id] = judged.positives
+        positives[judged.id] = [name for name in judged.positives if name in known]  # others are in pools that are not read
+        if judged.times > 1:
+            times[judged.id] = judged.times
     pools = {}
     for number in range(len(collection.tasks)):
         own = collection.local_pool(number)
         if own is not None:
             pools[number] = list(dict.fromkeys(own))
     names = {number: task.key for number, task in enumerate(collection.tasks)}
-    return _Plan(query_ids, tasks, positives, [item.id for item in collection.pool()], pools, names)
+    return _Plan(query_ids, tasks, positives, pool_ids, pools, names, times)
 
 
 STAMP = "extract.json"
@@ -273,6 +278,7 @@ def _finish(directory: Path, plan: _Plan) -> FeatureSet:
         tasks,
         plan.names,
         {task: torch.tensor([row[name] for name in names], dtype=torch.long) for task, names in pools.items()},
+        torch.tensor([plan.times.get(name, 1) for name in query_ids], dtype=torch.long) if plan.times else None,
     )
     _write_problems(directory)
     result.save(directory, vectors=not whole)  # the vectors are in place already, unless some rows had to go
