@@ -94,6 +94,28 @@ def mix(line: dict[str, Any]) -> list[str]:
     return [*out, ""]
 
 
+def confidence(body: dict[str, Any]) -> list[str]:
+    figures = body["figures"]
+    out = [
+        "## Probabilities",
+        "",
+        f"`{body['model']}`, {body['questions']:,} questions ({body['data']}) over {body['candidates']:,} candidates, half fitted on, half judged; {body['date']}.",
+        "",
+        "| scores | a hit is right: AUROC | calibration error | there is an answer at all: AUROC |",
+        "|---|---:|---:|---:|",
+    ]
+    for name in ("embeddings", "codes"):
+        row = (figures[f"{name}_{key}"] for key in ("hit_auroc", "hit_calibration_error", "answerable_auroc"))
+        out.append(f"| {name} | " + " | ".join(f"{value:.3f}" for value in row) + " |")
+    return [
+        *out,
+        "",
+        "The probability of a hit can be relied on. Whether there is an answer at all can hardly be told here: most questions do not find their answer first",
+        "when it is there, and thousands of drawings of neighbouring things are just as near. `doubtful` is therefore rarely said.",
+        "",
+    ]
+
+
 def trials(body: dict[str, Any]) -> list[str]:
     out = ["## What was tried for the decoder", "", f"{body['settings']} {body['device']}, {body['date']}.", ""]
     out += ["| decoder | " + " | ".join(body["columns"]) + " |", "|---|" + "---|" * len(body["columns"])]
@@ -161,6 +183,7 @@ def page() -> str:
         *table(body["lines"][0]),
         "",
         *stages(body["lines"][0]),
+        *confidence(read("confidence")),
         *trials(read("decoder_trials")),
         (RESULTS / "notes.md").read_text(encoding="utf-8").rstrip(),
         "",

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from genius import Genius, GeniusError, Index, Item
-from genius.index.reader import Vanished
+from genius.index.live import Live
+from genius.index.reader import Reader, Vanished
 from genius.index.state import State
 from genius.search import SearchParams
 
@@ -122,6 +123,22 @@ def test_adding_survives_an_optimize_that_drops_the_version_it_looked_at(index: 
     monkeypatch.setattr(State, "find", find)
     report = index.add(texts(0, 5))
     assert (report.added, report.existing, looks) == (2, 3, 2)
+
+
+def test_opening_survives_an_optimize_that_drops_the_version_it_opens(
+    index: Index, model: Genius, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index.add(texts(0, 3))
+    opened, tries = State._open, []
+
+    def open_late(state: State, reader: Reader) -> Live:
+        tries.append(reader.version)
+        if len(tries) == 1:
+            raise Vanished("cannot read the index: a file of this version is gone")
+        return opened(state, reader)
+
+    monkeypatch.setattr(State, "_open", open_late)
+    assert len(Index(index.path, model)) == 3 and len(tries) == 2
 
 
 def test_items_survive_an_optimize_that_drops_their_version(index: Index, model: Genius) -> None:

@@ -124,3 +124,14 @@ def test_changed_weights_are_seen() -> None:
     after = beam_search(generator, trie, z, 30)
     assert not torch.allclose(before, after.scores)
     assert_same(after.codes[0], after.scores[0], reference_beam(generator, trie.codes_of(range(30)), z[0], 30))
+
+
+def test_a_decoder_is_made_anew_when_a_codebook_of_its_head_changes() -> None:
+    from genius.search.decoder import decoder_of
+
+    generator = tiny_generator(SIZES, 5, "codebooks")
+    first = decoder_of(generator, torch.device("cpu"))
+    assert decoder_of(generator, torch.device("cpu")) is first
+    with torch.no_grad():
+        generator.nearness.quantizer.codebook(1).add_(1.0)
+    assert decoder_of(generator, torch.device("cpu")) is not first

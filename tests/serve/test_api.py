@@ -41,6 +41,10 @@ class TestSearch:
         assert len(best["codes"]) == 4 and best["codes"][0] == 1
         assert best["image_url"] is None and best["thumbnail_url"] is None
 
+    def test_probabilities_have_their_place_in_every_answer(self, web: TestClient) -> None:
+        body = web.post("/v1/search", json={"text": "red circle", "k": 2}).json()
+        assert "answerable" in body and body["doubtful"] is False and "probability" in body["hits"][0]
+
     def test_scores_descend_and_k_is_kept(self, web: TestClient) -> None:
         hits = ask(web, text="green ring", k=7)["hits"]
         scores = [hit["score"] for hit in hits]

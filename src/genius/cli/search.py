@@ -72,10 +72,13 @@ def search(
             rerank=rerank,
         )
     if as_json:
-        emit({"hits": [hit.to_dict() for hit in hits]})
+        emit({"hits": [hit.to_dict() for hit in hits], "answerable": hits.answerable, "doubtful": hits.doubtful})
         return
     for place, hit in enumerate(hits, start=1):
-        print(f"{place:3}  {hit.score:.4f}  {hit.id}{_about(hit.item)}")
+        likely = "" if hit.probability is None else f"  {100 * hit.probability:3.0f} %"
+        print(f"{place:3}  {hit.score:.4f}{likely}  {hit.id}{_about(hit.item)}")
+    if hits and hits.doubtful:
+        print(f"probably nothing like that here: an answer is in this index with {100 * (hits.answerable or 0):.0f} %")
     if not hits:
         print("nothing found")
 

@@ -19,7 +19,8 @@ from genius.types import is_unicode
 
 MAX_LINE = 64 << 20  # bytes
 MAX_COLUMNS = 2048
-MAX_UNFOLDED, MAX_RATIO = 256 << 20, 100  # a column of Parquet that is larger than both is a bomb, not data
+MAX_UNFOLDED, MAX_RATIO = 256 << 20, 100  # bytes, times the file: rows of Parquet that are more than both are a bomb
+FOLDED = 20  # times the file: from here on one value may stand in many rows
 BATCH_ROWS, BATCH_BYTES, LARGEST_BATCH = 64, 32 << 20, 256 << 20  # rows unfolded at once: bytes as a rule, and at worst
 TABLE_SUFFIXES = frozenset({".jsonl", ".ndjson", ".csv", ".tsv", ".parquet"})
 
@@ -150,7 +151,7 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, Row | str]]:
         ):
             if len(file.schema_arrow.names) > MAX_COLUMNS:
                 raise GeniusError(f"{len(file.schema_arrow.names):,} columns; at most {MAX_COLUMNS}")
-            for batch in file.iter_batches(batch_size=_batch_size(file.metadata)):
+            for batch in file.iter_batches(batch_size=_batch_size(file.metadata, path.stat().st_size)):
                 for row in _batch_rows(batch):
                     number += 1
                     yield number, row
@@ -159,18 +160,17 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, Row | str]]:
         raise GeniusError(f"cannot read {path}: {reason[:200]}") from None
 
 
-def _batch_size(about: Any) -> int:
-    """How many rows to unfold at once: few, where rows are large, or where all of them may name one large value."""
+def _batch_size(about: Any, packed: int) -> int:
+    """How many rows of a file of `packed` bytes to unfold at once: few, where rows are large, or where all of them may name
+    one large value. (What is said of single columns is not looked at: of a broken file, that ends the process.)"""
     rows = BATCH_ROWS
     for group in map(about.row_group, range(about.num_row_groups)):
-        rows = min(rows, BATCH_BYTES * group.num_rows // max(1, group.total_byte_size))
-        for column in map(group.column, range(group.num_columns)):
-            packed, unfolded = column.total_compressed_size, column.total_uncompressed_size
-            if unfolded > MAX_UNFOLDED and unfolded > MAX_RATIO * packed:
-                raise GeniusError(f"column {column.path_in_schema[:80]!r} unfolds from {packed:,} to {unfolded:,} bytes")
-            if column.has_dictionary_page:
-                named = unfolded - packed + column.data_page_offset - (column.dictionary_page_offset or 0)
-                rows = min(rows, LARGEST_BATCH // max(1, named))
+        unfolded = max(1, group.total_byte_size)
+        if unfolded > MAX_UNFOLDED and unfolded > MAX_RATIO * packed:
+            raise GeniusError(f"{packed:,} bytes unfold to {unfolded:,}: too many to be data")
+        rows = min(rows, BATCH_BYTES * group.num_rows // unfolded)
+        if unfolded > FOLDED * packed:
+            rows = min(rows, LARGEST_BATCH // unfolded)
     return max(1, rows)
 
 

@@ -4,6 +4,6 @@ Knows models and the search engine; knows nothing of HTTP or the command line.
 """
 
 from genius.index.index import Index
-from genius.index.results import AddReport, Hit, PrefixView
+from genius.index.results import AddReport, Hit, Hits, PrefixView
 
-__all__ = ["AddReport", "Hit", "Index", "PrefixView"]
+__all__ = ["AddReport", "Hit", "Hits", "Index", "PrefixView"]

@@ -25,7 +25,7 @@ from genius.index.filters import compile_where
 from genius.index.folder import About, describe
 from genius.index.prepare import Stamped
 from genius.index.reader import PAYLOAD
-from genius.index.results import AddReport, Hit, PrefixView
+from genius.index.results import AddReport, Hits, PrefixView
 from genius.index.state import State
 from genius.model.genius import Genius
 from genius.search import SearchParams
@@ -341,12 +341,13 @@ class Index:
         beams: int | None = None,
         rerank: int | None = None,
         params: SearchParams | None = None,
-    ) -> list[Hit]:
+    ) -> Hits:
         """Items that answer a text, an image, or both; best first.
 
         `target`: image, text or pair. `where`: SQL over metadata, applied inside the search, so k hits come back if k
         match (and when at most 50,000 do, all are compared). `beams` and `rerank` (how many items are re-ranked by
-        embedding) trade speed for recall; given explicitly, they are obeyed under filters, too.
+        embedding) trade speed for recall; given explicitly, they are obeyed under filters, too. Where the model was
+        calibrated, each hit has the `probability` that it answers, and `hits.answerable` is that of there being an answer.
         """
         kind = None if target is None else Modality.parse(target)
         query = Query(text=text, image=image, instruction=instruction, target=kind)
@@ -362,7 +363,7 @@ class Index:
         beams: int | None = None,
         rerank: int | None = None,
         params: SearchParams | None = None,
-    ) -> list[list[Hit]]:
+    ) -> list[Hits]:
         """One list of hits a query, all from one version and under one filter; one pass through the model."""
         searching.check(k, min_score)
         if not queries:
@@ -370,8 +371,9 @@ class Index:
         embedded = self.model.embed_queries(queries)
         targets = torch.tensor([-1 if query.target is None else int(query.target) for query in queries])
         return self.search_embedded(
-            embedded.z, embedded.dense, targets, k, where=where, min_score=min_score, beams=beams, rerank=rerank, params=params
-        )
+            embedded.z, embedded.dense, targets, k, where=where, min_score=min_score, beams=beams, rerank=rerank, params=params,
+            pictured=embedded.modality != Modality.TEXT,
+        )  # fmt: skip
 
     def search_embedded(
         self,
@@ -385,14 +387,17 @@ class Index:
         beams: int | None = None,
         rerank: int | None = None,
         params: SearchParams | None = None,
-    ) -> list[list[Hit]]:
-        """Search with query vectors z (Q, D), re-ranking vectors dense (Q, D) and modality codes (Q,), -1 for any."""
+        pictured: Tensor | None = None,
+    ) -> list[Hits]:
+        """Search with query vectors z (Q, D), re-ranking vectors dense (Q, D) and modality codes (Q,), -1 for any.
+
+        `pictured` (Q,): which questions have a picture; probabilities depend on it, and without it there are none."""
         searching.check(k, min_score)
         searching.check_vectors(self._state, z, dense, targets)
         chosen = searching.settings(self._state, beams, rerank, params)
         adapt = beams is None and rerank is None  # explicit settings are obeyed, filter or not
         return self._state.consistent(
-            lambda: searching.search(self._state, z, dense, targets, k, where, min_score, chosen, adapt)
+            lambda: searching.search(self._state, z, dense, targets, k, where, min_score, chosen, adapt, pictured)
         )
 
 

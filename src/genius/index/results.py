@@ -9,6 +9,7 @@ from typing import Any
 from genius.problems import Problems
 from genius.types import Item, Modality
 
+DOUBT = 0.25  # below this probability of an answer people are told that there is probably none
 
 @dataclass(frozen=True, slots=True)
 class Hit:
@@ -19,17 +20,30 @@ class Hit:
     codes: tuple[int, ...]
     item: Item
     modality: Modality
+    probability: float | None = None  # that it answers the question (`genius.model.confidence`); None: not calibrated
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, without the picture."""
         return {
             "id": self.id,
             "score": self.score,
+            "probability": self.probability,
             "codes": list(self.codes),
             "modality": self.modality.label,
             "text": self.item.text,
             "metadata": dict(self.item.metadata),
         }
+
+
+class Hits(list[Hit]):
+    """The hits of one question, best first."""
+
+    answerable: float | None = None  # probability that the collection holds an answer at all; None: not calibrated
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether there is probably nothing like that here."""
+        return self.answerable is not None and self.answerable < DOUBT
 
 
 @dataclass(slots=True)

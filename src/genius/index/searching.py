@@ -20,8 +20,9 @@ from genius.index.base import hash_id
 from genius.index.filters import compile_where
 from genius.index.live import Live
 from genius.index.reader import PAYLOAD, Reader, Vanished
-from genius.index.results import Hit
+from genius.index.results import Hit, Hits
 from genius.index.state import RETRIES, State
+from genius.model.confidence import DEPTH
 from genius.search import SearchParams
 from genius.types import Item, Modality
 
@@ -98,10 +99,12 @@ def search(
     min_score: float | None,
     params: SearchParams,
     adapt: bool = True,
-) -> list[list[Hit]]:
+    pictured: Tensor | None = None,
+) -> list[Hits]:
     """z (Q, D), dense (Q, D), targets (Q,) -1 for any -> the hits of every query, all of one version.
 
-    `adapt`: search harder under a filter (`for_filter`).
+    `adapt`: search harder under a filter (`for_filter`). `pictured` (Q,): which questions have a picture; without it there are
+    no probabilities.
     """
     if not z.shape[0]:
         return []
@@ -110,19 +113,26 @@ def search(
         allowed = _allowed(state, live, where, targets)
         if adapt and where is not None and allowed is not None:
             params = for_filter(params, int(allowed.sum(axis=-1).max()))
-        rows, scores = _run(live, z, dense, targets if _labelled(state) else None, k, params, allowed)
+        sure = None if pictured is None else state.model.confidence(params.reranker)
+        wide = k if sure is None else max(k, DEPTH)  # whether there is an answer shows in how the first hits differ
+        rows, scores = _run(live, z, dense, targets if _labelled(state) else None, wide, params, allowed)
         codes = [live.codes_of(row) for row in rows]
         seqs = [live.seqs[row] for row in rows]
         reader = live.reader
-    found = reader.rows(np.concatenate(seqs), PAYLOAD)
+    found = reader.rows(np.concatenate([part[:k] for part in seqs]), PAYLOAD)
     shown = dict(zip(found, display(reader, list(found.values())), strict=True))
-    answers: list[list[Hit]] = []
+    answers: list[Hits] = []
     for q in range(len(rows)):
-        hits = []
-        for i, seq in enumerate(seqs[q].tolist()):
+        hits = Hits()
+        kinds = [Modality.parse(found[seq]["modality"]) for seq in seqs[q][:k].tolist()]
+        likely: Sequence[float | None] = [None] * len(kinds)
+        if sure is not None and pictured is not None:
+            likely = sure.of_hits(bool(pictured[q]), scores[q][:k], kinds).tolist()
+            hits.answerable = sure.of_answer(bool(pictured[q]), scores[q], kinds)
+        for i, seq in enumerate(seqs[q][:k].tolist()):
             if min_score is None or scores[q][i] >= min_score:
-                kind = Modality.parse(found[seq]["modality"])
-                hits.append(Hit(shown[seq].id, float(scores[q][i]), tuple(codes[q][i].tolist()), shown[seq], kind))
+                code = tuple(codes[q][i].tolist())
+                hits.append(Hit(shown[seq].id, float(scores[q][i]), code, shown[seq], kinds[i], likely[i]))
         answers.append(hits)
     return answers
 

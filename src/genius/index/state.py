@@ -55,7 +55,10 @@ class State:
         self.about, self.model, self.store = open_or_create(path, model, create and not self.read_only, self.writer, durable)
         self.key = bases.CacheKey(self.about.id, self.about.fingerprint, self.about.levels, self.about.width)
         self.commits = 0  # of this process
-        self.live = self._open(self.store.at(self.store.latest() if version is None else version))
+        if version is None:
+            self.live = self.consistent(lambda: self._open(self.store.at(self.store.latest())))
+        else:
+            self.live = self._open(self.store.at(version))
 
     @property
     def cache(self) -> Path:

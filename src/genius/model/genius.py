@@ -25,6 +25,7 @@ from genius.encoders.base import Encoder, OnError, encode_items, encode_queries
 from genius.errors import GeniusError
 from genius.features import Features
 from genius.files import read_json, write_whole
+from genius.model.confidence import Confidence
 from genius.model.fusion import Fusion, FusionConfig, score_fusion
 from genius.model.generator import Generator, GeneratorConfig
 from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
@@ -51,6 +52,7 @@ class GeniusConfig:
     encoder: str | None = None  # URI of the encoder ("hf-hub:…"); None with an `encoder/` folder: that one
     rerank_embedding: Literal["fused", "score-fusion"] = "fused"  # z (the paper's 4.4), or the encoder's own (published)
     search: dict[str, Any] = field(default_factory=dict)  # defaults of this model for `genius.search.SearchParams`
+    confidence: dict[str, Any] = field(default_factory=dict)  # way of re-ranking -> weights (`genius.model.confidence`)
 
     def __post_init__(self) -> None:
         widths = {self.fusion.width, self.quantizer.width, self.generator.width}
@@ -60,6 +62,8 @@ class GeniusConfig:
             raise GeniusError(
                 f"quantizer levels {self.quantizer.level_sizes} differ from the generator's {self.generator.level_sizes}"
             )
+        for weights in self.confidence.values():
+            Confidence.read(weights)
 
     @property
     def width(self) -> int:
@@ -113,6 +117,11 @@ class Genius(nn.Module):
             z.append(self.fusion(part))
             dense.append(z[-1] if self.config.rerank_embedding == "fused" else score_fusion(part))
         return torch.cat(z), torch.cat(dense)
+
+    def confidence(self, reranker: str) -> Confidence | None:
+        """How scores of one way of re-ranking become probabilities; None where the model was not calibrated for it."""
+        weights = self.config.confidence.get(reranker)
+        return None if weights is None else Confidence.read(weights)
 
     def encode(self, features: Features) -> Tensor:
         """Features of items -> codes (N, M) int64."""
@@ -228,7 +237,7 @@ _RETIRED = {"quantizer": {"encode_beam": 1}}  # fields that older models name, a
 
 def _identity(config: GeniusConfig) -> dict[str, Any]:
     """The part of the configuration that decides codes and embeddings: search defaults may change freely."""
-    return merge(_FIRST_RELEASE, changed(dataclasses.replace(config, search={}, encoder=None)))
+    return merge(_FIRST_RELEASE, changed(dataclasses.replace(config, search={}, encoder=None, confidence={})))
 
 
 def _without_retired(body: Any, path: Path) -> Any:

@@ -205,9 +205,12 @@ _fused: WeakKeyDictionary[Generator, tuple[object, Decoder]] = WeakKeyDictionary
 
 
 def decoder_of(generator: Generator, device: torch.device) -> Decoder:
-    """The float32 decoder of a generator, fused again only when a weight has changed or moved."""
+    """The float32 decoder of a generator, fused again only when a weight or a codebook of its head has changed or moved."""
+    weights: list[Tensor] = list(generator.parameters())
+    if generator.config.head == "codebooks":
+        weights += list(generator.nearness.quantizer.buffers())
     try:
-        state: object = (device, tuple((w.data_ptr(), w._version) for w in generator.parameters()))
+        state: object = (device, tuple((w.data_ptr(), w._version) for w in weights))
     except RuntimeError:  # inference tensors keep no version
         return Decoder(generator, device)
     known = _fused.get(generator)

@@ -20,7 +20,7 @@ from PIL import Image
 from genius.errors import GeniusError
 from genius.pictures.formats import SVG, WEB_TYPES
 from genius.pictures.load import WORKING_SIDE, PictureError, load_image, loaded, opened
-from genius.serve.schemas import ChildCode, CodesResponse, CodeStep, HitOut, ItemDetail, ItemOut, Target
+from genius.serve.schemas import Answers, ChildCode, CodesResponse, CodeStep, HitOut, ItemDetail, ItemOut, Target
 from genius.types import ImageInput, Item, Modality, Query
 
 CHILDREN, EXAMPLES, ITEMS = 36, 4, 48  # shown of one prefix
@@ -41,6 +41,8 @@ class Found(Protocol):
     def item(self) -> Item: ...
     @property
     def modality(self) -> Modality: ...
+    @property
+    def probability(self) -> float | None: ...
 
 
 class View(Protocol):
@@ -144,14 +146,14 @@ class Backend:
 
     # -- search ------------------------------------------------------------------------------------------------
 
-    def run(self, jobs: Sequence[Job]) -> list[list[HitOut] | BaseException]:
+    def run(self, jobs: Sequence[Job]) -> list[Answers | BaseException]:
         """One pass for jobs of one group. If it fails, they run alone, so that only the guilty fails."""
         try:
             return list(self._search(jobs))
         except Exception as error:
             return [error] if len(jobs) == 1 else [self.run([job])[0] for job in jobs]
 
-    def _search(self, jobs: Sequence[Job]) -> list[list[HitOut]]:
+    def _search(self, jobs: Sequence[Job]) -> list[Answers]:
         k = max(job.k + (job.without is not None) for job in jobs)  # the best k of more are the best k
         options = jobs[0].options
         hits = self.index.search_many(
@@ -332,10 +334,14 @@ def _shown(item: Item, codes: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def _answers(job: Job, found: Sequence[Found]) -> list[HitOut]:
+def _answers(job: Job, found: Sequence[Found]) -> Answers:
     lowest = -math.inf if job.min_score is None else job.min_score
     wanted = (hit for hit in found if hit.id != job.without and hit.score >= lowest)
-    return [HitOut(**_shown(hit.item, hit.codes), score=float(hit.score)) for hit in islice(wanted, job.k)]
+    hits = [
+        HitOut(**_shown(hit.item, hit.codes), score=float(hit.score), probability=hit.probability)
+        for hit in islice(wanted, job.k)
+    ]
+    return Answers(hits, getattr(found, "answerable", None))
 
 
 def _png(picture: Image.Image) -> bytes:

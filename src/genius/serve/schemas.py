@@ -6,6 +6,7 @@ Knows shapes and limits that never change; limits that an operator may set are c
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -182,10 +183,23 @@ class HitOut(ItemOut):
     """A result: an item and how well it answers. Higher is better."""
 
     score: float
+    probability: float | None = Field(None, description="That it answers the question; null where the model was not calibrated.")
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What one search found, on its way to the response."""
+
+    hits: list[HitOut]
+    answerable: float | None = None
 
 
 class SearchResponse(BaseModel):
     hits: list[HitOut]
+    answerable: float | None = Field(
+        None, description="Probability that the index holds an answer at all; null where the model was not calibrated."
+    )
+    doubtful: bool = Field(False, description="Whether there is probably nothing like that here.")
     took_ms: float = Field(description="Time in the server, waiting included.")
     batch_size: int = Field(description="How many queries shared the pass through the model.")
 

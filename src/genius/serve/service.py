@@ -25,7 +25,7 @@ from genius.serve.keys import KeyRing, Keys
 from genius.serve.limits import check_pictures, decode_picture
 from genius.serve.logs import event
 from genius.serve.metrics import Metrics
-from genius.serve.schemas import HitOut, SearchRequest
+from genius.serve.schemas import Answers, SearchRequest
 from genius.serve.settings import ServeConfig
 from genius.types import ImageInput, Modality, Query
 
@@ -60,7 +60,7 @@ class Service:
         self.audit = Audit(config.audit)
         self.arrivals = Arrivals(config.max_inflight_bytes, config.small_body_bytes)
         self.backend = Backend(index, level_sizes, config.query_side)
-        self.batcher: Batcher[Job, list[HitOut]] = Batcher(
+        self.batcher: Batcher[Job, Answers] = Batcher(
             self.backend.run,
             max_batch=config.max_batch,
             queue_size=config.queue_size,
@@ -134,7 +134,7 @@ class Service:
 
     # -- search ------------------------------------------------------------------------------------------------
 
-    async def search(self, asked: SearchRequest, picture: bytes | None, caller: Caller) -> tuple[list[HitOut], int]:
+    async def search(self, asked: SearchRequest, picture: bytes | None, caller: Caller) -> tuple[Answers, int]:
         """(hits, size of the pass), or an ApiError that says what to do."""
         started = time.monotonic()
         try:

@@ -24,6 +24,7 @@ from genius.features import Features
 from genius.files import write_whole
 from genius.model.genius import Genius, GeniusConfig
 from genius.model.heads import Heads
+from genius.train.confidence import calibrate
 from genius.train.config import TrainConfig
 from genius.train.encoder import HeadsStage
 from genius.train.generator import Frozen, GeneratorStage, Honest
@@ -108,7 +109,11 @@ def train_stages(config: TrainConfig, data: FeatureSet, runtime: Runtime, folder
     metrics["generator"] = finish(
         third, lambda: run_stage(third, config.generator, runtime, folder / "generator"), runtime, folder
     )
-    return Trained(assemble(config, second, third), heads, metrics, data)
+    model = assemble(config, second, third)
+    weights, metrics["confidence"] = calibrate(model, parts.validation)
+    runtime.journal.write("confidence", 0, metrics["confidence"])
+    model.config = dataclasses.replace(model.config, confidence=weights)
+    return Trained(model, heads, metrics, data)
 
 
 def hold_out(config: TrainConfig, data: FeatureSet, runtime: Runtime) -> Split:

@@ -7,6 +7,7 @@ import time
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from genius.index.results import DOUBT
 from genius.serve.bodies import read_search
 from genius.serve.routes.common import BODY_ERRORS, allowed, answer, body_doc, caller_of, unless_gone
 from genius.serve.schemas import HARD_MAX_K, SearchRequest, SearchResponse
@@ -56,6 +57,8 @@ async def search(request: Request) -> Response:
     service = allowed(request, "read")
     with service.admitted():
         asked, picture = await read_search(request, service.config)
-        hits, batch = await unless_gone(request, service.search(asked, picture, caller_of(request)))
+        found, batch = await unless_gone(request, service.search(asked, picture, caller_of(request)))
     took = round((time.perf_counter() - started) * 1000, 3)
-    return answer(SearchResponse(hits=hits, took_ms=took, batch_size=batch))
+    doubtful = found.answerable is not None and found.answerable < DOUBT
+    body = SearchResponse(hits=found.hits, answerable=found.answerable, doubtful=doubtful, took_ms=took, batch_size=batch)
+    return answer(body)

@@ -95,7 +95,8 @@ async function showSearch(current, signal) {
     put(nothingFound(current));
     return;
   }
-  say(summary(answer.hits.length, request, answer));
+  const found = summary(answer.hits.length, request, answer);
+  say(answer.doubtful ? `${found} Probably nothing like that is here (${Math.round(100 * answer.answerable)} %).` : found);
   put(grid(answer.hits, { open, label: "Results", selected: current.item }));
 }
 

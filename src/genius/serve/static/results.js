@@ -14,6 +14,8 @@ function words(item, size) {
   return h("span", { class: `face words ${size} ${short}` }, h("span", {}, shorten(text, size === "small" ? 48 : 240)));
 }
 
+const likely = (item) => (typeof item.probability === "number" ? `answers with ${Math.round(100 * item.probability)} %` : "");
+
 // The face of an item: its thumbnail, or its words.
 export function face(item, { size = "normal" } = {}) {
   if (!item.thumbnail_url) return words(item, size);
@@ -30,7 +32,7 @@ export function card(item, { best = null, open, selected = false }) {
   const scored = typeof item.score === "number";
   const share = scored && best > 0 ? Math.max(0, Math.min(1, item.score / best)) : 0;
   const title = titleOf(item);
-  const label = `${title}, ${KINDS[item.modality]}${scored ? `, score ${item.score.toFixed(3)}` : ""}`;
+  const label = `${title}, ${KINDS[item.modality]}${scored ? `, score ${item.score.toFixed(3)}${likely(item) && `, ${likely(item)}`}` : ""}`;
   return h(
     "li",
     {},
@@ -49,7 +51,7 @@ export function card(item, { best = null, open, selected = false }) {
           "span",
           { class: "meta" },
           h("span", { class: `kind ${item.modality}` }, KINDS[item.modality]),
-          scored && h("span", { class: "score" }, item.score.toFixed(3)),
+          scored && h("span", { class: "score", title: likely(item) }, item.score.toFixed(3)),
         ),
         scored && h("span", { class: "bar" }, h("span", { style: { width: `${(share * 100).toFixed(1)}%` } })),
       ),

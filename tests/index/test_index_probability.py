@@ -1,0 +1,82 @@
+"""Probabilities of hits: there with a calibrated model, absent without, and what people are told."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from genius import Genius, Index, Item, Query
+from genius.cli import app
+from genius.model.confidence import GROUPS, OF_ANSWER, OF_HIT
+
+WORDS = ["red circle", "green square", "blue star", "old tall tree", "new round table"]
+
+
+def weights(answer: float) -> dict[str, dict[str, list[float]]]:
+    """A hit is as likely as its score says; there is an answer with the same probability for all questions."""
+    hit = [-2.0] * GROUPS + [4.0] * GROUPS + [0.0, 0.0]
+    body = {"hit": hit, "answer": [answer] * GROUPS + [0.0] * (OF_ANSWER - GROUPS)}
+    assert len(hit) == OF_HIT
+    return {"embeddings": body}
+
+
+def calibrated(folder: Path, model: Genius, answer: float) -> Path:
+    """A model folder with weights."""
+    model.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["model"]["confidence"] = weights(answer)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def filled(path: Path, model: Genius) -> Index:
+    index = Index(path, model)
+    index.add([Item(id=str(i), text=text) for i, text in enumerate(WORDS)])
+    return index
+
+
+def test_no_probability_without_calibration(index: Index) -> None:
+    index.add([Item(id="1", text="red circle")])
+    hits = index.search(text="red circle", k=1)
+    assert hits[0].probability is None and hits.answerable is None and not hits.doubtful
+
+
+def test_every_hit_has_one_and_it_follows_the_score(model: Genius, tmp_path: Path) -> None:
+    sure = Genius.from_pretrained(calibrated(tmp_path / "model", model, 3.0))
+    assert sure.fingerprint() == model.fingerprint()  # another calibration is no other model: indexes stay valid
+    with filled(tmp_path / "a.genius", sure) as index:
+        hits = index.search(text="red circle", k=3)
+        assert len(hits) == 3 and hits[0].id == "0"
+        likely = [hit.probability or 0 for hit in hits]
+        assert likely == sorted(likely, reverse=True) and 0 < likely[-1] < likely[0] < 1
+        assert hits.answerable == pytest.approx(0.9526, abs=1e-3) and not hits.doubtful
+        few = index.search(text="red circle", k=1)
+        assert few[0].probability == pytest.approx(hits[0].probability) and few.answerable == hits.answerable
+        z = sure.embed_queries([Query(text="red circle")]).z
+        assert index.search_embedded(z)[0].answerable is None  # nobody said whether the question has a picture
+
+
+def test_people_are_told_when_there_is_probably_nothing(model: Genius, tmp_path: Path) -> None:
+    folder = calibrated(tmp_path / "model", model, -3.0)
+    filled(tmp_path / "a.genius", Genius.from_pretrained(folder)).close()
+    arguments = ["search", str(tmp_path / "a.genius"), "--text", "red circle", "--model", str(folder)]
+    shown = CliRunner().invoke(app, arguments)
+    assert shown.exit_code == 0 and "probably nothing like that here" in shown.output and " %" in shown.output
+    body = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout.strip().splitlines()[-1])
+    assert body["doubtful"] and body["answerable"] < 0.1 and 0 < body["hits"][0]["probability"] < 1
+
+
+def test_foreign_weights_are_refused_when_the_model_is_read(model: Genius, tmp_path: Path) -> None:
+    from genius.errors import GeniusError
+
+    folder = calibrated(tmp_path / "model", model, 0.0)
+    config = json.loads((folder / "config.json").read_text())
+    config["model"]["confidence"] = {"embeddings": {"hit": ["x"], "answer": None}}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(GeniusError, match="confidence"):
+        Genius.from_pretrained(folder)
+    assert dataclasses.asdict(model.config)["confidence"] == {}
