@@ -44,7 +44,7 @@ def test_report_files_agree_with_each_other(world: World, tmp_path: Path) -> Non
             continue
         run = read_run(tmp_path / "r" / "runs" / f"{entry['task']}.{entry['pool']}.{entry['method']}.trec")
         qrels: dict[str, list[int]] = {}
-        for line in (tmp_path / "r" / "qrels" / f"{entry['task']}.trec").read_text().splitlines():
+        for line in (tmp_path / "r" / "qrels" / f"{entry['task']}.{entry['pool']}.trec").read_text().splitlines():
             qrels.setdefault(line.split()[0], []).append(place[line.split()[2]])
         rows = np.full((len(qrels), 50), -1)
         for i, query in enumerate(qrels):

@@ -262,6 +262,17 @@ def test_a_foreign_pool_is_an_error(model: Genius, data: FeatureSet) -> None:
         method.answer(space, Pool("wrong", data.pools[1].numpy()), queries, 5)
 
 
+def test_positives_in_another_tasks_pool_count_where_they_can_be_found(model: Genius, data: FeatureSet) -> None:
+    space = Space(model, data)
+    queries = (data.tasks == 0).nonzero()[:1, 0].numpy()
+    own, stranger = space.positives[queries[0]], int(data.pools[1][0])
+    space.positives[queries[0]] = [*own, stranger]
+    place = {int(row): i for i, row in enumerate(data.pools[0].tolist())}
+    assert space.local_positives(Pool("own", data.pools[0].numpy()), queries) == [[place[row] for row in own]]
+    everything = Pool("universal", np.arange(len(data.pool)))
+    assert space.local_positives(everything, queries) == [[*own, stranger]]
+
+
 def test_known_targets_restrict_the_beams(model: Genius, data: FeatureSet) -> None:
     told = run(model, data, methods=("genius",), pools=("universal",), target="given", survival=0)
     kinds = data.pool.modality.numpy()

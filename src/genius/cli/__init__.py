@@ -19,6 +19,7 @@ app = typer.Typer(
 )
 features_app = typer.Typer(no_args_is_help=True, help="Work on pre-extracted features.")
 convert_app = typer.Typer(no_args_is_help=True, help="Turn published checkpoints into GENIUS models.")
+data_app = typer.Typer(no_args_is_help=True, help="Look at data sets.")
 fields_app = typer.Typer(no_args_is_help=True, help="List, drop, rename and retype the metadata fields of an index.")
 
 # module of this package -> the app it adds its commands to
@@ -34,6 +35,7 @@ COMMANDS: dict[str, typer.Typer] = {
     "convert": convert_app,
     "features": features_app,
     "extract": features_app,
+    "data": data_app,
 }
 
 
@@ -58,6 +60,7 @@ def whole(
 app.add_typer(features_app, name="features")
 app.add_typer(convert_app, name="convert")
 app.add_typer(fields_app, name="fields")
+app.add_typer(data_app, name="data")
 
 
 def main() -> None:

@@ -30,10 +30,20 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 def progress_line() -> Any:
-    """A callback for feature extraction that redraws one line on stderr."""
+    """A callback for feature extraction that redraws one line on stderr: rows, rate, time left."""
+    import time
+
+    began: dict[str, tuple[float, int]] = {}  # part -> when it was first heard of, and how much was there already
 
     def show(part: str, done: int, total: int) -> None:
-        console.print(f"features of {part}: {done:,} of {total:,}", end="\r" if done < total else "\n", highlight=False)
+        start, there = began.setdefault(part, (time.monotonic(), done))
+        passed = time.monotonic() - start
+        line = f"features of {part}: {done:,} of {total:,}"
+        if passed > 1 and done > there:
+            rate = (done - there) / passed
+            hours, rest = divmod(int((total - done) / rate), 3600)
+            line += f", {rate:,.0f} a second" + (f", {hours}:{rest // 60:02}:{rest % 60:02} left" if done < total else "")
+        console.print(line, end="\r" if done < total else "\n", highlight=False)
 
     return show
 

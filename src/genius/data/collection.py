@@ -45,6 +45,7 @@ class JudgedQuery:
     query: Query
     positives: tuple[str, ...]
     task: int  # position in the collection's tasks
+    times: int = 1  # how often training meets it in one epoch (M-BEIR up-samples small datasets)
 
 
 @runtime_checkable
@@ -119,13 +120,14 @@ class Summary:
     items: int
     pairs: int
     per_task: dict[str, int]  # task key -> queries
+    elsewhere: int = 0  # positives that are in no pool of this collection, or in another task's: they cost nothing
 
 
 def check_collection(collection: Collection, *, images: bool = True) -> Summary:
     """Read every line once and fail with counts and examples, before hours are spent.
 
-    Looks for: ids that occur twice, positives that are in no pool (or not in the task's own), queries without a
-    positive, image files that are not there.
+    Looks for: ids that occur twice, queries without a positive or with none in the task's own pool, image files that are
+    not there. Further positives may lie elsewhere: OVEN's and InfoSeek's questions name each other's candidates.
     """
     problems = Problems()
     known: set[str] = set()
@@ -144,21 +146,23 @@ def check_collection(collection: Collection, *, images: bool = True) -> Summary:
         local.append(own)
     seen: set[str] = set()
     per_task = [0] * len(collection.tasks)
-    pairs = 0
+    pairs = elsewhere = 0
     for judged in collection.queries():
         if judged.id in seen:
             problems.add("query ids occur twice", judged.id)
         seen.add(judged.id)
         per_task[judged.task] += 1
-        pairs += len(judged.positives)
         if not judged.positives:
             problems.add("queries have no positive", judged.id)
+            continue
         own = local[judged.task]
-        for positive in judged.positives:
-            if positive not in known:
-                problems.add("positives are in no pool", f"{judged.id} -> {positive}")
-            elif own is not None and positive not in own:
-                problems.add("positives are outside their task's pool", f"{judged.id} -> {positive}")
+        inside = sum(positive in known for positive in judged.positives)
+        mine = inside if own is None else sum(positive in own for positive in judged.positives)
+        pairs, elsewhere = pairs + inside, elsewhere + len(judged.positives) - mine
+        if not inside:
+            problems.add("queries have no answer in any pool", f"{judged.id} -> {judged.positives[0]}")
+        elif not mine:
+            problems.add("queries have no answer in their task's own pool", f"{judged.id} -> {judged.positives[0]}")
         if images:
             _check_image(judged.query.image, judged.id, "queries' images are missing", problems)
     if not known:
@@ -166,7 +170,8 @@ def check_collection(collection: Collection, *, images: bool = True) -> Summary:
     if not seen:
         problems.add("query files are empty", collection.name)
     problems.raise_if_any(collection.name)
-    return Summary(len(seen), len(known), pairs, {task.key: n for task, n in zip(collection.tasks, per_task, strict=True)})
+    counts = {task.key: n for task, n in zip(collection.tasks, per_task, strict=True)}
+    return Summary(len(seen), len(known), pairs, counts, elsewhere)
 
 
 def _check_image(image: object, name: str, kind: str, problems: Problems) -> None:
@@ -177,16 +182,17 @@ def _check_image(image: object, name: str, kind: str, problems: Problems) -> Non
 SCHEMES = ("mbeir", "coco", "flickr30k", "pairs", "images")
 
 
-def open_collection(source: str | Path, *, split: str = "test", seed: int = 0) -> Collection:
+def open_collection(
+    source: str | Path, *, split: str = "test", seed: int = 0, tasks: tuple[str, ...] | None = None
+) -> Collection:
     """Open `mbeir:DIR`, `coco:DIR`, `flickr30k:DIR`, `pairs:FILE`, `images:DIR`, or a path whose kind is evident."""
-    scheme, _, rest = str(source).partition(":")
-    path = Path(rest if scheme in SCHEMES and rest else str(source))
-    if scheme not in SCHEMES or not rest:
-        scheme = _guess(path)
+    scheme, path = scheme_of(source)
     if scheme == "mbeir":
         from genius.data.mbeir import MBeir
 
-        return MBeir(path, split=split, seed=seed)
+        return MBeir(path, split=split, seed=seed, tasks=tasks)
+    if tasks:
+        raise GeniusError("only a dataset in M-BEIR's layout has tasks to choose from")
     if scheme in ("coco", "flickr30k"):
         from genius.data.coco import Karpathy
 
@@ -194,6 +200,14 @@ def open_collection(source: str | Path, *, split: str = "test", seed: int = 0) -
     from genius.data.pairs import ImageFolder, Pairs
 
     return ImageFolder(path) if scheme == "images" else Pairs(path)
+
+
+def scheme_of(source: str | Path) -> tuple[str, Path]:
+    """(scheme, path) of a dataset's name; without a scheme, the one that the path looks like."""
+    scheme, _, rest = str(source).partition(":")
+    if scheme in SCHEMES and rest:
+        return scheme, Path(rest)
+    return _guess(Path(source)), Path(source)
 
 
 def _guess(path: Path) -> str:

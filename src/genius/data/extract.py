@@ -1,17 +1,20 @@
 """From a collection and an encoder to a `FeatureSet`: resumable, sharded, never all images in memory.
 
-The final files are laid out first at their full size and filled row by row, so there is nothing to merge and a
-stopped run goes on where it was. Several processes may share the work: process r of n takes every n-th shard.
-A run with another encoder or changed data refuses to mix with what is there.
+The final files are laid out first at their full size and filled row by row, so there is nothing to merge, a stopped
+run goes on where it was, and whoever reads them maps them. Several processes, on several machines with one disk, may
+share the work: process r of n takes every n-th shard, a range of rows of one file. A shard counts as done when its rows
+are on the disk; a killed one is done again. A run with another encoder or changed data refuses to mix with what is there.
 """
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -21,15 +24,17 @@ import torch
 
 from genius.data.collection import Collection, check_collection
 from genius.data.features import POOL, QUERIES, FeatureSet, features_from_tensors, pairs_from_ids, write_json
-from genius.encoders.base import Encoder, OnError, PairEncoder, encode_items, encode_joint, encode_queries
+from genius.encoders.base import Encoder, OnError, PairEncoder, encode_items, encode_joint, encode_queries, sent_to_workers
+from genius.encoders.devices import Precision, precision
 from genius.errors import GeniusError
 from genius.features import Features
 from genius.instructions import query_text
+from genius.pictures.workers import PictureWorkers
 from genius.types import Item, Modality, Query
 from genius.weight_files import read_tensors
 
 Progress = Callable[[str, int, int], None]
-"""Called as progress("queries" | "pool", rows done, rows in all)."""
+"""Called as progress("queries" | "pool", rows done, rows in all) for this process's share of the rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,8 @@ class ExtractConfig:
     check: bool = True  # read every line and look for every image before the first is encoded
     rank: int = 0  # this process ...
     world: int = 1  # ... of so many
+    precision: Precision = "fp32"  # of the encoder's large products; vectors are stored as `half` says
+    workers: int = 0  # processes that decode pictures; 0: a few threads of this one
 
 
 @dataclass
@@ -56,6 +63,7 @@ class _Plan:
     pool_ids: list[str]
     pools: dict[int, list[str]]
     names: dict[int, str]
+    times: dict[str, int]  # of queries that training meets more than once
 
 
 def extract(
@@ -71,7 +79,7 @@ def extract(
     if FeatureSet.is_folder(directory):
         _check_stamp(directory, _stamp(encoder, collection, config))
         return FeatureSet.load(directory)
-    if config.check:
+    if config.check and not (directory / STAMP).is_file():  # a run that goes on was checked when it began
         check_collection(collection)
     plan = _plan(collection)
     directory.mkdir(parents=True, exist_ok=True)
@@ -80,9 +88,11 @@ def extract(
         ("queries", QUERIES, len(plan.query_ids), (judged.query for judged in collection.queries())),
         ("pool", POOL, len(plan.pool_ids), collection.pool()),
     ]
-    for name, file, rows, stream in parts:
-        _lay_out(directory / file, rows, encoder.width, config.half)
-        _fill(directory, name, file, rows, stream, encoder, config, progress)
+    with ExitStack() as stack:
+        workers = stack.enter_context(PictureWorkers(config.workers, sent_to_workers(encoder))) if config.workers else None
+        for name, file, rows, stream in parts:
+            _lay_out(directory / file, rows, encoder.width, config.half)
+            _Shards(directory, name, file, rows, encoder, config, workers, progress).fill(stream)
     if not _all_done(directory, plan, config):
         return None
     return _finish(directory, plan)
@@ -92,18 +102,22 @@ def extract(
 
 
 def _plan(collection: Collection) -> _Plan:
-    query_ids, tasks, positives = [], [], {}
+    pool_ids = [item.id for item in collection.pool()]
+    known = set(pool_ids)
+    query_ids, tasks, positives, times = [], [], {}, {}
     for judged in collection.queries():
         query_ids.append(judged.id)
         tasks.append(judged.task)
-        positives[judged.id] = judged.positives
+        positives[judged.id] = [name for name in judged.positives if name in known]  # others are in pools that are not read
+        if judged.times > 1:
+            times[judged.id] = judged.times
     pools = {}
     for number in range(len(collection.tasks)):
         own = collection.local_pool(number)
         if own is not None:
             pools[number] = list(dict.fromkeys(own))
     names = {number: task.key for number, task in enumerate(collection.tasks)}
-    return _Plan(query_ids, tasks, positives, [item.id for item in collection.pool()], pools, names)
+    return _Plan(query_ids, tasks, positives, pool_ids, pools, names, times)
 
 
 STAMP = "extract.json"
@@ -116,6 +130,7 @@ def _stamp(encoder: Encoder | PairEncoder, collection: Collection, config: Extra
         "fusion": config.fusion,
         "half": config.half,
         "shard_rows": config.shard_rows,
+        "precision": config.precision,
     }
 
 
@@ -127,7 +142,7 @@ def _check_stamp(directory: Path, stamp: dict[str, Any]) -> None:
             return  # made elsewhere: nothing to compare with
         write_json(path, stamp)
         return
-    found = json.loads(path.read_text(encoding="utf-8"))
+    found = {"precision": "fp32", **json.loads(path.read_text(encoding="utf-8"))}  # older ones do not say
     different = [key for key in stamp if found.get(key) != stamp[key]]
     if different:
         raise GeniusError(f"{directory} holds features of another {different[0]}: give another folder, or delete this one")
@@ -166,33 +181,76 @@ def _lay_out(path: Path, rows: int, width: int, half: bool) -> None:
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)  # other processes may lay it out at the same moment
     try:
         os.pwrite(handle, header, 0)
-        os.ftruncate(handle, end)
+        _reserve(handle, end)
+    except OSError as error:
+        raise _no_room(path, error) from None
     finally:
         os.close(handle)
 
 
-def _fill(
-    directory: Path,
-    name: str,
-    file: str,
-    rows: int,
-    stream: Iterator[Any],
-    encoder: Encoder | PairEncoder,
-    config: ExtractConfig,
-    progress: Progress | None,
-) -> None:
-    _, places = _layout(rows, encoder.width, config.half)
-    done = 0
-    for shard, start in enumerate(range(0, rows, config.shard_rows)):
-        inputs = list(itertools.islice(stream, min(config.shard_rows, rows - start)))  # paths and texts, not pictures
-        mark = _mark(directory, name, shard)
-        if shard % config.world == config.rank and not mark.is_file():
-            features, problems = _encode(encoder, inputs, config)
-            _write_rows(directory / file, places, start, features)
-            write_json(mark, problems)  # after the rows: a mark means they are there
-        done += len(inputs)
-        if progress is not None:
-            progress(name, done, rows)
+def _reserve(handle: int, size: int) -> None:
+    """The file's full size, on the disk at once where the file system can: better no room now than in some hours."""
+    try:
+        os.posix_fallocate(handle, 0, size)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+            raise
+        os.ftruncate(handle, size)
+
+
+def _no_room(path: Path, error: OSError) -> GeniusError:
+    return GeniusError(f"cannot write {path}: {error.strerror or error}. What is done is kept: start again when there is room")
+
+
+@dataclass
+class _Shards:
+    """One file's rows in ranges; this process encodes its own."""
+
+    directory: Path
+    name: str  # "queries" or "pool"
+    file: str
+    rows: int
+    encoder: Encoder | PairEncoder
+    config: ExtractConfig
+    workers: PictureWorkers | None
+    progress: Progress | None
+
+    def fill(self, stream: Iterator[Any]) -> None:
+        size = self.config.shard_rows
+        mine = {s: min(size, self.rows - s * size) for s in range(self.config.rank, -(-self.rows // size), self.config.world)}
+        todo = [shard for shard in mine if not _mark(self.directory, self.name, shard).is_file()]
+        total = sum(mine.values())
+        done = total - sum(mine[shard] for shard in todo)
+        self._say(done, total)
+        position = 0
+        for shard in todo:
+            inputs = list(itertools.islice(stream, shard * size - position, shard * size - position + mine[shard]))
+            position = shard * size + mine[shard]  # `inputs` are paths and texts, not pictures
+            self._encode(shard, inputs, done, total)
+            done += mine[shard]
+            self._say(done, total)
+
+    def _encode(self, shard: int, inputs: list[Any], done: int, total: int) -> None:
+        seen = 0
+
+        def advance(rows: int) -> None:
+            nonlocal seen
+            seen += rows
+            self._say(min(done + seen, total - 1), total)
+
+        with precision(self.encoder, self.config.precision):
+            features, problems = _encode(self.encoder, inputs, self.config, advance, self.workers)
+        path = self.directory / self.file
+        _, places = _layout(self.rows, self.encoder.width, self.config.half)
+        try:
+            _write_rows(path, places, shard * self.config.shard_rows, features)
+            write_json(_mark(self.directory, self.name, shard), problems)  # after the rows: a mark means they are there
+        except OSError as error:
+            raise _no_room(path, error) from None
+
+    def _say(self, done: int, total: int) -> None:
+        if self.progress is not None:
+            self.progress(self.name, done, total)
 
 
 def _mark(directory: Path, name: str, shard: int) -> Path:
@@ -200,30 +258,45 @@ def _mark(directory: Path, name: str, shard: int) -> Path:
 
 
 def _write_rows(path: Path, places: dict[str, tuple[int, tuple[int, ...], Any]], start: int, features: Features) -> None:
-    for name, (offset, shape, dtype) in places.items():
-        values = getattr(features, name).numpy().astype(dtype)
-        target = np.memmap(path, dtype=dtype, mode="r+", offset=offset, shape=shape)
-        target[start : start + len(values)] = values
-        target.flush()
+    """Exactly these rows' bytes, and on the disk: neighbours belong to other processes, maybe on other machines."""
+    handle = os.open(path, os.O_WRONLY)
+    try:
+        for name, (offset, shape, dtype) in places.items():
+            values = getattr(features, name).numpy().astype(dtype)
+            rest = memoryview(values.tobytes())
+            place = offset + start * int(np.prod(shape[1:])) * values.itemsize
+            while rest:
+                written = os.pwrite(handle, rest, place)
+                rest, place = rest[written:], place + written
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 # -- encoding one shard --------------------------------------------------------------------------------------------
 
 
-def _encode(encoder: Encoder | PairEncoder, inputs: list[Any], config: ExtractConfig) -> tuple[Features, list[str]]:
+def _encode(
+    encoder: Encoder | PairEncoder,
+    inputs: list[Any],
+    config: ExtractConfig,
+    advance: Callable[[int], None],
+    workers: PictureWorkers | None,
+) -> tuple[Features, list[str]]:
     """Features of every input in order; unreadable ones have both masks 0 and a line in the problems."""
+    how: dict[str, Any] = {"batch_size": config.batch_size, "on_progress": advance, "workers": workers}
     if config.fusion == "feature":
         if not isinstance(encoder, PairEncoder):
             raise GeniusError("feature fusion needs an encoder that provides encode_pairs")
-        features, kept, problems = encode_joint(encoder, inputs, batch_size=config.batch_size, on_error=config.on_error)
+        features, kept, problems = encode_joint(encoder, inputs, on_error=config.on_error, **how)
         return _spread(features, kept, len(inputs)), problems
     if not isinstance(encoder, Encoder):
         raise GeniusError("this encoder fuses features itself: extract with fusion 'feature'")
     if inputs and isinstance(inputs[0], Query):
         if config.on_error == "raise":
-            return encode_queries(encoder, inputs, batch_size=config.batch_size), []
+            return encode_queries(encoder, inputs, **how), []
         inputs = [Item(f"query {i}", image=query.image, text=query_text(query)) for i, query in enumerate(inputs)]
-    features, kept, problems = encode_items(encoder, inputs, batch_size=config.batch_size, on_error=config.on_error)
+    features, kept, problems = encode_items(encoder, inputs, on_error=config.on_error, **how)
     if len(kept) == len(inputs):
         return features, []
     return _spread(features, kept, len(inputs)), problems
@@ -273,6 +346,7 @@ def _finish(directory: Path, plan: _Plan) -> FeatureSet:
         tasks,
         plan.names,
         {task: torch.tensor([row[name] for name in names], dtype=torch.long) for task, names in pools.items()},
+        torch.tensor([plan.times.get(name, 1) for name in query_ids], dtype=torch.long) if plan.times else None,
     )
     _write_problems(directory)
     result.save(directory, vectors=not whole)  # the vectors are in place already, unless some rows had to go

@@ -7,7 +7,7 @@ or where the rows came from. On disk it is a folder of safetensors and one JSON 
     pool.safetensors      the same for the candidates
     pairs.safetensors     query (P,), positive (P,): every positive of every query, one line each
     pools.safetensors     optional: task id -> rows of the task's own pool; absent: every task searches the whole pool
-    ids.json              query ids, pool ids, the task of every query, task names
+    ids.json              query ids, pool ids, the task of every query, task names; optional: how often each query occurs
 
 The published `*_IT_dict.pt` files (`{img, text, img_mask, text_mask, id_to_index}`) are read and written too.
 """
@@ -48,6 +48,7 @@ class FeatureSet:
     tasks: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))  # (Q,) int64, -1 unknown
     names: dict[int, str] = field(default_factory=dict)  # task id -> name
     pools: dict[int, Tensor] = field(default_factory=dict)  # task id -> rows of its own pool; missing: the whole pool
+    times: Tensor | None = None  # (Q,) int64: how often an epoch meets each query; None: once
 
     def __post_init__(self) -> None:
         if self.tasks.numel() == 0 and len(self.queries):
@@ -66,6 +67,10 @@ class FeatureSet:
                 )
         if self.tasks.shape != (len(self.queries),):
             raise GeniusError(f"{len(self.queries)} queries but tasks of shape {tuple(self.tasks.shape)}")
+        if self.times is not None and (self.times.shape != (len(self.queries),) or (self.times < 1).any()):
+            raise GeniusError(
+                f"{len(self.queries)} queries but {tuple(self.times.shape)} numbers, from 1, of how often they occur"
+            )
         if self.pairs.ndim != 2 or self.pairs.shape[1] != 2:
             raise GeniusError(f"pairs have shape {tuple(self.pairs.shape)}, expected (P, 2)")
         limits = torch.tensor([len(self.queries), len(self.pool)])
@@ -99,7 +104,14 @@ class FeatureSet:
         moved = place[self.pairs[:, 0]]
         pairs = torch.stack([moved, self.pairs[:, 1]], 1)[moved >= 0]
         ids = [self.query_ids[i] for i in picked.tolist()]
-        return FeatureSet(self.queries[picked], self.pool, pairs, ids, self.pool_ids, self.tasks[picked], self.names, self.pools)
+        times = None if self.times is None else self.times[picked]
+        rest = (self.tasks[picked], self.names, self.pools, times)
+        return FeatureSet(self.queries[picked], self.pool, pairs, ids, self.pool_ids, *rest)
+
+    def visits(self) -> Tensor:
+        """Rows of the queries that one epoch meets, up-sampled ones several times."""
+        rows = torch.arange(len(self.queries))
+        return rows if self.times is None else torch.repeat_interleave(rows, self.times)
 
     # -- our folder --------------------------------------------------------------------------------------------
 
@@ -126,6 +138,7 @@ class FeatureSet:
                 "pool": self.pool_ids,
                 "tasks": self.tasks.tolist(),
                 "names": {str(task): name for task, name in self.names.items()},
+                **({} if self.times is None else {"times": self.times.tolist()}),
             },
         )
 
@@ -145,6 +158,7 @@ class FeatureSet:
                 tasks=torch.tensor(ids["tasks"], dtype=torch.long),
                 names={int(task): str(name) for task, name in ids["names"].items()},
                 pools={int(task): rows.long() for task, rows in pools.items()},
+                times=torch.tensor(ids["times"], dtype=torch.long) if ids.get("times") else None,
             )
         except (KeyError, TypeError, AttributeError, RuntimeError) as error:
             raise GeniusError(f"{directory} is not a feature set: {error}") from None

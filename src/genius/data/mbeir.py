@@ -1,12 +1,13 @@
 """M-BEIR as it is published, and anything else in its layout (the icon benchmark, the synthetic one).
 
-    query/{split}/mbeir_{name}_task{t}_{split}.jsonl        qid, query_txt, query_img_path, query_modality, pos_cand_list
-    cand_pool/local/mbeir_{name}_task{t}[_{split}]_cand_pool.jsonl    did, txt, img_path, modality
-    cand_pool/global/mbeir_union_{split}_cand_pool.jsonl    the union pool; absent: the local pools one after another
-    qrels/{split}/mbeir_{name}_task{t}_{split}_qrels.txt    qid 0 did relevance task
-    instructions/query_instructions.tsv                     four prompts for each (dataset, query, candidate) modality
+Which file holds what is `mbeir_files`; here is what their lines say:
 
-Lines are streamed and images are paths until the encoder opens them. The paper's order of the 16 rows is here.
+    queries       qid, query_txt, query_img_path, query_modality, pos_cand_list, task_id
+    candidates    did, txt, img_path, modality
+    qrels         qid 0 did relevance task
+    instructions  four prompts for each (dataset, query modality, candidate modality)
+
+Lines are streamed and images are paths until the encoder opens them. Question ids are unique within a split only.
 """
 
 from __future__ import annotations
@@ -15,14 +16,29 @@ import csv
 import random
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from genius.data.collection import JudgedQuery, Problems, Task, files_fingerprint, read_jsonl
+from genius.data.mbeir_files import (
+    DATASET_NAMES,
+    INSTRUCTIONS,
+    ROWS,
+    SPLITS,
+    UNION_QUERIES,
+    QueryFile,
+    local_pools,
+    order_of,
+    query_files,
+    refuse_pointer,
+    union_pool,
+)
+from genius.data.readers import Row
 from genius.errors import GeniusError
 from genius.instructions import TEMPLATES
 from genius.types import Item, Modality, Query
+
+__all__ = ["DIRECTIONS", "ROWS", "MBeir", "candidate", "order_of", "read_instructions", "read_lines", "read_qrels", "task_of"]
 
 IMAGE, TEXT, PAIR = Modality.IMAGE, Modality.TEXT, Modality.PAIR
 
@@ -33,26 +49,15 @@ DIRECTIONS: dict[int, tuple[Modality, Modality]] = {
     6: (PAIR, TEXT), 7: (PAIR, IMAGE), 8: (PAIR, PAIR),
 }  # fmt: skip
 
-DATASET_IDS: dict[str, int] = {
-    "visualnews": 0, "fashion200k": 1, "webqa": 2, "edis": 3, "nights": 4, "oven": 5,
-    "infoseek": 6, "fashioniq": 7, "cirr": 8, "mscoco": 9, "flickr30k": 10,
-}  # fmt: skip
-
 TITLES: dict[str, str] = {
     "visualnews": "VisualNews", "fashion200k": "Fashion200K", "webqa": "WebQA", "edis": "EDIS", "nights": "NIGHTS",
     "oven": "OVEN", "infoseek": "InfoSeek", "fashioniq": "FashionIQ", "cirr": "CIRR", "mscoco": "MSCOCO",
     "flickr30k": "Flickr30K",
 }  # fmt: skip
 
-ROWS: tuple[str, ...] = (
-    # the 16 rows of Table 2, in its order
-    "visualnews_task0", "mscoco_task0", "fashion200k_task0", "webqa_task1", "edis_task2", "webqa_task2",
-    "visualnews_task3", "mscoco_task3", "fashion200k_task3", "nights_task4", "oven_task6", "infoseek_task6",
-    "fashioniq_task7", "cirr_task7", "oven_task8", "infoseek_task8",
-)  # fmt: skip
-
 WIDE = {"fashion200k", "fashioniq"}  # reported at 10, 20, 50 instead of 1, 5, 10
-_NAME = re.compile(r"mbeir_(?P<name>[A-Za-z0-9_\-]+)_task(?P<task>\d+)_(?P<split>[a-z]+)\.jsonl$")
+_QID = re.compile(rb'[{,]\s*"qid"\s*:\s*"([^"\\]+)"')  # inside a text the quotation marks would be escaped
+_TASK_ID = re.compile(rb'[{,]\s*"task_id"\s*:\s*(\d+)')
 
 
 def task_of(key: str) -> Task:
@@ -65,23 +70,6 @@ def task_of(key: str) -> Task:
     return Task(key, TITLES.get(name, name), query, target, (10, 20, 50) if wide else (1, 5, 10), 10 if wide else 5)
 
 
-def order_of(key: str) -> tuple[int, int, str]:
-    """Sort key: the paper's rows first and in its order, others by task number and name."""
-    if key in ROWS:
-        return (0, ROWS.index(key), key)
-    number = key.rpartition("_task")[2]
-    return (1, int(number) if number.isdecimal() else 99, key)
-
-
-@dataclass(frozen=True, slots=True)
-class Files:
-    """Where one task's lines are."""
-
-    queries: Path
-    pool: Path
-    qrels: Path | None  # None: the positives named in the query file are all there is
-
-
 class MBeir:
     """One split of a folder in M-BEIR's layout. Ids are M-BEIR's own ("dataset:number")."""
 
@@ -89,52 +77,68 @@ class MBeir:
         self,
         root: str | Path,
         *,
-        split: str = "test",
+        split: str = "test",  # train, union_train (up-sampled: what the paper trains on), val, union_val, test
         tasks: tuple[str, ...] | None = None,  # keys to keep; None: all that are there
         instructions: str | Path | None = None,  # None: the one in the folder, else our own templates
         seed: int = 0,  # of the choice among the four prompts, per query: it does not depend on order or workers
     ) -> None:
+        if split not in SPLITS:
+            raise GeniusError(f"M-BEIR has no split {split!r}: use {', '.join(SPLITS)}")
         self.root, self.split, self.seed = Path(root), split, seed
         self.name = self.root.name or "mbeir"
-        found = self._find()
-        keys = sorted(found if tasks is None else tasks, key=order_of)
-        unknown = [key for key in keys if key not in found]
+        self.files = query_files(self.root, split)
+        self.times: dict[str, int] = {}  # of the union files: how often each question occurs
+        there = sorted({key for file in self.files for key in self._tasks_in(file)}, key=order_of)
+        keys = sorted(there if tasks is None else tasks, key=order_of)
+        unknown = [key for key in keys if key not in there]
         if unknown:
-            raise GeniusError(
-                f"{self.root} has no {split} queries for {unknown[0]}; it has {', '.join(sorted(found, key=order_of))}"
-            )
+            raise GeniusError(f"{self.root} has no {split} queries for {unknown[0]}; it has {', '.join(there)}")
+        self.whole = keys == there
         self.tasks: tuple[Task, ...] = tuple(task_of(key) for key in keys)
-        self.files: tuple[Files, ...] = tuple(found[key] for key in keys)
+        self.number = {key: number for number, key in enumerate(keys)}
+        self.pools = [self._local_pool(key) for key in keys]
         self._prompts = self._read_prompts(instructions)
 
-    def _find(self) -> dict[str, Files]:
-        folder = self.root / "query" / self.split
-        found: dict[str, Files] = {}
-        for path in sorted(folder.glob("*.jsonl")):
-            match = _NAME.search(path.name)
-            if match is None or match["split"] != self.split or match["name"] == "union":
-                continue
-            stem = f"mbeir_{match['name']}_task{match['task']}"
-            qrels = self.root / "qrels" / self.split / f"{stem}_{self.split}_qrels.txt"
-            found[f"{match['name']}_task{match['task']}"] = Files(
-                path, self._local_pool(stem), qrels if qrels.is_file() else None
-            )
-        if not found:
-            raise GeniusError(f"no M-BEIR queries at {folder}: expected files like mbeir_mscoco_task0_{self.split}.jsonl")
-        return found
+    def _tasks_in(self, file: QueryFile) -> set[str]:
+        """Keys of the tasks whose questions a file holds. A mixed file is skimmed, which also counts repeated questions."""
+        if file.task is not None:
+            return {file.task}
+        refuse_pointer(file.path)
+        keys: set[str] = set()
+        with file.path.open("rb") as lines:
+            for line in lines:
+                task, question = _TASK_ID.search(line), _QID.search(line)
+                if task is None or question is None:
+                    continue  # reading it properly will say what is wrong with it
+                name = question[1].decode("utf-8", "replace")
+                keys.add(self.key(file, name, int(task[1])))
+                if file.name is None:
+                    self.times[name] = self.times.get(name, 0) + 1
+        return keys
 
-    def _local_pool(self, stem: str) -> Path:
-        """MSCOCO has a pool for each split, the others one for all."""
-        folder = self.root / "cand_pool" / "local"
-        for name in (f"{stem}_{self.split}_cand_pool.jsonl", f"{stem}_cand_pool.jsonl"):
-            if (folder / name).is_file():
-                return folder / name
-        raise GeniusError(f"the candidate pool {folder / f'{stem}_cand_pool.jsonl'} is missing")
+    @staticmethod
+    def key(file: QueryFile, question: str, task: int) -> str:
+        """The task's key of a line in a mixed file."""
+        number = question.partition(":")[0]
+        known = DATASET_NAMES.get(int(number)) if number.isdecimal() else None
+        return f"{file.name or known or f'dataset{number}'}_task{task}"
+
+    def _local_pool(self, key: str) -> Path | None:
+        """The task's own candidates. Questions that come in mixed files have none: theirs is the union pool of the split."""
+        places = local_pools(self.root, key, self.split)
+        found = next((path for path in places if path.is_file()), None)
+        mixed = all(file.task != key for file in self.files)
+        if mixed and union_pool(self.root, self.split).is_file():
+            return None
+        if found is None:
+            missing = union_pool(self.root, self.split) if mixed else places[0] if key.startswith("mscoco_") else places[1]
+            raise GeniusError(f"the candidate pool {missing} is missing (choose tasks to do without {key})")
+        return found
 
     # -- instructions ------------------------------------------------------------------------------------------
 
     def _read_prompts(self, given: str | Path | None) -> dict[tuple[int, Modality, Modality], list[str]]:
-        path = Path(given) if given is not None else self.root / "instructions" / "query_instructions.tsv"
+        path = Path(given) if given is not None else self.root / INSTRUCTIONS
         if not path.is_file():
             if given is not None:
                 raise GeniusError(f"no such instruction file: {path}")
@@ -154,54 +158,91 @@ class MBeir:
     # -- streams -----------------------------------------------------------------------------------------------
 
     def queries(self) -> Iterator[JudgedQuery]:
-        for number, (task, files) in enumerate(zip(self.tasks, self.files, strict=True)):
-            qrels = read_qrels(files.qrels) if files.qrels is not None else None
-            for row in read_jsonl(files.queries):
-                yield self._query(row, number, task, qrels, files.queries)
+        """Every question. Of the union files each once, at its first place: `times` says how often it occurs there."""
+        for file in self.files:
+            if file.task is not None and file.task not in self.number:
+                continue
+            qrels = read_qrels(file.qrels) if file.qrels is not None else None
+            seen: set[str] = set()
+            for row in read_lines(file.path):
+                name = _string(row, "qid", file.path)
+                number = self.number.get(file.task or self.key(file, name, _task_id(row, name, file.path)))
+                if number is None or name in seen:
+                    continue
+                if self.split in UNION_QUERIES:
+                    seen.add(name)
+                yield self._query(row, name, number, qrels, file.path)
 
-    def _query(self, row: dict[str, Any], number: int, task: Task, qrels: dict[str, list[str]] | None, path: Path) -> JudgedQuery:
-        name = str(row.get("qid", ""))
-        if not name:
-            raise GeniusError(f"{path}: a query has no qid")
+    def _query(self, row: Row, name: str, number: int, qrels: dict[str, list[str]] | None, path: Path) -> JudgedQuery:
+        task = self.tasks[number]
         image = row.get("query_img_path") if task.query != TEXT else None
         text = row.get("query_txt") if task.query != IMAGE else None
         if (task.query != TEXT and not image) or (task.query != IMAGE and not text):
             raise GeniusError(f"{path}: query {name} lacks the {task.query.label} that its task wants")
         query = Query(text=text, image=str(self.root / image) if image else None, instruction=self.instruction(name, task))
-        positives = row.get("pos_cand_list", []) if qrels is None else qrels.get(name, [])
-        return JudgedQuery(name, query, tuple(dict.fromkeys(str(p) for p in positives)), number)
+        positives = row.get("pos_cand_list") or [] if qrels is None else qrels.get(name, [])
+        return JudgedQuery(name, query, tuple(dict.fromkeys(str(p) for p in positives)), number, self.times.get(name, 1))
 
     def pool(self) -> Iterator[Item]:
-        union = self.root / "cand_pool" / "global" / f"mbeir_union_{self.split}_cand_pool.jsonl"
-        if union.is_file() and len(self.tasks) == len(self._find()):
+        """Every candidate once. Test has a file of them; in val it would hold little to search in, so local pools are joined."""
+        union = union_pool(self.root, self.split)
+        own = [path for path in dict.fromkeys(self.pools) if path is not None]
+        if len(own) < len(set(self.pools)) or (self.split != "val" and self.whole and union.is_file()):
             yield from self._items(union)
             return
         seen: set[str] = set()
-        for path in dict.fromkeys(files.pool for files in self.files):
+        for path in own:
             for item in self._items(path):
                 if item.id not in seen:
                     seen.add(item.id)
                     yield item
 
     def local_pool(self, task: int) -> Iterator[str] | None:
-        return (str(row["did"]) for row in read_jsonl(self.files[task].pool))
+        path = self.pools[task]
+        return None if path is None else (_string(row, "did", path) for row in read_lines(path))
 
     def _items(self, path: Path) -> Iterator[Item]:
-        for row in read_jsonl(path):
-            name = str(row.get("did", ""))
-            if not name:
-                raise GeniusError(f"{path}: a candidate has no did")
-            modality = Modality.parse(str(row.get("modality", "")))
-            image = row.get("img_path") if modality != TEXT else None
-            text = row.get("txt") if modality != IMAGE else None
-            if (modality != TEXT and not image) or (modality != IMAGE and not (text or "").strip()):
-                raise GeniusError(f"{path}: candidate {name} lacks the {modality.label} that it is said to be")
-            yield Item(name, image=str(self.root / image) if image else None, text=text)
+        return (candidate(row, self.root, path) for row in read_lines(path))
 
     def fingerprint(self) -> str:
-        paths = {path for f in self.files for path in (f.queries, f.pool, f.qrels) if path is not None}
-        prompts = self.root / "instructions" / "query_instructions.tsv"
-        return files_fingerprint(paths | ({prompts} if prompts.is_file() else set()), self.split, str(self.seed))
+        paths = {path for file in self.files for path in (file.path, file.qrels) if path is not None}
+        paths |= {path for path in (*self.pools, union_pool(self.root, self.split)) if path is not None and path.is_file()}
+        prompts = self.root / INSTRUCTIONS
+        keys = ",".join(task.key for task in self.tasks)
+        return files_fingerprint(paths | ({prompts} if prompts.is_file() else set()), self.split, str(self.seed), keys)
+
+
+def candidate(row: Row, root: Path, path: Path) -> Item:
+    """The item that a line of a pool describes; keys that say nothing may be missing."""
+    name = _string(row, "did", path)
+    try:
+        modality = Modality.parse(str(row.get("modality", "")))
+    except (GeniusError, ValueError):
+        raise GeniusError(f"{path}: candidate {name} is of no known modality ({row.get('modality')!r})") from None
+    image = row.get("img_path") if modality != TEXT else None
+    text = row.get("txt") if modality != IMAGE else None
+    if (modality != TEXT and not image) or (modality != IMAGE and not (text or "").strip()):
+        raise GeniusError(f"{path}: candidate {name} lacks the {modality.label} that it is said to be")
+    return Item(name, image=str(root / image) if image else None, text=text)
+
+
+def read_lines(path: Path) -> Iterator[Row]:
+    refuse_pointer(path)
+    return read_jsonl(path)
+
+
+def _string(row: Row, key: str, path: Path) -> str:
+    name = str(row.get(key) or "")
+    if not name:
+        raise GeniusError(f"{path}: a {'query' if key == 'qid' else 'candidate'} has no {key}")
+    return name
+
+
+def _task_id(row: Row, name: str, path: Path) -> int:
+    number: Any = row.get("task_id")
+    if not isinstance(number, int) or number not in DIRECTIONS:
+        raise GeniusError(f"{path}: query {name} has no task_id from 0 to 8")
+    return number
 
 
 def read_instructions(path: Path) -> dict[tuple[int, Modality, Modality], list[str]]:

@@ -18,8 +18,9 @@ from torch import Tensor
 from genius.errors import GeniusError
 from genius.features import Features
 from genius.instructions import format_text, query_text
-from genius.pictures.ahead import open_ahead
+from genius.pictures.ahead import THREADS, open_ahead
 from genius.pictures.load import WORKING_SIDE, loaded
+from genius.pictures.workers import PictureWorkers, Shrink
 from genius.types import ImageInput, Item, Query
 
 OnError = Literal["raise", "skip"]
@@ -92,15 +93,17 @@ def encode_items(
     on_error: OnError = "raise",
     on_progress: Callable[[int], None] | None = None,
     on_picture: OnPicture | None = None,
+    workers: PictureWorkers | None = None,
 ) -> tuple[Features, list[int], list[str]]:
     """Items -> features of those that could be read, their positions, and one line for each that could not.
 
     Pictures are opened by a few threads, at most one batch ahead, so memory does not grow with the collection. Each is
     decoded once: `on_picture` sees it (its shorter side at least `WORKING_SIDE` pixels, or all it has) before it is
-    shrunk for the encoder.
+    shrunk for the encoder. With `workers` processes decode instead, and `on_picture` hears of nothing.
     """
     rows = [_row(item) for item in items]
-    return _encode(rows, encoder, lambda batch: _towers(batch, encoder), batch_size, on_error, on_progress, on_picture)
+    towers = lambda batch: _towers(batch, encoder)  # noqa: E731
+    return _encode(rows, encoder, towers, batch_size, on_error, on_progress, on_picture, workers)
 
 
 def encode_queries(
@@ -110,6 +113,7 @@ def encode_queries(
     batch_size: int = 64,
     on_progress: Callable[[int], None] | None = None,
     instructions: bool = True,
+    workers: PictureWorkers | None = None,
 ) -> Features:
     """Queries -> features. The text side reads instruction + text, so it is present whenever either is.
 
@@ -117,7 +121,7 @@ def encode_queries(
     if not instructions:
         queries = [replace(query, target=None) for query in queries]
     rows = [_row(query) for query in queries]
-    return _encode(rows, encoder, lambda batch: _towers(batch, encoder), batch_size, "raise", on_progress)[0]
+    return _encode(rows, encoder, lambda batch: _towers(batch, encoder), batch_size, "raise", on_progress, None, workers)[0]
 
 
 def encode_joint(
@@ -127,13 +131,14 @@ def encode_joint(
     batch_size: int = 64,
     on_error: OnError = "raise",
     on_progress: Callable[[int], None] | None = None,
+    workers: PictureWorkers | None = None,
 ) -> tuple[Features, list[int], list[str]]:
     """Items or queries -> one fused vector each, on the image side if there is an image, else on the text's.
 
     Score fusion of such features is the vector itself. Returns what `encode_items` does.
     """
     rows = [_row(one) for one in inputs]
-    return _encode(rows, encoder, lambda batch: _joint(batch, encoder), batch_size, on_error, on_progress)
+    return _encode(rows, encoder, lambda batch: _joint(batch, encoder), batch_size, on_error, on_progress, None, workers)
 
 
 class _Row(NamedTuple):
@@ -161,6 +166,7 @@ def _encode(
     on_error: OnError,
     on_progress: Callable[[int], None] | None,
     on_picture: OnPicture | None = None,
+    workers: PictureWorkers | None = None,
 ) -> tuple[Features, list[int], list[str]]:
     parts: list[Features] = []
     kept: list[int] = []
@@ -168,12 +174,15 @@ def _encode(
     shrink = getattr(encoder, "prepare_image", _at_most)
 
     def load(position: int, source: ImageInput) -> Image.Image:
+        if workers is not None:
+            return workers.open(source, f"the image of {rows[position].name!r}")
         with loaded(source, least=WORKING_SIDE, name=f"the image of {rows[position].name!r}") as picture:
             if on_picture is not None:
                 on_picture(position, picture)
             return shrink(picture)  # type: ignore[no-any-return]
 
-    for start, pictures in open_ahead([row.source for row in rows], load, batch_size):
+    threads = THREADS if workers is None else workers.count
+    for start, pictures in open_ahead([row.source for row in rows], load, batch_size, threads):
         batch = rows[start : start + len(pictures)]
         good: list[tuple[_Row, Image.Image | None]] = []
         for offset, (row, picture) in enumerate(zip(batch, pictures, strict=True)):
@@ -190,6 +199,13 @@ def _encode(
     if not parts:
         parts.append(encode_batch([]))
     return Features.cat(parts), kept, problems
+
+
+def sent_to_workers(encoder: object) -> Shrink:
+    """What shrinks pictures for this encoder and can be sent to other processes: never the encoder with its weights."""
+    pixels = getattr(encoder, "pixels", None)
+    prepare = getattr(pixels, "prepare", None)
+    return prepare if callable(prepare) else _at_most
 
 
 def _at_most(picture: Image.Image) -> Image.Image:

@@ -71,8 +71,22 @@ def resolve(uri: str | Path) -> Path:
     return path
 
 
-def load_encoder(uri: str | Path) -> Encoder:
-    """Load the encoder a URI names. A whole model's URI gives the encoder that it brings."""
+def load_encoder(uri: str | Path, device: str = "cpu", share: int = 0) -> Encoder:
+    """Load the encoder a URI names. A whole model's URI gives the encoder that it brings.
+
+    `device` is cpu, cuda, cuda:N or auto: a GPU where there is one, for process number `share` the next one in turn.
+    """
+    from genius.encoders.devices import find_device
+
+    place = find_device(device, share)  # before weights are read
+    encoder = _load(uri)
+    move = getattr(encoder, "to", None)
+    if place.type != "cpu" and callable(move):
+        move(place)
+    return encoder
+
+
+def _load(uri: str | Path) -> Encoder:
     path = resolve(uri)
     if str(uri).startswith("uniir:") or path.suffix == ".pth":
         return _family("uniir").load(path, {})  # type: ignore[no-any-return]

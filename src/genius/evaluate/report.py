@@ -222,11 +222,15 @@ def write_report(
 
 def _write_trec(evaluation: Evaluation, directory: Path, data: FeatureSet) -> None:
     positives = data.positives()
+    number = {data.task_name(n): n for n in set(data.tasks.tolist())}
     for task in evaluation.tasks:
         rows = evaluation.query_rows[task.key]
         ids = [data.query_ids[i] for i in rows]
         name = _safe(task.key)
-        write_qrels(directory / "qrels" / f"{name}.trec", ids, data.pool_ids, [positives[i] for i in rows])
+        own = set(data.pool_rows(number[task.key]).tolist()) if task.key in number else None
+        for pool in evaluation.pools:  # a local pool does not hold the answers that lie in another task's
+            inside = [[row for row in positives[i] if own is None or pool != "local" or row in own] for i in rows]
+            write_qrels(directory / "qrels" / f"{name}.{pool}.trec", ids, data.pool_ids, inside)
         for method in evaluation.methods:
             for pool in evaluation.pools:
                 ranked, scores = evaluation.runs[task.key, method, pool]

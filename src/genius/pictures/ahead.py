@@ -20,7 +20,7 @@ THREADS = 4
 
 
 def open_ahead(
-    sources: Sequence[ImageInput | None], open_one: Callable[[int, ImageInput], T], batch_size: int
+    sources: Sequence[ImageInput | None], open_one: Callable[[int, ImageInput], T], batch_size: int, threads: int = THREADS
 ) -> Iterator[tuple[int, list[T | GeniusError | None]]]:
     """(start, results) batch by batch: `open_one(position, source)` of each source, None where there is none.
 
@@ -39,7 +39,7 @@ def open_ahead(
         for batch in batches:  # nothing to wait for: no threads
             yield batch.start, [attempt(position) for position in batch]
         return
-    with ThreadPoolExecutor(THREADS, thread_name_prefix="genius-images") as pool:
+    with ThreadPoolExecutor(threads, thread_name_prefix="genius-images") as pool:
         ahead: deque[tuple[int, list[Future[T | GeniusError | None]]]] = deque()
         try:
             for batch in batches:

@@ -124,7 +124,7 @@ class GeneratorStage(Stage):
             raise GeniusError("inputs = 'pairs' needs the training questions")
         self.augment = Augmentation(config.augmentation)
         self.positives = Positives(data.pairs, len(data.queries)).to(device)
-        self.order = Order(len(data.queries), config.batch, seed)
+        self.order = Order(data.visits(), config.batch, seed)
 
     quantizer: ResidualQuantizer
 

@@ -47,7 +47,7 @@ class PairStage(Stage):
         self.held_out, self.seed = validation, seed
         self.queries, self.pool = data.queries.to(device, torch.float32), data.pool.to(device, torch.float32)
         self.positives = Positives(data.pairs, len(data.queries)).to(device)
-        self.order = Order(len(data.queries), config.batch, seed)
+        self.order = Order(data.visits(), config.batch, seed)
         self.modality_weight = config.modality_weight
         if config.modality_weight > 0:
             start = torch.randn(3, width, generator=torch.Generator().manual_seed(seed))

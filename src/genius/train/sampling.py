@@ -12,10 +12,10 @@ def step_seed(seed: int, stage: str, step: int, rank: int = 0) -> int:
 
 
 class Order:
-    """Endless shuffled epochs over `count` examples, addressed by step."""
+    """Endless shuffled epochs over the examples that one of them meets (`visits`, some perhaps repeatedly), addressed by step."""
 
-    def __init__(self, count: int, batch: int, seed: int) -> None:
-        self.count, self.batch, self.seed = count, batch, seed
+    def __init__(self, visits: Tensor, batch: int, seed: int) -> None:
+        self.visits, self.count, self.batch, self.seed = visits, len(visits), batch, seed
         self._epoch, self._shuffled = -1, torch.empty(0, dtype=torch.long)
 
     def __call__(self, step: int) -> Tensor:
@@ -34,7 +34,7 @@ class Order:
     def _permutation(self, epoch: int) -> Tensor:
         if epoch != self._epoch:
             generator = torch.Generator().manual_seed(self.seed * 65_537 + epoch)
-            self._epoch, self._shuffled = epoch, torch.randperm(self.count, generator=generator)
+            self._epoch, self._shuffled = epoch, self.visits[torch.randperm(self.count, generator=generator)]
         return self._shuffled
 
 

@@ -51,11 +51,14 @@ class TowersStage(Stage):
         asked = list(collection.queries())
         self.items: list[Content] = [(item.image, format_text(item.text or "")) for item in items]
         self.asked: list[Content] = [(judged.query.image, query_text(judged.query)) for judged in asked]
-        pairs = torch.tensor([(i, row[p]) for i, judged in enumerate(asked) for p in judged.positives], dtype=torch.long)
+        pairs = torch.tensor(
+            [(i, row[p]) for i, judged in enumerate(asked) for p in judged.positives if p in row], dtype=torch.long
+        )
         if pairs.numel() == 0:
             raise GeniusError("there are no (query, positive) pairs to train on")
         self.positives = Positives(pairs.reshape(-1, 2), len(asked))
-        self.order = Order(len(asked), config.batch, seed)
+        times = torch.tensor([judged.times for judged in asked], dtype=torch.long)
+        self.order = Order(torch.repeat_interleave(torch.arange(len(asked)), times), config.batch, seed)
 
     def batch(self, step: int, micro: int, rank: int, world: int) -> tuple[Tensor, Tensor]:
         rows = self.order(step).chunk(self.accumulate)[micro]
