@@ -57,6 +57,7 @@ def whole(
 ) -> None:
     """What stands in front of a command."""
 
+
 app.add_typer(features_app, name="features")
 app.add_typer(convert_app, name="convert")
 app.add_typer(fields_app, name="fields")
