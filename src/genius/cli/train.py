@@ -17,6 +17,7 @@ def train(
     config: str = typer.Argument("", help="A TOML or JSON file, or builtin:NAME (see --list)."),
     output: str = typer.Option("", "--output", "-o", help="The model folder, in place of the config's."),
     data: str = typer.Option("", "--data", help="The training data, in place of the config's."),
+    encoder: str = typer.Option("", "--encoder", help="The encoder of the data: it is stored with the model (encoder_uri)."),
     change: list[str] = typer.Option([], "--set", help="One field: --set generator.steps=500 (TOML values)."),
     listing: bool = typer.Option(False, "--list", help="Name the built-in configs and stop."),
     quiet: bool = typer.Option(False, "--quiet", "-q", help="No progress on stderr."),
@@ -39,6 +40,8 @@ def train(
         overrides["output"] = output
     if data:
         overrides["data"] = data
+    if encoder:
+        overrides["encoder_uri"] = encoder
     settings = read_train_config(config, overrides)
     from genius.train.run import train as run
 
