@@ -11,7 +11,7 @@ from genius.data.features import CANDIDATES_PER_DATASET, QUERIES_PER_DATASET, Fe
 from genius.errors import GeniusError
 from genius.features import Features
 
-GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "official-tiny"
+GOLDEN = Path(__file__).parents[1] / "golden" / "official"
 
 
 def features(rows: int, image: int = 6, text: int = 6, seed: int = 0) -> Features:
@@ -75,12 +75,10 @@ def test_published_round_trip(tmp_path: Path) -> None:
 
 
 def test_published_golden_files() -> None:
-    if not GOLDEN.is_dir():
-        pytest.skip("the golden files of the published code are not here")
-    pool, ids = read_published(GOLDEN / "cand_pool_golden_IT_dict.pt", CANDIDATES_PER_DATASET)
-    queries, query_ids = read_published(GOLDEN / "query_SFpretrained_instruction_IT_dict.pt", QUERIES_PER_DATASET)
-    assert len(pool) == len(ids) == 2000 and ids[1] == "9:1"
-    assert len(queries) == 12000 and query_ids[2] == "9:2" and bool(queries.text_mask.all())
+    pool, ids = read_published(GOLDEN / "candidates.pt", CANDIDATES_PER_DATASET)
+    queries, query_ids = read_published(GOLDEN / "queries.pt", QUERIES_PER_DATASET)
+    assert len(pool) == len(ids) == 323 and ids[0] == "9:0" and all(name.startswith("9:") for name in ids)
+    assert len(queries) == len(query_ids) == 272 and bool(queries.text_mask.all())
 
 
 def test_hashed_ids() -> None:

@@ -1,4 +1,4 @@
-"""The published code's stored outputs, and ours. Skipped where the golden files are absent."""
+"""The published code's stored outputs (`tests/golden/official`), and ours: codes, log p, beams, losses, gradients, codebooks."""
 
 from __future__ import annotations
 
@@ -6,150 +6,154 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import Tensor
 
 from genius.data.features import CANDIDATES_PER_DATASET, QUERIES_PER_DATASET, read_published
 from genius.features import Features
 from genius.model.genius import Genius
 from genius.model.official import _FUSION, convert_official
 from genius.train.generator import Augmentation
-from genius.train.losses import contrastive, reconstruction_loss, residual_loss
+from genius.train.losses import code_loss, contrastive, reconstruction_loss, residual_loss
 
-GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "official-tiny"
-pytestmark = pytest.mark.skipif(not GOLDEN.is_dir(), reason="the published code's golden outputs are not beside this checkout")
+GOLDEN = Path(__file__).parents[1] / "golden" / "official"
+CHECKPOINTS = (GOLDEN / "rq_clip_large.pth", GOLDEN / "GENIUS_t5small.pth")
+BEAMS = (10, 50)
 
 
-def stored(name: str) -> Any:
-    return torch.load(GOLDEN / name, weights_only=False)
+@pytest.fixture(scope="module")
+def want() -> dict[str, Tensor]:
+    return load_file(GOLDEN / "outputs.safetensors")
+
+
+@pytest.fixture(scope="module")
+def losses() -> dict[str, float]:
+    with safe_open(GOLDEN / "outputs.safetensors", "pt") as file:
+        return {name: float(value) for name, value in file.metadata().items()}
 
 
 @pytest.fixture(scope="module")
 def candidates() -> Features:
-    return read_published(GOLDEN / "cand_pool_golden_IT_dict.pt", CANDIDATES_PER_DATASET)[0]
+    return read_published(GOLDEN / "candidates.pt", CANDIDATES_PER_DATASET)[0]
 
 
 @pytest.fixture(scope="module")
 def queries() -> Features:
-    return read_published(GOLDEN / "query_SFpretrained_instruction_IT_dict.pt", QUERIES_PER_DATASET)[0]
+    return read_published(GOLDEN / "queries.pt", QUERIES_PER_DATASET)[0]
 
 
 @pytest.fixture
 def model() -> Genius:
-    return convert_official(GOLDEN / "checkpoint/rq_clip_large.pth", GOLDEN / "checkpoint/GENIUS_t5small.pth")
+    return convert_official(*CHECKPOINTS)
 
 
-def test_codes_and_embeddings_are_equal(model: Genius, candidates: Features, queries: Features) -> None:
-    expected = stored("rq_inference.pt")
-    for features, want in ((candidates, expected["cand"]), (queries[slice(-64, None)], expected["query"])):
+def close(ours: Tensor | None, theirs: Tensor) -> bool:
+    return ours is not None and bool((ours - theirs).norm() <= 1e-4 * theirs.norm())
+
+
+def test_codes_and_embeddings_are_equal(model: Genius, candidates: Features, queries: Features, want: dict[str, Tensor]) -> None:
+    for features, kind in ((candidates, "cand"), (queries[want["asked"]], "query")):
         codes = model.encode(features)
-        assert torch.equal(codes, want["code"])
+        assert torch.equal(codes, want[f"{kind}.code"].long())
         z, dense = model.embed(features)
-        torch.testing.assert_close(z, want["encode"], atol=1e-5, rtol=0)
-        torch.testing.assert_close(dense, want["rerank"], atol=1e-5, rtol=0)
-        torch.testing.assert_close(F.normalize(model.quantizer.decode(codes), dim=1), want["quant"], atol=1e-5, rtol=0)
+        torch.testing.assert_close(z, want[f"{kind}.encode"], atol=1e-5, rtol=0)
+        torch.testing.assert_close(dense, want[f"{kind}.rerank"], atol=1e-5, rtol=0)
+        torch.testing.assert_close(F.normalize(model.quantizer.decode(codes), dim=1), want[f"{kind}.quant"], atol=1e-5, rtol=0)
 
 
-def test_every_step_log_probability_is_equal(model: Genius) -> None:
-    golden = stored("beam_golden.pt")
-    for beams, want in golden["beams"].items():
-        z = golden["z"].repeat_interleave(beams, 0)
+def test_every_step_log_probability_is_equal(model: Genius, want: dict[str, Tensor]) -> None:
+    for beams in BEAMS:
+        z, codes = want["z"].repeat_interleave(beams, 0), want[f"beams{beams}.codes"].long()
         with torch.no_grad():
-            log_p = model.generator(z, want["codes"].flatten(0, 1)).unflatten(0, (-1, beams))
-        torch.testing.assert_close(log_p, want["step_logprobs"], atol=1e-4, rtol=0)
+            log_p = model.generator(z, codes.flatten(0, 1)).unflatten(0, (-1, beams))
+        torch.testing.assert_close(log_p, want[f"beams{beams}.log_p"], atol=1e-4, rtol=0)
 
 
-def test_quantizer_training_step_losses_gradients_and_codebooks(model: Genius, candidates: Features, queries: Features) -> None:
-    want = stored("rq_train_step.pt")
-    n = len(want["query_index"])
-    z = model.fusion(Features.cat([queries[want["query_index"]], candidates[want["target_index"]]]))
-    quantized = model.quantizer.quantize(z)
-    assert torch.equal(quantized.codes, want["codes"])
-    losses = {
+@pytest.mark.parametrize("told", [False, True])
+def test_quantizer_training_step_losses_gradients_and_codebooks(
+    told: bool, model: Genius, candidates: Features, queries: Features, want: dict[str, Tensor], losses: dict[str, float]
+) -> None:
+    """The same whether the quantizer is told the modalities (as training here does) or not: the published one never is."""
+    n = len(want["rq.query"])
+    both = Features.cat([queries[want["rq.query"]], candidates[want["rq.target"]]])
+    z = model.fusion(both)
+    quantized = model.quantizer.quantize(z, both.modality if told else None)
+    assert torch.equal(quantized.codes, want["rq.codes"].long())
+    ours = {
         "cl_loss": contrastive(z[:n], z[n:], temperature=0.01)[0],
         "rq_loss": 100 * residual_loss(quantized.residuals, quantized.chosen),
         "mse_loss": 100 * reconstruction_loss(quantized.vectors[:n], quantized.vectors[n:]),
     }
-    losses["loss"] = torch.stack(list(losses.values())).sum()  # Eq. 8
-    for name, loss in losses.items():
-        assert loss.item() == pytest.approx(want["losses"][name], rel=1e-4), name
-    losses["loss"].backward()
-    for ours, theirs in _FUSION.items():
+    ours["loss"] = torch.stack(list(ours.values())).sum()  # Eq. 8
+    for name, loss in ours.items():
+        assert loss.item() == pytest.approx(losses[name], rel=1e-4), name
+    ours["loss"].backward()
+    for mine, theirs in _FUSION.items():
         for kind in ("weight", "bias"):
-            gradient = getattr(getattr(model.fusion, ours), kind).grad
-            expected = want["grads"][f"encoder.{theirs}.{kind}"]
-            assert (gradient - expected).norm() <= 1e-4 * expected.norm(), f"{ours}.{kind}"
+            assert close(getattr(getattr(model.fusion, mine), kind).grad, want[f"rq.grad.encoder.{theirs}.{kind}"]), mine
     model.quantizer.update(quantized.codes, [r.detach() for r in quantized.residuals])
     for level in range(model.config.quantizer.levels):
-        book = {
-            k.rsplit(".", 1)[1]: v[0]
-            for k, v in want["codebook_after_one_ema_step"].items()
-            if k.startswith(f"residual_rq.layers.{level}.")
-        }
+        book = {kind: want[f"rq.after.residual_rq.layers.{level}._codebook.{kind}"][0] for kind in ("cluster_size", "embed")}
         alive = book["cluster_size"] != 2.0  # rows revived as dead are random in both
         torch.testing.assert_close(model.quantizer.codebook(level)[alive], book["embed"][alive], atol=1e-5, rtol=1e-4)
         assert alive.float().mean() > 0.9
 
 
-def test_generator_training_step_loss_and_gradients(model: Genius, candidates: Features, queries: Features) -> None:
-    want = stored("gen_train_step.pt")
-    query, target = queries[want["query_index"]], candidates[want["target_index"]]
-    z = Augmentation(form="sqrt-per-dimension")(model.embed(query)[0], model.embed(target)[0], want["beta_sample"])
-    loss = -model.generator(z, model.encode(target)).mean()  # Eq. 10, mean over tokens as published
-    assert loss.item() == pytest.approx(want["out"]["loss"], rel=1e-4)
+def test_generator_training_step_loss_and_gradients(
+    model: Genius, candidates: Features, queries: Features, want: dict[str, Tensor], losses: dict[str, float]
+) -> None:
+    query, target = queries[want["gen.query"]], candidates[want["gen.target"]]
+    z = Augmentation(form="sqrt-per-dimension")(model.embed(query)[0], model.embed(target)[0], want["gen.beta"])
+    codes = model.encode(target)
+    loss = code_loss(model.generator.code_log_probs(z, codes), codes)  # Eq. 10, mean over tokens as published
+    assert loss.item() == pytest.approx(losses["generator"], rel=1e-4)
+    assert loss.item() == pytest.approx(-model.generator(z, codes).mean().item(), rel=1e-5)
     loss.backward()
+    generator = model.generator
     pairs = {
-        "id_generator.shared.weight": model.generator.tokens.weight,
-        "id_generator.encoder.final_layer_norm.weight": model.generator.prefix_norm.weight,
-        "id_generator.decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight": model.generator.position_bias.weight,
-        "id_generator.decoder.block.1.layer.1.EncDecAttention.v.weight": model.generator.blocks[1].cross_attention.v.weight,
-        "id_generator.decoder.block.0.layer.2.DenseReluDense.wo.weight": model.generator.blocks[0].ff_out.weight,
+        "id_generator.shared.weight": generator.tokens.weight,
+        "id_generator.encoder.final_layer_norm.weight": generator.prefix_norm.weight,
+        "id_generator.decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight": generator.position_bias.weight,
+        "id_generator.decoder.block.1.layer.1.EncDecAttention.v.weight": generator.blocks[1].cross_attention.v.weight,
+        "id_generator.decoder.block.0.layer.2.DenseReluDense.wo.weight": generator.blocks[0].ff_out.weight,
+        "embed_projector.0.bias": generator.prefix.bias,
     }
     for name, parameter in pairs.items():
-        assert (parameter.grad - want["grads"][name]).norm() <= 1e-4 * want["grads"][name].norm(), name
+        assert close(parameter.grad, want[f"gen.grad.{name}"]), name
 
 
-def test_the_three_commands_reproduce_the_published_files(tmp_path: Path) -> None:
-    def genius(*arguments: str | Path) -> None:
+def test_the_three_commands_reproduce_the_published_files(tmp_path: Path, want: dict[str, Tensor]) -> None:
+    def genius(*arguments: str | Path | int) -> None:
         subprocess.run([sys.executable, "-m", "genius", *map(str, arguments)], check=True, capture_output=True)
 
-    checkpoints = GOLDEN / "checkpoint"
-    genius(
-        "convert",
-        "official",
-        "--quantizer",
-        checkpoints / "rq_clip_large.pth",
-        "--generator",
-        checkpoints / "GENIUS_t5small.pth",
-        "--output",
-        tmp_path / "model",
-    )
-    assert json.loads((tmp_path / "model/config.json").read_text())["model"]["quantizer"]["level_sizes"] == [3, 64, 64, 64, 64]
-    genius("features", "encode", tmp_path / "model", GOLDEN / "cand_pool_golden_IT_dict.pt", "--output", tmp_path / "codes.npy")
-    codes = np.load(tmp_path / "codes.npy")
-    assert np.array_equal(codes, np.load(GOLDEN / "mbeir_golden_cand_pool_codes.npy"))
-
-    body = torch.load(GOLDEN / "query_SFpretrained_instruction_IT_dict.pt", weights_only=True)
-    last = {name: body[name][-64:].clone() for name in ("img", "text", "img_mask", "text_mask")}
-    torch.save({**last, "id_to_index": {i: i for i in range(64)}}, tmp_path / "queries.pt")
-    for beams in (10, 30, 50):
+    folder, out = tmp_path / "model", tmp_path / "out.npz"
+    genius("convert", "official", "--quantizer", CHECKPOINTS[0], "--generator", CHECKPOINTS[1], "--output", folder)
+    assert json.loads((folder / "config.json").read_text())["model"]["quantizer"]["level_sizes"] == [3, 64, 64, 64, 64]
+    genius("features", "encode", folder, GOLDEN / "candidates.pt", "--output", tmp_path / "codes.npy")
+    assert np.array_equal(np.load(tmp_path / "codes.npy"), want["cand.code"].numpy())
+    np.save(tmp_path / "all.npy", want["pool_codes"].long().numpy())
+    body = torch.load(GOLDEN / "queries.pt", weights_only=True)
+    asked = {name: body[name][want["asked"]].clone() for name in ("img", "text", "img_mask", "text_mask")}
+    torch.save({**asked, "id_to_index": {i: i for i in range(len(want["asked"]))}}, tmp_path / "asked.pt")
+    for beams in BEAMS:
         genius(
             "features",
             "search",
-            tmp_path / "model",
-            tmp_path / "queries.pt",
+            folder,
+            tmp_path / "asked.pt",
             "--codes",
-            tmp_path / "codes.npy",
+            tmp_path / "all.npy",
             "--beams",
-            str(beams),
+            beams,
             "--output",
-            tmp_path / "out.npz",
+            out,
         )
-        found = np.load(tmp_path / "out.npz")
-        assert np.array_equal(found["codes"], np.load(GOLDEN / f"mbeir_golden_test_codes_beam{beams}.npy"))
-        want = stored("beam_golden.pt")["beams"][beams]["sequences_scores"].numpy()
-        np.testing.assert_allclose(found["scores"], want, atol=1e-4, rtol=0)
+        found = np.load(out)
+        assert np.array_equal(found["codes"], want[f"beams{beams}.codes"].numpy())
+        np.testing.assert_allclose(found["scores"], want[f"beams{beams}.scores"].numpy(), atol=1e-4, rtol=0)
