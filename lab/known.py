@@ -1,6 +1,6 @@
 """What `bundled:mini` knows, as its `knows.json`: how closely its codes describe drawings like those it was made from.
 
-    python -m lab.known src/genius/bundled/mini        (needs the demo's drawings: pip install 'genius-search[demo]')
+python -m lab.known src/genius/bundled/mini        (needs the demo's drawings: pip install 'genius-search[demo]')
 """
 
 from __future__ import annotations

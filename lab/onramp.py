@@ -1,6 +1,7 @@
 """The on-ramp on real features: an encoder, a collection of photos, not a single pair.
 
     python -m lab.onramp FEATURES OUT.json           (FEATURES: lab.fashion.data)
+    python -m lab.onramp . OUT.json --vectors 100000     how long a fit takes
 
 The frozen towers know no common space, so heads are trained on the pairs of one half of the products and stand for "some CLIP".
 The collection is the photos of the other half, which nothing has seen, and it is fitted without a pair by `genius.fit`: made-up
@@ -130,6 +131,20 @@ def measure(fit: Fit, there: World, most: int) -> dict[str, Any]:
     return out
 
 
+def timing(count: int, width: int, seed: int) -> dict[str, Any]:
+    """How long a fit to so many made-up vectors takes: a thousand clusters, pictures only."""
+    random = torch.Generator().manual_seed(seed)
+    centres = torch.randn(1000, width, generator=random)
+    own = torch.randint(1000, (count,), generator=random)
+    image = centres[own] + 0.8 * torch.randn(count, width, generator=random)
+    yes = torch.ones(count, dtype=torch.bool)
+    collection = Features(image, torch.zeros_like(image), yes, ~yes)
+    started, used = time.monotonic(), time.process_time()
+    fit = fit_collection(collection, made_up(collection, 800, seed), config=FitConfig(seed=seed))
+    wall, cpu = time.monotonic() - started, time.process_time() - used
+    return {"vectors": count, "width": width, "seconds": round(wall, 1), "cpu_seconds": round(cpu, 1), "fit": fit.to_dict()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("features", type=Path)
@@ -138,7 +153,14 @@ def main() -> None:
     parser.add_argument("--products", type=int, help="the first so many only")
     parser.add_argument("--heads", type=Path, help="keep the trained heads here, and take them from here")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--vectors", type=int, help="measure only how long a fit to so many made-up vectors takes")
     args = parser.parse_args()
+    if args.vectors:
+        body = {"date": datetime.date.today().isoformat(), "seed": args.seed, "threads": torch.get_num_threads()}
+        body |= {"settings": asdict(FitConfig(seed=args.seed)), **timing(args.vectors, 512, args.seed)}
+        body["peak_memory_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+        args.output.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
+        return
     photos, titles, group, first, second = halves(args.features, args.products, args.seed)
     if args.heads is not None and args.heads.exists():
         heads = Heads(photos.image.shape[1], titles.text.shape[1], WIDTH, EncoderStageConfig().hidden).eval()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partialmethod
 from pathlib import Path
 
 import pytest
@@ -34,3 +35,11 @@ def photos(tmp_path: Path) -> Callable[..., Path]:
         return folder
 
     return write
+
+
+@pytest.fixture(autouse=True)
+def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests are of the way, not of how well a decoder is fitted (lab/onramp.py)."""
+    from genius.fit.collection import FitConfig
+
+    monkeypatch.setattr(FitConfig, "__init__", partialmethod(FitConfig.__init__, steps=20))

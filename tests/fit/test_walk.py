@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import partialmethod
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,9 @@ from typer.testing import CliRunner, Result
 
 from genius import Genius, GeniusError, Index, Item
 from genius.cli import app
+from genius.encoders.base import encode_items
 from genius.fit import folder as onramp
+from genius.fit.collection import FitConfig
 
 Photos = Callable[..., Path]
 
@@ -164,3 +167,26 @@ def test_the_bundled_model_says_that_it_does_not_know_photos(tmp_path: Path) -> 
     assert "look unlike" in run("info", tmp_path / "p.genius").output
     assert "look unlike" in run("search", tmp_path / "p.genius", "a horse").output
     assert "look unlike" not in run("index", tmp_path / "drawings", "-o", tmp_path / "d.genius").output
+
+
+def test_refit_gives_new_codes_to_all_items(clip: Path, photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = tmp_path / "my.genius"
+    monkeypatch.setattr(FitConfig, "__init__", partialmethod(FitConfig.__init__, rerank=30))
+    assert run("index", photos(3), "-o", index, "--encoder", clip).exit_code == 0
+    grown = run("index", photos(15), "-o", index)
+    assert "outgrown its codes" in grown.output and "--refit" in grown.output, grown.output
+    with Index.open(index) as before:
+        old = {item.id: (item, before.codes(item.id)) for item in before.items()}
+    again = run("index", photos(15), "-o", index, "--refit")
+    assert again.exit_code == 0 and f"fitted to {15 * len(COLOURS)} items" in again.output, again.output
+    with Index.open(index) as after:
+        assert {item.id: item for item in after.items()} == {name: item for name, (item, _) in old.items()}
+        assert any(after.codes(name) != codes for name, (_, codes) in old.items())
+        features, _, _ = encode_items(after.model.encoder, [after.get("photos/IMG_00000.png")])  # stored vectors are float16
+        assert after.codes("photos/IMG_00000.png")[:3] == tuple(after.model.encode(features)[0].tolist())[:3]
+    assert run("check", index).exit_code == 0 and "outgrown" not in run("info", index).output
+    assert colour_of(answers(index, "red", "-k", 1)[0]["id"]) == "red"
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+    bundled = tmp_path / "b.genius"
+    assert run("index", tmp_path / "photos", "-o", bundled).exit_code == 0
+    assert "was not made with --encoder" in run("index", tmp_path / "photos", "-o", bundled, "--refit").output

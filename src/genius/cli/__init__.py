@@ -42,7 +42,7 @@ COMMANDS: dict[str, typer.Typer] = {
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from genius import __version__
+        from genius.version import __version__
 
         print(f"genius {__version__}")
         raise typer.Exit

@@ -44,6 +44,9 @@ def index(
             help="Fit a model to these files over this encoder, without pairs: hf-hub:openai/clip-vit-base-patch32, or a folder."
         ),
     ] = None,
+    refit: Annotated[
+        bool, typer.Option("--refit", help="Of an index made with --encoder: fit new codes to all it holds.")
+    ] = False,
     device: DeviceOption = "auto",
     id_column: Annotated[str | None, typer.Option(help="Of tables; default: id, item_id, uid, ... or the row number.")] = None,
     text_column: Annotated[str | None, typer.Option(help="Of tables; default: text, caption, description, title, ...")] = None,
@@ -74,7 +77,7 @@ def index(
       genius index photos/ -o my.genius --encoder hf-hub:openai/clip-vit-base-patch32
     """
     from genius.cli.progress import kept_if_interrupted, phases
-    from genius.device import pick_device, place
+    from genius.model.device import pick_device, place
     from genius.index.folder import read_about
     from genius.index.index import Index
     from genius.index.ingest import IngestConfig, ingest
@@ -103,6 +106,10 @@ def index(
             place(opened.model, where)
             report, items = ingest(opened, paths, config, lambda count: tell("indexing", count, 0)), opened.count()
             hint = advice(opened)
+    if refit and fit is None:
+        from genius.fit.refit import refit as fit_anew
+
+        fit, hint = fit_anew(output, say=None if as_json else note), None
     body = {"index": str(output), "items": items, "advice": hint, **report.to_dict()}
     if fit is not None:
         body["fit"] = fit.to_dict()

@@ -65,7 +65,7 @@ def search(
 
       genius search my.genius --text bicycle --where "price < 500" --json
     """
-    from genius.device import pick_device, place
+    from genius.model.device import pick_device, place
     from genius.index.likeness import advice
     from genius.index.targets import why_nothing
 

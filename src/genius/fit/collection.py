@@ -108,14 +108,29 @@ def fit_collection(
     quiet: bool = True,
 ) -> Fit:
     """Fit a model to a collection's features (N, W). `questions`: made up from the collection; None: random directions."""
-    config, tell, started = config or FitConfig(), say or (lambda _: None), time.monotonic()
     if not len(features):
         raise GeniusError("there is nothing to fit to: no item could be encoded")
     features.check()
-    learn, judge = (None, None) if questions is None or not len(questions) else questions.split(config.seed)
     fusion = plain_fusion(features)
-    z, modality = embed(fusion, features), features.modality
-    shape = _shape(features.width, modality, config)
+    z = embed(fusion, features)
+    return fit_vectors(fusion, z, features.modality, questions, encoder, encoder_uri, config, say, quiet)
+
+
+def fit_vectors(
+    fusion: Fusion,
+    z: Tensor,
+    modality: Tensor,
+    questions: Questions | None,
+    encoder: Encoder | None,
+    encoder_uri: str | None,
+    config: FitConfig | None = None,
+    say: Say | None = None,
+    quiet: bool = True,
+) -> Fit:
+    """The same for vectors (N, D) of items that a fusion has made already, and their kinds (N,)."""
+    config, tell, started = config or FitConfig(), say or (lambda _: None), time.monotonic()
+    learn, judge = (None, None) if questions is None or not len(questions) else questions.split(config.seed)
+    shape = _shape(z.shape[1], modality, config)
     quantizer = ResidualQuantizer(quantizer_config(shape))
     tell(f"codes for {len(z):,} items: {' x '.join(map(str, shape.level_sizes))}")
     some = _some(len(z), config.sample, config.seed)
@@ -123,21 +138,21 @@ def fit_collection(
     codes = quantizer.encode(z, modality)
     offsets = None if learn is None else _offsets(learn, embed(fusion, learn.features), z, modality)
     tell(f"decoder: {config.steps} steps")
-    decoder = _decoder(Frozen(z, modality, codes, offsets=offsets), features, quantizer, shape, config, quiet)
+    decoder = _decoder(Frozen(z, modality, codes, offsets=offsets), quantizer, shape, config, quiet)
     body = GeniusConfig(
         fusion.config, quantizer.config, decoder.config, encoder_uri, search={"rerank": config.rerank}, instructions=False
     )
     model = Genius(body, encoder)
-    model.fusion.load_state_dict(fusion.state_dict())
-    model.quantizer.load_state_dict(quantizer.state_dict())
-    model.generator.load_state_dict(decoder.state_dict())
+    for own, fitted in ((model.fusion, fusion), (model.quantizer, quantizer), (model.generator, decoder)):
+        own.load_state_dict(fitted.state_dict())
     model.eval()
     fit = Fit(model, len(z))
     if judge is not None and len(judge):
         asked = embed(fusion, judge.features[slice(0, JUDGED)])
         fit.kept, fit.questions = kept(model, z, codes, asked), len(asked)
     fit.seconds = time.monotonic() - started
-    model.knows = replace(knows(quantizer, z, modality, codes, "its own collection"), fit=fit.to_dict())
+    about = fit.to_dict() | ({} if encoder_uri is None else {"encoder": encoder_uri})
+    model.knows = replace(knows(quantizer, z, modality, codes, "its own collection"), fit=about)
     return fit
 
 
@@ -186,10 +201,9 @@ def _offsets(questions: Questions, asked: Tensor, z: Tensor, modality: Tensor) -
     return Offsets(asked[known] - z[rows], z[rows], modality[rows], questions.tasks[known])
 
 
-def _decoder(
-    frozen: Frozen, features: Features, quantizer: ResidualQuantizer, shape: ModelConfig, config: FitConfig, quiet: bool
-) -> Generator:
-    nobody = features[slice(0, 0)]
+def _decoder(frozen: Frozen, quantizer: ResidualQuantizer, shape: ModelConfig, config: FitConfig, quiet: bool) -> Generator:
+    no, none = frozen.pool[:0], torch.zeros(0, dtype=torch.bool)
+    nobody = Features(no, no, none, none)
     nothing = FeatureSet(nobody, nobody, torch.empty(0, 2, dtype=torch.long), [], [])
     loop = GeneratorStageConfig(steps=config.steps, batch=config.batch, lr=config.lr)
     stage = GeneratorStage(nothing, frozen, None, quantizer, shape, loop, config.seed)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from genius.device import place
+from genius.model.device import place
 from genius.encoders.base import batched, encode_items
 from genius.errors import GeniusError
 from genius.features import Features

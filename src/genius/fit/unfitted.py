@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -52,11 +51,7 @@ class Unfitted:
         self, features: Features, questions: Questions | None, config: FitConfig | None = None, say: Say | None = None
     ) -> Fit:
         """The same for items that are encoded already."""
-        fit = fit_collection(features, questions, self.encoder, self.uri, config, say)
-        assert fit.model.knows is not None
-        about = {**fit.model.knows.fit, "encoder": self.uri}
-        fit.model.knows = dataclasses.replace(fit.model.knows, fit=about)
-        return fit
+        return fit_collection(features, questions, self.encoder, self.uri, config, say)
 
 
 def settled(uri: str) -> str:

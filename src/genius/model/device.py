@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from genius.errors import GeniusError
-
-if TYPE_CHECKING:
-    from genius.model.genius import Genius
+from genius.model.genius import Genius
 
 
 def pick_device(name: str | None = "auto") -> torch.device:
