@@ -65,9 +65,9 @@ def search(
 
       genius search my.genius --text bicycle --where "price < 500" --json
     """
-    from genius.model.device import pick_device, place
     from genius.index.likeness import advice
     from genius.index.targets import why_nothing
+    from genius.model.device import pick_device, place
 
     if words is not None and text is not None:
         raise GeniusError("ask once: with words behind the index, or with --text")

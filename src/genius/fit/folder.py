@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 
-from genius.model.device import place
 from genius.encoders.base import batched, encode_items
 from genius.errors import GeniusError
 from genius.features import Features
@@ -26,6 +25,7 @@ from genius.index.index import Index
 from genius.index.ingest import IngestConfig, IngestReport, find_files, ingest, read_items
 from genius.index.likeness import advice
 from genius.index.prepare import Stamp
+from genius.model.device import place
 from genius.types import Item
 
 AT_ONCE = 256  # items encoded between two looks at the disk
