@@ -156,7 +156,7 @@ def test_the_papers_inputs_are_augmented_questions(tmp_path: Path) -> None:
     stage = GeneratorStage(data, frozen, None, second.quantizer, config.model, config.generator, 0)
     torch.manual_seed(0)
     batch = stage.batch(0, 0, 0, 1)
-    rows = stage.order(0)
+    rows = stage.draws.order(0)
     assert not torch.isclose(batch.z, queries[rows], atol=1e-4).all(1).any()
     answers = [[r for q, r in data.pairs.tolist() if q == row] for row in rows.tolist()]
     for got, row, own in zip(batch.z, rows.tolist(), answers, strict=True):
@@ -182,3 +182,20 @@ def test_the_generator_reads_frozen_codes(tmp_path: Path) -> None:
     assert not [name for name, _ in stage.named_parameters() if "quantizer" in name]
     batch = stage.batch(0, 0, 0, 1)
     assert batch.z.shape == (64, 16) and batch.codes.shape == (64, 3)
+
+
+def test_equation_11_as_printed_keeps_its_length_and_the_first_batch_starts_the_codebooks(tmp_path: Path) -> None:
+    query, target = (F.normalize(torch.randn(5, 8, generator=torch.Generator().manual_seed(s)), dim=1) for s in (0, 1))
+    mu = torch.full((5, 1), 0.25)
+    printed = Augmentation("linear")(query, target, mu)
+    assert torch.allclose(printed, 0.25 * query + 0.75 * target) and not torch.allclose(printed.norm(dim=1), torch.ones(5))
+    assert torch.allclose(Augmentation("scalar")(query, target, mu), F.normalize(printed, dim=1))
+    config = small_config(tmp_path, quantizer__kmeans_from="first-batch", quantizer__quantize_from=0.0, model__width=16)
+    data = small_data()
+    seen: list[torch.Tensor] = []
+    stage = QuantizerStage(data, None, config.model, config.quantizer, 0, torch.device("cpu"))
+    stage.quantizer.initialise = lambda z, *_: seen.append(z)  # type: ignore[method-assign]
+    stage.before_step(0)
+    batch = stage.batch(0, 0, 0, 1)
+    expected = torch.cat([stage.embed(data.queries[batch.rows]), stage.embed(data.pool[batch.targets])])
+    assert len(seen) == 1 and torch.allclose(seen[0], expected)

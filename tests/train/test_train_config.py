@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from genius.errors import GeniusError
 from genius.features import Features
 from genius.model.genius import Genius
 from genius.model.quantizer import ResidualQuantizer
-from genius.train.config import BUILTIN, CONFIGS, TrainConfig, builtin_names, read_train_config
+from genius.train.config import BUILTIN, CONFIGS, TrainConfig, builtin_names, read_train_config, with_steps
+from genius.train.recipes import recipes_page
 from genius.train.run import train
 from genius.train.sizes import choose_level_sizes
 
@@ -26,7 +28,7 @@ def test_every_builtin_config_is_valid(name: str) -> None:
     assert isinstance(read_train_config(BUILTIN + name), TrainConfig)
 
 
-@pytest.mark.parametrize("name", [n for n in builtin_names() if n not in ("tiny", "paper", "paper-tiny", "default")])
+@pytest.mark.parametrize("name", [n for n in builtin_names() if n not in ("tiny", "paper", "paper-tiny", "published", "default")])
 def test_ablations_change_one_line(name: str) -> None:
     lines = [line for line in (CONFIGS / f"{name}.toml").read_text().splitlines() if line and not line.startswith("#")]
     assert len(lines) == 2 and lines[0].startswith("base = ")
@@ -38,6 +40,39 @@ def test_an_ablation_runs_on_another_base(tmp_path: Path) -> None:
     mine.write_text('data = "x"\nseed = 7\n[quantizer]\nsteps = 11\n')
     config = read_train_config("builtin:no-mse", base=str(mine))
     assert (config.seed, config.quantizer.steps, config.quantizer.mse_weight) == (7, 11, 0.0)
+
+
+def test_the_page_of_recipes_is_that_of_the_configs() -> None:
+    page = Path(__file__).parents[2] / "docs" / "recipes.md"
+    assert page.read_text(encoding="utf-8") == recipes_page(), "run: genius recipes --out docs/recipes.md"
+
+
+def test_the_paper_to_the_letter() -> None:
+    """Section 5.2 and the equations, written down once more, apart from the config."""
+    config = read_train_config("builtin:paper")
+    assert (config.quantizer.epochs, config.generator.epochs) == (20, 30)
+    assert config.quantizer.batch == config.generator.batch == 256
+    assert config.quantizer.lr == config.generator.lr == 1e-4
+    assert (config.quantizer.temperature, config.quantizer.rq_weight, config.quantizer.mse_weight) == (0.01, 100, 100)
+    assert (config.quantizer.contrastive_weight, config.quantizer.symmetric, config.quantizer.reduction) == (1, False, "sum")
+    assert config.quantizer.kmeans_from == "first-batch" and config.quantizer.final_lr == 1.0 and config.generator.final_lr == 0.0
+    assert config.model.level_sizes == (3,) + (4096,) * 8 and config.model.prefix_tokens == 30 and config.model.decoder == "small"
+    assert (config.generator.augmentation, config.generator.alpha, config.generator.reduction) == ("linear", 2, "sum")
+    assert config.search == {"beams": 50, "rerank": 0}
+
+
+def test_epochs_are_counted_over_the_training_questions(tmp_path: Path) -> None:
+    config = read_train_config("builtin:paper", {"quantizer.steps": 7})
+    assert (config.quantizer.steps, config.quantizer.epochs, config.generator.epochs) == (7, 0.0, 30)  # the last word counts
+    assert with_steps(config.generator, 1_000).steps == round(30 * 1_000 / 256) and with_steps(config.quantizer, 5).steps == 7
+    with pytest.raises(GeniusError, match="give steps or epochs, not both"):
+        read_train_config("builtin:paper", {"quantizer.steps": 7, "quantizer.epochs": 1})
+    data = small_data()
+    data.times = torch.full((len(data.queries),), 2)
+    small = small_config(tmp_path, encoder__train="none", generator__steps=1, held_out=0.0, model__width=0)
+    train(dataclasses.replace(small, quantizer=dataclasses.replace(small.quantizer, epochs=1.5, batch=64)), data, quiet=True)
+    lines = [json.loads(line) for line in (tmp_path / "training" / "metrics.jsonl").read_text().splitlines()]
+    assert max(line["step"] for line in lines if line["stage"] == "quantizer") == round(1.5 * 2 * len(data.queries) / 64)
 
 
 def test_bases_are_relative_to_the_file(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ COMMANDS: dict[str, typer.Typer] = {
     "search": app,
     "serve": app,
     "train": app,
+    "recipes": app,
     "evaluate": app,
     "bench": bench_app,
     "convert": convert_app,

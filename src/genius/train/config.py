@@ -6,18 +6,23 @@ and overrides single fields, so that an ablation is one line. Knows nothing of t
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from genius.config import from_dict, merge
 from genius.errors import GeniusError
 from genius.model.generator import SIZES
 
 BUILTIN = "builtin:"
+STAGES = ("encoder", "quantizer", "generator")
 CONFIGS = Path(__file__).parent / "configs"
+
+
+Loop = TypeVar("Loop", bound="LoopConfig")
 
 
 @dataclass(frozen=True)
@@ -25,13 +30,17 @@ class LoopConfig:
     """What every stage's loop needs. The loop itself is `genius.train.loop`."""
 
     steps: int = 1000  # optimizer steps; 0 skips the stage's training
+    epochs: float = 0.0  # > 0: in place of `steps`, as many as it takes to meet the training questions so often
     batch: int = 256  # examples per optimizer step, over all processes and accumulation steps
     accumulate: int = 1  # micro-batches per optimizer step (gradients are averaged)
     lr: float = 1e-4  # peak learning rate of AdamW
     betas: tuple[float, ...] = (0.9, 0.98)  # of AdamW
+    eps: float = 1e-8  # of AdamW
     weight_decay: float = 1e-4  # on matrices only
-    warm_up: float = 0.05  # share of the steps with a linearly growing rate; then cosine
-    final_lr: float = 0.0  # the cosine ends at this share of the peak
+    warm_up: float = 0.05  # share of the steps with a linearly growing rate; then cosine. From 2: so many steps
+    final_lr: float = 0.0  # the cosine ends at this share of the peak; 1: the rate stays
+    # of a question's answers one is drawn at every visit, or one once and for all epochs (published)
+    answers: Literal["new", "kept"] = "new"
     clip: float = 1.0  # of the gradient norm; 0: none
     precision: Literal["auto", "fp32"] = "auto"  # auto: bfloat16 autocast on a GPU, float32 elsewhere
     record: bool = (
@@ -47,8 +56,17 @@ class LoopConfig:
     def __post_init__(self) -> None:
         if self.steps < 0 or self.batch < 1 or self.accumulate < 1 or self.batch % self.accumulate:
             raise GeniusError(f"steps {self.steps}, batch {self.batch}, accumulate {self.accumulate} do not fit together")
+        if self.epochs < 0 or self.warm_up < 0:
+            raise GeniusError(f"epochs {self.epochs} and warm_up {self.warm_up} must not be negative")
         if len(self.betas) != 2 or self.lr <= 0:
             raise GeniusError("AdamW needs a positive lr and two betas")
+
+
+def with_steps(config: Loop, visits: int) -> Loop:
+    """The same with its epochs, if it says any, counted in steps over `visits` examples an epoch."""
+    if not config.epochs:
+        return config
+    return dataclasses.replace(config, steps=max(1, round(config.epochs * visits / config.batch)), epochs=0.0)
 
 
 @dataclass(frozen=True)
@@ -128,6 +146,7 @@ class QuantizerStageConfig(PairConfig):
     codes_weight: float = 1.0
     start_from_sum: bool = True  # the fusion starts as the encoder's own sum of both modalities
     quantize_from: float = 0.3  # share of the steps with L_cl alone, before k-means sets the codebooks
+    kmeans_from: Literal["sample", "first-batch"] = "sample"  # what the codebooks start from; the paper: the first batch
     kmeans_sample: int = 200_000  # vectors for k-means (the whole training set below that)
     kmeans_iterations: int = 20
     refit: bool = True  # at the end, k-means once more, on the pool's embeddings
@@ -150,8 +169,10 @@ class GeneratorStageConfig(LoopConfig):
     aside: float = 1.0  # items: how far they are moved in any direction beside the honest offset, as a share of its length
     shortest: float = 0.8  # items: an honest offset is scaled by a random number from this ...
     longest: float = 1.4  # ... to this
-    augmentation: Literal["none", "scalar", "sqrt-per-dimension"] = "scalar"  # pairs: 4.3.2; sqrt-per-dimension is published
+    # pairs: 4.3.2. linear: Eq. 11 as printed; scalar: brought to unit length, as questions have; sqrt-per-dimension: published
+    augmentation: Literal["none", "linear", "scalar", "sqrt-per-dimension"] = "scalar"
     alpha: float = 2.0  # pairs: of Beta(alpha, alpha)
+    reduction: Literal["mean", "sum"] = "mean"  # of Eq. 10 over an ID's codes: mean is published, sum the formula
     codebook_scale: float = 0.0  # table: > 0: tokens start at that times a random map of the codebooks (published 100)
 
 
@@ -185,8 +206,10 @@ def read_train_config(source: str, overrides: dict[str, Any] | None = None, base
     `base` takes the place of the file's own, so that a built-in ablation runs on any config.
     """
     values = _resolve(source, base, seen=())
+    given: dict[str, Any] = {}
     for name, value in (overrides or {}).items():
-        _put(values, name.split("."), value)
+        _put(given, name.split("."), value)
+    values = _above(values, given)
     return from_dict(TrainConfig, values, where=source)
 
 
@@ -211,7 +234,20 @@ def _resolve(source: str, base: str | None, seen: tuple[str, ...]) -> dict[str, 
         raise GeniusError(f"{source}: base must be a path or {BUILTIN}NAME")
     if base is None and not parent.startswith(BUILTIN):
         parent = str(path.parent / parent)
-    return merge(_resolve(parent, None, (*seen, str(path))), values)
+    return _above(_resolve(parent, None, (*seen, str(path))), values)
+
+
+def _above(below: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """`values` over those of a base. Who says how long a stage takes says it once: steps there take the place of epochs below."""
+    for stage in STAGES:
+        own, under = values.get(stage), below.get(stage)
+        if isinstance(own, dict) and isinstance(under, dict):
+            if {"steps", "epochs"} <= own.keys():
+                raise GeniusError(f"{stage}: give steps or epochs, not both")
+            for said, other in (("steps", "epochs"), ("epochs", "steps")):
+                if said in own:
+                    under.pop(other, None)
+    return merge(below, values)
 
 
 def _locate(source: str) -> Path:

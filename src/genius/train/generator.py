@@ -21,7 +21,7 @@ from genius.model.quantizer import ResidualQuantizer
 from genius.train.config import GeneratorStageConfig, ModelConfig
 from genius.train.loop import Stage
 from genius.train.losses import code_loss
-from genius.train.sampling import Order, Positives, share, step_seed
+from genius.train.sampling import Draws, Order, Positives, share, step_seed
 from genius.train.shifted import Offsets, ShiftedItems
 from genius.train.validate import answer_mask, dense_hits, generator_hits, nearest_rows
 
@@ -42,13 +42,14 @@ def generator_config(model: ModelConfig) -> GeneratorConfig:
 
 @dataclass(frozen=True, slots=True)
 class Augmentation:
-    """Query augmentation (4.3.2). `scalar` is Eq. 11; `sqrt-per-dimension` is what the published code does."""
+    """Query augmentation (4.3.2). `linear` is Eq. 11, `scalar` the same at unit length, as questions are when they are
+    searched with; `sqrt-per-dimension` is what the published code does, at unit length too."""
 
-    form: Literal["none", "scalar", "sqrt-per-dimension"] = "scalar"
+    form: Literal["none", "linear", "scalar", "sqrt-per-dimension"] = "scalar"
     alpha: float = 2.0  # of Beta(alpha, alpha)
 
     def __call__(self, query: Tensor, target: Tensor, mu: Tensor | None = None) -> Tensor:
-        """Interpolate unit vectors (B, D) and re-normalise. `mu` overrides the random draw (tests)."""
+        """Interpolate unit vectors (B, D). `mu` overrides the random draw (tests)."""
         if self.form == "none":
             return query
         if mu is None:
@@ -59,7 +60,7 @@ class Augmentation:
             mixed = mu.sqrt() * query + (1 - mu).sqrt() * target
         else:
             mixed = mu * query + (1 - mu) * target  # Eq. 11
-        return F.normalize(mixed, dim=1)
+        return mixed if self.form == "linear" else F.normalize(mixed, dim=1)
 
 
 @dataclass
@@ -124,7 +125,7 @@ class GeneratorStage(Stage):
             raise GeniusError("inputs = 'pairs' needs the training questions")
         self.augment = Augmentation(config.augmentation, config.alpha)
         self.positives = Positives(data.pairs, len(data.queries)).to(device)
-        self.order = Order(data.visits(), config.batch, seed)
+        self.draws = Draws(Order(data.visits(), config.batch, seed), self.positives, config.answers == "kept", seed)
 
     quantizer: ResidualQuantizer
 
@@ -134,13 +135,13 @@ class GeneratorStage(Stage):
         if self.items is not None:
             return Batch(*self.items.draw(config.batch // config.accumulate, seed, rank, world))
         assert frozen.queries is not None
-        rows = self.order(step).chunk(config.accumulate)[micro].to(frozen.pool.device)
-        targets = share(self.positives.draw(rows, seed), rank, world)
+        rows, targets = self.draws(step, micro, config.accumulate, seed)
+        targets = share(targets, rank, world)
         return Batch(self.augment(frozen.queries[share(rows, rank, world)], frozen.pool[targets]), frozen.codes[targets], ())
 
     def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         log_p = self.generator.code_log_probs(batch.z, batch.codes, batch.rows or None)
-        loss = code_loss(log_p, batch.codes)  # Eq. 10
+        loss = code_loss(log_p, batch.codes, self.config.reduction)  # Eq. 10
         with torch.no_grad():
             right = torch.stack([(lp.argmax(1) == batch.codes[:, i]).float().mean() for i, lp in enumerate(log_p)])
         return loss, {"ce": loss, "code1": right[min(1, len(right) - 1)], "codes": right.mean()}

@@ -104,7 +104,7 @@ def make_accelerator(device: str = "auto") -> Any:
 
 def learning_rate(config: LoopConfig, step: int) -> float:
     """Share of the peak rate at a step: linear warm-up, then cosine to `final_lr`."""
-    warm = max(1, round(config.warm_up * config.steps))
+    warm = max(1, round(config.warm_up * config.steps if config.warm_up < 2 else config.warm_up))
     if step < warm:
         return (step + 1) / warm
     done = (step - warm) / max(1, config.steps - warm)
@@ -118,7 +118,7 @@ def make_optimizer(module: nn.Module, config: LoopConfig) -> torch.optim.AdamW:
     plain = [p for name, p in trained if p.ndim < 2 or "position_bias" in name]
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
     fused = trained[0][1].is_cuda if trained else False
-    return torch.optim.AdamW(groups, lr=config.lr, betas=(config.betas[0], config.betas[1]), eps=1e-8, fused=fused)
+    return torch.optim.AdamW(groups, lr=config.lr, betas=(config.betas[0], config.betas[1]), eps=config.eps, fused=fused)
 
 
 def run_stage(stage: Stage, config: LoopConfig, runtime: Runtime, folder: Path) -> dict[str, float]:

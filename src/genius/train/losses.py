@@ -123,7 +123,7 @@ def reconstruction_loss(query: Tensor, target: Tensor, reduction: str = "mean") 
     return (query - target).square().sum(1).mean()
 
 
-def code_loss(log_p: Sequence[Tensor], codes: Tensor) -> Tensor:
-    """Cross-entropy of Eq. 10, mean over tokens: per level log p (B, K_l), codes (B, M)."""
+def code_loss(log_p: Sequence[Tensor], codes: Tensor, reduction: str = "mean") -> Tensor:
+    """Cross-entropy of Eq. 10: per level log p (B, K_l), codes (B, M). "sum": the formula; "mean": over tokens, as published."""
     chosen = [scores.gather(1, codes[:, level : level + 1]).mean() for level, scores in enumerate(log_p)]
-    return -torch.stack(chosen).mean()
+    return -(torch.stack(chosen).mean() if reduction == "mean" else torch.stack(chosen).sum())

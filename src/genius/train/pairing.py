@@ -18,7 +18,7 @@ from genius.train.config import PairConfig
 from genius.train.hard import HardNegatives, draw_seed, no_lists
 from genius.train.loop import Stage
 from genius.train.losses import contrastive, gather_rows
-from genius.train.sampling import Order, Positives, share, step_seed
+from genius.train.sampling import Draws, Order, Positives, share, step_seed
 
 
 class PairBatch(NamedTuple):
@@ -46,7 +46,7 @@ class PairStage(Stage):
         self.accumulate = config.accumulate
         self.queries, self.pool = data.queries.to(device, torch.float32), data.pool.to(device, torch.float32)
         self.positives = Positives(data.pairs, len(data.queries)).to(device)
-        self.order = Order(data.visits(), config.batch, seed)
+        self.draws = Draws(Order(data.visits(), config.batch, seed), self.positives, config.answers == "kept", seed)
         self.modality_weight, self.modality_temperature = config.modality_weight, config.modality_temperature
         if config.modality_weight > 0:
             start = torch.randn(3, width, generator=torch.Generator().manual_seed(seed))
@@ -67,14 +67,17 @@ class PairStage(Stage):
             self.hard.mine(self.wrong_lists, asked, vectors[0], kept, vectors[1], self.positives, size)
 
     def batch(self, step: int, micro: int, rank: int, world: int) -> PairBatch:
-        rows = self.order(step).chunk(self.accumulate)[micro].to(self.queries.image.device)
-        targets = self.positives.draw(rows, step_seed(self.seed, self.name, step, micro))  # of the whole batch, on every process
+        rows, targets = self.drawn(step, micro)
         wrong = None
         if self.hard is not None and step >= min(self.hard.at):
             wrong = share(
                 self.hard.draw(self.wrong_lists, rows, targets, draw_seed(self.seed, self.name, step, micro)), rank, world
             )
         return PairBatch(share(rows, rank, world), share(targets, rank, world), wrong)
+
+    def drawn(self, step: int, micro: int) -> tuple[Tensor, Tensor]:
+        """Questions and one answer of each, of the whole micro-batch."""
+        return self.draws(step, micro, self.accumulate, step_seed(self.seed, self.name, step, micro))
 
     def contrast(
         self,

@@ -125,7 +125,15 @@ class QuantizerStage(PairStage):
 
     @torch.no_grad()
     def initialise(self, pool_only: bool = False) -> None:
-        """k-means, level after level, on the training set: the pool, and the queries with their targets' modality."""
+        """k-means, level after level: on a sample of the pool and the queries with their targets' modality, or as in the
+        paper on the first batch."""
+        if self.config.kmeans_from == "first-batch" and not pool_only:
+            drawn = [self.drawn(self.step, micro) for micro in range(self.accumulate)]
+            rows, targets = (torch.cat(parts) for parts in zip(*drawn, strict=True))
+            z = torch.cat([self.embed(self.queries[rows]), self.embed(self.pool[targets])])
+            kinds = self.pool[targets].modality.repeat(2)
+            self.quantizer.initialise(z, kinds, self.config.kmeans_iterations, self.seed)
+            return
         z, modality = self.embed(self.pool), self.pool.modality
         if not pool_only:
             rows = torch.arange(len(self.queries), device=z.device)

@@ -25,7 +25,7 @@ from genius.files import write_whole
 from genius.model.genius import Genius, GeniusConfig
 from genius.model.heads import Heads
 from genius.train.confidence import calibrate
-from genius.train.config import TrainConfig
+from genius.train.config import STAGES, TrainConfig, with_steps
 from genius.train.encoder import HeadsStage
 from genius.train.generator import Frozen, GeneratorStage, Honest
 from genius.train.holdout import Split, few_questions, judged_pool, split
@@ -84,6 +84,7 @@ def train_stages(config: TrainConfig, data: FeatureSet, runtime: Runtime, folder
     """The three stages on features in memory, with a config that leaves nothing open (`with_sizes`)."""
     metrics: dict[str, dict[str, float]] = {}
     parts = hold_out(config, data, runtime)
+    config = counted(config, len(parts.train.visits()), runtime)
     heads = None
     if config.encoder.train == "heads":
         stage = HeadsStage(parts.train, parts.validation, config.model.width, config.encoder, config.seed, runtime.device)
@@ -114,6 +115,15 @@ def train_stages(config: TrainConfig, data: FeatureSet, runtime: Runtime, folder
     runtime.journal.write("confidence", 0, metrics["confidence"])
     model.config = dataclasses.replace(model.config, confidence=weights)
     return Trained(model, heads, metrics, data)
+
+
+def counted(config: TrainConfig, visits: int, runtime: Runtime) -> TrainConfig:
+    """The config with every stage's epochs in steps over the training questions."""
+    stages = {name: with_steps(getattr(config, name), visits) for name in STAGES}
+    for name, stage in stages.items():
+        if stage != getattr(config, name):
+            runtime.journal.note(f"{name}: {getattr(config, name).epochs:g} epochs of {visits:,} are {stage.steps:,} steps")
+    return dataclasses.replace(config, **stages)  # type: ignore[arg-type]
 
 
 def hold_out(config: TrainConfig, data: FeatureSet, runtime: Runtime) -> Split:
