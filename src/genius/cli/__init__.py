@@ -36,6 +36,7 @@ COMMANDS: dict[str, typer.Typer] = {
     "evaluate": app,
     "bench": bench_app,
     "convert": convert_app,
+    "attach": app,
     "features": features_app,
     "extract": features_app,
     "icons": data_app,

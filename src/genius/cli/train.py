@@ -20,6 +20,7 @@ def train(
     config: str = typer.Argument("", help="A TOML or JSON file, or builtin:NAME (see --list)."),
     output: str = typer.Option("", "--output", "-o", help="The model folder, in place of the config's."),
     data: str = typer.Option("", "--data", help="The training data, in place of the config's."),
+    encoder: str = typer.Option("", "--encoder", help="The encoder of the data: it is stored with the model (encoder_uri)."),
     base: str = typer.Option(
         "", "--base", help="Another base for a config that builds on one: run an ablation on your own config."
     ),
@@ -45,6 +46,8 @@ def train(
         overrides["output"] = output
     if data:
         overrides["data"] = data
+    if encoder:
+        overrides["encoder_uri"] = encoder
     settings = read_train_config(config, overrides, base or None)
     from genius.train.run import train as run
 

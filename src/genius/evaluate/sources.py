@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from safetensors import safe_open
 from torch import nn
 
 from genius.data.collection import Collection, open_collection
@@ -23,9 +22,7 @@ from genius.encoders.registry import load_encoder, resolve
 from genius.errors import GeniusError
 from genius.evaluate.methods.vectors import FeatureFusion
 from genius.model.genius import Genius
-from genius.model.heads import Heads
-
-HEADS = "heads.safetensors"  # beside a model that was trained on frozen towers' features
+from genius.model.heads import HEADS, read_heads
 
 
 def cache_folder() -> Path:
@@ -112,19 +109,7 @@ def fit_to_model(data: FeatureSet, model: Genius, model_uri: str) -> FeatureSet:
     widths = {data.pool.image.shape[1], data.pool.text.shape[1]}
     if widths == {model.config.width}:
         return data
-    heads = _read_heads(model_uri)
+    heads = read_heads(resolve(model_uri) / HEADS)
     if heads is None:
         raise GeniusError(f"features are {sorted(widths)} wide, the model expects {model.config.width} (and brings no {HEADS})")
     return replace(data, queries=heads.apply_chunked(data.queries), pool=heads.apply_chunked(data.pool))
-
-
-def _read_heads(model_uri: str) -> Heads | None:
-    path = resolve(model_uri) / HEADS
-    if not path.is_file():
-        return None
-    with safe_open(path, framework="pt") as file:
-        sizes = {name: int(value) for name, value in (file.metadata() or {}).items() if str(value).isdecimal()}
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    heads = Heads(sizes["image_width"], sizes["text_width"], sizes["width"], sizes["hidden"])
-    heads.load_state_dict(tensors)
-    return heads.eval()

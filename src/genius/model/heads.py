@@ -8,8 +8,10 @@ trains it with Eq. 2 on features extracted once.
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from genius.features import Features
@@ -55,3 +57,18 @@ class Heads(nn.Module):
         device = self.image.project.weight.device
         parts = [self(towers[i : i + chunk].to(device, torch.float32)).to("cpu") for i in range(0, max(len(towers), 1), chunk)]
         return Features.cat(parts)
+
+
+HEADS = "heads.safetensors"  # beside a model that was trained on frozen towers' features
+
+
+def read_heads(path: Path) -> Heads | None:
+    """The heads in a file that training wrote; None where there is no such file."""
+    if not path.is_file():
+        return None
+    with safe_open(path, framework="pt") as file:
+        sizes = {name: int(value) for name, value in (file.metadata() or {}).items() if str(value).isdecimal()}
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    heads = Heads(sizes["image_width"], sizes["text_width"], sizes["width"], sizes["hidden"])
+    heads.load_state_dict(tensors)
+    return heads.eval()

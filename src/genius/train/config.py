@@ -187,7 +187,8 @@ class TrainConfig:
     held_out_data: str = ""  # a FeatureSet folder of honest questions over the same pool, in place of a share of the training's
     device: Literal["auto", "cpu", "cuda"] = "auto"
     tensorboard: bool = False  # write TensorBoard files beside metrics.jsonl
-    encoder_uri: str | None = None  # the (frozen or starting) encoder; needed to train from a pairs file
+    # the (frozen or starting) encoder; needed to train from pairs. With features: the one they came from, stored with the model
+    encoder_uri: str | None = None
     model: ModelConfig = field(default_factory=ModelConfig)
     encoder: EncoderStageConfig = field(default_factory=EncoderStageConfig)
     quantizer: QuantizerStageConfig = field(default_factory=QuantizerStageConfig)

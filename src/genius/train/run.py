@@ -23,7 +23,8 @@ from genius.errors import GeniusError
 from genius.features import Features
 from genius.files import write_whole
 from genius.model.genius import Genius, GeniusConfig
-from genius.model.heads import Heads
+from genius.model.heads import HEADS, Heads
+from genius.train.attach import encoder_of_features, join_heads
 from genius.train.confidence import calibrate
 from genius.train.config import STAGES, TrainConfig, with_steps
 from genius.train.encoder import HeadsStage
@@ -36,7 +37,7 @@ from genius.train.shifted import honest_offsets
 from genius.train.sizes import choose_level_sizes
 from genius.train.sources import check_source, load_source
 
-TRAINING, CONFIG, HEADS = "training", "config.json", "heads.safetensors"
+TRAINING, CONFIG = "training", "config.json"
 HEADS_WIDTH = 256  # of heads where the config names none
 JUDGED_QUESTIONS, JUDGED_POOL = 2000, 100_000  # at most, when stages are judged on honest questions
 
@@ -69,6 +70,8 @@ def train(config: TrainConfig, data: FeatureSet | None = None, *, quiet: bool = 
         data, encoder, ready = load_source(config, runtime, folder)
     ready = with_sizes(ready, data, runtime)
     check(data, ready)
+    if encoder is None and config.encoder_uri is not None:
+        encoder = encoder_of_features(config.encoder_uri, data, Path(config.data) if FeatureSet.is_folder(config.data) else None)
     _claim(folder, config, runtime)  # only now: a refused run leaves the folder free
     try:
         trained = train_stages(ready, data, runtime, folder)
@@ -277,7 +280,7 @@ def _save(trained: Trained, config: TrainConfig, encoder: Encoder | None) -> Non
         }
         write_whole(output / HEADS, lambda path: save_file(tensors, path, metadata={n: str(v) for n, v in described.items()}))
         if encoder is not None:
-            encoder.heads.load_state_dict(tensors)  # type: ignore[attr-defined]
+            join_heads(encoder, trained.heads)
     if encoder is not None:
-        model.__dict__["encoder"] = encoder
+        model._take(encoder)
     model.save_pretrained(output)
