@@ -169,12 +169,13 @@ def test_augmentation_stays_between_query_and_target() -> None:
     torch.manual_seed(0)
     query, target = (F.normalize(torch.randn(200, 8), dim=1) for _ in range(2))
     for form in ("scalar", "sqrt-per-dimension"):
-        mixed = Augmentation(form=form)(query, target)  # type: ignore[arg-type]
+        augment = Augmentation(form=form)  # type: ignore[arg-type]
+        mixed = augment(query, target, augment.draw(200, query.shape[1], CPU, 0))
         assert mixed.norm(dim=1).allclose(torch.ones(200))
         assert ((mixed * (query + target)).sum(1) > 0).all()
     scalar = Augmentation(form="scalar")(query, target, torch.full((200, 1), 0.25))
     torch.testing.assert_close(scalar, F.normalize(0.25 * query + 0.75 * target, dim=1))  # Eq. 11
-    assert torch.equal(Augmentation(form="none")(query, target), query)
+    assert torch.equal(Augmentation(form="none")(query, target, torch.zeros(200, 1)), query)
 
 
 def test_the_generator_reads_frozen_codes(tmp_path: Path) -> None:

@@ -48,14 +48,19 @@ class Augmentation:
     form: Literal["none", "linear", "scalar", "sqrt-per-dimension"] = "scalar"
     alpha: float = 2.0  # of Beta(alpha, alpha)
 
-    def __call__(self, query: Tensor, target: Tensor, mu: Tensor | None = None) -> Tensor:
-        """Interpolate unit vectors (B, D). `mu` overrides the random draw (tests)."""
+    def draw(self, rows: int, width: int, device: torch.device, seed: int) -> Tensor:
+        """mu of a whole batch (B, 1) or (B, D), a function of `seed`: the same however many processes share it."""
+        shape = (rows, width) if self.form == "sqrt-per-dimension" else (rows, 1)
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(seed)
+            alpha = torch.full(shape, self.alpha, device=device)
+            return torch.distributions.Beta(alpha, alpha).sample()
+
+    def __call__(self, query: Tensor, target: Tensor, mu: Tensor) -> Tensor:
+        """Interpolate unit vectors (B, D) by `mu` (`draw`)."""
         if self.form == "none":
             return query
-        if mu is None:
-            shape = query.shape if self.form == "sqrt-per-dimension" else (query.shape[0], 1)
-            alpha = torch.full(shape, self.alpha, device=query.device)
-            mu = torch.distributions.Beta(alpha, alpha).sample().to(query.dtype)
+        mu = mu.to(query.dtype)
         if self.form == "sqrt-per-dimension":
             mixed = mu.sqrt() * query + (1 - mu).sqrt() * target
         else:
@@ -136,8 +141,9 @@ class GeneratorStage(Stage):
             return Batch(*self.items.draw(config.batch // config.accumulate, seed, rank, world))
         assert frozen.queries is not None
         rows, targets = self.draws(step, micro, config.accumulate, seed)
-        targets = share(targets, rank, world)
-        return Batch(self.augment(frozen.queries[share(rows, rank, world)], frozen.pool[targets]), frozen.codes[targets], ())
+        mu = share(self.augment.draw(len(rows), frozen.pool.shape[1], frozen.pool.device, seed), rank, world)
+        rows, targets = share(rows, rank, world), share(targets, rank, world)
+        return Batch(self.augment(frozen.queries[rows], frozen.pool[targets], mu), frozen.codes[targets], ())
 
     def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         log_p = self.generator.code_log_probs(batch.z, batch.codes, batch.rows or None)

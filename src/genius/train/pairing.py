@@ -18,6 +18,7 @@ from genius.train.config import PairConfig
 from genius.train.hard import HardNegatives, draw_seed, no_lists
 from genius.train.loop import Stage
 from genius.train.losses import contrastive, gather_rows
+from genius.train.processes import once
 from genius.train.sampling import Draws, Order, Positives, share, step_seed
 
 
@@ -60,11 +61,15 @@ class PairStage(Stage):
         """Unit vectors of any number of rows, without gradients."""
 
     def before_step(self, step: int) -> None:
-        if self.hard is not None and step in self.hard.at:
-            size, device = len(self.pool), self.queries.image.device
-            asked, kept = self.hard.sample(len(self.queries), size, device, self.seed + step)
-            vectors = self.embed(self.queries[asked]), self.embed(self.pool[kept])
-            self.hard.mine(self.wrong_lists, asked, vectors[0], kept, vectors[1], self.positives, size)
+        hard = self.hard
+        if hard is not None and step in hard.at:
+            once(lambda: self._mine(hard, step), lambda: [self.wrong_lists])
+
+    def _mine(self, hard: HardNegatives, step: int) -> None:
+        size, device = len(self.pool), self.queries.image.device
+        asked, kept = hard.sample(len(self.queries), size, device, self.seed + step)
+        vectors = self.embed(self.queries[asked]), self.embed(self.pool[kept])
+        hard.mine(self.wrong_lists, asked, vectors[0], kept, vectors[1], self.positives, size)
 
     def batch(self, step: int, micro: int, rank: int, world: int) -> PairBatch:
         rows, targets = self.drawn(step, micro)

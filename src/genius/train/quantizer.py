@@ -16,6 +16,7 @@ from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
 from genius.train.config import ModelConfig, QuantizerStageConfig
 from genius.train.losses import reconstruction_loss, residual_loss
 from genius.train.pairing import PairBatch, PairStage
+from genius.train.processes import once
 from genius.train.validate import dense_hits, nearest_rows, quick_hits
 
 
@@ -123,8 +124,12 @@ class QuantizerStage(PairStage):
         self.fusion.train(was)
         return torch.cat(parts)
 
-    @torch.no_grad()
     def initialise(self, pool_only: bool = False) -> None:
+        """Fit the codebooks, in one process for all."""
+        once(lambda: self._fit(pool_only), self.quantizer.buffers)
+
+    @torch.no_grad()
+    def _fit(self, pool_only: bool) -> None:
         """k-means, level after level: on a sample of the pool and the queries with their targets' modality, or as in the
         paper on the first batch."""
         if self.config.kmeans_from == "first-batch" and not pool_only:

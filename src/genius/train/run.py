@@ -31,6 +31,7 @@ from genius.train.encoder import HeadsStage
 from genius.train.generator import Frozen, GeneratorStage, Honest
 from genius.train.holdout import Split, few_questions, judged_pool, split
 from genius.train.loop import Runtime, finish, make_accelerator, run_stage
+from genius.train.processes import send
 from genius.train.progress import Journal
 from genius.train.quantizer import QuantizerStage
 from genius.train.shifted import honest_offsets
@@ -152,6 +153,7 @@ def freeze(second: QuantizerStage, parts: Split, config: TrainConfig) -> tuple[F
     pool = second.embed(parts.train.pool)
     modality = parts.train.pool.modality.to(pool.device)
     frozen = Frozen(pool, modality, quantizer.encode(pool, modality))
+    send([frozen.codes])  # one ID an item, whichever process trains on it
     if config.generator.inputs == "pairs":
         frozen.queries = second.embed(parts.train.queries)
     if parts.offsets is not None:
