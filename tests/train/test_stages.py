@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from train_fixtures import small_config, small_data
 
+from genius.features import Features
 from genius.model.genius import Genius
-from genius.train.config import LoopConfig, TrainConfig
+from genius.train.config import LoopConfig, QuantizerStageConfig, TrainConfig
 from genius.train.encoder import HeadsStage
 from genius.train.generator import Augmentation, Frozen, GeneratorStage, Honest
 from genius.train.holdout import split
@@ -200,3 +202,27 @@ def test_equation_11_as_printed_keeps_its_length_and_the_first_batch_starts_the_
     batch = stage.batch(0, 0, 0, 1)
     expected = torch.cat([stage.embed(data.queries[batch.rows]), stage.embed(data.pool[batch.targets])])
     assert len(seen) == 1 and torch.allclose(seen[0], expected)
+
+
+def test_features_left_on_the_disk_train_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing but the rows of a step is brought to the device, and k-means embeds no more than its sample."""
+    settings = {"quantizer__kmeans_sample": 50, "quantizer__hard_negatives": 1, "encoder__hard_negatives": 1}
+    held = train(small_config(tmp_path / "held", **settings), small_data(), quiet=True)
+    monkeypatch.setattr("genius.train.rows.HELD", 0)
+    brought: list[int] = []
+    real = Features.to
+
+    def counted(self: Features, *to: Any) -> Features:
+        brought.append(len(self))
+        return real(self, *to)
+
+    monkeypatch.setattr(Features, "to", counted)
+    stage = QuantizerStage(small_data(), None, small_config(tmp_path, model__width=16, **settings).model, held_config(), 0, CPU)
+    stage.before_step(0)
+    assert brought and max(brought) <= 50
+    left = train(small_config(tmp_path / "left", **settings), small_data(), quiet=True)
+    assert left.model.fingerprint() == held.model.fingerprint()
+
+
+def held_config() -> QuantizerStageConfig:
+    return QuantizerStageConfig(steps=4, batch=16, hard_negatives=0, quantize_from=0.0, kmeans_sample=50, kmeans_iterations=2)

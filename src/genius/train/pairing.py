@@ -19,6 +19,7 @@ from genius.train.hard import HardNegatives, draw_seed, no_lists
 from genius.train.loop import Stage
 from genius.train.losses import contrastive, gather_rows
 from genius.train.processes import once
+from genius.train.rows import Rows
 from genius.train.sampling import Draws, Order, Positives, share, step_seed
 
 
@@ -29,7 +30,7 @@ class PairBatch(NamedTuple):
 
 
 class PairStage(Stage):
-    """Queries, pool and positives on the training device."""
+    """Queries and pool within reach of the training device (`Rows`), positives on it."""
 
     wrong_lists: Tensor  # (Q, L) int32, a buffer: a resumed run goes on with the lists it had
 
@@ -45,7 +46,7 @@ class PairStage(Stage):
         super().__init__()
         self.held_out, self.seed = validation, seed
         self.accumulate = config.accumulate
-        self.queries, self.pool = data.queries.to(device, torch.float32), data.pool.to(device, torch.float32)
+        self.queries, self.pool = Rows(data.queries, device), Rows(data.pool, device)
         self.positives = Positives(data.pairs, len(data.queries)).to(device)
         self.draws = Draws(Order(data.visits(), config.batch, seed), self.positives, config.answers == "kept", seed)
         self.modality_weight, self.modality_temperature = config.modality_weight, config.modality_temperature
@@ -60,15 +61,19 @@ class PairStage(Stage):
     def embed(self, features: Features) -> Tensor:
         """Unit vectors of any number of rows, without gradients."""
 
+    def embed_rows(self, source: Rows, rows: Tensor, chunk: int = 8192) -> Tensor:
+        """Unit vectors of some rows, a part at a time."""
+        return torch.cat([self.embed(source[part]) for part in rows.split(chunk)])
+
     def before_step(self, step: int) -> None:
         hard = self.hard
         if hard is not None and step in hard.at:
             once(lambda: self._mine(hard, step), lambda: [self.wrong_lists])
 
     def _mine(self, hard: HardNegatives, step: int) -> None:
-        size, device = len(self.pool), self.queries.image.device
+        size, device = len(self.pool), self.pool.device
         asked, kept = hard.sample(len(self.queries), size, device, self.seed + step)
-        vectors = self.embed(self.queries[asked]), self.embed(self.pool[kept])
+        vectors = self.embed_rows(self.queries, asked), self.embed_rows(self.pool, kept)
         hard.mine(self.wrong_lists, asked, vectors[0], kept, vectors[1], self.positives, size)
 
     def batch(self, step: int, micro: int, rank: int, world: int) -> PairBatch:
@@ -109,7 +114,7 @@ class PairStage(Stage):
         logs = {"cl": loss, "accuracy": accuracy}
         loss = weight * loss
         if self.modality_weight > 0:
-            logs["modality"] = self.modality_loss(query, target, self.pool[batch.targets].modality)
+            logs["modality"] = self.modality_loss(query, target, self.pool.modality[batch.targets])
             loss = loss + self.modality_weight * logs["modality"]
         return loss, logs
 

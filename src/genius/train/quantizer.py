@@ -17,6 +17,7 @@ from genius.train.config import ModelConfig, QuantizerStageConfig
 from genius.train.losses import reconstruction_loss, residual_loss
 from genius.train.pairing import PairBatch, PairStage
 from genius.train.processes import once
+from genius.train.rows import Rows
 from genius.train.validate import dense_hits, nearest_rows, quick_hits
 
 
@@ -91,7 +92,7 @@ class QuantizerStage(PairStage):
             all_positives=config.all_positives,
             weight=config.contrastive_weight,
         )
-        modality = self.pool[batch.targets].modality
+        modality = self.pool.modality[batch.targets]
         if self.step < self.first_quantized:
             return loss, logs
         quantized = self.quantizer.quantize(z[: 2 * size], modality.repeat(2))
@@ -103,7 +104,7 @@ class QuantizerStage(PairStage):
         if config.codes_weight > 0 and config.contrastive_weight > 0:  # without L_cl there is none on codes either
             wrong_hat = None
             if batch.wrong is not None:
-                wrong_hat = F.normalize(self.quantizer.quantize(z[2 * size :], self.pool[batch.wrong].modality).vectors, dim=1)
+                wrong_hat = F.normalize(self.quantizer.quantize(z[2 * size :], self.pool.modality[batch.wrong]).vectors, dim=1)
             ranking, _ = self.contrast(
                 batch, query, F.normalize(c_hat, dim=1), wrong_hat, temperature=config.temperature, symmetric=False,
                 all_positives=config.all_positives,
@@ -135,22 +136,33 @@ class QuantizerStage(PairStage):
         if self.config.kmeans_from == "first-batch" and not pool_only:
             drawn = [self.drawn(self.step, micro) for micro in range(self.accumulate)]
             rows, targets = (torch.cat(parts) for parts in zip(*drawn, strict=True))
-            z = torch.cat([self.embed(self.queries[rows]), self.embed(self.pool[targets])])
-            kinds = self.pool[targets].modality.repeat(2)
+            z = torch.cat([self.embed_rows(self.queries, rows), self.embed_rows(self.pool, targets)])
+            kinds = self.pool.modality[targets].repeat(2)
             self.quantizer.initialise(z, kinds, self.config.kmeans_iterations, self.seed)
             return
-        z, modality = self.embed(self.pool), self.pool.modality
-        if not pool_only:
-            rows = torch.arange(len(self.queries), device=z.device)
-            z = torch.cat([z, self.embed(self.queries)])
-            modality = torch.cat([modality, self.pool.modality[self.positives.rows[self.positives.starts[rows]]]])
-        sample = self.config.kmeans_sample
-        if z.shape[0] > sample:
-            picked = torch.randperm(z.shape[0], generator=torch.Generator().manual_seed(self.seed))[:sample].to(z.device)
-            z, modality = z[picked], modality[picked]
+        size, device = len(self.pool), self.pool.device
+        count = size if pool_only else size + len(self.queries)
+        picked = torch.arange(count)
+        if count > self.config.kmeans_sample:  # drawn before anything is embedded: z of everything would not fit on a card
+            picked = torch.randperm(count, generator=torch.Generator().manual_seed(self.seed))[: self.config.kmeans_sample]
+        items, asked = (picked < size).nonzero()[:, 0], (picked >= size).nonzero()[:, 0]
+        z = torch.empty(len(picked), self.fusion.config.width, device=device)
+        modality = torch.empty(len(picked), dtype=torch.long, device=device)
+        rows = picked[items].to(device)
+        z[items.to(device)], modality[items.to(device)] = self.embed_rows(self.pool, rows), self.pool.modality[rows]
+        if len(asked):
+            rows = (picked[asked] - size).to(device)
+            z[asked.to(device)] = self.embed_rows(self.queries, rows)
+            modality[asked.to(device)] = self.pool.modality[self.positives.rows[self.positives.starts[rows]]]
         config = self.config
         beyond = (config.together, config.between) if pool_only else (0, 0)
         self.quantizer.initialise(z, modality, config.kmeans_iterations, self.seed, *beyond)
+
+    @torch.no_grad()
+    def codes(self, rows: Rows, chunk: int = 8192) -> Tensor:
+        """(N, M) IDs in passes: z of one part at a time."""
+        parts = [slice(i, i + chunk) for i in range(0, len(rows), chunk)]
+        return torch.cat([self.quantizer.encode(self.embed(rows[part]), rows.modality[part]) for part in parts])
 
     def finish(self) -> None:
         """After the last step: codebooks once more, on what they have to tell apart, the pool's own embeddings."""
@@ -160,8 +172,7 @@ class QuantizerStage(PairStage):
     def validate(self) -> dict[str, float]:
         """Dense hit rates, those of the codes' reconstructions, and what every level does."""
         out: dict[str, float] = {}
-        z = self.embed(self.pool)
-        codes = self.quantizer.encode(z, self.pool.modality)
+        codes = self.codes(self.pool)
         for level, values in enumerate(self.quantizer.statistics(codes)):
             out.update({f"level{level}_{name}": value for name, value in values.items()})
         out["distinct_ids"] = torch.unique(codes, dim=0).shape[0] / max(codes.shape[0], 1)
