@@ -169,3 +169,22 @@ def test_rows_of_an_ablation_change_what_they_name_and_nothing_else(name: str) -
             table, key = field.split(".")
             changed[table][key] = whole[table][key]
         assert changed == whole
+
+
+def test_the_papers_cells_are_as_printed_and_every_contradiction_is_marked() -> None:
+    """Two tables print the same cells: where they differ, a note says so. Means are those of the cells, or of the twin's."""
+    same = {"CLIP-SF": "CLIP-SF", "BLIP-FF": "BLIP-FF", "genius": "genius@50", "genius-r": "genius-r@50"}
+    for one, other in (("table-1", "supplement-8"), ("table-2", "supplement-9")):
+        for row, twin in same.items():
+            for task, value in paper.TABLES[one][row].items():
+                marked = (one, row, task) in paper.MISPRINTS
+                assert (value != paper.TABLES[other][twin][task]) <= marked, (one, row, task)
+    for table, means in paper.AVERAGES.items():
+        for row, printed in means.items():
+            mean = sum(paper.TABLES[table][row].values()) / 16
+            of_another = table == "table-2" and row in ("CLIP-SF", "BLIP-FF")
+            assert (abs(mean - printed) < 0.0501) is not of_another, (table, row, mean, printed)
+            if of_another:
+                assert abs(sum(paper.SUPPLEMENT_9[row].values()) / 16 - printed) < 0.0501
+    for table, row, task in paper.MISPRINTS:
+        assert f"{paper.TABLES[table][row][task]:.1f}" in paper.MISPRINTS[table, row, task]

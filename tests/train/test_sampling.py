@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from genius.train.sampling import Order, Positives
+from genius.train.sampling import Draws, Order, Positives
 
 
 def test_every_example_once_an_epoch_and_the_same_after_a_jump() -> None:
@@ -27,6 +27,24 @@ def test_a_batch_may_span_several_epochs() -> None:
 def test_repeated_examples_come_as_often_in_every_epoch() -> None:
     order = Order(torch.tensor([0, 1, 1, 1, 2]), 5, seed=0)
     assert all(sorted(order(epoch).tolist()) == [0, 1, 1, 1, 2] for epoch in range(3))
+
+
+def test_answers_are_drawn_anew_or_kept_for_every_place_of_an_epoch() -> None:
+    pairs = torch.tensor([[q, 10 * q + i] for q in range(4) for i in range(10)])
+    order = Order(torch.tensor([0, 1, 2, 3, 3, 3]), 6, seed=1)
+
+    def seen(kept: bool) -> list[list[tuple[int, int]]]:
+        draws = Draws(order, Positives(pairs, 4), kept, seed=5)
+        epochs = [torch.stack(draws(step, 0, 1, seed=step), 1).tolist() for step in range(4)]
+        assert all(row // 10 == q for epoch in epochs for q, row in epoch)
+        return [sorted((q, row) for q, row in epoch) for epoch in epochs]
+
+    same, new = seen(True), seen(False)
+    assert same[0] == same[1] == same[2] == same[3] and len({row for q, row in same[0] if q == 3}) > 1  # each place its own
+    assert new[0] != new[1]
+    halves = Draws(order, Positives(pairs, 4), True, seed=5)
+    parts = [torch.stack(halves(0, micro, 2, seed=9), 1) for micro in (0, 1)]
+    assert torch.cat(parts).tolist() == torch.stack(halves(0, 0, 1, seed=9), 1).tolist()
 
 
 def test_all_positives_are_drawn_and_matched() -> None:

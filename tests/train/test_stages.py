@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from train_fixtures import small_config, small_data
 
+from genius.features import Features
 from genius.model.genius import Genius
-from genius.train.config import RunConfig, StageConfig, TrainConfig
+from genius.train.config import QuantizerStageConfig, RunConfig, StageConfig, TrainConfig
 from genius.train.encoder import HeadsStage
 from genius.train.generator import Augmentation, Frozen, GeneratorStage, Honest
 from genius.train.holdout import split
@@ -53,7 +55,19 @@ def test_all_stages_train_and_the_model_loads_again(tmp_path: Path) -> None:
     [
         {**PAPER, "model__modality_code": "none"},
         {"model__modality_code": "classifier"},
-        {**PAPER, "model__modality_code": "nearest", "quantizer__as_published": True},
+        {**PAPER, "model__modality_code": "nearest", "model__published_revival": True, "generator__codebook_scale": 100.0},
+        {
+            **PAPER,
+            "model__gradient": "straight-through",
+            "quantizer__start_from_sum": False,
+            "quantizer__all_positives": False,
+            "quantizer__answers": "kept",
+            "quantizer__final_lr": 1.0,
+            "quantizer__clip": 0.0,
+            "generator__answers": "kept",
+            "generator__reduction": "sum",
+            "generator__warm_up": 2,
+        },
         {**PAPER, "model__shared": True},
         {
             **PAPER,
@@ -155,7 +169,7 @@ def test_the_papers_inputs_are_augmented_questions(tmp_path: Path) -> None:
     stage = GeneratorStage(data, frozen, None, second.quantizer, config.model, config.generator, 0)
     torch.manual_seed(0)
     batch = stage.batch(0, 0, 0, 1)
-    rows = stage.order(0)
+    rows = stage.draws.order(0)
     assert not torch.isclose(batch.z, queries[rows], atol=1e-4).all(1).any()
     answers = [[r for q, r in data.pairs.tolist() if q == row] for row in rows.tolist()]
     for got, row, own in zip(batch.z, rows.tolist(), answers, strict=True):
@@ -168,12 +182,13 @@ def test_augmentation_stays_between_query_and_target() -> None:
     torch.manual_seed(0)
     query, target = (F.normalize(torch.randn(200, 8), dim=1) for _ in range(2))
     for form in ("scalar", "sqrt-per-dimension"):
-        mixed = Augmentation(form=form)(query, target)  # type: ignore[arg-type]
+        augment = Augmentation(form=form)  # type: ignore[arg-type]
+        mixed = augment(query, target, augment.draw(200, query.shape[1], CPU, 0))
         assert mixed.norm(dim=1).allclose(torch.ones(200))
         assert ((mixed * (query + target)).sum(1) > 0).all()
     scalar = Augmentation(form="scalar")(query, target, torch.full((200, 1), 0.25))
     torch.testing.assert_close(scalar, F.normalize(0.25 * query + 0.75 * target, dim=1))  # Eq. 11
-    assert torch.equal(Augmentation(form="none")(query, target), query)
+    assert torch.equal(Augmentation(form="none")(query, target, torch.zeros(200, 1)), query)
 
 
 def test_the_generator_reads_frozen_codes(tmp_path: Path) -> None:
@@ -181,3 +196,45 @@ def test_the_generator_reads_frozen_codes(tmp_path: Path) -> None:
     assert not [name for name, _ in stage.named_parameters() if "quantizer" in name]
     batch = stage.batch(0, 0, 0, 1)
     assert batch.z.shape == (64, 16) and batch.codes.shape == (64, 3)
+
+
+def test_equation_11_as_printed_keeps_its_length_and_the_first_batch_starts_the_codebooks(tmp_path: Path) -> None:
+    query, target = (F.normalize(torch.randn(5, 8, generator=torch.Generator().manual_seed(s)), dim=1) for s in (0, 1))
+    mu = torch.full((5, 1), 0.25)
+    printed = Augmentation("linear")(query, target, mu)
+    assert torch.allclose(printed, 0.25 * query + 0.75 * target) and not torch.allclose(printed.norm(dim=1), torch.ones(5))
+    assert torch.allclose(Augmentation("scalar")(query, target, mu), F.normalize(printed, dim=1))
+    config = small_config(tmp_path, quantizer__kmeans_from="first-batch", quantizer__quantize_from=0.0, model__width=16)
+    data = small_data()
+    seen: list[torch.Tensor] = []
+    stage = QuantizerStage(data, None, config.model, config.quantizer, 0, torch.device("cpu"))
+    stage.quantizer.initialise = lambda z, *_: seen.append(z)  # type: ignore[method-assign]
+    stage.before_step(0)
+    batch = stage.batch(0, 0, 0, 1)
+    expected = torch.cat([stage.embed(data.queries[batch.rows]), stage.embed(data.pool[batch.targets])])
+    assert len(seen) == 1 and torch.allclose(seen[0], expected)
+
+
+def test_features_left_on_the_disk_train_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing but the rows of a step is brought to the device, and k-means embeds no more than its sample."""
+    settings = {"quantizer__hard_negatives": 1, "encoder__hard_negatives": 1}
+    monkeypatch.setattr("genius.train.quantizer.KMEANS_SAMPLE", 50)
+    held = train(small_config(tmp_path / "held", **settings), small_data(), quiet=True)
+    monkeypatch.setattr("genius.train.rows.HELD", 0)
+    brought: list[int] = []
+    real = Features.to
+
+    def counted(self: Features, *to: Any) -> Features:
+        brought.append(len(self))
+        return real(self, *to)
+
+    monkeypatch.setattr(Features, "to", counted)
+    stage = QuantizerStage(small_data(), None, small_config(tmp_path, model__width=16, **settings).model, held_config(), 0, CPU)
+    stage.before_step(0)
+    assert brought and max(brought) <= 50
+    left = train(small_config(tmp_path / "left", **settings), small_data(), quiet=True)
+    assert left.model.fingerprint() == held.model.fingerprint()
+
+
+def held_config() -> QuantizerStageConfig:
+    return QuantizerStageConfig(steps=4, batch=16, hard_negatives=0, quantize_from=0.0, kmeans_iterations=2)

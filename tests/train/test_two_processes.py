@@ -8,13 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
 SCRIPT = Path(__file__).parent / "two_processes.py"
 
 
-def run(world: int, output: Path) -> dict[str, torch.Tensor]:
+def run(kind: str, world: int, output: Path) -> list[dict[str, torch.Tensor]]:
     output.mkdir()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -33,17 +34,19 @@ def run(world: int, output: Path) -> dict[str, torch.Tensor]:
                 "MASTER_PORT": str(port),
             }
         processes.append(
-            subprocess.Popen([sys.executable, str(SCRIPT), str(output)], env=environment, stderr=subprocess.PIPE, text=True)
+            subprocess.Popen([sys.executable, str(SCRIPT), kind, str(output)], env=environment, stderr=subprocess.PIPE, text=True)
         )
     for process in processes:
         _, errors = process.communicate(timeout=240)
         assert process.returncode == 0, errors
-    assert (output / "world").read_text() == str(world)
-    return load_file(output / "result.safetensors")
+    assert all((output / f"world-{rank}").read_text() == str(world) for rank in range(world))
+    return [load_file(output / f"result-{rank}.safetensors") for rank in range(world)]
 
 
-def test_two_processes_equal_one(tmp_path: Path) -> None:
-    one, two = run(1, tmp_path / "one"), run(2, tmp_path / "two")
-    assert one.keys() == two.keys()
+@pytest.mark.parametrize("kind", ["ours", "paper"])
+def test_two_processes_equal_one_in_every_stage(kind: str, tmp_path: Path) -> None:
+    (one,), (two, other) = run(kind, 1, tmp_path / "one"), run(kind, 2, tmp_path / "two")
+    assert one.keys() == two.keys() == other.keys() and any("generator" in name for name in one)
     for name in one:
+        assert torch.equal(two[name], other[name]), f"{name} differs between the processes"
         assert torch.allclose(one[name], two[name], atol=2e-5, rtol=1e-4), f"{name}: {(one[name] - two[name]).abs().max()}"

@@ -1,7 +1,8 @@
-"""Trains the quantizer stage for a few steps; run alone or by two processes, it must end at the same weights."""
+"""Trains all three stages for a few steps; run alone or by two processes, it must end at the same weights."""
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -9,34 +10,48 @@ import torch
 from safetensors.torch import save_file
 from train_fixtures import small_config, small_data
 
-from genius.train.encoder import HeadsStage
-from genius.train.loop import Runtime, make_accelerator, run_stage
+from genius.train import generator
+from genius.train.loop import Runtime, make_accelerator
 from genius.train.progress import Journal
-from genius.train.quantizer import QuantizerStage
+from genius.train.run import train_stages
+
+KINDS = {
+    "ours": {},  # hard negatives, refit codebooks, moved items
+    "paper": {
+        "generator__inputs": "pairs", "generator__augmentation": "linear", "model__head": "table", "model__own_books_from": 0,
+        "quantizer__kmeans_from": "first-batch", "quantizer__refit": False, "quantizer__hard_negatives": 0,
+        "quantizer__answers": "kept", "quantizer__symmetric": False, "quantizer__reduction": "sum",
+    },
+}  # fmt: skip
 
 
-def main(output: Path) -> None:
+def main(kind: str, output: Path) -> None:
     torch.set_num_threads(1)
     # no dropout: every process draws its own; and no layers that start at zero: Adam blows up rounding in gradients of about 0
-    config = small_config(
-        output, encoder__steps=3, quantizer__steps=4, quantizer__quantize_from=0.0, model__width=16,
-        encoder__dropout=0.0, quantizer__as_published=True,
-    )  # fmt: skip
+    settings = {
+        "encoder__steps": 3, "encoder__dropout": 0.0, "encoder__train": "heads", "quantizer__steps": 4, "quantizer__clip": 0.0,
+        "quantizer__quantize_from": 0.0, "quantizer__start_from_sum": False, "generator__steps": 4,
+        "generator__batch": 32, "generator__lr": 1e-4,
+        "model__width": 16, "quantizer__hard_negatives": 1, **KINDS[kind],
+    }  # fmt: skip
+    config = small_config(output, **settings)
+    plain = generator.generator_config
+    generator.generator_config = lambda model: dataclasses.replace(plain(model), dropout=0.0)
     accelerator = make_accelerator("cpu")
     runtime = Runtime(accelerator, Journal(output, quiet=True, active=accelerator.is_main_process), 0, config.run)
-    data = small_data()
-    first = HeadsStage(data, None, 16, config.encoder, 0, runtime.device)
-    run_stage(first, config.encoder, runtime, output / "encoder")
-    second = QuantizerStage(data, None, config.model, config.quantizer, 0, runtime.device)
-    run_stage(second, config.quantizer, runtime, output / "quantizer")
-    if runtime.main:
-        tensors = {**first.state_dict(), **second.state_dict()}
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, output / "result.safetensors")
-        (output / "world").write_text(str(runtime.world))
+    if runtime.rank > 0:  # k-means elsewhere adds in another order, and here finds something else altogether
+        import genius.model.quantizer as module
+
+        module.fit_codebooks = lambda *_: (_ for _ in ()).throw(AssertionError("codebooks are fitted by the first process alone"))
+    trained = train_stages(config, small_data(), runtime, output / "training")
+    assert trained.heads is not None
+    tensors = {**trained.model.state_dict(), **{f"heads.{name}": tensor for name, tensor in trained.heads.state_dict().items()}}
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, output / f"result-{runtime.rank}.safetensors")
+    (output / f"world-{runtime.rank}").write_text(str(runtime.world))
     accelerator.wait_for_everyone()
     if runtime.world > 1:
         torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(sys.argv[1], Path(sys.argv[2]))

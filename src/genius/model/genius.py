@@ -118,8 +118,10 @@ class Genius(nn.Module):
         for i in range(0, max(len(features), 1), chunk):
             part = features[i : i + chunk].to(self.device, torch.float32)
             z.append(self.fusion(part))
-            dense.append(z[-1] if self.config.rerank_embedding == "fused" else score_fusion(part))
-        return torch.cat(z), torch.cat(dense)
+            if self.config.rerank_embedding != "fused":
+                dense.append(score_fusion(part))
+        fused = torch.cat(z)
+        return fused, torch.cat(dense) if dense else fused  # not a second copy of what may be gigabytes
 
     def confidence(self, reranker: str) -> Confidence | None:
         """How scores of one way of re-ranking become probabilities; None where the model was not calibrated for it."""

@@ -41,14 +41,19 @@ def kmeans(
     if start is not None:
         centres = start.to(vectors.device).clone().float()
     counts = torch.ones(size, device=vectors.device)
+    before: Tensor | None = None
     for _ in range(iterations):
         labels = nearest(vectors.float(), centres)
+        if before is not None and torch.equal(labels, before):
+            break  # nothing moves any more
         counts = torch.bincount(labels, minlength=size).float()
         sums = torch.zeros_like(centres).index_add_(0, labels, vectors.float())
         centres = torch.where((counts > 0)[:, None], sums / counts.clamp(min=1)[:, None], centres)
         empty = (counts == 0).nonzero()[:, 0]
+        before = labels
         if empty.numel() and n > size:
             donors = counts.topk(empty.numel()).indices  # split the largest clusters
             noise = torch.randn(empty.numel(), vectors.shape[1], generator=generator).to(centres)
             centres[empty] = centres[donors] + 0.05 * scale * noise
+            before = None
     return centres, counts

@@ -6,18 +6,23 @@ and overrides single fields, so that an ablation is one line. Knows nothing of t
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal, TypeVar
 
 from genius.config import from_dict, merge
 from genius.errors import GeniusError
 from genius.model.generator import SIZES
 
 BUILTIN = "builtin:"
+STAGES = ("encoder", "quantizer", "generator")
 CONFIGS = Path(__file__).parent / "configs"
+Answers = Literal["new", "kept"]
+Reduction = Literal["mean", "sum"]
+AnyStage = TypeVar("AnyStage", bound="StageConfig")
 
 
 @dataclass(frozen=True)
@@ -40,8 +45,8 @@ class RunConfig:
 class StageConfig:
     """What every stage has to be told."""
 
-    betas: ClassVar[tuple[float, float]] = (0.9, 0.98)  # of AdamW
     steps: int = 1000  # optimizer steps; 0 skips the stage's training
+    epochs: float = 0.0  # > 0: in place of `steps`, as many as it takes to meet the training questions so often
     batch: int = 256  # examples per optimizer step, over all processes and accumulation steps
     lr: float = 1e-4  # peak learning rate of AdamW
     weight_decay: float = 1e-4  # on matrices only
@@ -49,23 +54,49 @@ class StageConfig:
     def __post_init__(self) -> None:
         if self.steps < 0 or self.batch < 1 or self.lr <= 0:
             raise GeniusError(f"steps {self.steps}, batch {self.batch}, lr {self.lr}: none may be negative, nor batch or lr zero")
+        if self.epochs < 0 or self.warm_up < 0:
+            raise GeniusError(f"epochs {self.epochs} and warm_up {self.warm_up} must not be negative")
+        if len(self.betas) != 2:
+            raise GeniusError("AdamW needs two betas")
 
-    # What follows is the same for every stage but where one says otherwise.
+    # What follows is the same for every stage; where recipes differ in it, the stage has a field of that name.
 
     @property
-    def warm_up_share(self) -> float:
-        """Share of the steps with a linearly growing rate; then cosine."""
+    def betas(self) -> tuple[float, ...]:
+        """Of AdamW."""
+        return (0.9, 0.98)
+
+    @property
+    def eps(self) -> float:
+        """Of AdamW."""
+        return 1e-8
+
+    @property
+    def warm_up(self) -> float:
+        """Share of the steps with a linearly growing rate; then cosine. From 2: so many steps."""
         return 0.05
 
     @property
-    def final_share(self) -> float:
-        """The cosine ends at this share of the peak rate."""
+    def final_lr(self) -> float:
+        """The cosine ends at this share of the peak; 1: the rate stays."""
         return 0.0
 
     @property
-    def largest_gradient(self) -> float:
+    def clip(self) -> float:
         """Norm at which gradients are clipped; 0: they are not."""
         return 1.0
+
+    @property
+    def answers(self) -> Answers:
+        """Of a question's answers one is drawn at every visit (new), or one once and for all epochs (kept)."""
+        return "new"
+
+
+def with_steps(config: AnyStage, visits: int) -> AnyStage:
+    """The same with its epochs, if it says any, counted in steps over `visits` examples an epoch."""
+    if not config.epochs:
+        return config
+    return dataclasses.replace(config, steps=max(1, round(config.epochs * visits / config.batch)), epochs=0.0)
 
 
 @dataclass(frozen=True)
@@ -78,6 +109,8 @@ class ModelConfig:
     level_sizes: tuple[int, ...] = ()  # of every level, the modality first; empty: chosen by the size of the pool
     modality_code: Literal["given", "nearest", "classifier", "none"] = "given"  # none: level 0 becomes as large as level 1
     shared: bool = False  # one codebook for all levels but the first
+    gradient: Literal["straight-through", "rotation"] = "rotation"  # how L_mse reaches the fusion through the choice of codes
+    published_revival: bool = False  # the published rule for codes that are not used: it redraws most of a large codebook
     encode_sweeps: int = 3  # how often later codes are chosen again in view of all the others; 0: as the paper
     # > 0: from this level on every modality has codebooks of its own, where its code is told; 0: one a level, as the paper
     own_books_from: int = 1
@@ -121,35 +154,35 @@ class EncoderStageConfig(PairConfig):
 class QuantizerStageConfig(PairConfig):
     """Stage 2 (Eq. 7 and 8): fusion and codebooks."""
 
-    betas: ClassVar[tuple[float, float]] = (0.9, 0.999)
     steps: int = 800
     batch: int = 1024
     lr: float = 2e-4
     weight_decay: float = 0.05
+    eps: float = 1e-8  # of AdamW
+    warm_up: float = 0.05  # share of the steps with a linearly growing rate; then cosine. From 2: so many steps
+    final_lr: float = 0.0  # the cosine ends at this share of the peak; 1: the rate stays
+    clip: float = 1.0  # of the gradient norm; 0: none
+    answers: Answers = "new"  # of a question's answers one is drawn at every visit, or one once and for all epochs (published)
     temperature: float = 0.05  # tau of Eq. 3 (published 0.01)
     contrastive_weight: float = 1.0  # alpha; 0: without L_cl (Table 4)
-    rq_weight: float = 100.0  # beta; L_rq is the mean over levels and dimensions, L_mse over dimensions, as published
+    symmetric: bool = True  # L_cl in both directions, as published
+    all_positives: bool = True  # False: labels are the diagonal, other positives count as negatives, as published
+    # mean: L_rq is the mean over levels and dimensions, L_mse over dimensions of unit vectors, as published; sum: the
+    # paper's literal norms. The default weights are the paper's and fit "mean".
+    reduction: Reduction = "mean"
+    rq_weight: float = 100.0  # beta
     mse_weight: float = 100.0  # gamma; 0: without L_mse (Table 4)
     # L_cl and the modality loss once more, against the targets' reconstructions: what is ranked when only codes are stored
     codes_weight: float = 1.0
-    # False: the fusion starts as the encoder's own sum of both modalities, and every known positive counts as one. True: it
-    # starts at random, labels are the diagonal, gradients are not clipped and the rate ends at a tenth of its peak
-    as_published: bool = False
+    start_from_sum: bool = True  # the fusion starts as the encoder's own sum of both modalities; False: at random
     quantize_from: float = 0.3  # share of the steps with L_cl alone, before k-means sets the codebooks
+    kmeans_from: Literal["sample", "first-batch"] = "sample"  # what the codebooks start from; the paper: the first batch
     kmeans_iterations: int = 20
     refit: bool = True  # at the end, k-means once more, on the pool's embeddings
 
     @property
-    def warm_up_share(self) -> float:
-        return 0.0 if self.as_published else super().warm_up_share
-
-    @property
-    def final_share(self) -> float:
-        return 0.1 if self.as_published else super().final_share
-
-    @property
-    def largest_gradient(self) -> float:
-        return 0.0 if self.as_published else super().largest_gradient
+    def betas(self) -> tuple[float, ...]:
+        return (0.9, 0.999)
 
 
 @dataclass(frozen=True)
@@ -164,12 +197,15 @@ class GeneratorStageConfig(StageConfig):
     # pairs: training questions, augmented (the paper)
     inputs: Literal["items", "pairs"] = "items"
     virtual: float = 1.0  # items: share of the inputs that start from no item but from an invented one
-    augmentation: Literal["none", "scalar", "sqrt-per-dimension"] = "scalar"  # pairs: 4.3.2; sqrt-per-dimension is published
-    warm_up: float = 0.05  # share of the steps with a linearly growing rate; then cosine
-
-    @property
-    def warm_up_share(self) -> float:
-        return self.warm_up
+    # pairs: 4.3.2. linear: Eq. 11 as printed; scalar: brought to unit length, as questions have; sqrt-per-dimension: published
+    augmentation: Literal["none", "linear", "scalar", "sqrt-per-dimension"] = "scalar"
+    reduction: Reduction = "mean"  # of Eq. 10 over an ID's codes: mean is published, sum the formula
+    codebook_scale: float = 0.0  # table: > 0: tokens start at that times a random map of the codebooks (published 100)
+    betas: tuple[float, ...] = (0.9, 0.98)  # of AdamW
+    eps: float = 1e-8  # of AdamW
+    warm_up: float = 0.05  # share of the steps with a linearly growing rate; then cosine. From 2: so many steps
+    clip: float = 1.0  # of the gradient norm; 0: none
+    answers: Answers = "new"  # pairs: as in the quantizer's stage
 
 
 @dataclass(frozen=True)
@@ -206,8 +242,10 @@ def builtin_names() -> list[str]:
 def read_train_config(source: str, overrides: dict[str, Any] | None = None) -> TrainConfig:
     """A config by path or `builtin:NAME`, its bases first, `overrides` (dotted names) last."""
     values = _resolve(source, seen=())
+    given: dict[str, Any] = {}
     for name, value in (overrides or {}).items():
-        _put(values, name.split("."), value)
+        _put(given, name.split("."), value)
+    values = _above(values, given)
     return from_dict(TrainConfig, values, where=source)
 
 
@@ -231,7 +269,20 @@ def _resolve(source: str, seen: tuple[str, ...]) -> dict[str, Any]:
         raise GeniusError(f"{source}: base must be a path or {BUILTIN}NAME")
     if not parent.startswith(BUILTIN):
         parent = str(path.parent / parent)
-    return merge(_resolve(parent, (*seen, str(path))), values)
+    return _above(_resolve(parent, (*seen, str(path))), values)
+
+
+def _above(below: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """`values` over those of a base. Who says how long a stage takes says it once: steps there take the place of epochs below."""
+    for stage in STAGES:
+        own, under = values.get(stage), below.get(stage)
+        if isinstance(own, dict) and isinstance(under, dict):
+            if {"steps", "epochs"} <= own.keys():
+                raise GeniusError(f"{stage}: give steps or epochs, not both")
+            for said, other in (("steps", "epochs"), ("epochs", "steps")):
+                if said in own:
+                    under.pop(other, None)
+    return merge(below, values)
 
 
 def _locate(source: str) -> Path:

@@ -22,13 +22,11 @@ from genius.nearest import nearest_rows
 from genius.train.config import GeneratorStageConfig, ModelConfig
 from genius.train.loop import Stage
 from genius.train.losses import code_loss
-from genius.train.sampling import Order, Positives, share, step_seed
+from genius.train.sampling import Draws, Order, Positives, share, step_seed
 from genius.train.shifted import Offsets, ShiftedItems
 from genius.train.validate import answer_mask, dense_hits, generator_hits
 
 RIVALS = 32  # candidates of an honest question among which log p must rank its answer
-
-TOKEN_SCALE = 100.0  # a free table of tokens starts at this times a random map of the codebooks, as published
 
 
 def generator_config(model: ModelConfig) -> GeneratorConfig:
@@ -44,24 +42,30 @@ def generator_config(model: ModelConfig) -> GeneratorConfig:
 
 @dataclass(frozen=True, slots=True)
 class Augmentation:
-    """Query augmentation (4.3.2). `scalar` is Eq. 11; `sqrt-per-dimension` is what the published code does."""
+    """Query augmentation (4.3.2). `linear` is Eq. 11, `scalar` the same at unit length, as questions are when they are
+    searched with; `sqrt-per-dimension` is what the published code does, at unit length too."""
 
-    form: Literal["none", "scalar", "sqrt-per-dimension"] = "scalar"
+    form: Literal["none", "linear", "scalar", "sqrt-per-dimension"] = "scalar"
     alpha: float = 2.0  # of Beta(alpha, alpha)
 
-    def __call__(self, query: Tensor, target: Tensor, mu: Tensor | None = None) -> Tensor:
-        """Interpolate unit vectors (B, D) and re-normalise. `mu` overrides the random draw (tests)."""
+    def draw(self, rows: int, width: int, device: torch.device, seed: int) -> Tensor:
+        """mu of a whole batch (B, 1) or (B, D), a function of `seed`: the same however many processes share it."""
+        shape = (rows, width) if self.form == "sqrt-per-dimension" else (rows, 1)
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(seed)
+            alpha = torch.full(shape, self.alpha, device=device)
+            return torch.distributions.Beta(alpha, alpha).sample()
+
+    def __call__(self, query: Tensor, target: Tensor, mu: Tensor) -> Tensor:
+        """Interpolate unit vectors (B, D) by `mu` (`draw`)."""
         if self.form == "none":
             return query
-        if mu is None:
-            shape = query.shape if self.form == "sqrt-per-dimension" else (query.shape[0], 1)
-            alpha = torch.full(shape, self.alpha, device=query.device)
-            mu = torch.distributions.Beta(alpha, alpha).sample().to(query.dtype)
+        mu = mu.to(query.dtype)
         if self.form == "sqrt-per-dimension":
             mixed = mu.sqrt() * query + (1 - mu).sqrt() * target
         else:
             mixed = mu * query + (1 - mu) * target  # Eq. 11
-        return F.normalize(mixed, dim=1)
+        return mixed if self.form == "linear" else F.normalize(mixed, dim=1)
 
 
 @dataclass
@@ -114,8 +118,8 @@ class GeneratorStage(Stage):
         self.__dict__["quantizer"] = quantizer  # frozen: not a submodule, so in no checkpoint of this stage
         torch.manual_seed(seed)
         self.generator = Generator(generator_config(model), quantizer).to(device)
-        if model.head == "table" and not quantizer.config.own_books_from:
-            self.generator.init_from_codebooks(quantizer.codebooks, TOKEN_SCALE)
+        if config.codebook_scale > 0 and model.head == "table" and not quantizer.config.own_books_from:
+            self.generator.init_from_codebooks(quantizer.codebooks, config.codebook_scale)
         self.items: ShiftedItems | None = None
         if config.inputs == "items":
             self.items = ShiftedItems(frozen.pool, frozen.modality, frozen.codes, frozen.offsets, quantizer, config.virtual, seed)
@@ -124,7 +128,7 @@ class GeneratorStage(Stage):
             raise GeniusError("inputs = 'pairs' needs the training questions")
         self.augment = Augmentation(config.augmentation)
         self.positives = Positives(data.pairs, len(data.queries)).to(device)
-        self.order = Order(data.visits(), config.batch, seed)
+        self.draws = Draws(Order(data.visits(), config.batch, seed), self.positives, config.answers == "kept", seed)
 
     quantizer: ResidualQuantizer
 
@@ -134,13 +138,14 @@ class GeneratorStage(Stage):
         if self.items is not None:
             return Batch(*self.items.draw(config.batch // self.accumulate, seed, rank, world))
         assert frozen.queries is not None
-        rows = self.order(step).chunk(self.accumulate)[micro].to(frozen.pool.device)
-        targets = share(self.positives.draw(rows, seed), rank, world)
-        return Batch(self.augment(frozen.queries[share(rows, rank, world)], frozen.pool[targets]), frozen.codes[targets], ())
+        rows, targets = self.draws(step, micro, self.accumulate, seed)
+        mu = share(self.augment.draw(len(rows), frozen.pool.shape[1], frozen.pool.device, seed), rank, world)
+        rows, targets = share(rows, rank, world), share(targets, rank, world)
+        return Batch(self.augment(frozen.queries[rows], frozen.pool[targets], mu), frozen.codes[targets], ())
 
     def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         log_p = self.generator.code_log_probs(batch.z, batch.codes, batch.rows or None)
-        loss = code_loss(log_p, batch.codes)  # Eq. 10
+        loss = code_loss(log_p, batch.codes, self.config.reduction)  # Eq. 10
         with torch.no_grad():
             right = torch.stack([(lp.argmax(1) == batch.codes[:, i]).float().mean() for i, lp in enumerate(log_p)])
         return loss, {"ce": loss, "code1": right[min(1, len(right) - 1)], "codes": right.mean()}

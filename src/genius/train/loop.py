@@ -126,12 +126,12 @@ def make_accelerator(device: str = "auto") -> Any:
 
 
 def learning_rate(config: StageConfig, step: int) -> float:
-    """Share of the peak rate at a step: linear warm-up, then cosine."""
-    warm = max(1, round(config.warm_up_share * config.steps))
+    """Share of the peak rate at a step: linear warm-up, then cosine to `final_lr`."""
+    warm = max(1, round(config.warm_up * config.steps if config.warm_up < 2 else config.warm_up))
     if step < warm:
         return (step + 1) / warm
     done = (step - warm) / max(1, config.steps - warm)
-    return config.final_share + (1 - config.final_share) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
+    return config.final_lr + (1 - config.final_lr) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
 
 
 def make_optimizer(module: nn.Module, config: StageConfig) -> torch.optim.AdamW:
@@ -141,7 +141,7 @@ def make_optimizer(module: nn.Module, config: StageConfig) -> torch.optim.AdamW:
     plain = [p for name, p in trained if p.ndim < 2 or "position_bias" in name]
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
     fused = trained[0][1].is_cuda if trained else False
-    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=1e-8, fused=fused)
+    return torch.optim.AdamW(groups, lr=config.lr, betas=(config.betas[0], config.betas[1]), eps=config.eps, fused=fused)
 
 
 def run_stage(stage: Stage, config: StageConfig, runtime: Runtime, folder: Path) -> dict[str, float]:
@@ -284,8 +284,8 @@ def _step(
             loss, values = module(batch)
             runtime.accelerator.backward(loss / stage.accumulate)
         logs.append({"loss": loss.detach(), **{name: value.detach() for name, value in values.items()}})
-    if config.largest_gradient > 0:
-        runtime.accelerator.clip_grad_norm_(stage.parameters(), config.largest_gradient)
+    if config.clip > 0:
+        runtime.accelerator.clip_grad_norm_(stage.parameters(), config.clip)
     optimizer.step()
     if recorder.captured is None:
         optimizer.zero_grad(set_to_none=True)

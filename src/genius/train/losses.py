@@ -105,17 +105,25 @@ def contrastive(
     return loss, accuracy
 
 
-def residual_loss(residuals: Sequence[Tensor], chosen: Sequence[Tensor]) -> Tensor:
-    """L_rq, Eq. 7: |r_{i-1} - sg(e_i)|^2, as published the mean over levels and dimensions (the formula's sum by levels * D)."""
-    return torch.stack([F.mse_loss(r, e.detach()) for r, e in zip(residuals, chosen, strict=True)]).mean()
+def residual_loss(residuals: Sequence[Tensor], chosen: Sequence[Tensor], reduction: str = "mean") -> Tensor:
+    """L_rq, Eq. 7: |r_{i-1} - sg(e_i)|^2 over levels. "sum": the formula, averaged over rows; "mean": also over
+    levels and dimensions, as published (smaller by levels * D)."""
+    levels = [F.mse_loss(r, e.detach(), reduction="none") for r, e in zip(residuals, chosen, strict=True)]
+    stacked = torch.stack(levels)  # (M, N, D)
+    return stacked.mean() if reduction == "mean" else stacked.sum((0, 2)).mean()
 
 
-def reconstruction_loss(query: Tensor, target: Tensor) -> Tensor:
-    """L_mse of 4.2.4: the quantised query against the quantised target, as published the mean over dimensions of unit vectors."""
-    return F.mse_loss(F.normalize(query, dim=1), F.normalize(target, dim=1))
+def reconstruction_loss(query: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+    """L_mse of 4.2.4: the quantised query against the quantised target.
+
+    "mean": over dimensions, of unit vectors, as published; "sum": the paper's squared norm of the raw sums.
+    """
+    if reduction == "mean":
+        return F.mse_loss(F.normalize(query, dim=1), F.normalize(target, dim=1))
+    return (query - target).square().sum(1).mean()
 
 
-def code_loss(log_p: Sequence[Tensor], codes: Tensor) -> Tensor:
-    """Cross-entropy of Eq. 10, mean over tokens: per level log p (B, K_l), codes (B, M)."""
+def code_loss(log_p: Sequence[Tensor], codes: Tensor, reduction: str = "mean") -> Tensor:
+    """Cross-entropy of Eq. 10: per level log p (B, K_l), codes (B, M). "sum": the formula; "mean": over tokens, as published."""
     chosen = [scores.gather(1, codes[:, level : level + 1]).mean() for level, scores in enumerate(log_p)]
-    return -torch.stack(chosen).mean()
+    return -(torch.stack(chosen).mean() if reduction == "mean" else torch.stack(chosen).sum())

@@ -18,7 +18,9 @@ from genius.train.config import PairConfig
 from genius.train.hard import HardNegatives, draw_seed, no_lists
 from genius.train.loop import Stage
 from genius.train.losses import contrastive, gather_rows
-from genius.train.sampling import Order, Positives, share, step_seed
+from genius.train.processes import once
+from genius.train.rows import Rows
+from genius.train.sampling import Draws, Order, Positives, share, step_seed
 
 MODALITY_TEMPERATURE = 0.1  # of the loss that makes z say which modality it is
 
@@ -30,7 +32,7 @@ class PairBatch(NamedTuple):
 
 
 class PairStage(Stage):
-    """Queries, pool and positives on the training device."""
+    """Queries and pool within reach of the training device (`Rows`), positives on it."""
 
     wrong_lists: Tensor  # (Q, L) int32, a buffer: a resumed run goes on with the lists it had
 
@@ -45,9 +47,9 @@ class PairStage(Stage):
     ) -> None:
         super().__init__()
         self.held_out, self.seed = validation, seed
-        self.queries, self.pool = data.queries.to(device, torch.float32), data.pool.to(device, torch.float32)
+        self.queries, self.pool = Rows(data.queries, device), Rows(data.pool, device)
         self.positives = Positives(data.pairs, len(data.queries)).to(device)
-        self.order = Order(data.visits(), config.batch, seed)
+        self.draws = Draws(Order(data.visits(), config.batch, seed), self.positives, config.answers == "kept", seed)
         self.modality_weight = config.modality_weight
         if config.modality_weight > 0:
             start = torch.randn(3, width, generator=torch.Generator().manual_seed(seed))
@@ -60,22 +62,33 @@ class PairStage(Stage):
     def embed(self, features: Features) -> Tensor:
         """Unit vectors of any number of rows, without gradients."""
 
+    def embed_rows(self, source: Rows, rows: Tensor, chunk: int = 8192) -> Tensor:
+        """Unit vectors of some rows, a part at a time."""
+        return torch.cat([self.embed(source[part]) for part in rows.split(chunk)])
+
     def before_step(self, step: int) -> None:
-        if self.hard is not None and step in self.hard.at:
-            size, device = len(self.pool), self.queries.image.device
-            asked, kept = self.hard.sample(len(self.queries), size, device, self.seed + step)
-            vectors = self.embed(self.queries[asked]), self.embed(self.pool[kept])
-            self.hard.mine(self.wrong_lists, asked, vectors[0], kept, vectors[1], self.positives, size)
+        hard = self.hard
+        if hard is not None and step in hard.at:
+            once(lambda: self._mine(hard, step), lambda: [self.wrong_lists])
+
+    def _mine(self, hard: HardNegatives, step: int) -> None:
+        size, device = len(self.pool), self.pool.device
+        asked, kept = hard.sample(len(self.queries), size, device, self.seed + step)
+        vectors = self.embed_rows(self.queries, asked), self.embed_rows(self.pool, kept)
+        hard.mine(self.wrong_lists, asked, vectors[0], kept, vectors[1], self.positives, size)
 
     def batch(self, step: int, micro: int, rank: int, world: int) -> PairBatch:
-        rows = self.order(step).chunk(self.accumulate)[micro].to(self.queries.image.device)
-        targets = self.positives.draw(rows, step_seed(self.seed, self.name, step, micro))  # of the whole batch, on every process
+        rows, targets = self.drawn(step, micro)
         wrong = None
         if self.hard is not None and step >= min(self.hard.at):
             wrong = share(
                 self.hard.draw(self.wrong_lists, rows, targets, draw_seed(self.seed, self.name, step, micro)), rank, world
             )
         return PairBatch(share(rows, rank, world), share(targets, rank, world), wrong)
+
+    def drawn(self, step: int, micro: int) -> tuple[Tensor, Tensor]:
+        """Questions and one answer of each, of the whole micro-batch."""
+        return self.draws(step, micro, self.accumulate, step_seed(self.seed, self.name, step, micro))
 
     def contrast(
         self,
@@ -102,7 +115,7 @@ class PairStage(Stage):
         logs = {"cl": loss, "accuracy": accuracy}
         loss = weight * loss
         if self.modality_weight > 0:
-            logs["modality"] = self.modality_loss(query, target, self.pool[batch.targets].modality)
+            logs["modality"] = self.modality_loss(query, target, self.pool.modality[batch.targets])
             loss = loss + self.modality_weight * logs["modality"]
         return loss, logs
 

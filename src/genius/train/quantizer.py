@@ -17,6 +17,8 @@ from genius.nearest import nearest_rows
 from genius.train.config import ModelConfig, QuantizerStageConfig
 from genius.train.losses import reconstruction_loss, residual_loss
 from genius.train.pairing import PairBatch, PairStage
+from genius.train.processes import once
+from genius.train.rows import Rows
 from genius.train.validate import dense_hits, quick_hits
 
 KMEANS_SAMPLE = 200_000  # vectors for k-means (the whole training set below that)
@@ -31,6 +33,8 @@ def quantizer_config(model: ModelConfig) -> QuantizerConfig:
         level_sizes=model.level_sizes,
         modality_code=model.modality_code,
         shared=model.shared,
+        gradient=model.gradient,
+        published_revival=model.published_revival,
         encode_sweeps=model.encode_sweeps,
         own_books_from=0 if model.shared or model.modality_code in ("nearest", "none") else model.own_books_from,
     )
@@ -54,7 +58,7 @@ class QuantizerStage(PairStage):
         self.config = config
         torch.manual_seed(seed)
         self.fusion = Fusion(FusionConfig(model.width, model.projection, model.hidden))
-        if not config.as_published:
+        if config.start_from_sum:
             nn.init.zeros_(self.fusion.mix_output.weight)  # z = normalised (image + text) / 2: the encoder's own embedding
             nn.init.zeros_(self.fusion.mix_output.bias)
             nn.init.zeros_(self.fusion.balance_output.weight)
@@ -90,25 +94,26 @@ class QuantizerStage(PairStage):
             target,
             wrong,
             temperature=config.temperature,
-            all_positives=not config.as_published,
+            symmetric=config.symmetric,
+            all_positives=config.all_positives,
             weight=config.contrastive_weight,
         )
-        modality = self.pool[batch.targets].modality
+        modality = self.pool.modality[batch.targets]
         if self.step < self.first_quantized:
             return loss, logs
         quantized = self.quantizer.quantize(z[: 2 * size], modality.repeat(2))
         q_hat, c_hat = quantized.vectors.chunk(2)
-        rq = residual_loss(quantized.residuals, quantized.chosen)
-        mse = reconstruction_loss(q_hat, c_hat)
+        rq = residual_loss(quantized.residuals, quantized.chosen, config.reduction)
+        mse = reconstruction_loss(q_hat, c_hat, config.reduction)
         loss = loss + config.rq_weight * rq + config.mse_weight * mse  # Eq. 8
         logs.update(rq=rq, mse=mse)
         if config.codes_weight > 0 and config.contrastive_weight > 0:  # without L_cl there is none on codes either
             wrong_hat = None
             if batch.wrong is not None:
-                wrong_hat = F.normalize(self.quantizer.quantize(z[2 * size :], self.pool[batch.wrong].modality).vectors, dim=1)
+                wrong_hat = F.normalize(self.quantizer.quantize(z[2 * size :], self.pool.modality[batch.wrong]).vectors, dim=1)
             ranking, _ = self.contrast(
                 batch, query, F.normalize(c_hat, dim=1), wrong_hat, temperature=config.temperature, symmetric=False,
-                all_positives=not config.as_published,
+                all_positives=config.all_positives,
             )  # fmt: skip
             loss = loss + config.codes_weight * ranking
             logs["codes"] = ranking
@@ -126,20 +131,44 @@ class QuantizerStage(PairStage):
         self.fusion.train(was)
         return torch.cat(parts)
 
-    @torch.no_grad()
     def initialise(self, pool_only: bool = False) -> None:
-        """k-means, level after level, on the training set: the pool, and the queries with their targets' modality."""
-        z, modality = self.embed(self.pool), self.pool.modality
-        if not pool_only:
-            rows = torch.arange(len(self.queries), device=z.device)
-            z = torch.cat([z, self.embed(self.queries)])
-            modality = torch.cat([modality, self.pool.modality[self.positives.rows[self.positives.starts[rows]]]])
-        if z.shape[0] > KMEANS_SAMPLE:
-            picked = torch.randperm(z.shape[0], generator=torch.Generator().manual_seed(self.seed))[:KMEANS_SAMPLE].to(z.device)
-            z, modality = z[picked], modality[picked]
+        """Fit the codebooks, in one process for all."""
+        once(lambda: self._fit(pool_only), self.quantizer.buffers)
+
+    @torch.no_grad()
+    def _fit(self, pool_only: bool) -> None:
+        """k-means, level after level: on a sample of the pool and the queries with their targets' modality, or as in the
+        paper on the first batch."""
+        if self.config.kmeans_from == "first-batch" and not pool_only:
+            drawn = [self.drawn(self.step, micro) for micro in range(self.accumulate)]
+            rows, targets = (torch.cat(parts) for parts in zip(*drawn, strict=True))
+            z = torch.cat([self.embed_rows(self.queries, rows), self.embed_rows(self.pool, targets)])
+            kinds = self.pool.modality[targets].repeat(2)
+            self.quantizer.initialise(z, kinds, self.config.kmeans_iterations, self.seed)
+            return
+        size, device = len(self.pool), self.pool.device
+        count = size if pool_only else size + len(self.queries)
+        picked = torch.arange(count)
+        if count > KMEANS_SAMPLE:  # drawn before anything is embedded: z of everything would not fit on a card
+            picked = torch.randperm(count, generator=torch.Generator().manual_seed(self.seed))[:KMEANS_SAMPLE]
+        items, asked = (picked < size).nonzero()[:, 0], (picked >= size).nonzero()[:, 0]
+        z = torch.empty(len(picked), self.fusion.config.width, device=device)
+        modality = torch.empty(len(picked), dtype=torch.long, device=device)
+        rows = picked[items].to(device)
+        z[items.to(device)], modality[items.to(device)] = self.embed_rows(self.pool, rows), self.pool.modality[rows]
+        if len(asked):
+            rows = (picked[asked] - size).to(device)
+            z[asked.to(device)] = self.embed_rows(self.queries, rows)
+            modality[asked.to(device)] = self.pool.modality[self.positives.rows[self.positives.starts[rows]]]
         config = self.config
         beyond = (TOGETHER, BETWEEN) if pool_only and config.refit else (0, 0)
         self.quantizer.initialise(z, modality, config.kmeans_iterations, self.seed, *beyond)
+
+    @torch.no_grad()
+    def codes(self, rows: Rows, chunk: int = 8192) -> Tensor:
+        """(N, M) IDs in passes: z of one part at a time."""
+        parts = [slice(i, i + chunk) for i in range(0, len(rows), chunk)]
+        return torch.cat([self.quantizer.encode(self.embed(rows[part]), rows.modality[part]) for part in parts])
 
     def finish(self) -> None:
         """After the last step: codebooks once more, on what they have to tell apart, the pool's own embeddings."""
@@ -149,8 +178,7 @@ class QuantizerStage(PairStage):
     def validate(self) -> dict[str, float]:
         """Dense hit rates, those of the codes' reconstructions, and what every level does."""
         out: dict[str, float] = {}
-        z = self.embed(self.pool)
-        codes = self.quantizer.encode(z, self.pool.modality)
+        codes = self.codes(self.pool)
         for level, values in enumerate(self.quantizer.statistics(codes)):
             out.update({f"level{level}_{name}": value for name, value in values.items()})
         out["distinct_ids"] = torch.unique(codes, dim=0).shape[0] / max(codes.shape[0], 1)

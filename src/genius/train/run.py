@@ -24,11 +24,12 @@ from genius.files import write_whole
 from genius.model.genius import Genius, GeniusConfig
 from genius.train.attach import encoder_of_features, join_heads
 from genius.train.confidence import calibrate
-from genius.train.config import TrainConfig
+from genius.train.config import STAGES, TrainConfig, with_steps
 from genius.train.encoder import HeadsStage
 from genius.train.generator import Frozen, GeneratorStage, Honest
 from genius.train.holdout import Split, few_questions, judged_pool, split
 from genius.train.loop import Runtime, finish, make_accelerator, run_stage
+from genius.train.processes import send
 from genius.train.progress import Journal
 from genius.train.quantizer import QuantizerStage
 from genius.train.shifted import honest_offsets
@@ -84,6 +85,7 @@ def train_stages(config: TrainConfig, data: FeatureSet, runtime: Runtime, folder
     """The three stages on features in memory, with a config that leaves nothing open (`with_sizes`)."""
     metrics: dict[str, dict[str, float]] = {}
     parts = hold_out(config, data, runtime)
+    config = counted(config, len(parts.train.visits()), runtime)
     heads = None
     if config.encoder.train == "heads":
         stage = HeadsStage(parts.train, parts.validation, config.model.width, config.encoder, config.seed, runtime.device)
@@ -116,6 +118,15 @@ def train_stages(config: TrainConfig, data: FeatureSet, runtime: Runtime, folder
     return Trained(model, heads, metrics, data)
 
 
+def counted(config: TrainConfig, visits: int, runtime: Runtime) -> TrainConfig:
+    """The config with every stage's epochs in steps over the training questions."""
+    stages = {name: with_steps(getattr(config, name), visits) for name in STAGES}
+    for name, stage in stages.items():
+        if stage != getattr(config, name):
+            runtime.journal.note(f"{name}: {getattr(config, name).epochs:g} epochs of {visits:,} are {stage.steps:,} steps")
+    return dataclasses.replace(config, **stages)  # type: ignore[arg-type]
+
+
 def hold_out(config: TrainConfig, data: FeatureSet, runtime: Runtime) -> Split:
     """Training questions and honest ones; the latter over a part of the pool if that is large."""
     if config.held_out_data:
@@ -139,6 +150,7 @@ def freeze(second: QuantizerStage, parts: Split, config: TrainConfig) -> tuple[F
     pool = second.embed(parts.train.pool)
     modality = parts.train.pool.modality.to(pool.device)
     frozen = Frozen(pool, modality, quantizer.encode(pool, modality))
+    send([frozen.codes])  # one ID an item, whichever process trains on it
     if config.generator.inputs == "pairs":
         frozen.queries = second.embed(parts.train.queries)
     if parts.offsets is not None:

@@ -20,6 +20,10 @@ class Order:
 
     def __call__(self, step: int) -> Tensor:
         """(batch,) example numbers of this step. An epoch's rest is joined with the next one's start."""
+        return self.visits[self.places(step)]
+
+    def places(self, step: int) -> Tensor:
+        """(batch,) places in `visits` that this step meets."""
         start = step * self.batch
         parts = []
         missing = self.batch
@@ -34,8 +38,24 @@ class Order:
     def _permutation(self, epoch: int) -> Tensor:
         if epoch != self._epoch:
             generator = torch.Generator().manual_seed(self.seed * 65_537 + epoch)
-            self._epoch, self._shuffled = epoch, self.visits[torch.randperm(self.count, generator=generator)]
+            self._epoch, self._shuffled = epoch, torch.randperm(self.count, generator=generator)
         return self._shuffled
+
+
+class Draws:
+    """The (question, answer) rows of a step: of a question's answers a new one at every visit, or one kept for all."""
+
+    def __init__(self, order: Order, positives: Positives, kept: bool, seed: int) -> None:
+        self.order, self.positives = order, positives
+        device = positives.rows.device
+        self.kept = positives.draw(order.visits.to(device), seed) if kept else None  # (V,) an answer for every place
+
+    def __call__(self, step: int, micro: int, parts: int, seed: int) -> tuple[Tensor, Tensor]:
+        """Rows of questions and of their answers of micro-batch `micro` of `parts`: the whole batch, on every process."""
+        device = self.positives.rows.device
+        places = self.order.places(step).chunk(parts)[micro]
+        rows = self.order.visits[places].to(device)
+        return rows, self.positives.draw(rows, seed) if self.kept is None else self.kept[places.to(device)]
 
 
 def share(rows: Tensor, rank: int, world: int) -> Tensor:

@@ -19,7 +19,7 @@ from genius.data.features import FeatureSet
 from genius.encoders.base import Encoder
 from genius.errors import GeniusError
 from genius.features import Features
-from genius.train.config import TrainConfig
+from genius.train.config import TrainConfig, with_steps
 from genius.train.loop import Runtime, finish, run_stage
 from genius.types import Modality
 
@@ -82,7 +82,8 @@ def _from_collection(config: TrainConfig, runtime: Runtime, folder: Path) -> tup
         from genius.train.towers import TowersStage
 
         stage = TowersStage(collection, encoder, config.encoder, config.seed, runtime.device)
-        finish(stage, lambda: run_stage(stage, config.encoder, runtime, folder / "encoder"), runtime, folder)
+        loop = with_steps(config.encoder, stage.order.count)
+        finish(stage, lambda: run_stage(stage, loop, runtime, folder / "encoder"), runtime, folder)
         stage.requires_grad_(False)
     reader: Any = _Towers(encoder) if config.encoder.train == "heads" else encoder
     options = ExtractConfig(half=False, rank=runtime.rank, world=runtime.world)

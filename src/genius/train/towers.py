@@ -23,7 +23,7 @@ from genius.model.fusion import score_fusion
 from genius.train.config import EncoderStageConfig
 from genius.train.loop import Stage
 from genius.train.losses import contrastive, gather_rows
-from genius.train.sampling import Order, Positives, share, step_seed
+from genius.train.sampling import Draws, Order, Positives, share, step_seed
 from genius.types import load_image
 
 Content = tuple[Any, str]  # a picture (or None) and a formatted text (or "")
@@ -59,12 +59,10 @@ class TowersStage(Stage):
         self.positives = Positives(pairs.reshape(-1, 2), len(asked))
         times = torch.tensor([judged.times for judged in asked], dtype=torch.long)
         self.order = Order(torch.repeat_interleave(torch.arange(len(asked)), times), config.batch, seed)
+        self.draws = Draws(self.order, self.positives, config.answers == "kept", seed)
 
     def batch(self, step: int, micro: int, rank: int, world: int) -> tuple[Tensor, Tensor]:
-        rows = self.order(step).chunk(self.accumulate)[micro]
-        targets = self.positives.draw(
-            rows, step_seed(self.seed, self.name, step, micro)
-        )  # of the whole batch: the same on every process
+        rows, targets = self.draws(step, micro, self.accumulate, step_seed(self.seed, self.name, step, micro))
         return share(rows, rank, world), share(targets, rank, world)
 
     def forward(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
