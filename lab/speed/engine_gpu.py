@@ -124,8 +124,9 @@ def random_vectors(items: int, width: int, device: torch.device) -> torch.Tensor
 
 def kernels(bench: Bench) -> None:
     """Each Triton kernel against its torch twin at full-size shapes."""
+    from static_ops import TorchOps
+
     from genius.search.kernels import TritonOps
-    from genius.search.static_ops import TorchOps
 
     ours, truth, device = TritonOps(), TorchOps(), bench.device
     for dtype in (torch.float32, torch.float16):

@@ -65,15 +65,19 @@ def from_dict(cls: type[C], values: Any, where: str = "config") -> C:
 
 def read_config(cls: type[C], path: str | Path) -> C:
     """Read a TOML or JSON file of the fields of `cls`."""
+    return from_dict(cls, read_values(path), where=str(path))
+
+
+def read_values(path: str | Path) -> Any:
+    """What a TOML or JSON file holds."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
-        values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        return json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except FileNotFoundError:
         raise GeniusError(f"no such config: {path}") from None
     except (OSError, ValueError) as error:
         raise GeniusError(f"cannot read {path}: {error}") from None
-    return from_dict(cls, values, where=str(path))
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:

@@ -358,3 +358,45 @@ def test_query_vectors_must_be_finite(index: Index) -> None:
     index.add(texts(5))
     with pytest.raises(GeniusError, match=r"NaN|finite"):
         index.search_embedded(torch.full((1, 32), float("nan")))
+
+
+def test_given_features_go_to_the_items_that_are_kept(model: Genius, tmp_path: Path) -> None:
+    """Of a batch half is there already: each new item has its own vector, not that of a known one."""
+    from genius.encoders.base import encode_items
+
+    items = texts(12)
+    assert model.encoder is not None
+    features = encode_items(model.encoder, items)[0]
+    index = Index(tmp_path / "part.genius", model)
+    index.add(items[:6])
+    assert index.add(items, features=features).added == 6
+    z, dense = model.embed(features)
+    for row, hits in enumerate(index.search_embedded(z, dense, k=1)):
+        assert hits[0].id == items[row].id and hits[0].score == pytest.approx(1, abs=2e-3)
+
+
+def test_ids_whose_hashes_collide_are_told_apart(model: Genius, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("genius.index.cache.hash_id", lambda item_id: 7)
+    Index(tmp_path / "same.genius", model).add(texts(5))
+    index = Index(tmp_path / "same.genius", model)  # reopened: ids are looked up by their hashes
+    names = [item.id for item in texts(5)]
+    assert [item.id for item in index.get(names)] == names
+    assert index.get(["stranger"], missing="skip") == []
+    assert index.add([*texts(5), Item("stranger", text="new")]).added == 1
+    index.delete([names[2]])
+    assert {item.id for item in Index(tmp_path / "same.genius", model).items()} == {*names, "stranger"} - {names[2]}
+
+
+def test_under_a_filter_all_that_match_are_compared(model: Genius, tmp_path: Path) -> None:
+    """However few beams and items the settings name: the answer is brute force's."""
+    items = [Item(f"t{i}", text=f"word{i} thing{i % 7}", metadata={"n": i}) for i in range(200)]
+    index = Index(tmp_path / "filtered.genius", model)
+    index.add(items)
+    asked = model.embed_queries([Query(text=f"word{i}") for i in range(8)])
+    matching = [item for item in items if item.metadata["n"] % 5 == 0]
+    stored = model.embed_items(matching).dense.half().float()
+    where = " OR ".join(f"n = {item.metadata['n']}" for item in matching)
+    for row, hits in enumerate(index.search_embedded(asked.z, asked.dense, k=10, where=where, params=SearchParams(1, 10))):
+        best = (stored @ asked.dense[row]).sort(descending=True, stable=True)
+        assert [hit.score for hit in hits] == pytest.approx(best.values[:10].tolist(), abs=2e-3)
+        assert hits[0].id == matching[int(best.indices[0])].id

@@ -16,7 +16,7 @@ import genius.index.live
 import genius.index.state
 import genius.index.writing
 from genius import Genius, GeniusError, Index, Item
-from genius.index import base as bases
+from genius.index import cache
 from genius.index.repair import repair
 from genius.search import CodeTrie
 
@@ -75,7 +75,7 @@ def test_a_cache_is_used_and_brought_up_to_date(index: Index, model: Genius, mon
     index.delete(["t1", "t2"])
     index.upsert([Item("t3", text="other")])
     index.add(texts(50, 55))
-    monkeypatch.setattr(bases, "build", lambda *_: pytest.fail("built anew although a cache was there"))
+    monkeypatch.setattr(cache, "build", lambda *_: pytest.fail("built anew although a cache was there"))
     monkeypatch.setattr(CodeTrie, "build", None)
     again = Index(index.path, model)
     assert again._state.live.base.version == first._state.live.base.version
@@ -152,7 +152,7 @@ def test_without_room_for_a_cache_the_index_still_opens(index: Index, model: Gen
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(bases, "_write", full)
+    monkeypatch.setattr(cache, "_write", full)
     opened = Index(index.path, model)
     assert len(everything(opened)) == 10 and not list((index.path / "cache").iterdir())
 

@@ -78,3 +78,17 @@ def test_own_codebooks_need_a_told_modality() -> None:
     for change in ({"modality_code": "nearest"}, {"modality_code": "none"}, {"shared": True}):
         with pytest.raises(GeniusError, match="own_books_from"):
             QuantizerConfig(8, (3, 4, 4), own_books_from=1, **change)  # type: ignore[arg-type]
+
+
+def test_dead_codes_are_revived_from_their_own_modality() -> None:
+    """Pictures lie along the first axis, texts along the second: no code of pictures may end up among the texts."""
+    quantizer = ResidualQuantizer(QuantizerConfig(4, (3, 6), own_books_from=1))
+    quantizer.get_buffer("unused_1").fill_(1e6)
+    random = torch.Generator().manual_seed(0)
+    modality = torch.arange(60) % 2
+    residual = torch.zeros(60, 4)
+    residual[torch.arange(60), modality] = 1 + torch.rand(60, generator=random)
+    quantizer.update(torch.stack([modality, torch.zeros(60, dtype=torch.long)], 1), [residual, residual])
+    for kind in (0, 1):
+        revived = quantizer.book_of(1, kind)[1:]  # code 0 was used
+        assert (revived[:, kind] >= 1).all() and (revived[:, 1 - kind] == 0).all()

@@ -111,3 +111,10 @@ def test_foreign_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "half").write_bytes((tmp_path / "whole").read_bytes()[:-40])
     with pytest.raises(GeniusError, match="cut short"):
         CodeTrie.load(tmp_path / "half")
+
+
+def test_rows_that_no_item_has_are_refused() -> None:
+    trie = CodeTrie.build(np.array([[0, 1], [1, 0], [2, 1]]), (3, 2))
+    for row in (-1, 3):
+        with pytest.raises(GeniusError, match=f"no item has row {row}"):
+            trie.positions_of([0, row])

@@ -143,3 +143,8 @@ def test_beyond_this_machine_only_with_keys() -> None:
         check_exposure(ServeConfig(host=host), keys)
         with pytest.raises(GeniusError, match="without API keys"):
             check_exposure(ServeConfig(host=host), Keys())
+
+
+def test_a_key_that_is_listed_twice_has_its_stronger_role() -> None:
+    for roles in (("read", "write"), ("write", "read")):
+        assert "write" in Keys.parse([(role, WRITE) for role in roles], "test").scopes(WRITE)

@@ -80,7 +80,6 @@ def index(
     from genius.index.folder import read_about
     from genius.index.index import Index
     from genius.index.ingest import IngestConfig, ingest
-    from genius.index.likeness import advice
     from genius.index.tables import Columns
     from genius.model.device import pick_device, place
     from genius.problems import KEPT
@@ -105,7 +104,7 @@ def index(
         with Index(output, chosen, thumbnails=thumbnails) as opened, phases() as tell, kept_if_interrupted():
             place(opened.model, where)
             report, items = ingest(opened, paths, config, lambda count: tell("indexing", count, 0)), opened.count()
-            hint = advice(opened)
+            hint = opened.advice()
     if refit and fit is None:
         from genius.fit.refit import refit as fit_anew
 
@@ -177,11 +176,10 @@ def info(
 def _advice(path: Path) -> str | None:
     """What an index should be told about, if its model can be loaded; `info` answers in any case."""
     from genius.index.index import Index
-    from genius.index.likeness import advice
 
     try:
         with Index.open(path, read_only=True) as opened:
-            return advice(opened)
+            return opened.advice()
     except GeniusError:
         return None
 

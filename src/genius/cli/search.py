@@ -65,7 +65,6 @@ def search(
 
       genius search my.genius --text bicycle --where "price < 500" --json
     """
-    from genius.index.likeness import advice
     from genius.index.targets import why_nothing
     from genius.model.device import pick_device, place
 
@@ -83,7 +82,7 @@ def search(
             wanted = None
             hits = index.search(text, image, **options)
         counts = index.info()["modalities"] if not hits else {}
-        hint = None if as_json else advice(index)
+        hint = None if as_json else index.advice()
     reason = None if hits else why_nothing(modality or wanted, modality is not None, counts, where, min_score)
     if as_json:
         body = {"hits": [hit.to_dict() for hit in hits], "answerable": hits.answerable, "doubtful": hits.doubtful}

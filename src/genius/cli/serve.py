@@ -39,7 +39,7 @@ def serve(
     queue: int | None = typer.Option(None, help="Searches that may wait before the answer is 503."),
     batch: int | None = typer.Option(None, help="Most searches that share one pass through the model."),
     timeout: float | None = typer.Option(None, help="Seconds a search may take, waiting included."),
-    device: str | None = typer.Option(None, help="Where the model runs: cpu, cuda, cuda:1. Default: cpu."),
+    device: str | None = typer.Option(None, help="Where the model runs: auto, cpu, cuda, cuda:1. Default: cpu."),
     log_level: str | None = typer.Option(None, help="debug, info, warning or error."),
     json_output: bool = typer.Option(False, "--json", help="Print one JSON line with the address when it listens."),
 ) -> None:
@@ -107,18 +107,9 @@ def _settings(file: Path | None, given: dict[str, object]) -> ServeConfig:
 
 def _open(path: Path, model: str | None, create: bool, read_only: bool, device: str | None) -> Index:
     from genius.index import Index
-    from genius.model.genius import Genius
+    from genius.model.device import pick_device, place
 
-    loaded: Genius | str | None = model
-    if device is not None:
-        from genius.index.folder import read_about
-
-        about = read_about(path)
-        source = model or (about.source if about is not None else None)
-        if source is None:
-            raise GeniusError("--device needs --model: the index does not say where its model lies")
-        try:
-            loaded = Genius.from_pretrained(source, device=device)
-        except (RuntimeError, AssertionError) as error:  # torch: no such device, or not built for it
-            raise GeniusError(f"cannot use device {device!r}: {str(error).splitlines()[0]}") from None
-    return Index(path, loaded, create=create, read_only=read_only)
+    where = pick_device(device or "cpu")  # before a model is loaded for nothing
+    index = Index(path, model, create=create, read_only=read_only)
+    place(index.model, where)
+    return index

@@ -23,7 +23,6 @@ from genius.index import writing
 from genius.index.folder import ENCODED, INSIDE, MODEL, make_folder, read_about
 from genius.index.index import Index
 from genius.index.ingest import IngestConfig, IngestReport, find_files, ingest, read_items
-from genius.index.likeness import advice
 from genius.index.prepare import Stamp
 from genius.model.device import place
 from genius.types import Item
@@ -90,7 +89,7 @@ def index_with_encoder(
         report.added, report.unchanged = report.added + before, report.unchanged - before
         if encoded is not None:
             encoded.remove()
-        return OnRamp(report, fit, index.count(), advice(index))
+        return OnRamp(report, fit, index.count(), index.advice())
 
 
 def _check_encoder(index: Index, uri: str) -> None:

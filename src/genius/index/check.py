@@ -16,8 +16,7 @@ import numpy as np
 
 from genius.errors import GeniusError
 from genius.files import parse_json
-from genius.index import base as bases
-from genius.index import commit
+from genius.index import cache, commit
 from genius.index import metadata as meta
 from genius.index.commit import ASIDE, hint_is_right, table_folder, versions_on_disk
 from genius.index.folder import About, about_of
@@ -157,34 +156,34 @@ def _table(folder: Path, about: About, book: Book | None, report: CheckReport) -
         report.problems.append(str(error))
 
 
-def _caches(folder: Path, about: About, report: CheckReport) -> dict[str, bases.Base]:
+def _caches(folder: Path, about: About, report: CheckReport) -> dict[str, cache.Base]:
     """The caches that are as they were written; a line for each other."""
-    key = bases.CacheKey(about.id, about.fingerprint, about.levels, about.width)
-    good: dict[str, bases.Base] = {}
+    key = cache.CacheKey(about.id, about.fingerprint, about.levels, about.width)
+    good: dict[str, cache.Base] = {}
     for path in sorted((folder / "cache").glob("[0-9]*")):
         name = f"cache/{path.name}"
         try:
-            text = (path / bases.BASE).read_text()
+            text = (path / cache.BASE).read_text()
             if parse_json(text).get("format") == 1:
                 report.notes.append(f"{name} is of format 1; it is built anew when needed")
                 continue
             noted = unseal(text)
-            wrong = bases.damage(path, noted["files"], FAST_LIMIT if report.fast else 2**63)
+            wrong = cache.damage(path, noted["files"], FAST_LIMIT if report.fast else 2**63)
             report.problems += [f"{name}/{file} is not as it was written (it is built anew when needed)" for file in wrong]
-            loaded = None if wrong else bases.load(path, key)
+            loaded = None if wrong else cache.load(path, key)
             if loaded is not None:
                 good[name] = loaded
             elif not wrong:
                 report.notes.append(f"{name} belongs to another index or model; it is not used")
         except (OSError, ValueError, KeyError, AttributeError) as error:
-            report.problems.append(f"{name}/{bases.BASE}: {error} (it is built anew when needed)")
+            report.problems.append(f"{name}/{cache.BASE}: {error} (it is built anew when needed)")
     return good
 
 
 # -- rows --------------------------------------------------------------------------------------------------------
 
 
-def _rows(reader: Reader, about: About, caches: dict[str, bases.Base], report: CheckReport) -> None:
+def _rows(reader: Reader, about: About, caches: dict[str, cache.Base], report: CheckReport) -> None:
     """Every row: its checksum, its codes and vectors, its metadata against the columns, and what caches say of it."""
     names = [*ROW, *VECTORS, *reader.columns] + ([SUM] if SUM in reader.schema.names else [])
     seqs, hashes = [], []
@@ -193,7 +192,7 @@ def _rows(reader: Reader, about: About, caches: dict[str, bases.Base], report: C
         ids = batch.column("id").to_pylist()
         report.items += batch.num_rows
         seqs.append(batch.column("_seq").to_numpy())
-        hashes.append(np.array([bases.hash_id(i) for i in ids], np.uint64))
+        hashes.append(np.array([cache.hash_id(i) for i in ids], np.uint64))
         for i, line in _bad_rows(batch, about, reader.columns):
             report.problems.append(f"item {ids[i]!r}: {line}")
         doubtful |= {name for name, base in caches.items() if not _agrees(base, batch)}
@@ -228,7 +227,7 @@ def _bad_rows(batch: pa.RecordBatch, about: About, columns: meta.Columns) -> lis
     return found
 
 
-def _agrees(base: bases.Base, batch: pa.RecordBatch) -> bool:
+def _agrees(base: cache.Base, batch: pa.RecordBatch) -> bool:
     """Whether a cache says the same of those rows of the batch that it has."""
     seqs = batch.column("_seq").to_numpy()
     at = np.minimum(np.searchsorted(base.seqs, seqs), max(base.items - 1, 0))

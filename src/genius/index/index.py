@@ -18,7 +18,7 @@ from torch import Tensor
 
 from genius.errors import GeniusError
 from genius.features import Features
-from genius.index import fields, searching, writing
+from genius.index import fields, likeness, searching, writing
 from genius.index.backup import Copied, snapshot
 from genius.index.fields import Field
 from genius.index.filters import compile_where
@@ -327,6 +327,10 @@ class Index:
     def info(self) -> dict[str, Any]:
         """What this index is, for people and machines."""
         return self._state.consistent(lambda: describe(self.path, self.about, self._state.reader()))
+
+    def advice(self) -> str | None:
+        """One line if items look unlike what the model knows, or have outgrown its codes; None if all is well."""
+        return likeness.advice(self)
 
     # -- search ------------------------------------------------------------------------------------------------
 

@@ -56,7 +56,7 @@ def advice(index: Index) -> str | None:
             return None
         return (
             f"this index has outgrown its codes, which were fitted to {known.items:,} of its {count:,} items: "
-            f"genius index FILES -o {index.path} --refit fits new ones"
+            f"genius index FILES -o {index.path.name} --refit fits new ones"
         )
     strange = index._state.consistent(lambda: unlike(index))
     if not strange:

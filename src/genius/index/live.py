@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genius.errors import GeniusError
-from genius.index.base import Base, build_trie
+from genius.index.cache import Base, build_trie
 from genius.index.reader import Reader
 from genius.model.genius import Genius
 from genius.search import CodeTrie, SearchEngine

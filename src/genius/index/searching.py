@@ -16,7 +16,7 @@ from torch import Tensor
 
 from genius.errors import GeniusError
 from genius.index import metadata as meta
-from genius.index.base import hash_id
+from genius.index.cache import hash_id
 from genius.index.filters import compile_where
 from genius.index.live import Live
 from genius.index.reader import PAYLOAD, Reader, Vanished

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from genius.errors import GeniusError
-from genius.index import base as bases
+from genius.index import cache
 from genius.index.folder import FORMAT, about_of, open_or_create, upgrade
 from genius.index.live import Live, OtherStory
 from genius.index.lock import WriterLock
@@ -54,7 +54,7 @@ class State:
         self.lock = threading.RLock()
         self.writer = WriterLock(path / ".lock", lock_timeout)
         self.about, self.model, self.store = open_or_create(path, model, create and not self.read_only, self.writer, durable)
-        self.key = bases.CacheKey(self.about.id, self.about.fingerprint, self.about.levels, self.about.width)
+        self.key = cache.CacheKey(self.about.id, self.about.fingerprint, self.about.levels, self.about.width)
         self.commits = 0  # of this process
         if version is None:
             self.live = self.consistent(lambda: self._open(self.store.at(self.store.latest())))
@@ -82,10 +82,10 @@ class State:
         return self._in_memory(reader)
 
     def _in_memory(self, reader: Reader) -> Live:
-        return Live(self.model, bases.build(reader, self.key.level_sizes, self.key.width, None), reader)
+        return Live(self.model, cache.build(reader, self.key.level_sizes, self.key.width, None), reader)
 
     def _from_cache(self, reader: Reader, count: int) -> Live | None:
-        cached = bases.newest(self.cache, self.key, reader.version)
+        cached = cache.newest(self.cache, self.key, reader.version)
         if cached is None or count - cached.items > REBUILD_SHARE * count:
             return None
         live = Live.verified(self.model, cached, reader)
@@ -93,8 +93,8 @@ class State:
 
     def rebuild(self, reader: Reader) -> Live:
         """A search side without history, and its cache on disk. The caller holds the writer's lock."""
-        base = bases.build_cached(reader, self.key, self.cache)
-        bases.forget(self.cache, keep=base.version)
+        base = cache.build_cached(reader, self.key, self.cache)
+        cache.forget(self.cache, keep=base.version)
         return Live(self.model, base, reader)
 
     # -- one version at a time ---------------------------------------------------------------------------------

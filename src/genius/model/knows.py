@@ -26,6 +26,7 @@ KNOWS = "knows.json"
 MAX_KNOWS = 1 << 16  # bytes of it
 USUAL = 0.75  # share of a model's own items that lie within the distance that is stored
 STRANGE = 0.7  # share of other items beyond it from which they look unlike what the model knows
+MARGIN = 0.02  # codes of a small collection describe it nearly without error: rounding must not count
 FEW = 20  # items that say nothing yet
 
 
@@ -46,7 +47,7 @@ class Knows:
         out = {}
         for kind, reach in self.reach.items():
             own = distance[modality == int(Modality.parse(kind))]
-            if len(own) >= FEW and (share := (own > reach).float().mean().item()) >= STRANGE:
+            if len(own) >= FEW and (share := (own > reach + MARGIN).float().mean().item()) >= STRANGE:
                 out[kind] = share
         return out
 

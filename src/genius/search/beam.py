@@ -16,11 +16,11 @@ from torch import Tensor
 
 from genius.errors import GeniusError
 from genius.model.generator import Generator
+from genius.search.beams import Beams
 from genius.search.decoder import Writer, decoder_of
+from genius.search.forest import Children, Forest, TrieView, widen
 from genius.search.params import BeamResult
-from genius.search.state import Beams
 from genius.search.trie import CodeTrie
-from genius.search.views import Children, Forest, TrieView, widen
 
 BROKEN = "the generator gives NaN for a code: its weights or the query are broken"
 

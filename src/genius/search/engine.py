@@ -18,14 +18,14 @@ from genius.model.generator import Generator
 from genius.model.quantizer import ResidualQuantizer
 from genius.search import int8
 from genius.search.beam import by_target, check_allowed, check_queries, decode
+from genius.search.beams import Beams
 from genius.search.decoder import Decoder, Int8Decoder, Writer
+from genius.search.forest import Forest, TrieView
 from genius.search.graph import GraphSearch
 from genius.search.params import SearchParams, SearchResult
 from genius.search.rerank import Int8Rows, Reconstructions, Rows, Vectors, top_rows
-from genius.search.state import Beams
 from genius.search.static import Parts
 from genius.search.trie import CodeTrie
-from genius.search.views import Forest, TrieView
 
 Precision = Literal["auto", "exact", "fast"]
 QUERIES_AT_ONCE = 32  # queries decoded together: bounds memory, keeps products large enough

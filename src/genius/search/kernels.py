@@ -1,6 +1,6 @@
 """Triton kernels of the CUDA search: the steps between matrix products, one kernel each. Imported on CUDA only.
 
-Every kernel has a twin in `static_ops.py` (plain torch, the truth it is tested against). Shapes: R rows = queries x
+Every kernel has a twin in `tests/helpers/static_ops.py` (plain torch, the truth it is tested against). Shapes: R rows = queries x
 beams, L tokens a row, d model width, K codes of a level, V rows of the token table.
 """
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from genius.search.views import TrieView
+from genius.search.forest import TrieView
 
 SAMPLE = 400_000  # IDs looked at to find the depth where paths are unary
 PREFIXES = 400  # prefixes whose item counts are looked at to guess where a budget is met

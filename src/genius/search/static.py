@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from genius.search.decoder import Decoder
+from genius.search.forest import TrieView, widen
 from genius.search.params import Reranker
 from genius.search.plan import Plan
-from genius.search.views import TrieView, widen
 
 
 class Ops(Protocol):

@@ -68,7 +68,7 @@ class SearchRequest(Strict):
         None, description="The id of an indexed item to use as the picture (or, without one, the text) of this query."
     )
     instruction: str | None = Field(None, max_length=2000, description="What kind of answer is wanted, in words.")
-    target: Target | None = Field(None, description="What kind of answer is wanted: an image, a text, or a pair of both.")
+    target: Target | None = Field(None, description="image: anything with a picture; text: anything with words; pair: both.")
     k: int = Field(10, ge=1, le=HARD_MAX_K, description="How many results.")
     where: str | None = Field(
         None, max_length=2000, description="A filter over metadata, as an SQL condition: `price < 50 AND colour = 'red'`."
@@ -259,6 +259,7 @@ class InfoResponse(BaseModel):
     needs_key: bool = Field(description="Whether keys are configured.")
     scopes: list[Literal["read", "write", "admin"]] = Field(description="What your key may do.")
     key: str | None = Field(None, description="The name of your key.")
+    advice: str | None = Field(None, description="What to know of this index, such as pictures that its model does not know.")
     limits: Limits
 
 

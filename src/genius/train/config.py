@@ -7,13 +7,11 @@ and overrides single fields, so that an ablation is one line. Knows nothing of t
 from __future__ import annotations
 
 import dataclasses
-import json
-import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from genius.config import from_dict, merge
+from genius.config import from_dict, merge, read_values
 from genius.errors import GeniusError
 from genius.model.generator import SIZES
 
@@ -253,13 +251,7 @@ def _resolve(source: str, seen: tuple[str, ...]) -> dict[str, Any]:
     path = _locate(source)
     if str(path) in seen:
         raise GeniusError(f"{source}: its bases go in a circle")
-    try:
-        text = path.read_text(encoding="utf-8")
-        values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except FileNotFoundError:
-        raise GeniusError(f"no such config: {source}") from None
-    except (OSError, ValueError) as error:
-        raise GeniusError(f"cannot read {source}: {error}") from None
+    values = read_values(path)
     if not isinstance(values, dict):
         raise GeniusError(f"{source}: expected a table of fields")
     parent = values.pop("base", None)

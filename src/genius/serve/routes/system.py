@@ -46,7 +46,10 @@ async def info(request: Request) -> Response:
     """How many items, which fields a filter may name, what may be sent."""
     service = allowed(request, "read")
     index = service.backend.index
-    count, fields = await service.read(lambda: (index.count(), index.columns()), caller_of(request))
+    advise = getattr(index, "advice", None)  # of an index on disk
+    count, fields, advice = await service.read(
+        lambda: (index.count(), index.columns(), None if advise is None else advise()), caller_of(request)
+    )
     return answer(
         InfoResponse(
             version=__version__,
@@ -56,6 +59,7 @@ async def info(request: Request) -> Response:
             needs_key=bool(service.keys),
             scopes=[scope for scope in caller_of(request).scopes if scope != "write" or not service.config.read_only],
             key=caller_of(request).name if service.keys else None,
+            advice=advice,
             limits=Limits(**service.describe_limits()),
         )
     )

@@ -28,6 +28,8 @@ async function loadInfo() {
   about = await api.info();
   $("count").textContent = plural(about.items, "item");
   $("key-open").hidden = !about.needs_key;
+  $("advice").textContent = about.advice ?? "";
+  $("advice").hidden = !about.advice;
   offerFields(about.fields);
 }
 

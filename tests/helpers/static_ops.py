@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from genius.search.views import ragged, widen
+from genius.search.forest import ragged, widen
 
 
 class TorchOps:
