@@ -132,7 +132,7 @@ class Everything:
 
         if where is not None:
             compile_where(where, {"price": "number", "name": "text"})  # type: ignore[dict-item]
-        one = SimpleNamespace(id="a", score=0.5, codes=(1, 2), item=self._item("a"), modality=Modality.TEXT)
+        one = SimpleNamespace(id="a", score=0.5, codes=(1, 2), item=self._item("a"), modality=Modality.TEXT, probability=None)
         return [[one] * min(k, 3) for _ in queries]
 
     def _write(self, items: Iterable[Any]) -> Any:

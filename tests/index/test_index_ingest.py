@@ -211,7 +211,7 @@ def test_the_commands_work_together(folder: Path, model_folder: Path, tmp_path: 
     assert about["items"] == 3 and about["modalities"] == {"image": 1, "text": 1, "pair": 1} and about["versions"]
     hits = as_json("search", path, "--text", "a red square", "--target", "pair", "-k", 5)["hits"]
     assert [hit["id"] for hit in hits] == ["photos/red.png"]  # type: ignore[index, attr-defined]
-    assert set(hits[0]) == {"id", "score", "codes", "modality", "text", "metadata"}  # type: ignore[index]
+    assert set(hits[0]) == {"id", "score", "probability", "codes", "modality", "text", "metadata"}  # type: ignore[index]
     by_image = as_json("search", path, "--image", folder / "deep" / "blue.PNG", "-k", 1)["hits"]
     assert by_image[0]["id"] == "photos/deep/blue.PNG"  # type: ignore[index]
     assert as_json("search", path, "--text", "x", "--where", "id = 'photos/note.md'")["hits"][0]["id"] == "photos/note.md"  # type: ignore[index]

@@ -91,7 +91,8 @@ class SlowIndex:
         return [[self._hit(f"{query.text}-{i}", 1.0 - i / 100) for i in range(k)] for query in queries]
 
     def _hit(self, item_id: str, score: float) -> Any:
-        return SimpleNamespace(id=item_id, score=score, codes=(1, 2), item=Item(item_id, text="t"), modality=Modality.TEXT)
+        item = Item(item_id, text="t")
+        return SimpleNamespace(id=item_id, score=score, codes=(1, 2), item=item, modality=Modality.TEXT, probability=None)
 
     def upsert(self, items: Iterable[Item]) -> Any:
         assert self.go.wait(20)
