@@ -26,11 +26,15 @@ NAMES = {
     "no-decoder-default": "no decoder, stops early, re-ranked by vectors",
     "codes": "codes alone, exhaustive",
 }
+BLIND = (
+    "**No honest question was used here**: a fault, mended since and not measured again yet, left a given set of held-out questions aside. The "
+    "decoder learned from random directions alone and nothing chose when to stop."
+)
 SETS = {
     "fashion": "**Fashion**: 24,000 product photographs, their titles, and both together, through frozen towers "
     "(EfficientNet-Lite0, MiniLM) with trained heads; test questions are of products that no training question shows.",
     "icons": "**Icons**: drawings, texts and pairs through the frozen encoder of `bundled:mini`; test questions are of concepts that "
-    "no training question shows. Validation questions, which the encoder has not seen either, give the offsets.",
+    "no training question shows.",
 }
 
 
@@ -74,6 +78,8 @@ def stages(line: dict[str, Any]) -> list[str]:
     levels = sum(name.endswith("_nats") for name in found)
     nats = " ".join(f"{found[f'code{i}_nats']:.2f}" for i in range(levels))
     right = " ".join(f"{100 * found[f'code{i}_right']:.0f}" for i in range(levels))
+    if not levels:
+        return [BLIND, ""]
     return [f"Honest questions, code by code: nats {nats}; right {right} %.", ""]
 
 
@@ -153,6 +159,7 @@ def page() -> str:
                     "",
                     *table(by[key, "unknown"]),
                     "",
+                    *stages(by[key, "unknown"]),
                 ]
         if ("filled", "unknown") in by:
             out += [

@@ -9,7 +9,7 @@ from train_fixtures import small_data
 
 from genius.data.features import FeatureSet
 from genius.features import Features
-from genius.train.holdout import components, few_questions, groups, judged_pool, split
+from genius.train.holdout import components, few_questions, groups, judged_pool, split, with_honest
 
 
 def a_set(pairs: list[tuple[int, int]], queries: Features, pool: Features) -> FeatureSet:
@@ -90,3 +90,15 @@ def test_a_smaller_pool_keeps_every_answer() -> None:
     assert len(small.pairs) == len(data.pairs)
     few = few_questions(data, 9)
     assert len(few.queries) <= 9 and few.tasks.unique().numel() == data.tasks.unique().numel()
+
+
+def test_a_set_of_honest_questions_is_used_to_the_last_one_whatever_its_size() -> None:
+    data = small_data()
+    train, given = data.take_queries(range(0, len(data.queries), 2)), data.take_queries(range(1, len(data.queries), 2))
+    parts = with_honest(train, given, seed=0)
+    assert parts.train.query_ids == train.query_ids and parts.offsets is not None and parts.validation is not None
+    offsets, judging = set(parts.offsets.query_ids), set(parts.validation.query_ids)
+    assert not offsets & judging and offsets | judging == set(given.query_ids) and len(offsets) > len(judging)
+    alone = with_honest(train, given.take_queries(range(1)), seed=0)
+    held = [part for part in (alone.offsets, alone.validation) if part is not None]
+    assert [part.query_ids for part in held] == [given.query_ids[:1]]

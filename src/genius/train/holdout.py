@@ -43,18 +43,32 @@ def split(data: FeatureSet, share: float, seed: int) -> Split:
     wanted = min(int(count * share), MOST)
     if wanted < 2:
         return Split(data, None, None, "nothing is held out")
+    train, offsets, judging, linked_by = _in_three(data, wanted, seed)
+    if not len(train.queries):
+        return Split(data, None, None, "all questions are of one group, so nothing is held out")
+    return Split(train, offsets if len(offsets.queries) else None, judging if len(judging.queries) else None, linked_by)
+
+
+def with_honest(train: FeatureSet, given: FeatureSet, seed: int) -> Split:
+    """All of `train` to train on; of the questions `given`, which nothing has seen, most for offsets and the rest to judge by."""
+    rest, offsets, judging, linked_by = _in_three(given, min(len(given.queries), MOST), seed)
+    if not len(offsets.queries):
+        offsets = rest  # all of one group, or more than are needed
+    return Split(train, offsets if len(offsets.queries) else None, judging if len(judging.queries) else None, linked_by)
+
+
+def _in_three(data: FeatureSet, wanted: int, seed: int) -> tuple[FeatureSet, FeatureSet, FeatureSet, str]:
+    """About `wanted` questions in whole groups, a part of them apart: the other ones, most of these, and that part."""
     group, linked_by = groups(data)
     order = torch.randperm(int(group.max()) + 1, generator=torch.Generator().manual_seed(seed))
     place = order.argsort()[group]  # (Q,) each question's group in random order
     size = torch.bincount(place)
     until = int((size.cumsum(0) <= wanted).sum())  # whole groups only
     until = max(until, min(2, len(size) - 1))
-    judging = place < max(1, round(JUDGING * until))
+    judging = place < max(1, round(JUDGING * until)) if until else torch.zeros_like(place, dtype=torch.bool)
     held = place < until
-    parts = [data.take_queries(rows.nonzero()[:, 0]) for rows in (~held, held & ~judging, judging)]
-    if not len(parts[0].queries):
-        return Split(data, None, None, "all questions are of one group, so nothing is held out")
-    return Split(parts[0], parts[1] if len(parts[1].queries) else None, parts[2] if len(parts[2].queries) else None, linked_by)
+    rest, offsets, judged = (data.take_queries(rows.nonzero()[:, 0]) for rows in (~held, held & ~judging, judging))
+    return rest, offsets, judged, linked_by
 
 
 def groups(data: FeatureSet) -> tuple[Tensor, str]:

@@ -27,7 +27,7 @@ from genius.train.confidence import calibrate
 from genius.train.config import STAGES, TrainConfig, with_steps
 from genius.train.encoder import HeadsStage
 from genius.train.generator import Frozen, GeneratorStage, Honest
-from genius.train.holdout import Split, few_questions, judged_pool, split
+from genius.train.holdout import Split, few_questions, judged_pool, split, with_honest
 from genius.train.loop import Runtime, finish, make_accelerator, run_stage
 from genius.train.processes import send
 from genius.train.progress import Journal
@@ -133,7 +133,7 @@ def hold_out(config: TrainConfig, data: FeatureSet, runtime: Runtime) -> Split:
         given = FeatureSet.load(config.held_out_data)
         if given.pool_ids != data.pool_ids:
             raise GeniusError(f"{config.held_out_data} has another pool than {config.data or 'the training data'}")
-        parts = split(given, 1.0, config.seed)._replace(train=data)
+        parts = with_honest(data, given, config.seed)
     else:
         parts = split(data, config.held_out, config.seed)
     counts = [0 if part is None else len(part.queries) for part in (parts.train, parts.offsets, parts.validation)]
