@@ -131,6 +131,41 @@ def trials(body: dict[str, Any]) -> list[str]:
     return [*out, ""]
 
 
+SHORT = {
+    "genius": "GENIUS: 50 beams by log p",
+    "genius-r": "GENIUS^R: the same beams, re-ranked by vectors",
+    "default": "default: stops early, re-ranks by vectors",
+    "default-codes": "default, nothing but codes stored",
+    "no-decoder": "no decoder: 50 beams by nearness",
+}
+
+
+def readme_table() -> str:
+    """The README's figures: share of dense, mean / worst task."""
+
+    def pair(line: dict[str, Any], name: str) -> str:
+        found = line["methods"][name]
+        return f"{found['mean']:.2f} / {found['worst']:.2f}"
+
+    bodies = [read(f"accuracy_{name}") for name in ("fashion", "icons")]
+    whole = [next(line for line in body["lines"] if line["name"] == "all items") for body in bodies]
+    titles = [
+        f"{text} ({line['pool']:,})" for text, line in zip(("photographs of products", "icons and texts"), whole, strict=True)
+    ]
+    out = [f"| search | items compared | bytes an item | {titles[0]} | {titles[1]} |", "|---|---:|---:|---|---|"]
+    for name, title in SHORT.items():
+        first = whole[0]["methods"][name]
+        cells = " | ".join(pair(line, name) for line in whole)
+        out.append(f"| {title} | {first['touched']:,.0f} | {first['bytes']:,.0f} | {cells} |")
+    later = next(line for line in bodies[0]["lines"] if line["name"] == "10 % added")
+    first = later["methods"]["default"]
+    out.append(
+        f"| default, a tenth of the items added after training | {first['touched']:,.0f} | {first['bytes']:,.0f} | "
+        f"{pair(later, 'default')} | not measured |"
+    )
+    return "\n".join(out)
+
+
 def page() -> str:
     out = [
         "# How much of dense search is kept",

@@ -16,6 +16,7 @@ from genius.types import Item, Modality, Query
 from genius.version import __version__
 
 if TYPE_CHECKING:
+    from genius.fit.unfitted import Unfitted
     from genius.index import Index
     from genius.model.genius import Genius
 
@@ -26,9 +27,16 @@ def __getattr__(name: str) -> Any:
     if name == "Genius":
         from genius.model.genius import Genius
 
+        Genius.fitting = _unfitted
         return Genius
     if name == "Index":
         from genius.index import Index
 
         return Index
     raise AttributeError(f"module 'genius' has no attribute {name!r}")
+
+
+def _unfitted(uri: str) -> Unfitted:
+    from genius.fit.unfitted import Unfitted
+
+    return Unfitted(uri)

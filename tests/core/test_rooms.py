@@ -19,8 +19,6 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("fit", "evaluate", "serve", "demo"),
     ("cli",),
 )
-# Doors that people look for where they stand: said here, opened lazily, used by nobody inside.
-DOORS = {("genius.model.genius", "genius.fit.unfitted"): "Genius.from_encoder(uri).fit(items)"}
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
 
@@ -52,8 +50,6 @@ def test_rooms_import_one_way() -> None:
             if name.partition(".")[0] not in ("genius", "lab", "tests"):
                 continue
             other = room_of(name)
-            if any(module == inside and name.startswith(door) for inside, door in DOORS):
-                continue
             upward = other != room and FLOOR[other] >= FLOOR[room]
             if upward or name == "genius" or not name.startswith("genius."):  # nobody inside comes in by the front door
                 wrong.add(f"{module} ({room}) imports {name} ({other})")

@@ -10,7 +10,7 @@ import torch
 from genius.train.sources import synthetic
 from lab.accuracy import Bench, Data, added_later, filled, run, without
 from lab.mixing import candidates, learned_mix
-from lab.report import PAGE, page
+from lab.report import PAGE, page, readme_table
 
 
 def test_items_that_come_later_are_the_answers_first() -> None:
@@ -79,3 +79,7 @@ def test_a_mix_finds_the_better_score(tmp_path: Path) -> None:
     found = learned_mix(trained.model, ready, ready)
     for task in set(ready.names.values()) & set(found):
         assert found[task]["mix"] >= max(found[task]["dense"], found[task]["log p"]) - 0.1
+
+
+def test_the_readme_shows_the_measured_figures() -> None:
+    assert readme_table() in (PAGE.parents[2] / "README.md").read_text(encoding="utf-8")

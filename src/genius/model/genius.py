@@ -9,10 +9,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from safetensors.torch import save_file
@@ -33,9 +33,6 @@ from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
 from genius.packing import pack, plain_names, unpack
 from genius.types import Item, Query
 from genius.weight_files import read_shapes, read_tensors
-
-if TYPE_CHECKING:
-    from genius.fit.unfitted import Unfitted
 
 FORMAT = 1
 CONFIG, WEIGHTS, ENCODER = "config.json", "model.safetensors", "encoder"
@@ -81,6 +78,12 @@ class Embedded:
     modality: Tensor  # (N,) what each row consists of
     kept: list[int]  # positions of the inputs that could be read
     problems: list[str]  # one line for each that could not
+
+
+class Fitting(Protocol):
+    """An encoder on its way to becoming a model (`genius.fit.unfitted.Unfitted`)."""
+
+    def fit(self, items: Iterable[Item]) -> Genius: ...
 
 
 class Genius(nn.Module):
@@ -176,12 +179,16 @@ class Genius(nn.Module):
             save_knows(directory, self.knows)
         write_whole(directory / CONFIG, lambda path: path.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8"))
 
-    @classmethod
-    def from_encoder(cls, uri: str | Path) -> Unfitted:
-        """An encoder (`hf-hub:openai/clip-vit-base-patch32`, a folder) that `.fit(items)` turns into a model: no pairs needed."""
-        from genius.fit.unfitted import Unfitted
+    fitting: ClassVar[Callable[[str], Fitting] | None] = (
+        None  # how an encoder becomes a model: the front door says, from a room above
+    )
 
-        return Unfitted(str(uri))
+    @classmethod
+    def from_encoder(cls, uri: str | Path) -> Fitting:
+        """An encoder (`hf-hub:openai/clip-vit-base-patch32`, a folder) that `.fit(items)` turns into a model: no pairs needed."""
+        if cls.fitting is None:
+            raise GeniusError("from_encoder is a door of the package: from genius import Genius")
+        return cls.fitting(str(uri))
 
     @classmethod
     def from_pretrained(cls, source: str | Path, *, device: str | torch.device = "cpu") -> Genius:
