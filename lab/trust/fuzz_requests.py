@@ -126,14 +126,15 @@ class Everything:
 
         return Item(name, text="t", metadata={"price": 3})
 
-    def search_many(self, queries: list[Any], k: int = 10, *, where: str | None = None, **_: Any) -> list[list[Any]]:
+    def search_many(self, queries: list[Any], k: int = 10, *, where: str | None = None, **_: Any) -> Any:
+        from genius.index import Hit, Hits
         from genius.index.filters import compile_where
         from genius.types import Modality
 
         if where is not None:
             compile_where(where, {"price": "number", "name": "text"})  # type: ignore[dict-item]
-        one = SimpleNamespace(id="a", score=0.5, codes=(1, 2), item=self._item("a"), modality=Modality.TEXT, probability=None)
-        return [[one] * min(k, 3) for _ in queries]
+        one = Hit("a", 0.5, (1, 2), self._item("a"), Modality.TEXT)
+        return [Hits([one] * min(k, 3)) for _ in queries]
 
     def _write(self, items: Iterable[Any]) -> Any:
         from genius.pictures import load_image

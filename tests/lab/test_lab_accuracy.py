@@ -83,3 +83,8 @@ def test_a_mix_finds_the_better_score(tmp_path: Path) -> None:
 
 def test_the_readme_shows_the_measured_figures() -> None:
     assert readme_table() in (PAGE.parents[2] / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_page_of_worse_inputs_has_the_measured_tables() -> None:
+    measured = (PAGE.parents[2] / "lab" / "robustness.md").read_text(encoding="utf-8")
+    assert measured.strip() in (PAGE.parent / "robustness.md").read_text(encoding="utf-8")

@@ -18,7 +18,7 @@ from urllib.parse import quote
 from PIL import Image
 
 from genius.errors import GeniusError
-from genius.index import Hit, Index
+from genius.index import Hits, Index
 from genius.pictures.formats import SVG, WEB_TYPES
 from genius.pictures.load import WORKING_SIDE, PictureError, load_image, loaded, opened
 from genius.serve.schemas import Answers, ChildCode, CodesResponse, CodeStep, HitOut, ItemDetail, ItemOut, Target
@@ -271,14 +271,14 @@ def _shown(item: Item, codes: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def _answers(job: Job, found: Sequence[Hit]) -> Answers:
+def _answers(job: Job, found: Hits) -> Answers:
     lowest = -math.inf if job.min_score is None else job.min_score
     wanted = (hit for hit in found if hit.id != job.without and hit.score >= lowest)
     hits = [
         HitOut(**_shown(hit.item, hit.codes), score=float(hit.score), probability=hit.probability)
         for hit in islice(wanted, job.k)
     ]
-    return Answers(hits, getattr(found, "answerable", None))
+    return Answers(hits, found.answerable, found.doubtful)
 
 
 def _png(picture: Image.Image) -> bytes:

@@ -192,6 +192,7 @@ class Answers:
 
     hits: list[HitOut]
     answerable: float | None = None
+    doubtful: bool = False
 
 
 class SearchResponse(BaseModel):

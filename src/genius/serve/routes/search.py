@@ -7,7 +7,6 @@ import time
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from genius.index.results import DOUBT
 from genius.serve.bodies import read_search
 from genius.serve.routes.common import BODY_ERRORS, allowed, answer, body_doc, caller_of, unless_gone
 from genius.serve.schemas import HARD_MAX_K, SearchRequest, SearchResponse
@@ -59,6 +58,4 @@ async def search(request: Request) -> Response:
         asked, picture = await read_search(request, service.config)
         found, batch = await unless_gone(request, service.search(asked, picture, caller_of(request)))
     took = round((time.perf_counter() - started) * 1000, 3)
-    doubtful = found.answerable is not None and found.answerable < DOUBT
-    body = SearchResponse(hits=found.hits, answerable=found.answerable, doubtful=doubtful, took_ms=took, batch_size=batch)
-    return answer(body)
+    return answer(SearchResponse(**vars(found), took_ms=took, batch_size=batch))
