@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from train_fixtures import small_data
 
 from genius.data.features import FeatureSet
+from genius.errors import GeniusError
 from genius.features import Features
 from genius.train.holdout import components, few_questions, groups, judged_pool, split, with_honest
 
@@ -99,6 +101,8 @@ def test_a_set_of_honest_questions_is_used_to_the_last_one_whatever_its_size() -
     assert parts.train.query_ids == train.query_ids and parts.offsets is not None and parts.validation is not None
     offsets, judging = set(parts.offsets.query_ids), set(parts.validation.query_ids)
     assert not offsets & judging and offsets | judging == set(given.query_ids) and len(offsets) > len(judging)
+    with pytest.raises(GeniusError, match="held-out questions is empty"):
+        with_honest(train, given.take_queries(range(0)), seed=0)
     alone = with_honest(train, given.take_queries(range(1)), seed=0)
     held = [part for part in (alone.offsets, alone.validation) if part is not None]
     assert [part.query_ids for part in held] == [given.query_ids[:1]]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from genius.data.features import FeatureSet
+from genius.errors import GeniusError
 from genius.features import Features
 
 LARGEST = 0.1  # a group with a larger share of the questions links too much to hold anything out by it
@@ -51,6 +52,8 @@ def split(data: FeatureSet, share: float, seed: int) -> Split:
 
 def with_honest(train: FeatureSet, given: FeatureSet, seed: int) -> Split:
     """All of `train` to train on; of the questions `given`, which nothing has seen, most for offsets and the rest to judge by."""
+    if not len(given.queries):
+        raise GeniusError("the set of held-out questions is empty")
     rest, offsets, judging, linked_by = _in_three(given, min(len(given.queries), MOST), seed)
     if not len(offsets.queries):
         offsets = rest  # all of one group, or more than are needed
