@@ -16,7 +16,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("search",),
     ("data",),
     ("index", "train"),
-    ("fit", "evaluate", "serve", "demo"),
+    ("fit", "evaluate", "serve", "demo", "export"),
     ("cli",),
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
