@@ -29,6 +29,7 @@ COMMANDS: dict[str, typer.Typer] = {
     "upkeep": app,
     "fields": fields_app,
     "search": app,
+    "explain": app,
     "serve": app,
     "train": app,
     "recipes": app,

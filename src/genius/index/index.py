@@ -18,8 +18,9 @@ from torch import Tensor
 
 from genius.errors import GeniusError
 from genius.features import Features
-from genius.index import fields, likeness, searching, writing
+from genius.index import explaining, fields, likeness, searching, writing
 from genius.index.backup import Copied, snapshot
+from genius.index.explaining import Explanation
 from genius.index.fields import Field
 from genius.index.filters import compile_where
 from genius.index.folder import About, describe
@@ -415,6 +416,30 @@ class Index:
         return self._state.consistent(
             lambda: searching.search(self._state, z, dense, targets, k, where, min_score, chosen, adapt, pictured)
         )
+
+    def explain(
+        self,
+        query: Query,
+        k: int = 3,
+        *,
+        where: str | None = None,
+        beams: int | None = None,
+        rerank: int | None = None,
+        params: SearchParams | None = None,
+        strict: bool = False,
+        shown: int = 5,
+        rejected: int = 3,
+    ) -> Explanation:
+        """How the answers to a query came about: at every step the codes kept and the best rejected, with log p and words.
+
+        `shown`: beams of every step that are shown besides those that lead to answers; `rejected`: codes that were not kept.
+        """
+        if not isinstance(query, Query):
+            raise GeniusError(f"explain takes a Query, got {type(query).__name__}")
+        chosen = searching.settings(self._state, beams, rerank, params)
+        hits = self.search_many([query], k, where=where, beams=beams, rerank=rerank, params=params, strict=strict)[0]
+        options: Any = {"where": where, "params": chosen, "strict": strict, "shown": shown, "rejected": rejected}
+        return self._state.consistent(lambda: explaining.explain(self._state, query, hits, **options))
 
 
 def _reopen(path: Path, source: str, options: dict[str, Any]) -> Index:

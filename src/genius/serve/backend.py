@@ -22,10 +22,11 @@ from genius.index import Hits, Index
 from genius.pictures.formats import SVG, WEB_TYPES
 from genius.pictures.load import WORKING_SIDE, PictureError, load_image, loaded, opened
 from genius.serve.schemas import Answers, ChildCode, CodesResponse, CodeStep, HitOut, ItemDetail, ItemOut, Target
-from genius.types import ImageInput, Item, Query
+from genius.types import ImageInput, Item, Modality, Query
 
 CHILDREN, EXAMPLES, ITEMS = 36, 4, 48  # shown of one prefix
 START_EXAMPLES = 12  # of each first code: the page opens with them
+MOST_EXPLAINED = 10  # answers
 MANY = 100  # results: a search for more is a large one
 
 
@@ -97,6 +98,21 @@ class Backend:
             [job.query for job in jobs], k, where=options.where, beams=options.beams, rerank=options.rerank
         )
         return [_answers(job, found) for job, found in zip(jobs, hits, strict=True)]
+
+    def explain(self, job: Job) -> dict[str, Any]:
+        """How the answers to a query come about; ids of items with a picture have thumbnails here."""
+        options = job.options
+        found = self.index.explain(
+            job.query, min(job.k, MOST_EXPLAINED), where=options.where, beams=options.beams, rerank=options.rerank
+        )
+        body = found.to_dict()
+        body["thumbnails"] = {name: f"/v1/thumbnails/{quote(name, safe='')}" for name in body.pop("pictures")}
+        for answer in body["answers"]:
+            pictured = (
+                answer.pop("image") is not None or answer["modality"] != Modality.TEXT.label
+            )  # the path is the server's own
+            answer["thumbnail_url"] = f"/v1/thumbnails/{quote(answer['id'], safe='')}" if pictured else None
+        return body
 
     def like(self, item_id: str, text: str | None) -> tuple[str | None, ImageInput | None]:
         """Text and picture of a query "like this item", or "like this, but TEXT"."""

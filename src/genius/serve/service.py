@@ -138,11 +138,24 @@ class Service:
     async def search(self, asked: SearchRequest, picture: bytes | None, caller: Caller) -> tuple[Answers, int]:
         """(hits, size of the pass), or an ApiError that says what to do."""
         started = time.monotonic()
-        try:
+        with self._saying_why():
             async with asyncio.timeout(self.config.timeout_s):
                 job = await self._job(asked, picture, caller.owner)
                 left = self.config.timeout_s - (time.monotonic() - started)
                 return await asyncio.wrap_future(self.batcher.submit(job, left, caller.owner))
+
+    async def explain(self, asked: SearchRequest, picture: bytes | None, caller: Caller) -> dict[str, Any]:
+        """How the answers to a question come about."""
+        with self._saying_why():
+            async with asyncio.timeout(self.config.timeout_s):
+                job = await self._job(asked, picture, caller.owner)
+        return await self.read(lambda: self.backend.explain(job), caller, "explain")
+
+    @contextmanager
+    def _saying_why(self) -> Iterator[None]:
+        """What stops a search becomes an answer that says what to do."""
+        try:
+            yield
         except QueueFull as error:
             raise self._refuse("queue_full", "too many searches are waiting", error.retry_after) from None
         except Expired:
