@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from colour_clip import COLOURS, photo
 from PIL import Image
+from processes import call as other_process
+from processes import on_ramp_without_room
 from typer.testing import CliRunner, Result
 
 from genius import Genius, GeniusError, Index, Item
@@ -127,6 +129,17 @@ def test_what_cannot_be_is_said_in_one_line(clip: Path, photos: Photos, tmp_path
         assert result.exit_code == 2 and said in result.output and len(result.output.splitlines()) <= 2, result.output
         assert "Traceback" not in result.output
     assert not (tmp_path / "w.genius").exists() or not list((tmp_path / "w.genius").iterdir())
+
+
+def test_a_full_disk_loses_nothing(clip: Path, photos: Photos, tmp_path: Path) -> None:
+    """It fills up while features are kept, while the model is saved, while items are written; then there is room."""
+    folder, index = photos(6, side=200), tmp_path / "my.genius"
+    *full, last = other_process(on_ramp_without_room, str(folder), str(index), str(clip), [2_000, 60_000, 380_000, -1])
+    for said, stage in zip(full, ("encoded", "model", "cannot add items"), strict=True):
+        assert said.startswith("GeniusError: cannot ") and stage in said and "disk is full" in said, said
+        assert said.endswith("make room and run it again")
+    assert last.startswith(f"{6 * len(COLOURS)} items"), last
+    assert len(answers(index, "red", "-k", 100)) == 6 * len(COLOURS)
 
 
 def test_python(clip: Path, tmp_path: Path) -> None:
