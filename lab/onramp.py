@@ -117,7 +117,7 @@ def measure(fit: Fit, there: World, most: int) -> dict[str, Any]:
     z, _ = model.embed(there.collection)
     codes = model.encode(there.collection)
     engine = SearchEngine(model.generator, model.quantizer, CodeTrie.build(codes.numpy(), model.config.quantizer.level_sizes), z)
-    usual, out = SearchParams.of_model(model.config.search), {}
+    usual, out = SearchParams.of_model(model), {}
     for name, whole in there.tasks.items():
         some = torch.linspace(0, len(whole.answers) - 1, min(most, len(whole.answers))).long()
         task = Task(whole.asked[some], [whole.answers[i] for i in some.tolist()])

@@ -55,7 +55,7 @@ class Asked:
 
 def modes(model: Genius) -> dict[str, SearchParams | None]:
     """None: exhaustive. The model's own settings; the same to full depth with 50 beams, as `genius eval`."""
-    own = SearchParams(**model.config.search)
+    own = SearchParams.of_model(model)
     full = replace(own, beams=50, rerank=0)
     return {
         "dense": None,

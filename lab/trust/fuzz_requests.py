@@ -126,15 +126,15 @@ class Everything:
 
         return Item(name, text="t", metadata={"price": 3})
 
-    def search_many(self, queries: list[Any], k: int = 10, *, where: str | None = None, **_: Any) -> Any:
+    def search_many(self, queries: list[Any], request: Any) -> Any:
         from genius.index import Hit, Hits
         from genius.index.filters import compile_where
         from genius.types import Modality
 
-        if where is not None:
-            compile_where(where, {"price": "number", "name": "text"})  # type: ignore[dict-item]
+        if request.where is not None:
+            compile_where(request.where, {"price": "number", "name": "text"})  # type: ignore[dict-item]
         one = Hit("a", 0.5, (1, 2), self._item("a"), Modality.TEXT)
-        return [Hits([one] * min(k, 3)) for _ in queries]
+        return [Hits([one] * min(request.k, 3)) for _ in queries]
 
     def _write(self, items: Iterable[Any]) -> Any:
         from genius.pictures import load_image

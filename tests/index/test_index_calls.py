@@ -14,7 +14,7 @@ import processes
 import pytest
 import torch
 
-from genius import Genius, GeniusError, Index, Item
+from genius import Genius, GeniusError, Index, Item, Query
 from genius.index.live import Live
 from genius.index.reader import Reader, Vanished
 from genius.index.state import State
@@ -39,6 +39,8 @@ BAD = {
     "k as a text": (lambda i: i.search(text="a", k="3"), "k must be"),
     "min_score as a text": (lambda i: i.search(text="a", min_score="x"), "min_score is not a number"),
     "where as a number": (lambda i: i.search(text="a", where=5), "where is empty"),
+    "a number for a request": (lambda i: i.search_embedded(torch.zeros(1, 32), request=3), "must be a SearchRequest, got int"),
+    "many, a number for a request": (lambda i: i.search_many([Query(text="a")], 3), "must be a SearchRequest, got int"),
     "params as a dictionary": (lambda i: i.search(text="a", params={"beams": 3}), "params must be SearchParams"),
     "beams without end": (lambda i: i.search(text="a", params=SearchParams(beams=10**9)), "beams must be"),
     "text as a number": (lambda i: i.search(text=5), "text must be a string"),

@@ -18,7 +18,7 @@ import genius.index.writing
 from genius import Genius, GeniusError, Index, Item
 from genius.index import cache
 from genius.index.repair import repair
-from genius.search import CodeTrie
+from genius.search import CodeTrie, SearchRequest
 
 
 def texts(start: int, stop: int, word: str = "thing") -> list[Item]:
@@ -135,7 +135,9 @@ def test_a_table_put_back_from_a_copy_does_not_meet_its_old_cache(index: Index, 
         found = everything(handle)
         assert found == everything(writer) and len(found) == 31 and found["t25"][0] == "second25 w0"
         own = handle.model.embed_items([Item("t25", text="second25 w0")])
-        assert handle.search_embedded(own.z, own.dense, k=1, where="id = 't25'")[0][0].score == pytest.approx(1, abs=2e-3)
+        assert handle.search_embedded(own.z, own.dense, request=SearchRequest(1, "id = 't25'"))[0][0].score == pytest.approx(
+            1, abs=2e-3
+        )
 
 
 def test_crashed_cache_builds_are_swept_up(index: Index, model: Genius, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from genius.index import Hit, Index
+from genius.search import SearchRequest
 from genius.types import Item, Modality, Query
 
 
@@ -39,6 +40,6 @@ def run_showcase(index: Index, items: Sequence[Item], k: int = 8) -> list[Shown]
     for title, text, source, target in SEARCHES:
         picture = pictures[source] if source else None
         query = Query(text=text, image=picture, target=target)
-        hits = [hit for hit in index.search_many([query], k=k + 1, strict=True)[0] if hit.id != source][:k]
+        hits = [hit for hit in index.search_many([query], SearchRequest(k + 1, strict=True))[0] if hit.id != source][:k]
         shown.append(Shown(title, query, hits))
     return shown

@@ -79,7 +79,7 @@ class Fit:
     @property
     def scans(self) -> bool:
         """Whether the default search simply compares the question with every item."""
-        return self.items <= SearchParams.of_model(self.model.config.search).rerank
+        return self.items <= SearchParams.of_model(self.model).rerank
 
     def lines(self) -> list[str]:
         """What people should know of it."""
@@ -220,7 +220,7 @@ def kept(model: Genius, z: Tensor, codes: Tensor, asked: Tensor) -> dict[str, fl
     best = nearest_rows(asked, z, FOUND)
     trie = CodeTrie.build(codes.numpy(), model.config.quantizer.level_sizes)
     engine = SearchEngine(model.generator, model.quantizer, trie, z)
-    usual = SearchParams.of_model(model.config.search)
+    usual = SearchParams.of_model(model)
     out = {}
     for name, (rerank, reranker) in SEARCHES.items():
         params = SearchParams(usual.beams, usual.rerank if rerank is None else rerank, reranker)

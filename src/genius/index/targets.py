@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from genius.errors import GeniusError
 from genius.index.results import Hits
 from genius.types import Modality, Query
 
@@ -17,6 +18,14 @@ MEANT = {
     Modality.TEXT: (Modality.TEXT, Modality.PAIR),
     Modality.PAIR: (Modality.PAIR,),
 }
+
+
+def wanted_kind(target: Modality | str | int | None, modality: Modality | str | int | None) -> Modality | None:
+    """What is looked for: `target` as people mean it, or exactly a `modality`; one of them says it, or neither."""
+    if target is not None and modality is not None:
+        raise GeniusError("target and modality both say what is wanted: use one of them")
+    wanted = modality if target is None else target
+    return None if wanted is None else Modality.parse(wanted)
 
 
 def spread(queries: Sequence[Query], there: Collection[Modality]) -> tuple[list[Query], list[int]]:

@@ -20,7 +20,7 @@ from genius.serve.keys import KeyRing, Keys
 from genius.serve.limits import BodyLimit
 from genius.serve.logs import Observe, event
 from genius.serve.routes import admin, items, page, search, system
-from genius.serve.schemas import ItemBody, ItemsRequest, SearchRequest
+from genius.serve.schemas import ItemBody, ItemsRequest, SearchBody
 from genius.serve.service import Service
 from genius.serve.settings import ServeConfig
 from genius.version import __version__
@@ -83,7 +83,7 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         return app.openapi_schema
     document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
     _, extra = models_json_schema(
-        [(model, "validation") for model in (SearchRequest, ItemsRequest, ItemBody)], ref_template="#/components/schemas/{model}"
+        [(model, "validation") for model in (SearchBody, ItemsRequest, ItemBody)], ref_template="#/components/schemas/{model}"
     )
     components = document.setdefault("components", {})
     components.setdefault("schemas", {}).update(extra.get("$defs", {}))

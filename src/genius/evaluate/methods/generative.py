@@ -248,7 +248,7 @@ class EngineMethod:
 
 def model_params(space: Space, **changes: object) -> SearchParams:
     """The model's own defaults (its config's `search` table) with changes."""
-    return replace(SearchParams.of_model(space.model.config.search), **changes)  # type: ignore[arg-type]
+    return replace(SearchParams.of_model(space.model), **changes)  # type: ignore[arg-type]
 
 
 def paper_bytes(level_sizes: tuple[int, ...]) -> float:
