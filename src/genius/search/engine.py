@@ -21,10 +21,10 @@ from genius.search.beam import by_target, check_allowed, check_queries, decode
 from genius.search.beams import Beams
 from genius.search.decoder import Decoder, Int8Decoder, Writer
 from genius.search.forest import Forest, TrieView
-from genius.search.graph import GraphSearch
+from genius.search.cuda_graphs import GraphSearch
 from genius.search.params import SearchParams, SearchResult
 from genius.search.rerank import Int8Rows, Reconstructions, Rows, Vectors, top_rows
-from genius.search.static import Parts
+from genius.search.cuda_search import Parts
 from genius.search.trie import CodeTrie
 
 Precision = Literal["auto", "exact", "fast"]
@@ -201,7 +201,7 @@ class SearchEngine:
         )
 
     def _graph(self, params: SearchParams) -> GraphSearch:
-        from genius.search.kernels import TritonOps
+        from genius.search.cuda_kernels import TritonOps
 
         fast = self._fast(params)
         if fast not in self._graphs:

@@ -20,7 +20,7 @@ Place = Callable[[Tensor], Tensor]
 
 
 class Products(Protocol):
-    """The matrix products of a recorded search (`genius.search.kernels`)."""
+    """The matrix products of a recorded search (`genius.search.cuda_kernels`)."""
 
     def logits(self, h: Tensor, head: Tensor) -> Tensor: ...
     def log_normalizer(self, h: Tensor, head: Tensor) -> Tensor: ...
