@@ -16,15 +16,14 @@ from torch import Tensor
 from genius.errors import GeniusError
 from genius.model.generator import Generator
 from genius.model.quantizer import ResidualQuantizer
-from genius.search import int8
-from genius.search.beam import by_target, check_allowed, check_queries, decode
-from genius.search.beams import Beams
+from genius.search.beam import Beams, by_target, check_allowed, check_queries, decode
+from genius.search.cuda_graphs import GraphSearch
+from genius.search.cuda_search import Parts
 from genius.search.decoder import Decoder, Int8Decoder, Writer
 from genius.search.forest import Forest, TrieView
-from genius.search.cuda_graphs import GraphSearch
+from genius.search.head import int8_works
 from genius.search.params import SearchParams, SearchResult
 from genius.search.rerank import Int8Rows, Reconstructions, Rows, Vectors, top_rows
-from genius.search.cuda_search import Parts
 from genius.search.trie import CodeTrie
 
 Precision = Literal["auto", "exact", "fast"]
@@ -57,7 +56,7 @@ class SearchEngine:
         self.decoder = Decoder(generator, self.device)
         self._int8: Decoder | None = None
         # below this width int8 gains nothing
-        self.generator_is_large = generator.config.d_model >= 512 and int8.supported()
+        self.generator_is_large = generator.config.d_model >= 512 and int8_works()
         self._reconstructions: Reconstructions | None = None
         self._graphs: dict[bool, GraphSearch] = {}  # recorded searches (CUDA), by whether they are fast
         self.base = TrieView(trie, self.device)
