@@ -26,7 +26,7 @@ from genius.data.readers import BATCH_ROWS, _batch_size, read_rows
 from genius.index import writing
 from genius.index.filters import compile_where
 from genius.index.ingest import IngestConfig, ingest
-from genius.index.tables import Columns, to_item
+from genius.index.row_items import Columns, to_item
 from genius.problems import KEPT, Problems
 
 QUIET = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))

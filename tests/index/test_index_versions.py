@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import genius.index.live
-import genius.index.state
+import genius.index.opened
 import genius.index.writing
 from genius import Genius, GeniusError, Index, Item
 from genius.index import cache
@@ -28,7 +28,7 @@ def texts(start: int, stop: int, word: str = "thing") -> list[Item]:
 @pytest.fixture
 def cached(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make small indexes leave caches."""
-    monkeypatch.setattr(genius.index.state, "CACHE_FROM", 1)
+    monkeypatch.setattr(genius.index.opened, "CACHE_FROM", 1)
 
 
 def everything(index: Index) -> dict[str, tuple[str | None, tuple[int, ...]]]:
@@ -148,7 +148,7 @@ def test_crashed_cache_builds_are_swept_up(index: Index, model: Genius, monkeypa
 
 
 def test_without_room_for_a_cache_the_index_still_opens(index: Index, model: Genius, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(genius.index.state, "CACHE_FROM", 1)
+    monkeypatch.setattr(genius.index.opened, "CACHE_FROM", 1)
     index.add(texts(0, 10))
 
     def full(*_: object) -> None:

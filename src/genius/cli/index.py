@@ -80,7 +80,7 @@ def index(
     from genius.index.folder import read_about
     from genius.index.index import Index
     from genius.index.ingest import IngestConfig, ingest
-    from genius.index.tables import Columns
+    from genius.index.row_items import Columns
     from genius.model.device import pick_device, place
     from genius.problems import KEPT
 

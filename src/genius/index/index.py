@@ -22,10 +22,10 @@ from genius.index.backup import Copied, snapshot
 from genius.index.fields import Field
 from genius.index.filters import compile_where
 from genius.index.folder import About, describe
+from genius.index.opened import OpenIndex
 from genius.index.prepare import Stamped
 from genius.index.reader import PAYLOAD
 from genius.index.results import AddReport, Hits, PrefixView
-from genius.index.state import State
 from genius.index.targets import gather, spread, wanted_kind
 from genius.model.genius import Genius
 from genius.search import SearchParams, SearchRequest
@@ -54,7 +54,7 @@ class Index:
         thumbnails: int = 256,
         durable: bool = True,
     ) -> None:
-        self._state = State(
+        self._state = OpenIndex(
             Path(path),
             model,
             create=create,

@@ -21,7 +21,7 @@ from genius.index import searching, writing
 from genius.index.index import Index
 from genius.index.prepare import MAX_HELD, MAX_TEXT, Stamp, Stamped, held_bytes
 from genius.index.results import AddReport
-from genius.index.tables import Columns, to_item
+from genius.index.row_items import Columns, to_item
 from genius.problems import Problems, printable
 from genius.types import IMAGE_SUFFIXES, Item
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from genius.index.folder import INSIDE
-from genius.index.state import State
+from genius.index.opened import OpenIndex
 from genius.model.knows import distances
 from genius.search import SearchParams
 from genius.types import Modality
@@ -20,7 +20,7 @@ NAMES = {"image": "pictures", "text": "texts", "pair": "pictures with texts"}
 HELP = "a model fitted to them finds more: genius index FILES -o NEW.genius --encoder hf-hub:openai/clip-vit-base-patch32"
 
 
-def unlike(state: State) -> dict[str, float]:
+def unlike(state: OpenIndex) -> dict[str, float]:
     """Kind -> share of the index's items that its model's codes describe badly, for the kinds that look strange to it."""
     model = state.model
     if model.knows is None or model.config.rerank_embedding != "fused":
@@ -39,7 +39,7 @@ def unlike(state: State) -> dict[str, float]:
     return model.knows.strange(distances(model.quantizer, z.to(model.device), codes.to(model.device)).cpu(), kinds)
 
 
-def advice(state: State) -> str | None:
+def advice(state: OpenIndex) -> str | None:
     """One line that says what is wrong and what helps; None: nothing is."""
     known, count = state.model.knows, state.reader().count()
     if known is None:

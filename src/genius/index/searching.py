@@ -18,9 +18,9 @@ from genius.index import metadata as meta
 from genius.index.cache import hash_id
 from genius.index.filters import compile_where
 from genius.index.live import Live
+from genius.index.opened import RETRIES, OpenIndex
 from genius.index.reader import PAYLOAD, Reader, Vanished
 from genius.index.results import Hit, Hits, PrefixView
-from genius.index.state import RETRIES, State
 from genius.model.confidence import DEPTH
 from genius.search import SearchParams, SearchRequest
 from genius.search.params import whole
@@ -76,7 +76,7 @@ def for_filter(params: SearchParams, matching: int) -> SearchParams:
     return replace(params, beams=max(params.beams, WIDE_BEAMS), rerank=max(params.rerank, WIDE_RERANK))
 
 
-def search(state: State, asked: QueryVectors, request: SearchRequest) -> list[Hits]:
+def search(state: OpenIndex, asked: QueryVectors, request: SearchRequest) -> list[Hits]:
     """The hits of every query, all of one version."""
     if not len(asked.z):
         return []
@@ -111,7 +111,7 @@ def search(state: State, asked: QueryVectors, request: SearchRequest) -> list[Hi
     return answers
 
 
-def _allowed(state: State, live: Live, where: str | None, targets: Tensor | None) -> NDArray[np.bool_] | None:
+def _allowed(state: OpenIndex, live: Live, where: str | None, targets: Tensor | None) -> NDArray[np.bool_] | None:
     """(rows,) or (Q, rows) that may be found; None for all."""
     mask = None if where is None else live.mask(compile_where(where, live.reader.columns))
     if targets is None or state.model.config.quantizer.labelled or bool((targets < 0).all()):
@@ -136,7 +136,7 @@ def _run(
     return [row[keep] for row, keep in zip(rows, kept, strict=True)], [s[keep] for s, keep in zip(scores, kept, strict=True)]
 
 
-def stream(state: State, columns: Sequence[str], where: str | None = None) -> Iterator[dict[str, Any]]:
+def stream(state: OpenIndex, columns: Sequence[str], where: str | None = None) -> Iterator[dict[str, Any]]:
     """Rows of one version. If it is cleaned away meanwhile, the rest comes from the newest, each id once."""
     seen: set[int] = set()
     fruitless = 0
@@ -173,7 +173,7 @@ def to_item(row: dict[str, Any]) -> Item:
     return Item(row["id"], image=image, text=row["text"], metadata=meta.load(row["_metadata"]))
 
 
-def below(state: State, prefix: Sequence[int], limit: int, offset: int, per_child: int) -> PrefixView:
+def below(state: OpenIndex, prefix: Sequence[int], limit: int, offset: int, per_child: int) -> PrefixView:
     """What lives under the first codes of an ID, of one version."""
     wanted, levels = tuple(prefix), state.about.levels
     for name, value in (("limit", limit), ("offset", offset), ("per_child", per_child)):
@@ -188,7 +188,7 @@ def below(state: State, prefix: Sequence[int], limit: int, offset: int, per_chil
     return state.consistent(lambda: _below(state, wanted, max(limit, 0), max(offset, 0), max(per_child, 0)))
 
 
-def _below(state: State, wanted: tuple[int, ...], limit: int, offset: int, per_child: int) -> PrefixView:
+def _below(state: OpenIndex, wanted: tuple[int, ...], limit: int, offset: int, per_child: int) -> PrefixView:
     with state.lock:
         live = state.current()
         rows = live.below(wanted)

@@ -29,7 +29,7 @@ RETRIES = 4  # of a read whose version was cleaned away
 REBUILD_SHARE = 0.2  # a cache that lacks more than this share of the rows is built anew when opened
 
 
-class State:
+class OpenIndex:
     """One open index folder."""
 
     def __init__(
