@@ -13,9 +13,10 @@ from pathlib import Path
 
 from torch import nn
 
-from genius.data.collection import Collection, open_collection
+from genius.data.collection import Collection
 from genius.data.extract import ExtractConfig, extract
 from genius.data.features import FeatureSet
+from genius.data.opening import open_collection
 from genius.data.sample import Sample
 from genius.encoders.base import Encoder, PairEncoder
 from genius.encoders.heads import HEADS, read_heads

@@ -17,10 +17,10 @@ from urllib.parse import quote
 
 from PIL import Image
 
-from genius.errors import GeniusError
+from genius.errors import GeniusError, PictureError
 from genius.index import Hits, Index
 from genius.pictures.formats import SVG, WEB_TYPES
-from genius.pictures.load import WORKING_SIDE, PictureError, load_image, loaded, opened
+from genius.pictures.load import WORKING_SIDE, load_image, loaded, opened
 from genius.search import SearchRequest
 from genius.serve.schemas import Answers, ChildCode, CodesResponse, CodeStep, HitOut, ItemDetail, ItemOut, Target
 from genius.types import ImageInput, Item, Query

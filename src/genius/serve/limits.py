@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from PIL import Image
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from genius.errors import PictureError
 from genius.pictures.formats import NAMES
-from genius.pictures.load import PictureError, TooManyPixels, decoded, opened
+from genius.pictures.load import TooManyPixels, decoded, opened
 from genius.serve.arrivals import Arrivals, Body
 from genius.serve.callers import client_of, owner_of
 from genius.serve.errors import ApiError, error_response

@@ -13,9 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-from genius.errors import GeniusError
+from genius.errors import GeniusError, PictureError
 from genius.index import Index
-from genius.pictures.load import PictureError
 from genius.search import SearchRequest
 from genius.serve.arrivals import Arrivals
 from genius.serve.audit import Audit, Change
