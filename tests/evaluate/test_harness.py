@@ -329,11 +329,12 @@ def test_the_report_counts_the_queries_that_were_asked(model: Genius, data: Feat
 
 def test_candidate_recall_of_the_engine_by_brute_force(model: Genius, data: FeatureSet) -> None:
     """The items below the beams when the search stops, found without the engine."""
-    from genius.evaluate.methods.generative import EngineMethod, model_params
+    from genius.evaluate.methods.generative import EngineMethod
+    from genius.search import SearchParams
 
     space, queries = Space(model, data), np.arange(60)
     pool, budget, beams = Pool("universal", np.arange(240)), 40, 5
-    answer = EngineMethod("default", model_params(space, rerank=budget, beams=beams), sample=60).answer(space, pool, queries, 5)
+    answer = EngineMethod("default", SearchParams(beams, budget), sample=60).answer(space, pool, queries, 5)
     table = IdTable(space.codes, SIZES)
     plain = PlainBeam(table, model.generator)
     prefixes = table.prefixes(space.codes)

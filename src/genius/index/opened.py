@@ -16,7 +16,7 @@ from typing import TypeVar
 from genius.errors import GeniusError
 from genius.index import cache
 from genius.index.folder import FORMAT, about_of, open_or_create, upgrade
-from genius.index.live import Live, OtherStory
+from genius.index.live import HistoryDiverged, Live
 from genius.index.lock import WriterLock
 from genius.index.reader import Reader, Vanished
 from genius.model.genius import Genius
@@ -107,7 +107,7 @@ class OpenIndex:
                 reader = self.store.at(latest)
                 try:
                     self.live.advance(reader, gone, trust=self.store.continues(self.live.reader))
-                except OtherStory:
+                except HistoryDiverged:
                     self.live = self._in_memory(reader)
                 if self.live.wasteful:
                     self.live = self._in_memory(reader)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -37,6 +37,10 @@ class SearchParams:
         kept = {name: value for name, value in model.config.search.items() if name not in RETIRED}
         return from_dict(cls, kept, where="the model's search defaults")
 
+    def named(self, search: str) -> SearchParams:
+        """These settings with what a search of `SEARCHES` is known by."""
+        return replace(self, **SEARCHES[search])
+
     @property
     def full_depth(self) -> bool:
         """Whether the beams' IDs are written to the end; otherwise what is below them is re-ranked."""
@@ -50,6 +54,15 @@ class SearchParams:
         if self.reranker not in ("embeddings", "codes", "none"):
             raise GeniusError(f"reranker must be 'embeddings', 'codes' or 'none', got {self.reranker!r}")
 
+
+SEARCHES: dict[str, dict[str, Any]] = {
+    "genius": {"rerank": 0, "reranker": "none"},  # the paper's: IDs written to the end, ranked by log p
+    "genius-r": {"rerank": 0, "reranker": "embeddings"},  # the paper's GENIUS^R: their items, re-ranked by stored vectors
+    "genius-codes": {"rerank": 0, "reranker": "codes"},
+    "default": {"reranker": "embeddings"},  # stops early, re-ranks what is below the beams
+    "default-codes": {"reranker": "codes"},
+}
+"""The searches that tables and programs name. Beams, and the budget of those that stop early, are whatever they are."""
 
 MAX_K = 10_000  # also of beams
 MAX_RERANK = 100_000_000
