@@ -19,8 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from genius import Genius, Index, Item
-from genius.index.pictures import Picture
-from genius.index.prepare import Prepared
+from genius.index.prepare import Picture, Prepared
 from genius.index.results import AddReport
 from genius.index.writing import commit
 from genius.model.codebooks import nearest

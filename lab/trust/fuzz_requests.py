@@ -43,8 +43,8 @@ def pictures(data: bytes) -> None:
 def drawings(data: bytes) -> None:
     """Any bytes as a drawing: cleaning must never let a reference through; now and then it is drawn, too."""
     from genius.errors import GeniusError
+    from genius.pictures.draw import clean_svg
     from genius.pictures.sandbox import _pool
-    from genius.pictures.svg import clean_svg
 
     try:
         clean = clean_svg(data)

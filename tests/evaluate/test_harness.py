@@ -10,11 +10,10 @@ from genius.data.features import FeatureSet
 from genius.data.synthetic import synthetic_features
 from genius.errors import GeniusError
 from genius.evaluate.harness import EvalConfig, Evaluation, build_methods, evaluate
-from genius.evaluate.ids import IdTable, items_of, ranked
+from genius.evaluate.ids import IdTable, PlainBeam, items_of, prefix_survival, ranked
 from genius.evaluate.methods.base import Answer, Ints, Pool, Space
 from genius.evaluate.methods.generative import BeamMethod, Decodings
 from genius.evaluate.no_decoder import NoDecoder
-from genius.evaluate.survival import PlainBeam, prefix_survival
 from genius.features import Features
 from genius.model.fusion import FusionConfig
 from genius.model.generator import GeneratorConfig

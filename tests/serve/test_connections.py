@@ -16,7 +16,7 @@ import pytest
 from serve_fixtures import SIZES, SlowIndex
 
 from genius.serve.app import create_app
-from genius.serve.callers import Caller, address_of
+from genius.serve.auth import Caller, address_of
 from genius.serve.run import build
 from genius.serve.settings import ServeConfig
 

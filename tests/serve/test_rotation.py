@@ -24,9 +24,8 @@ from genius.errors import GeniusError
 from genius.index import Index
 from genius.serve import GeniusClient, keys
 from genius.serve.audit import Audit, Change
-from genius.serve.callers import Caller
-from genius.serve.keys import KeyRing, Keys
-from genius.serve.tls import tls_context
+from genius.serve.auth import Caller, KeyRing, Keys
+from genius.serve.run import tls_context
 
 READ, WRITE, ADMIN, NEW = (f"{name}-key-0123456789" for name in ("read", "write", "admin", "new"))
 

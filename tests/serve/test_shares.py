@@ -18,9 +18,9 @@ from serve_fixtures import SIZES, SlowIndex, encoded
 from genius import Item
 from genius.serve.app import create_app
 from genius.serve.arrivals import Arrivals
+from genius.serve.auth import Keys
 from genius.serve.backend import Backend
 from genius.serve.errors import ApiError
-from genius.serve.keys import Keys
 from genius.serve.limits import decode_picture
 from genius.serve.settings import ServeConfig
 

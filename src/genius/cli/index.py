@@ -76,13 +76,13 @@ def index(
 
       genius index photos/ -o my.genius --encoder hf-hub:openai/clip-vit-base-patch32
     """
-    from genius.cli.progress import kept_if_interrupted, phases
+    from genius.cli.common import kept_if_interrupted, phases
+    from genius.errors import KEPT
     from genius.index.folder import read_about
     from genius.index.index import Index
     from genius.index.ingest import IngestConfig, ingest
     from genius.index.row_items import Columns
     from genius.model.device import pick_device, place
-    from genius.problems import KEPT
 
     missing = next((path for path in paths if not path.exists()), None)
     if missing is not None:  # before a model is loaded for nothing

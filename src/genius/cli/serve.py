@@ -56,11 +56,9 @@ def serve(
         raise GeniusError("serving needs more packages: pip install 'genius-search[serve]'") from None
     from genius.serve import logs
     from genius.serve.app import create_app
-    from genius.serve.auth import check_exposure
-    from genius.serve.keys import KeyRing
-    from genius.serve.run import leave
+    from genius.serve.auth import KeyRing, check_exposure
+    from genius.serve.run import leave, tls_context
     from genius.serve.run import serve as run
-    from genius.serve.tls import tls_context
 
     settings = _settings(
         config,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from genius.errors import GeniusError
+from genius.errors import GeniusError, Problems
 from genius.files import parse_json
 from genius.index import cache, commit
 from genius.index import metadata as meta
@@ -24,7 +24,6 @@ from genius.index.folder import About, about_of
 from genius.index.ledger import LEDGER, Book, Ledger
 from genius.index.reader import Reader
 from genius.index.store import Store
-from genius.problems import Problems
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -15,8 +15,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from genius.index import Index
+from genius.serve.auth import KeyRing, Keys
 from genius.serve.errors import install_handlers
-from genius.serve.keys import KeyRing, Keys
 from genius.serve.limits import BodyLimit
 from genius.serve.logs import Observe, event
 from genius.serve.routes import admin, items, page, search, system

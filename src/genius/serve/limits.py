@@ -16,7 +16,7 @@ from genius.errors import PictureError
 from genius.pictures.formats import NAMES
 from genius.pictures.load import TooManyPixels, decoded, opened
 from genius.serve.arrivals import Arrivals, Body
-from genius.serve.callers import client_of, owner_of
+from genius.serve.auth import client_of, owner_of
 from genius.serve.errors import ApiError, error_response
 from genius.serve.settings import ServeConfig
 

@@ -18,11 +18,10 @@ from genius.index import Index
 from genius.search import SearchRequest
 from genius.serve.arrivals import Arrivals
 from genius.serve.audit import Audit, Change
+from genius.serve.auth import Caller, KeyRing, Keys
 from genius.serve.backend import LARGE_LANE, Backend, Job, Missing
 from genius.serve.batching import Batcher, Closed, Expired, QueueFull
-from genius.serve.callers import Caller
 from genius.serve.errors import ApiError
-from genius.serve.keys import KeyRing, Keys
 from genius.serve.limits import check_pictures, decode_picture
 from genius.serve.logs import event
 from genius.serve.metrics import Metrics

@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from genius.errors import GeniusError
-from genius.evaluate.ids import Candidates, IdTable, items_of, ranked
+from genius.evaluate.ids import Candidates, IdTable, PlainBeam, items_of, prefix_survival, ranked
 from genius.evaluate.methods.base import Answer, Ints, Pool, Space
 from genius.evaluate.no_decoder import NoDecoder
-from genius.evaluate.survival import PlainBeam, prefix_survival
 from genius.model.generator import Generator
 from genius.model.quantizer import ResidualQuantizer
 from genius.search import CodeTrie, SearchEngine, SearchParams, beam_search

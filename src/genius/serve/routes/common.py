@@ -14,10 +14,8 @@ from starlette.requests import ClientDisconnect
 
 from genius.errors import GeniusError
 from genius.serve.audit import Change, Outcome
-from genius.serve.auth import authorize, guard_open_server, identify
-from genius.serve.callers import Caller, client_of
+from genius.serve.auth import Caller, Scope, authorize, client_of, guard_open_server, identify
 from genius.serve.errors import ApiError
-from genius.serve.keys import Scope
 from genius.serve.schemas import ErrorResponse, check_id
 from genius.serve.service import Service
 
