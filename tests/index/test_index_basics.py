@@ -12,7 +12,7 @@ from fake_encoder import fake_model
 from PIL import Image
 
 from genius import Genius, GeniusError, Index, Item, Modality, Query
-from genius.index.targets import why_nothing
+from genius.index.searching import why_nothing
 from genius.search import SearchParams, SearchRequest
 
 COLOURS = {"red": (220, 20, 20), "green": (20, 200, 20), "blue": (20, 20, 220), "white": (250, 250, 250)}

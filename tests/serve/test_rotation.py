@@ -22,7 +22,7 @@ from starlette.testclient import TestClient
 
 from genius.errors import GeniusError
 from genius.index import Index
-from genius.serve import GeniusClient, keys
+from genius.serve import GeniusClient, auth
 from genius.serve.audit import Audit, Change
 from genius.serve.auth import Caller, KeyRing, Keys
 from genius.serve.run import tls_context
@@ -86,14 +86,14 @@ def test_a_key_ends(make_web: Callable[..., TestClient], tmp_path: Path) -> None
 def test_the_strongest_of_two_entries_counts_and_an_ended_one_does_not() -> None:
     both = Keys.parse([("read", READ), ("admin", READ), ("write", READ)], "test")
     assert both.scopes(READ) == ("read", "write", "admin")
-    ended = keys.Key.make("admin", READ, "test", expires="2001-01-01")
+    ended = auth.Key.make("admin", READ, "test", expires="2001-01-01")
     assert Keys((ended, *Keys.parse([("read", READ)], "test").entries)).scopes(READ) == ("read",)
 
 
 def test_keys_change_without_a_restart(
     make_web: Callable[..., TestClient], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(keys, "LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(auth, "LOOK_AGAIN_S", 0.0)
     file = tmp_path / "keys"
 
     def replace(text: str) -> None:  # as tools do it: whole or not at all

@@ -17,11 +17,10 @@ from serve_fixtures import SIZES, SlowIndex, encoded
 
 from genius import Item
 from genius.serve.app import create_app
-from genius.serve.arrivals import Arrivals
 from genius.serve.auth import Keys
 from genius.serve.backend import Backend
 from genius.serve.errors import ApiError
-from genius.serve.limits import decode_picture
+from genius.serve.limits import Arrivals, decode_picture
 from genius.serve.settings import ServeConfig
 
 CROWD, OTHER = "crowd-key-0123456789", "other-key-0123456789"

@@ -66,8 +66,9 @@ def search(
 
       genius search my.genius --text bicycle --where "price < 500" --json
     """
-    from genius.index.targets import wanted_kind, why_nothing
-    from genius.model.device import pick_device, place
+    from genius.encoders.devices import find_device
+    from genius.index.searching import wanted_kind, why_nothing
+    from genius.model.genius import place
     from genius.search import SearchRequest
 
     if words is not None and text is not None:
@@ -75,7 +76,7 @@ def search(
     text = words if text is None else text
     _check_asked(text, image)
     with _open(path, model, version) as index:
-        place(index.model, pick_device(device))
+        place(index.model, find_device(device))
         request = SearchRequest(k, where, min_score, beams, rerank, strict=modality is not None)
         wanted = _wanted(index, target, modality)
         query = Query(text=text, image=image, instruction=instruction, target=wanted_kind(wanted, modality))

@@ -104,10 +104,11 @@ def _settings(file: Path | None, given: dict[str, object]) -> ServeConfig:
 
 
 def _open(path: Path, model: str | None, create: bool, read_only: bool, device: str | None) -> Index:
+    from genius.encoders.devices import find_device
     from genius.index import Index
-    from genius.model.device import pick_device, place
+    from genius.model.genius import place
 
-    where = pick_device(device or "cpu")  # before a model is loaded for nothing
+    where = find_device(device or "cpu")  # before a model is loaded for nothing
     index = Index(path, model, create=create, read_only=read_only)
     place(index.model, where)
     return index

@@ -19,9 +19,8 @@ from genius.data.mbeir import order_of, task_of
 from genius.errors import GeniusError
 from genius.evaluate import metrics
 from genius.evaluate.methods.base import Answer, Ints, Method, Pool, Space
-from genius.evaluate.methods.dense import Backend
 from genius.evaluate.methods.generative import BeamMethod, Decodings, EngineMethod
-from genius.evaluate.methods.vectors import CodesExhaustive, Dense, DenseTold, FeatureFusion, ScoreFusion
+from genius.evaluate.methods.vectors import Backend, CodesExhaustive, Dense, DenseTold, FeatureFusion, ScoreFusion
 from genius.model.genius import Genius
 from genius.search import SEARCHES, SearchParams
 from genius.types import Modality

@@ -26,7 +26,7 @@ from genius.index.opened import OpenIndex
 from genius.index.prepare import Stamped
 from genius.index.reader import PAYLOAD
 from genius.index.results import AddReport, Hits, PrefixView
-from genius.index.targets import gather, spread, wanted_kind
+from genius.index.searching import gather, spread, wanted_kind
 from genius.model.genius import Genius
 from genius.search import SearchParams, SearchRequest
 from genius.types import ImageInput, Item, Modality, Query

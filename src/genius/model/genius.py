@@ -299,3 +299,11 @@ def _encoder_uri(directory: Path, uri: str) -> str:
             f"model's folder (uniir:NAME.pth), or save the encoder as a folder of safetensors (local-dir:PATH)"
         )
     return f"uniir:{inside}"
+
+
+def place(model: Genius, device: torch.device | str) -> Genius:
+    """Move a model and its encoder, which is no part of its weights."""
+    model.to(device)
+    if isinstance(model.encoder, nn.Module):
+        model.encoder.to(device)
+    return model

@@ -19,7 +19,7 @@ from genius.serve.auth import KeyRing, Keys
 from genius.serve.errors import install_handlers
 from genius.serve.limits import BodyLimit
 from genius.serve.logs import Observe, event
-from genius.serve.routes import admin, items, page, search, system
+from genius.serve.routes import items, page, search, system
 from genius.serve.schemas import ItemBody, ItemsRequest, SearchBody
 from genius.serve.service import Service
 from genius.serve.settings import ServeConfig
@@ -67,7 +67,7 @@ def create_app(
     )
     app.state.service = service
     install_handlers(app)
-    for part in (search, items, system, admin, page):
+    for part in (search, items, system, page):
         app.include_router(part.router)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     document = cache(lambda: json.dumps(app.openapi()).encode())
