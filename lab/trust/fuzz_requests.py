@@ -78,7 +78,7 @@ class Http:
         from genius.serve.settings import ServeConfig
 
         self.loop = asyncio.new_event_loop()
-        self.app = create_app(Everything(), ServeConfig(max_pixels=1_000_000), level_sizes=(3, 4))  # type: ignore[arg-type]
+        self.app = create_app(Everything(), ServeConfig(max_pixels=1_000_000))  # type: ignore[arg-type]
 
     def __call__(self, data: bytes) -> None:
         self.loop.run_until_complete(asyncio.wait_for(self._send(data), 20))
@@ -117,6 +117,8 @@ class Everything:
     """Looks like an index that holds whatever is asked for; pictures are decoded as a real one would."""
 
     version = 1
+    about = SimpleNamespace(levels=(3, 4))
+    model = SimpleNamespace(encoder=None)
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

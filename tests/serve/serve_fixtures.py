@@ -20,7 +20,6 @@ from genius.search import SearchRequest
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 
 COLOURS = {"red": "#d3362b", "blue": "#2b5fd3", "green": "#2b9a4a", "yellow": "#e6b422", "purple": "#7d3cc2", "orange": "#e8791e"}
-SIZES = (3, 4)  # codes of each level of a SlowIndex
 SHAPES = ("circle", "square", "triangle", "bar", "cross", "ring")
 
 
@@ -74,6 +73,8 @@ class SlowIndex:
     """Looks like an Index; answers when it is let, and remembers how it was asked."""
 
     version = 1
+    about = SimpleNamespace(levels=(3, 4))
+    model = SimpleNamespace(encoder=None)
 
     def __init__(self) -> None:
         self.go = threading.Event()

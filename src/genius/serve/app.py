@@ -33,20 +33,10 @@ and who did.
 """
 
 
-def create_app(
-    index: Index,
-    config: ServeConfig | None = None,
-    keys: Keys | KeyRing | None = None,
-    *,
-    level_sizes: tuple[int, ...] | None = None,
-) -> FastAPI:
-    """The app for an open index. It closes the index when it shuts down.
-
-    `level_sizes`: how many codes each level has; read from the index if absent.
-    """
+def create_app(index: Index, config: ServeConfig | None = None, keys: Keys | KeyRing | None = None) -> FastAPI:
+    """The app for an open index. It closes the index when it shuts down."""
     config = config or ServeConfig()
-    sizes = level_sizes if level_sizes is not None else tuple(index.about.levels)
-    service = Service(index, sizes, config, keys or Keys())
+    service = Service(index, config, keys or Keys())
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

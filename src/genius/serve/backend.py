@@ -63,9 +63,8 @@ LARGE_LANE = "large"
 
 
 class Backend:
-    def __init__(self, index: Index, level_sizes: Sequence[int], query_side: int = 1024) -> None:
+    def __init__(self, index: Index, query_side: int = 1024) -> None:
         self.index = index
-        self.level_sizes = tuple(level_sizes)
         self._query_side = query_side
         self._counts: dict[tuple[int, ...], int] = {}  # items below a prefix, of version `_counted`
         self._counted = -1
@@ -105,8 +104,7 @@ class Backend:
 
     def shrink(self, picture: Image.Image) -> Image.Image:
         """A query's picture as small as the encoder takes it: it may have to wait in memory."""
-        encoder = getattr(getattr(self.index, "model", None), "encoder", None)
-        prepare: Callable[[Image.Image], Image.Image] | None = getattr(encoder, "prepare_image", None)
+        prepare: Callable[[Image.Image], Image.Image] | None = getattr(self.index.model.encoder, "prepare_image", None)
         if prepare is not None:
             return prepare(picture)
         if max(picture.size) > self._query_side:
@@ -200,7 +198,7 @@ class Backend:
             prefix=join(prefix),
             path=self._path(prefix),
             level=len(prefix),
-            levels=len(self.level_sizes),
+            levels=len(self.index.about.levels),
             count=view.count,
             children_total=len(view.children),
             children=children,

@@ -51,13 +51,13 @@ def _attempt(task: Task) -> Any:
 
 
 class Service:
-    def __init__(self, index: Index, level_sizes: tuple[int, ...], config: ServeConfig, keys: Keys | KeyRing) -> None:
+    def __init__(self, index: Index, config: ServeConfig, keys: Keys | KeyRing) -> None:
         self.config = config
         self.ring = keys if isinstance(keys, KeyRing) else KeyRing(keys)
         self.metrics = Metrics()
         self.audit = Audit(config.audit)
         self.arrivals = Arrivals(config.max_inflight_bytes, config.small_body_bytes)
-        self.backend = Backend(index, level_sizes, config.query_side)
+        self.backend = Backend(index, config.query_side)
         self.batcher: Batcher[Job, Answers] = Batcher(
             self.backend.run,
             max_batch=config.max_batch,

@@ -35,7 +35,7 @@ async def codes(
 ) -> Response:
     """The next codes, the fullest first, each with a few items; and the items under the prefix. 404 if nothing lives there."""
     service = allowed(request, "read")
-    wanted = parse_prefix(prefix, service.backend.level_sizes)
+    wanted = parse_prefix(prefix, service.backend.index.about.levels)
     return answer(await service.read(lambda: service.backend.browse(wanted), caller_of(request)))
 
 
@@ -54,7 +54,7 @@ async def info(request: Request) -> Response:
         InfoResponse(
             version=__version__,
             items=count,
-            level_sizes=list(service.backend.level_sizes),
+            level_sizes=list(service.backend.index.about.levels),
             fields=fields,
             needs_key=bool(service.keys),
             scopes=[scope for scope in caller_of(request).scopes if scope != "write" or not service.config.read_only],
