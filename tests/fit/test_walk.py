@@ -113,16 +113,28 @@ def test_what_cannot_be_is_said_in_one_line(clip: Path, photos: Photos, tmp_path
     (empty / "a.xyz").write_text("?")
     words.mkdir()
     (words / "config.json").write_text('{"model_type": "bert"}')
+    seeing, spoiled = tmp_path / "seeing", tmp_path / "spoiled"
+    seeing.mkdir()
+    (seeing / "config.json").write_text('{"model_type": "resnet"}')
+    spoiled.mkdir()
+    for number in range(3):
+        (spoiled / f"{number}.jpg").write_bytes(b"no picture")
     other = tmp_path / "other"
     shutil.copytree(clip, other)
     assert run("index", folder, "-o", index, "--encoder", clip).exit_code == 0
     for call, said in (
         (("index", empty, "-o", tmp_path / "e.genius", "--encoder", clip), "nothing to index"),
-        (("index", folder, "-o", tmp_path / "w.genius", "--encoder", words), "not an encoder this version reads"),
+        (("index", spoiled, "-o", tmp_path / "s.genius", "--encoder", clip), "nothing to index"),
+        (
+            ("index", folder, "-o", tmp_path / "w.genius", "--encoder", words),
+            "reads texts only: choose an encoder with a picture",
+        ),
+        (("index", folder, "-o", tmp_path / "w.genius", "--encoder", seeing), "not an encoder this version reads"),
+        (("index", folder, "-o", tmp_path / "w.genius", "--encoder", empty), "no encoder at"),
         (("index", folder, "-o", tmp_path / "m.genius", "--model", clip), "--encoder"),
         (("index", folder, "-o", index, "--encoder", other), "was fitted over"),
         (("index", folder, "-o", index, "--encoder", clip, "--model", "bundled:mini"), "use either"),
-        (("index", folder, "-o", tmp_path / "d.genius", "--encoder", clip, "--device", "nonsense"), "cannot use device"),
+        (("index", folder, "-o", tmp_path / "d.genius", "--encoder", clip, "--device", "nonsense"), "no device 'nonsense'"),
         (("search", index, "red", "--text", "blue"), "ask once"),
     ):
         result = run(*call)

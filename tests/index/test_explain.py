@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from genius import GeniusError, Index, Item, Modality, Query
-from genius.search import SearchParams
+from genius.search import SearchParams, SearchRequest
 
 COLOURS = ("red", "green", "blue", "orange", "purple")
 
@@ -23,11 +23,11 @@ def fill(index: Index) -> None:
 def test_steps_follow_from_each_other_and_lead_to_the_answers(index: Index) -> None:
     fill(index)
     params = SearchParams(beams=4, rerank=0, reranker="none")
-    found = index.explain(Query("a red thing"), 3, params=params, shown=3, rejected=2)
+    found = index.explain(Query("a red thing"), SearchRequest(3, params=params), shown=3, rejected=2)
     (written,) = found.written
     assert not found.scanned and written.target is None and written.stop is None and written.compared == 0
     assert [step.level for step in written.steps] == [0, 1, 2, 3]
-    hits = index.search("a red thing", k=3, params=params)
+    hits = index.search_many([Query("a red thing")], SearchRequest(3, params=params))[0]
     assert [answer.hit.id for answer in found.answers] == [hit.id for hit in hits]
     for answer, hit in zip(found.answers, hits, strict=True):
         assert answer.lost_at is None  # plain GENIUS finds nothing that its beams do not hold
@@ -46,7 +46,7 @@ def test_steps_follow_from_each_other_and_lead_to_the_answers(index: Index) -> N
 
 def test_the_tree_holds_every_code_once_under_the_one_before_it(index: Index) -> None:
     fill(index)
-    found = index.explain(Query("a blue thing"), 2, beams=4, rerank=0)
+    found = index.explain(Query("a blue thing"), SearchRequest(2, beams=4, rerank=0))
     nodes = []
 
     def walk(branches: list[dict[str, object]], above: tuple[int, ...]) -> None:
@@ -62,7 +62,7 @@ def test_the_tree_holds_every_code_once_under_the_one_before_it(index: Index) ->
 
 def test_a_kind_that_is_asked_for_is_given_not_written(index: Index) -> None:
     fill(index)
-    found = index.explain(Query("a green thing", target=Modality.IMAGE), 2)
+    found = index.explain(Query("a green thing", target=Modality.IMAGE), SearchRequest(2))
     (written,) = found.written  # there are no pairs
     first = written.steps[0].codes[0]
     assert written.target == "image" and first.prefix == (0,) and first.log_p is None and first.items == 30
@@ -72,7 +72,7 @@ def test_a_kind_that_is_asked_for_is_given_not_written(index: Index) -> None:
 
 def test_words_are_those_of_the_items_below(index: Index) -> None:
     fill(index)
-    found = index.explain(Query("an orange thing", target=Modality.TEXT), 3, beams=4, rerank=0)
+    found = index.explain(Query("an orange thing", target=Modality.TEXT), SearchRequest(3, beams=4, rerank=0))
     for step in found.written[0].steps[1:]:
         for code in step.codes:
             below = " ".join(item.text or "" for item in index.below(code.prefix, limit=100).items)
@@ -81,7 +81,7 @@ def test_words_are_those_of_the_items_below(index: Index) -> None:
 
 def test_a_filter_counts_only_what_may_be_found(index: Index) -> None:
     fill(index)
-    found = index.explain(Query("red", target=Modality.IMAGE), 3, where="n < 7")
+    found = index.explain(Query("red", target=Modality.IMAGE), SearchRequest(3, "n < 7"))
     assert found.written[0].steps[0].codes[0].items == 7
     assert all(answer.hit.item.metadata["n"] < 7 for answer in found.answers)
 

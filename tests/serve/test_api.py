@@ -309,3 +309,12 @@ def test_explain_says_how_the_answers_were_written(web: TestClient) -> None:
             assert all(web.get(body["thumbnails"][name]).status_code == 200 for name in code["examples"][:1])
     assert web.post("/v1/explain", json={"k": 2}).status_code == 422
     assert web.post("/v1/explain", json={"text": "x", "where": "no such"}).status_code == 422
+
+
+def test_a_strict_kind_is_exactly_that_kind(web: TestClient) -> None:
+    meant = ask(web, text="red circle", target="image", k=100)["hits"]
+    exact = ask(web, text="red circle", modality="image", k=100)["hits"]
+    assert {hit["modality"] for hit in meant} == {"image", "pair"} and {hit["modality"] for hit in exact} == {"image"}
+    assert len(exact) == len(COLOURS) * len(SHAPES)
+    both = web.post("/v1/search", json={"text": "x", "target": "image", "modality": "image"})
+    assert both.status_code == 422 and "send one of them" in both.json()["error"]["message"]

@@ -70,11 +70,13 @@ def explain(
         if ids:
             _explain_items(index, ids, neighbours, as_json)
             return
-        from genius.types import Modality, Query
+        from genius.index.searching import wanted_kind
+        from genius.search import SearchRequest
+        from genius.types import Query
 
         kind = wanted(index, target, None)
-        query = Query(text, image, instruction, None if kind is None else Modality.parse(kind))
-        found = index.explain(query, k, where=where, shown=beams, rejected=rejected)
+        query = Query(text, image, instruction, wanted_kind(kind, None))
+        found = index.explain(query, SearchRequest(k, where), shown=beams, rejected=rejected)
     if as_json:
         emit(found.to_dict())
         return

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from genius.cli.common import command, emit, note
 from genius.cli.index import DeviceOption, IndexArgument, JsonOption, ModelOption
 from genius.errors import GeniusError
-from genius.types import Item
+from genius.types import Item, Query
 
 if TYPE_CHECKING:
     from genius.index import Index
@@ -63,22 +64,24 @@ def search(
 
       genius search my.genius --text bicycle --where "price < 500" --json
     """
-    from genius.index.targets import why_nothing
-    from genius.model.device import pick_device, place
+    from genius.encoders.devices import find_device
+    from genius.index.searching import wanted_kind, why_nothing
+    from genius.model.genius import place
+    from genius.search import SearchRequest
 
     if words is not None and text is not None:
         raise GeniusError("ask once: with words behind the index, or with --text")
     text = words if text is None else text
     check_asked(text, image)
     with opened(path, model, version) as index:
-        place(index.model, pick_device(device))
-        knobs = {"beams": beams, "rerank": rerank}
-        options: Any = {"instruction": instruction, "k": k, "where": where, "min_score": min_score, **knobs}
+        place(index.model, find_device(device))
+        request = SearchRequest(k, where, min_score, beams, rerank, strict=modality is not None)
         kind = wanted(index, target, modality)
-        hits = index.search(text, image, target=kind, modality=modality, **options)
+        query = Query(text=text, image=image, instruction=instruction, target=wanted_kind(kind, modality))
+        hits = index.search_many([query], request)[0]
         if not hits and target is None and modality is None and kind is not None:  # nobody asked for pictures
             kind = None
-            hits = index.search(text, image, **options)
+            hits = index.search_many([replace(query, target=None)], request)[0]
         counts = index.info()["modalities"] if not hits else {}
         hint = None if as_json else index.advice()
     reason = None if hits else why_nothing(modality or kind, modality is not None, counts, where, min_score)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from genius.encoders.clip import ClipEncoder
 from genius.encoders.pixels import CLIP_MEAN, CLIP_STD, Pixels
-from genius.encoders.uniir import clip_from_openai
-from genius.encoders.uniir_tokenizers import clip_tokenizer
+from genius.encoders.transformers_dual import ClipEncoder
+from genius.encoders.uniir import clip_tokenizer
+from genius.encoders.uniir_clip import clip_from_openai
 from genius.errors import GeniusError
 from genius.files import read_json
 from genius.weight_files import read_tensors

@@ -18,12 +18,12 @@ import torch
 
 from genius.index import searching
 from genius.index.live import Live
+from genius.index.opened import OpenIndex
 from genius.index.reader import PAYLOAD
 from genius.index.results import Hit, Hits
-from genius.index.state import State
-from genius.index.targets import spread
 from genius.names import name_of
-from genius.search import SearchParams
+from genius.search import SearchParams, SearchRequest
+from genius.search.params import whole
 from genius.search.trace import Candidate, Trace
 from genius.types import Item, Modality, Query
 
@@ -112,20 +112,19 @@ class Explanation:
 
 
 def explain(
-    state: State,
+    state: OpenIndex,
     query: Query,
     hits: Hits,
     *,
-    where: str | None,
-    params: SearchParams,
-    strict: bool,
+    request: SearchRequest,
     shown: int,
     rejected: int,
 ) -> Explanation:
     """How the answers `hits` to a query came about, as the index is now."""
-    searching.whole("shown", shown, 1, MOST)
-    searching.whole("rejected", rejected, 0, MOST)
-    asked = [query] if strict else spread([query], state.kinds())[0]
+    whole("shown", shown, 1, MOST)
+    whole("rejected", rejected, 0, MOST)
+    params, where = request.settings(state.model), request.where
+    asked = [query] if request.strict else searching.spread([query], state.kinds())[0]
     embedded = state.model.embed_queries(asked)
     labelled = state.model.config.quantizer.labelled
     with state.lock:

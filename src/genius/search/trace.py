@@ -12,8 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from genius.search.beam import advance, begin, candidates, ranked
-from genius.search.beams import Beams
+from genius.search.beam import Beams, advance, begin, candidates, ranked
 from genius.search.decoder import Writer
 from genius.search.forest import Forest
 

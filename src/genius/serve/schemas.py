@@ -55,7 +55,7 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class SearchRequest(Strict):
+class SearchBody(Strict):
     """A question. At least one of `text`, `image` and `like`."""
 
     text: str | None = Field(None, max_length=8000, description="What to look for, in words.")
@@ -69,6 +69,7 @@ class SearchRequest(Strict):
     )
     instruction: str | None = Field(None, max_length=2000, description="What kind of answer is wanted, in words.")
     target: Target | None = Field(None, description="image: anything with a picture; text: anything with words; pair: both.")
+    modality: Target | None = Field(None, description="Exactly this kind of item, in place of `target`.")
     k: int = Field(10, ge=1, le=HARD_MAX_K, description="How many results.")
     where: str | None = Field(
         None, max_length=2000, description="A filter over metadata, as an SQL condition: `price < 50 AND colour = 'red'`."
@@ -82,11 +83,13 @@ class SearchRequest(Strict):
     _texts = field_validator("text", "instruction", "where")(_no_nul)
 
     @model_validator(mode="after")
-    def _asks_something(self) -> SearchRequest:
+    def _asks_something(self) -> SearchBody:
         if not (self.text or "").strip() and self.image is None and self.like is None:
             raise ValueError("send a text, an image, or 'like' with an item's id")
         if self.image is not None and self.like is not None:
             raise ValueError("send either an image or 'like', not both")
+        if self.target is not None and self.modality is not None:
+            raise ValueError("target and modality both say what is wanted: send one of them")
         return self
 
 
