@@ -1,4 +1,4 @@
-"""What the on-ramp costs: peak memory and processor time of `genius index PHOTOS --encoder URI`, 48-megapixel pictures among them.
+"""What the on-ramp costs: peak memory and processor time of `genius index PHOTOS --encoder URI`, 48 Mpx pictures among them.
 
     python -m lab.onramp_memory OUT.json                                       10,000 photos, the bundled encoder
     python -m lab.onramp_memory OUT.json --photos 300 --large 10 --clip-base   an encoder as large as CLIP B/32 (random weights)

@@ -32,7 +32,6 @@ COMMANDS: dict[str, typer.Typer] = {
     "explain": app,
     "serve": app,
     "train": app,
-    "recipes": app,
     "evaluate": app,
     "convert": convert_app,
     "attach": app,
