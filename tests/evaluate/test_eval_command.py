@@ -14,7 +14,7 @@ from genius.cli import app
 from genius.data.features import FeatureSet
 from genius.data.mbeir import ROWS
 from genius.evaluate.metrics import judge, per_query
-from genius.evaluate.trec import read_run
+from genius.evaluate.report import read_run
 from genius.model.fusion import score_fusion
 
 World = Any  # tests/helpers/small_world.py

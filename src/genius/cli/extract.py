@@ -43,9 +43,9 @@ def register(app: typer.Typer) -> None:
         Example: genius features extract bundled:mini mbeir:M-BEIR features/test --device auto --precision bf16 --workers 8
         """
         from genius.cli.evaluate import progress_line
-        from genius.data.collection import open_collection
         from genius.data.extract import ExtractConfig, modality_counts
         from genius.data.extract import extract as run
+        from genius.data.opening import open_collection
         from genius.encoders.registry import load_encoder
 
         if fusion not in ("towers", "feature") or precision not in ("fp32", "bf16", "fp16"):

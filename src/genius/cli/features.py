@@ -21,7 +21,7 @@ def register(app: typer.Typer) -> None:
         json: Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")] = False,
     ) -> None:
         """Write the ID (codes) of every row of a feature file."""
-        from genius.evaluate.offline import encode_file
+        from genius.evaluate.sources import encode_file
         from genius.model.genius import Genius
 
         codes = encode_file(Genius.from_pretrained(model, device=device), features, output)
@@ -50,7 +50,7 @@ def register(app: typer.Typer) -> None:
         """
         from rich.progress import track
 
-        from genius.evaluate.offline import search_file
+        from genius.evaluate.sources import search_file
         from genius.model.genius import Genius
 
         done = search_file(

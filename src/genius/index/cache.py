@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from genius.errors import GeniusError
+from genius.index.checksums import file_sum, seal, size_in, unseal
 from genius.index.reader import Reader
-from genius.index.sums import file_sum, seal, size_in, unseal
 from genius.search import CodeTrie
 
 FORMAT = 2

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -17,11 +17,9 @@ import torch
 from torch import Tensor
 
 from genius.errors import GeniusError
-from genius.evaluate.ids import Candidates, IdTable, items_of, ranked
+from genius.evaluate.ids import Candidates, IdTable, PlainBeam, items_of, prefix_survival, ranked
 from genius.evaluate.methods.base import Answer, Ints, Pool, Space
-from genius.evaluate.methods.vectors import code_bits
 from genius.evaluate.no_decoder import NoDecoder
-from genius.evaluate.survival import PlainBeam, prefix_survival
 from genius.model.generator import Generator
 from genius.model.quantizer import ResidualQuantizer
 from genius.search import CodeTrie, SearchEngine, SearchParams, beam_search
@@ -244,13 +242,3 @@ class EngineMethod:
                 rows = self._search(engine, space, queries[part], max(int(count), 1))[0]
                 out[part] = [float(np.isin(row, own).any()) for row, own in zip(rows, positives, strict=True)]
         return out
-
-
-def model_params(space: Space, **changes: object) -> SearchParams:
-    """The model's own defaults (its config's `search` table) with changes."""
-    return replace(SearchParams.of_model(space.model.config.search), **changes)  # type: ignore[arg-type]
-
-
-def paper_bytes(level_sizes: tuple[int, ...]) -> float:
-    """Bytes an ID needs in principle (12.25 in the paper); a trie's measured bytes are another matter."""
-    return code_bits(level_sizes) / 8
