@@ -102,7 +102,7 @@ def measure(index: Index, vectors: bool, asked: list[dict[str, Any]]) -> dict[st
         done = export_web(index, Path(place) / "site", vectors=vectors)
         seen = in_chromium(Path(place) / "site", asked)
     reranker: Any = "embeddings" if vectors else "codes"
-    params = dataclasses.replace(SearchParams.of_model(index.model.config.search), reranker=reranker)
+    params = dataclasses.replace(SearchParams.of_model(index.model), reranker=reranker)
     equal = exact = 0
     for question, answer in zip(asked, seen["answers"], strict=True):
         hits = [

@@ -63,6 +63,8 @@ def graphs(model: Genius) -> dict[str, Graph]:
 
 def towers(encoder: Encoder) -> dict[str, Graph]:
     """The two towers of an encoder; one line for a family whose towers are not known here."""
+    image: nn.Module
+    text: nn.Module
     if isinstance(encoder, MiniEncoder):
         image, text, length = encoder.image, encoder.text, encoder.config.text_length
     elif isinstance(encoder, DualEncoder):
@@ -192,10 +194,12 @@ class _Codebooks(nn.Module):
         self.register_buffer("squares", torch.cat(squares))  # (rows,)
         self.register_buffer("scales", 2 * scales)  # (M - 1,) 2 a_l
         self.register_buffer("spread", torch.arange(self.widest))
-        self.read_weight = nn.Parameter(torch.cat([layer.weight for layer in near.read]))  # type: ignore[arg-type]
-        self.read_bias = nn.Parameter(torch.stack([layer.bias for layer in near.read]))  # type: ignore[arg-type]
-        self.bend_weight = nn.Parameter(torch.cat([layer.weight for layer in near.bend]))  # type: ignore[arg-type]
-        self.bend_bias = nn.Parameter(torch.stack([layer.bias for layer in near.bend]))  # type: ignore[arg-type]
+        reads = [layer for layer in near.read if isinstance(layer, nn.Linear)]
+        bends = [layer for layer in near.bend if isinstance(layer, nn.Linear)]
+        self.read_weight = nn.Parameter(torch.cat([layer.weight for layer in reads]))
+        self.read_bias = nn.Parameter(torch.stack([layer.bias for layer in reads]))
+        self.bend_weight = nn.Parameter(torch.cat([layer.weight for layer in bends]))
+        self.bend_bias = nn.Parameter(torch.stack([layer.bias for layer in bends]))
 
     def read(self, level: Tensor, modality: Tensor, code: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
         before = (level - 1).clamp(min=0)

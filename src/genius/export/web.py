@@ -134,7 +134,7 @@ def _collection(index: Index, data: Path, sheets: Sheets, vectors: bool) -> tupl
 def _about(model: Genius, index: Index, sheets: Sheets, vectors: bool) -> dict[str, Any]:
     generator, quantizer = model.config.generator, model.quantizer
     pixels = pixels_of(model.encoder)
-    params = SearchParams.of_model(model.config.search)
+    params = SearchParams.of_model(model)
     first = np.cumsum([0, *(len(quantizer.codebook(level)) for level in range(generator.levels))])
     own = [size * quantizer.config.own_books(level) for level, size in enumerate(generator.level_sizes)]
     sure = model.confidence("embeddings" if vectors else "codes")

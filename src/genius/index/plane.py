@@ -60,4 +60,5 @@ def _flat(vectors: torch.Tensor, kinds: torch.Tensor) -> torch.Tensor:
     flat = centred @ directions[:2].T
     ranks = flat.argsort(0).argsort(0).float() / (len(flat) - 1)
     size = flat.abs().amax(0).clamp(min=1e-9)
-    return (0.5 * ranks + 0.5 * (0.5 + flat / (2 * size))).clamp(0, 1)
+    spread: torch.Tensor = (0.5 * ranks + 0.5 * (0.5 + flat / (2 * size))).clamp(0, 1)
+    return spread
