@@ -1,6 +1,6 @@
 """The parts of a model as ONNX files, small and without loss.
 
-A weight whose rows are whole multiples of one number (`genius.packing`) is stored as int8 with that number, one that half
+A weight whose rows are whole multiples of one number (`genius.weight_files`) is stored as int8 with that number, one that half
 precision holds exactly as half precision, any other as it is: an exported model computes what the model computes.
 """
 
@@ -18,7 +18,7 @@ from genius.errors import GeniusError
 from genius.export.graphs import Graph, graphs
 from genius.files import write_whole
 from genius.model.genius import Genius
-from genius.packing import SCALE, SMALL, pack, unpack
+from genius.weight_files import SCALE, SMALL, pack, unpack
 
 OPSET = 20
 LONGEST = 4096  # of a size that may differ from call to call
