@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -20,6 +21,8 @@ from urllib.parse import unquote, urlsplit
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "build" / "site"
 HOME = '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url=docs/index.html"><title>GENIUS</title>'
+
+PLAIN = '<!doctype html><meta charset="utf-8"><title>GENIUS</title><pre>{}</pre>'
 
 
 class _Links(HTMLParser):
@@ -62,9 +65,13 @@ def bring_along(out: Path, root: Path = ROOT) -> list[str]:
             if found is None or found[0].exists() or not found[0].is_relative_to(out):
                 continue
             source = root / found[0].relative_to(out)
-            if source.is_file():
+            written = source.with_suffix(".md")  # Zensical means X.html where a page says ../X.md
+            if source.is_file() or (source.suffix == ".html" and written.is_file()):
                 found[0].parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(source, found[0])
+                if source.is_file():
+                    shutil.copyfile(source, found[0])
+                else:
+                    found[0].write_text(PLAIN.format(escape(written.read_text(encoding="utf-8"))), encoding="utf-8")
                 brought.append(str(found[0].relative_to(out)))
     return brought
 

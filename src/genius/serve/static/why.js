@@ -46,7 +46,7 @@ function writing(written, total, thumbnails) {
     return h(
       "li",
       { class: later ? "why-step later" : "why-step" },
-      h("h4", {}, step.level === 0 ? "What kind" : `Code ${step.level + 1}`),
+      h("h3", {}, step.level === 0 ? "What kind" : `Code ${step.level + 1}`),
       h("p", { class: "hint" }, `${number(step.competing)} could follow, ${number(step.beams)} kept, ${plural(step.items, "item")} left`),
       h("ol", { class: "why-cards" }, step.codes.map((code) => card(code, step.level, total, thumbnails, choose))),
     );
@@ -72,10 +72,10 @@ const kindsOf = { image: "pictures", text: "texts", pair: "pictures with texts" 
 export async function whyView(request, picture, total, signal) {
   const answer = await api.explain({ ...request, k: 5 }, picture, signal);
   if (!answer.answers.length) return [notice({ title: "Nothing to explain", lines: ["No answer was found."] })];
-  const parts = [h("h3", {}, "Why these answers")];
+  const parts = [h("h2", {}, "Why these answers")];
   if (answer.scanned) parts.push(h("p", { class: "hint" }, "This collection is so small that every item was compared with the question; the codes decided nothing. This is how they would have been written."));
   for (const written of answer.written) {
-    if (answer.written.length > 1) parts.push(h("h4", { class: "why-kind" }, written.target ? `Among ${kindsOf[written.target]}` : "Among everything"));
+    if (answer.written.length > 1) parts.push(h("h3", { class: "why-kind" }, written.target ? `Among ${kindsOf[written.target]}` : "Among everything"));
     parts.push(writing(written, total, answer.thumbnails));
   }
   return parts;
