@@ -28,7 +28,10 @@ from genius.errors import GeniusError
 from genius.export.web import Exported, export_web
 from genius.search import SearchParams
 
-pytestmark = pytest.mark.skipif("mini" not in bundled_names(), reason="the bundled weights are not in this checkout")
+pytestmark = [
+    pytest.mark.skipif("mini" not in bundled_names(), reason="the bundled weights are not in this checkout"),
+    pytest.mark.timeout(1200),  # tracing five graphs, and 240 searches on one thread, perhaps beside much other work
+]
 BEAMS, RERANK, QUESTIONS = 6, 24, 200
 KINDS = (None, "image", "text", "pair")
 
@@ -191,7 +194,6 @@ def compare(
             assert answer["answerable"] == pytest.approx(hits.answerable, abs=1e-4)
 
 
-@pytest.mark.timeout(900)  # 240 searches on one thread, perhaps beside much other work
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="needs the Debian package chromium")
 def test_a_tab_answers_as_python_does(page: Any, index: Index, questions: list[dict[str, Any]]) -> None:
