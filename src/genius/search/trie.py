@@ -28,6 +28,10 @@ from genius.files import write_whole
 
 WORD = 63  # bits used of an int64: words stay non-negative
 
+FORMAT = "genius-trie-1"
+EXPLICIT_UP_TO = 0.5  # a level is explicit while its nodes are at most this share of the IDs: 6 B a node against 2 B an ID
+Array = NDArray[Any]
+
 
 class SortedCodes:
     """The codes of a collection in order, by packing each into machine words.
@@ -79,12 +83,6 @@ class SortedCodes:
             fresh[1:].masked_fill_(column[1:] != column[:-1], level)
         fresh[:1] = 0
         return fresh
-
-
-FORMAT = "genius-trie-1"
-EXPLICIT_UP_TO = 0.5  # a level is explicit while its nodes are at most this share of the IDs: 6 B a node against 2 B an ID
-
-Array = NDArray[Any]
 
 
 class CodeTrie:
