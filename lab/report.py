@@ -198,7 +198,9 @@ def readme_table() -> str:
     later = [next(line for line in body["lines"] if line["name"] == "10 % added") for body in bodies]
     first = later[0]["methods"]["default"]
     cells = " | ".join(pair(line, "default") for line in later)
-    out.append(f"| default, a tenth of the items added after training | {first['touched']:,.0f} | {first['bytes']:,.0f} | {cells} |")
+    out.append(
+        f"| default, a tenth of the items added after training | {first['touched']:,.0f} | {first['bytes']:,.0f} | {cells} |"
+    )
     return "\n".join(out)
 
 
@@ -266,7 +268,7 @@ def page() -> str:
         "",
         *stages(body["lines"][0]),
         *confidence(read("confidence")),
-        *trials(read("decoder_trials")),
+        *trials(json.loads((RESULTS / "decoder_trials.json").read_text(encoding="utf-8"))),
         (RESULTS / "notes.md").read_text(encoding="utf-8").rstrip(),
         "",
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -55,6 +56,21 @@ def test_the_fingerprint_changes_with_any_weight() -> None:
         assert len(seen) == 2, name
         tensor.view(-1)[0] -= 1
         seen = {model.fingerprint()}
+
+
+def test_a_field_that_comes_later_changes_no_fingerprint_until_it_is_used() -> None:
+    """By construction: a subclass of every part with one field more, left at its default, is the same model."""
+    model, before = tiny(), tiny().fingerprint()
+    parts = {name: getattr(model.config, name) for name in ("fusion", "quantizer", "generator")}
+    for name, part in {**parts, "": model.config}.items():
+        longer = dataclasses.make_dataclass(
+            "Longer", [("later", int, dataclasses.field(default=7))], bases=(type(part),), frozen=True, slots=True
+        )
+        values = {f.name: getattr(part, f.name) for f in dataclasses.fields(part)}
+        for later, same in ((7, True), (8, False)):
+            grown = longer(**values, later=later)
+            model.config = dataclasses.replace(tiny().config, **{name: grown}) if name else grown
+            assert (model.fingerprint() == before) is same, name
 
 
 def test_bad_folders_get_one_line(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_kill_9_and_the_same_command_goes_on(tmp_path: Path) -> None:
     arguments = [sys.executable, "-m", "genius", "train", "builtin:tiny", "--json"]
     for name, value in {**SMALL, "quantizer.steps": 60, "generator.steps": 60}.items():
         arguments += ["--set", f"{name}={json.dumps(value)}"]
-    arguments += ["--set", "run.checkpoint_steps=2", "--set", "run.log_every=1", "--set", "run.patience=50"]
+    arguments += ["--set", "run.checkpoint_steps=2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 
     def command(output: Path) -> list[str]:

@@ -31,7 +31,6 @@ COMMANDS: dict[str, typer.Typer] = {
     "search": app,
     "serve": app,
     "train": app,
-    "recipes": app,
     "evaluate": app,
     "convert": convert_app,
     "features": features_app,

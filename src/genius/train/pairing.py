@@ -44,12 +44,13 @@ class PairStage(Stage):
         width: int,
         seed: int,
         device: torch.device,
+        kept: bool = False,  # whether a question keeps the answer that was drawn for it
     ) -> None:
         super().__init__()
         self.held_out, self.seed = validation, seed
         self.queries, self.pool = Rows(data.queries, device), Rows(data.pool, device)
         self.positives = Positives(data.pairs, len(data.queries)).to(device)
-        self.draws = Draws(Order(data.visits(), config.batch, seed), self.positives, config.answers == "kept", seed)
+        self.draws = Draws(Order(data.visits(), config.batch, seed), self.positives, kept, seed)
         self.modality_weight = config.modality_weight
         if config.modality_weight > 0:
             start = torch.randn(3, width, generator=torch.Generator().manual_seed(seed))

@@ -59,7 +59,7 @@ class TowersStage(Stage):
         self.positives = Positives(pairs.reshape(-1, 2), len(asked))
         times = torch.tensor([judged.times for judged in asked], dtype=torch.long)
         self.order = Order(torch.repeat_interleave(torch.arange(len(asked)), times), config.batch, seed)
-        self.draws = Draws(self.order, self.positives, config.answers == "kept", seed)
+        self.draws = Draws(self.order, self.positives, kept=False, seed=seed)
 
     def batch(self, step: int, micro: int, rank: int, world: int) -> tuple[Tensor, Tensor]:
         rows, targets = self.draws(step, micro, self.accumulate, step_seed(self.seed, self.name, step, micro))
