@@ -124,7 +124,7 @@ class NearnessHead(nn.Module):
         for name in ("log_scale", "norm_weight"):
             own = getattr(self, name)
             if bool((own == own[:, :1]).all()):
-                destination[prefix + name] = own[:, 0] if keep_vars else own[:, 0].detach()
+                destination[prefix + name] = own[:, 0] if keep_vars else own[:, 0].detach().clone()
 
     def _load_from_state_dict(self, state: dict[str, Tensor], prefix: str, *args: Any) -> None:
         for name in ("log_scale", "norm_weight"):
