@@ -23,10 +23,10 @@ from genius.index.pictures import Picture
 from genius.index.prepare import Prepared
 from genius.index.results import AddReport
 from genius.index.writing import commit
+from genius.model.codebooks import kmeans, nearest
 from genius.model.fusion import FusionConfig
 from genius.model.generator import GeneratorConfig
 from genius.model.genius import GeniusConfig
-from genius.model.kmeans import kmeans, nearest
 from genius.model.quantizer import QuantizerConfig
 from genius.search import SearchParams
 

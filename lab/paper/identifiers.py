@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from genius.model.kmeans import kmeans, nearest
+from genius.model.codebooks import kmeans, nearest
 from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
 from genius.nearest import nearest_rows
 

@@ -28,8 +28,8 @@ SPEC = "encoder.json"
 
 FAMILIES: dict[str, str] = {
     # family -> "module:class"; the class has `load(directory, spec) -> Encoder`
-    "clip": "genius.encoders.clip:ClipEncoder",
-    "siglip": "genius.encoders.siglip:SiglipEncoder",
+    "clip": "genius.encoders.transformers_dual:ClipEncoder",
+    "siglip": "genius.encoders.transformers_dual:SiglipEncoder",
     "uniir": "genius.encoders.uniir:UniirCheckpoint",
     "clip-ff": "genius.encoders.uniir_clip_ff:ClipFfEncoder",
     "blip-sf": "genius.encoders.uniir_blip:BlipSfEncoder",

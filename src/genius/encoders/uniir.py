@@ -22,9 +22,8 @@ from torch import Tensor
 
 from genius.blueprint import build
 from genius.encoders.base import Encoder
-from genius.encoders.clip import ClipEncoder
 from genius.encoders.pixels import Pixels
-from genius.encoders.transformers_dual import import_transformers
+from genius.encoders.transformers_dual import ClipEncoder, import_transformers
 from genius.encoders.uniir_tokenizers import bert_tokenizer, clip_tokenizer
 from genius.encoders.weights import depth, grid_side, heads, load_exactly, reading_sizes, refuse_strangers
 from genius.errors import GeniusError

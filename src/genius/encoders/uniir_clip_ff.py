@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from genius.blueprint import build
-from genius.encoders.clip import ClipEncoder
 from genius.encoders.fusing import FusingEncoder
 from genius.encoders.pixels import Pixels
-from genius.encoders.transformers_dual import import_transformers
+from genius.encoders.transformers_dual import ClipEncoder, import_transformers
 from genius.encoders.weights import depth, load_exactly, reading_sizes
 from genius.errors import GeniusError
 from genius.weight_files import read_tensors

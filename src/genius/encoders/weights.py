@@ -1,16 +1,21 @@
 """Foreign tensors -> a module, exactly: nothing missing, nothing left over, or one line that says what.
 
 Readers of published checkpoints map names first; what they cannot place must not pass in silence, because a tower
-with one random layer still gives vectors.
+with one random layer still gives vectors. And a fingerprint of weights and settings: equal for equal encoders, whatever file or
+precision they came from.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from genius.errors import GeniusError
@@ -72,3 +77,19 @@ def grid_side(positions: int, where: str) -> int:
     if side * side + 1 != positions:
         raise GeniusError(f"{where} has {positions} image positions, which is no square of patches and a class token")
     return side
+
+
+def fingerprint(
+    tensors: Mapping[str, Tensor], settings: Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
+) -> str:
+    """32 hex digits over names, values (as fp32) and settings, in sorted order."""
+    digest = hashlib.sha256(json.dumps(settings or {}, sort_keys=True, default=str).encode())
+    for name, tensor in sorted(tensors.items()):
+        value = tensor.detach().cpu().contiguous()
+        value = value.float() if value.is_floating_point() else value
+        digest.update(name.encode())
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
+    for name, content in sorted((files or {}).items()):
+        digest.update(name.encode())
+        digest.update(content)
+    return digest.hexdigest()[:32]

@@ -18,9 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from genius.errors import GeniusError
-from genius.model.fitting import fit_codebooks
-from genius.model.kmeans import nearest, nearest_as_published
-from genius.model.refine import choose_again
+from genius.model.codebooks import choose_again, fit_codebooks, nearest, nearest_as_published
 
 ModalityCode = Literal["given", "nearest", "classifier", "none"]
 GradientEstimator = Literal["straight-through", "rotation"]
@@ -246,7 +244,7 @@ class ResidualQuantizer(nn.Module):
             book, rows = self._book(level), self.rows_of(level, codes[:, level], codes[:, 0])
             counts[book].index_add_(0, rows, torch.ones_like(rows, dtype=counts[book].dtype))
             sums[book].index_add_(0, rows, residual.detach().to(sums[book].dtype))
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        if _several_processes():
             for tensor in (*counts, *sums):
                 dist.all_reduce(tensor)
         for book in range(self.books):
@@ -289,7 +287,7 @@ class ResidualQuantizer(nn.Module):
         if rows.numel() == 0 or residual.shape[0] == 0:
             return
         picks = residual[torch.randint(residual.shape[0], (rows.numel(),), device=residual.device)].detach().float()
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        if _several_processes():
             dist.broadcast(picks, src=0)
         sizes = self.get_buffer(f"sizes_{book}")[block]
         weight = 2.0 if self.config.published_revival else sizes.mean().clamp(min=1e-3)
@@ -331,6 +329,10 @@ class ResidualQuantizer(nn.Module):
                 }
             )
         return out
+
+
+def _several_processes() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def rotate_to(source: Tensor, target: Tensor) -> Tensor:

@@ -23,8 +23,8 @@ from genius.train.config import GeneratorStageConfig, ModelConfig
 from genius.train.loop import Stage
 from genius.train.losses import code_loss
 from genius.train.sampling import Draws, Order, Positives, share, step_seed
+from genius.train.selection import answer_mask, dense_hits, generator_hits
 from genius.train.shifted import Offsets, ShiftedItems
-from genius.train.validate import answer_mask, dense_hits, generator_hits
 
 RIVALS = 32  # candidates of an honest question among which log p must rank its answer
 

@@ -15,12 +15,10 @@ from torch import Tensor, nn
 from genius.data.features import FeatureSet
 from genius.features import Features
 from genius.train.config import PairConfig
-from genius.train.hard import HardNegatives, draw_seed, no_lists
 from genius.train.loop import Stage
-from genius.train.losses import contrastive, gather_rows
-from genius.train.processes import once
-from genius.train.rows import Rows
-from genius.train.sampling import Draws, Order, Positives, share, step_seed
+from genius.train.losses import contrastive
+from genius.train.processes import gather_rows, once
+from genius.train.sampling import Draws, HardNegatives, Order, Positives, Rows, draw_seed, no_lists, share, step_seed
 
 MODALITY_TEMPERATURE = 0.1  # of the loss that makes z say which modality it is
 

@@ -21,6 +21,7 @@ from genius.encoders.base import Encoder
 from genius.encoders.heads import HEADS, Heads
 from genius.errors import GeniusError
 from genius.files import write_whole
+from genius.model.codebooks import choose_level_sizes
 from genius.model.genius import Genius, GeniusConfig
 from genius.train.attach import encoder_of_features, join_heads
 from genius.train.confidence import calibrate
@@ -33,7 +34,6 @@ from genius.train.processes import send
 from genius.train.progress import Journal
 from genius.train.quantizer import QuantizerStage, quantizer_config
 from genius.train.shifted import honest_offsets
-from genius.train.sizes import choose_level_sizes
 from genius.train.sources import check_source, load_source
 
 TRAINING, CONFIG = "training", "config.json"

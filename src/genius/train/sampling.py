@@ -1,9 +1,17 @@
-"""Which examples a step sees, as a pure function of (seed, step): nothing to save, so resuming is exact."""
+"""What a step reads: which examples, as a pure function of (seed, step), so that resuming is exact; hard negatives; and features
+within reach of the device. Knows vectors, positives and devices; nothing of losses or stages."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from genius.features import Features
+from genius.nearest import nearest_rows
+
+LISTED = 24  # wrong candidates kept per query; a step draws one of them at random, since a few are answers nobody noted
+QUERIES_AT_MOST, POOL_AT_MOST = 100_000, 200_000  # looked at per round on a GPU; a tenth of the queries on a CPU
+HELD = 4 << 30  # bytes of float32 vectors that are kept on the device as a whole
 
 
 def step_seed(seed: int, stage: str, step: int, rank: int = 0) -> int:
@@ -83,17 +91,6 @@ class Positives:
         pick = (torch.rand(queries.shape, generator=generator, device=queries.device) * counts).long()
         return self.rows[self.starts[queries] + torch.minimum(pick, counts - 1)]
 
-    def table(self, queries: Tensor, first: Tensor, limit: int) -> tuple[Tensor, Tensor]:
-        """(B, limit) positives of each query, `first` in front, and which entries are real."""
-        places = torch.arange(limit - 1, device=queries.device)[None]
-        counts = self.counts[queries][:, None]
-        # a random window when there are more than fit
-        begin = (torch.rand(queries.shape, device=queries.device)[:, None] * (counts - limit + 2).clamp(min=1)).long()
-        inside = begin + places < counts
-        rows = self.rows[self.starts[queries][:, None] + torch.where(inside, begin + places, 0)]
-        inside = inside & (rows != first[:, None])
-        return torch.cat([first[:, None], rows], 1), torch.cat([torch.ones_like(first[:, None], dtype=torch.bool), inside], 1)
-
     def matches(self, queries: Tensor, rows: Tensor, pool: int) -> Tensor:
         """(B, N) bool: does pool row `rows[j]` answer `queries[i]`?"""
         return self.among(queries, rows[None, :], pool)
@@ -106,3 +103,77 @@ class Positives:
         wanted = queries[:, None] * pool + rows
         place = torch.searchsorted(self._keys, wanted).clamp(max=len(self._keys) - 1)
         return self._keys[place] == wanted
+
+
+class HardNegatives:
+    """What the current vectors rank high for a training query without being an answer: lists (Q, LISTED), -1 where none is known.
+
+    In-batch negatives are other queries' answers, and hardly ever the one candidate that is nearest and wrong: the title of the
+    very product whose photo is asked for, say. The lists are made anew a few times while a stage trains.
+    """
+
+    def __init__(self, rounds: int, steps: int) -> None:
+        """`rounds` evenly spread over the steps, the first after one part of them."""
+        self.at = {round(steps * (i + 1) / (rounds + 1)) for i in range(rounds)}
+
+    def sample(self, queries: int, pool: int, device: torch.device, seed: int) -> tuple[Tensor, Tensor]:
+        """Which queries are looked up in a round, and among which candidates."""
+        random = torch.Generator().manual_seed(seed)
+        limit = QUERIES_AT_MOST if device.type == "cuda" else QUERIES_AT_MOST // 10
+        asked = torch.randperm(queries, generator=random)[:limit].to(device)
+        return asked, torch.randperm(pool, generator=random)[:POOL_AT_MOST].to(device)
+
+    @torch.no_grad()
+    def mine(
+        self, lists: Tensor, asked: Tensor, queries: Tensor, kept: Tensor, candidates: Tensor, positives: Positives, pool: int
+    ) -> None:
+        """Fill rows `asked` of `lists` (Q, LISTED) in place: `queries` (n, D) are their unit vectors, `candidates` (m, D) those
+        of the pool rows `kept`; `pool` is the size of the whole pool."""
+        most = min(len(kept), LISTED + 8)
+        for part in torch.arange(len(asked), device=asked.device).split(1024):
+            rows = asked[part]
+            found = kept[nearest_rows(queries[part], candidates, most)]  # (n, most)
+            wrong = ~positives.among(rows, found, pool)
+            order = (~wrong).long().argsort(dim=1, stable=True)[:, : lists.shape[1]]  # wrong ones first, nearest first
+            best = found.gather(1, order).masked_fill(~wrong.gather(1, order), -1)
+            lists[rows, : best.shape[1]] = best.to(lists.dtype)
+
+    @staticmethod
+    def draw(lists: Tensor, rows: Tensor, instead: Tensor, seed: int) -> Tensor:
+        """(B,) one wrong candidate of each query; where none is known, the pool row of `instead`."""
+        generator = torch.Generator(rows.device).manual_seed(seed)
+        column = torch.randint(lists.shape[1], rows.shape, generator=generator, device=rows.device)
+        picked = lists[rows, column].long()
+        return torch.where(picked >= 0, picked, instead)
+
+
+def no_lists(queries: int) -> Tensor:
+    """Lists before the first round."""
+    return torch.full((queries, LISTED), -1, dtype=torch.int32)
+
+
+def draw_seed(seed: int, stage: str, step: int, micro: int) -> int:
+    """Another number than the one that draws the positives."""
+    return step_seed(seed, stage, step, micro) + 1
+
+
+class Rows:
+    """Features by row, float32 on `device` whenever they are asked for: kept there while they are few, else left on the disk.
+
+    M-BEIR's candidates are 17 GB in half precision and 34 GB in single, on every card; a step needs some megabytes of them.
+    """
+
+    def __init__(self, features: Features, device: torch.device) -> None:
+        whole = 4 * len(features) * (features.image.shape[1] + features.text.shape[1]) <= HELD
+        self.features = features.to(device, torch.float32) if whole else features
+        self.device, self.whole = device, whole
+        self.modality = features.modality.to(device)  # (N,)
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def __getitem__(self, rows: Tensor | slice) -> Features:
+        if self.whole:
+            return self.features[rows]
+        place = rows.to(self.features.image.device) if isinstance(rows, Tensor) else rows
+        return self.features[place].to(self.device, torch.float32)
