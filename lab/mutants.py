@@ -136,7 +136,7 @@ MUTANTS = (
         ("search/test_engine.py::test_additions_and_deletions_equal_a_fresh_build",),
     ),
     Mutant(
-        "M23", "z need not say which modality it is", "train/pairing.py",
+        "M23", "z need not say which modality it is", "train/pairs.py",
         'loss = loss + self.modality_weight * logs["modality"]', "pass",
         ("train/test_pairing.py::test_the_weight_counts_and_zero_leaves_the_paper",),
     ),
@@ -214,13 +214,26 @@ def judge(mutants: tuple[Mutant, ...], root: Path) -> Iterator[dict[str, Any]]:
         yield entry | {"result": result, "says": words, "seconds": round(time.monotonic() - start, 1)}
 
 
+def counts(results: dict[str, dict[str, Any]]) -> dict[str, int]:
+    return {kind: sum(entry["result"] == kind for entry in results.values()) for kind in ("killed", "survived", "stale")}
+
+
+def write(path: Path, results: dict[str, dict[str, Any]]) -> None:
+    about = {"date": datetime.date.today().isoformat(), "python": platform.python_version(), **counts(results)}
+    known = [mutant.name for mutant in MUTANTS]
+    body = {"about": about, "gone": GONE, "mutants": [results[name] for name in known if name in results]}
+    path.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help="only these mutants")
+    parser.add_argument("names", nargs="*", help="only these mutants; the results of others stay as they are in the file")
     parser.add_argument("--out", type=Path, help="write the results here, as JSON")
     args = parser.parse_args()
     chosen = tuple(mutant for mutant in MUTANTS if not args.names or mutant.name in args.names)
-    results = []
+    results: dict[str, dict[str, Any]] = {}
+    if args.out is not None and args.out.exists() and args.names:
+        results = {entry["name"]: entry for entry in json.loads(args.out.read_text(encoding="utf-8"))["mutants"]}
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         for name in COPIED:
@@ -230,18 +243,16 @@ def main() -> None:
         if failing:
             raise SystemExit(f"a test that fails without any change notices nothing: {words}")
         for entry in judge(chosen, root):
-            results.append(entry)
+            results[entry["name"]] = entry | {"date": datetime.date.today().isoformat()}
+            if args.out is not None:
+                write(args.out, results)
             print(
                 f"{entry['name']:4s} {entry['result']:9s} {entry['seconds']:6.1f} s  {entry['about']}: {entry['says']}",
                 flush=True,
             )
-    counts = {kind: sum(entry["result"] == kind for entry in results) for kind in ("killed", "survived", "stale")}
-    print(counts)
-    if args.out is not None:
-        about = {"date": datetime.date.today().isoformat(), "python": platform.python_version(), **counts}
-        body = {"about": about, "gone": GONE, "mutants": results}
-        args.out.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
-    raise SystemExit(int(counts["survived"] + counts["stale"] > 0))
+    counted = counts(results)
+    print(counted)
+    raise SystemExit(int(counted["survived"] + counted["stale"] > 0))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from genius.train.losses import contrastive
-from genius.train.sampling import LISTED, HardNegatives, Positives, no_lists
+from genius.train.pairs import LISTED, HardNegatives, Positives, no_lists
 
 
 def a_world(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, Positives]:

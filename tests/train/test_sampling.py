@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from genius.train.sampling import Draws, Order, Positives
+from genius.train.pairs import Draws, Order, Positives
 
 
 def test_every_example_once_an_epoch_and_the_same_after_a_jump() -> None:

@@ -203,7 +203,7 @@ def test_features_left_on_the_disk_train_the_same_weights(tmp_path: Path, monkey
     settings = {"quantizer__hard_negatives": 1, "encoder__hard_negatives": 1}
     monkeypatch.setattr("genius.train.quantizer.KMEANS_SAMPLE", 50)
     held = train(small_config(tmp_path / "held", **settings), small_data(), quiet=True)
-    monkeypatch.setattr("genius.train.sampling.HELD", 0)
+    monkeypatch.setattr("genius.train.pairs.HELD", 0)
     brought: list[int] = []
     real = Features.to
 

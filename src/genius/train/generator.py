@@ -20,9 +20,9 @@ from genius.model.nearness import ByModality
 from genius.model.quantizer import ResidualQuantizer
 from genius.nearest import nearest_rows
 from genius.train.config import GeneratorStageConfig, ModelConfig
-from genius.train.loop import Stage
+from genius.train.loop import Stage, step_seed
 from genius.train.losses import code_loss
-from genius.train.sampling import Draws, Order, Positives, share, step_seed
+from genius.train.pairs import Draws, Order, Positives, share
 from genius.train.selection import answer_mask, dense_hits, generator_hits
 from genius.train.shifted import Offsets, ShiftedItems
 

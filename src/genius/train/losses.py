@@ -8,12 +8,51 @@ Knows nothing of modules, stages or schedules.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from genius.train.processes import gather_rows, rank
+
+def world_size() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def _all_gather(rows: Tensor) -> Tensor:
+    parts = [torch.empty_like(rows) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, rows.contiguous())
+    return torch.cat(parts)
+
+
+class _GatherRows(torch.autograd.Function):
+    """all_gather whose backward sums what every process's loss says about the local rows."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        ctx.local = rows.shape[0]
+        return _all_gather(rows)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        grad = grads[0].contiguous().clone()
+        dist.all_reduce(grad)
+        start = dist.get_rank() * ctx.local
+        return grad[start : start + ctx.local]
+
+
+def gather_rows(rows: Tensor) -> Tensor:
+    """Rows (B, ...) of all processes in rank order: (world * B, ...), with gradients back to each."""
+    if world_size() == 1:
+        return rows
+    if rows.dtype == torch.bool:
+        return _all_gather(rows.to(torch.uint8)).bool()
+    return _GatherRows.apply(rows) if rows.requires_grad else _all_gather(rows)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def rank() -> int:
+    return dist.get_rank() if world_size() > 1 else 0
 
 
 def info_nce(scores: Tensor, positive: Tensor) -> Tensor:
