@@ -91,7 +91,7 @@ MUTANTS = (
         ("index/test_index_basics.py::test_given_features_go_to_the_items_that_are_kept",),
     ),
     Mutant(
-        "M12", "a weaker second entry of a key lowers its scope", "serve/keys.py",
+        "M12", "a weaker second entry of a key lowers its scope", "serve/auth.py",
         "return max(valid or known, key=lambda key: len(key.scopes), default=None)", "return (valid or known or [None])[-1]",
         ("serve/test_auth.py::test_a_key_that_is_listed_twice_has_its_stronger_role",),
     ),
@@ -127,12 +127,12 @@ MUTANTS = (
     ),
     Mutant(
         "M21", "under a filter not all that match are compared", "index/searching.py",
-        "return dataclasses.replace(params, rerank=max(params.rerank, matching))", "return params",
+        "return replace(params, rerank=max(params.rerank, matching))", "return params",
         ("index/test_index_basics.py::test_under_a_filter_all_that_match_are_compared",),
     ),
     Mutant(
-        "M22", "merging brings deleted items back", "search/engine.py",
-        "codes, rows = codes[keep], rows[keep]", "self.alive = None",
+        "M22", "folding two tries into one brings deleted items back", "search/engine.py",
+        "new.alive = None if alive is None else torch.as_tensor(alive, device=self.device)", "new.alive = None",
         ("search/test_engine.py::test_additions_and_deletions_equal_a_fresh_build",),
     ),
     Mutant(

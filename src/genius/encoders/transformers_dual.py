@@ -1,7 +1,9 @@
-"""CLIP and SigLIP: dual encoders of `transformers`, their tokenizers, their pixels.
+"""CLIP and SigLIP (and fixed-size SigLIP 2): a dual encoder of `transformers`, its tokenizer, its pixels.
+
+`hf-hub:openai/clip-vit-large-patch14`, `hf-hub:google/siglip2-base-patch16-224`, or a folder with the same files.
 
 A family says how it pads texts and how it pools; loading, batching on a device, saving and the fingerprint are
-here. Outputs are the towers' projected vectors, raw: fusion decides about their length.
+shared. Outputs are the towers' projected vectors, raw: fusion decides about their length.
 """
 
 from __future__ import annotations
@@ -162,8 +164,7 @@ def _first_line(error: Exception) -> str:
 
 
 class ClipEncoder(DualEncoder):
-    """CLIP: `hf-hub:openai/clip-vit-large-patch14`, or a folder with the same files. psi_image and psi_text of the paper (4.1):
-    the projected class token and the projected end-of-text token."""
+    """psi_image and psi_text of the paper (4.1): the projected class token and the projected end-of-text token."""
 
     family = "clip"
     model_class = "CLIPModel"
@@ -186,8 +187,7 @@ class ClipEncoder(DualEncoder):
 
 
 class SiglipEncoder(DualEncoder):
-    """SigLIP (and fixed-size SigLIP 2): `hf-hub:google/siglip2-base-patch16-224`, or a folder. Attention-pooled picture,
-    last-token text; no projection."""
+    """Attention-pooled picture, last-token text; no projection."""
 
     family = "siglip"
     model_class = "SiglipModel"

@@ -1,8 +1,7 @@
 """Foreign tensors -> a module, exactly: nothing missing, nothing left over, or one line that says what.
 
 Readers of published checkpoints map names first; what they cannot place must not pass in silence, because a tower
-with one random layer still gives vectors. And a fingerprint of weights and settings: equal for equal encoders, whatever file or
-precision they came from.
+with one random layer still gives vectors.
 """
 
 from __future__ import annotations

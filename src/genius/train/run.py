@@ -21,7 +21,7 @@ from genius.encoders.base import Encoder
 from genius.encoders.heads import HEADS, Heads
 from genius.errors import GeniusError
 from genius.files import write_whole
-from genius.model.codebooks import choose_level_sizes
+from genius.model.fitting import choose_level_sizes
 from genius.model.genius import Genius, GeniusConfig
 from genius.train.attach import encoder_of_features, join_heads
 from genius.train.confidence import calibrate
