@@ -20,11 +20,11 @@ from genius.model.nearness import ByModality
 from genius.model.quantizer import ResidualQuantizer
 from genius.nearest import nearest_rows
 from genius.train.config import GeneratorStageConfig, ModelConfig
-from genius.train.loop import Stage
+from genius.train.loop import Stage, step_seed
 from genius.train.losses import code_loss
-from genius.train.sampling import Draws, Order, Positives, share, step_seed
+from genius.train.pairs import Draws, Order, Positives, share
+from genius.train.selection import answer_mask, dense_hits, generator_hits
 from genius.train.shifted import Offsets, ShiftedItems
-from genius.train.validate import answer_mask, dense_hits, generator_hits
 
 # What the decoder bends nearness by, |U h|^2, costs so many nats a unit. Without it a few thousand honest offsets are learned by
 # heart, and every search by log p is worse, most of all for items that come later (docs/results/accuracy.md).
