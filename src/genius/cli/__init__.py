@@ -30,6 +30,7 @@ COMMANDS: dict[str, typer.Typer] = {
     "fields": fields_app,
     "search": app,
     "explain": app,
+    "duplicates": app,
     "serve": app,
     "train": app,
     "evaluate": app,
