@@ -32,6 +32,7 @@ COMMANDS: dict[str, typer.Typer] = {
     "explain": app,
     "duplicates": app,
     "serve": app,
+    "mcp": app,
     "train": app,
     "evaluate": app,
     "convert": convert_app,

@@ -7,7 +7,7 @@ any crash.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -46,6 +46,19 @@ class Index:
     `version` opens an older version, read-only. `lock_timeout`: seconds a write waits for other writers.
     `thumbnails`: longest side of the stored previews, 0 for none. `durable`: a write returns once it is on the disk; without,
     a power cut may take the last ones. Safe to share between threads.
+
+    >>> import tempfile
+    >>> from genius import Genius, Index, Item
+    >>> index = Index(tempfile.mkdtemp() + "/notes.genius", Genius.from_pretrained("bundled:mini"))
+    >>> report = index.add([Item("1", text="a red bicycle", metadata={"price": 40}), {"id": "2", "text": "a boat on the sea"}])
+    >>> report.added, len(index)
+    (2, 2)
+    >>> [hit.id for hit in index.search("bicycle", k=1)]
+    ['1']
+    >>> [hits[0].id for hits in index.search_many(["ship", "wheel"])]
+    ['2', '1']
+    >>> [hit.id for hit in index.search("anything", where="price < 50")]
+    ['1']
     """
 
     def __init__(
@@ -149,7 +162,7 @@ class Index:
 
     def add(
         self,
-        items: Iterable[Item],
+        items: Iterable[Item | Mapping[str, Any]],
         *,
         batch_size: int = 256,
         on_error: Literal["raise", "skip"] = "raise",
@@ -165,7 +178,7 @@ class Index:
 
     def upsert(
         self,
-        items: Iterable[Item],
+        items: Iterable[Item | Mapping[str, Any]],
         *,
         batch_size: int = 256,
         on_error: Literal["raise", "skip"] = "raise",
@@ -177,7 +190,7 @@ class Index:
 
     def _write(
         self,
-        items: Iterable[Item],
+        items: Iterable[Item | Mapping[str, Any]],
         replace: bool,
         batch_size: int,
         on_error: Literal["raise", "skip"],
