@@ -13,7 +13,7 @@ from PIL import Image
 
 from genius import Genius, GeniusError, Index, Item, Modality, Query
 from genius.index.searching import why_nothing
-from genius.search import SearchParams, SearchRequest
+from genius.search import SearchEngine, SearchParams, SearchRequest
 
 COLOURS = {"red": (220, 20, 20), "green": (20, 200, 20), "blue": (20, 20, 220), "white": (250, 250, 250)}
 
@@ -403,3 +403,24 @@ def test_under_a_filter_all_that_match_are_compared(model: Genius, tmp_path: Pat
         best = (stored @ asked.dense[row]).sort(descending=True, stable=True)
         assert [hit.score for hit in hits] == pytest.approx(best.values[:10].tolist(), abs=2e-3)
         assert hits[0].id == matching[int(best.indices[0])].id
+
+
+def test_the_engine_is_asked_what_the_caller_asked(model: Genius, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings said outright reach the engine as they are, filter or not; without them a filter has all that match compared."""
+    asked: list[SearchParams] = []
+    search = SearchEngine.search
+
+    def spy(engine: SearchEngine, *args: object, params: SearchParams, **options: object) -> object:
+        asked.append(params)
+        return search(engine, *args, params=params, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(SearchEngine, "search", spy)
+    index = Index(tmp_path / "asked.genius", model)
+    index.add([Item(f"t{i}", text=f"word{i}", metadata={"n": i}) for i in range(60)])
+    own = SearchParams.of_model(model)
+    given = SearchParams(4, 6)
+    index.search(text="word1")
+    index.search(text="word1", beams=3, rerank=7, where="n < 40")
+    index.search(text="word1", params=given, rerank=5)
+    index.search(text="word1", params=given, where="n < 40")
+    assert asked == [own, SearchParams(3, 7), SearchParams(4, 5), SearchParams(4, 40)]

@@ -34,6 +34,12 @@ exact. Codes were learnt without the filter, so a beam may have to look far for 
 
 WIDE_BEAMS, WIDE_RERANK = 200, 20_000  # at least, for a filter that lets more through
 
+MEANT = {
+    Modality.IMAGE: (Modality.IMAGE, Modality.PAIR),
+    Modality.TEXT: (Modality.TEXT, Modality.PAIR),
+    Modality.PAIR: (Modality.PAIR,),
+}
+
 
 def check(request: object) -> None:
     """A request checked itself when it was made; anything else is refused here."""
@@ -207,13 +213,6 @@ def _below(state: OpenIndex, wanted: tuple[int, ...], limit: int, offset: int, p
     found = reader.rows(seqs, PAYLOAD)
     items = display(reader, [found[int(seq)] for seq in seqs])
     return PrefixView(wanted, len(rows), children, items, [tuple(row) for row in shown_codes.tolist()])
-
-
-MEANT = {
-    Modality.IMAGE: (Modality.IMAGE, Modality.PAIR),
-    Modality.TEXT: (Modality.TEXT, Modality.PAIR),
-    Modality.PAIR: (Modality.PAIR,),
-}
 
 
 def wanted_kind(target: Modality | str | int | None, modality: Modality | str | int | None) -> Modality | None:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from genius.errors import GeniusError
+from genius.features import check_finite
 from genius.model.codebooks import Codebooks, GradientEstimator, ModalityCode, QuantizerConfig
 from genius.model.fitting import choose_again, fit_codebooks
 
@@ -57,8 +58,7 @@ class ResidualQuantizer(Codebooks):
     def _check(self, z: Tensor, modality: Tensor | None) -> None:
         if z.ndim != 2 or z.shape[1] != self.config.width:
             raise GeniusError(f"vectors have shape {tuple(z.shape)}, expected (N, {self.config.width})")
-        if not torch.isfinite(z).all():
-            raise GeniusError("vectors hold NaN or infinity")
+        check_finite(z, "vectors")
         if self.config.labelled:
             if modality is None:
                 raise GeniusError("this quantizer's first code is the modality: pass `modality`")

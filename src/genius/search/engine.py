@@ -125,8 +125,9 @@ class SearchEngine:
         if alive is not None and alive.shape != (new.rows,):
             raise GeniusError(f"alive has shape {alive.shape} for {new.rows} item rows")
         codes = np.asarray(added).astype(np.int64)
-        whole = CodeTrie.build(codes, self.level_sizes, first + np.arange(len(codes)))  # checks the codes
-        new.delta_codes, new.delta = codes, TrieView(whole, self.device) if len(codes) else None
+        if first != self.delta_start or not np.array_equal(codes, self.delta_codes):  # else: nothing was added, something died
+            second = CodeTrie.build(codes, self.level_sizes, first + np.arange(len(codes)))  # checks the codes
+            new.delta_codes, new.delta = codes, TrieView(second, self.device) if len(codes) else None
         new.alive = None if alive is None else torch.as_tensor(alive, device=self.device)
         return new
 

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from genius.model.generator import START, Generator
 
+Place = Callable[[Tensor], Tensor]
+
 
 class Int8Matrix:
     """x @ weight with weight (in, out) held as int8; like a tensor, it answers `@` from the right.
@@ -44,9 +46,6 @@ def int8_works() -> bool:
         return bool((out - 16).abs().max() < 1)
     except (RuntimeError, AttributeError, NotImplementedError):
         return False
-
-
-Place = Callable[[Tensor], Tensor]
 
 
 class Products(Protocol):

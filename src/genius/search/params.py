@@ -18,6 +18,18 @@ from genius.model.genius import Genius
 Reranker = Literal["embeddings", "codes", "none"]
 RETIRED = frozenset({"geometry", "finish", "leaves", "generator", "normalizer"})  # of models from before log p held nearness
 
+SEARCHES: dict[str, dict[str, Any]] = {
+    "genius": {"rerank": 0, "reranker": "none"},  # the paper's: IDs written to the end, ranked by log p
+    "genius-r": {"rerank": 0, "reranker": "embeddings"},  # the paper's GENIUS^R: their items, re-ranked by stored vectors
+    "genius-codes": {"rerank": 0, "reranker": "codes"},
+    "default": {"reranker": "embeddings"},  # stops early, re-ranks what is below the beams
+    "default-codes": {"reranker": "codes"},
+}
+"""The searches that tables and programs name. Beams, and the budget of those that stop early, are whatever they are."""
+
+MAX_K = 10_000  # also of beams
+MAX_RERANK = 100_000_000
+
 
 @dataclass(frozen=True, slots=True)
 class SearchParams:
@@ -53,19 +65,6 @@ class SearchParams:
             raise GeniusError(f"rerank must not be negative, got {self.rerank}")
         if self.reranker not in ("embeddings", "codes", "none"):
             raise GeniusError(f"reranker must be 'embeddings', 'codes' or 'none', got {self.reranker!r}")
-
-
-SEARCHES: dict[str, dict[str, Any]] = {
-    "genius": {"rerank": 0, "reranker": "none"},  # the paper's: IDs written to the end, ranked by log p
-    "genius-r": {"rerank": 0, "reranker": "embeddings"},  # the paper's GENIUS^R: their items, re-ranked by stored vectors
-    "genius-codes": {"rerank": 0, "reranker": "codes"},
-    "default": {"reranker": "embeddings"},  # stops early, re-ranks what is below the beams
-    "default-codes": {"reranker": "codes"},
-}
-"""The searches that tables and programs name. Beams, and the budget of those that stop early, are whatever they are."""
-
-MAX_K = 10_000  # also of beams
-MAX_RERANK = 100_000_000
 
 
 def whole(name: str, value: object, low: int, high: int) -> None:
