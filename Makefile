@@ -37,8 +37,11 @@ browser:  ## Chromium for the page's tests, where the system's package manager h
 	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null; } || \
 	  echo "no Chromium: the page's browser tests will be skipped"
 
+# Two processes, a file of tests in one of them. A server's tests measure queues and need the machine for themselves: they come after.
+# Waiting threads sleep: beside other work spinning ones take minutes.
 test: setup browser lint  ## lint, types and the whole test suite
-	OMP_NUM_THREADS=2 GOMP_SPINCOUNT=1000 $(BIN)/python -m pytest  # waiting threads sleep: beside other work spinning ones take minutes
+	OMP_NUM_THREADS=1 GOMP_SPINCOUNT=1000 $(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/serve
+	OMP_NUM_THREADS=2 GOMP_SPINCOUNT=1000 $(BIN)/python -m pytest tests/serve
 
 test-gpu: setup  ## what only a CUDA device can show; fails where there is none
 	GENIUS_GPU=1 $(BIN)/python -m pytest tests/gpu

@@ -160,6 +160,25 @@ def test_an_untrained_head_is_nearness_with_a_temperature() -> None:
             assert torch.equal(generator.next_log_probs(z, codes[:, :level]).argmax(1), codes[:, level])
 
 
+def test_kinds_with_one_scale_are_saved_as_one_number_and_others_as_three() -> None:
+    """Models from before each kind had its own a_l and b_l load, and keep the bytes that their fingerprint is made of."""
+    quantizer = ResidualQuantizer(QuantizerConfig(8, (3, 20, 20), own_books_from=1))
+    config = GeneratorConfig(8, (3, 20, 20), **SIZES["tiny"], prefix_tokens=2, normalizer="level", head="codebooks")  # type: ignore[arg-type]
+    generator = Generator(config, quantizer)
+    head = generator.nearness
+    old = generator.state_dict()
+    assert old["nearness.log_scale"].shape == old["nearness.norm_weight"].shape == (2,)
+    with torch.no_grad():
+        head.log_scale += torch.tensor([0.0, 0.1, 0.2])
+    new = generator.state_dict()
+    assert new["nearness.log_scale"].shape == (2, 3) and new["nearness.norm_weight"].shape == (2,)
+    assert head.scale(1, 2) > head.scale(1, 1) > head.scale(1, 0)
+    generator.load_state_dict(old)
+    assert torch.equal(head.scale(1, 2), head.scale(1, 0))
+    generator.load_state_dict(new)
+    assert head.scale(2, 2) > head.scale(2, 0)
+
+
 def test_a_tied_head_does_not_grow_with_the_codebooks() -> None:
     counts = []
     for size in (16, 256):

@@ -20,8 +20,8 @@ from genius.train.loop import Runtime, Stage, make_accelerator, make_optimizer, 
 from genius.train.progress import Journal
 from genius.train.quantizer import QuantizerStage
 from genius.train.run import freeze, train
+from genius.train.selection import quick_hits
 from genius.train.shifted import honest_offsets
-from genius.train.validate import quick_hits
 
 CPU = torch.device("cpu")
 PAPER = {"generator__inputs": "scalar", "model__recipe": "paper"}
@@ -203,7 +203,7 @@ def test_features_left_on_the_disk_train_the_same_weights(tmp_path: Path, monkey
     settings = {"quantizer__hard_negatives": 1, "encoder__hard_negatives": 1}
     monkeypatch.setattr("genius.train.quantizer.KMEANS_SAMPLE", 50)
     held = train(small_config(tmp_path / "held", **settings), small_data(), quiet=True)
-    monkeypatch.setattr("genius.train.rows.HELD", 0)
+    monkeypatch.setattr("genius.train.pairs.HELD", 0)
     brought: list[int] = []
     real = Features.to
 
