@@ -23,7 +23,7 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 
 setup: $(VENV)/.dev  ## a virtual environment with GENIUS and its development tools
 
-demo: $(VENV)/.demo  ## index 11,600 drawings that pip installed and search them in every way
+demo: $(VENV)/.demo  ## index 11,600 drawings and two dozen photos that pip installed, and search them in every way
 	$(BIN)/genius demo
 
 lint: setup  ## ruff and mypy --strict
@@ -58,4 +58,4 @@ sbom: setup  ## sbom.json: what GENIUS is made of, as CycloneDX
 	cat constraints.txt requirements.lock | $(BIN)/cyclonedx-py requirements - --pyproject pyproject.toml --output-reproducible --of JSON -o sbom.json
 
 clean:  ## remove what make and the demo made
-	rm -rf $(VENV) demo.genius demo.png runs build dist
+	rm -rf $(VENV) demo.genius demo-photos.genius demo.png runs build dist

@@ -7,18 +7,22 @@ any crash.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from genius.encoders.base import batched
 from genius.errors import GeniusError
 from genius.features import Features
-from genius.index import fields, likeness, searching, writing
+from genius.index import explaining, fields, likeness, searching, varied, writing
 from genius.index.backup import Copied, snapshot
+from genius.index.explaining import Explanation
 from genius.index.fields import Field
 from genius.index.filters import compile_where
 from genius.index.folder import About, describe
@@ -29,9 +33,11 @@ from genius.index.results import AddReport, Hits, PrefixView
 from genius.index.searching import gather, spread, wanted_kind
 from genius.model.genius import Genius
 from genius.search import SearchParams, SearchRequest
-from genius.types import ImageInput, Item, Modality, Query
+from genius.search.params import MAX_K
+from genius.types import ContentInput, ImageInput, Item, Modality, Query
 
 ANY = SearchRequest()  # ten answers, as the model likes to search
+THREE = SearchRequest(3)  # answers that are explained
 
 
 class Index:
@@ -40,6 +46,19 @@ class Index:
     `version` opens an older version, read-only. `lock_timeout`: seconds a write waits for other writers.
     `thumbnails`: longest side of the stored previews, 0 for none. `durable`: a write returns once it is on the disk; without,
     a power cut may take the last ones. Safe to share between threads.
+
+    >>> import tempfile
+    >>> from genius import Genius, Index, Item
+    >>> index = Index(tempfile.mkdtemp() + "/notes.genius", Genius.from_pretrained("bundled:mini"))
+    >>> report = index.add([Item("1", text="a red bicycle", metadata={"price": 40}), {"id": "2", "text": "a boat on the sea"}])
+    >>> report.added, len(index)
+    (2, 2)
+    >>> [hit.id for hit in index.search("bicycle", k=1)]
+    ['1']
+    >>> [hits[0].id for hits in index.search_many(["ship", "wheel"])]
+    ['2', '1']
+    >>> [hit.id for hit in index.search("anything", where="price < 50")]
+    ['1']
     """
 
     def __init__(
@@ -143,7 +162,7 @@ class Index:
 
     def add(
         self,
-        items: Iterable[Item],
+        items: Iterable[Item | Mapping[str, Any]],
         *,
         batch_size: int = 256,
         on_error: Literal["raise", "skip"] = "raise",
@@ -159,7 +178,7 @@ class Index:
 
     def upsert(
         self,
-        items: Iterable[Item],
+        items: Iterable[Item | Mapping[str, Any]],
         *,
         batch_size: int = 256,
         on_error: Literal["raise", "skip"] = "raise",
@@ -171,7 +190,7 @@ class Index:
 
     def _write(
         self,
-        items: Iterable[Item],
+        items: Iterable[Item | Mapping[str, Any]],
         replace: bool,
         batch_size: int,
         on_error: Literal["raise", "skip"],
@@ -182,7 +201,7 @@ class Index:
             items = [items]
         if not isinstance(items, Iterable):
             raise GeniusError(f"expected items, got {type(items).__name__}")
-        pairs: Iterator[Stamped] = ((item, None) for item in items)
+        pairs: Iterator[Stamped] = ((Item.of(item), None) for item in items)
         return writing.write(
             self._state,
             pairs,
@@ -320,6 +339,8 @@ class Index:
         rerank: int | None = None,
         params: SearchParams | None = None,
         modality: Modality | str | int | None = None,
+        minus: Query | ContentInput | None = None,
+        diverse: bool = False,
     ) -> Hits:
         """Items that answer a text, an image, or both; best first.
 
@@ -328,21 +349,46 @@ class Index:
         match (and when at most 50,000 do, all are compared). `beams` and `rerank` (how many items are re-ranked by
         embedding) trade speed for recall; given explicitly, they are obeyed under filters, too. Where the model was
         calibrated, each hit has the `probability` that it answers, and `hits.answerable` is that of there being an answer.
+        `minus`: words or a picture that answers should not be like. `diverse`: answers that differ, one a subtree of codes.
         """
         query = Query(text=text, image=image, instruction=instruction, target=wanted_kind(target, modality))
-        return self.search_many([query], SearchRequest(k, where, min_score, beams, rerank, params, modality is not None))[0]
+        request = SearchRequest(k, where, min_score, beams, rerank, params, modality is not None, diverse)
+        return self.search_many([query], request, minus=minus)[0]
 
-    def search_many(self, queries: Sequence[Query], request: SearchRequest = ANY) -> list[Hits]:
-        """One list of hits a query, all from one version and under one filter; one pass through the model."""
+    def search_many(
+        self,
+        queries: Sequence[Query | ContentInput],
+        request: SearchRequest = ANY,
+        *,
+        minus: Query | ContentInput | None = None,
+    ) -> list[Hits]:
+        """One list of hits a query, all from one version and under one filter; one pass through the model.
+
+        A query may be given as words, a picture, or {"text": ..., "image": ...}. `minus`: what answers should not be like.
+        """
         searching.check(request)
         if not queries:
             return []
-        everyone = range(len(queries))
-        asked, owner = (queries, everyone) if request.strict else spread(queries, self._state.kinds())
+        if request.diverse:
+            wide = replace(request, k=min(varied.WIDER * request.k, MAX_K), diverse=False)
+            return [varied.apart(hits, request.k) for hits in self.search_many(queries, wide, minus=minus)]
+        given = [Query.of(query) for query in queries]
+        asked, owner = (given, list(range(len(given)))) if request.strict else spread(given, self._state.kinds())
         embedded = self.model.embed_queries(asked)
         targets = torch.tensor([-1 if query.target is None else int(query.target) for query in asked])
         pictured = embedded.modality != Modality.TEXT
-        return gather(self.search_embedded(embedded.z, embedded.dense, targets, request, pictured=pictured), owner, request.k)
+        z, dense = embedded.z, embedded.dense
+        if minus is not None:
+            unwanted = self.model.embed_queries([Query.of(minus)])
+            z, dense = varied.away(z, unwanted.z), varied.away(dense, unwanted.dense)
+        return gather(self.search_embedded(z, dense, targets, request, pictured=pictured), owner, request.k)
+
+    def vectors(self, batch: int = 256) -> Iterator[tuple[list[str], Tensor, list[Modality]]]:
+        """Ids, stored vectors (n, D) and kinds of all items of one version, some at a time."""
+        rows = searching.stream(self._state, ["id", "modality", "_embedding"])
+        for part in batched(rows, batch):
+            stored = torch.from_numpy(np.stack([np.asarray(row["_embedding"], np.float32) for row in part]))
+            yield [row["id"] for row in part], stored, [Modality.parse(row["modality"]) for row in part]
 
     def search_embedded(
         self,
@@ -360,6 +406,18 @@ class Index:
         asked.check(self.about.width)
         searching.check(request)
         return self._state.consistent(lambda: searching.search(self._state, asked, request))
+
+    def explain(self, query: Query, request: SearchRequest = THREE, *, shown: int = 5, rejected: int = 3) -> Explanation:
+        """How the answers to a query came about: at every step the codes kept and the best rejected, with log p and words.
+
+        `shown`: beams of every step that are shown besides those that lead to answers; `rejected`: codes that were not kept.
+        """
+        if not isinstance(query, Query):
+            raise GeniusError(f"explain takes a Query, got {type(query).__name__}")
+        hits = self.search_many([query], request)[0]
+        return self._state.consistent(
+            lambda: explaining.explain(self._state, query, hits, request=request, shown=shown, rejected=rejected)
+        )
 
 
 def _reopen(path: Path, source: str, options: dict[str, Any]) -> Index:

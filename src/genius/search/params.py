@@ -90,6 +90,7 @@ class SearchRequest:
     rerank: int | None = None
     params: SearchParams | None = None  # None: the model's own
     strict: bool = False  # a question's target is exactly the kind of item that is found, not all that people mean by it
+    diverse: bool = False  # answers that differ: one a subtree of codes
 
     def __post_init__(self) -> None:
         whole("k", self.k, 1, MAX_K)

@@ -136,7 +136,7 @@ class QuantizerStageConfig(PairConfig):
     # L_cl and the modality loss once more, against the targets' reconstructions: what is ranked when only codes are stored
     codes_weight: float = 1.0
     quantize_from: float = 0.3  # share of the steps with L_cl alone, before k-means sets the codebooks
-    kmeans_iterations: int = 20
+    kmeans_iterations: int = 20  # of the k-means that sets the codebooks
 
 
 @dataclass(frozen=True)
@@ -160,10 +160,10 @@ class TrainConfig:
 
     data: str = ""  # a FeatureSet folder, a pairs file (JSONL/CSV), or "synthetic:SIZE"
     output: str = ""  # the model folder; checkpoints and metrics live in its `training/`
-    seed: int = 0
+    seed: int = 0  # of everything random: the same seed on the same machine gives the same model
     held_out: float = 0.1  # share of the training questions that no stage trains on, by group (`genius.train.holdout`)
     held_out_data: str = ""  # a FeatureSet folder of honest questions over the same pool, in place of a share of the training's
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: a GPU where there is one
     tensorboard: bool = False  # write TensorBoard files beside metrics.jsonl
     # the (frozen or starting) encoder; needed to train from pairs. With features: the one they came from, stored with the model
     encoder_uri: str | None = None
@@ -247,6 +247,14 @@ def that_trains(config: TrainConfig, part: str) -> TrainConfig:
 
 def builtin_names() -> list[str]:
     return sorted(path.stem for path in CONFIGS.glob("*.toml"))
+
+
+def builtin_about() -> dict[str, str]:
+    """Each built-in config and what it is: the first line of its file."""
+    firsts = {name: (CONFIGS / f"{name}.toml").read_text(encoding="utf-8").splitlines()[0] for name in builtin_names()}
+    return {
+        f"{BUILTIN}{name}": line.removeprefix("# ").partition(": genius train")[0].rstrip(":") for name, line in firsts.items()
+    }
 
 
 def read_train_config(source: str, overrides: dict[str, Any] | None = None) -> TrainConfig:

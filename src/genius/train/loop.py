@@ -27,6 +27,7 @@ from genius.files import write_whole
 from genius.train.capture import CapturedStep
 from genius.train.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from genius.train.config import RunConfig, StageConfig
+from genius.train.interrupt import Interrupt
 from genius.train.losses import rank, world_size
 from genius.train.progress import Journal
 from genius.train.recipes import Schedule
@@ -183,7 +184,7 @@ def run_stage(stage: Stage, config: StageConfig, runtime: Runtime, folder: Path)
     saved = time.monotonic()
     recorder = Recorder(stage, runtime)
     looks = {round(config.steps * (i + 1) / LOOKS) for i in range(LOOKS)} if run.patience else set()
-    with journal.bar(stage.name, config.steps, start) as bar:
+    with journal.bar(stage.name, config.steps, start) as bar, Interrupt() as ctrl_c:
         for step in range(start, config.steps):
             logs = _step(stage, module, optimizer, config, runtime, step, recorder)
             selection.update()
@@ -201,10 +202,12 @@ def run_stage(stage: Stage, config: StageConfig, runtime: Runtime, folder: Path)
                 break
             due = time.monotonic() - saved > CHECKPOINT_SECONDS
             due = due or (run.checkpoint_steps > 0 and done % run.checkpoint_steps == 0)
-            if due and done < config.steps and runtime.main:
+            if ((due and done < config.steps) or ctrl_c.asked) and runtime.main:
                 tensors = {**stage.state_dict(), **selection.tensors()}
                 save_checkpoint(folder, done, tensors, _cpu(optimizer.state_dict()), selection.numbers())
                 saved = time.monotonic()
+            if ctrl_c.asked:
+                raise KeyboardInterrupt
     selection.finish()
     accelerator.wait_for_everyone()
     if runtime.device.type == "cuda":
