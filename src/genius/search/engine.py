@@ -23,6 +23,7 @@ from genius.search.decoder import Decoder, Int8Decoder, Writer
 from genius.search.forest import Forest, TrieView
 from genius.search.graph import GraphSearch
 from genius.search.params import SearchParams, SearchResult
+from genius.search.quick import QuickSearch
 from genius.search.rerank import Int8Rows, Reconstructions, Rows, Vectors, top_rows
 from genius.search.static import Parts
 from genius.search.trie import CodeTrie
@@ -60,6 +61,7 @@ class SearchEngine:
         self.generator_is_large = generator.config.d_model >= 512 and int8.supported()
         self._reconstructions: Reconstructions | None = None
         self._graphs: dict[bool, GraphSearch] = {}  # recorded searches (CUDA), by whether they are fast
+        self._quick: QuickSearch | None = None  # the planned search on a CPU
         self.base = TrieView(trie, self.device)
         self.delta: TrieView | None = None
         self.delta_codes = np.empty((0, trie.levels), dtype=np.int64)
@@ -172,6 +174,9 @@ class SearchEngine:
             raise GeniusError("re-ranking by codes needs the quantizer")
         writer = self._writer(params)
         mask = check_allowed(allowed if allowed is None else torch.as_tensor(allowed), self.rows, self.device)
+        quick = self._planned(params)
+        if quick is not None:
+            return quick.search(z, dense, k, params, target, self._alive_and(mask))
         if not recordable or not len(z):
             return self._search(writer, z, dense, k, params, target, mask)
         known = None if target is None else torch.as_tensor(target, device=self.device).long()
@@ -199,6 +204,16 @@ class SearchEngine:
             and self.base.trie.items > 0
             and (self.vectors is None or len(self.vectors.parts) == 1)
         )
+
+    def _planned(self, params: SearchParams) -> QuickSearch | None:
+        """The search planned by cost, where it serves: on a CPU, where items are re-ranked and cells can be cut."""
+        tries = [view.trie for view in (self.base, self.delta) if view is not None and view.trie.items]
+        suits = self.device.type == "cpu" and self.writer is None and not params.full_depth and tries
+        if not suits or self.quantizer is None or not QuickSearch.suits(self.quantizer, tries):
+            return None
+        if self._quick is None or self._quick.tries != tries or self._quick.vectors is not self.vectors:
+            self._quick = QuickSearch(self.quantizer, self._writer(params), tries, self.vectors, self._quick)
+        return self._quick
 
     def _graph(self, params: SearchParams) -> GraphSearch:
         from genius.search.kernels import TritonOps
@@ -255,9 +270,11 @@ class SearchEngine:
         return result
 
     def _forest(self, allowed: Tensor | None) -> Forest:
-        mask = self.alive if allowed is None else allowed if self.alive is None else allowed & self.alive
         views = [view for view in (self.base, self.delta) if view is not None]
-        return Forest(views, self.level_sizes, mask)
+        return Forest(views, self.level_sizes, self._alive_and(allowed))
+
+    def _alive_and(self, allowed: Tensor | None) -> Tensor | None:
+        return self.alive if allowed is None else allowed if self.alive is None else allowed & self.alive
 
     def _fill(
         self,
