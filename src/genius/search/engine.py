@@ -17,6 +17,7 @@ from genius.errors import GeniusError
 from genius.model.generator import Generator
 from genius.model.quantizer import ResidualQuantizer
 from genius.search import int8
+from genius.search.batch_scan import BatchScan
 from genius.search.beam import by_target, check_allowed, check_queries, decode
 from genius.search.beams import Beams
 from genius.search.decoder import Decoder, Int8Decoder, Writer
@@ -62,6 +63,7 @@ class SearchEngine:
         self._reconstructions: Reconstructions | None = None
         self._graphs: dict[bool, GraphSearch] = {}  # recorded searches (CUDA), by whether they are fast
         self._quick: QuickSearch | None = None  # the planned search on a CPU
+        self._scan: BatchScan | None = None  # what a GPU does where no search can be recorded
         self.base = TrieView(trie, self.device)
         self.delta: TrieView | None = None
         self.delta_codes = np.empty((0, trie.levels), dtype=np.int64)
@@ -177,6 +179,10 @@ class SearchEngine:
         quick = self._planned(params)
         if quick is not None:
             return quick.search(z, dense, k, params, target, self._alive_and(mask))
+        if not recordable and len(z) and self._scannable(params, mask):
+            known = None if target is None else torch.as_tensor(target, device=self.device).long()
+            list(by_target(known, len(z), self.level_sizes[0], self.device))  # checks them
+            return self.scan.search(self._writer(params), z, dense, k, params, known, self._alive_and(mask))
         if not recordable or not len(z):
             return self._search(writer, z, dense, k, params, target, mask)
         known = None if target is None else torch.as_tensor(target, device=self.device).long()
@@ -207,13 +213,37 @@ class SearchEngine:
 
     def _planned(self, params: SearchParams) -> QuickSearch | None:
         """The search planned by cost, where it serves: on a CPU, where items are re-ranked and cells can be cut."""
-        tries = [view.trie for view in (self.base, self.delta) if view is not None and view.trie.items]
+        tries = [view.trie for view in self._views]
         suits = self.device.type == "cpu" and self.writer is None and not params.full_depth and tries
         if not suits or self.quantizer is None or not QuickSearch.suits(self.quantizer, tries):
             return None
         if self._quick is None or self._quick.tries != tries or self._quick.vectors is not self.vectors:
             self._quick = QuickSearch(self.quantizer, self._writer(params), tries, self.vectors, self._quick)
         return self._quick
+
+    def _scannable(self, params: SearchParams, mask: Tensor | None) -> bool:
+        """Whether a GPU answers by a scan of codes: items are re-ranked, under one filter for all, deletions or additions."""
+        views = self._views
+        return (
+            self.device.type != "cpu"
+            and self.writer is None
+            and not params.full_depth
+            and (mask is None or mask.ndim == 1)
+            and bool(views)
+            and QuickSearch.suits(self.quantizer, [view.trie for view in views])
+        )
+
+    @property
+    def scan(self) -> BatchScan:
+        """The scan of codes for many questions at once."""
+        if self._scan is None or self._scan.views != self._views or self._scan.vectors is not self.vectors:
+            assert self.quantizer is not None
+            self._scan = BatchScan(self.quantizer, self._views, self.vectors)
+        return self._scan
+
+    @property
+    def _views(self) -> list[TrieView]:
+        return [view for view in (self.base, self.delta) if view is not None and view.trie.items]
 
     def _graph(self, params: SearchParams) -> GraphSearch:
         from genius.search.kernels import TritonOps

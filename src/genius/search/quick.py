@@ -51,9 +51,9 @@ class QuickSearch:
         """`before`: what this takes the place of; what it knows of tries that stayed is kept."""
         self._cells: Sequence[Cells] = () if before is None or before._scan is None else before._scan.cells
         self.quantizer, self.writer, self.tries, self.vectors = quantizer, writer, list(tries), vectors
-        head = writer.head if isinstance(writer, Decoder) else None
-        plain = type(writer) is Decoder and isinstance(head, CodebookHead) and writer.dtype == torch.float32
-        self.first_row = FirstRow(writer, head) if plain and isinstance(writer, Decoder) and isinstance(head, CodebookHead) else None
+        self.first_row = None
+        if type(writer) is Decoder and isinstance(writer.head, CodebookHead) and writer.dtype == torch.float32:
+            self.first_row = FirstRow(writer, writer.head)
         self._scan: CodeScan | None = None
         self._kinds: NDArray[np.uint8] | None = None
 
@@ -182,7 +182,11 @@ class QuickSearch:
     # -- the scan ----------------------------------------------------------------------------------------------
 
     def _liked(self, z: Tensor, target: int) -> Floats:
-        liked = self.scan.liked(self.writer, z, target) if self.first_row is None or len(z) > FEW else self._liked_one_by_one(z, target)
+        liked = (
+            self.scan.liked(self.writer, z, target)
+            if self.first_row is None or len(z) > FEW
+            else self._liked_one_by_one(z, target)
+        )
         if np.isnan(liked).any():
             raise GeniusError(BROKEN)
         return liked

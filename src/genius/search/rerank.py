@@ -126,7 +126,8 @@ class Reconstructions:
 
     def lengths(self, codes: Tensor) -> Tensor:
         """codes (C, M) -> (C,) |r|"""
-        return self._rebuilt(codes).norm(dim=1).clamp(min=1e-12)
+        lengths: Tensor = self._rebuilt(codes).norm(dim=1).clamp(min=1e-12)
+        return lengths
 
     def _rebuilt(self, codes: Tensor) -> Tensor:
         rebuilt: Tensor = F.embedding_bag(codes + self.starts + codes[:, :1] * self.steps, self.table, mode="sum")
