@@ -132,7 +132,7 @@ def test_vectors_rank_what_the_scan_found(monkeypatch: pytest.MonkeyPatch) -> No
     assert 10 * quick.SCANNED <= int(found.touched.max()) < len(codes)
     for q in range(3):
         by_codes = scan.rows[q][scan.rows[q] >= 0]
-        best = by_codes[: max(10 // quick.VECTORS, 3)]
+        best = by_codes[: quick.granted(SearchParams(rerank=10), 3)]
         assert torch.allclose(found.scores[q], (vectors[best] @ z[q]).sort(descending=True).values[:3], atol=1e-6)
 
 

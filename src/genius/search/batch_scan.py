@@ -21,7 +21,7 @@ from genius.search.beam import BROKEN
 from genius.search.decoder import Writer
 from genius.search.forest import TrieView
 from genius.search.params import SearchParams, SearchResult
-from genius.search.quick import SCANNED, VECTORS
+from genius.search.quick import SCANNED, granted
 from genius.search.rerank import Reconstructions, Vectors
 
 CELLS = 128  # likeliest cells laid out at first; all of them where these hold too few items
@@ -44,7 +44,7 @@ class BatchCells:
         self.lo[cell], self.hi[cell] = view.item_range(2, below[:-1], below[1:])
         items = trie.items
         self.codes = torch.empty(trie.levels - 2, items, dtype=torch.int16, device=device)  # a level after the other
-        exact = torch.empty(items, device=device)
+        self.inverse = torch.empty(items, dtype=torch.float16, device=device)
         for i in range(0, items, ITEMS_AT_ONCE):
             at = torch.arange(i, min(i + ITEMS_AT_ONCE, items), device=device)
             ids = (
@@ -54,10 +54,7 @@ class BatchCells:
             )
             codes = view.codes_of_ids(ids)
             self.codes[:, at] = codes[:, 2:].T.to(torch.int16)
-            exact[at] = 1 / lengths.lengths(codes)
-        self.least = float(exact.min()) if items else 1.0
-        self.step = max((float(exact.max()) if items else 1.0) - self.least, 1e-9) / 255
-        self.inverse = ((exact - self.least) / self.step).round().to(torch.uint8)
+            self.inverse[at] = (1 / lengths.lengths(codes)).half()
 
     def allowed(self, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """First place and number of allowed items of every cell, and the positions that places stand for (None: themselves)."""
@@ -142,7 +139,7 @@ class BatchScan:
         ]
         scores, rows = (torch.cat([part[i] for part in found], 1) for i in (0, 1))
         touched = (rows >= 0).sum(1)
-        kept = min(k if params.reranker == "codes" else max(params.rerank // VECTORS, k), scores.shape[1])
+        kept = min(k if params.reranker == "codes" else granted(params, k), scores.shape[1])
         scores, at = scores.topk(kept, dim=1)
         rows = rows.gather(1, at)
         if params.reranker == "embeddings":
@@ -189,7 +186,7 @@ class BatchScan:
         for level, size in enumerate(self.sizes[2:]):
             score += flat.gather(1, block + start + _widened(cells.codes[level][place]))
             start += size
-        score = score * (cells.inverse[place] * cells.step + cells.least)
+        score = score * cells.inverse[place]
         rows = cells.order[place].long()
         return score.masked_fill(~inside, -torch.inf), torch.where(inside, rows, -1)
 

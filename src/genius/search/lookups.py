@@ -37,6 +37,7 @@ class Stretches:
     table: NDArray[np.float32]  # (sum of K,) dots of the query with every code
     node_start: int  # where the nodes' level begins in the table
     starts: NDArray[np.int64]  # where the tails' levels do
+    step: float  # of the cells' inverse lengths
 
 
 def look_up(scan: Stretches, allowed: NDArray[np.bool_] | None) -> Found:
@@ -58,7 +59,7 @@ def by_numpy(scan: Stretches, allowed: NDArray[np.bool_] | None) -> Found:
     tails = cells.tails[ids]
     for level, start in enumerate(scan.starts.tolist()):
         scores += scan.table[start:][tails[:, level]]
-    scores *= cells.inverse[ids] * np.float32(cells.step) + np.float32(cells.least)
+    scores *= cells.inverse[ids] * np.float32(scan.step)
     positions = ids
     if len(cells.item_start):
         first, last = cells.item_start[ids].astype(np.int64), cells.item_start[ids + 1].astype(np.int64)
@@ -74,7 +75,7 @@ def by_numba(kernel: Callable[..., int], scan: Stretches, allowed: NDArray[np.bo
     positions, scores = np.empty(scan.items, np.int64), np.empty(scan.items, np.float32)
     count = kernel(
         scan.lo, scan.hi, scan.shared, cells.last_codes, cells.last_child, scan.node_start, cells.tails, scan.starts, scan.table,
-        cells.inverse, np.float32(cells.step), np.float32(cells.least), cells.order, cells.item_start,
+        cells.inverse, np.float32(scan.step), cells.order, cells.item_start,
         EVERYONE if allowed is None else allowed, positions, scores,
     )  # fmt: skip
     return positions[:count], scores[:count]
@@ -92,7 +93,7 @@ def compiled() -> Callable[..., int] | None:
 
 def _loop(
     lo: Any, hi: Any, shared: Any, node_codes: Any, node_child: Any, node_start: Any, tails: Any, starts: Any, table: Any,
-    inverse: Any, step: Any, least: Any, order: Any, item_start: Any, allowed: Any, positions: Any, scores: Any,
+    inverse: Any, step: Any, order: Any, item_start: Any, allowed: Any, positions: Any, scores: Any,
 ) -> int:  # fmt: skip
     """Over every ID of every stretch. No `node_codes`: the stretches are of IDs; no `item_start`: one item an ID; no `allowed`:
     all are."""
@@ -108,7 +109,7 @@ def _loop(
                 score = base
                 for level in range(levels):
                     score += table[starts[level] + tails[i, level]]
-                score *= inverse[i] * step + least
+                score *= np.float32(inverse[i]) * step
                 first, last = np.int64(i), np.int64(i + 1)
                 if several:
                     first, last = np.int64(item_start[i]), np.int64(item_start[i + 1])

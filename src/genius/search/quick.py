@@ -4,7 +4,7 @@
 - Otherwise the decoder's first row picks cells, `genius.search.scan` looks at the codes in them, and the vectors of the best few
   are compared (or none: the codes' own nearness ranks).
 
-`rerank` is the effort: SCANNED times as many codes are looked at, and the vectors of a VECTORS-th of it are compared. Everything
+`rerank` is the effort: SCANNED times as many codes are looked at, and the vectors of COMPARED of it are compared. Everything
 that is allowed is compared where that is no more than `rerank`. Filters, deletions and additions are rows passed over or tries
 scanned beside the first; the answer never has fewer than k items while k exist. Knows vectors, codes and masks over rows.
 """
@@ -29,8 +29,8 @@ from genius.search.rerank import Vectors
 from genius.search.scan import Cells, CodeScan, Floats, Ints, Mask
 from genius.search.trie import CodeTrie
 
-SCANNED = 10  # codes looked at for each item that `rerank` grants (2,000: 20,000 codes, a quarter of a millisecond)
-VECTORS = 5  # ... and vectors compared: a fifth of it
+SCANNED = 15  # codes looked at for each item that `rerank` grants (2,000: 30,000 codes, a third of a millisecond)
+COMPARED = 0.4  # vectors compared for each
 FLAT_BYTES = 20 << 20  # of vectors that are compared whole: about as long as one decoder row and a scan
 FEW = 2  # questions up to which numpy is quicker than torch
 AT_ONCE = 32  # questions whose first rows are decoded together
@@ -170,14 +170,12 @@ class QuickSearch:
         rows = np.concatenate([self._rows(trie, target) for trie in self.tries])
         if mask is not None:
             rows = rows[mask[rows]]
-        return np.sort(rows) if len(rows) <= most else None
+        return rows if len(rows) <= most else None
 
     def _compare(self, dense: Tensor, rows: Ints, k: int) -> tuple[Tensor, Tensor, int]:
         assert self.vectors is not None
-        index = torch.from_numpy(rows)
-        score = self.vectors.take(index) @ dense
-        best = score.topk(min(k, len(rows)))
-        return index[best.indices], best.values, len(rows)
+        index = torch.from_numpy(np.sort(rows))
+        return (*_best(index, self.vectors.take(index) @ dense, k), len(rows))
 
     # -- the scan ----------------------------------------------------------------------------------------------
 
@@ -226,18 +224,30 @@ class QuickSearch:
             return _nothing()
         if params.reranker == "codes":
             return (*self._by_codes(z, places, scores, k), len(places))
-        best = torch.from_numpy(scores).topk(min(max(params.rerank // VECTORS, k), len(places))).indices.numpy()
-        rows, values, _ = self._compare(dense, self.scan.rows_at(places[best]), k)
+        least = torch.from_numpy(scores).topk(min(granted(params, k), len(places))).values[-1].numpy()
+        rows, values, _ = self._compare(dense, self.scan.rows_at(places[scores >= least]), k)  # items with one ID go together
         return rows, values, len(places)
 
     def _by_codes(self, z: Tensor, places: Ints, scores: Floats, k: int) -> tuple[Tensor, Tensor]:
-        """The best by their reconstructions: those that a length held in a byte leaves in doubt are measured exactly."""
+        """The best by their reconstructions: those that a length held in steps leaves in doubt are measured exactly."""
         least = float(torch.from_numpy(scores).topk(min(k, len(places))).values[-1]) - 2 * self.scan.doubt * float(z.norm())
         near = places[scores >= least]
-        codes = torch.from_numpy(self.scan.codes_at(near))
+        rows = self.scan.rows_at(near)
+        by_row = np.argsort(rows)
+        codes = torch.from_numpy(self.scan.codes_at(near[by_row]))
         exact = self.scan.lengths.cosine(z[None], torch.zeros(len(near), dtype=torch.long), codes)
-        best = exact.topk(min(k, len(near)))
-        return torch.from_numpy(self.scan.rows_at(near[best.indices.numpy()])), best.values
+        return _best(torch.from_numpy(rows[by_row]), exact, k)
+
+
+def _best(rows: Tensor, scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The best k; of equals, what came first."""
+    values, at = scores.sort(descending=True, stable=True)
+    return rows[at[:k]], values[:k]
+
+
+def granted(params: SearchParams, k: int) -> int:
+    """Items whose vectors are compared."""
+    return max(int(COMPARED * params.rerank), k)
 
 
 def _nothing() -> tuple[Tensor, Tensor, int]:

@@ -33,6 +33,7 @@ Mask = NDArray[np.bool_]
 Tables = Sequence[Floats | None]
 
 NORMS_AT_ONCE = 65_536
+STEP = 2.0**-12  # in which one over a length is held: 0.02 % of a unit vector's; reconstructions shorter than 1/16 count as that
 NOWHERE, NOTHING = np.empty(0, np.int64), np.empty(0, np.float32)
 
 
@@ -55,7 +56,7 @@ class Cells:
         # the nodes between cells and IDs; none where a cell's nodes are IDs
         self.last_codes = plain(trie.node_codes[last] if last > 1 else np.empty(0, np.uint16))
         self.last_child = plain(trie.node_child[last] if last > 1 else np.empty(0, np.int32))
-        self.inverse, self.least, self.step = _inverse_lengths(trie, lengths)
+        self.inverse, self.longest = _inverse_lengths(trie, lengths)
 
     @property
     def nbytes(self) -> int:
@@ -155,8 +156,8 @@ class CodeScan:
 
     @property
     def doubt(self) -> float:
-        """By how much the cosine of a unit query may be wrong, since lengths are held in a byte."""
-        return max(cells.step / max(cells.least, 1e-12) for cells in self.cells)
+        """By how much the cosine of a unit query may be wrong, since lengths are held in steps."""
+        return STEP * max(cells.longest for cells in self.cells)
 
     def _stretches(self, cells: Cells, own: Ints, shared: Floats, table: Floats) -> Stretches:
         trie = cells.trie
@@ -166,7 +167,7 @@ class CodeScan:
             shared = np.repeat(shared, hi - lo) + table[self.starts[level - 1] :][trie.node_codes[level][nodes]]
             lo, hi = (np.asarray(trie.node_child[level][at], np.int64) for at in (nodes, nodes + 1))
         below = self.starts[trie.top - 1 :]
-        return Stretches(cells, lo, hi, shared, int(cells.items[own].sum()), table, int(self.starts[trie.top - 2]), below)
+        return Stretches(cells, lo, hi, shared, int(cells.items[own].sum()), table, int(self.starts[trie.top - 2]), below, STEP)
 
     def _choose(self, liked: Floats, budget: int) -> Ints:
         """Cells, likeliest first, until they hold the budget."""
@@ -183,13 +184,13 @@ def plain(array: NDArray[Any]) -> NDArray[Any]:
     return same
 
 
-def _inverse_lengths(trie: CodeTrie, lengths: Reconstructions) -> tuple[NDArray[np.uint8], float, float]:
-    """One over the length of every ID's reconstruction, in one byte each: byte * step + least."""
-    exact = np.empty(trie.ids, np.float32)
+def _inverse_lengths(trie: CodeTrie, lengths: Reconstructions) -> tuple[NDArray[np.uint16], float]:
+    """One over the length of every ID's reconstruction in steps of STEP, the same for the same codes in any trie; the longest."""
+    inverse, longest = np.empty(trie.ids, np.uint16), 0.0
     for i in range(0, trie.ids, NORMS_AT_ONCE):
         ids = np.arange(i, min(i + NORMS_AT_ONCE, trie.ids))
         positions = ids if trie.item_start is None else np.asarray(trie.item_start[ids], np.int64)
-        exact[ids] = 1 / lengths.lengths(torch.from_numpy(trie.codes_at(positions))).numpy()
-    least, most = (float(exact.min()), float(exact.max())) if trie.ids else (1.0, 1.0)
-    step = max(most - least, 1e-9) / 255
-    return np.round((exact - least) / step).astype(np.uint8), least, step
+        exact = lengths.lengths(torch.from_numpy(trie.codes_at(positions))).numpy()
+        inverse[ids] = np.minimum(np.round(1 / (exact * STEP)), 65_535)
+        longest = max(longest, float(exact.max()))
+    return inverse, longest
