@@ -32,7 +32,7 @@ from genius.data.features import FeatureSet
 from genius.encoders.heads import Heads
 from genius.evaluate.harness import EvalConfig, Evaluation, evaluate
 from genius.features import Features
-from genius.model.between import neighbours
+from genius.model.fitting import neighbours
 from genius.train.config import TrainConfig, read_train_config
 from genius.train.holdout import split
 from genius.train.run import Trained, through_heads, train

@@ -9,7 +9,7 @@ import pytest
 
 from genius.errors import GeniusError
 from genius.evaluate import metrics
-from genius.evaluate.trec import read_run, write_qrels, write_run
+from genius.evaluate.report import read_run, write_qrels, write_run
 
 
 def random_case(seed: int, queries: int = 60, pool: int = 80, k: int = 30) -> tuple[np.ndarray, np.ndarray, list[list[int]]]:

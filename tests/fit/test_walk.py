@@ -120,7 +120,7 @@ def test_what_cannot_be_is_said_in_one_line(clip: Path, photos: Photos, tmp_path
         (("index", folder, "-o", tmp_path / "m.genius", "--model", clip), "--encoder"),
         (("index", folder, "-o", index, "--encoder", other), "was fitted over"),
         (("index", folder, "-o", index, "--encoder", clip, "--model", "bundled:mini"), "use either"),
-        (("index", folder, "-o", tmp_path / "d.genius", "--encoder", clip, "--device", "nonsense"), "cannot use device"),
+        (("index", folder, "-o", tmp_path / "d.genius", "--encoder", clip, "--device", "nonsense"), "no device 'nonsense'"),
         (("search", index, "red", "--text", "blue"), "ask once"),
     ):
         result = run(*call)

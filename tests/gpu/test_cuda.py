@@ -33,7 +33,7 @@ EXACT = SearchParams(beams=20, rerank=0, reranker="none")
 def test_kernels_compute_what_torch_does(dtype: torch.dtype) -> None:
     from static_ops import TorchOps
 
-    from genius.search.kernels import TritonOps
+    from genius.search.cuda_kernels import TritonOps
 
     torch.manual_seed(0)
     h, head = torch.randn(300, 512, device="cuda").to(dtype), (torch.randn(1000, 512, device="cuda") * 0.044).to(dtype)

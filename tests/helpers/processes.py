@@ -69,9 +69,9 @@ def fill(index: Index) -> tuple[int, int, bool, str]:
 
 def open_without_room(folder: str, limit: int) -> tuple[int, int, list[str]]:
     """Open an index whose cache does not fit on the disk: items, hits, what the cache folder holds."""
-    import genius.index.state
+    import genius.index.opened
 
-    genius.index.state.CACHE_FROM = 1
+    genius.index.opened.CACHE_FROM = 1
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     index = Index(folder, fake_model())

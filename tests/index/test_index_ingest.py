@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 from genius import Genius, GeniusError, Index, Modality
 from genius.cli import app
 from genius.index.ingest import IngestConfig, ingest
-from genius.index.tables import Columns
+from genius.index.row_items import Columns
 
 runner = CliRunner()
 

@@ -97,7 +97,7 @@ def test_broken_input_is_one_clear_error() -> None:
     z = torch.randn(2, 8)
     with pytest.raises(GeniusError, match="beams"):
         beam_search(generator, trie, z, 0)
-    with pytest.raises(GeniusError, match="query 1 has a NaN"):
+    with pytest.raises(GeniusError, match=r"1 queries' z are NaN or infinite \(first: row 1\)"):
         beam_search(generator, trie, torch.stack([z[0], z[1] * float("nan")]), 3)
     with pytest.raises(GeniusError, match="target"):
         beam_search(generator, trie, z, 3, target=torch.tensor([3, 0]))

@@ -143,17 +143,18 @@ def test_additions_and_deletions_equal_a_fresh_build(seed, items, added, share, 
     engine = engine_of(codes[:items], vectors[:items])
     at = items
     for count in added:
-        assert engine.add(codes[at : at + count], vectors[at : at + count]) == at
-        at += count
-    gone = np.flatnonzero(np.random.default_rng(seed).random(total) < share)
-    assert engine.delete(gone) == len(gone)
+        before, at = engine, at + count
+        engine = engine.changed(items, codes[items:at], vectors[at - count : at])
+        assert before.rows == at - count  # it still shows what it showed
+    alive = np.random.default_rng(seed).random(total) >= share
+    left = np.flatnonzero(alive)
     if merge:
-        engine.merge()
-    left = np.setdiff1d(np.arange(total), gone)
+        engine = engine.changed(total, codes[:0], alive=alive, trie=CodeTrie.build(codes[left], SIZES, rows=left))
+    else:
+        engine = engine.changed(items, codes[items:], alive=alive)
     fresh = SearchEngine(GENERATOR, QUANTIZER, CodeTrie.build(codes[left], SIZES, rows=left), vectors)
     params = SearchParams(beams=7, rerank=rerank, reranker=reranker)
     ours, theirs = engine.search(z, k=9, params=params), fresh.search(z, k=9, params=params)
-    assert engine.items == len(left)
     assert torch.allclose(ours.scores, theirs.scores, atol=1e-5)
     for a, b, s in zip(ours.rows.tolist(), theirs.rows.tolist(), ours.scores, strict=True):
         if len(np.unique(s.numpy().round(5))) == len(s):  # without ties the rows are the same too
@@ -193,12 +194,13 @@ def test_broken_calls_are_one_clear_error() -> None:
         (lambda: engine.search(z, k=1, allowed=np.ones(5, dtype=bool)), "allowed"),
         (lambda: engine_of(codes, None).search(z, k=1), "no embeddings"),
         (lambda: engine_of(codes, vectors[:5]), "5 embeddings for 20"),
-        (lambda: engine.add(codes[:2]), "embeddings"),
-        (lambda: engine.add(codes[:2] + 50, vectors[:2]), "code"),
-        (lambda: engine.delete([20]), "rows must be"),
+        (lambda: engine.changed(20, codes[:2]), "20 embeddings for 22 item rows"),
+        (lambda: engine_of(codes, None).changed(20, codes[:2], vectors[:2]), "no embeddings"),
+        (lambda: engine.changed(20, codes[:2] + 50, vectors[:2]), "code"),
+        (lambda: engine.changed(20, codes[:0], alive=np.ones(19, dtype=bool)), "alive has shape"),
         (lambda: SearchParams(beams=0), "beams"),
         (lambda: SearchParams(rerank=-1), "rerank"),
     ]:
         with pytest.raises(GeniusError, match=message):
             call()
-    assert engine.items == 20  # nothing was half added
+    assert engine.rows == len(engine.vectors) == 20  # nothing was half added

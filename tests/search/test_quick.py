@@ -181,7 +181,7 @@ def test_many_at_once_are_scanned_as_one_by_one(seed, items, own, share, reranke
     quantizer = own_quantizer(seed, own)
     engine = engine_of("own-codebooks" if own else "codebooks", quantizer, codes[:items], vectors[:items])
     if added:
-        engine.add(codes[items:], vectors[items:])
+        engine = engine.changed(items, codes[items:], vectors[items:])
     allowed = None if share is None else torch.from_numpy(np.random.default_rng(seed + 1).random(items + added) < share)
     target = torch.tensor([-1, 0, 2])
     scale = torch.nn.functional.normalize(quantizer.decode(torch.from_numpy(codes)), dim=1)

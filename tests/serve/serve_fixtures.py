@@ -15,11 +15,11 @@ from PIL import Image, ImageDraw
 
 from genius import GeniusError, Item, Modality, Query
 from genius.index import Hit, Hits
+from genius.search import SearchRequest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 
 COLOURS = {"red": "#d3362b", "blue": "#2b5fd3", "green": "#2b9a4a", "yellow": "#e6b422", "purple": "#7d3cc2", "orange": "#e8791e"}
-SIZES = (3, 4)  # codes of each level of a SlowIndex
 SHAPES = ("circle", "square", "triangle", "bar", "cross", "ring")
 
 
@@ -73,6 +73,8 @@ class SlowIndex:
     """Looks like an Index; answers when it is let, and remembers how it was asked."""
 
     version = 1
+    about = SimpleNamespace(levels=(3, 4))
+    model = SimpleNamespace(encoder=None)
 
     def __init__(self) -> None:
         self.go = threading.Event()
@@ -81,15 +83,15 @@ class SlowIndex:
         self.wrote: list[str] = []
         self.fails = False
 
-    def search_many(self, queries: Sequence[Query], k: int = 10, *, where: str | None = None, **_: Any) -> list[Hits]:
-        self.asked.append((len(queries), where))
+    def search_many(self, queries: Sequence[Query], request: SearchRequest) -> list[Hits]:
+        self.asked.append((len(queries), request.where))
         self.entered.set()
         assert self.go.wait(20)
-        if where == "bad":
+        if request.where == "bad":
             raise GeniusError("where: unknown column 'bad'")
         if any(query.text == "crash" for query in queries):
             raise RuntimeError("a bug")
-        return [Hits(self._hit(f"{query.text}-{i}", 1.0 - i / 100) for i in range(k)) for query in queries]
+        return [Hits(self._hit(f"{query.text}-{i}", 1.0 - i / 100) for i in range(request.k)) for query in queries]
 
     def _hit(self, item_id: str, score: float) -> Any:
         return Hit(item_id, score, (1, 2), Item(item_id, text="t"), Modality.TEXT)

@@ -59,7 +59,7 @@ def encoder(tmp_path: Path) -> Path:
 
 
 def test_whole_towers_learn_from_pairs(pairs: Path, encoder: Path, tmp_path: Path) -> None:
-    from genius.data.collection import open_collection
+    from genius.data.opening import open_collection
     from genius.encoders.registry import load_encoder
 
     stage = TowersStage(

@@ -34,9 +34,7 @@ COMMANDS: dict[str, typer.Typer] = {
     "recipes": app,
     "evaluate": app,
     "convert": convert_app,
-    "attach": app,
     "features": features_app,
-    "extract": features_app,
     "data": data_app,
 }
 

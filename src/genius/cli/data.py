@@ -29,8 +29,9 @@ def register(app: typer.Typer) -> None:
 
         Example: genius data check mbeir:M-BEIR --table supplement-1.md
         """
-        from genius.data.collection import check_collection, open_collection, scheme_of
+        from genius.data.collection import check_collection
         from genius.data.mbeir_check import can_be_read, is_there, statistics, walk
+        from genius.data.opening import open_collection, scheme_of
 
         looks = {"none": None, "there": is_there, "read": can_be_read}
         if pictures not in looks:

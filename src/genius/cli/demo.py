@@ -34,9 +34,7 @@ def register(app: typer.Typer) -> None:
         """
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        from genius.demo.collection import demo_items
-        from genius.demo.sheet import contact_sheet
-        from genius.demo.showcase import run_showcase
+        from genius.demo.showcase import contact_sheet, demo_items, run_showcase
         from genius.index import Index
         from genius.model.genius import Genius
 

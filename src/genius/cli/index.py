@@ -76,13 +76,14 @@ def index(
 
       genius index photos/ -o my.genius --encoder hf-hub:openai/clip-vit-base-patch32
     """
-    from genius.cli.progress import kept_if_interrupted, phases
+    from genius.cli.common import kept_if_interrupted, phases
+    from genius.encoders.devices import find_device
+    from genius.errors import KEPT
     from genius.index.folder import read_about
     from genius.index.index import Index
     from genius.index.ingest import IngestConfig, ingest
-    from genius.index.tables import Columns
-    from genius.model.device import pick_device, place
-    from genius.problems import KEPT
+    from genius.index.row_items import Columns
+    from genius.model.genius import place
 
     missing = next((path for path in paths if not path.exists()), None)
     if missing is not None:  # before a model is loaded for nothing
@@ -90,7 +91,7 @@ def index(
     if model is not None and encoder is not None:
         raise GeniusError("--encoder fits a model of its own, --model names one: use either")
     config = IngestConfig(Columns(id_column, text_column, image_column), captions, content, prune, outside, batch)
-    where, fit = pick_device(device), None
+    where, fit = find_device(device), None
     if encoder is not None:
         from genius.fit.folder import index_with_encoder
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +12,7 @@ import typer
 from genius.cli.common import command, emit, note
 from genius.cli.index import DeviceOption, IndexArgument, JsonOption, ModelOption
 from genius.errors import GeniusError
-from genius.types import Item
+from genius.types import Item, Query
 
 if TYPE_CHECKING:
     from genius.index import Hit, Index
@@ -65,22 +66,24 @@ def search(
 
       genius search my.genius --text bicycle --where "price < 500" --json
     """
-    from genius.index.targets import why_nothing
-    from genius.model.device import pick_device, place
+    from genius.encoders.devices import find_device
+    from genius.index.searching import wanted_kind, why_nothing
+    from genius.model.genius import place
+    from genius.search import SearchRequest
 
     if words is not None and text is not None:
         raise GeniusError("ask once: with words behind the index, or with --text")
     text = words if text is None else text
     _check_asked(text, image)
     with _open(path, model, version) as index:
-        place(index.model, pick_device(device))
-        knobs = {"beams": beams, "rerank": rerank}
-        options: Any = {"instruction": instruction, "k": k, "where": where, "min_score": min_score, **knobs}
+        place(index.model, find_device(device))
+        request = SearchRequest(k, where, min_score, beams, rerank, strict=modality is not None)
         wanted = _wanted(index, target, modality)
-        hits = index.search(text, image, target=wanted, modality=modality, **options)
+        query = Query(text=text, image=image, instruction=instruction, target=wanted_kind(wanted, modality))
+        hits = index.search_many([query], request)[0]
         if not hits and target is None and modality is None and wanted is not None:  # nobody asked for pictures
             wanted = None
-            hits = index.search(text, image, **options)
+            hits = index.search_many([replace(query, target=None)], request)[0]
         counts = index.info()["modalities"] if not hits else {}
         hint = None if as_json else index.advice()
     reason = None if hits else why_nothing(modality or wanted, modality is not None, counts, where, min_score)

@@ -56,11 +56,9 @@ def serve(
         raise GeniusError("serving needs more packages: pip install 'genius-search[serve]'") from None
     from genius.serve import logs
     from genius.serve.app import create_app
-    from genius.serve.auth import check_exposure
-    from genius.serve.keys import KeyRing
-    from genius.serve.run import leave
+    from genius.serve.auth import KeyRing, check_exposure
+    from genius.serve.run import leave, tls_context
     from genius.serve.run import serve as run
-    from genius.serve.tls import tls_context
 
     settings = _settings(
         config,
@@ -106,10 +104,11 @@ def _settings(file: Path | None, given: dict[str, object]) -> ServeConfig:
 
 
 def _open(path: Path, model: str | None, create: bool, read_only: bool, device: str | None) -> Index:
+    from genius.encoders.devices import find_device
     from genius.index import Index
-    from genius.model.device import pick_device, place
+    from genius.model.genius import place
 
-    where = pick_device(device or "cpu")  # before a model is loaded for nothing
+    where = find_device(device or "cpu")  # before a model is loaded for nothing
     index = Index(path, model, create=create, read_only=read_only)
     place(index.model, where)
     return index

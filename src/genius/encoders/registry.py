@@ -16,10 +16,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from genius.digests import check_digests, write_digests
 from genius.encoders.base import Encoder
 from genius.errors import GeniusError
 from genius.files import read_json
+from genius.weight_files import check_digests, write_digests
 
 MAX_CONFIG = 1 << 20  # bytes of a JSON file that describes an encoder
 
@@ -28,10 +28,10 @@ SPEC = "encoder.json"
 
 FAMILIES: dict[str, str] = {
     # family -> "module:class"; the class has `load(directory, spec) -> Encoder`
-    "clip": "genius.encoders.clip:ClipEncoder",
-    "siglip": "genius.encoders.siglip:SiglipEncoder",
+    "clip": "genius.encoders.transformers_dual:ClipEncoder",
+    "siglip": "genius.encoders.transformers_dual:SiglipEncoder",
     "uniir": "genius.encoders.uniir:UniirCheckpoint",
-    "clip-ff": "genius.encoders.uniir_clip_ff:ClipFfEncoder",
+    "clip-ff": "genius.encoders.uniir_clip:ClipFfEncoder",
     "blip-sf": "genius.encoders.uniir_blip:BlipSfEncoder",
     "blip-ff": "genius.encoders.uniir_blip:BlipFfEncoder",
     "towers": "genius.encoders.towers:TowersEncoder",

@@ -31,7 +31,6 @@ from genius.model.knows import knows
 from genius.model.quantizer import ResidualQuantizer
 from genius.nearest import nearest_rows
 from genius.search import CodeTrie, SearchEngine, SearchParams
-from genius.search.params import Reranker
 from genius.train.config import GeneratorStageConfig, ModelConfig, RunConfig
 from genius.train.generator import Frozen, GeneratorStage
 from genius.train.loop import OneProcess, Runtime, run_stage
@@ -42,11 +41,7 @@ from genius.train.sizes import choose_level_sizes
 
 FOUND = 10  # answers of exhaustive search that are looked for
 JUDGED = 200  # made-up questions that what is kept is measured on, at most
-SEARCHES: dict[str, tuple[int | None, Reranker]] = {
-    "default": (None, "embeddings"),
-    "genius-r": (0, "embeddings"),
-    "genius": (0, "none"),
-}
+KEPT = ("default", "genius-r", "genius")  # searches that what is kept is measured of
 
 Say = Callable[[str], None]
 
@@ -79,7 +74,7 @@ class Fit:
     @property
     def scans(self) -> bool:
         """Whether the default search simply compares the question with every item."""
-        return self.items <= SearchParams.of_model(self.model.config.search).rerank
+        return self.items <= SearchParams.of_model(self.model).rerank
 
     def lines(self) -> list[str]:
         """What people should know of it."""
@@ -220,10 +215,8 @@ def kept(model: Genius, z: Tensor, codes: Tensor, asked: Tensor) -> dict[str, fl
     best = nearest_rows(asked, z, FOUND)
     trie = CodeTrie.build(codes.numpy(), model.config.quantizer.level_sizes)
     engine = SearchEngine(model.generator, model.quantizer, trie, z)
-    usual = SearchParams.of_model(model.config.search)
     out = {}
-    for name, (rerank, reranker) in SEARCHES.items():
-        params = SearchParams(usual.beams, usual.rerank if rerank is None else rerank, reranker)
-        found = engine.search(asked, k=best.shape[1], params=params).rows
+    for name in KEPT:
+        found = engine.search(asked, k=best.shape[1], params=SearchParams.of_model(model).named(name)).rows
         out[name] = round((found[:, :, None] == best[:, None]).any(1).float().mean().item(), 4)
     return out

@@ -24,7 +24,7 @@ from genius.index.folder import ENCODED, INSIDE, MODEL, make_folder, read_about
 from genius.index.index import Index
 from genius.index.ingest import IngestConfig, IngestReport, find_files, ingest, read_items
 from genius.index.prepare import Stamp
-from genius.model.device import place
+from genius.model.genius import place
 from genius.types import Item
 
 AT_ONCE = 256  # items encoded between two looks at the disk

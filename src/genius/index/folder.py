@@ -17,12 +17,12 @@ from typing import Any
 
 from genius.errors import GeniusError
 from genius.files import open_plain, parse_json, sync_directory, write_whole
+from genius.index.checksums import seal, unseal
 from genius.index.commit import ASIDE, holds_data
 from genius.index.ledger import LEDGER, Damaged
 from genius.index.lock import WriterLock
 from genius.index.reader import Reader
 from genius.index.store import Store
-from genius.index.sums import seal, unseal
 from genius.model.genius import Genius
 from genius.types import Modality
 

@@ -12,7 +12,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, overload
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,14 +22,16 @@ from genius.index.backup import Copied, snapshot
 from genius.index.fields import Field
 from genius.index.filters import compile_where
 from genius.index.folder import About, describe
+from genius.index.opened import OpenIndex
 from genius.index.prepare import Stamped
 from genius.index.reader import PAYLOAD
 from genius.index.results import AddReport, Hits, PrefixView
-from genius.index.state import State
-from genius.index.targets import gather, spread
+from genius.index.searching import gather, spread, wanted_kind
 from genius.model.genius import Genius
-from genius.search import SearchParams
+from genius.search import SearchParams, SearchRequest
 from genius.types import ImageInput, Item, Modality, Query
+
+ANY = SearchRequest()  # ten answers, as the model likes to search
 
 
 class Index:
@@ -53,7 +54,7 @@ class Index:
         thumbnails: int = 256,
         durable: bool = True,
     ) -> None:
-        self._state = State(
+        self._state = OpenIndex(
             Path(path),
             model,
             create=create,
@@ -294,35 +295,7 @@ class Index:
 
     def below(self, prefix: Sequence[int] = (), *, limit: int = 20, offset: int = 0, per_child: int = 0) -> PrefixView:
         """What lives under the first codes of an ID. `per_child`: also the first items of the 64 fullest next codes."""
-        wanted, levels = tuple(prefix), self.about.levels
-        for name, value in (("limit", limit), ("offset", offset), ("per_child", per_child)):
-            searching.whole(name, value, -(2**31), 2**31)
-        if not all(isinstance(code, int | np.integer) and not isinstance(code, bool) for code in wanted):
-            raise GeniusError(f"a prefix is whole numbers, got {wanted!r}")
-        if len(wanted) > len(levels):
-            raise GeniusError(f"a prefix of {len(wanted)} codes; IDs have {len(levels)}")
-        for level, code in enumerate(wanted):
-            if not 0 <= code < levels[level]:
-                raise GeniusError(f"code {code} at level {level} is not in 0..{levels[level] - 1}")
-        return self._state.consistent(lambda: self._below(wanted, max(limit, 0), max(offset, 0), max(per_child, 0)))
-
-    def _below(self, wanted: tuple[int, ...], limit: int, offset: int, per_child: int) -> PrefixView:
-        with self._state.lock:
-            live = self._state.current()
-            rows = live.below(wanted)
-            children: dict[int, int] = {}
-            if len(wanted) < len(self.about.levels) and len(rows):
-                following = live.codes_of(rows)[:, len(wanted)]
-                codes, counts = np.unique(following, return_counts=True)
-                children = {int(codes[i]): int(counts[i]) for i in np.argsort(-counts, kind="stable")}
-            shown = rows[offset : offset + limit]
-            if per_child and children:
-                firsts = [rows[np.flatnonzero(following == code)[:per_child]] for code in list(children)[:64]]
-                shown = np.unique(np.concatenate([shown, *firsts]))
-            shown_codes, seqs, reader = live.codes_of(shown), live.seqs[shown], live.reader
-        found = reader.rows(seqs, PAYLOAD)
-        items = searching.display(reader, [found[int(seq)] for seq in seqs])
-        return PrefixView(wanted, len(rows), children, items, [tuple(row) for row in shown_codes.tolist()])
+        return searching.below(self._state, prefix, limit, offset, per_child)
 
     def info(self) -> dict[str, Any]:
         """What this index is, for people and machines."""
@@ -330,7 +303,7 @@ class Index:
 
     def advice(self) -> str | None:
         """One line if items look unlike what the model knows, or have outgrown its codes; None if all is well."""
-        return likeness.advice(self)
+        return self._state.consistent(lambda: likeness.advice(self._state))
 
     # -- search ------------------------------------------------------------------------------------------------
 
@@ -356,65 +329,37 @@ class Index:
         embedding) trade speed for recall; given explicitly, they are obeyed under filters, too. Where the model was
         calibrated, each hit has the `probability` that it answers, and `hits.answerable` is that of there being an answer.
         """
-        if target is not None and modality is not None:
-            raise GeniusError("target and modality both say what is wanted: use one of them")
-        wanted = modality if target is None else target
-        kind = None if wanted is None else Modality.parse(wanted)
-        query = Query(text=text, image=image, instruction=instruction, target=kind)
-        options: Any = {"where": where, "min_score": min_score, "beams": beams, "rerank": rerank, "params": params}
-        return self.search_many([query], k, strict=modality is not None, **options)[0]
+        query = Query(text=text, image=image, instruction=instruction, target=wanted_kind(target, modality))
+        return self.search_many([query], SearchRequest(k, where, min_score, beams, rerank, params, modality is not None))[0]
 
-    def search_many(
-        self,
-        queries: Sequence[Query],
-        k: int = 10,
-        *,
-        where: str | None = None,
-        min_score: float | None = None,
-        beams: int | None = None,
-        rerank: int | None = None,
-        params: SearchParams | None = None,
-        strict: bool = False,
-    ) -> list[Hits]:
-        """One list of hits a query, all from one version and under one filter; one pass through the model.
-
-        `strict`: a query's target is exactly the kind of item that is found (`modality` of `search`)."""
-        searching.check(k, min_score)
+    def search_many(self, queries: Sequence[Query], request: SearchRequest = ANY) -> list[Hits]:
+        """One list of hits a query, all from one version and under one filter; one pass through the model."""
+        searching.check(request)
         if not queries:
             return []
-        asked, owner = (list(queries), list(range(len(queries)))) if strict else spread(queries, self._state.kinds())
+        everyone = range(len(queries))
+        asked, owner = (queries, everyone) if request.strict else spread(queries, self._state.kinds())
         embedded = self.model.embed_queries(asked)
         targets = torch.tensor([-1 if query.target is None else int(query.target) for query in asked])
-        hits = self.search_embedded(
-            embedded.z, embedded.dense, targets, k, where=where, min_score=min_score, beams=beams, rerank=rerank, params=params,
-            pictured=embedded.modality != Modality.TEXT,
-        )  # fmt: skip
-        return gather(hits, owner, k)
+        pictured = embedded.modality != Modality.TEXT
+        return gather(self.search_embedded(embedded.z, embedded.dense, targets, request, pictured=pictured), owner, request.k)
 
     def search_embedded(
         self,
         z: Tensor,
         dense: Tensor | None = None,
         targets: Tensor | None = None,
-        k: int = 10,
+        request: SearchRequest = ANY,
         *,
-        where: str | None = None,
-        min_score: float | None = None,
-        beams: int | None = None,
-        rerank: int | None = None,
-        params: SearchParams | None = None,
         pictured: Tensor | None = None,
     ) -> list[Hits]:
         """Search with query vectors z (Q, D), re-ranking vectors dense (Q, D) and modality codes (Q,), -1 for any.
 
         `pictured` (Q,): which questions have a picture; probabilities depend on it, and without it there are none."""
-        searching.check(k, min_score)
-        searching.check_vectors(self._state, z, dense, targets)
-        chosen = searching.settings(self._state, beams, rerank, params)
-        adapt = beams is None and rerank is None  # explicit settings are obeyed, filter or not
-        return self._state.consistent(
-            lambda: searching.search(self._state, z, dense, targets, k, where, min_score, chosen, adapt, pictured)
-        )
+        asked = searching.QueryVectors(z, dense, targets, pictured)
+        asked.check(self.about.width)
+        searching.check(request)
+        return self._state.consistent(lambda: searching.search(self._state, asked, request))
 
 
 def _reopen(path: Path, source: str, options: dict[str, Any]) -> Index:

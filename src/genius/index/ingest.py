@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from genius.data.readers import TABLE_SUFFIXES, Row, read_rows
-from genius.errors import GeniusError
+from genius.errors import GeniusError, Problems, printable
 from genius.index import searching, writing
 from genius.index.index import Index
 from genius.index.prepare import MAX_HELD, MAX_TEXT, Stamp, Stamped, held_bytes
 from genius.index.results import AddReport
-from genius.index.tables import Columns, to_item
-from genius.problems import Problems, printable
+from genius.index.row_items import Columns, to_item
 from genius.types import IMAGE_SUFFIXES, Item
 
 TEXT_SUFFIXES = frozenset({".txt", ".md", ".rst"})

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from genius.problems import Problems
+from genius.errors import Problems
 from genius.types import Item, Modality
 
 DOUBT = 0.25  # below this probability of an answer people are told that there is probably none

@@ -166,7 +166,7 @@ class Generator(nn.Module):
         elif quantizer is None or not quantizer.config.labelled:
             raise GeniusError("a head tied to the codebooks needs a quantizer whose first code is the modality")
         else:
-            self.nearness = NearnessHead(config, quantizer)
+            self.nearness = NearnessHead(quantizer, config.d_model)
         self.prefix = nn.Linear(config.width, config.prefix_tokens * config.d_model)  # MLP of Eq. 9: one layer, as published
         self.prefix_norm = RMSNorm(config.d_model)
         self.position_bias = nn.Embedding(config.buckets, config.heads)

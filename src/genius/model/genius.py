@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from genius.blueprint import build, check_fit
 from genius.config import changed, from_dict, merge, to_dict
-from genius.digests import check_digests, write_digests
 from genius.encoders.base import Encoder, OnError, encode_items, encode_queries
 from genius.errors import GeniusError
 from genius.features import Features
@@ -30,9 +29,8 @@ from genius.model.fusion import Fusion, FusionConfig, score_fusion
 from genius.model.generator import Generator, GeneratorConfig
 from genius.model.knows import Knows, load_knows, save_knows
 from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
-from genius.packing import pack, plain_names, unpack
 from genius.types import Item, Query
-from genius.weight_files import read_shapes, read_tensors
+from genius.weight_files import check_digests, pack, plain_names, read_shapes, read_tensors, unpack, write_digests
 
 FORMAT = 1
 CONFIG, WEIGHTS, ENCODER = "config.json", "model.safetensors", "encoder"
@@ -163,7 +161,7 @@ class Genius(nn.Module):
         return digest.hexdigest()[:32]
 
     def save_pretrained(self, directory: str | Path, *, dtype: torch.dtype = torch.float32, encoder: bool = True) -> None:
-        """Write the model folder. Files appear whole or not at all. `dtype=torch.int8` is `genius.packing`'s small format."""
+        """Write the model folder. Files appear whole or not at all. `dtype=torch.int8`: the small format of `weight_files`."""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         if dtype == torch.int8:
@@ -301,3 +299,11 @@ def _encoder_uri(directory: Path, uri: str) -> str:
             f"model's folder (uniir:NAME.pth), or save the encoder as a folder of safetensors (local-dir:PATH)"
         )
     return f"uniir:{inside}"
+
+
+def place(model: Genius, device: torch.device | str) -> Genius:
+    """Move a model and its encoder, which is no part of its weights."""
+    model.to(device)
+    if isinstance(model.encoder, nn.Module):
+        model.encoder.to(device)
+    return model

@@ -12,14 +12,11 @@ Knows codebooks and states; nothing of attention or tries.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from genius.model.generator import GeneratorConfig
-    from genius.model.quantizer import ResidualQuantizer
+from genius.model.codebooks import Codebooks
 
 Rows = slice | Tensor
 ByModality = Sequence[tuple[int, Rows]]
@@ -37,10 +34,10 @@ def by_modality(modality: Tensor) -> ByModality:
 class NearnessHead(nn.Module):
     """Input tokens and next-code logits from the codebooks of a quantizer, which stays the owner of its rows."""
 
-    def __init__(self, config: GeneratorConfig, quantizer: ResidualQuantizer) -> None:
+    def __init__(self, quantizer: Codebooks, d_model: int) -> None:
         super().__init__()
         self.__dict__["quantizer"] = quantizer  # not a submodule: its rows are saved once, as the quantizer's
-        self.level_sizes, width, d_model = config.level_sizes, config.width, config.d_model
+        self.level_sizes, width = quantizer.config.level_sizes, quantizer.config.width
         written = len(self.level_sizes) - 1  # levels after the modality
         self.start = nn.Parameter(torch.randn(d_model))
         self.modality_in = nn.Embedding(self.level_sizes[0], d_model)
@@ -59,7 +56,7 @@ class NearnessHead(nn.Module):
                 nn.init.zeros_(layer.weight)
                 nn.init.zeros_(layer.bias)
 
-    quantizer: ResidualQuantizer
+    quantizer: Codebooks
 
     def token(self, level: int, code: Tensor, modality: Tensor) -> Tensor:
         """(..., d_model) what the decoder reads for codes (...) of a level, of items whose first codes are `modality` (...)."""

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from PIL import Image, UnidentifiedImageError
 
-from genius.errors import GeniusError
+from genius.errors import GeniusError, PictureError
 from genius.pictures.formats import FORMATS, NAMES, SVG
 from genius.pictures.memory import Budget, give_back
 from genius.pictures.tones import to_rgb
@@ -39,10 +39,6 @@ USUAL_COST, NARROW_COST = 8, 4  # NARROW: modes of one byte a pixel
 PROGRESSIVE_COST = 7  # libjpeg keeps the coefficients of the whole picture, however small it is decoded
 
 warnings.filterwarnings("ignore", module=r"PIL\..*")  # of odd files; what matters is an error (and ours are stricter)
-
-
-class PictureError(GeniusError):
-    """A picture that cannot be used; the message names it."""
 
 
 class TooManyPixels(PictureError):

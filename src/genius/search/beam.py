@@ -1,6 +1,6 @@
 """Beam search constrained to a trie, exact: every true child of every beam competes by log p, nothing else does.
 
-Plain torch on any device; the recorded search of `static.py` is tested against it. Beams grow 1 -> 3 -> B. A query leaves
+Plain torch on any device; the recorded search of `cuda_search.py` is tested against it. Beams grow 1 -> 3 -> B. A query leaves
 the loop as soon as it can: when all its beams are on unary paths, the tails are scored in one teacher-forced
 pass (same result as stepping: with one child each, no beam can displace another); or when the items below its
 beams fit the re-ranking budget.
@@ -9,20 +9,54 @@ beams fit the re-ranking budget.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from genius.errors import GeniusError
+from genius.features import check_finite
 from genius.model.generator import Generator
-from genius.search.beams import Beams
-from genius.search.decoder import Writer, decoder_of
+from genius.search.decoder import Memory, Writer, decoder_of
 from genius.search.forest import Children, Forest, TrieView, widen
 from genius.search.params import BeamResult
 from genius.search.trie import CodeTrie
 
 BROKEN = "the generator gives NaN for a code: its weights or the query are broken"
+
+
+@dataclass(slots=True)
+class Beams:
+    """A search between two levels: the beams of some queries at one depth; best first in what `decode` yields.
+
+    n differs from depth to depth."""
+
+    queries: Tensor  # (G,) positions in the batch
+    level: int  # codes chosen so far = the space that lo and hi are ranges of
+    codes: Tensor  # (G, n, level) int64
+    scores: Tensor  # (G, n) sums; -inf: no beam here
+    lo: Tensor  # (tries, G, n)
+    hi: Tensor  # (tries, G, n)
+    items: Tensor  # (G, n) allowed items below each beam, 0 where there is none
+    memory: Memory | None  # None: nothing is decoded after this
+    hidden: Tensor | None = None  # (G, n, d) states for the next level, where they are known already
+    mass: Tensor | None = None  # (G, n) log of what their logits are divided by, where it is known already
+
+    def select(self, keep: Tensor) -> Beams:
+        """Some of the queries."""
+        return Beams(
+            self.queries[keep],
+            self.level,
+            self.codes[keep],
+            self.scores[keep],
+            self.lo[:, keep],
+            self.hi[:, keep],
+            self.items[keep],
+            None if self.memory is None else self.memory.select(keep),
+            None if self.hidden is None else self.hidden[keep],
+            None if self.mass is None else self.mass[keep],
+        )
 
 
 def decode(writer: Writer, forest: Forest, z: Tensor, beams: int, *, target: int = -1, stop: int = 0) -> Iterator[Beams]:
@@ -267,9 +301,8 @@ def beam_search(
 def check_queries(z: Tensor, name: str = "z", finite: bool = True) -> None:
     if z.ndim != 2:
         raise GeniusError(f"{name} must be (queries, width), got shape {tuple(z.shape)}")
-    if finite and not torch.isfinite(z).all():
-        bad = int((~torch.isfinite(z)).any(1).nonzero()[0])
-        raise GeniusError(f"query {bad} has a NaN or infinite value in {name}")
+    if finite:
+        check_finite(z, f"queries' {name}")
 
 
 def check_allowed(allowed: Tensor | None, rows: int, device: torch.device) -> Tensor | None:

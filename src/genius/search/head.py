@@ -1,11 +1,12 @@
 """How likely the next code is, from the decoder's state: the two heads of `genius.model.generator`, ready for inference.
 
-Each says what a code is read as, and log p of every code of a level. Rows are beams of all queries, flat. Knows weights and
-codebooks; nothing of attention, beams or tries.
+Each says what a code is read as, and log p of every code of a level. Rows are beams of all queries, flat. Matrices may be int8 on
+the CPU (`Int8Matrix`). Knows weights and codebooks; nothing of attention, beams or tries.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Protocol
 
@@ -14,13 +15,41 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from genius.model.generator import START, Generator
-from genius.search.int8 import Int8Matrix
 
 Place = Callable[[Tensor], Tensor]
 
 
+class Int8Matrix:
+    """x @ weight with weight (in, out) held as int8; like a tensor, it answers `@` from the right.
+
+    One scale a column; activations are quantized row-block by row-block as they come. About 3.5 times as fast as float32 on a CPU
+    with VNNI. Used where beams only pick what is re-ranked; see `engine.py`.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        rows = weight.detach().float().T.contiguous()  # (out, in): one scale per output
+        scale = (rows.abs().amax(1) / 127).clamp(min=1e-12).double()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # torch announces a successor of this kind of tensor
+            packed = torch.quantize_per_channel(rows, scale, torch.zeros(len(rows), dtype=torch.long), 0, torch.qint8)
+        self.packed = torch.ops.quantized.linear_prepack(packed, None)
+
+    def __rmatmul__(self, x: Tensor) -> Tensor:
+        out: Tensor = torch.ops.quantized.linear_dynamic(x, self.packed, False)
+        return out
+
+
+def int8_works() -> bool:
+    """Whether this build of torch has int8 products."""
+    try:
+        out = torch.ones(1, 16) @ Int8Matrix(torch.ones(16, 16))
+        return bool((out - 16).abs().max() < 1)
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return False
+
+
 class Products(Protocol):
-    """The matrix products of a recorded search (`genius.search.kernels`)."""
+    """The matrix products of a recorded search (`genius.search.cuda_kernels`)."""
 
     def logits(self, h: Tensor, head: Tensor) -> Tensor: ...
     def log_normalizer(self, h: Tensor, head: Tensor) -> Tensor: ...

@@ -10,13 +10,12 @@ import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from genius.search.scan import Cells
+from genius.search.cells import STEP, Cells, members
 
 Found = tuple[NDArray[np.int64], NDArray[np.float32]]
 EVERYONE = np.empty(0, np.bool_)
@@ -37,7 +36,6 @@ class Stretches:
     table: NDArray[np.float32]  # (sum of K,) dots of the query with every code
     node_start: int  # where the nodes' level begins in the table
     starts: NDArray[np.int64]  # where the tails' levels do
-    step: float  # of the cells' inverse lengths
 
 
 def look_up(scan: Stretches, allowed: NDArray[np.bool_] | None) -> Found:
@@ -59,7 +57,7 @@ def by_numpy(scan: Stretches, allowed: NDArray[np.bool_] | None) -> Found:
     tails = cells.tails[ids]
     for level, start in enumerate(scan.starts.tolist()):
         scores += scan.table[start:][tails[:, level]]
-    scores *= cells.inverse[ids] * np.float32(scan.step)
+    scores *= cells.inverse[ids] * np.float32(STEP)
     positions = ids
     if len(cells.item_start):
         first, last = cells.item_start[ids].astype(np.int64), cells.item_start[ids + 1].astype(np.int64)
@@ -75,7 +73,7 @@ def by_numba(kernel: Callable[..., int], scan: Stretches, allowed: NDArray[np.bo
     positions, scores = np.empty(scan.items, np.int64), np.empty(scan.items, np.float32)
     count = kernel(
         scan.lo, scan.hi, scan.shared, cells.last_codes, cells.last_child, scan.node_start, cells.tails, scan.starts, scan.table,
-        cells.inverse, np.float32(scan.step), cells.order, cells.item_start,
+        cells.inverse, np.float32(STEP), cells.order, cells.item_start,
         EVERYONE if allowed is None else allowed, positions, scores,
     )  # fmt: skip
     return positions[:count], scores[:count]
@@ -119,11 +117,3 @@ def _loop(
                         scores[count] = score
                         count += 1
     return count
-
-
-def members(lo: NDArray[np.int64], hi: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Every number of every stretch, stretch after stretch."""
-    counts = hi - lo
-    ends = np.cumsum(counts)
-    inside: NDArray[np.int64] = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(lo - (ends - counts), counts)
-    return inside

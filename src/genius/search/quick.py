@@ -21,12 +21,13 @@ from torch import Tensor
 from genius.errors import GeniusError
 from genius.model.quantizer import ResidualQuantizer
 from genius.search.beam import BROKEN, by_target
+from genius.search.cells import Cells
 from genius.search.decoder import Decoder, Writer
 from genius.search.first_row import FirstRow
 from genius.search.head import CodebookHead
 from genius.search.params import SearchParams, SearchResult
 from genius.search.rerank import Vectors
-from genius.search.scan import Cells, CodeScan, Floats, Ints, Mask
+from genius.search.scan import CodeScan, Floats, Ints, Mask
 from genius.search.trie import CodeTrie
 
 SCANNED = 15  # codes looked at for each item that `rerank` grants (2,000: 30,000 codes, a third of a millisecond)

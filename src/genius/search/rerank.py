@@ -5,6 +5,7 @@ Knows vectors and codebooks; where candidates come from is the engine's business
 
 from __future__ import annotations
 
+import copy
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -49,9 +50,9 @@ class Vectors:
         self.parts: list[tuple[Tensor, Tensor | None]] = []
         self.starts: list[int] = []
         self.count = 0
-        self.append(rows)
+        self._append(rows)
 
-    def append(self, rows: Rows) -> None:
+    def _append(self, rows: Rows) -> None:
         values, scales = (rows.values, rows.scales) if isinstance(rows, Int8Rows) else (rows, None)
         part = self._place(values)
         if part.ndim != 2 or (self.parts and part.shape[1] != self.width):
@@ -61,6 +62,13 @@ class Vectors:
         self.parts.append((part, None if scales is None else self._place(scales)))
         self.starts.append(self.count)
         self.count += len(part)
+
+    def extended(self, rows: Rows) -> Vectors:
+        """These and more; these stay as they are."""
+        more = copy.copy(self)
+        more.parts, more.starts = list(self.parts), list(self.starts)
+        more._append(rows)
+        return more
 
     def _place(self, array: NDArray[Any] | Tensor) -> Tensor:
         if isinstance(array, Tensor):

@@ -3,12 +3,11 @@
 A cell is what shares its first two codes: the kind and the first code that says something. The decoder's first row says how
 likely every cell is. Cells are taken, likeliest first, until they hold the budget of items. The items in them are then compared
 with the query by their codes alone: the cosine of a reconstruction is a sum of numbers looked up in one small table a query,
-divided by a length that is known beforehand. Where cells are large (many items), their nodes of the next level compete first, by
-the part of that sum that they share.
+divided by a length that is known beforehand.
 
 Deleted items and items that a filter keeps out are passed over while scanning, so no filter costs a count of the whole
-collection. Knows tries, codebooks and the decoder's first row; what becomes of the best is the engine's business. CPU only: on a
-GPU the recorded search is quicker than this.
+collection. Knows cells, codebooks and the decoder's first row; what becomes of the best is `genius.search.quick`'s business. For
+a CPU; `genius.search.batch_scan` is its twin for many questions at once on a GPU.
 """
 
 from __future__ import annotations
@@ -22,8 +21,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from genius.model.quantizer import ResidualQuantizer
+from genius.search.cells import STEP, Cells, members
 from genius.search.decoder import Writer
-from genius.search.lookups import Found, Stretches, look_up, members
+from genius.search.lookups import Found, Stretches, look_up
 from genius.search.rerank import Reconstructions
 from genius.search.trie import CodeTrie
 
@@ -32,36 +32,7 @@ Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 Tables = Sequence[Floats | None]
 
-NORMS_AT_ONCE = 65_536
-STEP = 2.0**-12  # in which one over a length is held: 0.02 % of a unit vector's; reconstructions shorter than 1/16 count as that
 NOWHERE, NOTHING = np.empty(0, np.int64), np.empty(0, np.float32)
-
-
-class Cells:
-    """One trie, cut into cells, ready to be scanned."""
-
-    def __init__(self, trie: CodeTrie, lengths: Reconstructions) -> None:
-        self.trie, kinds, size = trie, trie.level_sizes[0], trie.level_sizes[1]
-        self.lo, self.hi = np.zeros(kinds * size, np.int64), np.zeros(kinds * size, np.int64)
-        self.items = np.zeros(kinds * size, np.int64)
-        first = np.asarray(trie.node_child[0], np.int64)
-        owner = np.repeat(np.asarray(trie.node_codes[0], np.int64), np.diff(first))
-        cell = owner * size + np.asarray(trie.node_codes[1], np.int64)
-        below = np.asarray(trie.node_child[1], np.int64)
-        self.lo[cell], self.hi[cell] = below[:-1], below[1:]
-        start, end = trie.item_range(2, below[:-1], below[1:])
-        self.items[cell] = np.asarray(end, np.int64) - np.asarray(start, np.int64)
-        self.tails, self.order, last = plain(trie.tails), plain(trie.order), trie.top - 1
-        self.item_start = plain(np.empty(0, trie.order.dtype) if trie.item_start is None else trie.item_start)
-        # the nodes between cells and IDs; none where a cell's nodes are IDs
-        self.last_codes = plain(trie.node_codes[last] if last > 1 else np.empty(0, np.uint16))
-        self.last_child = plain(trie.node_child[last] if last > 1 else np.empty(0, np.int32))
-        self.inverse, self.longest = _inverse_lengths(trie, lengths)
-
-    @property
-    def nbytes(self) -> int:
-        """What this holds beside the trie."""
-        return int(self.inverse.nbytes + self.lo.nbytes + self.hi.nbytes + self.items.nbytes)
 
 
 class CodeScan:
@@ -167,7 +138,7 @@ class CodeScan:
             shared = np.repeat(shared, hi - lo) + table[self.starts[level - 1] :][trie.node_codes[level][nodes]]
             lo, hi = (np.asarray(trie.node_child[level][at], np.int64) for at in (nodes, nodes + 1))
         below = self.starts[trie.top - 1 :]
-        return Stretches(cells, lo, hi, shared, int(cells.items[own].sum()), table, int(self.starts[trie.top - 2]), below, STEP)
+        return Stretches(cells, lo, hi, shared, int(cells.items[own].sum()), table, int(self.starts[trie.top - 2]), below)
 
     def _choose(self, liked: Floats, budget: int) -> Ints:
         """Cells, likeliest first, until they hold the budget."""
@@ -175,22 +146,3 @@ class CodeScan:
         best = exist[np.argsort(-liked[exist], kind="stable")]
         held = np.cumsum(self.counts[best])
         return best[: int(np.searchsorted(held, budget)) + 1]
-
-
-def plain(array: NDArray[Any]) -> NDArray[Any]:
-    """The same memory as an ordinary read-only array: what runs over it is compiled for one kind only."""
-    same = np.asarray(array).view(np.ndarray)
-    same.flags.writeable = False
-    return same
-
-
-def _inverse_lengths(trie: CodeTrie, lengths: Reconstructions) -> tuple[NDArray[np.uint16], float]:
-    """One over the length of every ID's reconstruction in steps of STEP, the same for the same codes in any trie; the longest."""
-    inverse, longest = np.empty(trie.ids, np.uint16), 0.0
-    for i in range(0, trie.ids, NORMS_AT_ONCE):
-        ids = np.arange(i, min(i + NORMS_AT_ONCE, trie.ids))
-        positions = ids if trie.item_start is None else np.asarray(trie.item_start[ids], np.int64)
-        exact = lengths.lengths(torch.from_numpy(trie.codes_at(positions))).numpy()
-        inverse[ids] = np.minimum(np.round(1 / (exact * STEP)), 65_535)
-        longest = max(longest, float(exact.max()))
-    return inverse, longest

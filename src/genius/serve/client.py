@@ -93,21 +93,11 @@ class GeniusClient:
         rerank: int | None = None,
     ) -> SearchResponse:
         """Find items with words, a picture (path, bytes or PIL), or both; or like an indexed item, by its id."""
-        fields = {
-            "text": text,
-            "like": like,
-            "instruction": instruction,
-            "target": target,
-            "k": k,
-            "where": where,
-            "min_score": min_score,
-            "beams": beams,
-            "rerank": rerank,
-            "image": None if image is None else _base64(image),
-        }
-        return self._call(
-            SearchResponse, "POST", "/v1/search", {name: value for name, value in fields.items() if value is not None}
-        )
+        picture = None if image is None else _base64(image)
+        question = {"text": text, "image": picture, "like": like, "instruction": instruction, "target": target}
+        wanted = {"k": k, "where": where, "min_score": min_score, "beams": beams, "rerank": rerank}
+        body = {name: value for name, value in {**question, **wanted}.items() if value is not None}
+        return self._call(SearchResponse, "POST", "/v1/search", body)
 
     # -- items -------------------------------------------------------------------------------------------------
 

@@ -55,7 +55,7 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class SearchRequest(Strict):
+class SearchBody(Strict):
     """A question. At least one of `text`, `image` and `like`."""
 
     text: str | None = Field(None, max_length=8000, description="What to look for, in words.")
@@ -82,7 +82,7 @@ class SearchRequest(Strict):
     _texts = field_validator("text", "instruction", "where")(_no_nul)
 
     @model_validator(mode="after")
-    def _asks_something(self) -> SearchRequest:
+    def _asks_something(self) -> SearchBody:
         if not (self.text or "").strip() and self.image is None and self.like is None:
             raise ValueError("send a text, an image, or 'like' with an item's id")
         if self.image is not None and self.like is not None:

@@ -48,8 +48,8 @@ def generator_hits(
     trie = CodeTrie.build(codes.cpu().numpy(), quantizer.config.level_sizes)
     engine = SearchEngine(generator, quantizer, trie, pool, device=device)
     out: dict[str, float] = {}
-    for name, reranker in (("genius", "none"), ("genius_r", "embeddings")):
-        params = SearchParams(beams=beams, rerank=0, reranker=reranker)  # type: ignore[arg-type]
+    for name in ("genius", "genius-r"):
+        params = SearchParams(beams=beams).named(name)
         found = [engine.search(z, k=max(AT), params=params).rows.cpu() for z in queries.split(64)]
-        out.update(hit_rates(torch.cat(found), data, name))
+        out.update(hit_rates(torch.cat(found), data, name.replace("-", "_")))
     return out

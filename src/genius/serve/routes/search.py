@@ -8,8 +8,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from genius.serve.bodies import read_search
-from genius.serve.routes.common import BODY_ERRORS, allowed, answer, body_doc, caller_of, unless_gone
-from genius.serve.schemas import HARD_MAX_K, SearchRequest, SearchResponse
+from genius.serve.routes.common import BODY_ERRORS, allowed, answer, body_doc, caller_of, form_of, unless_gone
+from genius.serve.schemas import SearchBody, SearchResponse
 
 router = APIRouter(tags=["search"])
 
@@ -21,29 +21,13 @@ EXAMPLES = {
     "a picture, but different": {"image": TINY_PNG, "text": "the same in blue", "target": "image"},
     "like an item, but different": {"like": "photos/bike.jpg", "text": "the same in blue"},
 }
-FORM = {
-    "type": "object",
-    "additionalProperties": False,
-    "properties": {
-        "text": {"type": "string", "maxLength": 8000},
-        "image": {"type": "string", "format": "binary", "description": "The picture as a file."},
-        "like": {"type": "string", "maxLength": 512},
-        "instruction": {"type": "string", "maxLength": 2000},
-        "target": {"type": "string", "enum": ["image", "text", "pair"]},
-        "k": {"type": "integer", "minimum": 1, "maximum": HARD_MAX_K},
-        "where": {"type": "string", "maxLength": 2000},
-        "min_score": {"type": "number"},
-        "beams": {"type": "integer", "minimum": 1, "maximum": 1000},
-        "rerank": {"type": "integer", "minimum": 0, "maximum": 100_000},
-    },
-}
 
 
 @router.post(
     "/v1/search",
     response_model=SearchResponse,
     responses=BODY_ERRORS,
-    openapi_extra=body_doc(SearchRequest, EXAMPLES, FORM),
+    openapi_extra=body_doc(SearchBody, EXAMPLES, form_of(SearchBody)),
     summary="Find items with words, a picture, or both",
 )
 async def search(request: Request) -> Response:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from genius.search.cuda_search import Parts, Plan, Shape, StaticSearch, plan_budget, plan_full_depth
 from genius.search.params import SearchParams, SearchResult
-from genius.search.plan import Plan, plan_budget, plan_full_depth
-from genius.search.static import Parts, Shape, StaticSearch
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 HASTY = 8  # up to this batch the course may leave out a step that few queries need

@@ -16,7 +16,7 @@ from typing import TypeVar
 from genius.errors import GeniusError
 from genius.index import cache
 from genius.index.folder import FORMAT, about_of, open_or_create, upgrade
-from genius.index.live import Live, OtherStory
+from genius.index.live import HistoryDiverged, Live
 from genius.index.lock import WriterLock
 from genius.index.reader import Reader, Vanished
 from genius.model.genius import Genius
@@ -29,7 +29,7 @@ RETRIES = 4  # of a read whose version was cleaned away
 REBUILD_SHARE = 0.2  # a cache that lacks more than this share of the rows is built anew when opened
 
 
-class State:
+class OpenIndex:
     """One open index folder."""
 
     def __init__(
@@ -107,7 +107,7 @@ class State:
                 reader = self.store.at(latest)
                 try:
                     self.live.advance(reader, gone, trust=self.store.continues(self.live.reader))
-                except OtherStory:
+                except HistoryDiverged:
                     self.live = self._in_memory(reader)
                 if self.live.wasteful:
                     self.live = self._in_memory(reader)
