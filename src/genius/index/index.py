@@ -334,15 +334,38 @@ class Index:
 
     def search_many(self, queries: Sequence[Query], request: SearchRequest = ANY) -> list[Hits]:
         """One list of hits a query, all from one version and under one filter; one pass through the model."""
-        searching.check(request)
+        return self.search_each(queries, [request] * len(queries))
+
+    def search_each(self, queries: Sequence[Query], requests: Sequence[SearchRequest]) -> list[Hits]:
+        """The same, each query with a request of its own: all share one pass through the encoder, equal requests one search."""
+        if len(queries) != len(requests):
+            raise GeniusError(f"{len(requests)} requests for {len(queries)} queries")
+        alike: dict[SearchRequest, list[int]] = {}
+        for place, request in enumerate(requests):
+            searching.check(request)
+            alike.setdefault(request, []).append(place)
         if not queries:
             return []
-        everyone = range(len(queries))
-        asked, owner = (queries, everyone) if request.strict else spread(queries, self._state.kinds())
+        groups = []
+        for request, places in alike.items():
+            own = [queries[place] for place in places]
+            groups.append((request, places, *((own, range(len(own))) if request.strict else spread(own, self._state.kinds()))))
+        asked = [query for *_, some, _ in groups for query in some]
         embedded = self.model.embed_queries(asked)
         targets = torch.tensor([-1 if query.target is None else int(query.target) for query in asked])
         pictured = embedded.modality != Modality.TEXT
-        return gather(self.search_embedded(embedded.z, embedded.dense, targets, request, pictured=pictured), owner, request.k)
+        parts, first = [], 0
+        for request, _, some, _ in groups:
+            at = slice(first, first + len(some))
+            vectors = searching.QueryVectors(embedded.z[at], embedded.dense[at], targets[at], pictured[at])
+            vectors.check(self.about.width)
+            parts.append((vectors, request))
+            first += len(some)
+        found = self._state.consistent(lambda: searching.search(self._state, parts))
+        answers: dict[int, Hits] = {}
+        for (request, places, _, owner), hits in zip(groups, found, strict=True):
+            answers.update(zip(places, gather(hits, owner, request.k), strict=True))
+        return [answers[place] for place in range(len(queries))]
 
     def search_embedded(
         self,
@@ -359,7 +382,7 @@ class Index:
         asked = searching.QueryVectors(z, dense, targets, pictured)
         asked.check(self.about.width)
         searching.check(request)
-        return self._state.consistent(lambda: searching.search(self._state, asked, request))
+        return self._state.consistent(lambda: searching.search(self._state, [(asked, request)]))[0]
 
 
 def _reopen(path: Path, source: str, options: dict[str, Any]) -> Index:
