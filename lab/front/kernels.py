@@ -57,7 +57,8 @@ def contenders(items: int) -> dict[str, Callable[[], Any]]:
 
     faiss.omp_set_num_threads(1)
     by_table = faiss.AdditiveQuantizer.ST_LUT_nonorm
-    index = faiss.IndexResidualQuantizer(WIDTH, LEVELS, 9, faiss.METRIC_INNER_PRODUCT, by_table)
+    make: Any = faiss.IndexResidualQuantizer
+    index = make(WIDTH, LEVELS, 9, faiss.METRIC_INNER_PRODUCT, by_table)
     vectors = random.standard_normal((items, WIDTH)).astype(np.float32)
     index.rq.train_type, index.rq.max_beam_size = faiss.ResidualQuantizer.Train_default, 1
     index.rq.cp.niter, index.rq.cp.min_points_per_centroid = 1, 1
