@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import SupportsIndex
 
+KEPT, LENGTH = 10_000, 500  # problems that are kept, characters of each
+
 
 class GeniusError(ValueError):
     """Bad input, a foreign file, a wrong size: the message says what is wrong and what to do."""
@@ -16,9 +18,6 @@ class GeniusError(ValueError):
 
 class PictureError(GeniusError):
     """A picture that cannot be used; the message names it."""
-
-
-KEPT, LENGTH = 10_000, 500
 
 
 class Problems(list[str]):

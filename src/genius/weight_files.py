@@ -27,6 +27,12 @@ from genius.files import open_plain, read_json, write_whole
 MAX_HEADER = 16 << 20
 """Bytes. A header names the tensors: some hundred bytes each."""
 
+DIGESTS = "digests.json"
+_COVERED = frozenset({".safetensors", ".onnx", ".model", ".txt", ".pth"})
+_TOKENIZERS = frozenset({"tokenizer.json", "vocab.json"})
+SCALE = ".scale"  # suffix of the per-row scales of an int8 matrix
+SMALL = 4096  # tensors of fewer values are not worth a scale
+
 
 def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Name -> shape of every tensor in the file, without reading one."""
@@ -63,11 +69,6 @@ def _check_header(path: Path) -> None:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-
-
-DIGESTS = "digests.json"
-_COVERED = frozenset({".safetensors", ".onnx", ".model", ".txt", ".pth"})
-_TOKENIZERS = frozenset({"tokenizer.json", "vocab.json"})
 
 
 def write_digests(folder: Path, names: Iterable[str] | None = None) -> None:
@@ -107,10 +108,6 @@ def _digest(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise GeniusError(f"cannot read {path}: {error.strerror or error}") from None
-
-
-SCALE = ".scale"  # suffix of the per-row scales of an int8 matrix
-SMALL = 4096  # tensors of fewer values are not worth a scale
 
 
 def pack(tensors: Mapping[str, Tensor], half: tuple[str, ...] = ()) -> dict[str, Tensor]:

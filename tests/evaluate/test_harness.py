@@ -12,8 +12,7 @@ from genius.errors import GeniusError
 from genius.evaluate.harness import EvalConfig, Evaluation, build_methods, evaluate
 from genius.evaluate.ids import IdTable, PlainBeam, items_of, prefix_survival, ranked
 from genius.evaluate.methods.base import Answer, Ints, Pool, Space
-from genius.evaluate.methods.generative import BeamMethod, Decodings
-from genius.evaluate.no_decoder import NoDecoder
+from genius.evaluate.methods.generative import BeamMethod, Decodings, NoDecoder
 from genius.features import Features
 from genius.model.fusion import FusionConfig
 from genius.model.generator import GeneratorConfig

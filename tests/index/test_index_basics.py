@@ -13,7 +13,7 @@ from PIL import Image
 
 from genius import Genius, GeniusError, Index, Item, Modality, Query
 from genius.index.searching import why_nothing
-from genius.search import SearchParams, SearchRequest
+from genius.search import SearchEngine, SearchParams, SearchRequest
 
 COLOURS = {"red": (220, 20, 20), "green": (20, 200, 20), "blue": (20, 20, 220), "white": (250, 250, 250)}
 
@@ -274,6 +274,19 @@ def test_many_queries_in_one_call_equal_one_by_one(index: Index) -> None:
     assert index.search_many([]) == []
 
 
+def test_queries_with_requests_of_their_own_equal_one_by_one(index: Index) -> None:
+    index.add(texts(40) + [Item(f"image {c}", image=picture(c)) for c in COLOURS])
+    queries = [Query(text="word3"), Query(image=picture("red"), target=Modality.IMAGE), Query(text="word5"), Query(text="thing9")]
+    requests = [SearchRequest(5, where=where) for where in ("id <> '3'", None, "modality = 'text'", "id <> '3'")]
+    together = index.search_each(queries, requests)
+    for query, request, hits in zip(queries, requests, together, strict=True):
+        alone = index.search_many([query], request)[0]
+        assert [h.id for h in alone] == [h.id for h in hits] and len(hits) >= 4
+        np.testing.assert_allclose([h.score for h in alone], [h.score for h in hits], atol=1e-5)
+    with pytest.raises(GeniusError, match="1 requests for 2 queries"):
+        index.search_each(queries[:2], requests[:1])
+
+
 def test_features_can_stand_in_for_the_encoder(index: Index, model: Genius, tmp_path: Path) -> None:
     from genius.encoders.base import encode_items
 
@@ -403,3 +416,24 @@ def test_under_a_filter_all_that_match_are_compared(model: Genius, tmp_path: Pat
         best = (stored @ asked.dense[row]).sort(descending=True, stable=True)
         assert [hit.score for hit in hits] == pytest.approx(best.values[:10].tolist(), abs=2e-3)
         assert hits[0].id == matching[int(best.indices[0])].id
+
+
+def test_the_engine_is_asked_what_the_caller_asked(model: Genius, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings said outright reach the engine as they are, filter or not; without them a filter has all that match compared."""
+    asked: list[SearchParams] = []
+    search = SearchEngine.search
+
+    def spy(engine: SearchEngine, *args: object, params: SearchParams, **options: object) -> object:
+        asked.append(params)
+        return search(engine, *args, params=params, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(SearchEngine, "search", spy)
+    index = Index(tmp_path / "asked.genius", model)
+    index.add([Item(f"t{i}", text=f"word{i}", metadata={"n": i}) for i in range(60)])
+    own = SearchParams.of_model(model)
+    given = SearchParams(4, 6)
+    index.search(text="word1")
+    index.search(text="word1", beams=3, rerank=7, where="n < 40")
+    index.search(text="word1", params=given, rerank=5)
+    index.search(text="word1", params=given, where="n < 40")
+    assert asked == [own, SearchParams(3, 7), SearchParams(4, 5), SearchParams(4, 40)]

@@ -94,11 +94,23 @@ def test_budget_for_everything_is_dense_search() -> None:
 def test_early_stop_stays_within_its_budget_and_holds_the_beams(seed: int, items: int, beams: int, budget: int) -> None:
     """At most R items are looked at, and the best beam's items of the full-depth search's first level are among them."""
     codes, vectors, z = collection(seed, items)
-    engine = engine_of(codes, vectors)
+    engine = SearchEngine(GENERATOR, None, CodeTrie.build(codes, SIZES), vectors)  # without codebooks nothing is scanned
     found = engine.search(z, k=1, params=SearchParams(beams=beams, rerank=budget))
     largest = np.unique(codes, axis=0, return_counts=True)[1].max()
     assert (found.touched <= max(budget, 1)).all() or largest * beams > budget
     assert (found.touched >= min(items, 1)).all()
+
+
+def test_an_early_stop_fills_its_budget() -> None:
+    """One beam of two items would do, but what is ranked next costs nothing more: as much as fits is looked at."""
+    codes = np.array([[0, first, last, 0] for first in range(5) for last in range(2)])
+    engine = engine_of(
+        codes, torch.nn.functional.normalize(torch.randn(10, 8, generator=torch.Generator().manual_seed(0)), dim=1)
+    )
+    z = torch.randn(3, 8, generator=torch.Generator().manual_seed(1))
+    for budget, touched in ((2, 2), (5, 4), (6, 6), (9, 8)):
+        found = engine.search(z, k=1, params=SearchParams(beams=1, rerank=budget), target=torch.zeros(3, dtype=torch.long))
+        assert found.touched.tolist() == [touched] * 3
 
 
 def test_codes_only_reads_the_codebooks_of_each_modality() -> None:

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from train_fixtures import small_config, small_data
+from train_fixtures import change_recipe, small_config, small_data
 
+from genius.data.features import FeatureSet
 from genius.errors import GeniusError
 from genius.search import SearchParams
 from genius.train import loop
@@ -20,6 +21,7 @@ from genius.train.config import RULES, STAGES, RunConfig, TrainConfig, read_trai
 from genius.train.generator import GeneratorStage
 from genius.train.loop import Runtime
 from genius.train.quantizer import QuantizerStage
+from genius.train.recipes import Recipe, Schedule
 from genius.train.run import train
 
 
@@ -66,6 +68,17 @@ class Enough(Exception):
     pass
 
 
+def two_answers() -> FeatureSet:
+    """The small data with a second answer to every question, of the same kind."""
+    data = small_data()
+    kind = data.pool.modality
+    others = [
+        int(rows[(rows == row).nonzero()[0, 0] - 1]) for row in data.pairs[:, 1] for rows in [(kind == kind[row]).nonzero()[:, 0]]
+    ]
+    second = torch.stack([data.pairs[:, 0], torch.tensor(others)], 1)
+    return dataclasses.replace(data, pairs=torch.cat([data.pairs, second]))
+
+
 def outcome(place: Path, name: str = "", value: Any = None, before: Path | None = None) -> Any:
     """Everything that a run leaves: weights, settings, metrics, files; or the line that refuses it. Of a stage's field only that
     stage is run: those in front of it are read back from the run `before`, and those behind it are left out."""
@@ -84,7 +97,7 @@ def outcome(place: Path, name: str = "", value: Any = None, before: Path | None 
         try:
             changes = SHORT | ({} if value is None else {name: value})
             config = small_config(place, **{key.replace(".", "__"): given for key, given in changes.items()})
-            train(config, small_data(), quiet=True)
+            train(config, two_answers(), quiet=True)
         except GeniusError as error:
             return ("refused", str(error))
         except Enough:
@@ -127,6 +140,30 @@ def test_another_value_changes_the_run_or_is_refused(name: str, usual: Path, tmp
         assert found != (*left(usual, stage if stage in STAGES else ""), [])
         if found[0] == "refused":
             assert len(found[1].splitlines()) == 1
+
+
+CONSTANTS: dict[str, tuple[str, Any]] = {
+    "head": ("generator", "table"), "codebook_scale": ("model", 100.0), "own_books": ("quantizer", False),
+    "gradient": ("quantizer", "straight-through"), "published_revival": ("quantizer", True),
+    "rerank_embedding": ("model", "score-fusion"), "answers": ("quantizer", "kept"), "symmetric": ("quantizer", False),
+    "all_positives": ("quantizer", False), "reduction": ("quantizer", "sum"), "start_from_sum": ("quantizer", False),
+    "kmeans_from": ("quantizer", "first-batch"), "refit": ("quantizer", False),
+    "quantizer": ("quantizer", Schedule(betas=(0.9, 0.999), final_lr=0.5)), "generator": ("generator", Schedule(clip=0.0)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_another_constant_of_the_recipe_changes_the_run(name: str, usual: Path, tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    assert {f.name for f in dataclasses.fields(Recipe)} == CONSTANTS.keys()
+    stage, value = CONSTANTS[name]
+    if name == "codebook_scale":  # of the paper's table only
+        change_recipe(head="table", own_books=False)
+        before = outcome(tmp_path / "before", stage, None, usual)
+    else:
+        before = (*left(usual, stage if stage in STAGES else ""), [])
+    change_recipe(**{name: value})
+    assert outcome(tmp_path / "run", stage, None, usual) != before
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -24,6 +24,8 @@ R = TypeVar("R")
 console = Console(stderr=True)
 """Progress and notes go to stderr: stdout is for results."""
 
+EVERY = 10.0  # seconds between lines where there is no terminal
+
 
 def command(function: Callable[P, R]) -> Callable[P, R]:
     """Turn a `GeniusError` (or a broken pipe, or Ctrl-C) into one line and an exit status."""
@@ -68,9 +70,6 @@ def setting(entry: str) -> tuple[str, Any]:
         return name.strip(), tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         return name.strip(), value.strip()  # a bare word is a string
-
-
-EVERY = 10.0  # seconds between lines where there is no terminal
 
 
 @contextmanager

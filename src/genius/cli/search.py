@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +11,7 @@ import typer
 
 from genius.cli.common import command, emit, note
 from genius.cli.index import DeviceOption, IndexArgument, JsonOption, ModelOption
+from genius.cli.screen import inline, protocol
 from genius.errors import GeniusError
 from genius.types import Item, Query
 
@@ -49,9 +51,12 @@ def search(
     rerank: Annotated[
         int | None, typer.Option(help="Items re-ranked by embedding; 0: decode IDs to the end, as in the paper.")
     ] = None,
+    minus: Annotated[str | None, typer.Option(help="What answers should not be like: words, or a picture's path.")] = None,
+    diverse: Annotated[bool, typer.Option("--diverse", help="Answers that differ: one a subtree of codes.")] = False,
+    open_first: Annotated[bool, typer.Option("--open", help="Open the first answer's picture.")] = False,
     version: Annotated[int | None, typer.Option(help="Search an older version (genius info --versions).")] = None,
     model: ModelOption = None,
-    device: DeviceOption = "cpu",
+    device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """Search an index with a text, an image, or both. Without a target, answers have pictures if any item has.
@@ -63,6 +68,8 @@ def search(
       genius search my.genius --image a.jpg --text "the same in blue" -k 5
 
       genius search my.genius --text bicycle --where "price < 500" --json
+
+      genius search my.genius "a bicycle" --minus "a child" --diverse --open
     """
     from genius.encoders.devices import find_device
     from genius.index.searching import wanted_kind, why_nothing
@@ -75,13 +82,13 @@ def search(
     check_asked(text, image)
     with opened(path, model, version) as index:
         place(index.model, find_device(device))
-        request = SearchRequest(k, where, min_score, beams, rerank, strict=modality is not None)
+        request = SearchRequest(k, where, min_score, beams, rerank, strict=modality is not None, diverse=diverse)
         kind = wanted(index, target, modality)
         query = Query(text=text, image=image, instruction=instruction, target=wanted_kind(kind, modality))
-        hits = index.search_many([query], request)[0]
+        hits = index.search_many([query], request, minus=minus)[0]
         if not hits and target is None and modality is None and kind is not None:  # nobody asked for pictures
             kind = None
-            hits = index.search_many([replace(query, target=None)], request)[0]
+            hits = index.search_many([replace(query, target=None)], request, minus=minus)[0]
         counts = index.info()["modalities"] if not hits else {}
         hint = None if as_json else index.advice()
     reason = None if hits else why_nothing(modality or kind, modality is not None, counts, where, min_score)
@@ -89,15 +96,30 @@ def search(
         body = {"hits": [hit.to_dict() for hit in hits], "answerable": hits.answerable, "doubtful": hits.doubtful}
         emit(body if reason is None else {**body, "why": reason})
         return
+    shows = protocol()
     for rank, hit in enumerate(hits, start=1):
+        if shows is not None and hit.item.image is not None:
+            show(hit.item, shows)
         likely = "" if hit.probability is None else f"  {100 * hit.probability:3.0f} %"
         print(f"{rank:3}  {hit.score:.4f}{likely}  {hit.id}{about(hit.item)}")
+    if open_first and hits and isinstance(hits[0].item.image, str | Path):
+        typer.launch(str(hits[0].item.image))
     if hits and hits.doubtful:
         print(f"probably nothing like that here: an answer is in this index with {100 * (hits.answerable or 0):.0f} %")
     if reason is not None:
         print(reason)
     if hint is not None:
         note(f"note: {hint}")
+
+
+def show(item: Item, how: str) -> None:
+    """A small picture above its line, in terminals that can."""
+    from genius.errors import PictureError
+    from genius.types import load_image
+
+    assert item.image is not None
+    with contextlib.suppress(PictureError):  # it was moved since: its line is there all the same
+        print(inline(load_image(item.image, least=96), how))
 
 
 def opened(path: Path, model: str | None, version: int | None) -> Index:

@@ -22,6 +22,9 @@ from genius.index import Hit, Index
 from genius.search import SearchRequest
 from genius.types import Item, Modality, Query, load_image
 
+CELL, PADDING, LABEL, LEFT = 132, 10, 34, 250
+INK, FAINT, PAPER, CARD, ACCENT = "#1b1f24", "#667080", "#f6f7f9", "#ffffff", "#2f6fed"
+
 
 @dataclass(frozen=True, slots=True)
 class Shown:
@@ -135,10 +138,6 @@ def _fontawesome() -> Iterator[Item]:
         words = ", ".join(dict.fromkeys([label, *terms]))
         if terms and styles[0] != "brands":
             yield Item(f"fontawesome-pair/{name}", image=path, text=words, metadata={"name": label, "set": "fontawesome"})
-
-
-CELL, PADDING, LABEL, LEFT = 132, 10, 34, 250
-INK, FAINT, PAPER, CARD, ACCENT = "#1b1f24", "#667080", "#f6f7f9", "#ffffff", "#2f6fed"
 
 
 def contact_sheet(shown: list[Shown], path: Path) -> None:

@@ -28,6 +28,10 @@ from genius.encoders.uniir_clip import PREFIX, ClipFfEncoder, clip_from_openai
 from genius.errors import GeniusError
 from genius.torch_file import read_checkpoint
 
+CLIP_HUB = "openai/clip-vit-large-patch14"
+BERT_HUB = "google-bert/bert-base-uncased"
+END = "<|endoftext|>"
+
 
 class UniirCheckpoint:
     """`uniir:FILE`. Not an encoder itself: `load` gives the one that the file holds."""
@@ -49,11 +53,6 @@ class UniirCheckpoint:
             return ClipFfEncoder.from_state(state, clip_tokenizer(path.parent), str(path))
         model = clip_from_openai(state, str(path))
         return ClipEncoder(model, clip_tokenizer(path.parent), Pixels(size=model.config.vision_config.image_size))
-
-
-CLIP_HUB = "openai/clip-vit-large-patch14"
-BERT_HUB = "google-bert/bert-base-uncased"
-END = "<|endoftext|>"
 
 
 def clip_tokenizer(folder: Path) -> Any:

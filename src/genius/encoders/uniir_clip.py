@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from genius.blueprint import build
-from genius.encoders.fusing import FusingEncoder
 from genius.encoders.pixels import Pixels
 from genius.encoders.transformers_dual import ClipEncoder, import_transformers
 from genius.encoders.weights import depth, grid_side, heads, load_exactly, reading_sizes, refuse_strangers
@@ -28,7 +28,6 @@ from genius.weight_files import read_tensors
 
 MIXER = "mixer.safetensors"  # beside the files of an ordinary CLIP folder
 PREFIX = "t5_layers."
-
 # OpenAI's name -> transformers' name, inside one transformer block
 BLOCK = {
     "ln_1": "layer_norm1",
@@ -43,6 +42,44 @@ OPENAI_NAMES = re.compile(
     r"|(visual\.)?positional_embedding|token_embedding\.weight|text_projection|logit_scale"
     r"|input_resolution|context_length|vocab_size"  # numbers that OpenAI's own files carry along
 )
+
+
+class FusingEncoder:
+    """One vector for a picture, a text, or both (CLIP-FF, BLIP-FF): `encode_pairs` with gaps, and two single calls made from it.
+
+    UniIR trained them with a blank for a missing half, not with a mask: a text alone is read beside a picture of zeros (after
+    normalisation: the mean colour), a picture alone beside an empty text. A subclass is also an nn.Module.
+    """
+
+    width: int
+    pixels: Pixels
+
+    def _fuse(self, pixels: Tensor, rows: Tensor, texts: Sequence[str]) -> Tensor:
+        """pixels (p, 3, S, S) and rows (n,), which of them belongs to each of n texts, on the CPU -> (n, width)."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def encode_pairs(self, images: Sequence[Image.Image | None], texts: Sequence[str]) -> Tensor:
+        """n pictures with n texts -> (n, width) float32 on the CPU, raw. A picture may be None, a text empty."""
+        if len(images) != len(texts):
+            raise GeniusError(f"{len(images)} pictures with {len(texts)} texts: one of each for every item")
+        if not images:
+            return torch.empty(0, self.width)
+        present = [picture for picture in images if picture is not None]
+        pixels, rows = self.pixels(present), torch.zeros(len(images), dtype=torch.long)
+        if len(present) < len(images):  # one blank for all that have none
+            pixels = torch.cat([pixels, torch.zeros(1, 3, self.pixels.size, self.pixels.size)])
+        there = torch.tensor([picture is not None for picture in images])
+        rows[there], rows[~there] = torch.arange(len(present)), len(present)
+        return self._fuse(pixels, rows, texts).float().cpu()
+
+    def encode_images(self, images: Sequence[Image.Image]) -> Tensor:
+        """RGB pictures, each beside an empty text -> (n, width)."""
+        return self.encode_pairs(images, [""] * len(images))
+
+    def encode_texts(self, texts: Sequence[str]) -> Tensor:
+        """Texts, each beside a blank picture -> (n, width)."""
+        return self.encode_pairs([None] * len(texts), texts)
 
 
 class ClipFfEncoder(FusingEncoder, ClipEncoder):

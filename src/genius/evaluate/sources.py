@@ -32,6 +32,8 @@ from genius.files import write_whole
 from genius.model.genius import Genius
 from genius.search import CodeTrie, beam_search
 
+Codes = npt.NDArray[np.int64]
+
 
 def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "genius" / "features"
@@ -121,9 +123,6 @@ def fit_to_model(data: FeatureSet, model: Genius, model_uri: str) -> FeatureSet:
     if heads is None:
         raise GeniusError(f"features are {sorted(widths)} wide, the model expects {model.config.width} (and brings no {HEADS})")
     return replace(data, queries=heads.apply_chunked(data.queries), pool=heads.apply_chunked(data.pool))
-
-
-Codes = npt.NDArray[np.int64]
 
 
 def encode_file(model: Genius, features: Path, output: Path) -> Codes:

@@ -24,6 +24,7 @@ from genius.encoders.base import Encoder
 from genius.errors import GeniusError
 from genius.features import Features
 from genius.fit.questions import Questions
+from genius.model.fitting import choose_level_sizes
 from genius.model.fusion import Fusion, FusionConfig
 from genius.model.generator import Generator
 from genius.model.genius import Genius, GeniusConfig
@@ -37,7 +38,6 @@ from genius.train.loop import OneProcess, Runtime, run_stage
 from genius.train.progress import Journal
 from genius.train.quantizer import quantizer_config
 from genius.train.shifted import Offsets
-from genius.train.sizes import choose_level_sizes
 
 FOUND = 10  # answers of exhaustive search that are looked for
 JUDGED = 200  # made-up questions that what is kept is measured on, at most

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from genius.encoders.base import OnError, OnPicture, encode_items
 from genius.errors import GeniusError
-from genius.features import Features
+from genius.features import Features, check_finite
 from genius.index import metadata as meta
 from genius.instructions import format_text
 from genius.model.genius import Genius
@@ -211,8 +211,7 @@ def _quantize(model: Genius, features: Features, modality: Tensor) -> tuple[NDAr
     if not len(features):
         return np.empty((0, quantizer.config.levels), np.uint16), np.empty((0, model.config.width), np.float16)
     z, dense = model.embed(features)
-    if not bool(torch.isfinite(dense).all()):
-        raise GeniusError("the encoder gave NaN or infinity for some items")
+    check_finite(dense, "vectors of the encoder")
     codes = quantizer.encode(z, modality.to(z.device) if quantizer.config.labelled else None)
     return codes.cpu().numpy().astype(np.uint16), dense.float().cpu().numpy().astype(np.float16)
 

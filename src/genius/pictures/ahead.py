@@ -25,6 +25,8 @@ from genius.pictures.memory import tidy
 T = TypeVar("T")
 THREADS = 4
 
+Shrink = Callable[[Image.Image], Image.Image]
+
 
 def open_ahead(
     sources: Sequence[ImageInput | None], open_one: Callable[[int, ImageInput], T], batch_size: int, threads: int = THREADS
@@ -61,9 +63,6 @@ def open_ahead(
             pool.shutdown(wait=True, cancel_futures=True)
             ahead.clear()
             tidy()
-
-
-Shrink = Callable[[Image.Image], Image.Image]
 
 
 class PictureWorkers:

@@ -27,6 +27,11 @@ MAX_DEPTH = 200  # the renderer calls itself at every level; drawings by hand or
 MAX_BYTES = 16_000_000  # of the file, and of what its entities unfold to
 PICTURES = ("image", "feImage")  # elements whose reference the renderer would open as a file
 
+MEMORY = 1_000_000_000  # bytes of address space
+STACK = 128_000_000  # of the thread that draws: room for MAX_DEPTH levels many times over
+ASKED = struct.Struct(">IIf")  # bytes of the file, side in pixels, seconds it may take
+DRAWN = struct.Struct(">cIII")  # b"P" and the sides of the RGB pixels that follow, or b"E"; bytes that follow
+
 
 def clean_svg(data: bytes) -> str:
     """The drawing as plain XML, or a `GeniusError` that says what is wrong with it."""
@@ -72,12 +77,6 @@ class _Writer:
 
     def text(self, text: str) -> None:
         self._put(escape(text))
-
-
-MEMORY = 1_000_000_000  # bytes of address space
-STACK = 128_000_000  # of the thread that draws: room for MAX_DEPTH levels many times over
-ASKED = struct.Struct(">IIf")  # bytes of the file, side in pixels, seconds it may take
-DRAWN = struct.Struct(">cIII")  # b"P" and the sides of the RGB pixels that follow, or b"E"; bytes that follow
 
 
 def main() -> None:

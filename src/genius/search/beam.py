@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from genius.errors import GeniusError
+from genius.features import check_finite
 from genius.model.generator import Generator
 from genius.search.decoder import Memory, Writer, decoder_of
 from genius.search.forest import Children, Forest, TrieView, widen
@@ -306,9 +307,8 @@ def beam_search(
 def check_queries(z: Tensor, name: str = "z", finite: bool = True) -> None:
     if z.ndim != 2:
         raise GeniusError(f"{name} must be (queries, width), got shape {tuple(z.shape)}")
-    if finite and not torch.isfinite(z).all():
-        bad = int((~torch.isfinite(z)).any(1).nonzero()[0])
-        raise GeniusError(f"query {bad} has a NaN or infinite value in {name}")
+    if finite:
+        check_finite(z, f"queries' {name}")
 
 
 def check_allowed(allowed: Tensor | None, rows: int, device: torch.device) -> Tensor | None:

@@ -18,6 +18,18 @@ from genius.model.genius import Genius
 Reranker = Literal["embeddings", "codes", "none"]
 RETIRED = frozenset({"geometry", "finish", "leaves", "generator", "normalizer"})  # of models from before log p held nearness
 
+SEARCHES: dict[str, dict[str, Any]] = {
+    "genius": {"rerank": 0, "reranker": "none"},  # the paper's: IDs written to the end, ranked by log p
+    "genius-r": {"rerank": 0, "reranker": "embeddings"},  # the paper's GENIUS^R: their items, re-ranked by stored vectors
+    "genius-codes": {"rerank": 0, "reranker": "codes"},
+    "default": {"reranker": "embeddings"},  # stops early, re-ranks what is below the beams
+    "default-codes": {"reranker": "codes"},
+}
+"""The searches that tables and programs name. Beams, and the budget of those that stop early, are whatever they are."""
+
+MAX_K = 10_000  # also of beams
+MAX_RERANK = 100_000_000
+
 
 @dataclass(frozen=True, slots=True)
 class SearchParams:
@@ -34,7 +46,12 @@ class SearchParams:
     @classmethod
     def of_model(cls, model: Genius) -> SearchParams:
         """A model's own defaults, from the `search` table of its config: what is not named there has the defaults above."""
-        kept = {name: value for name, value in model.config.search.items() if name not in RETIRED}
+        return cls.of_table(model.config.search)
+
+    @classmethod
+    def of_table(cls, table: dict[str, Any]) -> SearchParams:
+        """The same from such a table itself."""
+        kept = {name: value for name, value in table.items() if name not in RETIRED}
         return from_dict(cls, kept, where="the model's search defaults")
 
     def named(self, search: str) -> SearchParams:
@@ -55,19 +72,6 @@ class SearchParams:
             raise GeniusError(f"reranker must be 'embeddings', 'codes' or 'none', got {self.reranker!r}")
 
 
-SEARCHES: dict[str, dict[str, Any]] = {
-    "genius": {"rerank": 0, "reranker": "none"},  # the paper's: IDs written to the end, ranked by log p
-    "genius-r": {"rerank": 0, "reranker": "embeddings"},  # the paper's GENIUS^R: their items, re-ranked by stored vectors
-    "genius-codes": {"rerank": 0, "reranker": "codes"},
-    "default": {"reranker": "embeddings"},  # stops early, re-ranks what is below the beams
-    "default-codes": {"reranker": "codes"},
-}
-"""The searches that tables and programs name. Beams, and the budget of those that stop early, are whatever they are."""
-
-MAX_K = 10_000  # also of beams
-MAX_RERANK = 100_000_000
-
-
 def whole(name: str, value: object, low: int, high: int) -> None:
     """Refuse what is not a whole number within bounds."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
@@ -86,6 +90,7 @@ class SearchRequest:
     rerank: int | None = None
     params: SearchParams | None = None  # None: the model's own
     strict: bool = False  # a question's target is exactly the kind of item that is found, not all that people mean by it
+    diverse: bool = False  # answers that differ: one a subtree of codes
 
     def __post_init__(self) -> None:
         whole("k", self.k, 1, MAX_K)

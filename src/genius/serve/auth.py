@@ -46,6 +46,8 @@ GRANTS: Mapping[str, tuple[Scope, ...]] = {
 LOOK_AGAIN_S = 1.0  # between looks at the key file
 LINE = "expected 'read KEY', 'write KEY' or 'admin KEY', then name=NAME and expires=DATE where wanted"
 
+LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
+
 
 @dataclass(frozen=True, slots=True)
 class Key:
@@ -182,9 +184,6 @@ def _when(text: str, where: str) -> datetime:
     except (ValueError, OverflowError):
         raise GeniusError(f"{where}: expires={text!r} is no date such as 2027-01-31 or 2027-01-31T12:00:00Z") from None
     return when if when.tzinfo is not None else when.replace(tzinfo=UTC)
-
-
-LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def presented_key(headers: Mapping[str, str]) -> str | None:

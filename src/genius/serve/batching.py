@@ -21,6 +21,9 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
+J = TypeVar("J")
+R = TypeVar("R")
+
 
 @dataclass(slots=True)
 class _Share:
@@ -117,10 +120,6 @@ class FairQueue(Generic[T]):
 
 def _first(lane: _Lane[T]) -> int:
     return min(waiting[0][0] for _, waiting in lane.owners.values())
-
-
-J = TypeVar("J")
-R = TypeVar("R")
 
 
 class QueueFull(Exception):

@@ -25,6 +25,9 @@ from genius.serve.auth import client_of, owner_of
 from genius.serve.errors import ApiError, error_response
 from genius.serve.settings import ServeConfig
 
+MAX_ASPECT = 100  # encoders resize by the shorter side: a 1 x 30,000 picture would grow, not shrink
+DRAIN_S, DRAIN_BYTES = 10.0, 256_000_000  # how long and how much of a refused body is read and dropped
+
 
 @dataclass(slots=True, eq=False)
 class Body:
@@ -80,10 +83,6 @@ class Arrivals:
         if greediest == newest.owner or not candidates:
             return newest
         return max(candidates, key=self._counted)
-
-
-MAX_ASPECT = 100  # encoders resize by the shorter side: a 1 x 30,000 picture would grow, not shrink
-DRAIN_S, DRAIN_BYTES = 10.0, 256_000_000  # how long and how much of a refused body is read and dropped
 
 
 class BodyLimit:

@@ -26,6 +26,16 @@ METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"}
 SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
+logger = logging.getLogger("genius.serve")
+QUIET = frozenset({"/healthz", "/readyz", "/metrics"})
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+SECURITY = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-frame-options", b"DENY"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+
 
 class Metrics:
     def __init__(self) -> None:
@@ -56,17 +66,6 @@ class Metrics:
 
     def render(self) -> bytes:
         return generate_latest(self.registry)
-
-
-logger = logging.getLogger("genius.serve")
-QUIET = frozenset({"/healthz", "/readyz", "/metrics"})
-_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
-SECURITY = (
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"x-frame-options", b"DENY"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-)
 
 
 class JsonFormatter(logging.Formatter):

@@ -176,7 +176,7 @@ class TrainConfig:
     search: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        from_dict(SearchParams, dict(self.search), where="search")
+        SearchParams.of_table(self.search)
         for name, stage in (("encoder", self.encoder), ("quantizer", self.quantizer), ("generator", self.generator)):
             if self.run.accumulate < 1 or stage.batch % self.run.accumulate:
                 raise GeniusError(f"{name}.batch {stage.batch} and run.accumulate {self.run.accumulate} do not fit together")

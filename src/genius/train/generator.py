@@ -20,12 +20,15 @@ from genius.model.nearness import ByModality
 from genius.model.quantizer import ResidualQuantizer
 from genius.nearest import nearest_rows
 from genius.train.config import GeneratorStageConfig, ModelConfig
-from genius.train.loop import Stage
+from genius.train.loop import Stage, step_seed
 from genius.train.losses import code_loss
-from genius.train.sampling import Draws, Order, Positives, share, step_seed
+from genius.train.pairs import Draws, Order, Positives, share
+from genius.train.selection import answer_mask, dense_hits, generator_hits
 from genius.train.shifted import Offsets, ShiftedItems
-from genius.train.validate import answer_mask, dense_hits, generator_hits
 
+# What the decoder bends nearness by, |U h|^2, costs so many nats a unit. Without it a few thousand honest offsets are learned by
+# heart, and every search by log p is worse, most of all for items that come later (docs/results/accuracy.md).
+MODEST = 10.0
 RIVALS = 32  # candidates of an honest question among which log p must rank its answer
 
 
@@ -146,11 +149,16 @@ class GeneratorStage(Stage):
         return Batch(self.augment(frozen.queries[rows], frozen.pool[targets], mu), frozen.codes[targets], ())
 
     def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        log_p = self.generator.code_log_probs(batch.z, batch.codes, batch.rows or None)
+        states = self.generator.states(batch.z, batch.codes)
+        log_p = self.generator.code_log_probs(batch.z, batch.codes, batch.rows or None, states)
         loss = code_loss(log_p, batch.codes, self.recipe.reduction)  # Eq. 10
         with torch.no_grad():
             right = torch.stack([(lp.argmax(1) == batch.codes[:, i]).float().mean() for i, lp in enumerate(log_p)])
-        return loss, {"ce": loss, "code1": right[min(1, len(right) - 1)], "codes": right.mean()}
+        logs = {"ce": loss, "code1": right[min(1, len(right) - 1)], "codes": right.mean()}
+        if self.generator.config.head == "codebooks":
+            logs["bent"] = self.generator.nearness.bent(states)
+            loss = loss + MODEST * logs["bent"]
+        return loss, logs
 
     def validate(self) -> dict[str, float]:
         """Cross-entropy and accuracy of each code on honest questions, and what their searches find."""

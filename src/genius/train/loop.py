@@ -12,7 +12,7 @@ import json
 import math
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,13 +28,18 @@ from genius.train.capture import CapturedStep
 from genius.train.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from genius.train.config import RunConfig, StageConfig
 from genius.train.interrupt import Interrupt
+from genius.train.losses import rank, world_size
 from genius.train.progress import Journal
 from genius.train.recipes import Schedule
-from genius.train.sampling import step_seed
 from genius.train.selection import Selection
 
 CHECKPOINT_SECONDS = 30.0  # a checkpoint at least this often
 LOOKS = 20  # at the honest questions, evenly spread over the steps
+
+
+def step_seed(seed: int, stage: str, step: int, rank: int = 0) -> int:
+    """One number for the randomness of one step of one stage on one process."""
+    return (seed * 1_000_003 + sum(map(ord, stage)) * 7_919 + step * 31 + rank * 15_485_863) % (2**63 - 1)
 
 
 class Stage(nn.Module):
@@ -342,3 +347,21 @@ def _cpu(state: Any) -> Any:
     if isinstance(state, list | tuple):
         return type(state)(_cpu(value) for value in state)
     return state
+
+
+# What must come out the same on every process is done by the first: k-means, mining and codes add up floating-point numbers in an
+# order that differs from GPU to GPU, and a code chosen the other way is another ID.
+
+
+def once(work: Callable[[], None], results: Callable[[], Iterable[Tensor]]) -> None:
+    """The first process does `work`; then every one has its `results`, tensors of known shapes that are filled in place."""
+    if rank() == 0:
+        work()
+    send(results())
+
+
+def send(tensors: Iterable[Tensor]) -> None:
+    """The first process's tensors to all others, in place."""
+    if world_size() > 1:
+        for tensor in tensors:
+            torch.distributed.broadcast(tensor, src=0)

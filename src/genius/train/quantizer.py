@@ -17,11 +17,10 @@ from genius.model.fusion import Fusion, FusionConfig
 from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
 from genius.nearest import nearest_rows
 from genius.train.config import ModelConfig, QuantizerStageConfig
+from genius.train.loop import once
 from genius.train.losses import reconstruction_loss, residual_loss
-from genius.train.pairing import PairBatch, PairStage
-from genius.train.processes import once
-from genius.train.rows import Rows
-from genius.train.validate import dense_hits, quick_hits
+from genius.train.pairs import PairBatch, PairStage, Rows
+from genius.train.selection import dense_hits, quick_hits
 
 KMEANS_SAMPLE = 200_000  # vectors for k-means (the whole training set below that)
 # When codebooks are fitted anew at the end: sweeps that fit the later levels' codebooks to each other, and how many items a

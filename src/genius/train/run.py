@@ -21,6 +21,7 @@ from genius.encoders.base import Encoder
 from genius.encoders.heads import HEADS, Heads
 from genius.errors import GeniusError
 from genius.files import write_whole
+from genius.model.fitting import choose_level_sizes
 from genius.model.genius import Genius, GeniusConfig
 from genius.train.attach import encoder_of_features, join_heads
 from genius.train.confidence import calibrate
@@ -28,12 +29,10 @@ from genius.train.config import STAGES, TrainConfig, that_trains, with_steps
 from genius.train.encoder import HeadsStage
 from genius.train.generator import Frozen, GeneratorStage, Honest, generator_config
 from genius.train.holdout import Split, few_questions, judged_pool, split, with_honest
-from genius.train.loop import Runtime, finish, make_accelerator, run_stage
-from genius.train.processes import send
+from genius.train.loop import Runtime, finish, make_accelerator, run_stage, send
 from genius.train.progress import Journal
 from genius.train.quantizer import QuantizerStage, quantizer_config
 from genius.train.shifted import honest_offsets
-from genius.train.sizes import choose_level_sizes
 from genius.train.sources import check_source, load_source
 
 TRAINING, CONFIG = "training", "config.json"

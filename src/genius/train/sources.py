@@ -79,7 +79,7 @@ def _from_collection(config: TrainConfig, runtime: Runtime, folder: Path) -> tup
         chosen = "heads" if hasattr(encoder, "tower_images") else "none"
         config = that_trains(config, chosen)
     if config.encoder.train == "towers":
-        from genius.train.towers import TowersStage
+        from genius.train.encoder import TowersStage
 
         stage = TowersStage(collection, encoder, config.encoder, config.seed, runtime.device)
         loop = with_steps(config.encoder, stage.order.count)
