@@ -186,13 +186,15 @@ class _Codebooks(nn.Module):
         own = torch.tensor([size * quantizer.config.own_books(level) for level, size in enumerate(config.level_sizes)])
         kinds = torch.arange(config.level_sizes[0])
         with torch.no_grad():
-            squares = [torch.zeros(len(books[0])), *(near.bias(level, books[level]) for level in range(1, config.levels))]
-            scales = torch.stack([near.scale(level) for level in range(1, config.levels)])
+            later = range(1, config.levels)
+            each = [near.bias(level, kind) for level in later for kind in range(3 if quantizer.config.own_books(level) else 1)]
+            squares = [torch.zeros(len(books[0])), *each]
+            scales = torch.stack([torch.stack([near.scale(level, kind) for kind in kinds.tolist()]) for level in later])
         self.register_buffer("books", torch.cat(books))  # (rows, D)
         self.register_buffer("starts", first[:, None] + own[:, None] * kinds)  # (M, 3) first row of a level's book of a modality
         self.register_buffer("sizes", torch.tensor(config.level_sizes))
         self.register_buffer("squares", torch.cat(squares))  # (rows,)
-        self.register_buffer("scales", 2 * scales)  # (M - 1,) 2 a_l
+        self.register_buffer("scales", 2 * scales)  # (M - 1, 3) 2 a_l of a modality
         self.register_buffer("spread", torch.arange(self.widest))
         reads = [layer for layer in near.read if isinstance(layer, nn.Linear)]
         bends = [layer for layer in near.bend if isinstance(layer, nn.Linear)]
@@ -215,7 +217,8 @@ class _Codebooks(nn.Module):
     def logits(self, level: Tensor, modality: Tensor, hidden: Tensor, rest: Tensor) -> Tensor:
         at = (level - 1).clamp(min=0)
         weight = self.bend_weight.view(self.levels, self.width, self.d_model).index_select(0, at)[0]
-        aim = self.scales.index_select(0, at) * (rest + hidden @ weight.T + self.bend_bias.index_select(0, at))
+        scale = self.scales.flatten().index_select(0, at * self.scales.shape[1] + modality)
+        aim = scale * (rest + hidden @ weight.T + self.bend_bias.index_select(0, at))
         size = self.sizes.index_select(0, level)
         start = self.starts.flatten().index_select(0, level.clamp(min=1) * self.starts.shape[1] + modality)
         rows = start + torch.minimum(self.spread, size - 1)
