@@ -235,8 +235,8 @@ def test_bad_items_get_one_clear_line_and_change_nothing(index: Index, tmp_path:
             index.add([item])
     report = index.add([*bad, Item("good", text="good")], on_error="skip")
     assert report.added == 1 and len(report.problems) == len(bad) and len(index) == 1
-    with pytest.raises(GeniusError, match="expected an Item"):
-        index.add([{"id": "a"}])  # type: ignore[list-item]
+    with pytest.raises(GeniusError, match="'a' has neither an image nor a text"):
+        index.add([{"id": "a"}])
     with pytest.raises(GeniusError, match="no item 'nope'"):
         index.get("nope")
 
