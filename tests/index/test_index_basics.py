@@ -274,6 +274,19 @@ def test_many_queries_in_one_call_equal_one_by_one(index: Index) -> None:
     assert index.search_many([]) == []
 
 
+def test_queries_with_requests_of_their_own_equal_one_by_one(index: Index) -> None:
+    index.add(texts(40) + [Item(f"image {c}", image=picture(c)) for c in COLOURS])
+    queries = [Query(text="word3"), Query(image=picture("red"), target=Modality.IMAGE), Query(text="word5"), Query(text="thing9")]
+    requests = [SearchRequest(5, where=where) for where in ("id <> '3'", None, "modality = 'text'", "id <> '3'")]
+    together = index.search_each(queries, requests)
+    for query, request, hits in zip(queries, requests, together, strict=True):
+        alone = index.search_many([query], request)[0]
+        assert [h.id for h in alone] == [h.id for h in hits] and len(hits) >= 4
+        np.testing.assert_allclose([h.score for h in alone], [h.score for h in hits], atol=1e-5)
+    with pytest.raises(GeniusError, match="1 requests for 2 queries"):
+        index.search_each(queries[:2], requests[:1])
+
+
 def test_features_can_stand_in_for_the_encoder(index: Index, model: Genius, tmp_path: Path) -> None:
     from genius.encoders.base import encode_items
 

@@ -16,7 +16,7 @@ from genius.features import Features
 from genius.model.fusion import FusionConfig
 from genius.model.generator import SIZES, Generator, GeneratorConfig
 from genius.model.genius import Genius, GeniusConfig
-from genius.model.nearness import by_modality
+from genius.model.nearness import as_one_number, by_modality, for_each_kind
 from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
 
 LEVELS = (3, 6, 5)
@@ -160,23 +160,22 @@ def test_an_untrained_head_is_nearness_with_a_temperature() -> None:
             assert torch.equal(generator.next_log_probs(z, codes[:, :level]).argmax(1), codes[:, level])
 
 
-def test_kinds_with_one_scale_are_saved_as_one_number_and_others_as_three() -> None:
-    """Models from before each kind had its own a_l and b_l load, and keep the bytes that their fingerprint is made of."""
+def test_weights_from_before_each_kind_had_its_own_scale_load_and_keep_their_bytes() -> None:
+    """Their fingerprint must stay, or indexes built with them would not open."""
     quantizer = ResidualQuantizer(QuantizerConfig(8, (3, 20, 20), own_books_from=1))
     config = GeneratorConfig(8, (3, 20, 20), **SIZES["tiny"], prefix_tokens=2, normalizer="level", head="codebooks")  # type: ignore[arg-type]
     generator = Generator(config, quantizer)
-    head = generator.nearness
-    old = generator.state_dict()
-    assert old["nearness.log_scale"].shape == old["nearness.norm_weight"].shape == (2,)
+    old = {"nearness.log_scale": torch.tensor([0.1, 0.2]), "nearness.norm_weight": torch.tensor([0.3, 0.4])}
+    wanted = generator.state_dict()
+    generator.load_state_dict(wanted | for_each_kind(old, wanted))
+    scales = [generator.nearness.scale(level, kind).item() for level in (1, 2) for kind in range(3)]
+    assert scales == pytest.approx([7.389] * 3 + [54.598] * 3, rel=1e-3)
+    for name, tensor in old.items():
+        assert torch.equal(as_one_number(name, generator.state_dict()[name]), tensor)
     with torch.no_grad():
-        head.log_scale += torch.tensor([0.0, 0.1, 0.2])
-    new = generator.state_dict()
-    assert new["nearness.log_scale"].shape == (2, 3) and new["nearness.norm_weight"].shape == (2,)
-    assert head.scale(1, 2) > head.scale(1, 1) > head.scale(1, 0)
-    generator.load_state_dict(old)
-    assert torch.equal(head.scale(1, 2), head.scale(1, 0))
-    generator.load_state_dict(new)
-    assert head.scale(2, 2) > head.scale(2, 0)
+        generator.nearness.log_scale[1] += 0.1
+    assert len(as_one_number("nearness.log_scale", generator.nearness.log_scale)) == 6
+    assert generator.nearness.scale(1, 1) > generator.nearness.scale(1, 0)
 
 
 def test_a_tied_head_does_not_grow_with_the_codebooks() -> None:

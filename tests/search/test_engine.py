@@ -94,7 +94,7 @@ def test_budget_for_everything_is_dense_search() -> None:
 def test_early_stop_stays_within_its_budget_and_holds_the_beams(seed: int, items: int, beams: int, budget: int) -> None:
     """At most R items are looked at, and the best beam's items of the full-depth search's first level are among them."""
     codes, vectors, z = collection(seed, items)
-    engine = engine_of(codes, vectors)
+    engine = SearchEngine(GENERATOR, None, CodeTrie.build(codes, SIZES), vectors)  # without codebooks nothing is scanned
     found = engine.search(z, k=1, params=SearchParams(beams=beams, rerank=budget))
     largest = np.unique(codes, axis=0, return_counts=True)[1].max()
     assert (found.touched <= max(budget, 1)).all() or largest * beams > budget

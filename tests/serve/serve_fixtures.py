@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -83,15 +84,16 @@ class SlowIndex:
         self.wrote: list[str] = []
         self.fails = False
 
-    def search_many(self, queries: Sequence[Query], request: SearchRequest) -> list[Hits]:
-        self.asked.append((len(queries), request.where))
+    def search_each(self, queries: Sequence[Query], requests: Sequence[SearchRequest]) -> list[Hits]:
+        self.asked += [(count, where) for where, count in Counter(request.where for request in requests).items()]
         self.entered.set()
         assert self.go.wait(20)
-        if request.where == "bad":
+        if any(request.where == "bad" for request in requests):
             raise GeniusError("where: unknown column 'bad'")
         if any(query.text == "crash" for query in queries):
             raise RuntimeError("a bug")
-        return [Hits(self._hit(f"{query.text}-{i}", 1.0 - i / 100) for i in range(request.k)) for query in queries]
+        pairs = zip(queries, requests, strict=True)
+        return [Hits(self._hit(f"{query.text}-{i}", 1.0 - i / 100) for i in range(request.k)) for query, request in pairs]
 
     def _hit(self, item_id: str, score: float) -> Any:
         return Hit(item_id, score, (1, 2), Item(item_id, text="t"), Modality.TEXT)

@@ -366,22 +366,54 @@ class Index:
 
         A query may be given as words, a picture, or {"text": ..., "image": ...}. `minus`: what answers should not be like.
         """
-        searching.check(request)
+        return self.search_each(queries, [request] * len(queries), minus=minus)
+
+    def search_each(
+        self,
+        queries: Sequence[Query | ContentInput],
+        requests: Sequence[SearchRequest],
+        *,
+        minus: Query | ContentInput | None = None,
+    ) -> list[Hits]:
+        """The same, each query with a request of its own: all share one pass through the encoder, equal requests one search."""
+        if len(queries) != len(requests):
+            raise GeniusError(f"{len(requests)} requests for {len(queries)} queries")
+        alike: dict[SearchRequest, list[int]] = {}
+        for place, request in enumerate(requests):
+            searching.check(request)
+            if request.diverse:  # answers that differ are chosen among more
+                request = replace(request, k=min(varied.WIDER * request.k, MAX_K), diverse=False)
+            alike.setdefault(request, []).append(place)
         if not queries:
             return []
-        if request.diverse:
-            wide = replace(request, k=min(varied.WIDER * request.k, MAX_K), diverse=False)
-            return [varied.apart(hits, request.k) for hits in self.search_many(queries, wide, minus=minus)]
         given = [Query.of(query) for query in queries]
-        asked, owner = (given, list(range(len(given)))) if request.strict else spread(given, self._state.kinds())
+        groups = []
+        for request, places in alike.items():
+            own = [given[place] for place in places]
+            groups.append((request, places, *((own, range(len(own))) if request.strict else spread(own, self._state.kinds()))))
+        asked = [query for *_, some, _ in groups for query in some]
         embedded = self.model.embed_queries(asked)
-        targets = torch.tensor([-1 if query.target is None else int(query.target) for query in asked])
-        pictured = embedded.modality != Modality.TEXT
         z, dense = embedded.z, embedded.dense
         if minus is not None:
             unwanted = self.model.embed_queries([Query.of(minus)])
             z, dense = varied.away(z, unwanted.z), varied.away(dense, unwanted.dense)
-        return gather(self.search_embedded(z, dense, targets, request, pictured=pictured), owner, request.k)
+        targets = torch.tensor([-1 if query.target is None else int(query.target) for query in asked])
+        pictured = embedded.modality != Modality.TEXT
+        parts, first = [], 0
+        for request, _, some, _ in groups:
+            at = slice(first, first + len(some))
+            vectors = searching.QueryVectors(z[at], dense[at], targets[at], pictured[at])
+            vectors.check(self.about.width)
+            parts.append((vectors, request))
+            first += len(some)
+        found = self._state.consistent(lambda: searching.search(self._state, parts))
+        answers: dict[int, Hits] = {}
+        for (request, places, _, owner), hits in zip(groups, found, strict=True):
+            answers.update(zip(places, gather(hits, owner, request.k), strict=True))
+        return [
+            varied.apart(answers[place], request.k) if request.diverse else answers[place]
+            for place, request in enumerate(requests)
+        ]
 
     def vectors(self, batch: int = 256) -> Iterator[tuple[list[str], Tensor, list[Modality]]]:
         """Ids, stored vectors (n, D) and kinds of all items of one version, some at a time."""
@@ -405,7 +437,7 @@ class Index:
         asked = searching.QueryVectors(z, dense, targets, pictured)
         asked.check(self.about.width)
         searching.check(request)
-        return self._state.consistent(lambda: searching.search(self._state, asked, request))
+        return self._state.consistent(lambda: searching.search(self._state, [(asked, request)]))[0]
 
     def explain(self, query: Query, request: SearchRequest = THREE, *, shown: int = 5, rejected: int = 3) -> Explanation:
         """How the answers to a query came about: at every step the codes kept and the best rejected, with log p and words.

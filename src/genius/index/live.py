@@ -21,7 +21,7 @@ from genius.types import Modality
 MERGE_FROM, MERGE_SHARE = 8_192, 0.1  # additions, absolute and as a share, at which the engine folds them in
 WASTE_FROM, WASTE_SHARE = 10_000, 0.5  # dead rows, absolute and as a share, at which it pays to start afresh
 MAX_ADDITIONS = 32  # blocks of vectors added to one engine before it is made anew
-MASKS = 16  # filters whose rows are remembered
+MASKS = 64  # filters whose rows are remembered: a byte an item each
 
 
 class HistoryDiverged(GeniusError):

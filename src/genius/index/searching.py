@@ -23,7 +23,7 @@ from genius.index.live import Live
 from genius.index.opened import RETRIES, OpenIndex
 from genius.index.reader import PAYLOAD, Reader, Vanished
 from genius.index.results import Hit, Hits, PrefixView
-from genius.model.confidence import DEPTH
+from genius.model.confidence import DEPTH, Confidence
 from genius.search import SearchParams, SearchRequest
 from genius.search.params import whole
 from genius.types import Item, Modality, Query
@@ -84,39 +84,57 @@ def for_filter(params: SearchParams, matching: int) -> SearchParams:
     return replace(params, beams=max(params.beams, WIDE_BEAMS), rerank=max(params.rerank, WIDE_RERANK))
 
 
-def search(state: OpenIndex, asked: QueryVectors, request: SearchRequest) -> list[Hits]:
-    """The hits of every query, all of one version."""
-    if not len(asked.z):
-        return []
-    k, params = request.k, request.settings(state.model)
+@dataclass(frozen=True, slots=True)
+class _Ranked:
+    """What the engine found for the queries of one request."""
+
+    request: SearchRequest
+    pictured: Tensor | None
+    sure: Confidence | None
+    codes: list[NDArray[np.int64]]
+    seqs: list[NDArray[np.int64]]
+    scores: list[NDArray[np.float32]]
+
+
+def search(state: OpenIndex, groups: Sequence[tuple[QueryVectors, SearchRequest]]) -> list[list[Hits]]:
+    """The hits of every query of every group, all of one version; what they show is read once for all."""
     with state.lock:
         live = state.current()
-        allowed = _allowed(state, live, request.where, asked.targets)
-        if request.adaptive and request.where is not None and allowed is not None:
-            params = for_filter(params, int(allowed.sum(axis=-1).max()))
-        sure = None if asked.pictured is None else state.model.confidence(params.reranker)
-        wide = k if sure is None else max(k, DEPTH)  # whether there is an answer shows in how the first hits differ
-        rows, scores = _run(live, asked, wide, params, allowed)
-        codes = [live.codes_of(row) for row in rows]
-        seqs = [live.seqs[row] for row in rows]
+        ranked = [_ranked(state, live, asked, request) for asked, request in groups]
         reader = live.reader
-    found = reader.rows(np.concatenate([part[:k] for part in seqs]), PAYLOAD)
+    wanted = [seqs[: one.request.k] for one in ranked for seqs in one.seqs]
+    found = reader.rows(np.unique(np.concatenate([np.empty(0, np.int64), *wanted])), PAYLOAD)
     shown = dict(zip(found, display(reader, list(found.values())), strict=True))
-    answers: list[Hits] = []
-    for q in range(len(rows)):
-        hits = Hits()
-        kinds = [Modality.parse(found[seq]["modality"]) for seq in seqs[q][:k].tolist()]
-        likely: Sequence[float | None] = [None] * len(kinds)
-        if sure is not None and asked.pictured is not None:
-            pictured = bool(asked.pictured[q])
-            likely = sure.of_hits(pictured, scores[q][:k], kinds).tolist()
-            hits.answerable = sure.of_answer(pictured, scores[q], kinds)
-        for i, seq in enumerate(seqs[q][:k].tolist()):
-            if request.min_score is None or scores[q][i] >= request.min_score:
-                code = tuple(codes[q][i].tolist())
-                hits.append(Hit(shown[seq].id, float(scores[q][i]), code, shown[seq], kinds[i], likely[i]))
-        answers.append(hits)
-    return answers
+    kinds = {seq: Modality.parse(row["modality"]) for seq, row in found.items()}
+    return [[_hits(one, q, shown, kinds) for q in range(len(one.seqs))] for one in ranked]
+
+
+def _ranked(state: OpenIndex, live: Live, asked: QueryVectors, request: SearchRequest) -> _Ranked:
+    k, params = request.k, request.settings(state.model)
+    if not len(asked.z):
+        return _Ranked(request, None, None, [], [], [])
+    allowed = _allowed(state, live, request.where, asked.targets)
+    if request.adaptive and request.where is not None and allowed is not None:
+        params = for_filter(params, int(allowed.sum(axis=-1).max()))
+    sure = None if asked.pictured is None else state.model.confidence(params.reranker)
+    wide = k if sure is None else max(k, DEPTH)  # whether there is an answer shows in how the first hits differ
+    rows, scores = _run(live, asked, wide, params, allowed)
+    return _Ranked(request, asked.pictured, sure, [live.codes_of(row) for row in rows], [live.seqs[row] for row in rows], scores)
+
+
+def _hits(one: _Ranked, q: int, shown: dict[int, Item], known: dict[int, Modality]) -> Hits:
+    hits, k, scores, seqs = Hits(), one.request.k, one.scores[q], one.seqs[q][: one.request.k].tolist()
+    kinds = [known[seq] for seq in seqs]
+    likely: Sequence[float | None] = [None] * len(kinds)
+    if one.sure is not None and one.pictured is not None:
+        pictured = bool(one.pictured[q])
+        likely = one.sure.of_hits(pictured, scores[:k], kinds).tolist()
+        hits.answerable = one.sure.of_answer(pictured, scores, kinds)
+    for i, seq in enumerate(seqs):
+        if one.request.min_score is None or scores[i] >= one.request.min_score:
+            code = tuple(one.codes[q][i].tolist())
+            hits.append(Hit(shown[seq].id, float(scores[i]), code, shown[seq], kinds[i], likely[i]))
+    return hits
 
 
 def _allowed(state: OpenIndex, live: Live, where: str | None, targets: Tensor | None) -> NDArray[np.bool_] | None:

@@ -28,6 +28,7 @@ from genius.model.confidence import Confidence
 from genius.model.fusion import Fusion, FusionConfig, score_fusion
 from genius.model.generator import Generator, GeneratorConfig
 from genius.model.knows import Knows, load_knows, save_knows
+from genius.model.nearness import as_one_number, for_each_kind, one_for_all
 from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
 from genius.types import Item, Query
 from genius.weight_files import check_digests, pack, plain_names, read_shapes, read_tensors, unpack, write_digests
@@ -180,7 +181,7 @@ class Genius(nn.Module):
         digest = hashlib.sha256(json.dumps(_identity(self.config), sort_keys=True).encode())
         for name, tensor in sorted(self.state_dict().items()):
             digest.update(name.encode())
-            digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+            digest.update(as_one_number(name, tensor.detach()).cpu().contiguous().view(torch.uint8).numpy().tobytes())
         digest.update((self.encoder.fingerprint() if self.encoder is not None else "").encode())
         return digest.hexdigest()[:32]
 
@@ -227,10 +228,15 @@ class Genius(nn.Module):
         shapes = read_shapes(path)
         shapes = {name: shapes[name] for name in plain_names(shapes)}
         model = build(lambda: cls(config), shapes, str(path))
-        check_fit(model, shapes, str(path))
+        own = model.state_dict()
+        check_fit(
+            model,
+            {name: own[name].shape if one_for_all(name, shape, own) else shape for name, shape in shapes.items()},
+            str(path),
+        )
         check_digests(directory)
         try:
-            model.load_state_dict(unpack(read_tensors(path)))
+            model.load_state_dict(for_each_kind(unpack(read_tensors(path)), own))
         except GeniusError as error:
             raise GeniusError(f"cannot load the model at {directory}: {error}") from None
         model._try(directory)

@@ -13,8 +13,7 @@ Knows codebooks and states; nothing of attention or tries.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -47,9 +46,10 @@ class NearnessHead(nn.Module):
         self.modality_out = nn.Linear(d_model, self.level_sizes[0])
         self.read = nn.ModuleList(nn.Linear(width, d_model) for _ in range(written - 1))  # the last code is never read
         self.bend = nn.ModuleList(nn.Linear(d_model, width) for _ in range(written))  # U_l
-        kinds = 3 if quantizer.config.own_books_from else 1  # below that level all three are read as the first
-        self.log_scale = nn.Parameter(torch.full((written, kinds), START_SCALE / FAST))  # log a_l / FAST
-        self.norm_weight = nn.Parameter(torch.full((written, kinds), 1 / FAST))  # b_l / FAST
+        self.kinds = 3 if quantizer.config.own_books_from else 1
+        # level after level, a number for each kind; a row of numbers, no matrix, since matrices decay in training
+        self.log_scale = nn.Parameter(torch.full((written * self.kinds,), START_SCALE / FAST))  # log a_l / FAST
+        self.norm_weight = nn.Parameter(torch.full((written * self.kinds,), 1 / FAST))  # b_l / FAST
         with torch.no_grad():
             for level, layer in enumerate(self.read, start=1):
                 assert isinstance(layer, nn.Linear)
@@ -81,14 +81,14 @@ class NearnessHead(nn.Module):
         """(K,) -a_l b_l |c|^2 of every code of a kind's book."""
         book = self.quantizer.book_of(level, kind)
         with torch.autocast(book.device.type, enabled=False):
-            return -self.scale(level, kind) * FAST * self.norm_weight[level - 1, self._own(level, kind)] * book.square().sum(1)
+            return -self.scale(level, kind) * FAST * self.norm_weight[self._place(level, kind)] * book.square().sum(1)
 
     def scale(self, level: int, kind: int) -> Tensor:
         """a_l"""
-        return (FAST * self.log_scale[level - 1, self._own(level, kind)]).exp()
+        return (FAST * self.log_scale[self._place(level, kind)]).exp()
 
-    def _own(self, level: int, kind: int) -> int:
-        return kind if self.quantizer.config.own_books(level) else 0
+    def _place(self, level: int, kind: int) -> int:
+        return (level - 1) * self.kinds + (kind if self.quantizer.config.own_books(level) else 0)
 
     def logits(self, level: int, hidden: Tensor, rest: Tensor, rows: ByModality) -> Tensor:
         """(R, K_level) of states (R, d_model); float32."""
@@ -116,19 +116,24 @@ class NearnessHead(nn.Module):
             out.append(out[-1] - self.quantizer.vectors(level, codes[:, level], codes[:, 0] if level else None))
         return out
 
-    # On disk, where all kinds have one a_l and b_l, a level is one number, as in models from before each kind had its own:
-    # those load, and keep their fingerprints.
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        for name in ("log_scale", "norm_weight"):
-            own = getattr(self, name)
-            if bool((own == own[:, :1]).all()):
-                destination[prefix + name] = own[:, 0] if keep_vars else own[:, 0].detach().clone()
+SCALES = ("nearness.log_scale", "nearness.norm_weight")
 
-    def _load_from_state_dict(self, state: dict[str, Tensor], prefix: str, *args: Any) -> None:
-        for name in ("log_scale", "norm_weight"):
-            saved, own = state.get(prefix + name), getattr(self, name)
-            if saved is not None and saved.ndim == 1:
-                state[prefix + name] = saved[:, None].expand(-1, own.shape[1]).clone()
-        super()._load_from_state_dict(state, prefix, *args)
+
+def one_for_all(name: str, shape: Sequence[int], wanted: Mapping[str, Tensor]) -> bool:
+    """Whether a weight is from before every kind had its own a_l and b_l: one number a level."""
+    return name.endswith(SCALES) and name in wanted and [3 * size for size in shape] == list(wanted[name].shape)
+
+
+def for_each_kind(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights of today from such ones: all kinds of a level take its number."""
+    old = {name for name, tensor in tensors.items() if one_for_all(name, tensor.shape, wanted)}
+    return {name: tensor.repeat_interleave(3) if name in old else tensor for name, tensor in tensors.items()}
+
+
+def as_one_number(name: str, tensor: Tensor) -> Tensor:
+    """A weight as it was before that, if its kinds do not differ: what fingerprints are made of must not change."""
+    if not name.endswith(SCALES) or len(tensor) % 3:
+        return tensor
+    by_kind = tensor.view(-1, 3)
+    return by_kind[:, 0] if bool((by_kind == by_kind[:, :1]).all()) else tensor

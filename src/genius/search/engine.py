@@ -18,6 +18,7 @@ from torch import Tensor
 from genius.errors import GeniusError
 from genius.model.generator import Generator
 from genius.model.quantizer import ResidualQuantizer
+from genius.search.batch_scan import BatchScan
 from genius.search.beam import Beams, by_target, check_allowed, check_queries, decode
 from genius.search.cuda_graphs import GraphSearch
 from genius.search.cuda_search import Parts
@@ -25,6 +26,7 @@ from genius.search.decoder import Decoder, Int8Decoder, Writer
 from genius.search.forest import Forest, TrieView
 from genius.search.head import int8_works
 from genius.search.params import SearchParams, SearchResult
+from genius.search.quick import QuickSearch
 from genius.search.rerank import Reconstructions, Rows, Vectors, top_rows
 from genius.search.trace import Trace, trace
 from genius.search.trie import CodeTrie
@@ -82,6 +84,8 @@ class SearchEngine:
         self.generator_is_large = generator.config.d_model >= 512 and int8_works()
         self._reconstructions: Reconstructions | None = None
         self._graphs: dict[bool, GraphSearch] = {}  # recorded searches (CUDA), by whether they are fast
+        self._quick: QuickSearch | None = None  # the planned search on a CPU
+        self._scan: BatchScan | None = None  # what a GPU does where no search can be recorded
         self.base = TrieView(trie, self.device)
         self.delta: TrieView | None = None
         self.delta_codes = np.empty((0, trie.levels), dtype=np.int64)
@@ -164,6 +168,13 @@ class SearchEngine:
         if params.reranker == "codes" and self.quantizer is None:
             raise GeniusError("re-ranking by codes needs the quantizer")
         mask = check_allowed(allowed if allowed is None else torch.as_tensor(allowed), self.rows, self.device)
+        quick = self._planned(params)
+        if quick is not None:
+            return quick.search(z, dense, k, params, target, self._alive_and(mask))
+        if not recordable and len(z) and self._scannable(params, mask):
+            known = None if target is None else torch.as_tensor(target, device=self.device).long()
+            list(by_target(known, len(z), self.level_sizes[0], self.device))  # checks them
+            return self.scan.search(self._writer(params), z, dense, k, params, known, self._alive_and(mask))
         if not recordable or not len(z):
             return self._search(_Asked.of(z, dense, k, params), target, mask)
         known = None if target is None else torch.as_tensor(target, device=self.device).long()
@@ -212,6 +223,40 @@ class SearchEngine:
             and (self.vectors is None or len(self.vectors.parts) == 1)
         )
 
+    def _planned(self, params: SearchParams) -> QuickSearch | None:
+        """The search planned by cost, where it serves: on a CPU, where items are re-ranked and cells can be cut."""
+        tries = [view.trie for view in self._views]
+        suits = self.device.type == "cpu" and self.writer is None and not params.full_depth and tries
+        if not suits or self.quantizer is None or not QuickSearch.suits(self.quantizer, tries):
+            return None
+        if self._quick is None or self._quick.tries != tries or self._quick.vectors is not self.vectors:
+            self._quick = QuickSearch(self.quantizer, self._writer(params), tries, self.vectors, self._quick)
+        return self._quick
+
+    def _scannable(self, params: SearchParams, mask: Tensor | None) -> bool:
+        """Whether a GPU answers by a scan of codes: items are re-ranked, under one filter for all, deletions or additions."""
+        views = self._views
+        return (
+            self.device.type != "cpu"
+            and self.writer is None
+            and not params.full_depth
+            and (mask is None or mask.ndim == 1)
+            and bool(views)
+            and QuickSearch.suits(self.quantizer, [view.trie for view in views])
+        )
+
+    @property
+    def scan(self) -> BatchScan:
+        """The scan of codes for many questions at once."""
+        if self._scan is None or self._scan.views != self._views or self._scan.vectors is not self.vectors:
+            assert self.quantizer is not None
+            self._scan = BatchScan(self.quantizer, self._views, self.vectors)
+        return self._scan
+
+    @property
+    def _views(self) -> list[TrieView]:
+        return [view for view in (self.base, self.delta) if view is not None and view.trie.items]
+
     def _graph(self, params: SearchParams) -> GraphSearch:
         from genius.search.cuda_kernels import TritonOps
 
@@ -248,9 +293,11 @@ class SearchEngine:
         return asked.result
 
     def _forest(self, allowed: Tensor | None) -> Forest:
-        mask = self.alive if allowed is None else allowed if self.alive is None else allowed & self.alive
         views = [view for view in (self.base, self.delta) if view is not None]
-        return Forest(views, self.level_sizes, mask)
+        return Forest(views, self.level_sizes, self._alive_and(allowed))
+
+    def _alive_and(self, allowed: Tensor | None) -> Tensor | None:
+        return self.alive if allowed is None else allowed if self.alive is None else allowed & self.alive
 
     def _fill(self, asked: _Asked, forest: Forest, queries: Tensor, target: int) -> None:
         """Search `queries` and write their answers; again with wider beams where fewer than k came back."""

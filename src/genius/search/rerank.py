@@ -81,6 +81,10 @@ class Vectors:
     def width(self) -> int:
         return int(self.parts[0][0].shape[1])
 
+    @property
+    def nbytes(self) -> int:
+        return sum(int(part.nbytes) for part, _ in self.parts)
+
     def __len__(self) -> int:
         return self.count
 
@@ -123,11 +127,19 @@ class Reconstructions:
         """z (Q, D), owner (C,) row of z, codes (C, M) -> (C,) z . r / |r| with r the reconstruction."""
         parts = []
         for i in range(0, len(codes), AT_ONCE):
-            part = codes[i : i + AT_ONCE]
-            rebuilt = F.embedding_bag(part + self.starts + part[:, :1] * self.steps, self.table, mode="sum")
+            rebuilt = self._rebuilt(codes[i : i + AT_ONCE])
             dots = (z[owner[i : i + AT_ONCE]] * rebuilt).sum(1)
             parts.append(dots / rebuilt.norm(dim=1).clamp(min=1e-12))
         return torch.cat(parts) if parts else z.new_zeros(0)
+
+    def lengths(self, codes: Tensor) -> Tensor:
+        """codes (C, M) -> (C,) |r|"""
+        lengths: Tensor = self._rebuilt(codes).norm(dim=1).clamp(min=1e-12)
+        return lengths
+
+    def _rebuilt(self, codes: Tensor) -> Tensor:
+        rebuilt: Tensor = F.embedding_bag(codes + self.starts + codes[:, :1] * self.steps, self.table, mode="sum")
+        return rebuilt
 
 
 def top_rows(owner: Tensor, row: Tensor, score: Tensor, queries: int, k: int) -> tuple[Tensor, Tensor, Tensor]:

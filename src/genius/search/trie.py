@@ -22,8 +22,8 @@ from torch import Tensor
 
 from genius.errors import GeniusError
 
+ALWAYS_EXPLICIT = 2  # levels spelt out in any case: they are the cells that `genius.search.scan` chooses among
 WORD = 63  # bits used of an int64: words stay non-negative
-
 EXPLICIT_UP_TO = 0.5  # a level is explicit while its nodes are at most this share of the IDs: 6 B a node against 2 B an ID
 Array = NDArray[Any]
 
@@ -136,7 +136,7 @@ class CodeTrie:
         pointer = torch.int32 if items < 2**31 - 1 else torch.int64
         top, firsts = 0, []  # firsts[l]: ID positions where a node of level l begins
         while top < len(sizes):
-            if int((fresh_id <= top).sum()) > max(EXPLICIT_UP_TO * ids, 1):
+            if top >= ALWAYS_EXPLICIT and int((fresh_id <= top).sum()) > max(EXPLICIT_UP_TO * ids, 1):
                 break
             firsts.append((fresh_id <= top).nonzero()[:, 0])
             top += 1

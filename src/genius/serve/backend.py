@@ -49,8 +49,9 @@ class Job:
 
     @property
     def group(self) -> tuple[SearchRequest, bool]:
-        """Jobs that agree on this share a pass: whoever wants fewer answers, or better ones, takes them out of more."""
-        return replace(self.request, k=1, min_score=None), self.large
+        """Jobs that agree on this share a pass: whoever wants fewer answers, or better ones, takes them out of more. Those with
+        different filters share what comes before a filter."""
+        return replace(self.request, k=1, min_score=None, where=None), self.large
 
     @property
     def lane(self) -> str:
@@ -82,8 +83,8 @@ class Backend:
 
     def _search(self, jobs: Sequence[Job]) -> list[Answers]:
         k = max(job.request.k + (job.without is not None) for job in jobs)  # the best k of more are the best k
-        request = replace(jobs[0].request, k=k, min_score=None)
-        hits = self.index.search_many([job.query for job in jobs], request)
+        requests = [replace(job.request, k=k, min_score=None) for job in jobs]
+        hits = self.index.search_each([job.query for job in jobs], requests)
         return [_answers(job, found) for job, found in zip(jobs, hits, strict=True)]
 
     def explain(self, job: Job) -> dict[str, Any]:
