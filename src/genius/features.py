@@ -6,7 +6,7 @@ features, never pixels, so that a training run can extract them once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -83,9 +83,10 @@ class Features:
         """Numbers where there should be some. `name`: of what, for the message; `zeros`: whether a vector of zeros passes."""
         what = name + " " if name else ""
         for kind, rows, mask in (("image", self.image, self.image_mask), ("text", self.text, self.text_mask)):
-            _refuse(mask & ~torch.isfinite(rows).all(dim=1), f"{what}{kind} features are NaN or infinite")
+            finite = _each(rows, lambda part: torch.isfinite(part).all(dim=1))
+            _refuse(mask & ~finite, f"{what}{kind} features are NaN or infinite")
             if not zeros:
-                _refuse(mask & (rows == 0).all(dim=1), f"{what}{kind} features are all zero")
+                _refuse(mask & _each(rows, lambda part: (part == 0).all(dim=1)), f"{what}{kind} features are all zero")
         _refuse(~(self.image_mask | self.text_mask), f"{what}rows have neither an image nor a text")
 
     def masked(self) -> tuple[Tensor, Tensor]:
@@ -95,6 +96,11 @@ class Features:
             torch.where(self.image_mask[:, None], self.image, zero),
             torch.where(self.text_mask[:, None], self.text, zero),
         )
+
+
+def _each(rows: Tensor, test: Callable[[Tensor], Tensor], chunk: int = 65_536) -> Tensor:
+    """(N,) bool of `rows` (N, width), some at a time: they may be mapped from a disk and many times the memory."""
+    return torch.cat([test(part) for part in rows.split(chunk)])
 
 
 def _refuse(bad: Tensor, what: str) -> None:

@@ -22,6 +22,7 @@ from genius.nearest import nearest_rows
 from genius.train.config import GeneratorStageConfig, ModelConfig
 from genius.train.loop import Stage
 from genius.train.losses import code_loss
+from genius.train.rows import Points
 from genius.train.sampling import Draws, Order, Positives, share, step_seed
 from genius.train.shifted import Offsets, ShiftedItems
 from genius.train.validate import answer_mask, dense_hits, generator_hits
@@ -72,10 +73,10 @@ class Augmentation:
 class Frozen:
     """What the stage trains on: the outputs of the earlier stages, on the training device."""
 
-    pool: Tensor  # (N, D) z
+    pool: Points  # (N, D) z
     modality: Tensor  # (N,)
     codes: Tensor  # (N, M)
-    queries: Tensor | None = None  # (Q, D) z of the training questions, where they are what the decoder reads
+    queries: Points | None = None  # (Q, D) z of the training questions, where they are what the decoder reads
     offsets: Offsets | None = None  # of honest questions
 
 
@@ -113,7 +114,7 @@ class GeneratorStage(Stage):
         beams: int = 20,
     ) -> None:
         super().__init__()
-        device = frozen.pool.device
+        device = frozen.codes.device
         self.config, self.honest, self.beams, self.frozen, self.seed = config, honest, beams, frozen, seed
         self.__dict__["quantizer"] = quantizer  # frozen: not a submodule, so in no checkpoint of this stage
         torch.manual_seed(seed)
@@ -139,7 +140,7 @@ class GeneratorStage(Stage):
             return Batch(*self.items.draw(config.batch // self.accumulate, seed, rank, world))
         assert frozen.queries is not None
         rows, targets = self.draws(step, micro, self.accumulate, seed)
-        mu = share(self.augment.draw(len(rows), frozen.pool.shape[1], frozen.pool.device, seed), rank, world)
+        mu = share(self.augment.draw(len(rows), self.quantizer.config.width, frozen.codes.device, seed), rank, world)
         rows, targets = share(rows, rank, world), share(targets, rank, world)
         return Batch(self.augment(frozen.queries[rows], frozen.pool[targets], mu), frozen.codes[targets], ())
 
