@@ -206,8 +206,11 @@ def measure(shape: dict[str, Any], pictures: int, texts: int, batch: int, worker
     tokens = len(encoder.tokenizer(format_text(caption(0, shape["words"])))["input_ids"])
     with tempfile.TemporaryDirectory() as folder:
         jobs = [(i, f"{folder}/{i}.jpg") for i in range(min(pictures, 1024))]
-        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-            files = list(pool.map(draw, jobs, chunksize=16))
+        if workers:
+            with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+                files = list(pool.map(draw, jobs, chunksize=16))
+        else:
+            files = [draw(job) for job in jobs]
         rates = {
             "pictures/s, whole way": whole_way(encoder, Made(pictures, files, shape["words"]), batch, workers, cuda),
             "texts/s, whole way": whole_way(encoder, Made(texts, (), shape["words"]), 4 * batch, 0, cuda),

@@ -36,9 +36,11 @@ class Features:
         return Features(self.image[rows], self.text[rows], self.image_mask[rows], self.text_mask[rows])
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Features:
-        return Features(
-            self.image.to(device, dtype), self.text.to(device, dtype), self.image_mask.to(device), self.text_mask.to(device)
-        )
+        """Moved first and widened there: half-precision rows cross to a GPU as they are."""
+        image, text = self.image.to(device), self.text.to(device)
+        if dtype is not None:
+            image, text = image.to(dtype), text.to(dtype)
+        return Features(image, text, self.image_mask.to(device), self.text_mask.to(device))
 
     @property
     def modality(self) -> Tensor:
