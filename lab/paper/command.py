@@ -20,7 +20,8 @@ def reproduce_experiment(
     data: Annotated[str, typer.Option(help="Test data: M-BEIR (or anything in its layout), COCO, Flickr30K, or features.")] = "",
     model: Annotated[str, typer.Option(help="The trained model (the first row of an ablation).")] = "",
     variant: Annotated[
-        list[str] | None, typer.Option(help="A trained model for one row of an ablation: --variant 'w/o L_mse=models/no-mse'.")
+        list[str] | None,
+        typer.Option(help="A model for one row of an ablation: --variant 'w/o L_mse=models/no-mse', or =train: train it here."),
     ] = None,
     train: Annotated[str, typer.Option(help="Training data, for rows that must be trained here.")] = "",
     base: Annotated[str, typer.Option(help="Training config that ablations change one line of.")] = "builtin:paper",

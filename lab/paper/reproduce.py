@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from genius.config import from_dict, read_config
+from genius.config import from_dict, read_config, to_dict
 from genius.data.collection import Task
 from genius.data.features import FeatureSet
 from genius.data.mbeir import DIRECTIONS, ROWS
@@ -37,7 +37,9 @@ from genius.evaluate.sources import Source, load_features, other_encoders
 from genius.model.generator import SIZES
 from genius.model.genius import Genius
 from genius.search import CodeTrie
+from genius.train.config import read_train_config
 from lab.paper import printed as paper
+from lab.paper.alike import flat, recipe_of, refuse_unlike
 
 EXPERIMENTS = Path(__file__).parent / "experiments.toml"
 ENCODERS = ("CLIP-FF", "BLIP-SF", "BLIP-FF")  # dense rows beside CLIP-SF, which is the model's own encoder (score-fusion)
@@ -45,6 +47,7 @@ FULL_MBEIR = 5_000_000  # the union pool has 5.6 million candidates
 OTHER_DATA = (
     "The paper's numbers are on the whole of M-BEIR (5.6 million candidates); this run searched fewer, so they do not compare."
 )
+TRAIN = "train"  # as a row's model: it is trained here
 Say = Callable[[str], None]
 
 
@@ -261,14 +264,19 @@ def _ablation(
     train: FeatureSet | None = None
     found: dict[str, Evaluation] = {}
     notes: list[str] = []
-    for number, row in enumerate(experiment.rows):
-        if row.name in request.variants:
-            variant = Genius.from_pretrained(request.variants[row.name], device=request.device)
-        elif number == 0 and not row.set:
-            variant = model
+    given = {row.name: request.variants[row.name] for row in experiment.rows if row.name in request.variants}
+    if not experiment.rows[0].set:
+        given.setdefault(experiment.rows[0].name, request.model)
+    given = {row: source for row, source in given.items() if source != TRAIN}
+    for row in experiment.rows:
+        if row.name not in given and not request.train:
+            raise GeniusError(f"row {row.name!r} needs a model: --variant '{row.name}=MODEL', or --train DATA to train it")
+    _refuse_unlike(name, experiment, request, given, data.pool.width)
+    for row in experiment.rows:
+        if row.name in given:
+            source = given[row.name]
+            variant = model if source == request.model else Genius.from_pretrained(source, device=request.device)
         else:
-            if not request.train:
-                raise GeniusError(f"row {row.name!r} needs a model: --variant '{row.name}=MODEL', or --train DATA to train it")
             if train is None:
                 train = load_features(request.examples(), model, request.model)
             say(f"training {row.name}")
@@ -279,6 +287,22 @@ def _ablation(
     first = next(iter(found.values()))
     body = "\n\n".join([_ablation_body(name, experiment, found), *notes])
     return Table(name, experiment.title, body, first.about, _ablation_results(found))
+
+
+def _refuse_unlike(name: str, experiment: Experiment, request: Request, given: Mapping[str, str], width: int) -> None:
+    """Before anything is trained: every row's recipe is the first row's but for what the row is about."""
+    recipes, changes = {}, {}
+    for row in experiment.rows:
+        changes[row.name] = [*row.set, *row.expects]
+        if row.name in given:
+            recipes[row.name] = recipe_of(given[row.name])
+        else:
+            planned = read_train_config(request.base, _changes(name, row, request, width))
+            recipes[row.name] = flat(to_dict(planned))
+    first = experiment.rows[0].name
+    if any(row.name not in given for row in experiment.rows):  # trained here: on the features that the given model's encoder made
+        recipes = {row: {k: v for k, v in own.items() if not k.startswith("encoder.")} for row, own in recipes.items()}
+    refuse_unlike(first, recipes, changes)
 
 
 def _not_as_named(row: AblationRow, model: Genius) -> list[str]:
@@ -298,19 +322,24 @@ def _not_as_named(row: AblationRow, model: Genius) -> list[str]:
 
 def _train(name: str, row: AblationRow, request: Request, data: FeatureSet) -> Genius:
     """A model of this row, kept in the work folder; a second call finds it."""
-    from genius.train.config import read_train_config
     from genius.train.run import train
 
+    config = read_train_config(request.base, _changes(name, row, request, data.pool.width))
+    return train(config, data, quiet=True).model.to(request.device).eval()
+
+
+def _changes(name: str, row: AblationRow, request: Request, width: int) -> dict[str, Any]:
+    """What of the base config a row that is trained here has otherwise."""
     output = request.work / name / re.sub(r"[^A-Za-z0-9]+", "-", row.name).strip("-").lower()
-    changes: dict[str, Any] = {
+    return {
         "output": str(output),
-        "model.width": data.pool.width,  # features are given: the encoder and its heads are those of the model under test
+        "data": request.train,
+        "model.width": width,  # features are given: the encoder and its heads are those of the model under test
         "encoder.train": "none",
         "device": "cuda" if request.device.startswith("cuda") else "cpu",
         **row.set,
         **request.overrides,
     }
-    return train(read_train_config(request.base, changes), data, quiet=True).model.to(request.device).eval()
 
 
 def _ablation_body(name: str, experiment: Experiment, found: dict[str, Evaluation]) -> str:

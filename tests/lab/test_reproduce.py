@@ -11,10 +11,12 @@ from typer.testing import CliRunner
 
 from genius.config import to_dict
 from genius.data.mbeir import ROWS
+from genius.errors import GeniusError
 from genius.train.config import read_train_config
 from lab.__main__ import app
 from lab.paper import printed as paper
 from lab.paper import reproduce
+from lab.paper.alike import flat, recipe_of, refuse_unlike
 from lab.paper.reproduce import listing, read_experiment
 
 World = Any  # tests/helpers/small_world.py
@@ -33,6 +35,8 @@ def test_every_experiment_runs(name: str, world: World, tmp_path: Path) -> None:
     settings = [f"--set={key}={json.dumps(value)}" for key, value in world.quick.items()]
     if name in ("supplement-5", "supplement-6", "table-5"):  # the rows' own sizes are far too large for a test
         settings += ["--set=model.decoder='tiny'", "--set=model.level_sizes=[3, 8, 8]"]
+    if read_experiment(name).kind == "ablation":  # the world's model was trained longer than these rows
+        settings += [f"--variant={read_experiment(name).rows[0].name}=train"]
     found = call(
         "reproduce", name, "--data", str(world.test), "--model", str(world.model), "--train", str(world.train),
         "--base", "lab/paper/tiny.toml", "--work", str(tmp_path / "work"), "--out", str(tmp_path / "out"), *settings, "--json",
@@ -79,6 +83,35 @@ def test_rows_without_a_model_say_what_to_do(world: World) -> None:
     assert result.exit_code == 2 and "--variant 'w/o modality-decoupled=MODEL'" in result.output
     assert CliRunner().invoke(app, ["reproduce", "table-9", "--data", "x", "--model", "y"]).exit_code == 2
     assert CliRunner().invoke(app, ["reproduce", "table-2"]).exit_code == 2
+
+
+def test_rows_that_were_trained_differently_are_refused(world: World, tmp_path: Path) -> None:
+    """B7 of the review: a model of 24 steps beside rows of 2 says nothing about what the rows are named after."""
+    where = [
+        "--data",
+        str(world.test),
+        "--model",
+        str(world.model),
+        "--train",
+        str(world.train),
+        "--work",
+        str(tmp_path / "work"),
+    ]
+    settings = [f"--set={key}={json.dumps(value)}" for key, value in world.quick.items()]
+    result = CliRunner().invoke(app, ["reproduce", "table-4", *where, "--base", "lab/paper/tiny.toml", *settings])
+    assert result.exit_code == 2 and "trained differently" in result.output and "--variant 'GENIUS=train'" in result.output
+    assert not (tmp_path / "work").exists()  # refused before anything is trained
+    like = {"quantizer.steps": 24, "quantizer.batch": 64, "generator.steps": 30, "generator.batch": 32, "held_out": 0.0}
+    like |= {"model.level_sizes": [3, 16, 16, 16], "encoder.train": "none"}
+    body = json.loads((world.model / "training" / "config.json").read_text(encoding="utf-8"))
+    planned = flat(to_dict(read_train_config("builtin:tiny", {**like, "model.width": 32, "output": "elsewhere", "seed": 5})))
+    refuse_unlike("a", {"a": flat(body), "b": planned}, {})  # the same recipe, another place, other dice
+    for field, value in (("quantizer.lr", 1.0), ("generator.steps", 31), ("run.patience", 1), ("model.decoder", "small")):
+        with pytest.raises(GeniusError, match=field):
+            refuse_unlike("a", {"a": flat(body), "b": {**planned, field: value}}, {})
+        refuse_unlike("a", {"a": flat(body), "b": {**planned, field: value}}, {"b": [field]})  # it is what the row is about
+    with pytest.raises(GeniusError, match="nothing says how"):
+        recipe_of("bundled:mini")
 
 
 def test_given_variants_are_used_not_trained(world: World) -> None:

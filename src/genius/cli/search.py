@@ -109,7 +109,9 @@ def explain(
     k: Annotated[int, typer.Option("-k", help="How many answers to explain.")] = 3,
     where: WhereOption = None,
     ids: Annotated[list[str] | None, typer.Option("--id", help="Explain this item instead (repeatable).")] = None,
-    prefix: Annotated[str | None, typer.Option(help="Show what lives under these codes instead, such as 0,12,7.")] = None,
+    prefix: Annotated[
+        str | None, typer.Option(help="Show what lives under these codes instead, such as 0,12,7; * is any code: *,12.")
+    ] = None,
     neighbours: Annotated[int, typer.Option(min=0, help="Items shown under each code.")] = 3,
     model: ModelOption = None,
     as_json: JsonOption = False,
@@ -123,6 +125,8 @@ def explain(
       genius explain my.genius --id photos/a.jpg
 
       genius explain my.genius --prefix 0,12
+
+      genius explain my.genius --prefix "*,12"
     """
     if sum((bool(text or image), bool(ids), prefix is not None)) != 1:
         raise GeniusError("explain a query (--text, --image), items (--id), or codes (--prefix)")
@@ -183,19 +187,23 @@ def _path_of(index: Index, item_id: str, codes: Sequence[int], score: float | No
     return {"id": item_id, "score": score, "codes": list(codes), "path": steps}
 
 
-def _parse_prefix(prefix: str) -> list[int]:
+def _parse_prefix(prefix: str) -> list[int | None]:
     try:
-        return [int(part) for part in prefix.replace(",", " ").split()]
+        codes = [None if part == "*" else int(part) for part in prefix.replace(",", " ").split()]
     except ValueError:
-        raise GeniusError(f"a prefix is codes with commas between, such as 0,12,7; not {prefix!r}") from None
+        raise GeniusError(f"a prefix is codes with commas between, such as 0,12,7 or *,12; not {prefix!r}") from None
+    while codes and codes[-1] is None:  # "*,12,*": what comes after the last code is any code anyway
+        codes.pop()
+    return codes
 
 
-def _explain_prefix(index: Index, prefix: list[int], shown: int, as_json: bool) -> None:
+def _explain_prefix(index: Index, prefix: list[int | None], shown: int, as_json: bool) -> None:
     view = index.below(prefix, limit=shown)
     if as_json:
         emit(view.to_dict())
         return
-    print(f"{view.count:,} items under {' '.join(map(str, prefix)) or 'everything'}")
+    written = " ".join("*" if code is None else str(code) for code in prefix)
+    print(f"{view.count:,} items under {written or 'everything'}")
     for code, count in list(view.children.items())[:20]:
         print(f"  next code {code:>6}  {count:>9,} items")
     for item in view.items:

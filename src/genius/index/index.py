@@ -292,21 +292,22 @@ class Index:
         for row in searching.stream(self._state, [*PAYLOAD, "_image_bytes"], where):
             yield searching.to_item(row)
 
-    def below(self, prefix: Sequence[int] = (), *, limit: int = 20, offset: int = 0, per_child: int = 0) -> PrefixView:
-        """What lives under the first codes of an ID. `per_child`: also the first items of the 64 fullest next codes."""
+    def below(self, prefix: Sequence[int | None] = (), *, limit: int = 20, offset: int = 0, per_child: int = 0) -> PrefixView:
+        """What lives under the first codes of an ID, None for any code. `per_child`: also the first items of the 64 fullest
+        next codes."""
         wanted, levels = tuple(prefix), self.about.levels
         for name, value in (("limit", limit), ("offset", offset), ("per_child", per_child)):
             searching.whole(name, value, -(2**31), 2**31)
-        if not all(isinstance(code, int | np.integer) and not isinstance(code, bool) for code in wanted):
+        if not all(code is None or (isinstance(code, int | np.integer) and not isinstance(code, bool)) for code in wanted):
             raise GeniusError(f"a prefix is whole numbers, got {wanted!r}")
         if len(wanted) > len(levels):
             raise GeniusError(f"a prefix of {len(wanted)} codes; IDs have {len(levels)}")
         for level, code in enumerate(wanted):
-            if not 0 <= code < levels[level]:
+            if code is not None and not 0 <= code < levels[level]:
                 raise GeniusError(f"code {code} at level {level} is not in 0..{levels[level] - 1}")
         return self._state.consistent(lambda: self._below(wanted, max(limit, 0), max(offset, 0), max(per_child, 0)))
 
-    def _below(self, wanted: tuple[int, ...], limit: int, offset: int, per_child: int) -> PrefixView:
+    def _below(self, wanted: tuple[int | None, ...], limit: int, offset: int, per_child: int) -> PrefixView:
         with self._state.lock:
             live = self._state.current()
             rows = live.below(wanted)
