@@ -42,7 +42,7 @@ from genius.train.quantizer import QuantizerStage
 from genius.train.run import assemble, counted, freeze, through_heads
 from lab.accuracy import fashion, icons, without
 from lab.paper.compare import Difference, difference
-from lab.paper.reproduce import read_experiment
+from lab.paper.experiment import read_experiment
 
 BASE = "GENIUS"
 TABLES = {"table-4": "universal", "table-5": "local"}  # the paper's pools of each

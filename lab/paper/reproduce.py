@@ -1,24 +1,19 @@
 """The paper's tables and figures as experiments: `python -m lab reproduce table-2 --data ... --model ...`.
 
-`experiments.toml` says what each experiment runs. Rows of an ablation are models: given by the user, or trained
-here with one change to a training config. On data that is not M-BEIR the tasks of the same direction stand in, and the
+`experiments.toml` says what each experiment runs (`lab.paper.experiment`). Rows of an ablation are models: given by the user, or
+trained here with one change to a training config. On data that is not M-BEIR the tasks of the same direction stand in, and the
 paper's numbers are left out, because they are of other data.
 """
 
 from __future__ import annotations
 
-import json
 import re
-import tomllib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
-import torch
-
-from genius.config import from_dict, read_config, to_dict
+from genius.config import to_dict
 from genius.data.collection import Task
 from genius.data.features import FeatureSet
 from genius.data.mbeir import DIRECTIONS, ROWS
@@ -33,15 +28,18 @@ from genius.evaluate.report import (
     printed_number,
     table,
 )
-from genius.evaluate.sources import Source, load_features, other_encoders
+from genius.evaluate.sources import features_folder, load_features, other_encoders
 from genius.model.generator import SIZES
 from genius.model.genius import Genius
 from genius.search import CodeTrie
 from genius.train.config import read_train_config
+from lab.paper import analyses
 from lab.paper import printed as paper
 from lab.paper.alike import flat, recipe_of, refuse_unlike
+from lab.paper.experiment import AblationRow, Experiment, Request, listing, read_experiment
+from lab.paper.figure_4 import speed
+from lab.paper.table import Table
 
-EXPERIMENTS = Path(__file__).parent / "experiments.toml"
 ENCODERS = ("CLIP-FF", "BLIP-SF", "BLIP-FF")  # dense rows beside CLIP-SF, which is the model's own encoder (score-fusion)
 FULL_MBEIR = 5_000_000  # the union pool has 5.6 million candidates
 OTHER_DATA = (
@@ -49,104 +47,7 @@ OTHER_DATA = (
 )
 TRAIN = "train"  # as a row's model: it is trained here
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class AblationRow:
-    """One model of an ablation."""
-
-    name: str
-    set: dict[str, Any] = field(default_factory=dict)  # fields that this row changes
-    # what a given model must be to deserve the row's name ("model.level_sizes", "model.decoder"); the table says where it is not
-    expects: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """One table or figure. A table of `experiments.toml`, or a file of the user's own."""
-
-    title: str
-    # methods: one model, several searches. ablation: several models. The other three have their own shapes.
-    kind: Literal["methods", "ablation", "text-to-image", "storage", "speed"]
-    pools: tuple[str, ...] = ("universal",)
-    methods: tuple[str, ...] = ()
-    baselines: tuple[str, ...] = ()  # trained and run when training data is given
-    beams: tuple[int, ...] = (50,)
-    tasks: tuple[str, ...] = ()  # empty: all
-    rows: tuple[AblationRow, ...] = ()
-    sizes: tuple[int, ...] = ()  # of the pool, for speed
-    queries: int = 0  # at most so many of each task; 0: all
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the user brings."""
-
-    data: str = ""
-    model: str = ""
-    variants: Mapping[str, str] = field(default_factory=dict)  # row of an ablation -> model
-    train: str = ""
-    base: str = "builtin:paper"
-    work: Path = Path("reproduce")
-    overrides: Mapping[str, Any] = field(default_factory=dict)
-    methods: tuple[str, ...] = ()  # in place of the experiment's own
-    dense: Mapping[str, str] = field(default_factory=dict)  # row of a table -> another encoder, or its features
-    queries: int = 0
-    device: str = "cpu"
-    cache: Path | None = None
-
-    def source(self) -> Source:
-        return Source(self.data, cache=self.cache, device=self.device)
-
-    def examples(self) -> Source:
-        return Source(self.train, "train", cache=self.cache, device=self.device)
-
-
-@dataclass
-class Table:
-    """What an experiment gives: Markdown, and the numbers behind it."""
-
-    name: str
-    title: str
-    body: str  # Markdown
-    about: dict[str, Any]
-    results: list[dict[str, Any]]
-
-    def markdown(self, command: str = "") -> str:
-        call = f"\n```\n{command}\n```\n" if command else ""
-        facts = ", ".join(
-            f"{key} {value}" for key, value in self.about.items() if key in ("date", "device", "queries", "candidates")
-        )
-        return f"# {self.title}\n{call}\n{facts}\n\n{self.body}\n"
-
-    def write(self, directory: Path, command: str = "") -> Path:
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / f"{self.name}.md").write_text(self.markdown(command), encoding="utf-8")
-        (directory / f"{self.name}.json").write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
-        return directory / f"{self.name}.md"
-
-    def to_json(self) -> dict[str, Any]:
-        return {"experiment": self.name, "title": self.title, "about": self.about, "results": self.results}
-
-
-def read_experiment(name: str) -> Experiment:
-    """One of the paper's by name, or a file of the same kind: other rows, other sizes."""
-    if name.endswith(".toml"):
-        return read_config(Experiment, name)
-    tables = _ours()
-    if name not in tables:
-        raise GeniusError(f"no experiment {name!r}; there are {', '.join(tables)}")
-    return tables[name]
-
-
-def _ours() -> dict[str, Experiment]:
-    tables = tomllib.loads(EXPERIMENTS.read_text(encoding="utf-8"))
-    return {name: from_dict(Experiment, values, f"{EXPERIMENTS.name}: {name}") for name, values in tables.items()}
-
-
-def listing() -> dict[str, str]:
-    """Name -> title of every experiment."""
-    return {name: experiment.title for name, experiment in _ours().items()}
+__all__ = ["Request", "Table", "listing", "read_experiment", "run"]
 
 
 def run(name: str, request: Request, say: Say | None = None) -> Table:
@@ -165,6 +66,7 @@ def run(name: str, request: Request, say: Say | None = None) -> Table:
     tasks = _pick_tasks(experiment, data)
     kinds: dict[str, Callable[..., Table]] = {
         "methods": _methods, "ablation": _ablation, "text-to-image": _text_to_image, "speed": _speed,
+        "map": _map, "cards": _cards, "training-time": _training_time,
     }  # fmt: skip
     return kinds[experiment.kind](name, experiment, request, model, data, tasks, tell)
 
@@ -251,7 +153,43 @@ def _methods(
     absent = [row for row in paper.TABLES.get(name, {}) if row in ENCODERS and row not in request.dense]
     if absent:
         body += f"\n\nNot run, for want of their encoders (--dense NAME=uniir:FILE.pth): {', '.join(absent)}."
-    return Table(name, experiment.title, body, evaluation.about, evaluation.to_json()["results"])
+    results = evaluation.to_json()["results"]
+    if experiment.single and request.train:
+        block, more = _single(name, experiment, request, model, data, tasks, evaluation, say)
+        body, results = f"{body}\n\n{block}", results + more
+    return Table(name, experiment.title, body, evaluation.about, results)
+
+
+def _single(
+    name: str,
+    experiment: Experiment,
+    request: Request,
+    model: Genius,
+    data: FeatureSet,
+    tasks: list[Task],
+    unified: Evaluation,
+    say: Say,
+) -> tuple[str, list[dict[str, Any]]]:
+    """Single-task rows: for every task with training questions of its own a model of these alone, beside the one for all."""
+    train = load_features(request.examples(), model, request.model)
+    number = {train.task_name(task): task for task in train.tasks.unique().tolist()}
+    methods = tuple(method for method in experiment.methods if method.startswith("genius"))
+    rows, results = [], []
+    for task in tasks:
+        if task.key not in number:
+            rows.append([task.title, "no training questions of its own", *["–"] * (2 * len(methods) - 1)])
+            continue
+        say(f"training for {task.key} alone")
+        own = train.take_queries((train.tasks == number[task.key]).nonzero()[:, 0])
+        alone = _train(name, AblationRow(f"single {task.key}"), request, own)
+        config = _config(experiment, request, [task], methods=methods, beams=experiment.beams[-1:])
+        found = evaluate(alone, data, config, progress=say)
+        label = {method: method if len(experiment.beams) == 1 else f"{method}@{experiment.beams[-1]}" for method in methods}
+        pairs = [(found.find(task.key, m, "local"), unified.find(task.key, label[m], "local")) for m in methods]
+        rows.append([task.title, *(main_cell(result, mark=False) for pair in pairs for result in pair)])
+        results += [{**asdict(single), "method": f"{single.method}, single task"} for single, _ in pairs]
+    header = ["Task", *(f"{method_title(m)}, {how}" for m in methods for how in ("single task", "all tasks"))]
+    return table(header, rows), results
 
 
 # -- several models ------------------------------------------------------------------------------------------------
@@ -261,9 +199,22 @@ def _ablation(
     name: str, experiment: Experiment, request: Request, model: Genius, data: FeatureSet, tasks: list[Task], say: Say
 ) -> Table:
     config = _config(experiment, request, tasks)
-    train: FeatureSet | None = None
     found: dict[str, Evaluation] = {}
     notes: list[str] = []
+    for row, variant in _models(name, experiment, request, model, data, say):
+        notes += _not_as_named(row, variant)
+        say(f"evaluating {row.name}")
+        found[row.name] = evaluate(variant, data, config, progress=say)
+    first = next(iter(found.values()))
+    body = "\n\n".join([_ablation_body(name, experiment, found), *notes])
+    return Table(name, experiment.title, body, first.about, _ablation_results(found))
+
+
+def _models(
+    name: str, experiment: Experiment, request: Request, model: Genius, data: FeatureSet, say: Say
+) -> Iterator[tuple[AblationRow, Genius]]:
+    """The model of every row: given, or trained here."""
+    train: FeatureSet | None = None
     given = {row.name: request.variants[row.name] for row in experiment.rows if row.name in request.variants}
     if not experiment.rows[0].set:
         given.setdefault(experiment.rows[0].name, request.model)
@@ -281,12 +232,7 @@ def _ablation(
                 train = load_features(request.examples(), model, request.model)
             say(f"training {row.name}")
             variant = _train(name, row, request, train)
-        notes += _not_as_named(row, variant)
-        say(f"evaluating {row.name}")
-        found[row.name] = evaluate(variant, data, config, progress=say)
-    first = next(iter(found.values()))
-    body = "\n\n".join([_ablation_body(name, experiment, found), *notes])
-    return Table(name, experiment.title, body, first.about, _ablation_results(found))
+        yield row, variant
 
 
 def _refuse_unlike(name: str, experiment: Experiment, request: Request, given: Mapping[str, str], width: int) -> None:
@@ -414,40 +360,31 @@ def _storage(name: str, experiment: Experiment, request: Request) -> Table:
 def _speed(
     name: str, experiment: Experiment, request: Request, model: Genius, data: FeatureSet, tasks: list[Task], say: Say
 ) -> Table:
-    """Queries per second on growing parts of the pool; features given, so the encoder is not in it."""
-    results: list[dict[str, Any]] = []
-    found: dict[int, Evaluation] = {}
-    for wanted in [*(size for size in experiment.sizes if size < len(data.pool)), len(data.pool)]:
-        part = shrink(data, wanted, request.queries or experiment.queries)
-        size = len(part.pool)  # more than wanted where the queries have more answers: the column must say so
-        say(f"{size:,} candidates")
-        config = EvalConfig(methods=experiment.methods, beams=experiment.beams, pools=("universal",), bootstrap=0, survival=0)
-        found[size] = evaluate(model, part, config, progress=say)
-    for size, evaluation in found.items():
-        rates_of = {result.method: result.queries_per_second for result in evaluation.results}
-        results += [{"method": m, "candidates": size, "queries_per_second": rate} for m, rate in rates_of.items()]
-    sizes = list(found)
-    methods = found[sizes[0]].methods
-    rows = []
-    for method in methods:
-        rates = [next(r.queries_per_second for r in found[size].results if r.method == method) for size in sizes]
-        printed = paper.FIGURE_4.get(method)
-        rows.append([method_title(method), *(f"{rate:,.1f}" for rate in rates), f"{printed:g}" if printed else "–"])
-    header = ["queries/s at", *(f"{size:,}" for size in sizes), "paper, RTX 3090"]
-    return Table(name, experiment.title, table(header, rows), found[sizes[-1]].about, results)
+    return speed(name, experiment, request.queries, model, data, _baselines(experiment, request, model, data, say), say)
 
 
-def shrink(data: FeatureSet, size: int, queries: int) -> FeatureSet:
-    """A smaller problem of the same kind: some queries, their positives, and others up to `size` candidates."""
-    rows = np.linspace(0, len(data.queries) - 1, min(queries or len(data.queries), len(data.queries))).astype(np.int64)
-    asked = data.take_queries(torch.from_numpy(np.unique(rows)))
-    if size >= len(data.pool):
-        return asked
-    needed = torch.unique(asked.pairs[:, 1])
-    others = torch.from_numpy(np.random.default_rng(0).permutation(len(data.pool)))
-    keep = torch.cat([needed, others[~torch.isin(others, needed)]])[: max(size, len(needed))].sort().values
-    place = torch.full((len(data.pool),), -1, dtype=torch.long)
-    place[keep] = torch.arange(len(keep))
-    pairs = torch.stack([asked.pairs[:, 0], place[asked.pairs[:, 1]]], 1)
-    ids = [data.pool_ids[i] for i in keep.tolist()]
-    return replace(asked, pool=data.pool[keep], pool_ids=ids, pairs=pairs, pools={})
+# -- analyses ------------------------------------------------------------------------------------------------------
+
+
+def _map(
+    name: str, experiment: Experiment, request: Request, model: Genius, data: FeatureSet, tasks: list[Task], say: Say
+) -> Table:
+    models = {row.name: variant for row, variant in _models(name, experiment, request, model, data, say)}
+    return analyses.embedding_map(name, experiment.title, models, data, say)
+
+
+def _cards(
+    name: str, experiment: Experiment, request: Request, model: Genius, data: FeatureSet, tasks: list[Task], say: Say
+) -> Table:
+    items = {} if features_folder(request.data) else {item.id: item for item in request.source().collection().pool()}
+    return analyses.code_cards(name, experiment.title, model, data, items, experiment.level, experiment.cards)
+
+
+def _training_time(
+    name: str, experiment: Experiment, request: Request, model: Genius, data: FeatureSet, tasks: list[Task], say: Say
+) -> Table:
+    if not request.train:
+        raise GeniusError("the time of training is measured on training data: --train DATA")
+    train = load_features(request.examples(), model, request.model)
+    config = read_train_config(request.base, _changes(name, AblationRow("time"), request, train.pool.width))
+    return analyses.training_time(name, experiment.title, config, train, experiment.steps, say)

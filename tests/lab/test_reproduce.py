@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from genius.config import to_dict
@@ -17,6 +18,7 @@ from lab.__main__ import app
 from lab.paper import printed as paper
 from lab.paper import reproduce
 from lab.paper.alike import flat, recipe_of, refuse_unlike
+from lab.paper.figure_4 import speed
 from lab.paper.reproduce import listing, read_experiment
 
 World = Any  # tests/helpers/small_world.py
@@ -30,12 +32,16 @@ def call(*arguments: str) -> Any:
     return json.loads(result.stdout.strip().splitlines()[-1])
 
 
-@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "beyond"])  # another ablation: seconds for nothing new
+# twins of others, and one that trains sixteen models: seconds for nothing new
+TWINS = ("beyond", "supplement-figure-2", "supplement-figure-3", "supplement-figure-4", "supplement-8")
+
+
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name not in TWINS])
 def test_every_experiment_runs(name: str, world: World, tmp_path: Path) -> None:
     settings = [f"--set={key}={json.dumps(value)}" for key, value in world.quick.items()]
     if name in ("supplement-5", "supplement-6", "table-5"):  # the rows' own sizes are far too large for a test
         settings += ["--set=model.decoder='tiny'", "--set=model.level_sizes=[3, 8, 8]"]
-    if read_experiment(name).kind == "ablation":  # the world's model was trained longer than these rows
+    if read_experiment(name).kind in ("ablation", "map"):  # the world's model was trained longer than these rows
         settings += [f"--variant={read_experiment(name).rows[0].name}=train"]
     found = call(
         "reproduce", name, "--data", str(world.test), "--model", str(world.model), "--train", str(world.train),
@@ -59,6 +65,14 @@ def test_every_experiment_runs(name: str, world: World, tmp_path: Path) -> None:
         assert {r["method"] for r in found["results"]} == {*experiment.methods, *experiment.baselines}
     if experiment.kind == "speed":
         assert all(r["queries_per_second"] > 0 for r in found["results"])
+        assert "grace-structured@30" in {r["method"] for r in found["results"]}
+    if experiment.kind == "map":
+        assert [r["row"] for r in found["results"]] == ["GENIUS", "w/o L_cl"]
+    if experiment.kind == "training-time":
+        assert [r["stage"] for r in found["results"]] == ["quantizer", "generator"]
+    if experiment.kind in ("speed", "map", "cards"):
+        pictures = list((tmp_path / "out").glob("*.png"))
+        assert pictures and all(Image.open(path).size[0] > 200 for path in pictures)
     if name == "supplement-2":
         assert {r["what"]: r["bytes"] for r in found["results"]}["codes"] == (2 + 4 + 4 + 4) / 8
 
@@ -155,6 +169,21 @@ def test_an_experiment_of_ones_own_is_a_file(world: World, tmp_path: Path) -> No
     assert "wide: the model in this row has codes 3 x 16 x 16 x 16." in written and "as it is: the" not in written
 
 
+def test_single_task_rows_are_models_of_one_tasks_questions(world: World, tmp_path: Path) -> None:
+    assert read_experiment("supplement-8").single
+    text = 'title = "Alone"\nkind = "methods"\npools = ["local"]\nmethods = ["genius"]\nsingle = true\nbeams = [4, 5]\n'
+    (tmp_path / "alone.toml").write_text(text + 'tasks = ["mscoco_task0", "cirr_task7"]\n')
+    settings = [f"--set={key}={json.dumps(value)}" for key, value in world.quick.items()]
+    found = call(
+        "reproduce", str(tmp_path / "alone.toml"), "--data", str(world.test), "--model", str(world.model), "--json",
+        "--train", str(world.train), "--base", "lab/paper/tiny.toml", "--work", str(tmp_path / "work"), *settings,
+    )  # fmt: skip
+    alone = [r for r in found["results"] if r["method"] == "genius, single task"]
+    assert [r["task"] for r in alone] == ["mscoco_task0", "cirr_task7"]
+    kept = {path.name for path in (tmp_path / "work" / "alone").iterdir()}
+    assert kept == {"single-mscoco-task0", "single-cirr-task7"}
+
+
 def test_text_to_image_has_intervals(world: World, tmp_path: Path) -> None:
     found = call(
         "reproduce", "table-3", "--data", str(world.test), "--model", str(world.model), "--out", str(tmp_path), "--json",
@@ -177,7 +206,7 @@ def test_figure_4_names_the_sizes_that_were_searched(world: World) -> None:
     needed = len(data.pairs[:, 1].unique())
     assert 2 < needed < len(data.pool)
     experiment = replace(read_experiment("figure-4"), sizes=(1, 2, needed), queries=0, methods=("dense",))
-    found = reproduce._speed("figure-4", experiment, reproduce.Request(), model, data, [], lambda _: None)
+    found = speed("figure-4", experiment, 0, model, data, [], lambda _: None)
     assert [r["candidates"] for r in found.results if r["method"] == "dense"] == [needed, len(data.pool)]
     assert f"{needed:,}" in found.body and " 2 |" not in found.body.splitlines()[0]
 
