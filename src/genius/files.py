@@ -13,6 +13,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from genius.errors import GeniusError
 
 MAX_JSON = 64 << 20
@@ -36,6 +38,8 @@ def write_whole(path: Path, write: Callable[[Path], object], *, durable: bool = 
             sync_directory(path.parent)
     except OSError as error:
         raise GeniusError(f"cannot write {path}: {error.strerror or error}") from None
+    except SafetensorError as error:  # what its writer makes of a full disk
+        raise GeniusError(f"cannot write {path}: {error}") from None
     finally:
         temporary.unlink(missing_ok=True)
 
