@@ -5,12 +5,15 @@ Each takes a model and data and gives a `Table` with pictures. Knows nothing of 
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -66,21 +69,30 @@ def closeness(questions: torch.Tensor, answers: torch.Tensor) -> dict[str, float
     return {"own": own.mean().item(), "others": others.mean().item(), "nearest": first.float().mean().item()}
 
 
+def flattened(points: np.ndarray) -> np.ndarray:
+    """(n, 2) by UMAP, in a process of its own: its compiler leaves this one's threads in a state that slows torch down."""
+    if importlib.util.find_spec("umap") is None:
+        raise GeniusError("the map needs umap-learn: pip install 'genius-search[lab]'")
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(_umap, points).result()
+
+
+def _umap(points: np.ndarray) -> np.ndarray:
+    import umap
+
+    near = min(15, len(points) - 1)
+    flat: np.ndarray = umap.UMAP(n_neighbors=near, metric="cosine", random_state=0, n_jobs=1).fit_transform(points)
+    return flat
+
+
 def embedding_map(name: str, title: str, models: Mapping[str, Genius], data: FeatureSet, say: Say) -> Table:
     """UMAP of z-hat, one map a model."""
-    try:
-        import umap
-    except ImportError:
-        raise GeniusError("the map needs umap-learn: pip install 'genius-search[lab]'") from None
     figure, axes = plots(6 * len(models), 5.5, len(models))
     results: list[dict[str, Any]] = []
     for place, (row, model) in zip(axes[0], models.items(), strict=True):
         say(f"mapping {row}")
         questions, answers, kinds = reconstructions(model, data)
-        near = min(15, 2 * len(questions) - 1)
-        flat = umap.UMAP(n_neighbors=near, metric="cosine", random_state=0, n_jobs=1).fit_transform(
-            torch.cat([questions, answers]).numpy()
-        )
+        flat = flattened(torch.cat([questions, answers]).numpy())
         count = len(questions)
         place.scatter(*flat[:count].T, s=4, c=COLOURS["question"], label="questions")
         for kind in Modality:
