@@ -37,6 +37,9 @@ def reproduce_experiment(
         list[str] | None,
         typer.Option(help="A dense row by another encoder: --dense BLIP-FF=uniir:blip_ff_large.pth (or its features)."),
     ] = None,
+    items: Annotated[
+        Path | None, typer.Option(help="Cards of codes on features: a JSONL of the candidates' id, image and text.")
+    ] = None,
     queries: Annotated[int, typer.Option(help="Only so many queries of each task, evenly spread; 0: all.")] = 0,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     cache: Annotated[Path | None, typer.Option(help="Where extracted features are kept.")] = None,
@@ -63,6 +66,7 @@ def reproduce_experiment(
         work=work,
         overrides=dict(setting(entry) for entry in change or []),
         methods=tuple(name.strip() for name in methods.split(",") if name.strip()),
+        items=items,
         dense=named(dense),
         queries=queries,
         device=device,

@@ -61,6 +61,7 @@ class Request:
     work: Path = Path("reproduce")
     overrides: Mapping[str, Any] = field(default_factory=dict)
     methods: tuple[str, ...] = ()  # in place of the experiment's own
+    items: Path | None = None  # cards: what the candidates of a folder of features are, a JSONL of id, image and text
     dense: Mapping[str, str] = field(default_factory=dict)  # row of a table -> another encoder, or its features
     queries: int = 0
     device: str = "cpu"

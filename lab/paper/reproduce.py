@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from genius.config import to_dict
-from genius.data.collection import Task
+from genius.data.collection import Task, read_jsonl
 from genius.data.features import FeatureSet
 from genius.data.mbeir import DIRECTIONS, ROWS
 from genius.errors import GeniusError
@@ -33,6 +33,7 @@ from genius.model.generator import SIZES
 from genius.model.genius import Genius
 from genius.search import CodeTrie
 from genius.train.config import read_train_config
+from genius.types import Item
 from lab.paper import analyses
 from lab.paper import printed as paper
 from lab.paper.alike import flat, recipe_of, refuse_unlike
@@ -376,7 +377,12 @@ def _map(
 def _cards(
     name: str, experiment: Experiment, request: Request, model: Genius, data: FeatureSet, tasks: list[Task], say: Say
 ) -> Table:
-    items = {} if features_folder(request.data) else {item.id: item for item in request.source().collection().pool()}
+    known: Iterator[Item]
+    if request.items is not None:
+        known = (Item(str(row["id"]), image=row.get("image"), text=row.get("text")) for row in read_jsonl(request.items))
+    else:
+        known = iter(()) if features_folder(request.data) else request.source().collection().pool()
+    items = {item.id: item for item in known}
     return analyses.code_cards(name, experiment.title, model, data, items, experiment.level, experiment.cards)
 
 
