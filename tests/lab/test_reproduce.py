@@ -185,6 +185,22 @@ def test_single_task_rows_are_models_of_one_tasks_questions(world: World, tmp_pa
     assert kept == {"single-mscoco-task0", "single-cirr-task7"}
 
 
+def test_cards_show_the_candidates_of_features(world: World, tmp_path: Path) -> None:
+    from genius.data.features import FeatureSet
+
+    red = tmp_path / "red.png"
+    Image.new("RGB", (96, 96), (255, 0, 0)).save(red)
+    rows = [{"id": name, "image": str(red), "text": "seen"} for name in FeatureSet.load(world.test).pool_ids]
+    (tmp_path / "items.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    where = ["--data", str(world.test), "--model", str(world.model), "--out", str(tmp_path / "out"), "--json"]
+    found = call("reproduce", "figure-3", *where, "--items", str(tmp_path / "items.jsonl"))
+    card = Image.open(tmp_path / "out" / "figure-3-1.png").convert("RGB")
+    first = next(kind for kind, names in found["results"][0]["items"].items() if names)
+    column = ["image", "text", "pair"].index(first)
+    assert card.getpixel((column * 232 + 8 + 48, 40 + 48)) == (255, 0, 0)
+    assert "codebooks of its own" in (tmp_path / "out" / "figure-3.md").read_text()  # this model's codes are not shared
+
+
 def test_text_to_image_has_intervals(world: World, tmp_path: Path) -> None:
     found = call(
         "reproduce", "table-3", "--data", str(world.test), "--model", str(world.model), "--out", str(tmp_path), "--json",
