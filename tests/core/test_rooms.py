@@ -21,7 +21,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("search",),
     ("data",),
     ("index", "train"),
-    ("fit", "evaluate", "serve", "demo"),
+    ("fit", "evaluate", "serve"),
+    ("demo",),
     ("cli",),
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

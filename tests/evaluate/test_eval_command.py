@@ -30,7 +30,7 @@ def test_report_files_agree_with_each_other(world: World, tmp_path: Path) -> Non
     result = call(
         "eval", str(world.model), str(world.test), "--methods", "dense,genius,genius-r,no-decoder,default,codes",
         "--tasks", "infoseek_task8,mscoco_task0,visualnews_task0",
-        "--beams", "4,8", "--out", str(tmp_path / "r"), "--bootstrap", "50", "--survival", "4", "--rerank", "20", "--json",
+        "--beams", "4,8", "--output", str(tmp_path / "r"), "--bootstrap", "50", "--survival", "4", "--rerank", "20", "--json",
     )  # fmt: skip
     body = json.loads(result.stdout.strip().splitlines()[-1])
     methods = {r["method"] for r in body["results"]}

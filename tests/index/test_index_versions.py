@@ -140,6 +140,26 @@ def test_a_table_put_back_from_a_copy_does_not_meet_its_old_cache(index: Index, 
         )
 
 
+def test_another_story_of_equal_length_is_noticed(index: Index, model: Genius, tmp_path: Path) -> None:
+    """As many items as this process expects, and not those it knows: counting them says nothing."""
+    index.add(texts(0, 20))
+    shutil.copytree(index.path / "items.lance", tmp_path / "backup")
+    index.delete([f"t{i}" for i in range(5)])
+    index.add(texts(20, 25))
+    running = Index(index.path, model)
+    assert {hit.id for hit in running.search(text="w0", k=50)} == {f"t{i}" for i in range(5, 25)}
+    shutil.rmtree(index.path / "items.lance")
+    shutil.copytree(tmp_path / "backup", index.path / "items.lance")
+    repair(index.path)
+    writer = Index(index.path, model)
+    writer.add([Item("more", text="more")])
+    while writer.version <= running._state.live.version:
+        writer.upsert([Item("more", text=f"version {writer.version}")])
+    expected = {"more", *(f"t{i}" for i in range(20))}
+    assert {hit.id for hit in writer.search(text="w0", k=50)} == expected
+    assert {hit.id for hit in running.search(text="w0", k=50)} == expected
+
+
 def test_crashed_cache_builds_are_swept_up(index: Index, model: Genius, monkeypatch: pytest.MonkeyPatch) -> None:
     index.add(texts(0, 10))
     (index.path / "cache" / ".building-dead").mkdir(parents=True)

@@ -101,6 +101,18 @@ def test_early_stop_stays_within_its_budget_and_holds_the_beams(seed: int, items
     assert (found.touched >= min(items, 1)).all()
 
 
+def test_an_early_stop_fills_its_budget() -> None:
+    """One beam of two items would do, but what is ranked next costs nothing more: as much as fits is looked at."""
+    codes = np.array([[0, first, last, 0] for first in range(5) for last in range(2)])
+    engine = engine_of(
+        codes, torch.nn.functional.normalize(torch.randn(10, 8, generator=torch.Generator().manual_seed(0)), dim=1)
+    )
+    z = torch.randn(3, 8, generator=torch.Generator().manual_seed(1))
+    for budget, touched in ((2, 2), (5, 4), (6, 6), (9, 8)):
+        found = engine.search(z, k=1, params=SearchParams(beams=1, rerank=budget), target=torch.zeros(3, dtype=torch.long))
+        assert found.touched.tolist() == [touched] * 3
+
+
 def test_codes_only_reads_the_codebooks_of_each_modality() -> None:
     codes, _, z = collection(3, 60)
     own = tiny_quantizer(SIZES, own_books_from=1)

@@ -19,8 +19,8 @@ from genius.encoders.towers import ModuleTower, TowersEncoder
 from genius.errors import GeniusError
 from genius.model.genius import Genius
 from genius.train.config import EncoderStageConfig
+from genius.train.encoder import TowersStage
 from genius.train.run import train
-from genius.train.towers import TowersStage
 from genius.types import Query
 
 

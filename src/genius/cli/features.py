@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from genius.cli.common import command, console, emit
+from genius.cli.index import DeviceOption
 from genius.errors import GeniusError
 
 
@@ -19,14 +20,15 @@ def register(app: typer.Typer) -> None:
         model: Annotated[str, typer.Argument(help="Model folder or URI.")],
         features: Annotated[Path, typer.Argument(help="Features in the published format (*_IT_dict.pt).")],
         output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the codes: (N, M) int64, .npy.")],
-        device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+        device: DeviceOption = "auto",
         json: Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")] = False,
     ) -> None:
         """Write the ID (codes) of every row of a feature file."""
+        from genius.encoders.devices import find_device
         from genius.evaluate.sources import encode_file
         from genius.model.genius import Genius
 
-        codes = encode_file(Genius.from_pretrained(model, device=device), features, output)
+        codes = encode_file(Genius.from_pretrained(model, device=find_device(device)), features, output)
         if json:
             emit({"output": str(output), "items": codes.shape[0], "levels": codes.shape[1]})
         else:
@@ -43,7 +45,7 @@ def register(app: typer.Typer) -> None:
         ],
         beams: Annotated[int, typer.Option(min=1, help="How many IDs to write per query.")] = 50,
         batch: Annotated[int, typer.Option(min=1, help="Queries per step.")] = 64,
-        device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+        device: DeviceOption = "auto",
         json: Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")] = False,
     ) -> None:
         """Write the best IDs for every query, best first; score = mean log p over levels, as published.
@@ -52,11 +54,12 @@ def register(app: typer.Typer) -> None:
         """
         from rich.progress import track
 
+        from genius.encoders.devices import find_device
         from genius.evaluate.sources import search_file
         from genius.model.genius import Genius
 
         done = search_file(
-            Genius.from_pretrained(model, device=device),
+            Genius.from_pretrained(model, device=find_device(device)),
             queries,
             codes,
             output,

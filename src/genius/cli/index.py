@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from genius.cli.common import command, console, emit, note
 from genius.errors import GeniusError
+
+if TYPE_CHECKING:
+    from genius.index.ingest import IngestConfig
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 IndexArgument = Annotated[Path, typer.Argument(help="The index folder, such as my.genius.", metavar="INDEX")]
@@ -53,6 +58,10 @@ def index(
     image_column: Annotated[str | None, typer.Option(help="Of tables: paths or bytes; default: image, image_path, ...")] = None,
     captions: Annotated[bool, typer.Option(help="Take a.jpg and a.txt beside it as one item.")] = True,
     content: Annotated[bool, typer.Option("--by-content", help="Notice changes by content, not by size and time.")] = False,
+    exif: Annotated[
+        bool, typer.Option("--exif", help="Keep when, where and with what photos were taken: taken, camera, latitude, longitude.")
+    ] = False,
+    watch: Annotated[float, typer.Option(min=0, help="Look for changes every so many seconds, until Ctrl-C; 0: once.")] = 0,
     prune: Annotated[bool, typer.Option(help="Delete items whose file or row is gone.")] = False,
     outside: Annotated[
         bool, typer.Option(help="Also read what links, ../ and absolute paths lead to outside of the given folder.")
@@ -88,9 +97,11 @@ def index(
     missing = next((path for path in paths if not path.exists()), None)
     if missing is not None:  # before a model is loaded for nothing
         raise GeniusError(f"no such file or folder: {missing}")
+    if watch and (refit or as_json):
+        raise GeniusError("--watch goes on until Ctrl-C: use it without --refit and --json")
     if model is not None and encoder is not None:
         raise GeniusError("--encoder fits a model of its own, --model names one: use either")
-    config = IngestConfig(Columns(id_column, text_column, image_column), captions, content, prune, outside, batch)
+    config = IngestConfig(Columns(id_column, text_column, image_column), captions, content, prune, outside, batch, exif)
     where, fit = find_device(device), None
     if encoder is not None:
         from genius.fit.folder import index_with_encoder
@@ -137,6 +148,25 @@ def index(
         for line in fit.lines():
             print(f"  {line}")
         print(f'next: genius search {output} "what you look for"')
+    if watch:
+        note(f"looking for changes every {watch:g} s; Ctrl-C ends it")
+        for line in _changes(output, paths, config, watch, where):
+            note(line)
+
+
+def _changes(output: Path, paths: list[Path], config: IngestConfig, every: float, where: Any) -> Iterator[str]:
+    """Index again and again; a line for each time that something had changed."""
+    from genius.index.index import Index
+    from genius.index.ingest import ingest
+    from genius.model.genius import place
+
+    with Index.open(output) as index:
+        place(index.model, where)
+        while True:
+            time.sleep(every)
+            report = ingest(index, paths, config)
+            if report.added or report.replaced or report.deleted:
+                yield f"{report.added} added, {report.replaced} replaced, {report.deleted} deleted: {index.count():,} items"
 
 
 @command

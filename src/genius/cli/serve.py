@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from genius.cli.common import command, console, emit
+from genius.cli.index import DeviceOption
 from genius.errors import GeniusError
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def serve(
     queue: int | None = typer.Option(None, help="Searches that may wait before the answer is 503."),
     batch: int | None = typer.Option(None, help="Most searches that share one pass through the model."),
     timeout: float | None = typer.Option(None, help="Seconds a search may take, waiting included."),
-    device: str | None = typer.Option(None, help="Where the model runs: auto, cpu, cuda, cuda:1. Default: cpu."),
+    device: DeviceOption = "auto",
     log_level: str | None = typer.Option(None, help="debug, info, warning or error."),
     json_output: bool = typer.Option(False, "--json", help="Print one JSON line with the address when it listens."),
 ) -> None:
@@ -103,12 +104,12 @@ def _settings(file: Path | None, given: dict[str, object]) -> ServeConfig:
     return replace(base, **{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
 
 
-def _open(path: Path, model: str | None, create: bool, read_only: bool, device: str | None) -> Index:
+def _open(path: Path, model: str | None, create: bool, read_only: bool, device: str) -> Index:
     from genius.encoders.devices import find_device
     from genius.index import Index
     from genius.model.genius import place
 
-    where = find_device(device or "cpu")  # before a model is loaded for nothing
+    where = find_device(device)  # before a model is loaded for nothing
     index = Index(path, model, create=create, read_only=read_only)
     place(index.model, where)
     return index

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from genius.cli.common import command, emit, setting
+from genius.cli.common import command, emit, kept_if_interrupted, setting
 from genius.errors import GeniusError
 
 
@@ -23,19 +23,27 @@ def train(
     data: str = typer.Option("", "--data", help="The training data, in place of the config's."),
     encoder: str = typer.Option("", "--encoder", help="The encoder of the data: it is stored with the model (encoder_uri)."),
     change: list[str] = typer.Option([], "--set", help="One field: --set generator.steps=500 (TOML values)."),
-    listing: bool = typer.Option(False, "--list", help="Name the built-in configs and stop."),
+    listing: bool = typer.Option(False, "--list", help="Name the built-in configs, say what each is, and stop."),
+    fields: bool = typer.Option(False, "--fields", help="Show every field of a config and stop."),
     quiet: bool = typer.Option(False, "--quiet", "-q", help="No progress on stderr."),
     as_json: bool = typer.Option(False, "--json", help="One JSON object on stdout at the end."),
 ) -> None:
     """Train encoder, quantizer and generator from one config file; run it again after a kill and it goes on.
 
-    First try: genius train builtin:tiny --output /tmp/tiny. Your features: genius train builtin:default --data FEATURES
+    First try: genius train builtin:tiny --output /tmp/tiny. A few thousand pairs on a laptop: genius train builtin:small --data
+    pairs.jsonl --encoder bundled:mini --output MODEL. Your features: genius train builtin:default --data FEATURES
     --output MODEL. Your own pairs and settings: docs/training.md.
     """
-    from genius.train.config import builtin_names, read_train_config
+    from genius.train.config import builtin_about, read_train_config
 
     if listing:
-        emit(builtin_names()) if as_json else print("\n".join(f"builtin:{name}" for name in builtin_names()))
+        known = builtin_about()
+        emit(known) if as_json else print("\n".join(f"{name:<20} {about}" for name, about in known.items()))
+        return
+    if fields:
+        from genius.train.fields_page import fields_page
+
+        print(fields_page(), end="")
         return
     if not config:
         raise GeniusError("name a config: a TOML file or builtin:NAME (genius train --list)")
@@ -48,12 +56,20 @@ def train(
         overrides["encoder_uri"] = encoder
     settings = read_train_config(config, overrides)
     from genius.train.run import train as run
+    from genius.train.verdict import next_command, table, verdict
 
-    trained = run(settings, quiet=quiet or as_json)
+    with kept_if_interrupted():
+        trained = run(settings, quiet=quiet or as_json)
+    values = trained.metrics["generator"]
+    judged = verdict(values, "heads" if trained.heads is not None else settings.encoder.train)
     if as_json:
-        emit({"output": settings.output, "fingerprint": trained.model.fingerprint(), "metrics": trained.metrics})
-    else:
-        print(settings.output)
+        fingerprint = trained.model.fingerprint()
+        emit({"output": settings.output, "fingerprint": fingerprint, "metrics": trained.metrics, "verdict": judged})
+        return
+    for line in (*table(values), *([] if judged is None else [judged])):
+        print(line)
+    print(f"the model is in {settings.output}")
+    print(f"next: {next_command(settings.output, trained.model.encoder is not None, settings.data)}")
 
 
 @command

@@ -173,8 +173,15 @@ def mixer_from_state(state: dict[str, Tensor], where: str) -> Any:
 # -- CLIP in OpenAI's own layout ------------------------------------------------------------------------------------------------
 
 
-def clip_from_openai(state: dict[str, Tensor], where: str = "the checkpoint") -> Any:
-    """OpenAI-layout CLIP weights -> a transformers `CLIPModel`. All sizes are read off the tensors."""
+def clip_from_openai(
+    state: dict[str, Tensor],
+    where: str = "the checkpoint",
+    activation: str = "quick_gelu",
+    attention: tuple[int, int] | None = None,
+) -> Any:
+    """OpenAI-layout CLIP weights -> a transformers `CLIPModel`. All sizes are read off the tensors.
+
+    `attention`: heads of the picture and of the text tower, where they are not one for 64 numbers as OpenAI's are."""
     transformers = import_transformers()
     if "visual.conv1.weight" not in state or "visual.class_embedding" not in state:
         resnet = any(name.startswith("visual.layer1") for name in state)
@@ -182,23 +189,24 @@ def clip_from_openai(state: dict[str, Tensor], where: str = "the checkpoint") ->
         raise GeniusError(f"{where} holds {kind}; UniIR's models have a vision transformer in OpenAI's or BLIP's layout")
     refuse_strangers((name for name in state if not OPENAI_NAMES.fullmatch(name)), where, "OpenAI's CLIP")
     with reading_sizes(where, "a whole CLIP"):
-        config = _config(transformers, state, where)
+        config = _config(transformers, state, where, activation, attention)
         mapped = _map(state)
     model = build(lambda: transformers.CLIPModel(config), {name: tensor.shape for name, tensor in mapped.items()}, where)
     load_exactly(model, mapped, where, "OpenAI's CLIP")
     return model
 
 
-def _config(transformers: Any, state: dict[str, Tensor], where: str) -> Any:
+def _config(transformers: Any, state: dict[str, Tensor], where: str, activation: str, attention: tuple[int, int] | None) -> Any:
     vision_width, _, patch, _ = state["visual.conv1.weight"].shape
     grid = grid_side(state["visual.positional_embedding"].shape[0], where)
     vocabulary, text_width = state["token_embedding.weight"].shape
-    shared = {"hidden_act": "quick_gelu", "layer_norm_eps": 1e-5}
+    shared = {"hidden_act": activation, "layer_norm_eps": 1e-5}
+    seeing, reading = attention or (heads(vision_width, where), heads(text_width, where))
     vision = {
         "hidden_size": vision_width,
         "intermediate_size": state["visual.transformer.resblocks.0.mlp.c_fc.weight"].shape[0],
         "num_hidden_layers": depth(state, r"visual\.transformer\.resblocks\.(\d+)\."),
-        "num_attention_heads": heads(vision_width, where),
+        "num_attention_heads": seeing,
         "image_size": grid * patch,
         "patch_size": patch,
         **shared,
@@ -208,7 +216,7 @@ def _config(transformers: Any, state: dict[str, Tensor], where: str) -> Any:
         "hidden_size": text_width,
         "intermediate_size": state["transformer.resblocks.0.mlp.c_fc.weight"].shape[0],
         "num_hidden_layers": depth(state, r"transformer\.resblocks\.(\d+)\."),
-        "num_attention_heads": heads(text_width, where),
+        "num_attention_heads": reading,
         "max_position_embeddings": state["positional_embedding"].shape[0],
         "bos_token_id": vocabulary - 2,
         "eos_token_id": vocabulary - 1,  # the largest id: OpenAI finds the end of the text by argmax

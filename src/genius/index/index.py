@@ -7,18 +7,22 @@ any crash.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from genius.encoders.base import batched
 from genius.errors import GeniusError
 from genius.features import Features
-from genius.index import fields, likeness, searching, writing
+from genius.index import explaining, fields, likeness, searching, varied, writing
 from genius.index.backup import Copied, snapshot
+from genius.index.explaining import Explanation
 from genius.index.fields import Field
 from genius.index.filters import compile_where
 from genius.index.folder import About, describe
@@ -29,9 +33,11 @@ from genius.index.results import AddReport, Hits, PrefixView
 from genius.index.searching import gather, spread, wanted_kind
 from genius.model.genius import Genius
 from genius.search import SearchParams, SearchRequest
-from genius.types import ImageInput, Item, Modality, Query
+from genius.search.params import MAX_K
+from genius.types import ContentInput, ImageInput, Item, Modality, Query
 
 ANY = SearchRequest()  # ten answers, as the model likes to search
+THREE = SearchRequest(3)  # answers that are explained
 
 
 class Index:
@@ -40,6 +46,19 @@ class Index:
     `version` opens an older version, read-only. `lock_timeout`: seconds a write waits for other writers.
     `thumbnails`: longest side of the stored previews, 0 for none. `durable`: a write returns once it is on the disk; without,
     a power cut may take the last ones. Safe to share between threads.
+
+    >>> import tempfile
+    >>> from genius import Genius, Index, Item
+    >>> index = Index(tempfile.mkdtemp() + "/notes.genius", Genius.from_pretrained("bundled:mini"))
+    >>> report = index.add([Item("1", text="a red bicycle", metadata={"price": 40}), {"id": "2", "text": "a boat on the sea"}])
+    >>> report.added, len(index)
+    (2, 2)
+    >>> [hit.id for hit in index.search("bicycle", k=1)]
+    ['1']
+    >>> [hits[0].id for hits in index.search_many(["ship", "wheel"])]
+    ['2', '1']
+    >>> [hit.id for hit in index.search("anything", where="price < 50")]
+    ['1']
     """
 
     def __init__(
@@ -143,7 +162,7 @@ class Index:
 
     def add(
         self,
-        items: Iterable[Item],
+        items: Iterable[Item | Mapping[str, Any]],
         *,
         batch_size: int = 256,
         on_error: Literal["raise", "skip"] = "raise",
@@ -159,7 +178,7 @@ class Index:
 
     def upsert(
         self,
-        items: Iterable[Item],
+        items: Iterable[Item | Mapping[str, Any]],
         *,
         batch_size: int = 256,
         on_error: Literal["raise", "skip"] = "raise",
@@ -171,7 +190,7 @@ class Index:
 
     def _write(
         self,
-        items: Iterable[Item],
+        items: Iterable[Item | Mapping[str, Any]],
         replace: bool,
         batch_size: int,
         on_error: Literal["raise", "skip"],
@@ -182,7 +201,7 @@ class Index:
             items = [items]
         if not isinstance(items, Iterable):
             raise GeniusError(f"expected items, got {type(items).__name__}")
-        pairs: Iterator[Stamped] = ((item, None) for item in items)
+        pairs: Iterator[Stamped] = ((Item.of(item), None) for item in items)
         return writing.write(
             self._state,
             pairs,
@@ -320,6 +339,8 @@ class Index:
         rerank: int | None = None,
         params: SearchParams | None = None,
         modality: Modality | str | int | None = None,
+        minus: Query | ContentInput | None = None,
+        diverse: bool = False,
     ) -> Hits:
         """Items that answer a text, an image, or both; best first.
 
@@ -328,36 +349,60 @@ class Index:
         match (and when at most 50,000 do, all are compared). `beams` and `rerank` (how many items are re-ranked by
         embedding) trade speed for recall; given explicitly, they are obeyed under filters, too. Where the model was
         calibrated, each hit has the `probability` that it answers, and `hits.answerable` is that of there being an answer.
+        `minus`: words or a picture that answers should not be like. `diverse`: answers that differ, one a subtree of codes.
         """
         query = Query(text=text, image=image, instruction=instruction, target=wanted_kind(target, modality))
-        return self.search_many([query], SearchRequest(k, where, min_score, beams, rerank, params, modality is not None))[0]
+        request = SearchRequest(k, where, min_score, beams, rerank, params, modality is not None, diverse)
+        return self.search_many([query], request, minus=minus)[0]
 
-    def search_many(self, queries: Sequence[Query], request: SearchRequest = ANY) -> list[Hits]:
-        """One list of hits a query, all from one version and under one filter; one pass through the model."""
-        return self.search_each(queries, [request] * len(queries))
+    def search_many(
+        self,
+        queries: Sequence[Query | ContentInput],
+        request: SearchRequest = ANY,
+        *,
+        minus: Query | ContentInput | None = None,
+    ) -> list[Hits]:
+        """One list of hits a query, all from one version and under one filter; one pass through the model.
 
-    def search_each(self, queries: Sequence[Query], requests: Sequence[SearchRequest]) -> list[Hits]:
+        A query may be given as words, a picture, or {"text": ..., "image": ...}. `minus`: what answers should not be like.
+        """
+        return self.search_each(queries, [request] * len(queries), minus=minus)
+
+    def search_each(
+        self,
+        queries: Sequence[Query | ContentInput],
+        requests: Sequence[SearchRequest],
+        *,
+        minus: Query | ContentInput | None = None,
+    ) -> list[Hits]:
         """The same, each query with a request of its own: all share one pass through the encoder, equal requests one search."""
         if len(queries) != len(requests):
             raise GeniusError(f"{len(requests)} requests for {len(queries)} queries")
         alike: dict[SearchRequest, list[int]] = {}
         for place, request in enumerate(requests):
             searching.check(request)
+            if request.diverse:  # answers that differ are chosen among more
+                request = replace(request, k=min(varied.WIDER * request.k, MAX_K), diverse=False)
             alike.setdefault(request, []).append(place)
         if not queries:
             return []
+        given = [Query.of(query) for query in queries]
         groups = []
         for request, places in alike.items():
-            own = [queries[place] for place in places]
+            own = [given[place] for place in places]
             groups.append((request, places, *((own, range(len(own))) if request.strict else spread(own, self._state.kinds()))))
         asked = [query for *_, some, _ in groups for query in some]
         embedded = self.model.embed_queries(asked)
+        z, dense = embedded.z, embedded.dense
+        if minus is not None:
+            unwanted = self.model.embed_queries([Query.of(minus)])
+            z, dense = varied.away(z, unwanted.z), varied.away(dense, unwanted.dense)
         targets = torch.tensor([-1 if query.target is None else int(query.target) for query in asked])
         pictured = embedded.modality != Modality.TEXT
         parts, first = [], 0
         for request, _, some, _ in groups:
             at = slice(first, first + len(some))
-            vectors = searching.QueryVectors(embedded.z[at], embedded.dense[at], targets[at], pictured[at])
+            vectors = searching.QueryVectors(z[at], dense[at], targets[at], pictured[at])
             vectors.check(self.about.width)
             parts.append((vectors, request))
             first += len(some)
@@ -365,7 +410,17 @@ class Index:
         answers: dict[int, Hits] = {}
         for (request, places, _, owner), hits in zip(groups, found, strict=True):
             answers.update(zip(places, gather(hits, owner, request.k), strict=True))
-        return [answers[place] for place in range(len(queries))]
+        return [
+            varied.apart(answers[place], request.k) if request.diverse else answers[place]
+            for place, request in enumerate(requests)
+        ]
+
+    def vectors(self, batch: int = 256) -> Iterator[tuple[list[str], Tensor, list[Modality]]]:
+        """Ids, stored vectors (n, D) and kinds of all items of one version, some at a time."""
+        rows = searching.stream(self._state, ["id", "modality", "_embedding"])
+        for part in batched(rows, batch):
+            stored = torch.from_numpy(np.stack([np.asarray(row["_embedding"], np.float32) for row in part]))
+            yield [row["id"] for row in part], stored, [Modality.parse(row["modality"]) for row in part]
 
     def search_embedded(
         self,
@@ -383,6 +438,18 @@ class Index:
         asked.check(self.about.width)
         searching.check(request)
         return self._state.consistent(lambda: searching.search(self._state, [(asked, request)]))[0]
+
+    def explain(self, query: Query, request: SearchRequest = THREE, *, shown: int = 5, rejected: int = 3) -> Explanation:
+        """How the answers to a query came about: at every step the codes kept and the best rejected, with log p and words.
+
+        `shown`: beams of every step that are shown besides those that lead to answers; `rejected`: codes that were not kept.
+        """
+        if not isinstance(query, Query):
+            raise GeniusError(f"explain takes a Query, got {type(query).__name__}")
+        hits = self.search_many([query], request)[0]
+        return self._state.consistent(
+            lambda: explaining.explain(self._state, query, hits, request=request, shown=shown, rejected=rejected)
+        )
 
 
 def _reopen(path: Path, source: str, options: dict[str, Any]) -> Index:

@@ -43,6 +43,12 @@ class Hits(list[Hit]):
 
     answerable: float | None = None  # probability that the collection holds an answer at all; None: not calibrated
 
+    def _repr_html_(self) -> str:
+        """A grid of pictures, in a notebook."""
+        from genius.index.notebook import grid
+
+        return grid(self)
+
     @property
     def doubtful(self) -> bool:
         """Whether there is probably nothing like that here."""

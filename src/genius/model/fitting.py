@@ -1,4 +1,4 @@
-"""Codebooks from vectors: k-means level after level (the paper: on the first batch), and what is done beyond it.
+"""Codebooks from vectors: how large they are, k-means level after level (the paper: on the first batch), and what is beyond it.
 
 Three things beyond the paper, each off where the quantizer's config or the caller says so: the first codes of all modalities
 start alike; a modality of few items learns its later codes from points between its items too, so that codes do not know
@@ -15,11 +15,40 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from genius.errors import GeniusError
 from genius.model.codebooks import Codebooks, nearest
 from genius.nearest import nearest_rows
 
 NEIGHBOURS = 8  # of an item, towards which points between items lie
 FIRST = 2  # levels below keep their vectors and codes when levels are fitted to each other
+
+LEVELS = 8  # after the modality, where a collection's sizes are chosen
+BELOW_FIRST = 40  # items below a first code, of all modalities together
+PER_CODE = 12  # items that k-means should see for each code of the later levels
+LEAST, MOST = 16, 4096
+
+
+def choose_level_sizes(modality_counts: list[int]) -> tuple[int, ...]:
+    """Items of each modality in the pool -> sizes of all levels, the modality first.
+
+    The first code after the modality is the one that a decoder must get right, and what is below 50 of its values should be at
+    most what the default search re-ranks (2,000 items): where it is less, more values are taken. The later ones say what no
+    decoder needs to know: large codebooks keep more at the same bytes (docs/results/accuracy.md), as long as k-means has several
+    items for each code. 8 codes of at most 12 bits are the paper's 12 bytes an item.
+    """
+    if not modality_counts or max(modality_counts) < 1:
+        raise GeniusError("the candidate pool is empty")
+    first = _power_of_two(sum(modality_counts) / BELOW_FIRST * 2**0.5)  # the nearest one, by ratio
+    later = _power_of_two(sum(modality_counts) / PER_CODE)
+    return (3, first, *(max(first, later),) * (LEVELS - 1))
+
+
+def _power_of_two(number: float) -> int:
+    """The largest one that is not above `number`, within bounds."""
+    size = LEAST
+    while 2 * size <= min(number, MOST):
+        size *= 2
+    return size
 
 
 @torch.no_grad()

@@ -98,7 +98,7 @@ class ResidualQuantizer(Codebooks):
             book, rows = self._book(level), self.rows_of(level, codes[:, level], codes[:, 0])
             counts[book].index_add_(0, rows, torch.ones_like(rows, dtype=counts[book].dtype))
             sums[book].index_add_(0, rows, residual.detach().to(sums[book].dtype))
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        if _several_processes():
             for tensor in (*counts, *sums):
                 dist.all_reduce(tensor)
         for book in range(self.books):
@@ -141,7 +141,7 @@ class ResidualQuantizer(Codebooks):
         if rows.numel() == 0 or residual.shape[0] == 0:
             return
         picks = residual[torch.randint(residual.shape[0], (rows.numel(),), device=residual.device)].detach().float()
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        if _several_processes():
             dist.broadcast(picks, src=0)
         sizes = self.get_buffer(f"sizes_{book}")[block]
         weight = 2.0 if self.config.published_revival else sizes.mean().clamp(min=1e-3)
@@ -175,6 +175,10 @@ class ResidualQuantizer(Codebooks):
                 }
             )
         return out
+
+
+def _several_processes() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def rotate_to(source: Tensor, target: Tensor) -> Tensor:

@@ -66,7 +66,7 @@ def decode(writer: Writer, forest: Forest, z: Tensor, beams: int, *, target: int
     `target`: code of level 0, given to all queries (-1: let the generator choose). `stop` R > 0: finish when at most R
     items are below a query's beams, and hand over further children, best first, while they fit R.
     """
-    state = _begin(writer, forest, z, target)
+    state = begin(writer, forest, z, target)
     if not len(state.queries) or not bool(state.items.any()):
         return  # nothing to find: no ID is made up
     levels = len(forest.level_sizes)
@@ -93,7 +93,7 @@ def decode(writer: Writer, forest: Forest, z: Tensor, beams: int, *, target: int
             yield early
 
 
-def _begin(writer: Writer, forest: Forest, z: Tensor, target: int) -> Beams:
+def begin(writer: Writer, forest: Forest, z: Tensor, target: int) -> Beams:
     queries = len(z)
     lo, hi = forest.root(queries)
     device = z.device
@@ -114,7 +114,7 @@ def _begin(writer: Writer, forest: Forest, z: Tensor, target: int) -> Beams:
     children = children[(children.code == target).nonzero()[:, 0]]
     if not len(children.row):
         return state.select(torch.empty(0, dtype=torch.long, device=device))
-    return _advance(state, children, torch.zeros(len(children.row), device=device), torch.arange(queries, device=device)[:, None])
+    return advance(state, children, torch.zeros(len(children.row), device=device), torch.arange(queries, device=device)[:, None])
 
 
 def _first_pair(writer: Writer, forest: Forest, state: Beams) -> Beams:
@@ -123,7 +123,7 @@ def _first_pair(writer: Writer, forest: Forest, state: Beams) -> Beams:
     assert before is not None
     children = forest.expand(0, state.lo.flatten(1), state.hi.flatten(1))
     index = torch.arange(len(children.row), device=children.row.device).view(group, -1)  # the same codes for every query
-    begun = _advance(state, children, torch.zeros(len(children.row), device=index.device), index)
+    begun = advance(state, children, torch.zeros(len(children.row), device=index.device), index)
     assert begun.memory is not None
     out, begun.memory = writer.run(begun.codes, begun.memory)  # start token and code of each beam
     first, begun.hidden = out[:, :1, 0], out[:, :, 1]
@@ -140,6 +140,26 @@ def _first_pair(writer: Writer, forest: Forest, state: Beams) -> Beams:
 def _step(writer: Writer, forest: Forest, state: Beams, beams: int, stop: int) -> tuple[Beams, Beams | None]:
     """One level deeper. Queries whose best beams fit `stop` come back apart, with as many children as fit."""
     group = len(state.scores)
+    children, worth = candidates(writer, forest, state)
+    order = ranked(children, worth, group, state.scores.shape[1])
+    index = order.best(beams)
+    early = None
+    if stop:
+        below = torch.where(index >= 0, children.items[index.clamp(min=0)], 0).sum(1)
+        fits = below <= stop
+        if fits.any():
+            done = fits.nonzero()[:, 0]
+            early = _fill(state, children, worth, order, done, max(beams, stop), stop)
+            going = (~fits).nonzero()[:, 0]
+            if not len(going):
+                state.queries = state.queries[:0]  # nobody goes on: nothing is carried along
+                return state, early
+            state, index = state.select(going), index[going]
+    return advance(state, children, worth, index), early
+
+
+def candidates(writer: Writer, forest: Forest, state: Beams) -> tuple[Children, Tensor]:
+    """The true children of all beams, and what each is worth: log p of the whole prefix."""
     assert state.memory is not None
     hidden, mass = state.hidden, None if state.mass is None else state.mass.flatten()
     if hidden is None:
@@ -151,21 +171,7 @@ def _step(writer: Writer, forest: Forest, state: Beams, beams: int, stop: int) -
     worth = state.scores.flatten()[children.row] + log_p[children.row, children.code]
     if torch.isnan(worth).any():
         raise GeniusError(BROKEN)
-    ranked = _ranked(children, worth, group, state.scores.shape[1])
-    index = ranked.best(beams)
-    early = None
-    if stop:
-        below = torch.where(index >= 0, children.items[index.clamp(min=0)], 0).sum(1)
-        fits = below <= stop
-        if fits.any():
-            done = fits.nonzero()[:, 0]
-            early = _fill(state, children, worth, ranked, done, max(beams, stop), stop)
-            going = (~fits).nonzero()[:, 0]
-            if not len(going):
-                state.queries = state.queries[:0]  # nobody goes on: nothing is carried along
-                return state, early
-            state, index = state.select(going), index[going]
-    return _advance(state, children, worth, index), early
+    return children, worth
 
 
 class _Ranked(NamedTuple):
@@ -184,7 +190,7 @@ class _Ranked(NamedTuple):
         return _Ranked(self.table[queries], self.start[queries], self.counts[queries])
 
 
-def _ranked(children: Children, worth: Tensor, group: int, width: int) -> _Ranked:
+def ranked(children: Children, worth: Tensor, group: int, width: int) -> _Ranked:
     query = children.row // width  # ascending, so that a query's children are contiguous
     counts = torch.bincount(query, minlength=group)
     start = counts.cumsum(0) - counts
@@ -201,10 +207,10 @@ def _fill(state: Beams, children: Children, worth: Tensor, ranked: _Ranked, done
     kept = int((index >= 0).sum(1).max())
     chosen = state.select(done)
     chosen.memory = None  # nothing is decoded after this
-    return _advance(chosen, children, worth, index[:, :kept])
+    return advance(chosen, children, worth, index[:, :kept])
 
 
-def _advance(state: Beams, children: Children, worth: Tensor, index: Tensor) -> Beams:
+def advance(state: Beams, children: Children, worth: Tensor, index: Tensor) -> Beams:
     """The beams at children `index` (G, n); -1: no beam. Rows of children may count beams of more queries than the state has:
     only a beam's place within its query is read."""
     group, width = state.scores.shape

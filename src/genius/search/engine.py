@@ -28,6 +28,7 @@ from genius.search.head import int8_works
 from genius.search.params import SearchParams, SearchResult
 from genius.search.quick import QuickSearch
 from genius.search.rerank import Reconstructions, Rows, Vectors, top_rows
+from genius.search.trace import Trace, trace
 from genius.search.trie import CodeTrie
 
 Precision = Literal["auto", "exact", "fast"]
@@ -188,6 +189,25 @@ class SearchEngine:
             part = self._search(asked, None if known is None else known[again], None)
             result.rows[again], result.scores[again], result.touched[again] = part.rows, part.scores, part.touched
         return result
+
+    def trace(
+        self,
+        z: Tensor,
+        asked: Tensor,
+        *,
+        params: SearchParams | None = None,
+        target: int = -1,
+        allowed: NDArray[Any] | Tensor | None = None,
+        rejected: int = 5,
+    ) -> Trace:
+        """How IDs are written for one query z (1, D), and how likely the IDs `asked` (n, M) are, whether found or not."""
+        params = params or SearchParams()
+        check_queries(z)
+        mask = check_allowed(allowed if allowed is None else torch.as_tensor(allowed), self.rows, self.device)
+        writer: Writer = self.decoder if self.writer is None else self.writer
+        stop = 0 if params.full_depth else params.rerank
+        z = z.to(self.device, torch.float32)
+        return trace(writer, self._forest(mask), z, params.beams, target=target, stop=stop, rejected=rejected, asked=asked)
 
     def _recordable(self, params: SearchParams, allowed: object) -> bool:
         """Whether one recorded CUDA graph does this search: the plain case, no filter, nothing added or deleted."""

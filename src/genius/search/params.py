@@ -46,7 +46,12 @@ class SearchParams:
     @classmethod
     def of_model(cls, model: Genius) -> SearchParams:
         """A model's own defaults, from the `search` table of its config: what is not named there has the defaults above."""
-        kept = {name: value for name, value in model.config.search.items() if name not in RETIRED}
+        return cls.of_table(model.config.search)
+
+    @classmethod
+    def of_table(cls, table: dict[str, Any]) -> SearchParams:
+        """The same from such a table itself."""
+        kept = {name: value for name, value in table.items() if name not in RETIRED}
         return from_dict(cls, kept, where="the model's search defaults")
 
     def named(self, search: str) -> SearchParams:
@@ -85,6 +90,7 @@ class SearchRequest:
     rerank: int | None = None
     params: SearchParams | None = None  # None: the model's own
     strict: bool = False  # a question's target is exactly the kind of item that is found, not all that people mean by it
+    diverse: bool = False  # answers that differ: one a subtree of codes
 
     def __post_init__(self) -> None:
         whole("k", self.k, 1, MAX_K)

@@ -23,10 +23,11 @@ from genius.pictures.formats import SVG, WEB_TYPES
 from genius.pictures.load import WORKING_SIDE, load_image, loaded, opened
 from genius.search import SearchRequest
 from genius.serve.schemas import Answers, ChildCode, CodesResponse, CodeStep, HitOut, ItemDetail, ItemOut, Target
-from genius.types import ImageInput, Item, Query
+from genius.types import ImageInput, Item, Modality, Query
 
 CHILDREN, EXAMPLES, ITEMS = 36, 4, 48  # shown of one prefix
 START_EXAMPLES = 12  # of each first code: the page opens with them
+MOST_EXPLAINED = 10  # answers
 MANY = 100  # results: a search for more is a large one
 
 
@@ -85,6 +86,17 @@ class Backend:
         requests = [replace(job.request, k=k, min_score=None) for job in jobs]
         hits = self.index.search_each([job.query for job in jobs], requests)
         return [_answers(job, found) for job, found in zip(jobs, hits, strict=True)]
+
+    def explain(self, job: Job) -> dict[str, Any]:
+        """How the answers to a query come about; ids of items with a picture have thumbnails here."""
+        found = self.index.explain(job.query, replace(job.request, k=min(job.request.k, MOST_EXPLAINED)))
+        body = found.to_dict()
+        body["thumbnails"] = {name: f"/v1/thumbnails/{quote(name, safe='')}" for name in body.pop("pictures")}
+        for answer in body["answers"]:
+            answer.pop("image")  # the path is the server's own affair
+            pictured = answer["modality"] != Modality.TEXT.label
+            answer["thumbnail_url"] = f"/v1/thumbnails/{quote(answer['id'], safe='')}" if pictured else None
+        return body
 
     def like(self, item_id: str, text: str | None) -> tuple[str | None, ImageInput | None]:
         """Text and picture of a query "like this item", or "like this, but TEXT"."""

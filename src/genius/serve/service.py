@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 
 from genius.errors import GeniusError, PictureError
 from genius.index import Index
+from genius.index.searching import wanted_kind
 from genius.search import SearchRequest
 from genius.serve.audit import Audit, Change
 from genius.serve.auth import Caller, KeyRing, Keys
@@ -25,7 +26,7 @@ from genius.serve.limits import Arrivals, check_pictures, decode_picture
 from genius.serve.logs import Metrics, event
 from genius.serve.schemas import Answers, SearchBody
 from genius.serve.settings import ServeConfig
-from genius.types import ImageInput, Modality, Query
+from genius.types import ImageInput, Query
 
 T = TypeVar("T")
 READERS = 4
@@ -135,11 +136,24 @@ class Service:
     async def search(self, asked: SearchBody, picture: bytes | None, caller: Caller) -> tuple[Answers, int]:
         """(hits, size of the pass), or an ApiError that says what to do."""
         started = time.monotonic()
-        try:
+        with self._saying_why():
             async with asyncio.timeout(self.config.timeout_s):
                 job = await self._job(asked, picture, caller.owner)
                 left = self.config.timeout_s - (time.monotonic() - started)
                 return await asyncio.wrap_future(self.batcher.submit(job, left, caller.owner))
+
+    async def explain(self, asked: SearchBody, picture: bytes | None, caller: Caller) -> dict[str, Any]:
+        """How the answers to a question come about."""
+        with self._saying_why():
+            async with asyncio.timeout(self.config.timeout_s):
+                job = await self._job(asked, picture, caller.owner)
+        return await self.read(lambda: self.backend.explain(job), caller, "explain")
+
+    @contextmanager
+    def _saying_why(self) -> Iterator[None]:
+        """What stops a search becomes an answer that says what to do."""
+        try:
+            yield
         except QueueFull as error:
             raise self._refuse("queue_full", "too many searches are waiting", error.retry_after) from None
         except Expired:
@@ -162,10 +176,12 @@ class Service:
                 text, image = await self._decode("like", lambda: self.backend.like(like, text), owner)
             except Missing as error:
                 raise ApiError(404, str(error)) from None
-        target = None if asked.target is None else Modality.parse(asked.target)
-        query = Query(text=text, image=image, instruction=asked.instruction, target=target)
+        wanted = wanted_kind(asked.target, asked.modality)
+        query = Query(text=text, image=image, instruction=asked.instruction, target=wanted)
         where = (asked.where or "").strip() or None
-        return Job(query, SearchRequest(asked.k, where, asked.min_score, asked.beams, asked.rerank), asked.like)
+        strict = asked.modality is not None
+        request = SearchRequest(asked.k, where, asked.min_score, asked.beams, asked.rerank, strict=strict)
+        return Job(query, request, asked.like)
 
     async def _decode(self, lane: str, work: Callable[[], T], owner: str) -> T:
         future = self.decoding.submit(Task(work, lane), self.config.timeout_s, owner)

@@ -19,7 +19,7 @@ from genius.data.features import FeatureSet
 from genius.encoders.base import Encoder
 from genius.errors import GeniusError
 from genius.features import Features
-from genius.train.config import TrainConfig, with_steps
+from genius.train.config import TrainConfig, that_trains, with_steps
 from genius.train.loop import Runtime, finish, run_stage
 from genius.types import Modality
 
@@ -77,9 +77,9 @@ def _from_collection(config: TrainConfig, runtime: Runtime, folder: Path) -> tup
         encoder.to(runtime.device)
     if config.encoder.train == "auto":  # heads are what an encoder of frozen towers has to train; others are used as they are
         chosen = "heads" if hasattr(encoder, "tower_images") else "none"
-        config = dataclasses.replace(config, encoder=dataclasses.replace(config.encoder, train=chosen))  # type: ignore[arg-type]
+        config = that_trains(config, chosen)
     if config.encoder.train == "towers":
-        from genius.train.towers import TowersStage
+        from genius.train.encoder import TowersStage
 
         stage = TowersStage(collection, encoder, config.encoder, config.seed, runtime.device)
         loop = with_steps(config.encoder, stage.order.count)

@@ -1,4 +1,4 @@
-"""`POST /v1/search`."""
+"""`POST /v1/search`, `POST /v1/explain`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fastapi.responses import Response
 
 from genius.serve.bodies import read_search
 from genius.serve.routes.common import BODY_ERRORS, allowed, answer, body_doc, caller_of, form_of, unless_gone
-from genius.serve.schemas import SearchBody, SearchResponse
+from genius.serve.schemas import ExplainResponse, SearchBody, SearchResponse
 
 router = APIRouter(tags=["search"])
 
@@ -43,3 +43,21 @@ async def search(request: Request) -> Response:
         found, batch = await unless_gone(request, service.search(asked, picture, caller_of(request)))
     took = round((time.perf_counter() - started) * 1000, 3)
     return answer(SearchResponse(**vars(found), took_ms=took, batch_size=batch))
+
+
+@router.post(
+    "/v1/explain",
+    response_model=ExplainResponse,
+    responses=BODY_ERRORS,
+    openapi_extra=body_doc(SearchBody, EXAMPLES, form_of(SearchBody)),
+    summary="How the answers to a question come about",
+)
+async def explain(request: Request) -> Response:
+    """The same body as a search. At every step of the writing: the codes that were kept, those that lead to answers and the best
+    that were rejected, how likely each was (log p), how many items, which words and which examples live below it. At most ten
+    answers are explained."""
+    service = allowed(request, "read")
+    with service.admitted():
+        asked, picture = await read_search(request, service.config)
+        found = await unless_gone(request, service.explain(asked, picture, caller_of(request)))
+    return answer(ExplainResponse(**found))
