@@ -183,6 +183,18 @@ class ItemDetail(ItemOut):
     path: list[CodeStep]
 
 
+class PlacedOut(ItemOut):
+    """An item on the map: both coordinates are from 0 to 1."""
+
+    x: float
+    y: float
+
+
+class MapResponse(BaseModel):
+    count: int = Field(description="Items in the index.")
+    items: list[PlacedOut] = Field(description="A sample of them, where they lie on a plane.")
+
+
 class HitOut(ItemOut):
     """A result: an item and how well it answers. Higher is better."""
 
