@@ -36,7 +36,7 @@ class FirstRow:
         self.start, self.kinds = head.start.numpy(), head.modality_in.numpy()
         self.kind_weight, self.kind_bias = (part.numpy() for part in head.modality_out)
         self.bend, self.bend_bias = (part.numpy() for part in head.bend[0])
-        self.doubled, self.means = np.float32(head.doubled[0]), head.means.numpy()
+        self.doubled, self.means = head.doubled[0].numpy(), head.means.numpy()  # (1 or 3,), (3, D)
         self.books, self.biases = head.books[0].numpy(), head.biases[0].numpy()
 
     def liked(self, z: Floats, kinds: NDArray[np.int64]) -> tuple[Floats, Floats]:
@@ -53,7 +53,8 @@ class FirstRow:
             x = x + self._attend(self._split(self._norm(x) @ cross_q, 1), self._split(k, 1), self._split(v, 1)) @ cross_out
             x = x + np.maximum(self._norm(x) @ ff_in, 0) @ ff_out
         state = self._norm(x).reshape(beams, 2, self.d_model)
-        aim = state[:, 1] @ self.bend.T + self.bend_bias + self.doubled * (z - self.means[kinds])
+        scale = self.doubled if len(self.doubled) == 1 else self.doubled[kinds, None]
+        aim = (state[:, 1] @ self.bend.T + self.bend_bias + z - self.means[kinds]) * scale
         if len(self.books) == 1:
             logits = aim @ self.books[0].T + self.biases[0]
         else:

@@ -97,12 +97,14 @@ class QuickSearch:
         result: SearchResult,
     ) -> None:
         """Questions that want the same kind."""
-        whole = self._wants_all(params, target)
-        liked = tables = middles = None
+        whole, most = self._wants_all(params, target), max(params.rerank, k)
+        liked = tables = middles = few = None
+        share, shared = 1.0, masks is None or masks.ndim == 1
         for i, query in enumerate(queries.tolist()):
-            mask = masks if masks is None or masks.ndim == 1 else masks[query]
-            share = 1.0 if mask is None else float(np.count_nonzero(mask)) / max(len(mask), 1)
-            few = self._few(target, mask, share, max(params.rerank, k)) if params.reranker == "embeddings" else None
+            mask = masks if masks is None or shared else masks[query]
+            if i == 0 or not shared:
+                share = 1.0 if mask is None else float(np.count_nonzero(mask)) / max(len(mask), 1)
+                few = self._few(target, mask, most) if params.reranker == "embeddings" else None
             if few is not None:
                 found = self._compare(dense[i], few, k)
             elif whole:
@@ -138,13 +140,15 @@ class QuickSearch:
             self._kinds = np.full(len(self.vectors), 255, np.uint8)
             for trie in self.tries:
                 for kind in np.asarray(trie.node_codes[0]).tolist():
-                    self._kinds[self._rows(trie, kind)] = kind
+                    lo, hi = self._range(trie, kind)
+                    self._kinds[trie.order[lo:hi]] = kind
         return self._kinds
 
-    def _rows(self, trie: CodeTrie, target: int) -> Ints:
-        """Rows of one kind, or of all (-1)."""
+    @staticmethod
+    def _range(trie: CodeTrie, target: int) -> tuple[int, int]:
+        """Sorted positions of one kind, or of all (-1)."""
         lo, hi = (0, trie.items) if target < 0 else trie.item_range(1, *trie.find([target]))
-        return np.asarray(trie.order[int(lo) : int(hi)], np.int64)
+        return int(lo), int(hi)
 
     def _flat(self, dense: Tensor, target: int, mask: Mask | None, k: int) -> tuple[Tensor, Tensor, int]:
         """All vectors by a product in their own precision; what may be among the best is compared again in float32."""
@@ -161,17 +165,14 @@ class QuickSearch:
         rows, scores, _ = self._compare(dense, (rough >= least).nonzero()[:, 0].numpy(), k)
         return rows, scores, int(np.count_nonzero(keep))
 
-    def _few(self, target: int, mask: Mask | None, share: float, most: int) -> Ints | None:
-        """The allowed rows, if they are at most `most`."""
-        total = sum(trie.items for trie in self.tries)
-        if total * share > 4 * most and (target < 0 or share == 1.0):
-            return None  # certainly more, without a look at them
-        if mask is not None and np.count_nonzero(mask) > most and target < 0:
+    def _few(self, target: int, mask: Mask | None, most: int) -> Ints | None:
+        """The allowed rows, where the kind or the filter alone lets no more than `most` through."""
+        ranges = [self._range(trie, target) for trie in self.tries]
+        held = sum(hi - lo for lo, hi in ranges)
+        if min(held, held if mask is None else int(np.count_nonzero(mask))) > most:
             return None
-        rows = np.concatenate([self._rows(trie, target) for trie in self.tries])
-        if mask is not None:
-            rows = rows[mask[rows]]
-        return rows if len(rows) <= most else None
+        rows = np.concatenate([np.asarray(t.order[lo:hi], np.int64) for t, (lo, hi) in zip(self.tries, ranges, strict=True)])
+        return rows if mask is None else rows[mask[rows]]
 
     def _compare(self, dense: Tensor, rows: Ints, k: int) -> tuple[Tensor, Tensor, int]:
         assert self.vectors is not None

@@ -79,6 +79,7 @@ class SearchBody(Strict):
     rerank: int | None = Field(
         None, ge=0, le=100_000, description="How many candidates to re-rank; the model's default if absent."
     )
+    diverse: bool = Field(False, description="Answers that differ: one of each group of items with like codes.")
 
     _texts = field_validator("text", "instruction", "where")(_no_nul)
 
