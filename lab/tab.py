@@ -96,7 +96,7 @@ def _cpu_seconds() -> float:
     import psutil
 
     times = [process.cpu_times() for process in psutil.Process().children(recursive=True)]
-    return sum(one.user + one.system for one in times)
+    return float(sum(one.user + one.system for one in times))
 
 
 def same(answer: list[dict[str, Any]], hits: list[tuple[str, float]]) -> bool:
