@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo test test-gpu lint browser lock sbom clean help
+.PHONY: setup demo site test test-gpu lint browser lock sbom clean help
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -25,6 +25,9 @@ setup: $(VENV)/.dev  ## a virtual environment with GENIUS and its development to
 
 demo: $(VENV)/.demo  ## index 11,600 drawings and two dozen photos that pip installed, and search them in every way
 	$(BIN)/genius demo
+
+site: setup  ## the documentation as build/site, every link checked
+	$(BIN)/python -m lab.site
 
 lint: setup  ## ruff and mypy --strict
 	$(BIN)/ruff check .

@@ -20,7 +20,8 @@ def reproduce_experiment(
     data: Annotated[str, typer.Option(help="Test data: M-BEIR (or anything in its layout), COCO, Flickr30K, or features.")] = "",
     model: Annotated[str, typer.Option(help="The trained model (the first row of an ablation).")] = "",
     variant: Annotated[
-        list[str] | None, typer.Option(help="A trained model for one row of an ablation: --variant 'w/o L_mse=models/no-mse'.")
+        list[str] | None,
+        typer.Option(help="A model for one row of an ablation: --variant 'w/o L_mse=models/no-mse', or =train: train it here."),
     ] = None,
     train: Annotated[str, typer.Option(help="Training data, for rows that must be trained here.")] = "",
     base: Annotated[str, typer.Option(help="Training config that ablations change one line of.")] = "builtin:paper",
@@ -35,6 +36,9 @@ def reproduce_experiment(
     dense: Annotated[
         list[str] | None,
         typer.Option(help="A dense row by another encoder: --dense BLIP-FF=uniir:blip_ff_large.pth (or its features)."),
+    ] = None,
+    items: Annotated[
+        Path | None, typer.Option(help="Cards of codes on features: a JSONL of the candidates' id, image and text.")
     ] = None,
     queries: Annotated[int, typer.Option(help="Only so many queries of each task, evenly spread; 0: all.")] = 0,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
@@ -62,6 +66,7 @@ def reproduce_experiment(
         work=work,
         overrides=dict(setting(entry) for entry in change or []),
         methods=tuple(name.strip() for name in methods.split(",") if name.strip()),
+        items=items,
         dense=named(dense),
         queries=queries,
         device=device,

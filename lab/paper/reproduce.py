@@ -1,25 +1,20 @@
 """The paper's tables and figures as experiments: `python -m lab reproduce table-2 --data ... --model ...`.
 
-`experiments.toml` says what each experiment runs. Rows of an ablation are models: given by the user, or trained
-here with one change to a training config. On data that is not M-BEIR the tasks of the same direction stand in, and the
+`experiments.toml` says what each experiment runs (`lab.paper.experiment`). Rows of an ablation are models: given by the user, or
+trained here with one change to a training config. On data that is not M-BEIR the tasks of the same direction stand in, and the
 paper's numbers are left out, because they are of other data.
 """
 
 from __future__ import annotations
 
-import json
 import re
-import tomllib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
-import torch
-
-from genius.config import from_dict, read_config
-from genius.data.collection import Task
+from genius.config import to_dict
+from genius.data.collection import Task, read_jsonl
 from genius.data.features import FeatureSet
 from genius.data.mbeir import DIRECTIONS, ROWS
 from genius.errors import GeniusError
@@ -33,117 +28,27 @@ from genius.evaluate.report import (
     printed_number,
     table,
 )
-from genius.evaluate.sources import Source, load_features, other_encoders
+from genius.evaluate.sources import features_folder, load_features, other_encoders
 from genius.model.generator import SIZES
 from genius.model.genius import Genius
 from genius.search import CodeTrie
+from genius.train.config import read_train_config
+from genius.types import Item
+from lab.paper import analyses
 from lab.paper import printed as paper
+from lab.paper.alike import flat, recipe_of, refuse_unlike
+from lab.paper.experiment import AblationRow, Experiment, Request, listing, read_experiment
+from lab.paper.figure_4 import speed
+from lab.paper.table import Table
 
-EXPERIMENTS = Path(__file__).parent / "experiments.toml"
 ENCODERS = ("CLIP-FF", "BLIP-SF", "BLIP-FF")  # dense rows beside CLIP-SF, which is the model's own encoder (score-fusion)
 FULL_MBEIR = 5_000_000  # the union pool has 5.6 million candidates
 OTHER_DATA = (
     "The paper's numbers are on the whole of M-BEIR (5.6 million candidates); this run searched fewer, so they do not compare."
 )
+TRAIN = "train"  # as a row's model: it is trained here
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class AblationRow:
-    """One model of an ablation."""
-
-    name: str
-    set: dict[str, Any] = field(default_factory=dict)  # fields that this row changes
-    # what a given model must be to deserve the row's name ("model.level_sizes", "model.decoder"); the table says where it is not
-    expects: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """One table or figure. A table of `experiments.toml`, or a file of the user's own."""
-
-    title: str
-    # methods: one model, several searches. ablation: several models. The other three have their own shapes.
-    kind: Literal["methods", "ablation", "text-to-image", "storage", "speed"]
-    pools: tuple[str, ...] = ("universal",)
-    methods: tuple[str, ...] = ()
-    baselines: tuple[str, ...] = ()  # trained and run when training data is given
-    beams: tuple[int, ...] = (50,)
-    tasks: tuple[str, ...] = ()  # empty: all
-    rows: tuple[AblationRow, ...] = ()
-    sizes: tuple[int, ...] = ()  # of the pool, for speed
-    queries: int = 0  # at most so many of each task; 0: all
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the user brings."""
-
-    data: str = ""
-    model: str = ""
-    variants: Mapping[str, str] = field(default_factory=dict)  # row of an ablation -> model
-    train: str = ""
-    base: str = "builtin:paper"
-    work: Path = Path("reproduce")
-    overrides: Mapping[str, Any] = field(default_factory=dict)
-    methods: tuple[str, ...] = ()  # in place of the experiment's own
-    dense: Mapping[str, str] = field(default_factory=dict)  # row of a table -> another encoder, or its features
-    queries: int = 0
-    device: str = "cpu"
-    cache: Path | None = None
-
-    def source(self) -> Source:
-        return Source(self.data, cache=self.cache, device=self.device)
-
-    def examples(self) -> Source:
-        return Source(self.train, "train", cache=self.cache, device=self.device)
-
-
-@dataclass
-class Table:
-    """What an experiment gives: Markdown, and the numbers behind it."""
-
-    name: str
-    title: str
-    body: str  # Markdown
-    about: dict[str, Any]
-    results: list[dict[str, Any]]
-
-    def markdown(self, command: str = "") -> str:
-        call = f"\n```\n{command}\n```\n" if command else ""
-        facts = ", ".join(
-            f"{key} {value}" for key, value in self.about.items() if key in ("date", "device", "queries", "candidates")
-        )
-        return f"# {self.title}\n{call}\n{facts}\n\n{self.body}\n"
-
-    def write(self, directory: Path, command: str = "") -> Path:
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / f"{self.name}.md").write_text(self.markdown(command), encoding="utf-8")
-        (directory / f"{self.name}.json").write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
-        return directory / f"{self.name}.md"
-
-    def to_json(self) -> dict[str, Any]:
-        return {"experiment": self.name, "title": self.title, "about": self.about, "results": self.results}
-
-
-def read_experiment(name: str) -> Experiment:
-    """One of the paper's by name, or a file of the same kind: other rows, other sizes."""
-    if name.endswith(".toml"):
-        return read_config(Experiment, name)
-    tables = _ours()
-    if name not in tables:
-        raise GeniusError(f"no experiment {name!r}; there are {', '.join(tables)}")
-    return tables[name]
-
-
-def _ours() -> dict[str, Experiment]:
-    tables = tomllib.loads(EXPERIMENTS.read_text(encoding="utf-8"))
-    return {name: from_dict(Experiment, values, f"{EXPERIMENTS.name}: {name}") for name, values in tables.items()}
-
-
-def listing() -> dict[str, str]:
-    """Name -> title of every experiment."""
-    return {name: experiment.title for name, experiment in _ours().items()}
+__all__ = ["Request", "Table", "listing", "read_experiment", "run"]
 
 
 def run(name: str, request: Request, say: Say | None = None) -> Table:
@@ -162,6 +67,7 @@ def run(name: str, request: Request, say: Say | None = None) -> Table:
     tasks = _pick_tasks(experiment, data)
     kinds: dict[str, Callable[..., Table]] = {
         "methods": _methods, "ablation": _ablation, "text-to-image": _text_to_image, "speed": _speed,
+        "map": _map, "cards": _cards, "training-time": _training_time,
     }  # fmt: skip
     return kinds[experiment.kind](name, experiment, request, model, data, tasks, tell)
 
@@ -248,7 +154,43 @@ def _methods(
     absent = [row for row in paper.TABLES.get(name, {}) if row in ENCODERS and row not in request.dense]
     if absent:
         body += f"\n\nNot run, for want of their encoders (--dense NAME=uniir:FILE.pth): {', '.join(absent)}."
-    return Table(name, experiment.title, body, evaluation.about, evaluation.to_json()["results"])
+    results = evaluation.to_json()["results"]
+    if experiment.single and request.train:
+        block, more = _single(name, experiment, request, model, data, tasks, evaluation, say)
+        body, results = f"{body}\n\n{block}", results + more
+    return Table(name, experiment.title, body, evaluation.about, results)
+
+
+def _single(
+    name: str,
+    experiment: Experiment,
+    request: Request,
+    model: Genius,
+    data: FeatureSet,
+    tasks: list[Task],
+    unified: Evaluation,
+    say: Say,
+) -> tuple[str, list[dict[str, Any]]]:
+    """Single-task rows: for every task with training questions of its own a model of these alone, beside the one for all."""
+    train = load_features(request.examples(), model, request.model)
+    number = {train.task_name(task): task for task in train.tasks.unique().tolist()}
+    methods = tuple(method for method in experiment.methods if method.startswith("genius"))
+    rows, results = [], []
+    for task in tasks:
+        if task.key not in number:
+            rows.append([task.title, "no training questions of its own", *["–"] * (2 * len(methods) - 1)])
+            continue
+        say(f"training for {task.key} alone")
+        own = train.take_queries((train.tasks == number[task.key]).nonzero()[:, 0])
+        alone = _train(name, AblationRow(f"single {task.key}"), request, own)
+        config = _config(experiment, request, [task], methods=methods, beams=experiment.beams[-1:])
+        found = evaluate(alone, data, config, progress=say)
+        label = {method: method if len(experiment.beams) == 1 else f"{method}@{experiment.beams[-1]}" for method in methods}
+        pairs = [(found.find(task.key, m, "local"), unified.find(task.key, label[m], "local")) for m in methods]
+        rows.append([task.title, *(main_cell(result, mark=False) for pair in pairs for result in pair)])
+        results += [{**asdict(single), "method": f"{single.method}, single task"} for single, _ in pairs]
+    header = ["Task", *(f"{method_title(m)}, {how}" for m in methods for how in ("single task", "all tasks"))]
+    return table(header, rows), results
 
 
 # -- several models ------------------------------------------------------------------------------------------------
@@ -258,27 +200,56 @@ def _ablation(
     name: str, experiment: Experiment, request: Request, model: Genius, data: FeatureSet, tasks: list[Task], say: Say
 ) -> Table:
     config = _config(experiment, request, tasks)
-    train: FeatureSet | None = None
     found: dict[str, Evaluation] = {}
     notes: list[str] = []
-    for number, row in enumerate(experiment.rows):
-        if row.name in request.variants:
-            variant = Genius.from_pretrained(request.variants[row.name], device=request.device)
-        elif number == 0 and not row.set:
-            variant = model
-        else:
-            if not request.train:
-                raise GeniusError(f"row {row.name!r} needs a model: --variant '{row.name}=MODEL', or --train DATA to train it")
-            if train is None:
-                train = load_features(request.examples(), model, request.model)
-            say(f"training {row.name}")
-            variant = _train(name, row, request, train)
+    for row, variant in _models(name, experiment, request, model, data, say):
         notes += _not_as_named(row, variant)
         say(f"evaluating {row.name}")
         found[row.name] = evaluate(variant, data, config, progress=say)
     first = next(iter(found.values()))
     body = "\n\n".join([_ablation_body(name, experiment, found), *notes])
     return Table(name, experiment.title, body, first.about, _ablation_results(found))
+
+
+def _models(
+    name: str, experiment: Experiment, request: Request, model: Genius, data: FeatureSet, say: Say
+) -> Iterator[tuple[AblationRow, Genius]]:
+    """The model of every row: given, or trained here."""
+    train: FeatureSet | None = None
+    given = {row.name: request.variants[row.name] for row in experiment.rows if row.name in request.variants}
+    if not experiment.rows[0].set:
+        given.setdefault(experiment.rows[0].name, request.model)
+    given = {row: source for row, source in given.items() if source != TRAIN}
+    for row in experiment.rows:
+        if row.name not in given and not request.train:
+            raise GeniusError(f"row {row.name!r} needs a model: --variant '{row.name}=MODEL', or --train DATA to train it")
+    _refuse_unlike(name, experiment, request, given, data.pool.width)
+    for row in experiment.rows:
+        if row.name in given:
+            source = given[row.name]
+            variant = model if source == request.model else Genius.from_pretrained(source, device=request.device)
+        else:
+            if train is None:
+                train = load_features(request.examples(), model, request.model)
+            say(f"training {row.name}")
+            variant = _train(name, row, request, train)
+        yield row, variant
+
+
+def _refuse_unlike(name: str, experiment: Experiment, request: Request, given: Mapping[str, str], width: int) -> None:
+    """Before anything is trained: every row's recipe is the first row's but for what the row is about."""
+    recipes, changes = {}, {}
+    for row in experiment.rows:
+        changes[row.name] = [*row.set, *row.expects]
+        if row.name in given:
+            recipes[row.name] = recipe_of(given[row.name])
+        else:
+            planned = read_train_config(request.base, _changes(name, row, request, width))
+            recipes[row.name] = flat(to_dict(planned))
+    first = experiment.rows[0].name
+    if any(row.name not in given for row in experiment.rows):  # trained here: on the features that the given model's encoder made
+        recipes = {row: {k: v for k, v in own.items() if not k.startswith("encoder.")} for row, own in recipes.items()}
+    refuse_unlike(first, recipes, changes)
 
 
 def _not_as_named(row: AblationRow, model: Genius) -> list[str]:
@@ -298,19 +269,24 @@ def _not_as_named(row: AblationRow, model: Genius) -> list[str]:
 
 def _train(name: str, row: AblationRow, request: Request, data: FeatureSet) -> Genius:
     """A model of this row, kept in the work folder; a second call finds it."""
-    from genius.train.config import read_train_config
     from genius.train.run import train
 
+    config = read_train_config(request.base, _changes(name, row, request, data.pool.width))
+    return train(config, data, quiet=True).model.to(request.device).eval()
+
+
+def _changes(name: str, row: AblationRow, request: Request, width: int) -> dict[str, Any]:
+    """What of the base config a row that is trained here has otherwise."""
     output = request.work / name / re.sub(r"[^A-Za-z0-9]+", "-", row.name).strip("-").lower()
-    changes: dict[str, Any] = {
+    return {
         "output": str(output),
-        "model.width": data.pool.width,  # features are given: the encoder and its heads are those of the model under test
+        "data": request.train,
+        "model.width": width,  # features are given: the encoder and its heads are those of the model under test
         "encoder.train": "none",
         "device": "cuda" if request.device.startswith("cuda") else "cpu",
         **row.set,
         **request.overrides,
     }
-    return train(read_train_config(request.base, changes), data, quiet=True).model.to(request.device).eval()
 
 
 def _ablation_body(name: str, experiment: Experiment, found: dict[str, Evaluation]) -> str:
@@ -385,40 +361,36 @@ def _storage(name: str, experiment: Experiment, request: Request) -> Table:
 def _speed(
     name: str, experiment: Experiment, request: Request, model: Genius, data: FeatureSet, tasks: list[Task], say: Say
 ) -> Table:
-    """Queries per second on growing parts of the pool; features given, so the encoder is not in it."""
-    results: list[dict[str, Any]] = []
-    found: dict[int, Evaluation] = {}
-    for wanted in [*(size for size in experiment.sizes if size < len(data.pool)), len(data.pool)]:
-        part = shrink(data, wanted, request.queries or experiment.queries)
-        size = len(part.pool)  # more than wanted where the queries have more answers: the column must say so
-        say(f"{size:,} candidates")
-        config = EvalConfig(methods=experiment.methods, beams=experiment.beams, pools=("universal",), bootstrap=0, survival=0)
-        found[size] = evaluate(model, part, config, progress=say)
-    for size, evaluation in found.items():
-        rates_of = {result.method: result.queries_per_second for result in evaluation.results}
-        results += [{"method": m, "candidates": size, "queries_per_second": rate} for m, rate in rates_of.items()]
-    sizes = list(found)
-    methods = found[sizes[0]].methods
-    rows = []
-    for method in methods:
-        rates = [next(r.queries_per_second for r in found[size].results if r.method == method) for size in sizes]
-        printed = paper.FIGURE_4.get(method)
-        rows.append([method_title(method), *(f"{rate:,.1f}" for rate in rates), f"{printed:g}" if printed else "–"])
-    header = ["queries/s at", *(f"{size:,}" for size in sizes), "paper, RTX 3090"]
-    return Table(name, experiment.title, table(header, rows), found[sizes[-1]].about, results)
+    return speed(name, experiment, request.queries, model, data, _baselines(experiment, request, model, data, say), say)
 
 
-def shrink(data: FeatureSet, size: int, queries: int) -> FeatureSet:
-    """A smaller problem of the same kind: some queries, their positives, and others up to `size` candidates."""
-    rows = np.linspace(0, len(data.queries) - 1, min(queries or len(data.queries), len(data.queries))).astype(np.int64)
-    asked = data.take_queries(torch.from_numpy(np.unique(rows)))
-    if size >= len(data.pool):
-        return asked
-    needed = torch.unique(asked.pairs[:, 1])
-    others = torch.from_numpy(np.random.default_rng(0).permutation(len(data.pool)))
-    keep = torch.cat([needed, others[~torch.isin(others, needed)]])[: max(size, len(needed))].sort().values
-    place = torch.full((len(data.pool),), -1, dtype=torch.long)
-    place[keep] = torch.arange(len(keep))
-    pairs = torch.stack([asked.pairs[:, 0], place[asked.pairs[:, 1]]], 1)
-    ids = [data.pool_ids[i] for i in keep.tolist()]
-    return replace(asked, pool=data.pool[keep], pool_ids=ids, pairs=pairs, pools={})
+# -- analyses ------------------------------------------------------------------------------------------------------
+
+
+def _map(
+    name: str, experiment: Experiment, request: Request, model: Genius, data: FeatureSet, tasks: list[Task], say: Say
+) -> Table:
+    models = {row.name: variant for row, variant in _models(name, experiment, request, model, data, say)}
+    return analyses.embedding_map(name, experiment.title, models, data, say)
+
+
+def _cards(
+    name: str, experiment: Experiment, request: Request, model: Genius, data: FeatureSet, tasks: list[Task], say: Say
+) -> Table:
+    known: Iterator[Item]
+    if request.items is not None:
+        known = (Item(str(row["id"]), image=row.get("image"), text=row.get("text")) for row in read_jsonl(request.items))
+    else:
+        known = iter(()) if features_folder(request.data) else request.source().collection().pool()
+    items = {item.id: item for item in known}
+    return analyses.code_cards(name, experiment.title, model, data, items, experiment.level, experiment.cards)
+
+
+def _training_time(
+    name: str, experiment: Experiment, request: Request, model: Genius, data: FeatureSet, tasks: list[Task], say: Say
+) -> Table:
+    if not request.train:
+        raise GeniusError("the time of training is measured on training data: --train DATA")
+    train = load_features(request.examples(), model, request.model)
+    config = read_train_config(request.base, _changes(name, AblationRow("time"), request, train.pool.width))
+    return analyses.training_time(name, experiment.title, config, train, experiment.steps, say)

@@ -6,7 +6,7 @@ features, never pixels, so that a training run can extract them once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,9 +36,11 @@ class Features:
         return Features(self.image[rows], self.text[rows], self.image_mask[rows], self.text_mask[rows])
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Features:
-        return Features(
-            self.image.to(device, dtype), self.text.to(device, dtype), self.image_mask.to(device), self.text_mask.to(device)
-        )
+        """Moved first and widened there: half-precision rows cross to a GPU as they are."""
+        image, text = self.image.to(device), self.text.to(device)
+        if dtype is not None:
+            image, text = image.to(dtype), text.to(dtype)
+        return Features(image, text, self.image_mask.to(device), self.text_mask.to(device))
 
     @property
     def modality(self) -> Tensor:
@@ -83,9 +85,10 @@ class Features:
         """Numbers where there should be some. `name`: of what, for the message; `zeros`: whether a vector of zeros passes."""
         what = name + " " if name else ""
         for kind, rows, mask in (("image", self.image, self.image_mask), ("text", self.text, self.text_mask)):
-            _refuse(mask & ~torch.isfinite(rows).all(dim=1), f"{what}{kind} features are NaN or infinite")
+            finite = _each(rows, lambda part: torch.isfinite(part).all(dim=1))
+            _refuse(mask & ~finite, f"{what}{kind} features are NaN or infinite")
             if not zeros:
-                _refuse(mask & (rows == 0).all(dim=1), f"{what}{kind} features are all zero")
+                _refuse(mask & _each(rows, lambda part: (part == 0).all(dim=1)), f"{what}{kind} features are all zero")
         _refuse(~(self.image_mask | self.text_mask), f"{what}rows have neither an image nor a text")
 
     def masked(self) -> tuple[Tensor, Tensor]:
@@ -100,6 +103,11 @@ class Features:
 def check_finite(vectors: Tensor, what: str) -> None:
     """Raise one clear line that counts the rows (N, D) with NaN or infinity and names the first."""
     _refuse(~torch.isfinite(vectors).all(dim=1), f"{what} are NaN or infinite")
+
+
+def _each(rows: Tensor, test: Callable[[Tensor], Tensor], chunk: int = 65_536) -> Tensor:
+    """(N,) bool of `rows` (N, width), some at a time: they may be mapped from a disk and many times the memory."""
+    return torch.cat([test(part) for part in rows.split(chunk)])
 
 
 def _refuse(bad: Tensor, what: str) -> None:

@@ -21,7 +21,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("search",),
     ("data",),
     ("index", "train"),
-    ("fit", "evaluate", "serve"),
+    ("fit", "evaluate", "serve", "export"),
     ("demo",),
     ("cli",),
 )

@@ -235,8 +235,8 @@ def test_bad_items_get_one_clear_line_and_change_nothing(index: Index, tmp_path:
             index.add([item])
     report = index.add([*bad, Item("good", text="good")], on_error="skip")
     assert report.added == 1 and len(report.problems) == len(bad) and len(index) == 1
-    with pytest.raises(GeniusError, match="expected an Item"):
-        index.add([{"id": "a"}])  # type: ignore[list-item]
+    with pytest.raises(GeniusError, match="'a' has neither an image nor a text"):
+        index.add([{"id": "a"}])
     with pytest.raises(GeniusError, match="no item 'nope'"):
         index.get("nope")
 
@@ -313,6 +313,11 @@ def test_what_lives_under_a_prefix(index: Index) -> None:
         assert [item.id for item in view.items] == expected and view.count == len(expected)
         assert sum(view.children.values()) == (view.count if depth < len(codes) else 0)
     assert [item.id for item in index.below(limit=3, offset=4).items] == ["t4", "t5", "t6"]
+    for pattern in ([None, codes[1]], [None, None, codes[2]], [1, None, codes[2]], [None]):  # None: any code
+        view = index.below(pattern, limit=100)
+        fits = [all(want is None or want == own for want, own in zip(pattern, index.codes(i.id), strict=False)) for i in items]
+        assert [item.id for item in view.items] == [item.id for item, fit in zip(items, fits, strict=True) if fit]
+        assert sum(view.children.values()) == view.count
     with pytest.raises(GeniusError, match=r"not in 0\.\.15"):
         index.below([1, 16])
     with pytest.raises(GeniusError, match="IDs have 4"):

@@ -7,14 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from genius.config import to_dict
 from genius.data.mbeir import ROWS
+from genius.errors import GeniusError
 from genius.train.config import RULES, read_train_config
 from lab.__main__ import app
+from lab.paper import analyses, reproduce
 from lab.paper import printed as paper
-from lab.paper import reproduce
+from lab.paper.alike import flat, recipe_of, refuse_unlike
+from lab.paper.figure_4 import speed
 from lab.paper.reproduce import listing, read_experiment
 
 World = Any  # tests/helpers/small_world.py
@@ -28,11 +32,18 @@ def call(*arguments: str) -> Any:
     return json.loads(result.stdout.strip().splitlines()[-1])
 
 
-@pytest.mark.parametrize("name", [n for n in EXPERIMENTS if n not in ("beyond", "ours")])  # seconds for nothing new
-def test_every_experiment_runs(name: str, world: World, tmp_path: Path) -> None:
+# twins of others, and one that trains sixteen models: seconds for nothing new
+TWINS = ("beyond", "ours", "supplement-figure-2", "supplement-figure-3", "supplement-figure-4", "supplement-8")
+
+
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name not in TWINS])
+def test_every_experiment_runs(name: str, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(analyses, "flattened", lambda points: points[:, :2])  # UMAP compiles itself for a quarter of a minute
     settings = [f"--set={key}={json.dumps(value)}" for key, value in world.quick.items()]
     if name in ("supplement-5", "supplement-6", "table-5"):  # the rows' own sizes are far too large for a test
         settings += ["--set=model.decoder='tiny'", "--set=model.level_sizes=[3, 8, 8]"]
+    if read_experiment(name).kind in ("ablation", "map"):  # the world's model was trained longer than these rows
+        settings += [f"--variant={read_experiment(name).rows[0].name}=train"]
     found = call(
         "reproduce", name, "--data", str(world.test), "--model", str(world.model), "--train", str(world.train),
         "--base", "lab/paper/tiny.toml", "--work", str(tmp_path / "work"), "--out", str(tmp_path / "out"), *settings, "--json",
@@ -55,6 +66,14 @@ def test_every_experiment_runs(name: str, world: World, tmp_path: Path) -> None:
         assert {r["method"] for r in found["results"]} == {*experiment.methods, *experiment.baselines}
     if experiment.kind == "speed":
         assert all(r["queries_per_second"] > 0 for r in found["results"])
+        assert "grace-structured@30" in {r["method"] for r in found["results"]}
+    if experiment.kind == "map":
+        assert [r["row"] for r in found["results"]] == ["GENIUS", "w/o L_cl"]
+    if experiment.kind == "training-time":
+        assert [r["stage"] for r in found["results"]] == ["quantizer", "generator"]
+    if experiment.kind in ("speed", "map", "cards"):
+        pictures = list((tmp_path / "out").glob("*.png"))
+        assert pictures and all(Image.open(path).size[0] > 200 for path in pictures)
     if name == "supplement-2":
         assert {r["what"]: r["bytes"] for r in found["results"]}["codes"] == (2 + 4 + 4 + 4) / 8
 
@@ -79,6 +98,35 @@ def test_rows_without_a_model_say_what_to_do(world: World) -> None:
     assert result.exit_code == 2 and "--variant 'w/o modality-decoupled=MODEL'" in result.output
     assert CliRunner().invoke(app, ["reproduce", "table-9", "--data", "x", "--model", "y"]).exit_code == 2
     assert CliRunner().invoke(app, ["reproduce", "table-2"]).exit_code == 2
+
+
+def test_rows_that_were_trained_differently_are_refused(world: World, tmp_path: Path) -> None:
+    """B7 of the review: a model of 24 steps beside rows of 2 says nothing about what the rows are named after."""
+    where = [
+        "--data",
+        str(world.test),
+        "--model",
+        str(world.model),
+        "--train",
+        str(world.train),
+        "--work",
+        str(tmp_path / "work"),
+    ]
+    settings = [f"--set={key}={json.dumps(value)}" for key, value in world.quick.items()]
+    result = CliRunner().invoke(app, ["reproduce", "table-4", *where, "--base", "lab/paper/tiny.toml", *settings])
+    assert result.exit_code == 2 and "trained differently" in result.output and "--variant 'GENIUS=train'" in result.output
+    assert not (tmp_path / "work").exists()  # refused before anything is trained
+    like = {"quantizer.steps": 24, "quantizer.batch": 64, "generator.steps": 30, "generator.batch": 32, "held_out": 0.0}
+    like |= {"model.level_sizes": [3, 16, 16, 16], "encoder.train": "none"}
+    body = json.loads((world.model / "training" / "config.json").read_text(encoding="utf-8"))
+    planned = flat(to_dict(read_train_config("builtin:tiny", {**like, "model.width": 32, "output": "elsewhere", "seed": 5})))
+    refuse_unlike("a", {"a": flat(body), "b": planned}, {})  # the same recipe, another place, other dice
+    for field, value in (("quantizer.lr", 1.0), ("generator.steps", 31), ("run.patience", 1), ("model.decoder", "small")):
+        with pytest.raises(GeniusError, match=field):
+            refuse_unlike("a", {"a": flat(body), "b": {**planned, field: value}}, {})
+        refuse_unlike("a", {"a": flat(body), "b": {**planned, field: value}}, {"b": [field]})  # it is what the row is about
+    with pytest.raises(GeniusError, match="nothing says how"):
+        recipe_of("bundled:mini")
 
 
 def test_given_variants_are_used_not_trained(world: World) -> None:
@@ -122,6 +170,37 @@ def test_an_experiment_of_ones_own_is_a_file(world: World, tmp_path: Path) -> No
     assert "wide: the model in this row has codes 3 x 16 x 16 x 16." in written and "as it is: the" not in written
 
 
+def test_single_task_rows_are_models_of_one_tasks_questions(world: World, tmp_path: Path) -> None:
+    assert read_experiment("supplement-8").single
+    text = 'title = "Alone"\nkind = "methods"\npools = ["local"]\nmethods = ["genius"]\nsingle = true\nbeams = [4, 5]\n'
+    (tmp_path / "alone.toml").write_text(text + 'tasks = ["mscoco_task0", "cirr_task7"]\n')
+    settings = [f"--set={key}={json.dumps(value)}" for key, value in world.quick.items()]
+    found = call(
+        "reproduce", str(tmp_path / "alone.toml"), "--data", str(world.test), "--model", str(world.model), "--json",
+        "--train", str(world.train), "--base", "lab/paper/tiny.toml", "--work", str(tmp_path / "work"), *settings,
+    )  # fmt: skip
+    alone = [r for r in found["results"] if r["method"] == "genius, single task"]
+    assert [r["task"] for r in alone] == ["mscoco_task0", "cirr_task7"]
+    kept = {path.name for path in (tmp_path / "work" / "alone").iterdir()}
+    assert kept == {"single-mscoco-task0", "single-cirr-task7"}
+
+
+def test_cards_show_the_candidates_of_features(world: World, tmp_path: Path) -> None:
+    from genius.data.features import FeatureSet
+
+    red = tmp_path / "red.png"
+    Image.new("RGB", (96, 96), (255, 0, 0)).save(red)
+    rows = [{"id": name, "image": str(red), "text": "seen"} for name in FeatureSet.load(world.test).pool_ids]
+    (tmp_path / "items.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    where = ["--data", str(world.test), "--model", str(world.model), "--out", str(tmp_path / "out"), "--json"]
+    found = call("reproduce", "figure-3", *where, "--items", str(tmp_path / "items.jsonl"))
+    card = Image.open(tmp_path / "out" / "figure-3-1.png").convert("RGB")
+    first = next(kind for kind, names in found["results"][0]["items"].items() if names)
+    column = ["image", "text", "pair"].index(first)
+    assert card.getpixel((column * 232 + 8 + 48, 40 + 48)) == (255, 0, 0)
+    assert "codebooks of its own" in (tmp_path / "out" / "figure-3.md").read_text()  # this model's codes are not shared
+
+
 def test_text_to_image_has_intervals(world: World, tmp_path: Path) -> None:
     found = call(
         "reproduce", "table-3", "--data", str(world.test), "--model", str(world.model), "--out", str(tmp_path), "--json",
@@ -144,7 +223,7 @@ def test_figure_4_names_the_sizes_that_were_searched(world: World) -> None:
     needed = len(data.pairs[:, 1].unique())
     assert 2 < needed < len(data.pool)
     experiment = replace(read_experiment("figure-4"), sizes=(1, 2, needed), queries=0, methods=("dense",))
-    found = reproduce._speed("figure-4", experiment, reproduce.Request(), model, data, [], lambda _: None)
+    found = speed("figure-4", experiment, 0, model, data, [], lambda _: None)
     assert [r["candidates"] for r in found.results if r["method"] == "dense"] == [needed, len(data.pool)]
     assert f"{needed:,}" in found.body and " 2 |" not in found.body.splitlines()[0]
 

@@ -32,9 +32,11 @@ ROUTES = [
     ("read", "GET", "/v1/images/circle/red.png"),
     ("read", "GET", "/v1/thumbnails/circle/red.png"),
     ("read", "GET", "/v1/codes"),
+    ("read", "GET", "/v1/map"),
     ("read", "GET", "/v1/codes/0"),
     ("read", "GET", "/metrics"),
     ("read", "POST", "/v1/search"),
+    ("read", "POST", "/v1/explain"),
     ("write", "POST", "/v1/items"),
     ("write", "PUT", "/v1/items/new"),
     ("write", "DELETE", "/v1/items/new"),
@@ -43,6 +45,7 @@ ROUTES = [
 ]
 BODIES = {
     "/v1/search": {"text": "red"},
+    "/v1/explain": {"text": "red"},
     "/v1/items": {"items": [{"id": "new", "text": "t"}]},
     "/v1/items/new": {"text": "t"},
 }

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 from train_fixtures import SMALL, small_config, small_data
 
-from genius.train.checkpoint import latest_checkpoint
+from genius.errors import GeniusError
+from genius.train.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from genius.train.encoder import HeadsStage
 from genius.train.generator import GeneratorStage
 from genius.train.loop import Stage
@@ -94,3 +98,39 @@ def test_kill_9_and_the_same_command_goes_on(tmp_path: Path) -> None:
     whole = subprocess.run(command(tmp_path / "whole"), env=environment, capture_output=True, text=True, check=True)
     assert json.loads(finished.stdout)["fingerprint"] == json.loads(whole.stdout)["fingerprint"]
     assert metrics.read_text() == (tmp_path / "whole" / "training" / "metrics.jsonl").read_text()
+
+
+@contextmanager
+def full_disk(largest: int) -> Iterator[None]:
+    """No file of this process may grow beyond so many bytes: what a full disk looks like from inside."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+    weights = {"w": torch.arange(20_000.0)}
+    first = save_checkpoint(tmp_path, 1, {"w": torch.ones(3)}, {"state": {}}, {})
+    for large in ((weights, {"state": {}}), ({"w": torch.ones(3)}, {"state": weights})):
+        with full_disk(40_000), pytest.raises(GeniusError, match="What is done is kept"):
+            save_checkpoint(tmp_path, 2, *large, {})
+        assert list(tmp_path.iterdir()) == [first] and torch.equal(load_checkpoint(first)[0]["w"], torch.ones(3))
+
+
+def test_a_full_disk_in_the_middle_of_training_keeps_the_stages_that_are_done(tmp_path: Path) -> None:
+    whole = train(small_config(tmp_path / "whole"), small_data(), quiet=True)
+    sizes = {
+        name: (tmp_path / "whole" / "training" / f"{name}.safetensors").stat().st_size for name in ("quantizer", "generator")
+    }
+    assert sizes["quantizer"] < sizes["generator"] - 1
+    with full_disk(sizes["generator"] - 1), pytest.raises(GeniusError, match="cannot write"):
+        train(small_config(tmp_path / "full"), small_data(), quiet=True)
+    left = {path.name for path in (tmp_path / "full" / "training").iterdir()}
+    assert "quantizer.safetensors" in left and "generator.safetensors" not in left
+    again = train(small_config(tmp_path / "full"), small_data(), quiet=True)
+    assert again.model.fingerprint() == whole.model.fingerprint()

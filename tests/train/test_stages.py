@@ -15,7 +15,7 @@ from genius.model.genius import Genius
 from genius.train.config import QuantizerStageConfig, RunConfig, StageConfig, TrainConfig
 from genius.train.encoder import HeadsStage
 from genius.train.generator import Augmentation, Frozen, GeneratorStage, Honest
-from genius.train.holdout import split
+from genius.train.holdout import Split, split
 from genius.train.loop import Runtime, Stage, make_accelerator, make_optimizer, run_stage
 from genius.train.progress import Journal
 from genius.train.quantizer import QuantizerStage
@@ -217,6 +217,34 @@ def test_features_left_on_the_disk_train_the_same_weights(tmp_path: Path, monkey
     assert brought and max(brought) <= 50
     left = train(small_config(tmp_path / "left", **settings), small_data(), quiet=True)
     assert left.model.fingerprint() == held.model.fingerprint()
+
+
+@pytest.mark.parametrize("changes", [PAPER, {}])
+def test_the_decoder_learns_the_same_from_z_that_is_made_row_by_row(
+    changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large pool's z is nowhere whole: a step embeds its own rows, moved items are a sample, codes are written in passes."""
+    held = train(small_config(tmp_path / "held", **changes), small_data(), quiet=True)
+    monkeypatch.setattr("genius.train.pairs.HELD", 0)
+    made: list[int] = []
+    real = QuantizerStage.embed
+
+    def counted(self: QuantizerStage, features: Features, chunk: int = 8192) -> torch.Tensor:
+        made.append(len(features))
+        return real(self, features, chunk)
+
+    left = train(small_config(tmp_path / "left", **changes), small_data(), quiet=True)
+    for name, tensor in left.model.state_dict().items():
+        assert torch.allclose(tensor, held.model.state_dict()[name], atol=1e-4), name
+    config, data = small_config(tmp_path, model__width=16, **PAPER), small_data()
+    second = QuantizerStage(data, None, config.model, config.quantizer, 0, CPU)
+    second.initialise()
+    monkeypatch.setattr(QuantizerStage, "embed", counted)
+    frozen, _ = freeze(second, Split(data, None, None, ""), config)
+    third = GeneratorStage(data, frozen, None, second.quantizer, config.model, config.generator, 0)
+    made.clear()
+    third.batch(0, 0, 0, 1)
+    assert made == [config.generator.batch] * 2  # the questions and their answers
 
 
 def held_config() -> QuantizerStageConfig:

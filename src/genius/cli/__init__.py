@@ -20,6 +20,7 @@ app = typer.Typer(
 features_app = typer.Typer(no_args_is_help=True, help="Work on pre-extracted features.")
 convert_app = typer.Typer(no_args_is_help=True, help="Turn published checkpoints into GENIUS models.")
 data_app = typer.Typer(no_args_is_help=True, help="Look at data sets.")
+export_app = typer.Typer(no_args_is_help=True, help="Take a model or an index elsewhere: ONNX files, a browser tab.")
 fields_app = typer.Typer(no_args_is_help=True, help="List, drop, rename and retype the metadata fields of an index.")
 
 # module of this package -> the app it adds its commands to
@@ -36,6 +37,7 @@ COMMANDS: dict[str, typer.Typer] = {
     "train": app,
     "evaluate": app,
     "convert": convert_app,
+    "export": export_app,
     "features": features_app,
     "data": data_app,
 }
@@ -63,6 +65,7 @@ def whole(
 app.add_typer(features_app, name="features")
 app.add_typer(convert_app, name="convert")
 app.add_typer(fields_app, name="fields")
+app.add_typer(export_app, name="export")
 app.add_typer(data_app, name="data")
 
 

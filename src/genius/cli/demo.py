@@ -75,5 +75,7 @@ def register(app: typer.Typer) -> None:
         print(f"\n{index.count():,} items are in {output}; queries and answers are drawn in {sheet}. Next:")
         print(f'  genius search {output} --text "a sad face" --target image')
         print(f"  genius explain {output} --text umbrella        # how the ID is written, code by code")
-        print(f"  genius serve {output}                          # a page and an HTTP service")
+        print(f"  genius serve {output}                          # a page: open http://127.0.0.1:8000")
+        print(f"  genius export web {output} -o tab/             # the search in a browser tab (needs genius-search[export]),")
+        print("  python -m http.server -d tab 8001              # ... then open http://localhost:8001")
         print("  genius index YOUR-FOLDER -o my.genius          # your own pictures and texts")

@@ -44,7 +44,9 @@ def explain(
     beams: Annotated[int, typer.Option(min=1, help="Codes of every step that are shown, besides those of answers.")] = 3,
     rejected: Annotated[int, typer.Option(min=0, help="Codes of every step that were not kept.")] = 2,
     ids: Annotated[list[str] | None, typer.Option("--id", help="Explain this item instead (repeatable).")] = None,
-    prefix: Annotated[str | None, typer.Option(help="Show what lives under these codes instead, such as 0,12,7.")] = None,
+    prefix: Annotated[
+        str | None, typer.Option(help="Show what lives under these codes instead, such as 0,12,7; * is any code: *,12.")
+    ] = None,
     neighbours: Annotated[int, typer.Option(min=0, help="Items shown under each code of an item.")] = 3,
     model: ModelOption = None,
     as_json: JsonOption = False,
@@ -149,19 +151,23 @@ def _path_of(index: Index, item_id: str, codes: Sequence[int], neighbours: int) 
     return {"id": item_id, "codes": list(codes), "path": steps}
 
 
-def _parse_prefix(prefix: str) -> list[int]:
+def _parse_prefix(prefix: str) -> list[int | None]:
     try:
-        return [int(part) for part in prefix.replace(",", " ").split()]
+        codes = [None if part == "*" else int(part) for part in prefix.replace(",", " ").split()]
     except ValueError:
-        raise GeniusError(f"a prefix is codes with commas between, such as 0,12,7; not {prefix!r}") from None
+        raise GeniusError(f"a prefix is codes with commas between, such as 0,12,7 or *,12; not {prefix!r}") from None
+    while codes and codes[-1] is None:  # "*,12,*": what comes after the last code is any code anyway
+        codes.pop()
+    return codes
 
 
-def _explain_prefix(index: Index, prefix: list[int], shown: int, as_json: bool) -> None:
+def _explain_prefix(index: Index, prefix: list[int | None], shown: int, as_json: bool) -> None:
     view = index.below(prefix, limit=shown)
     if as_json:
         emit(view.to_dict())
         return
-    print(f"{view.count:,} items under {' '.join(map(str, prefix)) or 'everything'}")
+    written = " ".join("*" if code is None else str(code) for code in prefix)
+    print(f"{view.count:,} items under {written or 'everything'}")
     for code, count in list(view.children.items())[:20]:
         print(f"  next code {code:>6}  {count:>9,} items")
     for item in view.items:

@@ -91,7 +91,7 @@ def extract(
     with ExitStack() as stack:
         workers = stack.enter_context(PictureWorkers(config.workers, sent_to_workers(encoder))) if config.workers else None
         for name, file, rows, stream in parts:
-            _lay_out(directory / file, rows, encoder.width, config.half)
+            lay_out(directory / file, rows, encoder.width, config.half)
             _Shards(directory, name, file, rows, encoder, config, workers, progress).fill(stream)
     if not _all_done(directory, plan, config):
         return None
@@ -151,7 +151,7 @@ def _check_stamp(directory: Path, stamp: dict[str, Any]) -> None:
 # -- files at their full size --------------------------------------------------------------------------------------
 
 
-def _layout(rows: int, width: int, half: bool) -> tuple[bytes, dict[str, tuple[int, tuple[int, ...], Any]]]:
+def layout(rows: int, width: int, half: bool) -> tuple[bytes, dict[str, tuple[int, tuple[int, ...], Any]]]:
     """Header of a safetensors file with the four tensors, and (offset, shape, dtype) of each."""
     kind, number = ("F16", np.float16) if half else ("F32", np.float32)
     table: dict[str, Any] = {}
@@ -173,8 +173,8 @@ def _layout(rows: int, width: int, half: bool) -> tuple[bytes, dict[str, tuple[i
     return header, {name: (len(header) + offset, shape, dtype) for name, (offset, shape, dtype) in places.items()}
 
 
-def _lay_out(path: Path, rows: int, width: int, half: bool) -> None:
-    header, places = _layout(rows, width, half)
+def lay_out(path: Path, rows: int, width: int, half: bool) -> None:
+    header, places = layout(rows, width, half)
     end = max(offset + int(np.prod(shape)) * np.dtype(dtype).itemsize for offset, shape, dtype in places.values())
     if path.is_file() and path.stat().st_size == end:
         return
@@ -241,9 +241,9 @@ class _Shards:
         with precision(self.encoder, self.config.precision):
             features, problems = _encode(self.encoder, inputs, self.config, advance, self.workers)
         path = self.directory / self.file
-        _, places = _layout(self.rows, self.encoder.width, self.config.half)
+        _, places = layout(self.rows, self.encoder.width, self.config.half)
         try:
-            _write_rows(path, places, shard * self.config.shard_rows, features)
+            write_rows(path, places, shard * self.config.shard_rows, features)
             write_json(_mark(self.directory, self.name, shard), problems)  # after the rows: a mark means they are there
         except OSError as error:
             raise _no_room(path, error) from None
@@ -257,7 +257,7 @@ def _mark(directory: Path, name: str, shard: int) -> Path:
     return directory / "progress" / f"{name}-{shard:06d}.json"
 
 
-def _write_rows(path: Path, places: dict[str, tuple[int, tuple[int, ...], Any]], start: int, features: Features) -> None:
+def write_rows(path: Path, places: dict[str, tuple[int, tuple[int, ...], Any]], start: int, features: Features) -> None:
     """Exactly these rows' bytes, and on the disk: neighbours belong to other processes, maybe on other machines."""
     handle = os.open(path, os.O_WRONLY)
     try:

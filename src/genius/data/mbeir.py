@@ -191,11 +191,13 @@ class MBeir:
             yield from self._items(union)
             return
         seen: set[str] = set()
-        for path in own:
+        for path in own:  # pools may share candidates; one that a file has twice is a mistake, which `check_collection` names
+            here: set[str] = set()
             for item in self._items(path):
                 if item.id not in seen:
-                    seen.add(item.id)
+                    here.add(item.id)
                     yield item
+            seen |= here
 
     def local_pool(self, task: int) -> Iterator[str] | None:
         path = self.pools[task]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,16 +49,33 @@ SEARCHES: tuple[tuple[str, str | None, str | None, Modality], ...] = (
 )
 
 
+def _face(item: Item) -> str:
+    """The same for drawings that differ in the tone of skin alone."""
+    name, toned = str(item.metadata.get("name", "")), item.metadata.get("set") == "openmoji" and item.image is not None
+    return TONE.sub("", name) if toned and name not in ("", UNNAMED) else item.id
+
+
+TONE = re.compile(r"\s*(medium )?(light|dark|medium) skin tone\b")
+
+
 def run_showcase(index: Index, items: Sequence[Item], k: int = 8) -> list[Shown]:
-    """Run every search of `SEARCHES`, its pictures taken from `items`. The query's own drawing is left out of the answers."""
+    """Run every search of `SEARCHES`, its pictures taken from `items`. The query's own drawing is left out of the answers, and of
+    drawings that differ in the tone of skin alone the best one is shown."""
     pictures = {item.id: item.image for item in items}
     shown = []
     for title, text, source, target in SEARCHES:
         picture = pictures[source] if source else None
         query = Query(text=text, image=picture, target=target)
-        hits = [hit for hit in index.search_many([query], SearchRequest(k + 1, strict=True))[0] if hit.id != source][:k]
-        shown.append(Shown(title, query, hits))
+        found = index.search_many([query], SearchRequest(6 * k, strict=True))[0]
+        faces: dict[str, Hit] = {}
+        for hit in found:
+            if hit.id != source:
+                faces.setdefault(_face(hit.item), hit)
+        shown.append(Shown(title, query, list(faces.values())[:k]))
     return shown
+
+
+UNNAMED = "a drawing without a name"  # OpenMoji has some of its own, which Unicode does not list
 
 
 def demo_items() -> list[Item]:
@@ -86,7 +104,7 @@ def _openmoji() -> Iterator[Item]:
         except ValueError:
             continue
         name = _emoji_name(emoji, character)
-        yield _drawing(f"openmoji/{path.stem}", path, name or path.stem, "openmoji")
+        yield _drawing(f"openmoji/{path.stem}", path, name or UNNAMED, "openmoji")
         if name and not any(tone in name for tone in ("skin tone",)):  # one text per emoji, not six
             yield Item(f"openmoji-text/{path.stem}", text=name, metadata={"name": name, "set": "openmoji"})
 
@@ -135,9 +153,11 @@ def contact_sheet(shown: list[Shown], path: Path) -> None:
         for j, hit in enumerate(entry.hits):
             left = LEFT + j * (CELL + PADDING)
             _card(sheet, draw, left, top, hit.item.image, hit.item.text, small)
-            name = str(hit.item.metadata.get("name", hit.id))
-            draw.text((left, top + CELL + 2), _cut(name, 20), fill=INK, font=small)
-            draw.text((left, top + CELL + 16), f"{hit.score:.3f}  {'-'.join(map(str, hit.codes[:3]))}", fill=FAINT, font=small)
+            below = top + CELL + 2
+            if hit.item.text is None:  # words stand on the card already
+                draw.text((left, below), _cut(str(hit.item.metadata.get("name", hit.id)), 20), fill=INK, font=small)
+                below += 14
+            draw.text((left, below), f"{hit.score:.3f}  {'-'.join(map(str, hit.codes[:3]))}", fill=FAINT, font=small)
     sheet.save(path)
 
 

@@ -79,7 +79,7 @@ class DualEncoder(nn.Module):
         """RGB pictures -> (n, width) float32 on the CPU."""
         if not images:
             return torch.empty(0, self.width)
-        return self._pool_images(self.pixels(images).to(self.device)).float().cpu()
+        return self._pool_images(self.pixels(images, self.device)).float().cpu()
 
     @torch.no_grad()
     def encode_texts(self, texts: Sequence[str]) -> Tensor:

@@ -49,15 +49,21 @@ def versions_on_disk(folder: Path) -> list[int]:
     return sorted(2**64 - 1 - int(match[1]) for match in (re.fullmatch(r"(\d{1,20})\.manifest", name) for name in names) if match)
 
 
-def hint_is_right(folder: Path) -> bool:
-    """LanceDB's note of its newest version. It is never trusted, so a wrong one does no harm, but shows damage."""
-    try:
-        noted = parse_json((table_folder(folder) / VERSIONS / HINT).read_bytes())
-        return bool(noted == {"version": max(versions_on_disk(folder), default=0)})
-    except FileNotFoundError:
-        return True
-    except (OSError, ValueError):
-        return False
+def hint_is_right(folder: Path, looks: int = 6) -> bool:
+    """LanceDB's note of its newest version. It is never trusted, so a wrong one does no harm, but shows damage. A writer
+    makes the version and the note one after the other, so what does not fit is looked at again."""
+    for look in range(looks):
+        if look:
+            time.sleep(0.05)
+        try:
+            noted = parse_json((table_folder(folder) / VERSIONS / HINT).read_bytes())
+            if noted == {"version": max(versions_on_disk(folder), default=0)}:
+                return True
+        except FileNotFoundError:
+            return True
+        except (OSError, ValueError):
+            continue
+    return False
 
 
 def table_files(folder: Path) -> list[str]:

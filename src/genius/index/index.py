@@ -312,8 +312,9 @@ class Index:
         for row in searching.stream(self._state, [*PAYLOAD, "_image_bytes"], where):
             yield searching.to_item(row)
 
-    def below(self, prefix: Sequence[int] = (), *, limit: int = 20, offset: int = 0, per_child: int = 0) -> PrefixView:
-        """What lives under the first codes of an ID. `per_child`: also the first items of the 64 fullest next codes."""
+    def below(self, prefix: Sequence[int | None] = (), *, limit: int = 20, offset: int = 0, per_child: int = 0) -> PrefixView:
+        """What lives under the first codes of an ID, None for any code. `per_child`: also the first items of
+        the 64 fullest next codes."""
         return searching.below(self._state, prefix, limit, offset, per_child)
 
     def info(self) -> dict[str, Any]:

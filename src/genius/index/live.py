@@ -7,6 +7,7 @@ words stay in the table. Not thread-safe: the index locks.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -198,13 +199,25 @@ class Live:
         out[~old] = self.delta_codes[rows[~old] - self.base.items]
         return out
 
-    def below(self, prefix: tuple[int, ...]) -> NDArray[np.int64]:
-        """Living rows whose codes start with `prefix`, in the order they were added."""
-        below = self.base.trie.rows_below(prefix) if self.base.items else np.empty(0, np.int64)
-        match = (self.delta_codes[:, : len(prefix)] == np.asarray(prefix, np.int64)).all(axis=1)
+    def below(self, prefix: tuple[int | None, ...]) -> NDArray[np.int64]:
+        """Living rows whose codes start with `prefix`, in the order they were added; None is any code, and looks at all below."""
+        known = prefix[: prefix.index(None)] if None in prefix else prefix
+        below = (
+            self.base.trie.rows_below(tuple(code for code in known if code is not None)) if self.base.items else np.empty(0, int)
+        )
+        below = below[self._match(self.codes_of(below), prefix)] if None in prefix else below
+        match = self._match(self.delta_codes, prefix)
         rows = np.concatenate([np.sort(below), np.flatnonzero(match) + self.base.items])
         alive: NDArray[np.int64] = rows[~self.dead[rows]]
         return alive
+
+    @staticmethod
+    def _match(codes: NDArray[Any], prefix: tuple[int | None, ...]) -> NDArray[np.bool_]:
+        """(N,) which of `codes` (N, M) start with `prefix`."""
+        asked = [(level, code) for level, code in enumerate(prefix) if code is not None]
+        levels, wanted = [level for level, _ in asked], np.array([code for _, code in asked], np.int64)
+        same: NDArray[np.bool_] = (codes[:, levels] == wanted).all(axis=1)
+        return same
 
 
 def _within(values: NDArray[np.int64], others: NDArray[np.int64]) -> NDArray[np.bool_]:

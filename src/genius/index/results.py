@@ -84,7 +84,7 @@ class AddReport:
 class PrefixView:
     """What lives under the first codes of an ID: how many items, which codes come next, and some of the items."""
 
-    prefix: tuple[int, ...]
+    prefix: tuple[int | None, ...]  # None: any code
     count: int
     children: Mapping[int, int]  # next code -> items below it, most first; empty at full depth
     items: list[Item]  # the first few, in the order they were added

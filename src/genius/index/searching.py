@@ -199,22 +199,22 @@ def to_item(row: dict[str, Any]) -> Item:
     return Item(row["id"], image=image, text=row["text"], metadata=meta.load(row["_metadata"]))
 
 
-def below(state: OpenIndex, prefix: Sequence[int], limit: int, offset: int, per_child: int) -> PrefixView:
-    """What lives under the first codes of an ID, of one version."""
+def below(state: OpenIndex, prefix: Sequence[int | None], limit: int, offset: int, per_child: int) -> PrefixView:
+    """What lives under the first codes of an ID, None for any code, of one version."""
     wanted, levels = tuple(prefix), state.about.levels
     for name, value in (("limit", limit), ("offset", offset), ("per_child", per_child)):
         whole(name, value, -(2**31), 2**31)
-    if not all(isinstance(code, int | np.integer) and not isinstance(code, bool) for code in wanted):
+    if not all(code is None or (isinstance(code, int | np.integer) and not isinstance(code, bool)) for code in wanted):
         raise GeniusError(f"a prefix is whole numbers, got {wanted!r}")
     if len(wanted) > len(levels):
         raise GeniusError(f"a prefix of {len(wanted)} codes; IDs have {len(levels)}")
     for level, code in enumerate(wanted):
-        if not 0 <= code < levels[level]:
+        if code is not None and not 0 <= code < levels[level]:
             raise GeniusError(f"code {code} at level {level} is not in 0..{levels[level] - 1}")
     return state.consistent(lambda: _below(state, wanted, max(limit, 0), max(offset, 0), max(per_child, 0)))
 
 
-def _below(state: OpenIndex, wanted: tuple[int, ...], limit: int, offset: int, per_child: int) -> PrefixView:
+def _below(state: OpenIndex, wanted: tuple[int | None, ...], limit: int, offset: int, per_child: int) -> PrefixView:
     with state.lock:
         live = state.current()
         rows = live.below(wanted)

@@ -19,10 +19,22 @@ from PIL import Image
 
 from genius.errors import GeniusError, PictureError
 from genius.index import Hits, Index
+from genius.index.plane import plane
 from genius.pictures.formats import SVG, WEB_TYPES
 from genius.pictures.load import WORKING_SIDE, load_image, loaded, opened
 from genius.search import SearchRequest
-from genius.serve.schemas import Answers, ChildCode, CodesResponse, CodeStep, HitOut, ItemDetail, ItemOut, Target
+from genius.serve.schemas import (
+    Answers,
+    ChildCode,
+    CodesResponse,
+    CodeStep,
+    HitOut,
+    ItemDetail,
+    ItemOut,
+    MapResponse,
+    PlacedOut,
+    Target,
+)
 from genius.types import ImageInput, Item, Modality, Query
 
 CHILDREN, EXAMPLES, ITEMS = 36, 4, 48  # shown of one prefix
@@ -191,10 +203,15 @@ class Backend:
         picture.save(buffer, "JPEG", quality=85)
         return buffer.getvalue(), "image/jpeg"
 
+    def map(self) -> MapResponse:
+        """A sample of items on a plane."""
+        shown = [PlacedOut(**_shown(at.item, at.codes), x=round(at.x, 4), y=round(at.y, 4)) for at in plane(self.index)]
+        return MapResponse(count=self.index.count(), items=shown)
+
     # -- codes -------------------------------------------------------------------------------------------------
 
-    def browse(self, prefix: tuple[int, ...]) -> CodesResponse:
-        """What lives under a prefix: next codes with examples, and items."""
+    def browse(self, prefix: tuple[int, ...], most: int = CHILDREN) -> CodesResponse:
+        """What lives under a prefix: at most so many next codes, the fullest with examples, and items."""
         each = EXAMPLES if prefix else START_EXAMPLES
         view = self.index.below(prefix, limit=ITEMS, per_child=each)
         if prefix and view.count == 0:
@@ -205,7 +222,7 @@ class Backend:
             examples.setdefault(item.codes[len(prefix)], []).append(item)
         children = [
             ChildCode(code=code, prefix=join((*prefix, code)), count=count, examples=examples.get(code, [])[:each])
-            for code, count in list(view.children.items())[:CHILDREN]
+            for code, count in list(view.children.items())[:most]
         ]
         return CodesResponse(
             prefix=join(prefix),

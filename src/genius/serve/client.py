@@ -93,11 +93,19 @@ class GeniusClient:
         min_score: float | None = None,
         beams: int | None = None,
         rerank: int | None = None,
+        diverse: bool = False,
     ) -> SearchResponse:
         """Find items with words, a picture (path, bytes or PIL), or both; or like an indexed item, by its id."""
         picture = None if image is None else _base64(image)
-        question = {"text": text, "image": picture, "like": like, "instruction": instruction, "target": target}
-        wanted = {"k": k, "where": where, "min_score": min_score, "beams": beams, "rerank": rerank}
+        question = {
+            "text": text,
+            "image": picture,
+            "like": like,
+            "instruction": instruction,
+            "target": target,
+            "modality": modality,
+        }
+        wanted = {"k": k, "where": where, "min_score": min_score, "beams": beams, "rerank": rerank, "diverse": diverse or None}
         body = {name: value for name, value in {**question, **wanted}.items() if value is not None}
         return self._call(SearchResponse, "POST", "/v1/search", body)
 

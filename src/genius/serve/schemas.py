@@ -79,6 +79,7 @@ class SearchBody(Strict):
     rerank: int | None = Field(
         None, ge=0, le=100_000, description="How many candidates to re-rank; the model's default if absent."
     )
+    diverse: bool = Field(False, description="Answers that differ: one of each group of items with like codes.")
 
     _texts = field_validator("text", "instruction", "where")(_no_nul)
 
@@ -180,6 +181,18 @@ class ItemDetail(ItemOut):
     """An item with its ID as a path: coarse to fine."""
 
     path: list[CodeStep]
+
+
+class PlacedOut(ItemOut):
+    """An item on the map: both coordinates are from 0 to 1."""
+
+    x: float
+    y: float
+
+
+class MapResponse(BaseModel):
+    count: int = Field(description="Items in the index.")
+    items: list[PlacedOut] = Field(description="A sample of them, where they lie on a plane.")
 
 
 class HitOut(ItemOut):

@@ -180,7 +180,7 @@ class Service:
         query = Query(text=text, image=image, instruction=asked.instruction, target=wanted)
         where = (asked.where or "").strip() or None
         strict = asked.modality is not None
-        request = SearchRequest(asked.k, where, asked.min_score, asked.beams, asked.rerank, strict=strict)
+        request = SearchRequest(asked.k, where, asked.min_score, asked.beams, asked.rerank, strict=strict, diverse=asked.diverse)
         return Job(query, request, asked.like)
 
     async def _decode(self, lane: str, work: Callable[[], T], owner: str) -> T:

@@ -26,18 +26,24 @@ WEIGHTS, OPTIMIZER, PROGRESS = "weights.safetensors", "optimizer.pt", "progress.
 def save_checkpoint(
     folder: Path, step: int, weights: dict[str, Tensor], optimizer: dict[str, Any], progress: dict[str, Any]
 ) -> Path:
-    """Write `folder/step-N` and remove older ones."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write `folder/step-N` and remove older ones. Without room for it the one before stays, and one line says so."""
     target = folder / f"{PREFIX}{step:09d}"
     temporary = folder / f".writing-{os.getpid()}"
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}, temporary / WEIGHTS)
-    torch.save(optimizer, temporary / OPTIMIZER)
-    (temporary / PROGRESS).write_text(json.dumps({"step": step, **progress}), encoding="utf-8")
-    for path in temporary.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}, temporary / WEIGHTS)
+        torch.save(optimizer, temporary / OPTIMIZER)
+        (temporary / PROGRESS).write_text(json.dumps({"step": step, **progress}), encoding="utf-8")
+        for path in temporary.iterdir():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch's writer has its own words for a full disk
+        shutil.rmtree(temporary, ignore_errors=True)
+        reason = str(getattr(error, "strerror", None) or error).splitlines()[0]
+        kept = "What is done is kept: start again when there is room"
+        raise GeniusError(f"cannot write the checkpoint {target}: {reason}. {kept}") from None
     if target.exists():
         shutil.rmtree(target)
     temporary.rename(target)  # from here on the new one counts

@@ -22,7 +22,7 @@ from genius.nearest import nearest_rows
 from genius.train.config import GeneratorStageConfig, ModelConfig
 from genius.train.loop import Stage, step_seed
 from genius.train.losses import code_loss
-from genius.train.pairs import Draws, Order, Positives, share
+from genius.train.pairs import Draws, Order, Points, Positives, share
 from genius.train.selection import answer_mask, dense_hits, generator_hits
 from genius.train.shifted import Offsets, ShiftedItems
 
@@ -75,10 +75,10 @@ class Augmentation:
 class Frozen:
     """What the stage trains on: the outputs of the earlier stages, on the training device."""
 
-    pool: Tensor  # (N, D) z
+    pool: Points  # (N, D) z
     modality: Tensor  # (N,)
     codes: Tensor  # (N, M)
-    queries: Tensor | None = None  # (Q, D) z of the training questions, where they are what the decoder reads
+    queries: Points | None = None  # (Q, D) z of the training questions, where they are what the decoder reads
     offsets: Offsets | None = None  # of honest questions
 
 
@@ -117,7 +117,7 @@ class GeneratorStage(Stage):
         generator: Generator | None = None,  # to train in place of one that `model` describes
     ) -> None:
         super().__init__()
-        device = frozen.pool.device
+        device = frozen.codes.device
         self.recipe, self.schedule = model.constants, model.constants.generator
         self.config, self.honest, self.beams, self.frozen, self.seed = config, honest, beams, frozen, seed
         self.__dict__["quantizer"] = quantizer  # frozen: not a submodule, so in no checkpoint of this stage
@@ -144,7 +144,7 @@ class GeneratorStage(Stage):
             return Batch(*self.items.draw(config.batch // self.accumulate, seed, rank, world))
         assert frozen.queries is not None
         rows, targets = self.draws(step, micro, self.accumulate, seed)
-        mu = share(self.augment.draw(len(rows), frozen.pool.shape[1], frozen.pool.device, seed), rank, world)
+        mu = share(self.augment.draw(len(rows), self.quantizer.config.width, frozen.codes.device, seed), rank, world)
         rows, targets = share(rows, rank, world), share(targets, rank, world)
         return Batch(self.augment(frozen.queries[rows], frozen.pool[targets], mu), frozen.codes[targets], ())
 

@@ -128,9 +128,9 @@ def _same_content(data: FeatureSet, own_words: Tensor) -> Tensor:
 
 def digest(features: Features, kind: str, chunk: int = 8192) -> Tensor:
     """(N,) int64, equal for equal vectors: an exact sum of the vectors' bits times fixed odd numbers, modulo 2^64."""
-    vectors = (features.image if kind == "image" else features.text).float()
+    vectors = features.image if kind == "image" else features.text
     weight = torch.randint(2**62, (vectors.shape[1],), generator=torch.Generator().manual_seed(0)) * 2 + 1
-    parts = [(part.contiguous().view(torch.int32).long() * weight).sum(1) for part in vectors.split(chunk)]
+    parts = [(part.float().contiguous().view(torch.int32).long() * weight).sum(1) for part in vectors.split(chunk)]
     return torch.cat(parts) if parts else torch.empty(0, dtype=torch.long)
 
 

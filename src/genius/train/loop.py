@@ -237,11 +237,7 @@ def finish(stage: Stage, run: Callable[[], dict[str, float]], runtime: Runtime, 
     """Run a stage, or read back what it left when it has already finished."""
     weights, values = folder / f"{stage.name}.safetensors", folder / f"{stage.name}.json"
     if weights.exists() and values.exists():
-        stored = load_file(weights)
-        expected = stage.state_dict()
-        if expected.keys() != stored.keys() or any(expected[n].shape != stored[n].shape for n in expected):
-            raise GeniusError(f"{weights} is of other sizes than this config; choose another output")
-        stage.load_state_dict(stored)
+        _restore(stage, load_file(weights), weights)
         stage.to(runtime.device).eval()
         runtime.journal.note(f"{stage.name}: already trained")
         return dict(json.loads(values.read_text(encoding="utf-8")))
@@ -333,10 +329,11 @@ def _validate(stage: Stage, runtime: Runtime, step: int) -> dict[str, float]:
 
 
 def _restore(stage: Stage, weights: Mapping[str, Tensor], path: Path) -> None:
-    expected = stage.state_dict()
-    if expected.keys() != weights.keys() or any(expected[n].shape != weights[n].shape for n in expected):
-        raise GeniusError(f"the checkpoint {path} is of other sizes than this config; choose another output")
-    stage.load_state_dict(dict(weights))
+    """Fill a stage with saved weights. Whether they fit the stage says itself: a part may save itself shorter than it is."""
+    try:
+        stage.load_state_dict(dict(weights))
+    except RuntimeError:
+        raise GeniusError(f"{path} is of other sizes than this config; choose another output") from None
 
 
 def _cpu(state: Any) -> Any:

@@ -8,7 +8,8 @@ trained and by which loss is each stage's own.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +25,7 @@ from genius.train.losses import contrastive, gather_rows
 LISTED = 24  # wrong candidates kept per query; a step draws one of them at random, since a few are answers nobody noted
 QUERIES_AT_MOST, POOL_AT_MOST = 100_000, 200_000  # looked at per round on a GPU; a tenth of the queries on a CPU
 HELD = 4 << 30  # bytes of float32 vectors that are kept on the device as a whole
+EMBEDDED = 8192  # rows that are embedded at once
 MODALITY_TEMPERATURE = 0.1  # of the loss that makes z say which modality it is
 
 
@@ -185,6 +187,33 @@ class Rows:
             return self.features[rows]
         place = rows.to(self.features.image.device) if isinstance(rows, Tensor) else rows
         return self.features[place].to(self.device, torch.float32)
+
+
+class Points(Protocol):
+    """z by row, on the training device: a tensor, or what makes the rows that are asked for."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: Tensor | slice, /) -> Tensor: ...
+
+
+class Embedded:
+    """z (N, D) of `rows`: made once and kept while it is small, else made anew of the rows that are asked for."""
+
+    def __init__(self, rows: Rows, embed: Callable[[Features], Tensor], width: int) -> None:
+        self.rows, self.embed = rows, embed
+        self.kept = self[:] if 4 * len(rows) * width <= HELD else None
+
+    kept: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, rows: Tensor | slice, /) -> Tensor:
+        if self.kept is not None:
+            return self.kept[rows]
+        wanted = torch.arange(len(self))[rows] if isinstance(rows, slice) else rows
+        return torch.cat([self.embed(self.rows[part]) for part in wanted.split(EMBEDDED)])
 
 
 class PairBatch(NamedTuple):

@@ -30,6 +30,7 @@ from genius.train.encoder import HeadsStage
 from genius.train.generator import Frozen, GeneratorStage, Honest, generator_config
 from genius.train.holdout import Split, few_questions, judged_pool, split, with_honest
 from genius.train.loop import Runtime, finish, make_accelerator, run_stage, send
+from genius.train.pairs import Embedded
 from genius.train.progress import Journal
 from genius.train.quantizer import QuantizerStage, quantizer_config
 from genius.train.shifted import honest_offsets
@@ -144,17 +145,16 @@ def hold_out(config: TrainConfig, data: FeatureSet, runtime: Runtime) -> Split:
 
 
 def freeze(second: QuantizerStage, parts: Split, config: TrainConfig) -> tuple[Frozen, Honest | None]:
-    """z and codes of everything that stage 3 reads, once."""
-    quantizer = second.quantizer
-    pool = second.embed(parts.train.pool)
-    modality = parts.train.pool.modality.to(pool.device)
-    frozen = Frozen(pool, modality, quantizer.encode(pool, modality))
+    """z and codes of what stage 3 reads: codes in passes, z once, or row by row where it is large."""
+    quantizer, width = second.quantizer, config.model.width
+    pool, modality = Embedded(second.pool, second.embed, width), second.pool.modality
+    frozen = Frozen(pool, modality, second.codes(second.pool))
     send([frozen.codes])  # one ID an item, whichever process trains on it
     if config.generator.inputs != "items":
-        frozen.queries = second.embed(parts.train.queries)
+        frozen.queries = Embedded(second.queries, second.embed, width)
     if parts.offsets is not None:
         asked = second.embed(parts.offsets.queries)
-        pairs, tasks = parts.offsets.pairs.to(pool.device), parts.offsets.tasks.to(pool.device)
+        pairs, tasks = parts.offsets.pairs.to(asked.device), parts.offsets.tasks.to(asked.device)
         frozen.offsets = honest_offsets(asked, tasks, pairs, pool, modality, config.seed)
     if parts.validation is None:
         return frozen, None

@@ -22,6 +22,7 @@ from genius.errors import GeniusError
 from genius.model.nearness import ByModality
 from genius.model.quantizer import ResidualQuantizer
 from genius.nearest import nearest_rows
+from genius.train.pairs import Points
 
 KEPT = 2  # codes that an invented ID has from an item: the modality and the first one
 MOST_ITEMS = 500_000  # of a larger pool, so many are drawn to learn from
@@ -38,14 +39,15 @@ class Offsets(NamedTuple):
     tasks: Tensor  # (P,) of the questions: what is asked with and for
 
 
-def honest_offsets(questions: Tensor, tasks: Tensor, pairs: Tensor, pool: Tensor, modality: Tensor, seed: int) -> Offsets:
+def honest_offsets(questions: Tensor, tasks: Tensor, pairs: Tensor, pool: Points, modality: Tensor, seed: int) -> Offsets:
     """One random answer of each question (Q, D); `pairs` (P, 2) name rows of questions and of the pool (N, D)."""
     order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(seed)).to(pairs.device)
     chosen = torch.full((len(questions),), -1, dtype=torch.long, device=pairs.device)
     chosen[pairs[order, 0]] = pairs[order, 1]  # the last one named stays
     asked = (chosen >= 0).nonzero()[:, 0]
     answers = chosen[asked]
-    return Offsets(questions[asked] - pool[answers], pool[answers], modality[answers], tasks[asked])
+    z = pool[answers]
+    return Offsets(questions[asked] - z, z, modality[answers], tasks[asked])
 
 
 class Directions:
@@ -100,7 +102,7 @@ class ShiftedItems:
 
     def __init__(
         self,
-        pool: Tensor,  # (N, D) z of the items
+        points: Points,  # (N, D) z of the items
         modality: Tensor,  # (N,)
         codes: Tensor,  # (N, M)
         offsets: Offsets | None,
@@ -108,11 +110,12 @@ class ShiftedItems:
         virtual: float,  # share of the inputs that start from no item but from an invented one
         seed: int,
     ) -> None:
-        self.virtual, device = virtual, pool.device
+        self.virtual, device = virtual, codes.device
         random = torch.Generator(device).manual_seed(seed)
-        if len(pool) > MOST_ITEMS:
-            some = torch.randperm(len(pool), generator=random, device=device)[:MOST_ITEMS]
-            pool, modality, codes = pool[some], modality[some], codes[some]
+        some: Tensor | slice = slice(None)
+        if len(points) > MOST_ITEMS:
+            some = torch.randperm(len(points), generator=random, device=device)[:MOST_ITEMS]
+        pool, modality, codes = points[some], modality[some], codes[some]
         self.z, self.codes, self.quantizer = pool, codes, quantizer
         self.rows = [(modality == kind).nonzero()[:, 0] for kind in range(3)]
         self.directions = Directions(offsets or Offsets(pool[:0], pool[:0], modality[:0], modality[:0]), pool, modality)

@@ -17,6 +17,7 @@ from genius.model.fusion import score_fusion
 from genius.model.genius import Genius
 
 Ints = npt.NDArray[np.int64]
+HELD = 4 << 30  # bytes of a pool's vectors that are kept on the device
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +71,10 @@ class Space:
         self.positives: list[list[int]] = data.positives()
         self.query_z, self.query_dense = model.embed(data.queries)
         self.query_plain: Tensor | None = None  # the encoder's own embedding, made when a method asks
-        # vectors of a large pool are kept in fp16, as the published index does
+        # vectors of a large pool are kept in fp16, as the published index does, and a very large pool's beside the device
         size = len(data.pool) * model.config.width
         self.dtype = torch.float16 if (size > 2**28 if half is None else half) else torch.float32
+        self.place = self.device if size * self.dtype.itemsize <= HELD else torch.device("cpu")
         self.codes, self.dense = self._embed_pool()
         self.modality = data.pool.modality
         self.target: Tensor | None = self.wanted().to(self.device) if target == "given" else None
@@ -80,13 +82,17 @@ class Space:
     def _embed_pool(self, chunk: int = 4096) -> tuple[Ints, Tensor]:
         width, n = self.model.config.width, len(self.data.pool)
         codes = np.empty((n, self.model.config.quantizer.levels), np.int64)
-        dense = torch.empty(n, width, dtype=self.dtype, device=self.device)
+        dense = torch.empty(n, width, dtype=self.dtype, device=self.place)
         for i in range(0, n, chunk):
             part = self.data.pool[slice(i, i + chunk)]
             z, ranked = self.model.embed(part)
             codes[i : i + chunk] = self.model.quantizer.encode(z, part.modality.to(self.device)).cpu().numpy()
             dense[i : i + chunk] = ranked.to(self.dtype)
         return codes, dense
+
+    def vectors(self, rows: Ints) -> Tensor:
+        """(n, D) what the model re-ranks with, of these rows of the pool, on its device."""
+        return self.dense[torch.from_numpy(rows).to(self.place)].to(self.device)
 
     def wanted(self) -> Tensor:
         """(Q,) the modality that each query's positives have; -1 where they differ or there are none."""

@@ -183,7 +183,7 @@ class BeamMethod:
             owner = asked[torch.from_numpy(candidates.owner[i : i + 65_536]).to(space.device)]
             local = pool.rows[candidates.rows[i : i + 65_536]]
             if self.rerank == "embeddings":
-                vectors = space.dense[torch.from_numpy(local).to(space.device)].float()
+                vectors = space.vectors(local).float()
                 values = (space.query_dense[owner] * vectors).sum(1)
             else:
                 assert writer.quantizer is not None
@@ -225,7 +225,7 @@ class EngineMethod:
     def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> Answer:
         model = space.model
         trie = CodeTrie.build(space.codes[pool.rows], model.config.quantizer.level_sizes)
-        vectors = space.dense[torch.from_numpy(pool.rows).to(space.device)] if self.params.reranker == "embeddings" else None
+        vectors = space.vectors(pool.rows) if self.params.reranker == "embeddings" else None
         writer = None if self.decoder else NoDecoder(model.quantizer)
         engine = SearchEngine(model.generator, model.quantizer, trie, vectors, device=str(space.device), writer=writer)
         rows = np.full((len(queries), k), -1, np.int64)

@@ -122,10 +122,9 @@ class Dense:
         self.backend, self.label = backend, label
 
     def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> Answer:
-        rows = torch.from_numpy(pool.rows).to(space.device)
         asked = space.query_dense[torch.from_numpy(queries).to(space.device)]
         size = space.dense.shape[1] * space.dense.element_size()
-        return _search(asked, lambda a, b: space.dense[rows[a:b]].float(), pool, k, self.backend, size)
+        return _search(asked, lambda a, b: space.vectors(pool.rows[a:b]).float(), pool, k, self.backend, size)
 
 
 class DenseTold:

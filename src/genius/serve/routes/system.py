@@ -7,11 +7,21 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
 
-from genius.serve.backend import parse_prefix
+from genius.serve.backend import CHILDREN, parse_prefix
 from genius.serve.errors import ApiError
 from genius.serve.logs import CONTENT_TYPE
 from genius.serve.routes.common import READ_ERRORS, allowed, answer, caller_of, documented, service_of
-from genius.serve.schemas import AuditResponse, ChangeOut, CodesResponse, Health, InfoResponse, KeyOut, KeysResponse, Limits
+from genius.serve.schemas import (
+    AuditResponse,
+    ChangeOut,
+    CodesResponse,
+    Health,
+    InfoResponse,
+    KeyOut,
+    KeysResponse,
+    Limits,
+    MapResponse,
+)
 from genius.version import __version__
 
 router = APIRouter()
@@ -32,11 +42,19 @@ async def root(request: Request) -> Response:
 async def codes(
     request: Request,
     prefix: Annotated[str, Path(pattern=PREFIX, description="Codes joined by '-'.", examples=["2", "2-17-301"], max_length=300)],
+    children: Annotated[int, Query(ge=1, le=512, description="How many next codes, the fullest first.")] = CHILDREN,
 ) -> Response:
     """The next codes, the fullest first, each with a few items; and the items under the prefix. 404 if nothing lives there."""
     service = allowed(request, "read")
     wanted = parse_prefix(prefix, service.backend.index.about.levels)
-    return answer(await service.read(lambda: service.backend.browse(wanted), caller_of(request)))
+    return answer(await service.read(lambda: service.backend.browse(wanted, children), caller_of(request)))
+
+
+@router.get("/v1/map", response_model=MapResponse, responses=READ_ERRORS, tags=["codes"], summary="The collection on a plane")
+async def plane(request: Request) -> Response:
+    """A sample of items at the two directions in which their vectors differ most: for looking at."""
+    service = allowed(request, "read")
+    return answer(await service.read(service.backend.map, caller_of(request), "map"))
 
 
 @router.get(

@@ -34,20 +34,25 @@ async function call(path, options = {}) {
   throw new ApiError(response.status, message, Number(response.headers.get("Retry-After")) || null);
 }
 
-export async function search(request, picture, signal) {
+export async function search(request, picture, signal, path = "v1/search") {
   if (!picture) {
     const body = JSON.stringify(request);
-    return (await call("v1/search", { method: "POST", body, headers: { "Content-Type": "application/json" }, signal })).json();
+    return (await call(path, { method: "POST", body, headers: { "Content-Type": "application/json" }, signal })).json();
   }
   const form = new FormData();
   for (const [name, value] of Object.entries(request)) if (value !== null && value !== undefined) form.append(name, String(value));
   form.append("image", picture, "query");
-  return (await call("v1/search", { method: "POST", body: form, signal })).json();
+  return (await call(path, { method: "POST", body: form, signal })).json();
+}
+
+export async function explain(request, picture, signal) {
+  return search(request, picture, signal, "v1/explain");
 }
 
 export const info = async () => (await call("v1/info")).json();
 export const item = async (id, signal) => (await call(`v1/items/${encodeURIComponent(id)}`, { signal })).json();
-export const codes = async (prefix, signal) => (await call(`v1/codes/${prefix}`, { signal })).json();
+export const map = async (signal) => (await call("v1/map", { signal })).json();
+export const codes = async (prefix, signal, children = 0) => (await call(`v1/codes/${prefix}${children ? `?children=${children}` : ""}`, { signal })).json();
 
 // <img src> cannot carry a key, so with one the picture is fetched and shown from memory.
 export function show(image, url) {

@@ -2,7 +2,7 @@
 import { $, codeHue, codeName, h, KINDS, number, svg } from "./dom.js";
 import * as api from "./api.js";
 import * as state from "./state.js";
-import { titleOf } from "./results.js";
+import { face, titleOf } from "./results.js";
 
 let running = null;
 let returnTo = null; // where the keyboard goes back to
@@ -58,7 +58,9 @@ function content(item, score) {
     parts.push(image);
   }
   if (item.text && item.text !== titleOf(item)) parts.push(h("p", { class: "full-text" }, item.text));
-  parts.push(actions(item), path(item), facts(item, score));
+  const twins = h("section", { class: "twins" });
+  nearDuplicates(item, twins, running.signal);
+  parts.push(actions(item), twins, path(item), facts(item, score));
   return parts;
 }
 
@@ -83,6 +85,28 @@ function actions(item) {
       h("div", { class: "row tight" }, but, h("button", { type: "submit", class: "go small" }, "Find")),
     ),
   );
+}
+
+// What shares nearly all of its codes is nearly the same: no other index is needed to find it.
+const ALIKE = 3; // codes that near-duplicates share at least
+const FEW = 12; // items that may be near-duplicates of each other
+
+async function nearDuplicates(item, section, signal) {
+  const shared = item.path.filter((step, level) => level + 1 >= ALIKE && step.count > 1 && step.count <= FEW).at(-1);
+  if (!shared) return;
+  try {
+    const answer = await api.codes(shared.prefix, signal);
+    const others = answer.items.filter((other) => other.id !== item.id);
+    if (!others.length) return;
+    const depth = shared.prefix.split("-").length;
+    section.append(
+      h("h3", {}, "Nearly the same"),
+      h("p", { class: "hint" }, `Their IDs share the first ${depth} of ${item.path.length} codes.`),
+      h("ul", { class: "twin-list" }, others.slice(0, 8).map((other) => h("li", {}, h("button", { type: "button", class: "twin", "aria-label": titleOf(other), title: titleOf(other), onclick: () => state.go({ item: other.id }) }, face(other, { size: "small" }))))),
+    );
+  } catch (error) {
+    if (error.name !== "AbortError") section.remove(); // a guess that cannot be made is no fault of the item
+  }
 }
 
 function facts(item, score) {

@@ -4,6 +4,9 @@ import * as api from "./api.js";
 import * as state from "./state.js";
 import { fill, offerFields, setUpAsk } from "./ask.js";
 import { codesView } from "./codes.js";
+import { mapView } from "./map.js";
+import { startView } from "./start.js";
+import { whyView } from "./why.js";
 import * as detail from "./detail.js";
 import { grid, mark, notice, summary, waiting } from "./results.js";
 import { setUpTheme } from "./theme.js";
@@ -45,7 +48,8 @@ async function draw() {
 
 async function drawState(current, turn) {
   fill(current);
-  $("nav-search").toggleAttribute("aria-current", current.codes === null);
+  $("nav-search").toggleAttribute("aria-current", current.codes === null && current.map === null);
+  $("nav-map").toggleAttribute("aria-current", current.map !== null);
   $("nav-codes").toggleAttribute("aria-current", current.codes !== null);
   const { item, ...list } = current;
   const wanted = JSON.stringify(list);
@@ -69,7 +73,8 @@ async function drawList(current, wanted) {
   }, 150);
   try {
     if (about === null) await loadInfo();
-    if (current.codes !== null) await showCodes(current, signal);
+    if (current.map !== null) await showMap(current, signal);
+    else if (current.codes !== null) await showCodes(current, signal);
     else if (current.q || current.pic || current.like) await showSearch(current, signal);
     else await showStart(current, signal);
     shown = wanted;
@@ -99,7 +104,19 @@ async function showSearch(current, signal) {
   }
   const found = summary(answer.hits.length, request, answer);
   say(answer.doubtful ? `${found} Probably nothing like that is here (${Math.round(100 * answer.answerable)} %).` : found);
-  put(grid(answer.hits, { open, label: "Results", selected: current.item }));
+  const why = h("button", { type: "button", class: "plain small why-open", "aria-expanded": current.why ? "true" : "false", onclick: () => state.go({ why: current.why ? "" : "1" }) }, "Why these answers?");
+  const reasons = current.why ? h("div", { id: "why" }, await whyView(request, picture?.blob, about.items, signal)) : null;
+  // where anything is wanted, what can be looked at comes first; each part is best first
+  const pictured = (hit) => Boolean(hit.thumbnail_url);
+  const hits = current.target ? answer.hits : [...answer.hits.filter(pictured), ...answer.hits.filter((hit) => !pictured(hit))];
+  put(h("p", { class: "row" }, why), ...(reasons ? [reasons] : []), grid(hits, { open, label: "Results", selected: current.item }));
+}
+
+async function showMap(current, signal) {
+  scores = new Map();
+  say("");
+  put(...(await mapView(current.map, open, signal)));
+  if (!current.item) $("codes-title")?.focus({ preventScroll: true });
 }
 
 function nothingFound(current) {
@@ -131,16 +148,10 @@ async function showStart(current, signal) {
     );
     return;
   }
-  const answer = await api.codes("", signal);
-  // a few of every kind, mixed
-  const kinds = answer.children.map((child) => child.examples);
-  const mixed = Array.from({ length: 8 }, (_, i) => kinds.map((examples) => examples[i])).flat().filter(Boolean).slice(0, 12);
+  const root = await api.codes("", signal);
+  const parts = await startView(root, open, current.item, signal);
   say("");
-  put(
-    h("h2", { class: "start" }, "Ask with words, a picture, or both"),
-    h("p", { class: "hint" }, "Drop or paste a picture anywhere on this page. Add words to say what should be different. Or start from one of these:"),
-    grid(mixed, { open, label: "A few items of this index", selected: current.item }),
-  );
+  put(...parts);
 }
 
 async function showCodes(current, signal) {

@@ -8,6 +8,12 @@ export const titleOf = (item) => shorten(String(item.text ?? item.metadata?.titl
 // Ids are often paths: the file's name says enough, the whole id is in the detail.
 const lastPart = (id) => id.split("/").filter(Boolean).pop() ?? id;
 
+// Beside words stands what they are called, if that says more than they do.
+function named(item) {
+  const name = String(item.metadata?.title ?? item.metadata?.name ?? lastPart(item.id));
+  return name === item.text ? String(item.metadata?.set ?? "") : name;
+}
+
 function words(item, size) {
   const text = item.text ?? item.id;
   const short = text.length <= 60 ? "short" : "long";
@@ -46,7 +52,7 @@ export function card(item, { best = null, open, selected = false }) {
       h(
         "span",
         { class: "caption" },
-        h("span", { class: item.text && item.thumbnail_url ? "title" : "title name" }, item.thumbnail_url ? title : shorten(lastPart(item.id), 60)),
+        h("span", { class: item.text && item.thumbnail_url ? "title" : "title name" }, item.thumbnail_url ? title : shorten(named(item), 60)),
         h(
           "span",
           { class: "meta" },

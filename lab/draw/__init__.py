@@ -1,0 +1,1 @@
+"""The pictures of the documentation, drawn by these programs: `python -m lab.draw`. Nothing in them is anyone else's."""

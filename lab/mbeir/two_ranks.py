@@ -1,0 +1,145 @@
+"""Two processes train exactly like one, on one GPU: all three stages, weights compared.
+
+    python -m lab.mbeir.two_ranks --output OUT.json
+
+Starts itself: once alone, once as two ranks (`torch.distributed.run`) that share the card. NCCL refuses two ranks on one card, so
+they speak gloo there; what is computed is the same. Products are made in float32 without TF32, and without dropout, since every
+process draws its own: what is left is the order in which numbers are added. Two kinds: the paper's recipe and ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from genius.data.synthetic import synthetic_features
+from genius.train import generator
+from genius.train.config import read_train_config
+from genius.train.loop import Runtime, make_accelerator
+from genius.train.progress import Journal
+from genius.train.run import train_stages, with_sizes
+from genius.types import Modality
+
+KINDS = ("paper", "default")
+# Layers that start at zero have gradients of about zero, which Adam blows up to the size of all others: rounding would show.
+SAME: dict[str, Any] = {
+    "encoder.train": "heads", "encoder.dropout": 0.0, "encoder.steps": 6, "encoder.batch": 256, "quantizer.steps": 8,
+    "quantizer.batch": 256, "quantizer.start_from_sum": False, "quantizer.clip": 0.0, "generator.steps": 8,
+    "generator.batch": 256,
+    "generator.lr": 1e-4, "run.patience": 0, "run.precision": "fp32", "run.record": False, "held_out": 0.1,
+}  # fmt: skip
+LARGE = {"model.width": 256, "model.level_sizes": [3, 256, 256, 256], "model.decoder": "mini"}
+SMALL = {"model.width": 16, "model.level_sizes": [3, 8, 8], "model.decoder": "nano", "model.projection": 16, "model.hidden": 16}
+SMALL |= {f"{stage}.batch": 32 for stage in ("encoder", "quantizer", "generator")}
+
+
+def train_here(kind: str, folder: Path, small: bool, device: str) -> None:
+    """All three stages in this process, alone or as a rank of several."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world > 1:  # before accelerate does: it would take NCCL
+        if torch.cuda.is_available() and device != "cpu":
+            torch.cuda.set_device(0)
+        torch.distributed.init_process_group("gloo")
+        os.environ["LOCAL_RANK"] = "0"  # one card for all
+    changes = {**SAME, **(SMALL if small else LARGE), "output": str(folder), "device": device, "seed": 0}
+    config = read_train_config(f"builtin:{kind}", changes)
+    plain = generator.generator_config
+    generator.generator_config = lambda model: dataclasses.replace(plain(model), dropout=0.0)
+    accelerator = make_accelerator(device)
+    torch.set_float32_matmul_precision("highest")
+    rank = torch.distributed.get_rank() if world > 1 else 0
+    journal = Journal(folder, quiet=True, active=accelerator.is_main_process)
+    runtime = Runtime(accelerator, journal, config.seed, config.run)
+    directions = ((Modality.TEXT, Modality.IMAGE), (Modality.IMAGE, Modality.TEXT), (Modality.TEXT, Modality.PAIR))
+    data = synthetic_features(300 if small else 3000, 300 if small else 6000, 16 if small else 256, directions=directions, seed=0)
+    config = with_sizes(config, data, runtime)
+    trained = train_stages(config, data, runtime, folder / "training")
+    assert trained.heads is not None
+    tensors = {f"heads.{name}": tensor for name, tensor in trained.heads.state_dict().items()} | dict(trained.model.state_dict())
+    save_file(
+        {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, folder / f"result-{rank}.safetensors"
+    )
+    (folder / f"world-{rank}").write_text(f"{runtime.world} on {runtime.device}", encoding="utf-8")
+    if world > 1:
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+
+
+def launch(kind: str, world: int, folder: Path, small: bool, device: str) -> float:
+    """Seconds that it took."""
+    folder.mkdir(parents=True)
+    own = ["-m", "lab.mbeir.two_ranks", "--kind", kind, "--folder", str(folder), "--device", device, *(["--small"] * small)]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    several = ["-m", "torch.distributed.run", "--nproc-per-node", str(world), "--master-port", str(port)]
+    start = time.monotonic()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **({"ACCELERATE_USE_CPU": "true"} if device == "cpu" else {})}
+    done = subprocess.run(
+        [sys.executable, *(several if world > 1 else []), *own], env=environment, capture_output=True, text=True
+    )
+    if done.returncode:
+        raise SystemExit(done.stderr[-3000:])
+    return time.monotonic() - start
+
+
+def compare(kind: str, folder: Path, small: bool, device: str) -> dict[str, Any]:
+    seconds = [launch(kind, world, folder / str(world), small, device) for world in (1, 2)]
+    one = load_file(folder / "1" / "result-0.safetensors")
+    two, other = (load_file(folder / "2" / f"result-{rank}.safetensors") for rank in (0, 1))
+    groups: dict[str, float] = {}
+    for name, tensor in one.items():
+        part = name.split(".")[0]  # heads, fusion, quantizer, generator
+        scale = float(tensor.float().abs().max().clamp(min=1e-12))
+        gap = float((tensor.float() - two[name].float()).abs().max()) / scale
+        groups[part] = max(groups.get(part, 0.0), gap)
+    where = [(folder / str(world) / f"world-{rank}").read_text(encoding="utf-8") for world, rank in ((1, 0), (2, 0), (2, 1))]
+    return {
+        "kind": kind,
+        "ranks": where,
+        "tensors": len(one),
+        "ranks_equal_to_the_bit": all(torch.equal(two[name], other[name]) for name in two),
+        "largest_difference_to_one_process": groups,  # as a share of each tensor's largest weight
+        "seconds": [round(value, 1) for value in seconds],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--small", action="store_true", help="tiny sizes, to try the program")
+    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    parser.add_argument("--kind", choices=KINDS, help="train this one here (used by the program itself)")
+    parser.add_argument("--folder", type=Path)
+    args = parser.parse_args()
+    if args.kind:
+        train_here(args.kind, args.folder, args.small, args.device)
+        return
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() and args.device != "cpu" else "CPU"
+    body: dict[str, Any] = {"date": datetime.date.today().isoformat(), "device": device, "settings": SAME, "lines": []}
+    with tempfile.TemporaryDirectory() as folder:
+        for kind in KINDS:
+            line = compare(kind, Path(folder) / kind, args.small, args.device)
+            body["lines"].append(line)
+            if args.output is not None:
+                args.output.parent.mkdir(parents=True, exist_ok=True)
+                args.output.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+            print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()

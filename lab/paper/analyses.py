@@ -1,0 +1,239 @@
+"""The paper's analyses that are no tables of recall: the embedding space as a map, what codes mean across kinds, training time.
+
+Each takes a model and data and gives a `Table` with pictures. Knows nothing of how models are found or trained.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image, ImageDraw
+
+from genius.data.features import FeatureSet
+from genius.errors import GeniusError
+from genius.evaluate.report import table
+from genius.model.genius import Genius
+from genius.pictures.load import loaded
+from genius.train.config import TrainConfig, with_steps
+from genius.train.generator import GeneratorStage
+from genius.train.holdout import Split
+from genius.train.loop import Runtime, Stage, make_accelerator, run_stage
+from genius.train.progress import Journal
+from genius.train.quantizer import QuantizerStage
+from genius.train.run import freeze
+from genius.types import Item, Modality
+from lab.paper.table import Table, plots, png
+
+MAPPED = 1500  # questions on the map, and as many answers
+COLOURS = {"question": "#d62728", "image": "#1f77b4", "text": "#2ca02c", "pair": "#9467bd"}
+# Supplement, B.2: hours on four RTX 3090 for 1.1 million samples; GRACE as reported, 0.1 million samples
+B2 = {"encoder": 91.0, "quantizer": 0.4, "generator": 2.0}
+Say = Callable[[str], None]
+
+
+# -- supplement, Figure 1 ------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def reconstructions(model: Genius, data: FeatureSet) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """z-hat (n, D) of questions and of one answer each, and the answers' kinds; a question's first code is its answer's."""
+    picked = torch.unique(torch.linspace(0, len(data.pairs) - 1, min(MAPPED, len(data.pairs))).long())
+    rows, answers = data.pairs[picked].T
+    kinds = data.pool[answers].modality.to(model.device)
+    both = []
+    for features in (data.queries[rows], data.pool[answers]):
+        codes = model.quantizer.encode(model.embed(features)[0], kinds if model.config.quantizer.labelled else None)
+        both.append(F.normalize(model.quantizer.decode(codes), dim=1).cpu())
+    return both[0], both[1], kinds.cpu()
+
+
+def closeness(questions: torch.Tensor, answers: torch.Tensor) -> dict[str, float]:
+    """How near a question's z-hat is to its answer's, and to any other's; and how often its own is the nearest of all."""
+    scores = questions @ answers.T
+    own = scores.diagonal()
+    others = (scores.sum(1) - own) / max(scores.shape[1] - 1, 1)
+    first = (scores > own[:, None]).sum(1) == 0
+    return {"own": own.mean().item(), "others": others.mean().item(), "nearest": first.float().mean().item()}
+
+
+def flattened(points: np.ndarray) -> np.ndarray:
+    """(n, 2) by UMAP, in a process of its own: its compiler leaves this one's threads in a state that slows torch down."""
+    if importlib.util.find_spec("umap") is None:
+        raise GeniusError("the map needs umap-learn: pip install 'genius-search[lab]'")
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(_umap, points).result()
+
+
+def _umap(points: np.ndarray) -> np.ndarray:
+    import umap
+
+    near = min(15, len(points) - 1)
+    flat: np.ndarray = umap.UMAP(n_neighbors=near, metric="cosine", random_state=0, n_jobs=1).fit_transform(points)
+    return flat
+
+
+def embedding_map(name: str, title: str, models: Mapping[str, Genius], data: FeatureSet, say: Say) -> Table:
+    """UMAP of z-hat, one map a model."""
+    figure, axes = plots(6 * len(models), 5.5, len(models))
+    results: list[dict[str, Any]] = []
+    for place, (row, model) in zip(axes[0], models.items(), strict=True):
+        say(f"mapping {row}")
+        questions, answers, kinds = reconstructions(model, data)
+        flat = flattened(torch.cat([questions, answers]).numpy())
+        count = len(questions)
+        place.scatter(*flat[:count].T, s=4, c=COLOURS["question"], label="questions")
+        for kind in Modality:
+            own = flat[count:][(kinds == int(kind)).numpy()]
+            if len(own):
+                place.scatter(*own.T, s=4, c=COLOURS[kind.label], label=f"answers: {kind.label}s")
+        place.set_title(row)
+        place.set_xticks([])
+        place.set_yticks([])
+        place.legend(fontsize=7, markerscale=3)
+        results.append({"row": row, "questions": count, **closeness(questions, answers)})
+    header = ["", "cosine with its own answer", "with any other", "its own is the nearest"]
+    rows = [[r["row"], f"{r['own']:.3f}", f"{r['others']:.3f}", f"{100 * r['nearest']:.1f} %"] for r in results]
+    about = {"queries": results[0]["questions"], "candidates": len(data.pool)}
+    return Table(name, title, table(header, rows), about, results, {f"{name}.png": png(figure)})
+
+
+# -- Figure 3, supplement, Figures 2 to 4 --------------------------------------------------------------------------
+
+
+def shared_codes(codes: np.ndarray, kinds: np.ndarray, level: int, most: int) -> list[int]:
+    """Codes of a level under which items of most kinds live, those with the most even counts first."""
+    size = int(codes[:, level].max()) + 1
+    counts = np.stack([np.bincount(codes[kinds == kind, level], minlength=size) for kind in range(3)])  # (3, K)
+    present = counts[(counts.sum(1) > 0)]
+    order = np.argsort(-present.min(0) * 1_000_000 - present.sum(0), kind="stable")
+    return [int(code) for code in order[:most] if present[:, code].sum() > 0]
+
+
+def pattern(level: int, code: int, levels: int) -> str:
+    """*,1782,*"""
+    return ",".join(["*"] * level + [str(code)] + (["*"] if level + 1 < levels else []))
+
+
+def code_cards(
+    name: str, title: str, model: Genius, data: FeatureSet, items: Mapping[str, Item], level: int, cards: int, shown: int = 6
+) -> Table:
+    """Pictures and texts that share one code of a level, kind beside kind."""
+    codes = model.encode(data.pool).cpu().numpy()
+    levels = codes.shape[1]
+    if not 0 < level < levels:
+        raise GeniusError(f"level {level}: this model's codes after the kind have levels 1 to {levels - 1}")
+    kinds = data.pool.modality.numpy()
+    results: list[dict[str, Any]] = []
+    pictures: dict[str, bytes] = {}
+    for number, code in enumerate(shared_codes(codes, kinds, level, cards)):
+        rows = np.flatnonzero(codes[:, level] == code)
+        groups = {kind.label: rows[kinds[rows] == int(kind)] for kind in Modality}
+        written = pattern(level, code, levels)
+        chosen = {kind: [data.pool_ids[row] for row in own[:shown]] for kind, own in groups.items()}
+        results.append({"codes": written, "counts": {kind: len(own) for kind, own in groups.items()}, "items": chosen})
+        pictures[f"{name}-{number + 1}.png"] = _card(written, chosen, items)
+    header = ["codes", *(f"{kind.label}s" for kind in Modality)]
+    body = table(header, [[r["codes"], *map(str, r["counts"].values())] for r in results])
+    if model.config.quantizer.own_books_from:
+        body += "\n\nEvery kind has codebooks of its own in this model, so the same code in two kinds says nothing: "
+        body += "`builtin:paper` shares them."
+    return Table(name, title, body, {"candidates": len(data.pool)}, results, pictures)
+
+
+def _card(title: str, chosen: Mapping[str, Sequence[str]], items: Mapping[str, Item], side: int = 96) -> bytes:
+    rows = max((len(names) for names in chosen.values()), default=0)
+    width, line = 2 * side + 40, side + 12
+    card = Image.new("RGB", (len(chosen) * width, 40 + max(rows, 1) * line), "white")
+    draw = ImageDraw.Draw(card)
+    draw.text((8, 6), title, fill="black")
+    for column, (kind, names) in enumerate(chosen.items()):
+        left = column * width + 8
+        draw.text((left, 22), f"{kind}s", fill="#666666")
+        for row, item in enumerate(names):
+            top = 40 + row * line
+            known = items.get(item, Item(item, text=item))
+            text_left = left
+            if known.image is not None:
+                card.paste(_small(known, side), (left, top))
+                text_left += side + 6
+            words = textwrap.wrap(known.text or "", 15 if known.image is not None else 30)[:6]
+            draw.multiline_text((text_left, top + 4), "\n".join(words), fill="black", spacing=2)
+    out = io.BytesIO()
+    card.save(out, format="PNG")
+    return out.getvalue()
+
+
+def _small(item: Item, side: int) -> Image.Image:
+    square = Image.new("RGB", (side, side), "white")
+    try:
+        assert item.image is not None
+        with loaded(item.image, least=side, name=f"the image of {item.id!r}") as picture:
+            small = picture.convert("RGB")
+            small.thumbnail((side, side))
+            square.paste(small, ((side - small.width) // 2, (side - small.height) // 2))
+    except GeniusError as error:
+        ImageDraw.Draw(square).multiline_text((2, 2), "\n".join(textwrap.wrap(str(error), 16)[:6]), fill="red")
+    return square
+
+
+# -- supplement, B.2 -----------------------------------------------------------------------------------------------
+
+
+def training_time(name: str, title: str, config: TrainConfig, data: FeatureSet, steps: int, say: Say) -> Table:
+    """Seconds a step of stages 2 and 3 here, and the hours of all epochs of the recipe over so many questions."""
+    accelerator = make_accelerator(config.device)
+    device = torch.device(accelerator.device)
+    visits, results = len(data.visits()), []
+
+    def timed(stage: Stage, whole: int) -> None:
+        part = replace(getattr(config, stage.name), steps=steps, epochs=0.0)
+        seen: list[float] = []
+        before = stage.before_step
+
+        def marked(step: int) -> None:
+            seen.append(time.perf_counter())
+            before(step)
+
+        stage.before_step = marked  # type: ignore[method-assign]
+        stage.validate = dict  # type: ignore[method-assign]
+        with tempfile.TemporaryDirectory() as folder:
+            runtime = Runtime(accelerator, Journal(Path(folder), quiet=True), config.seed, replace(config.run, patience=0))
+            run_stage(stage, part, runtime, Path(folder))
+        seen.append(time.perf_counter())
+        settled = seen[len(seen) // 3 :]  # the first steps are slow
+        step = (settled[-1] - settled[0]) / max(len(settled) - 1, 1)
+        say(f"{stage.name}: {1000 * step:.1f} ms a step")
+        results.append(
+            {"stage": stage.name, "ms_a_step": 1000 * step, "batch": part.batch, "questions_a_second": part.batch / step,
+             "steps": whole, "hours": step * whole / 3600, "hours_for_1.1_million": step * whole / 3600 * 1_100_000 / visits}
+        )  # fmt: skip
+
+    second = QuantizerStage(data, None, config.model, config.quantizer, config.seed, device)
+    timed(second, with_steps(config.quantizer, visits).steps)
+    second.eval()
+    frozen, _ = freeze(second, Split(data, None, None, ""), config)
+    third = GeneratorStage(data, frozen, None, second.quantizer, config.model, config.generator, config.seed)
+    timed(third, with_steps(config.generator, visits).steps)
+    header = ["stage", "ms a step", "questions/s", "steps", "hours here", "for 1.1 million questions", "paper, 4 x RTX 3090"]
+    rows = [
+        [r["stage"], f"{r['ms_a_step']:.1f}", f"{r['questions_a_second']:,.0f}", f"{r['steps']:,}", f"{r['hours']:.3f}",
+         f"{r['hours_for_1.1_million']:.1f}", f"{B2[r['stage']]:g}"] for r in results
+    ]  # fmt: skip
+    body = table(header, rows)
+    body += f"\n\nThe encoder (the paper: {B2['encoder']:g} hours) is trained before and is not in it. For GRACE the paper gives "
+    body += "24 hours for 0.1 million samples."
+    about = {"queries": visits, "device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU"}
+    return Table(name, title, body, about, results)

@@ -1,0 +1,403 @@
+"""Tables 4 and 5 so that their rows can be compared: which of the paper's findings hold on the data at hand.
+
+    python -m lab.paper.fair fashion --features FOLDER --output OUT.json      (FOLDER: lab.fashion.data, lab.icons.vectors)
+
+Every row is `builtin:paper` with the same changes (`SAME`) and the row's own one. Towers' vectors of two widths become one by
+heads that are trained once a seed, without hard negatives or modality loss, and shared by all rows. No item that answers a test
+question is in the pool while anything is trained, and validation questions share no answer with training ones. The decoder has
+T5-small's shape and is trained until its validation stops rising; the JSON holds the whole curve. All test questions, three
+seeds, and intervals of the difference to the first row, question by question.
+Jobs run side by side on one GPU, the most important rows first; after every job the JSON is written, and a second call goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import multiprocessing
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from genius.config import to_dict
+from genius.data.features import FeatureSet
+from genius.encoders.heads import Heads
+from genius.evaluate.harness import EvalConfig, evaluate
+from genius.train.config import RunConfig, TrainConfig, read_train_config
+from genius.train.encoder import HeadsStage
+from genius.train.generator import GeneratorStage
+from genius.train.holdout import Split, few_questions, split
+from genius.train.loop import Runtime, Stage, make_accelerator, run_stage
+from genius.train.progress import METRICS, Journal
+from genius.train.quantizer import QuantizerStage
+from genius.train.run import assemble, counted, freeze, through_heads
+from lab.accuracy import fashion, icons, without
+from lab.paper.compare import Difference, difference
+from lab.paper.experiment import read_experiment
+
+BASE = "GENIUS"
+# the paper's pools of each; the first two are what a plain call runs
+TABLES = {"table-4": "universal", "table-5": "local", "supplement-3": "universal", "supplement-5": "local"}
+# In every row alike. Stage 2 is the paper's; stage 3 takes larger steps, since the paper's are for 1.1 million questions.
+SAME: dict[str, Any] = {
+    "encoder.hard_negatives": 0,
+    "encoder.modality_weight": 0.0,
+    "generator.epochs": 12,
+    "generator.batch": 512,
+    "generator.lr": 4e-4,
+    "generator.warm_up": 0.05,
+    "run.validations": 12,
+    "run.patience": 3,
+}
+HEADS_WIDTH = 256
+HELD_OUT = 0.06  # of the training questions, by group; a quarter of that is what stages are judged by
+JUDGED = 600
+BEAMS = 30  # as the paper's ablations
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table."""
+
+    name: str
+    tables: tuple[str, ...]
+    changes: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Job:
+    """Rows of one seed that share stages 1 and 2."""
+
+    seed: int
+    rows: tuple[Row, ...]
+    data: str
+    features: Path
+    work: Path
+    products: int | None
+    overrides: dict[str, Any]
+
+
+def rows_of(tables: tuple[str, ...]) -> list[Row]:
+    """The rows of the paper's tables; what both tables have, once."""
+    found: dict[str, Row] = {}
+    for table in tables:
+        for number, row in enumerate(read_experiment(table).rows):
+            name = BASE if number == 0 else row.name
+            known = found.get(name, Row(name, (), dict(row.set)))
+            found[name] = replace(known, tables=(*known.tables, table))
+    return list(found.values())
+
+
+def grouped(rows: list[Row]) -> Iterator[tuple[Row, ...]]:
+    """Rows that differ in stage 3 alone, together."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        shared = {name: value for name, value in row.changes.items() if not name.startswith("generator.")}
+        groups.setdefault(json.dumps(shared, sort_keys=True), []).append(row)
+    return (tuple(group) for group in groups.values())
+
+
+# -- data ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Training without any item that answers a test question; validation over the same pool; test over the whole pool."""
+
+    train: FeatureSet
+    validation: FeatureSet
+    test: FeatureSet
+
+    def map(self, change: Callable[[FeatureSet], FeatureSet]) -> Parts:
+        return Parts(change(self.train), change(self.validation), change(self.test))
+
+
+@cache
+def parts_of(name: str, folder: Path, products: int | None) -> Parts:
+    data = (fashion if name == "fashion" else icons)(folder, products)
+    new = torch.zeros(len(data.test.pool), dtype=torch.bool)
+    new[data.test.pairs[:, 1]] = True
+    train, honest = without(data.train, new), data.honest
+    if honest is None:
+        honest = split(train, HELD_OUT, 0).validation
+        assert honest is not None
+        names = set(honest.query_ids)
+        kept = torch.tensor([i for i, query in enumerate(train.query_ids) if query not in names])
+        train = train.take_queries(kept)
+    else:
+        honest = without(honest, new)
+    return Parts(train, few_questions(honest, JUDGED), with_local_pools(data.test))
+
+
+def with_local_pools(test: FeatureSet) -> FeatureSet:
+    """Every task's own pool: the items of the kinds that answer it."""
+    kind, pools = test.pool.modality, {}
+    for task in test.tasks.unique().tolist():
+        asked = (test.tasks == task)[test.pairs[:, 0]]
+        pools[int(task)] = torch.isin(kind, kind[test.pairs[asked, 1]].unique()).nonzero()[:, 0]
+    return replace(test, pools=pools)
+
+
+# -- one job -------------------------------------------------------------------------------------------------------
+
+
+class Bench:
+    """Where a job's stages run."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.parts = job, parts_of(job.data, job.features, job.products)
+        self.accelerator = make_accelerator("auto")
+
+    def config(self, row: Row) -> TrainConfig:
+        overrides = self.job.overrides
+        same = {
+            name: value for name, value in SAME.items() if not (name.endswith(".epochs") and name[:-6] + "steps" in overrides)
+        }
+        values = {**same, "model.width": self.width, **overrides, **row.changes, "seed": self.job.seed, "output": "-"}
+        return read_train_config("builtin:paper", values)
+
+    @property
+    def width(self) -> int:
+        pool = self.parts.train.pool
+        same = pool.image.shape[1] == pool.text.shape[1]
+        return int(self.job.overrides.get("model.width", pool.image.shape[1] if same else HEADS_WIDTH))
+
+    def run(self, stage: Stage, config: TrainConfig, run: RunConfig) -> list[list[float]]:
+        """Train one stage; what its validation said, [step, value] after each look."""
+        part = getattr(config, stage.name)
+        stage.validate = dict  # type: ignore[method-assign]  # test questions judge, once everything is trained
+        with tempfile.TemporaryDirectory() as folder:
+            journal = Journal(Path(folder), quiet=True)
+            run_stage(stage, part, Runtime(self.accelerator, journal, self.job.seed, run), Path(folder) / "checkpoint")
+            lines = [json.loads(line) for line in (Path(folder) / METRICS).read_text(encoding="utf-8").splitlines()]
+        stage.eval()
+        return [[line["step"], round(line["honest"], 4)] for line in lines if "honest" in line]
+
+    def through_heads(self) -> Parts:
+        """The data in features of one width."""
+        pool = self.parts.train.pool
+        if pool.image.shape[1] == pool.text.shape[1] == self.width:
+            return self.parts
+        path = self.job.work / f"heads-{self.job.seed}.pt"
+        sizes = (pool.image.shape[1], pool.text.shape[1], self.width)
+        config = self.config(Row(BASE, ()))
+        heads = Heads(*sizes, config.encoder.hidden)
+        if not path.exists():
+            stage = HeadsStage(self.parts.train, self.parts.validation, self.width, config.encoder, self.job.seed, self.device)
+            self.run(stage, config, RunConfig())
+            torch.save(stage.heads.state_dict(), path)
+        heads.load_state_dict(torch.load(path, weights_only=True, map_location="cpu"))
+        heads.to(self.device).eval()
+        return self.parts.map(lambda part: through_heads(heads, part))
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.accelerator.device)
+
+
+def attempt(job: Job) -> list[dict[str, Any]]:
+    """A job that fails takes no other one with it."""
+    torch.set_num_threads(1)
+    try:
+        return run_job(job)
+    except Exception as error:
+        return [{"row": row.name, "seed": job.seed, "error": f"{type(error).__name__}: {error}"} for row in job.rows]
+
+
+def run_job(job: Job) -> list[dict[str, Any]]:
+    """Stage 2 once, stage 3 for every row."""
+    start = time.monotonic()
+    bench = Bench(job)
+    data = bench.through_heads()
+    parts = Split(data.train, None, data.validation, "answers")
+    runtime = Runtime(bench.accelerator, Journal(Path(), quiet=True, active=False), job.seed, RunConfig())
+    configs = [counted(bench.config(row), len(data.train.visits()), runtime) for row in job.rows]
+    first = configs[0]
+    second = QuantizerStage(parts.train, parts.validation, first.model, first.quantizer, job.seed, bench.device)
+    bench.run(second, first, replace(first.run, patience=0))  # stage 2 as in the paper: so many epochs, the last weights
+    second.finish()
+    times = {"stage 2": time.monotonic() - start}
+    out = []
+    for row, config in zip(job.rows, configs, strict=True):
+        begun = time.monotonic()
+        frozen, honest = freeze(second, parts, config)
+        third = GeneratorStage(parts.train, frozen, honest, second.quantizer, config.model, config.generator, job.seed, BEAMS)
+        looks = bench.run(third, config, config.run)
+        times["stage 3"] = time.monotonic() - begun
+        model = assemble(config, second, third).eval()
+        begun = time.monotonic()
+        found = measured(model, data.test, row)
+        times["search"] = time.monotonic() - begun
+        entry = {"row": row.name, "seed": job.seed, "looks": looks, "config": to_dict(config), "found": found}
+        out.append({**entry, "seconds": {name: round(seconds, 1) for name, seconds in times.items()}})
+    return out
+
+
+def measured(model: Any, test: FeatureSet, row: Row) -> dict[str, dict[str, Any]]:
+    """pool -> method -> task -> (Q,) whether each question's answer was among the first five."""
+    pools = tuple(dict.fromkeys(TABLES[table] for table in row.tables))
+    fixed: dict[str, Any] = {"beams": (BEAMS,), "pools": pools, "depth": 10, "batch": 512}
+    config = EvalConfig(methods=("dense", "genius", "genius-r"), bootstrap=0, survival=0, reference="", **fixed)
+    found = evaluate(model, test, config)
+    out: dict[str, dict[str, Any]] = {pool: {} for pool in found.pools}
+    for (task, method, pool), values in found.main_values.items():
+        out[pool].setdefault(method, {})[task] = values
+    return out
+
+
+# -- all jobs ------------------------------------------------------------------------------------------------------
+
+
+class Results:
+    """What is known so far: JSON for people, beside it every question's hits."""
+
+    def __init__(self, path: Path, about: dict[str, Any], rows: list[Row]) -> None:
+        self.path, self.about, self.rows = path, about, rows
+        self.lines: list[dict[str, Any]] = []
+        self.hits: dict[str, np.ndarray] = {}
+        if path.exists():
+            before = json.loads(path.read_text(encoding="utf-8"))
+            if before["about"]["settings"] != about["settings"]:
+                raise SystemExit(f"{path} holds rows trained differently: give another --output")
+            self.lines = before["lines"]
+            with np.load(self.beside) as stored:
+                self.hits = dict(stored)
+
+    @property
+    def beside(self) -> Path:
+        return self.path.with_suffix(".npz")
+
+    def has(self, row: Row, seed: int) -> bool:
+        return any(line["row"] == row.name and line["seed"] == seed for line in self.lines)
+
+    def add(self, entry: dict[str, Any]) -> None:
+        found = entry.pop("found")
+        for pool, methods in found.items():
+            for method, tasks in methods.items():
+                for task, values in tasks.items():
+                    self.hits["|".join((entry["row"], str(entry["seed"]), pool, method, task))] = values.astype(bool)
+        shown = {
+            pool: {m: {t: round(float(v.mean()), 4) for t, v in tasks.items()} for m, tasks in methods.items()}
+            for pool, methods in found.items()
+        }
+        self.lines.append({**entry, "hit@5": shown})
+        self.write()
+
+    def of(self, row: str, pool: str, method: str) -> dict[int, dict[str, np.ndarray]]:
+        """seed -> task -> hits."""
+        out: dict[int, dict[str, np.ndarray]] = {}
+        for key, values in self.hits.items():
+            name, seed, where, how, task = key.split("|")
+            if (name, where, how) == (row, pool, method):
+                out.setdefault(int(seed), {})[task] = values.astype(np.float64)
+        return out
+
+    def differences(self, method: str) -> Iterator[tuple[str, str, Difference]]:
+        """(table, row, against the first row)."""
+        for table, pool in TABLES.items():
+            base = self.of(BASE, pool, method)
+            for row in self.rows:
+                if table in row.tables and (mine := self.of(row.name, pool, method)) and base:
+                    yield table, row.name, difference(mine, base)
+
+    def write(self) -> None:
+        told = [
+            {"method": method, "table": table, "row": row, **value.to_dict()}
+            for method in ("genius", "genius-r", "dense")
+            for table, row, value in self.differences(method)
+        ]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps({"about": self.about, "differences": told, "lines": self.lines}, indent=1) + "\n")
+        np.savez_compressed(self.beside, **self.hits)  # type: ignore[arg-type]
+
+    def table(self) -> str:
+        """Hits at five, the difference to the first row in points, and whether the paper's finding holds."""
+        title = f"{'':8} {'row':24} seeds  plain {'difference to GENIUS':26} re-ranked {'difference':26} the paper's finding"
+        lines = [title]
+        ranked = {(table, row): value for table, row, value in self.differences("genius-r")}
+        for table, row, value in self.differences("genius"):
+            other = ranked[table, row]
+            finding = "" if row == BASE else value.finding
+            lines.append(
+                f"{table:8} {row:24} {value.seeds:5d} {100 * value.mine:6.2f} {value.words:26} {100 * other.mine:9.2f} "
+                f"{other.words:26} {finding}"
+            )
+        return "\n".join(lines)
+
+
+def run_all(jobs: list[Job], results: Results, processes: int, seconds: float) -> None:
+    """Every job that can end in time, side by side."""
+    end = time.monotonic() + seconds
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(processes) as pool:
+        first: dict[int, Job] = {}
+        for job in jobs:
+            first.setdefault(job.seed, job)
+        pool.map(prepare, list(first.values()), chunksize=1)  # heads, once a seed
+        print(f"heads ready, {end - time.monotonic():.0f} s left", flush=True)
+        found = pool.imap_unordered(attempt, jobs)
+        for _ in jobs:
+            try:
+                entries = found.next(timeout=max(end - time.monotonic(), 0.1))
+            except multiprocessing.TimeoutError:
+                print("time is up: what is not done is left for another call", flush=True)
+                pool.terminate()
+                return
+            for entry in entries:
+                if "error" not in entry:
+                    results.add(entry)
+                said = entry.get("error") or entry["seconds"]
+                print(f"{end - time.monotonic():5.0f} s left  {entry['row']} seed {entry['seed']} {said}", flush=True)
+
+
+def prepare(job: Job) -> None:
+    torch.set_num_threads(1)
+    Bench(job).through_heads()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", choices=["fashion", "icons"])
+    parser.add_argument("--features", type=Path, required=True)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--tables", default="table-4,table-5")
+    parser.add_argument("--rows", default="", help="only these, by name, with ; between")
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--processes", type=int, default=6)
+    parser.add_argument("--seconds", type=float, default=290, help="no longer than this; a second call goes on")
+    parser.add_argument("--products", type=int, help="only the first so many fashion products, for a trial")
+    parser.add_argument("--set", action="append", default=[], help="one field in every row alike, name=JSON")
+    args = parser.parse_args()
+    overrides = {name: json.loads(value) for name, _, value in (entry.partition("=") for entry in args.set)}
+    rows = rows_of(tuple(args.tables.split(",")))
+    wanted = [name.strip() for name in args.rows.split(";") if name.strip()]
+    asked = [row for row in rows if not wanted or row.name in wanted]
+    about = {
+        "date": datetime.date.today().isoformat(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {os.cpu_count()} cores",
+        "settings": {"data": args.data, "products": args.products, "base": "builtin:paper", "same": {**SAME, **overrides}},
+    }
+    results = Results(args.output, about, rows)
+    with tempfile.TemporaryDirectory() as work:
+        jobs = [
+            Job(seed, group, args.data, args.features, Path(work), args.products, overrides)
+            for table in args.tables.split(",")
+            for seed in map(int, args.seeds.split(","))
+            for group in grouped([row for row in asked if row.tables[0] == table and not results.has(row, seed)])
+        ]
+        run_all(jobs, results, args.processes, args.seconds)
+    results.write()
+    print(results.table(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+// A question -> its answers: what genius.Index.search does, from a folder of files. Runs in a worker, a page or Node.
+
+import { Session, halves } from "./onnx.js";
+import { tensor } from "./ops.js";
+import { Tokens } from "./tokens.js";
+import { Collection } from "./collection.js";
+import { Decoder, search } from "./beam.js";
+
+const KINDS = ["image", "text", "pair"];
+const MEANT = { image: [0, 2], text: [1, 2], pair: [2] }; // an image is anything with a picture, a text anything with words
+const DEPTH = 10; // hits that the probability of an answer looks at
+
+export class Engine {
+  // fetchBytes(name) -> Promise<Uint8Array> of a file of the folder, unpacked; onPart(name) after each
+  static async open(fetchBytes, onPart = () => {}) {
+    const engine = new Engine();
+    const get = async (name) => { const bytes = await fetchBytes(name); onPart(name); return bytes; };
+    const json = async (name) => JSON.parse(new TextDecoder().decode(await get(name)));
+    const about = engine.about = await json("about.json");
+    const parts = ["text", "fusion", "start", "step"].map(async (name) => [name, new Session(await get(`${name}.onnx`))]);
+    const [tokens, codes, items, ...sessions] = await Promise.all([json("tokens.json"), get("codes.bin"), json("items.json"), ...parts]);
+    engine.parts = Object.fromEntries(sessions);
+    engine.tokens = new Tokens(tokens);
+    engine.items = items;
+    const table = new Uint16Array(codes.buffer.slice(codes.byteOffset, codes.byteOffset + about.items * about.levels.length * 2));
+    const order = new Uint32Array(codes.buffer.slice(codes.byteOffset + table.byteLength, codes.byteOffset + codes.byteLength));
+    engine.collection = new Collection(table, order, about.levels.length);
+    engine.decoder = new Decoder(engine.parts.start, engine.parts.step, about);
+    engine.books = engine.parts.step.constants.get("head.books").data;
+    engine.place = new Uint32Array(order.length); // of each item
+    order.forEach((item, place) => { engine.place[item] = place; });
+    if (about.vectors) engine.vectors = unpackHalves(await get("vectors.bin"));
+    engine.kinds = new Set(engine.collection.children(0, 0, about.items).map(({ code }) => code));
+    engine.later = async () => { engine.parts.image ??= new Session(await get("image.onnx")); };
+    return engine;
+  }
+
+  codesOf(item) {
+    const { codes, levels } = this.collection, at = this.place[item] * levels;
+    return Array.from(codes.subarray(at, at + levels));
+  }
+
+  async picture(pixels) {
+    await this.later();
+    const side = this.about.pixels.size;
+    return this.parts.image.run({ pixels: tensor([1, 3, side, side], pixels) }).vector.data;
+  }
+
+  // The query's two vectors, for one kind of answer (null: any)
+  embed(text, image, target) {
+    const asked = image ? (text ? 2 : 0) : 1, width = this.about.width;
+    const instruction = target === null || !this.about.instructions ? "" : this.about.instructions[asked][target];
+    const words = format([instruction, text].filter(Boolean).join(" "));
+    let vector = new Float32Array(width);
+    if (words) {
+      const ids = Int32Array.from(this.tokens.encode(words)), mask = new Int32Array(ids.length).fill(1);
+      vector = this.parts.text.run({ ids: tensor([1, ids.length], ids), mask: tensor([1, ids.length], mask) }).vector.data;
+    }
+    const found = this.parts.fusion.run({ image: tensor([1, width], image ?? new Float32Array(width)), text: tensor([1, width], vector) });
+    return { z: found.z.data, dense: (found.dense ?? found.z).data };
+  }
+
+  // { text, image (the vector of `picture`), target ("image", "text", "pair" or null), k } -> { hits, answerable, looked }
+  ask({ text = "", image = null, target = null, k = 12 }) {
+    const meant = target === null ? [null] : MEANT[target].filter((kind) => this.kinds.has(kind));
+    const kinds = meant.length ? meant : [KINDS.indexOf(target)];
+    const parts = kinds.map((kind) => this.askFor(text, image, kind, k));
+    const hits = parts.flatMap((part) => part.hits).sort((a, b) => b.score - a.score).slice(0, k);
+    const sure = parts.map((part) => part.answerable).filter((p) => p !== null);
+    return { hits, answerable: sure.length ? Math.max(...sure) : null, looked: parts.reduce((sum, part) => sum + part.looked, 0) };
+  }
+
+  askFor(text, image, kind, k) {
+    const { z, dense } = this.embed(text, image, kind), { beams, rerank } = this.about.search;
+    const existing = kind === null ? this.about.items : (({ lo, hi }) => hi - lo)(this.collection.find([kind]));
+    const sure = this.about.confidence, wide = sure ? Math.max(k, DEPTH) : k, wanted = Math.min(wide, existing);
+    let ranked = [];
+    for (let width = beams; wanted > 0; width = Math.max(4 * width, wanted)) {
+      let last = null;
+      for (const found of search(this.decoder, this.collection, z, { beams: width, target: kind ?? -1, stop: Math.max(rerank, wanted) })) last = found;
+      ranked = this.rank(last, z, dense, Math.max(rerank, wide));
+      if (ranked.length >= wanted) break;
+    }
+    const looked = ranked.length, hits = ranked.slice(0, wide), pictured = image !== null;
+    hits.forEach((hit, i) => { hit.probability = sure ? hitProbability(sure.hit, pictured, hit, i, hits[0].score) : null; });
+    return { hits: hits.slice(0, k), answerable: sure ? answerProbability(sure.answer, pictured, hits) : null, looked };
+  }
+
+  // Items below the beams, best first: by stored vectors where the folder has them, else by what their codes stand for.
+  rank(found, z, dense, most) {
+    const out = [], width = this.about.width;
+    for (const { lo, hi } of found.beams)
+      for (let place = lo; place < hi && out.length < most; place++) {
+        const item = this.collection.order[place];
+        let score = 0;
+        if (this.vectors) for (let i = 0, at = item * width; i < width; i++) score += dense[i] * this.vectors[at + i];
+        else score = this.cosine(z, place);
+        out.push({ item, score: Math.fround(score), kind: this.collection.code(place, 0) });
+      }
+    return out.sort((a, b) => b.score - a.score);
+  }
+
+  cosine(z, place) {
+    const { starts, width } = this.about, { levels } = this.collection, rebuilt = new Float64Array(width), kind = this.collection.code(place, 0);
+    for (let level = 0; level < levels; level++) {
+      const at = (starts[level][kind] + this.collection.code(place, level)) * width;
+      for (let i = 0; i < width; i++) rebuilt[i] += this.books[at + i];
+    }
+    let dot = 0, square = 0;
+    for (let i = 0; i < width; i++) { dot += z[i] * rebuilt[i]; square += rebuilt[i] * rebuilt[i]; }
+    return dot / Math.max(Math.sqrt(square), 1e-12);
+  }
+
+  // The ID being written to its end, for people to watch: yields the beams of every level.
+  *write({ text = "", image = null, target = null, beams = 10 }) {
+    const kind = target === null ? null : KINDS.indexOf(target);
+    const there = kind === null || this.kinds.has(kind) ? kind : MEANT[target].find((other) => this.kinds.has(other)) ?? null;
+    yield* search(this.decoder, this.collection, this.embed(text, image, there).z, { beams, target: there ?? -1 });
+  }
+}
+
+function unpackHalves(bytes) {
+  const n = bytes.length / 2, bits = new Uint16Array(n);
+  for (let i = 0; i < n; i++) bits[i] = bytes[i] | (bytes[n + i] << 8); // low bytes first, then the high ones
+  return halves(bits);
+}
+
+export function format(text) {
+  let plain = text.replaceAll("\r", "").trim().replace(/^"+|"+$/g, "");
+  if (!plain) return "";
+  const [first, ...rest] = plain;
+  plain = first.toUpperCase() + rest.join("");
+  return /[.?!]$/.test(plain) ? plain : `${plain}.`;
+}
+
+// genius.model.confidence
+const sigmoid = (x) => 1 / (1 + Math.exp(-Math.min(Math.max(x, -30), 30)));
+const groupOf = (pictured, kind) => (pictured ? 3 : 0) + kind;
+
+function hitProbability(weights, pictured, hit, place, first) {
+  const group = groupOf(pictured, hit.kind);
+  return sigmoid(weights[group] + weights[6 + group] * hit.score + weights[12] * (hit.score - first) + weights[13] / (1 + place));
+}
+
+function answerProbability(weights, pictured, hits) {
+  if (!hits.length) return 0;
+  const scores = hits.slice(0, DEPTH).map((hit) => hit.score), others = scores.slice(1), group = groupOf(pictured, hits[0].kind);
+  const mean = others.length ? others.reduce((a, b) => a + b, 0) / others.length : scores[0];
+  const ahead = others.length ? [scores[0] - others[0], scores[0] - mean] : [0, 0];
+  return sigmoid(weights[group] + weights[6 + group] * scores[0] + weights[12] * ahead[0] + weights[13] * ahead[1]);
+}

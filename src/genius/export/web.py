@@ -1,0 +1,184 @@
+"""A collection as a folder that a browser searches by itself: the model's parts, the IDs, small pictures, and a page.
+
+No server computes anything: any host of files serves the folder. What is ranked by what the codes stand for needs nothing but
+the codes, a few bytes an item; with `vectors` the stored ones are exported too, and answers are those of `Index.search`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from genius.encoders.mini import MiniEncoder
+from genius.errors import GeniusError
+from genius.export.graphs import pixels_of
+from genius.export.parts import export_onnx
+from genius.export.sheets import CELL, COLUMNS, ROWS, Sheets
+from genius.files import write_whole
+from genius.index import Index
+from genius.index import metadata as meta
+from genius.instructions import instruction_for
+from genius.model.genius import Genius
+from genius.search import SearchParams
+from genius.search.trie import CodeTrie
+from genius.types import Modality
+
+MOST = 200_000  # items: a tab loads them all
+TEXT = 160  # letters of an item's words that are shown
+PAGE = (
+    "index.html",
+    "style.css",
+    "app.js",
+    "mosaic.js",
+    "worker.js",
+    "engine.js",
+    "beam.js",
+    "collection.js",
+    "tokens.js",
+    "pixels.js",
+    "onnx.js",
+    "ops.js",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written."""
+
+    items: int
+    pictures: int
+    files: dict[str, int]  # name -> bytes
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.files.values())
+
+
+def export_web(
+    index: Index, directory: Path, *, vectors: bool = False, title: str = "", on_step: Callable[[str], None] = lambda _: None
+) -> Exported:
+    """Write the folder. An older export in it is replaced; anything else that is there is refused, not touched."""
+    model = index.model
+    _check(model, index)
+    if directory.exists() and any(directory.iterdir()) and not (directory / "data" / "about.json.gz").is_file():
+        raise GeniusError(f"{directory} holds other files: name a new folder, or an earlier export")
+    data = directory / "data"
+    shutil.rmtree(data, ignore_errors=True)
+    data.mkdir(parents=True, exist_ok=True)
+    on_step("the model")
+    export_onnx(model, data)
+    for path in sorted(data.glob("*.onnx")):
+        _write(data / f"{path.name}.gz", path.read_bytes())
+        path.unlink()
+    _write_json(data / "tokens.json.gz", _tokens(model))
+    on_step("the collection")
+    sheets = Sheets(data)
+    items, codes = _collection(index, data, sheets, vectors)
+    sheets.close()
+    _write_json(data / "items.json.gz", items)
+    trie = CodeTrie.build(codes, index.about.levels)
+    ordered = trie.codes_at(np.arange(trie.items)).astype("<u2")
+    _write(data / "codes.bin.gz", ordered.tobytes() + np.asarray(trie.order).astype("<u4").tobytes())
+    about = {**_about(model, index, sheets, vectors), "title": title or index.path.stem, "items": len(items)}
+    _write_json(data / "about.json.gz", about)
+    page = files("genius.export") / "tab"
+    for name in PAGE:
+        write_whole(directory / name, lambda path, name=name: path.write_bytes((page / name).read_bytes()))  # type: ignore[misc]
+    written = {str(path.relative_to(directory)): path.stat().st_size for path in sorted(directory.rglob("*")) if path.is_file()}
+    return Exported(len(items), sheets.count, written)
+
+
+def _check(model: Genius, index: Index) -> None:
+    if not isinstance(model.encoder, MiniEncoder):
+        raise GeniusError("only a model with the encoder of bundled:mini fits into a tab; others can be exported as ONNX files")
+    if model.config.generator.head != "codebooks":
+        raise GeniusError("a tab needs a decoder that is tied to its codebooks; this model's has a table of its own")
+    if model.encoder.tokens.tokenizer.model.__class__.__name__ != "WordPiece":
+        raise GeniusError("a tab reads words as WordPiece does; this model's tokenizer is another one")
+    count = index.count()
+    if not 0 < count <= MOST:
+        raise GeniusError(f"an index of 1 to {MOST:,} items can be exported for a tab; this one has {count:,}")
+
+
+def _collection(index: Index, data: Path, sheets: Sheets, vectors: bool) -> tuple[list[dict[str, Any]], np.ndarray[Any, Any]]:
+    """What is shown of each item, and all codes, in the order in which items were added."""
+    columns = ["_seq", "id", "text", "modality", "_metadata", "_codes", "_thumbnail", *(["_embedding"] if vectors else [])]
+    reader = index._state.reader()
+    rows: list[tuple[int, dict[str, Any], list[int], Any]] = []
+    for batch in reader.batches(columns):
+        for row in batch.to_pylist():
+            shown = {"id": row["id"], "kind": int(Modality.parse(row["modality"]))}
+            facts = meta.load(row["_metadata"])
+            if row["text"]:
+                shown["text"] = row["text"] if len(row["text"]) <= TEXT else row["text"][: TEXT - 1] + "…"
+            if "name" in facts:
+                shown["name"] = str(facts["name"])
+            if row["_thumbnail"] is not None:
+                shown["picture"] = sheets.add(row["_thumbnail"])
+            rows.append((row["_seq"], shown, row["_codes"], row.get("_embedding")))
+    rows.sort(key=lambda row: row[0])
+    if vectors:
+        halves = np.array([row[3] for row in rows], dtype="<f2").view(np.uint8).reshape(-1, 2)
+        _write(data / "vectors.bin.gz", halves[:, 0].tobytes() + halves[:, 1].tobytes())  # apart: they compress better
+    return [row[1] for row in rows], np.array([row[2] for row in rows], np.int64)
+
+
+def _about(model: Genius, index: Index, sheets: Sheets, vectors: bool) -> dict[str, Any]:
+    generator, quantizer = model.config.generator, model.quantizer
+    pixels = pixels_of(model.encoder)
+    params = SearchParams.of_model(model)
+    first = np.cumsum([0, *(len(quantizer.codebook(level)) for level in range(generator.levels))])
+    own = [size * quantizer.config.own_books(level) for level, size in enumerate(generator.level_sizes)]
+    sure = model.confidence("embeddings" if vectors else "codes")
+    kinds = list(Modality)
+    return {
+        "format": 1,
+        "width": model.config.width,
+        "levels": list(generator.level_sizes),
+        "starts": [[int(first[level]) + own[level] * int(kind) for kind in kinds] for level in range(generator.levels)],
+        "decoder": {"layers": generator.layers, "heads": generator.heads, "levels": generator.levels, "d_kv": generator.d_kv},
+        "pixels": {"size": pixels.size, "mean": list(pixels.mean), "std": list(pixels.std)},
+        "search": {"beams": params.beams, "rerank": params.rerank},
+        "vectors": vectors,
+        "confidence": None if sure is None else sure.to_dict(),
+        "instructions": [[instruction_for(q, t) for t in kinds] for q in kinds] if model.config.instructions else None,
+        "sheets": {"count": sheets.sheets, "pictures": sheets.count, "cell": CELL, "columns": COLUMNS, "rows": ROWS},
+        "model": model.fingerprint(),
+    }
+
+
+def _tokens(model: Genius) -> dict[str, Any]:
+    assert isinstance(model.encoder, MiniEncoder)
+    tokens = model.encoder.tokens
+    body = json.loads(tokens.tokenizer.to_str())
+    vocabulary: dict[str, int] = body["model"]["vocab"]
+    words = [""] * (max(vocabulary.values()) + 1)
+    for word, number in vocabulary.items():
+        words[number] = word
+    special = body["post_processor"]["special_tokens"]
+    return {
+        "vocabulary": words,
+        "length": tokens.length,
+        "start": special["[CLS]"]["ids"][0],
+        "end": special["[SEP]"]["ids"][0],
+        "unknown": vocabulary[body["model"]["unk_token"]],
+        "prefix": body["model"]["continuing_subword_prefix"],
+        "longest": body["model"]["max_input_chars_per_word"],
+    }
+
+
+def _write_json(path: Path, body: Any) -> None:
+    _write(path, json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode())
+
+
+def _write(path: Path, body: bytes) -> None:
+    """Compressed, with no time in it: the same index gives the same bytes."""
+    write_whole(path, lambda target: target.write_bytes(gzip.compress(body, 9, mtime=0)))

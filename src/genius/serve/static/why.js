@@ -1,0 +1,82 @@
+// Why these answers: the ID being written, step by step. Each code is a card with what lives below it and how likely it was;
+// choosing a card lights the path that leads to it and what was written after it.
+import { codeHue, codeName, h, number, plural } from "./dom.js";
+import * as api from "./api.js";
+import { EMPTY, address } from "./state.js";
+import { notice } from "./results.js";
+
+const percent = (logP) => {
+  const p = 100 * Math.exp(logP);
+  return p >= 0.1 ? `${p.toFixed(p < 10 ? 1 : 0)} %` : "under 0.1 %";
+};
+const starts = (whole, beginning) => beginning.every((code, i) => whole[i] === code);
+
+function examples(code, thumbnails) {
+  const pictures = code.examples.filter((id) => thumbnails[id]).slice(0, 3);
+  return h("span", { class: "mini" }, pictures.map((id) => {
+    const image = h("img", { alt: "", loading: "lazy" });
+    api.show(image, thumbnails[id]);
+    return image;
+  }));
+}
+
+function card(code, level, total, thumbnails, choose) {
+  const name = codeName(level, code.prefix.at(-1)), words = code.words.slice(0, 3).join(", ");
+  const given = code.log_p === null ? "given by the question" : `log p ${code.log_p.toFixed(2)}`;
+  const share = `${plural(code.items, "item")}${total ? `, ${percent(Math.log(code.items / total))} of all` : ""}`;
+  const kept = code.kept ? (code.rank ? `beam ${code.rank}` : "kept") : "rejected";
+  return h(
+    "li",
+    { class: `why-card ${code.kept ? "" : "out"} ${code.answer ? "answer" : ""}`, "data-prefix": code.prefix.join("-") },
+    h(
+      "button",
+      { type: "button", onclick: () => choose(code.prefix), "aria-label": `Code ${name}, ${kept}, ${given}, ${share}${words ? `, ${words}` : ""}` },
+      h("span", { class: "why-head" }, h("span", { class: "code", style: { "--hue": codeHue(level, code.prefix.at(-1)) } }, name), h("span", { class: "why-rank" }, kept)),
+      examples(code, thumbnails),
+      words ? h("span", { class: "why-words" }, words) : null,
+      h("span", { class: "why-facts" }, given, code.log_p === null ? "" : ` (${percent(code.log_p)})`, h("br"), share),
+    ),
+  );
+}
+
+function writing(written, total, thumbnails) {
+  const stop = written.stop === null ? "" : `The search stops after ${plural(written.stop, "code")} and compares ${plural(written.compared, "item")} with the question; the codes after that are shown for the curious.`;
+  const columns = written.steps.map((step) => {
+    const later = written.stop !== null && step.level >= written.stop;
+    return h(
+      "li",
+      { class: later ? "why-step later" : "why-step" },
+      h("h3", {}, step.level === 0 ? "What kind" : `Code ${step.level + 1}`),
+      h("p", { class: "hint" }, `${number(step.competing)} could follow, ${number(step.beams)} kept, ${plural(step.items, "item")} left`),
+      h("ol", { class: "why-cards" }, step.codes.map((code) => card(code, step.level, total, thumbnails, choose))),
+    );
+  });
+  const where = h("p", { class: "hint why-path", "aria-live": "polite" });
+  const list = h("ol", { class: "why-steps", tabindex: "0", "aria-label": "Codes of every step" }, columns);
+
+  function choose(prefix) {
+    for (const one of list.querySelectorAll(".why-card")) {
+      const own = one.dataset.prefix.split("-").map(Number);
+      one.classList.toggle("on", starts(prefix, own) || starts(own, prefix));
+      one.classList.toggle("off", !(starts(prefix, own) || starts(own, prefix)));
+    }
+    const label = prefix.map((code, level) => codeName(level, code)).join(" → ");
+    where.replaceChildren(`${label}. `, h("a", { href: address({ ...EMPTY, codes: prefix.join("-") }) }, "Show everything that lives there"));
+  }
+
+  return h("section", { class: "why" }, h("p", { class: "hint" }, stop), list, where);
+}
+
+const kindsOf = { image: "pictures", text: "texts", pair: "pictures with texts" };
+
+export async function whyView(request, picture, total, signal) {
+  const answer = await api.explain({ ...request, k: 5 }, picture, signal);
+  if (!answer.answers.length) return [notice({ title: "Nothing to explain", lines: ["No answer was found."] })];
+  const parts = [h("h2", {}, "Why these answers")];
+  if (answer.scanned) parts.push(h("p", { class: "hint" }, "This collection is so small that every item was compared with the question; the codes decided nothing. This is how they would have been written."));
+  for (const written of answer.written) {
+    if (answer.written.length > 1) parts.push(h("h3", { class: "why-kind" }, written.target ? `Among ${kindsOf[written.target]}` : "Among everything"));
+    parts.push(writing(written, total, answer.thumbnails));
+  }
+  return parts;
+}
