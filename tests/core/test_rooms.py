@@ -17,6 +17,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("data",),
     ("index", "train"),
     ("fit", "evaluate", "serve", "demo"),
+    ("scale",),
     ("cli",),
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

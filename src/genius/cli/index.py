@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from genius.cli.common import command, console, emit, note
 from genius.errors import GeniusError
 
+if TYPE_CHECKING:
+    from genius.scale.bulk import BulkReport
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 IndexArgument = Annotated[Path, typer.Argument(help="The index folder, such as my.genius.", metavar="INDEX")]
 DeviceOption = Annotated[str, typer.Option(help="Where the model runs: auto, cpu, cuda, cuda:1.")]
 ModelOption = Annotated[str | None, typer.Option(help="The model's folder or URI, if the index cannot find it by itself.")]
+RayOption = Annotated[
+    str | None,
+    typer.Option(metavar="[ADDRESS]", help="Spread the work over a Ray cluster; without an address, over this machine."),
+]
 SHOWN = 20  # problems printed for people; --json has more
 
 
@@ -59,6 +66,9 @@ def index(
     ] = False,
     batch: Annotated[int, typer.Option(min=1, help="Items written at a time; each batch is safe once written.")] = 256,
     thumbnails: Annotated[int, typer.Option(min=0, help="Longest side of stored previews in pixels, 0 for none.")] = 256,
+    ray: RayOption = None,
+    workers: Annotated[int, typer.Option(min=0, help="With --ray: workers; 0: one a GPU, or one a processor.")] = 0,
+    part_rows: Annotated[int, typer.Option(min=1, help="With --ray: items that a worker does in one go.")] = 1024,
     as_json: JsonOption = False,
 ) -> None:
     """Index images, texts and tables. Run it again at any time: only what changed is read again.
@@ -75,6 +85,8 @@ def index(
       genius index notes/ photos/ --prune
 
       genius index photos/ -o my.genius --encoder hf-hub:openai/clip-vit-base-patch32
+
+      genius index rows.parquet -o my.genius --ray ray://head:10001      (docs/scale.md)
     """
     from genius.cli.progress import kept_if_interrupted, phases
     from genius.index.folder import read_about
@@ -90,8 +102,18 @@ def index(
     if model is not None and encoder is not None:
         raise GeniusError("--encoder fits a model of its own, --model names one: use either")
     config = IngestConfig(Columns(id_column, text_column, image_column), captions, content, prune, outside, batch)
-    where, fit = pick_device(device), None
-    if encoder is not None:
+    where, fit, spread = pick_device(device), None, None
+    if ray is not None and (encoder is not None or refit):
+        raise GeniusError("--ray adds to an index whose model is there: fit one first, on a sample, without --ray")
+    if ray is not None:
+        from genius.scale.bulk import BulkConfig, bulk_index
+
+        chosen = model or (None if read_about(output) is not None else "bundled:mini")
+        how = BulkConfig(ray, workers, part_rows, thumbnails, device)
+        with phases() as tell, kept_if_interrupted():
+            spread = bulk_index(paths, output, chosen, config, how, lambda done, total: tell("indexing", done, total), note)
+        report, items, hint = spread.report, spread.items, None
+    elif encoder is not None:
         from genius.fit.folder import index_with_encoder
 
         with phases() as tell, kept_if_interrupted():
@@ -112,8 +134,11 @@ def index(
     body = {"index": str(output), "items": items, "advice": hint, **report.to_dict()}
     if fit is not None:
         body["fit"] = fit.to_dict()
+    if spread is not None:
+        body |= spread.to_dict()
     if as_json:
         emit(body)
+        _leave_if_failed(spread)
         return
     rate = f", {body['items_per_second']:,.1f} items/s" if report.added + report.replaced else ""
     pruned = f", {report.deleted} deleted" if config.prune else ""
@@ -136,6 +161,16 @@ def index(
         for line in fit.lines():
             print(f"  {line}")
         print(f'next: genius search {output} "what you look for"')
+    _leave_if_failed(spread)
+
+
+def _leave_if_failed(spread: BulkReport | None) -> None:
+    """Parts that no worker could do are named, and the status says so: running again tries them again."""
+    if spread is not None and spread.failed:
+        for line in spread.failed[:SHOWN]:
+            note(f"not done: {line}")
+        note(f"{len(spread.failed)} of {spread.parts} parts are not done: run it again")
+        raise typer.Exit(1)
 
 
 @command
