@@ -40,6 +40,7 @@ def serve(
     batch: int | None = typer.Option(None, help="Most searches that share one pass through the model."),
     timeout: float | None = typer.Option(None, help="Seconds a search may take, waiting included."),
     device: str | None = typer.Option(None, help="Where the model runs: auto, cpu, cuda, cuda:1. Default: cpu."),
+    workers: int = typer.Option(1, min=1, max=256, help="Processes that answer; they share what they read of the index."),
     log_level: str | None = typer.Option(None, help="debug, info, warning or error."),
     json_output: bool = typer.Option(False, "--json", help="Print one JSON line with the address when it listens."),
 ) -> None:
@@ -58,9 +59,10 @@ def serve(
     from genius.serve.app import create_app
     from genius.serve.auth import check_exposure
     from genius.serve.keys import KeyRing
-    from genius.serve.run import leave
+    from genius.serve.run import leave, serve_as_worker
     from genius.serve.run import serve as run
     from genius.serve.tls import tls_context
+    from genius.serve.workers import inherited
 
     settings = _settings(
         config,
@@ -81,7 +83,12 @@ def serve(
     check_exposure(settings, known.current())
     tls_context(settings.tls_cert, settings.tls_key)  # before the model is loaded
     logs.configure(settings.log_level)
+    given = inherited()
+    if workers > 1 and given is None:
+        leave(0 if _look_after(workers, settings, index, json_output) else 1)
     opened = _open(index, model, create, settings.read_only, device)
+    if given is not None:
+        leave(0 if serve_as_worker(create_app(opened, settings, known), settings, *given) else 1)
     if not known.current():
         console.print("[yellow]no API keys:[/] anyone on this machine may search and change the index (GENIUS_API_KEYS, --keys)")
 
@@ -92,6 +99,22 @@ def serve(
 
     finished = run(create_app(opened, settings, known), settings, listening)
     leave(0 if finished else 1)
+
+
+def _look_after(workers: int, settings: ServeConfig, index: Path, json_output: bool) -> bool:
+    """Start workers and stay until they are told to stop; this process opens no index itself."""
+    from genius.serve.run import address, bind
+    from genius.serve.workers import Workers
+
+    listener = bind(settings)
+    url = address(listener, settings)
+
+    def listening() -> None:
+        if json_output:
+            emit({"url": url, "workers": workers, "index": str(index)})
+        console.print(f"[bold]{url}[/]  {workers} workers  (Ctrl-C stops)")
+
+    return Workers(listener, workers, settings.drain_s).run(listening)
 
 
 def _settings(file: Path | None, given: dict[str, object]) -> ServeConfig:
