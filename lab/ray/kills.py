@@ -70,8 +70,8 @@ class Rounds:
         self.second: Any = self.cluster.add_node(num_cpus=1)
         self.ray.init(address=self.cluster.address, log_to_driver=False, logging_level="ERROR")
 
-    def index(self, output: Path) -> dict[str, Any]:
-        config = BulkConfig(self.cluster.address, workers=2, part_rows=64)
+    def index(self, output: Path, workers: int = 2) -> dict[str, Any]:
+        config = BulkConfig(self.cluster.address, workers=workers, part_rows=64)
         report = bulk_index([self.folder / "sources"], output, "bundled:mini", IngestConfig(batch_size=64), config)
         return report.to_dict()
 
@@ -93,7 +93,7 @@ class Rounds:
         killer.join(timeout=300)
         del state["over"]
         before = self._records(output)
-        again = self.index(output)
+        again = self.index(output, workers=1)
         if kind == "raylet":
             self.second = self.cluster.add_node(num_cpus=1)
         state |= self._verify(output, before, first, again)

@@ -142,7 +142,7 @@ class _Run:
             self._start()
         heard = monotonic()
         try:
-            while self.pending:
+            while self.queue or any(part is not None for _, part, _ in self.pending.values()):
                 done, _ = self.ray.wait(list(self.pending), num_returns=1, timeout=5.0)
                 if done:
                     heard = monotonic()
@@ -152,8 +152,8 @@ class _Run:
                     self.say("waiting for a worker: has the cluster any processor or GPU free?")
                     heard = monotonic()
         finally:
-            for worker in self.workers:
-                self.ray.kill(worker)
+            for worker in {*self.workers, *(worker for worker, _, _ in self.pending.values())}:
+                self.ray.kill(worker)  # also one that still waits for a place to start, and may never get it
 
     def _start(self) -> None:
         worker = self.make.remote(*self.arguments)
@@ -204,8 +204,7 @@ class _Run:
                 self.report.failed.append(f"{one}: {before + 1} workers died over it ({_reason(error)})")
             else:
                 self.queue.appendleft((one, before + 1))
-        if self.queue or self.pending:
-            self._start()
+        self._start()
 
 
 def _reason(error: BaseException) -> str:
