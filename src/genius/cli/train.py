@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from genius.cli.common import command, emit, setting
+from genius.cli.index import RayOption
 from genius.errors import GeniusError
 
 
@@ -20,6 +21,8 @@ def train(
     encoder: str = typer.Option("", "--encoder", help="The encoder of the data: it is stored with the model (encoder_uri)."),
     change: list[str] = typer.Option([], "--set", help="One field: --set generator.steps=500 (TOML values)."),
     listing: bool = typer.Option(False, "--list", help="Name the built-in configs and stop."),
+    ray: RayOption = None,
+    workers: int = typer.Option(0, min=0, help="With --ray: processes; 0: one a GPU, or two."),
     quiet: bool = typer.Option(False, "--quiet", "-q", help="No progress on stderr."),
     as_json: bool = typer.Option(False, "--json", help="One JSON object on stdout at the end."),
 ) -> None:
@@ -43,6 +46,12 @@ def train(
     if encoder:
         overrides["encoder_uri"] = encoder
     settings = read_train_config(config, overrides)
+    if ray is not None:
+        from genius.scale.training import train_on_ray
+
+        result = train_on_ray(settings, ray, workers, quiet or as_json)
+        emit({"output": settings.output, **result}) if as_json else print(settings.output)
+        return
     from genius.train.run import train as run
 
     trained = run(settings, quiet=quiet or as_json)
