@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from genius.cli.common import command, console, emit
+from genius.cli.index import RayOption
 from genius.errors import GeniusError
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ def serve(
     timeout: float | None = typer.Option(None, help="Seconds a search may take, waiting included."),
     device: str | None = typer.Option(None, help="Where the model runs: auto, cpu, cuda, cuda:1. Default: cpu."),
     workers: int = typer.Option(1, min=1, max=256, help="Processes that answer; they share what they read of the index."),
+    ray: RayOption = None,
+    replicas: str = typer.Option("1", help="With --ray: how many, or at least and at most, such as 2:8."),
     log_level: str | None = typer.Option(None, help="debug, info, warning or error."),
     json_output: bool = typer.Option(False, "--json", help="Print one JSON line with the address when it listens."),
 ) -> None:
@@ -83,6 +86,11 @@ def serve(
     check_exposure(settings, known.current())
     tls_context(settings.tls_cert, settings.tls_key)  # before the model is loaded
     logs.configure(settings.log_level)
+    if ray is not None:
+        if create or model is not None or workers > 1:
+            raise GeniusError("with --ray an index serves as it is: no --create, --model or --workers")
+        _on_ray(index, settings, keys, ray, replicas, device, json_output)
+        leave(0)
     given = inherited()
     if workers > 1 and given is None:
         leave(0 if _look_after(workers, settings, index, json_output) else 1)
@@ -99,6 +107,28 @@ def serve(
 
     finished = run(create_app(opened, settings, known), settings, listening)
     leave(0 if finished else 1)
+
+
+def _on_ray(
+    index: Path, settings: ServeConfig, keys: Path | None, address: str, replicas: str, device: str | None, json_output: bool
+) -> None:
+    import os
+
+    from genius.index.folder import about_of
+    from genius.scale.serving import ReplicaConfig, serve_on_ray
+
+    about_of(index)  # refused here rather than by every replica
+    least, _, most = replicas.partition(":")
+    if not least.isdigit() or not (most or "1").isdigit():
+        raise GeniusError(f"--replicas is a number, or two such as 2:8, got {replicas!r}")
+
+    def listening(url: str) -> None:
+        if json_output:
+            emit({"url": url, "replicas": replicas, "index": str(index)})
+        console.print(f"[bold]{url}[/]  {replicas} replicas on Ray, read-only")
+
+    config = ReplicaConfig(address, int(least), int(most or least), device=device or "cpu")
+    serve_on_ray(index, settings, keys and keys.absolute(), os.environ, config, listening)
 
 
 def _look_after(workers: int, settings: ServeConfig, index: Path, json_output: bool) -> bool:

@@ -8,7 +8,7 @@ this program included: what has a record is not done twice.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -74,8 +74,11 @@ def bulk_index(
     config: BulkConfig,
     tell: Tell = lambda done, total: None,
     say: Callable[[str], None] = lambda line: None,
+    spread: Callable[[_Work], None] | None = None,
 ) -> BulkReport:
-    """Index files and folders with the workers of a cluster, all of which must see them, and the index, under the same paths."""
+    """Index files and folders with the workers of a cluster, all of which must see them, and the index, under the same paths.
+
+    `spread`: another way than Ray to have the parts done."""
     if ingest.prune:
         raise GeniusError("--prune compares all sources with the index: run `genius index --prune` without --ray afterwards")
     started = monotonic()
@@ -90,12 +93,11 @@ def bulk_index(
             parts = cut(paths, ingest, config.part_rows, salt, report.report)
             with state.change():
                 first = staging.begin(parts, state.store)
-            todo = [part for part in parts if staging.record(part) is None]
+            todo = [part for part in parts if staging.record(part, first[part.name]) is None]
             report.parts, report.resumed = len(parts), len(parts) - len(todo)
             if todo:
-                with connected(config.address, config.workers or None) as ray:
-                    _Run(ray, index.path, ingest, config, todo, first, tell, say, report).run()
-            records = [record for part in parts if (record := staging.record(part)) is not None]
+                (spread or _on_ray)(_Work(index.path, ingest, config, todo, first, tell, say, report))
+            records = [record for part in parts if (record := staging.record(part, first[part.name])) is not None]
             taken = take_in(state, staging, records)
             staging.clear()
         report.items = index.count()
@@ -109,28 +111,40 @@ def bulk_index(
     return report
 
 
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What is to be done, and who hears of it."""
+
+    index: Path
+    ingest: IngestConfig
+    config: BulkConfig
+    parts: Sequence[Part]
+    first: Mapping[str, int]  # `_seq` of each part's first row
+    tell: Tell
+    say: Callable[[str], None]
+    report: BulkReport
+
+    def arguments(self) -> tuple[Path, IngestConfig, int, str]:
+        """Of a `PartWriter`."""
+        return self.index, self.ingest, self.config.thumbnails, self.config.device
+
+
+def _on_ray(work: _Work) -> None:
+    with connected(work.config.address, work.config.workers or None) as ray:
+        _Run(ray, work).run()
+
+
 class _Run:
     """The driver's loop: never more than `IN_FLIGHT` parts at a worker, and none at one that has not started yet."""
 
-    def __init__(
-        self,
-        ray: Any,
-        index: Path,
-        ingest: IngestConfig,
-        config: BulkConfig,
-        parts: Sequence[Part],
-        first: dict[str, int],
-        tell: Tell,
-        say: Callable[[str], None],
-        report: BulkReport,
-    ) -> None:
-        self.ray, self.first, self.tell, self.say, self.report = ray, first, tell, say, report
+    def __init__(self, ray: Any, work: _Work) -> None:
+        self.ray, self.work, self.report = ray, work, work.report
+        config, parts = work.config, work.parts
         resources = ray.cluster_resources()
         gpus = int(resources.get("GPU", 0)) if config.device != "cpu" else 0
         self.wanted = min(config.workers or gpus or max(1, int(resources.get("CPU", 1))), len(parts))
         options = {"num_gpus": 1} if gpus else {"num_cpus": 1}
         self.make = ray.remote(**options, max_restarts=0)(PartWriter)
-        self.arguments = (index, ingest, config.thumbnails, config.device)
         self.queue = deque((part, 0) for part in parts)
         self.total = sum(part.items for part in parts) if all(part.items for part in parts) else 0
         self.pending: dict[Any, tuple[Any, Part | None, int]] = {}  # reference -> worker, part (None: it starts), tries
@@ -149,21 +163,21 @@ class _Run:
                     self._settle(done[0])
                     self._feed()
                 elif not self.workers and monotonic() - heard > SILENCE:
-                    self.say("waiting for a worker: has the cluster any processor or GPU free?")
+                    self.work.say("waiting for a worker: has the cluster any processor or GPU free?")
                     heard = monotonic()
         finally:
             for worker in {*self.workers, *(worker for worker, _, _ in self.pending.values())}:
                 self.ray.kill(worker)  # also one that still waits for a place to start, and may never get it
 
     def _start(self) -> None:
-        worker = self.make.remote(*self.arguments)
+        worker = self.make.remote(*self.work.arguments())
         self.pending[worker.ready.remote()] = worker, None, 0
 
     def _feed(self) -> None:
         for worker in sorted(self.workers, key=lambda one: self.workers[one]):
             while self.queue and self.workers[worker] < IN_FLIGHT:
                 part, tries = self.queue.popleft()
-                self.pending[worker.write.remote(part, self.first[part.name])] = worker, part, tries
+                self.pending[worker.write.remote(part, self.work.first[part.name])] = worker, part, tries
                 self.workers[worker] += 1
 
     def _settle(self, reference: Any) -> None:
@@ -185,7 +199,7 @@ class _Run:
             self.workers[worker] -= 1
             self.deaths = 0
             self.report.cpu_s += answer[1]
-            self.tell(answer[0], self.total)
+            self.work.tell(answer[0], self.total)
 
     def _lost(self, worker: Any, part: Part | None, tries: int, error: Exception) -> None:
         """A worker, or its machine, is gone: what it had goes back into the queue, and another takes its place."""

@@ -95,13 +95,13 @@ class Staging:
 
     # -- parts -------------------------------------------------------------------------------------------------
 
-    def record(self, part: Part) -> Record | None:
-        """The record of a part whose files are all there, whole."""
+    def record(self, part: Part, first: int) -> Record | None:
+        """The record of a part, of this job (its rows begin with `first`), whose files are all there, whole."""
         try:
             body = read_json(self.folder / RECORDS / f"{part.name}.json")
             record = Record(**body)
             whole = all((self.folder / DATA / name).stat().st_size == size for name, size in record.files())
-            return record if whole and len(self.hashes(record)) == record.rows else None
+            return record if whole and record.first == first and len(self.hashes(record)) == record.rows else None
         except (FileNotFoundError, TypeError, ValueError):  # GeniusError is a ValueError
             return None
 

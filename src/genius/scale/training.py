@@ -81,7 +81,7 @@ def _train(arguments: dict[str, Any]) -> None:
 
 
 def tell(arguments: dict[str, Any], outcome: dict[str, Any]) -> None:
-    """In a process of the group: what came of it. (Ray keeps what is reported to it only together with a checkpoint of its own.)"""
+    """In a process of the group: what came of it. (Ray keeps reports only together with checkpoints of its own.)"""
     if first_process():
         write_whole(arguments["outcome"], lambda path: path.write_text(json.dumps(outcome)))
 
