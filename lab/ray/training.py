@@ -98,8 +98,10 @@ def largest(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> flo
 
 def kill_one(folder: Path, stage: str, killed: list[int]) -> None:
     """The first training worker that is seen once this stage has a checkpoint."""
-    deadline = time.monotonic() + 240
-    while time.monotonic() < deadline and not list((folder / "training" / stage).glob("step-*")):
+    deadline = time.monotonic() + 900
+    while not list((folder / "training" / stage).glob("step-*")):
+        if time.monotonic() > deadline:
+            return
         time.sleep(0.02)
     mark = str(folder).encode()
     for place in Path("/proc").iterdir():

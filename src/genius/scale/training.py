@@ -51,23 +51,26 @@ def run_on_ray(
             from ray.train.torch import TorchConfig, TorchTrainer
 
             gpus = int(ray.cluster_resources().get("GPU", 0)) if device != "cpu" else 0
-            trainer = TorchTrainer(
-                loop,
-                train_loop_config=arguments,
-                scaling_config=ScalingConfig(num_workers=workers or gpus or 2, use_gpu=gpus > 0),
-                torch_config=TorchConfig(backend=None if gpus else "gloo"),
-                run_config=RunConfig(
+            scaling = ScalingConfig(num_workers=workers or gpus or 2, use_gpu=gpus > 0)
+            for failures in range(FAILURES + 1):
+                how = RunConfig(
                     name=uuid.uuid4().hex,  # of a run of the same name, Ray would resume its own notes, not our checkpoint
                     storage_path=str(notes),
                     failure_config=FailureConfig(max_failures=FAILURES),
-                ),
-            )
-            try:
-                trainer.fit()
-            except Exception as error:
-                if type(error).__module__.partition(".")[0] != "ray":
-                    raise
-                raise GeniusError(f"training on Ray failed: {_reason(error)}") from None
+                )
+                group = TorchConfig(backend=None if gpus else "gloo")
+                try:
+                    TorchTrainer(
+                        loop, train_loop_config=arguments, scaling_config=scaling, torch_config=group, run_config=how
+                    ).fit()
+                    break
+                except Exception as error:
+                    if type(error).__module__.partition(".")[0] != "ray":
+                        raise
+                    # Ray itself does not begin again when a worker dies while the group is being formed
+                    early = isinstance(getattr(error, "controller_failure", None), ray.exceptions.RayActorError)
+                    if not early or failures == FAILURES:
+                        raise GeniusError(f"training on Ray failed: {_reason(error)}") from None
             outcome: dict[str, Any] = read_json(arguments["outcome"])
             return outcome
     finally:
