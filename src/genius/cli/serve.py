@@ -87,8 +87,11 @@ def serve(
     tls_context(settings.tls_cert, settings.tls_key)  # before the model is loaded
     logs.configure(settings.log_level)
     if ray is not None:
+        from genius.scale.cluster import load_ray
+
         if create or model is not None or workers > 1:
             raise GeniusError("with --ray an index serves as it is: no --create, --model or --workers")
+        load_ray()
         _on_ray(index, settings, keys, ray, replicas, device, json_output)
         leave(0)
     given = inherited()
@@ -115,19 +118,17 @@ def _on_ray(
     import os
 
     from genius.index.folder import about_of
-    from genius.scale.serving import ReplicaConfig, serve_on_ray
+    from genius.scale.serving import ReplicaConfig, replica_counts, serve_on_ray
 
     about_of(index)  # refused here rather than by every replica
-    least, _, most = replicas.partition(":")
-    if not least.isdigit() or not (most or "1").isdigit():
-        raise GeniusError(f"--replicas is a number, or two such as 2:8, got {replicas!r}")
+    least, most = replica_counts(replicas)
 
     def listening(url: str) -> None:
         if json_output:
             emit({"url": url, "replicas": replicas, "index": str(index)})
         console.print(f"[bold]{url}[/]  {replicas} replicas on Ray, read-only")
 
-    config = ReplicaConfig(address, int(least), int(most or least), device=device or "cpu")
+    config = ReplicaConfig(address, least, most, device=device or "cpu")
     serve_on_ray(index, settings, keys and keys.absolute(), os.environ, config, listening)
 
 

@@ -14,6 +14,7 @@ LOCAL = "local"
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported to anyone
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # its 5 seconds are too few on a busy machine: it would end its own proxy
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 

@@ -12,6 +12,8 @@ Ray's HTTP proxy is written in Python and slower than ours: on one machine use `
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import os
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +29,7 @@ from genius.index.index import Index
 from genius.model.device import pick_device, place
 from genius.scale.cluster import LOCAL, connected
 from genius.serve.app import create_app
+from genius.serve.auth import check_exposure
 from genius.serve.errors import error_response
 from genius.serve.keys import ENVIRONMENT, KeyRing
 from genius.serve.settings import ServeConfig
@@ -124,14 +127,12 @@ class Front:
         return error_response(503, "the replicas are being replaced", retry_after=2)
 
 
-def deploy(index: Path, settings: ServeConfig, keys: Path | None, environ: Mapping[str, str], config: ReplicaConfig) -> None:
-    """Start replicas on the cluster that this process is connected to, or roll those of the same name over; returns when they
-    answer."""
+def bound(index: Path, settings: ServeConfig, keys: Path | None, environ: Mapping[str, str], config: ReplicaConfig) -> Any:
+    """The application as Ray Serve takes it."""
     from ray import serve
 
     if not 1 <= config.least <= config.most:
         raise GeniusError(f"replicas must be 1 or more, and not more at least than at most; got {config.least}:{config.most}")
-    serve.start(http_options={"host": settings.host, "port": settings.port})
     gpu = config.device not in ("cpu", "auto")
     many: dict[str, Any] = {"num_replicas": config.least}
     if config.most > config.least:
@@ -147,10 +148,49 @@ def deploy(index: Path, settings: ServeConfig, keys: Path | None, environ: Mappi
         **many,
     )(Replica)
     front = serve.deployment(name="front", max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0})(Front)
-    bound = replica.bind(index.absolute(), settings, keys, dict(environ), config.device)
+    replicas = replica.bind(index.absolute(), settings, keys, dict(environ), config.device)
+    return front.bind(replicas, settings.max_body_bytes)
+
+
+def application(arguments: dict[str, str]) -> Any:
+    """For a Ray Serve config file (`import_path: genius.scale.serving:application`): index, replicas ("2:8"), device, keys (a
+    file). A change of any of them rolls the replicas over."""
+    known = {"index", "replicas", "device", "keys"}
+    if "index" not in arguments or not arguments.keys() <= known:
+        raise GeniusError(f"arguments are {', '.join(sorted(known))}, of which index is needed; got {sorted(arguments)}")
+    least, most = replica_counts(arguments.get("replicas", "1"))
+    keys = Path(arguments["keys"]) if "keys" in arguments else None
+    config = ReplicaConfig(least=least, most=most, device=arguments.get("device", "cpu"))
+    settings = ServeConfig(read_only=True, host="0.0.0.0")
+    check_exposure(settings, KeyRing.load(keys).current())
+    return bound(Path(arguments["index"]), settings, keys, _keys_of(os.environ), config)
+
+
+def replica_counts(text: str) -> tuple[int, int]:
+    """ "3" -> 3 and 3; "2:8" -> at least 2, at most 8."""
+    least, _, most = text.partition(":")
+    if not least.isdigit() or not (most or "1").isdigit():
+        raise GeniusError(f"replicas are a number, or two such as 2:8, got {text!r}")
+    return int(least), int(most or least)
+
+
+def _keys_of(environ: Mapping[str, str]) -> dict[str, str]:
+    """Keys that were given by the environment: replicas elsewhere have another."""
+    return {name: value for name, value in environ.items() if name == ENVIRONMENT}
+
+
+def deploy(index: Path, settings: ServeConfig, keys: Path | None, environ: Mapping[str, str], config: ReplicaConfig) -> None:
+    """Start replicas on the cluster that this process is connected to, or roll those of the same name over; returns when they
+    answer."""
+    from ray import serve
+
+    from ray.exceptions import RayError
+
+    app = bound(index, settings, keys, environ, config)
     try:
-        serve.run(front.bind(bound, settings.max_body_bytes), name=config.name, route_prefix="/")
-    except RuntimeError as error:
+        serve.start(http_options={"host": settings.host, "port": settings.port})
+        serve.run(app, name=config.name, route_prefix="/")
+    except (RuntimeError, RayError) as error:
         raise GeniusError(f"the replicas did not start: {' '.join(str(error).split())[:300]}") from None
 
 
@@ -163,15 +203,12 @@ def serve_on_ray(
     on_listening: Callable[[str], None],
 ) -> None:
     """Deploy; on a cluster of this machine alone, stay until SIGTERM or SIGINT, elsewhere leave it running."""
-    import dataclasses
-
     if settings.tls_cert:
         raise GeniusError("Ray's proxy speaks plain HTTP: put TLS before it, at the load balancer")
-    known = {name: value for name, value in environ.items() if name == ENVIRONMENT}
     settings = dataclasses.replace(settings, read_only=True)
     cpus = config.most + 1 if config.address == LOCAL else None
     with connected(config.address, cpus):
-        deploy(index, settings, keys, known, config)
+        deploy(index, settings, keys, _keys_of(environ), config)
         on_listening(f"http://{settings.host}:{settings.port}")
         if config.address == LOCAL:
             stop = threading.Event()
