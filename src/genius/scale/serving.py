@@ -183,7 +183,6 @@ def deploy(index: Path, settings: ServeConfig, keys: Path | None, environ: Mappi
     """Start replicas on the cluster that this process is connected to, or roll those of the same name over; returns when they
     answer."""
     from ray import serve
-
     from ray.exceptions import RayError
 
     app = bound(index, settings, keys, environ, config)
