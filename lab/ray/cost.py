@@ -25,7 +25,7 @@ from lab.ray.compare import WORDS
 
 RATES = Path(__file__).parent / "rates.json"
 CODES = 18.6  # bytes an item: codes and trie in memory (docs/engine.md)
-ROW = 173  # bytes an item in the table beside vectors and pictures: id, a text of 30 letters, codes, checksums; measured on 3,060 items
+ROW = 173  # bytes an item in the table beside vectors and pictures: id, short text, codes, checksums; of 3,060 items
 TRIE_CPU = 6.8 / 10e6  # seconds of one processor an item, to build the trie (lab/speed/engine_cpu.json)
 
 

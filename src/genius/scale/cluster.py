@@ -11,6 +11,7 @@ from typing import Any
 from genius.errors import GeniusError
 
 LOCAL = "local"
+STARTS = 3  # attempts to start a cluster of this machine
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported to anyone
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
@@ -41,17 +42,20 @@ def connected(address: str, cpus: int | None = None) -> Iterator[Any]:
         yield ray
         return
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", RuntimeWarning
-            )  # of LanceDB, about forks: Ray's children become other programs at once
-            if address == LOCAL:
-                ray.init(address=LOCAL, num_cpus=cpus, include_dashboard=False, **options)
-            else:
+    if address == LOCAL:
+        options |= {"num_cpus": cpus, "include_dashboard": False}
+    for left in reversed(range(STARTS if address == LOCAL else 1)):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter(
+                    "ignore", RuntimeWarning
+                )  # LanceDB's, about forks: Ray's children become other programs at once
                 ray.init(address=address, **options)
-    except (ConnectionError, ValueError, RuntimeError, OSError, TimeoutError) as error:
-        raise GeniusError(f"cannot reach a Ray cluster at {address!r}: {' '.join(str(error).split())[:200]}") from None
+            break
+        except Exception as error:  # it has no class of its own for this: a busy machine may take longer than its 30 seconds
+            ray.shutdown()
+            if not left:
+                raise GeniusError(f"cannot reach a Ray cluster at {address!r}: {' '.join(str(error).split())[:200]}") from None
     try:
         yield ray
     finally:
