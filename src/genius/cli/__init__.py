@@ -28,6 +28,7 @@ COMMANDS: dict[str, typer.Typer] = {
     "demo": app,
     "index": app,
     "upkeep": app,
+    "objects": app,
     "fields": fields_app,
     "search": app,
     "serve": app,

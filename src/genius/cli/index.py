@@ -34,7 +34,7 @@ def register(app: typer.Typer) -> None:
 @command
 def index(
     paths: Annotated[
-        list[Path], typer.Argument(help="Files and folders: images, texts, JSONL, CSV, TSV, Parquet.", metavar="PATH...")
+        list[Path], typer.Argument(help="Files, folders or s3://...: images, texts, JSONL, CSV, TSV, Parquet.", metavar="PATH...")
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The index folder; made if it is not there.")] = Path(
         "my.genius"
@@ -88,6 +88,7 @@ def index(
 
       genius index rows.parquet -o my.genius --ray ray://head:10001      (docs/scale.md)
     """
+    from genius.cli.objects import sources_here
     from genius.cli.progress import kept_if_interrupted, phases
     from genius.index.folder import read_about
     from genius.index.index import Index
@@ -96,6 +97,7 @@ def index(
     from genius.model.device import pick_device, place
     from genius.problems import KEPT
 
+    paths = sources_here(paths, output)
     missing = next((path for path in paths if not path.exists()), None)
     if missing is not None:  # before a model is loaded for nothing
         raise GeniusError(f"no such file or folder: {missing}")

@@ -148,9 +148,10 @@ def explain(
 
 
 def _open(path: Path, model: str | None, version: int | None) -> Index:
+    from genius.cli.objects import here
     from genius.index import Index
 
-    return Index.open(path, model, version=version)
+    return Index.open(here(path), model, version=version)
 
 
 def _wanted(index: Index, target: str | None, modality: str | None) -> str | None:

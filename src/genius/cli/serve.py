@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
 
 @command
 def serve(
-    index: Path = typer.Argument(help="The index folder, made by `genius index`."),
+    index: Path = typer.Argument(help="The index folder, made by `genius index`; or s3://..., where `genius publish` put it."),
     model: str | None = typer.Option(None, help="The model; by default the one the index was built with."),
     create: bool = typer.Option(False, "--create", help="Create an empty index if there is none (needs --model)."),
     host: str | None = typer.Option(None, help="Address to listen on (127.0.0.1). Beyond this machine only with API keys."),
@@ -58,6 +58,10 @@ def serve(
         import uvicorn  # noqa: F401
     except ImportError:
         raise GeniusError("serving needs more packages: pip install 'genius-search[serve]'") from None
+    from dataclasses import replace
+
+    from genius.cli.objects import here
+    from genius.scale.addresses import url_of
     from genius.serve import logs
     from genius.serve.app import create_app
     from genius.serve.auth import check_exposure
@@ -86,6 +90,8 @@ def serve(
     check_exposure(settings, known.current())
     tls_context(settings.tls_cert, settings.tls_key)  # before the model is loaded
     logs.configure(settings.log_level)
+    if url_of(index) is not None:  # a copy of it: whoever writes does so where it is published from
+        settings, index = replace(settings, read_only=True), here(index, follow=True)
     if ray is not None:
         from genius.scale.cluster import load_ray
 

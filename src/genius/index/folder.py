@@ -36,7 +36,8 @@ MODEL, INSIDE = "model", "inside:"
 
 ENCODED = "encoded"  # features of items on their way in, while a model is fitted to them
 STAGING = "staging"  # rows that several machines write, on their way in
-OWN = frozenset({".lock", "items.lance", "cache", ABOUT, LEDGER, ASIDE, MODEL, ENCODED, STAGING})
+PUBLISHED = "published.json"  # where copies of it were put
+OWN = frozenset({".lock", "items.lance", "cache", ABOUT, LEDGER, ASIDE, MODEL, ENCODED, STAGING, PUBLISHED})
 
 
 @dataclass(frozen=True, slots=True)
