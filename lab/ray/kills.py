@@ -30,38 +30,17 @@ from genius.scale.bulk import BulkConfig, bulk_index
 from genius.scale.cluster import load_ray
 from genius.scale.staging import RECORDS, Staging
 from lab.ray.compare import make_sources
+from lab.ray.processes import mark, marked
 
 RESULT = Path(__file__).parent / "kills.json"
 KINDS = ("worker", "raylet", "driver")
-
-
-def workers_of(session: str) -> list[int]:
-    """Processes of our actors in this Ray session."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                words = (folder / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if words.startswith(b"ray::PartWriter") and _session(int(folder.name)) == session:
-                found.append(int(folder.name))
-    return found
-
-
-def _session(pid: int) -> str:
-    try:
-        environment = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return ""
-    values = dict(entry.split(b"=", 1) for entry in environment.split(b"\0") if b"=" in entry)
-    return values.get(b"GENIUS_ROUNDS", b"").decode()
+WORKER = "ray::PartWriter"
 
 
 class Rounds:
     def __init__(self, folder: Path, rows: int, pictures: int, seed: int) -> None:
-        self.folder, self.chance, self.mark = folder, random.Random(seed), f"{os.getpid()}"
-        os.environ["GENIUS_ROUNDS"] = self.mark  # raylets and workers inherit it: only these are ever killed
+        self.folder, self.chance = folder, random.Random(seed)
+        mark()
         self.ids = make_sources(folder / "sources", rows, pictures, seed)
         self.ray = load_ray()
         from ray.cluster_utils import Cluster
@@ -110,11 +89,7 @@ class Rounds:
 
     def _kill(self, kind: str, output: Path, wanted: int, driver: subprocess.Popen[bytes] | None, state: dict[str, Any]) -> None:
         deadline = time.monotonic() + 240
-        while (
-            time.monotonic() < deadline
-            and "over" not in state
-            and (len(self._records(output)) < wanted or not workers_of(self.mark))
-        ):
+        while time.monotonic() < deadline and "over" not in state and (len(self._records(output)) < wanted or not marked(WORKER)):
             time.sleep(0.02)
         time.sleep(self.chance.random() * 0.2)
         if "over" in state:
@@ -126,7 +101,7 @@ class Rounds:
             self.second.kill_raylet()
             self.cluster.remove_node(self.second, allow_graceful=False)
         else:
-            for pid in workers_of(self.mark)[:1]:
+            for pid in marked(WORKER)[:1]:
                 os.kill(pid, signal.SIGKILL)
 
     def _verify(self, output: Path, before: set[str], first: dict[str, Any] | None, again: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,6 @@ Every answer must be whole: ten hits of one index, never of a half-loaded one; a
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import shutil
@@ -30,6 +29,7 @@ from genius.scale.cluster import connected
 from genius.scale.serving import ReplicaConfig, deploy
 from genius.serve.settings import ServeConfig
 from lab.ray.compare import WORDS
+from lab.ray.processes import keep, mark, marked
 
 RESULT = Path(__file__).parent / "rolling.json"
 K = 10
@@ -40,18 +40,6 @@ def make_index(path: Path, mark: str, count: int, seed: int) -> Index:
     index = Index(path, "bundled:mini")
     index.add((Item(f"{mark}-{i}", text=" ".join(chance.choices(WORDS, k=6))) for i in range(count)), batch_size=1000)
     return index
-
-
-def replicas(mark: str) -> list[int]:
-    found = []
-    for place in Path("/proc").iterdir():
-        try:
-            words = (place / "cmdline").read_bytes() if place.name.isdigit() else b""
-            if b"ServeReplica:genius:replica" in words and f"GENIUS_ROLL={mark}".encode() in (place / "environ").read_bytes():
-                found.append(int(place.name))
-        except OSError:
-            continue
-    return sorted(found)
 
 
 class Callers:
@@ -104,7 +92,7 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=2500)
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="genius-rolling-"))
-    mark = os.environ["GENIUS_ROLL"] = folder.name
+    mark()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -129,7 +117,7 @@ def main() -> None:
             after(0.15, "new version: 500 items added")
             first.add([Item(f"a-new{i}", text=" ".join(random.Random(i).choices(WORDS, k=6))) for i in range(500)])
             after(0.3, "kill -9 of one replica of two")
-            victims = replicas(mark)
+            victims = marked("ServeReplica:genius:replica")
             os.kill(victims[0], signal.SIGKILL)
             after(0.5, "another index rolled out")
             deploy(second, settings, None, {}, config)
@@ -152,8 +140,7 @@ def main() -> None:
             "seconds": round(seconds, 1),
             "load_average": [round(value, 1) for value in os.getloadavg()],
         }
-        RESULT.write_text(json.dumps(body, indent=1) + "\n")
-        print(json.dumps(body, indent=1))
+        keep(RESULT, body)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

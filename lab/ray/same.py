@@ -25,6 +25,7 @@ import psutil
 
 from genius.index import Index
 from lab.ray.compare import differences, make_sources
+from lab.ray.processes import keep
 
 RESULT = Path(__file__).parent / "same.json"
 
@@ -92,8 +93,7 @@ def main() -> None:
                 "work": round((one["cpu_s"] - idle["one_worker"]) / (plain["cpu_s"] - idle["without"]), 2),
             }
         body["load_average"] = [round(value, 1) for value in os.getloadavg()]
-        RESULT.write_text(json.dumps(body, indent=1) + "\n")
-        print(json.dumps(body, indent=1))
+        keep(RESULT, body)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -29,6 +29,7 @@ from genius.scale.training import run_on_ray, tell
 from genius.train.config import TrainConfig, read_train_config
 from genius.train.run import train
 from genius.types import Modality
+from lab.ray.processes import keep, mark, marked
 
 RESULT = Path(__file__).parent / "training.json"
 SETTINGS = {
@@ -103,22 +104,9 @@ def kill_one(folder: Path, stage: str, killed: list[int]) -> None:
         if time.monotonic() > deadline:
             return
         time.sleep(0.02)
-    mark = str(folder).encode()
-    for place in Path("/proc").iterdir():
-        try:
-            words = (place / "cmdline").read_bytes() if place.name.isdigit() else b""
-            ours = words.startswith(b"ray::RayTrainWorker") and mark_of(int(place.name)) == mark
-        except OSError:
-            continue
-        if ours:
-            os.kill(int(place.name), signal.SIGKILL)
-            killed.append(int(place.name))
-            return
-
-
-def mark_of(pid: int) -> bytes:
-    entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    return next((entry.partition(b"=")[2] for entry in entries if entry.startswith(b"GENIUS_KILL=")), b"")
+    for pid in marked("ray::RayTrainWorker")[:1]:
+        os.kill(pid, signal.SIGKILL)
+        killed.append(pid)
 
 
 def main() -> None:
@@ -127,6 +115,7 @@ def main() -> None:
     parser.add_argument("--kill-in", default="quantizer")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="genius-train-"))
+    mark()
     try:
         directions = ((Modality.TEXT, Modality.IMAGE), (Modality.IMAGE, Modality.TEXT), (Modality.TEXT, Modality.PAIR))
         synthetic_features(120, 120, 16, directions=directions, seed=0).save(folder / "data")
@@ -138,7 +127,6 @@ def main() -> None:
             return run_on_ray(train_plainly, arguments, folder / name / "training", "local", 2, "cpu")
 
         whole = on_ray("two")
-        os.environ["GENIUS_KILL"] = str(folder / "killed")
         killed: list[int] = []
         killer = threading.Thread(target=kill_one, args=(folder / "killed", options.kill_in, killed), daemon=True)
         killer.start()
@@ -154,8 +142,7 @@ def main() -> None:
             "last_losses": {name: losses(folder / name) for name in ("one", "two", "killed")},
             "workers_killed": len(killed),
         }
-        RESULT.write_text(json.dumps(body, indent=1) + "\n")
-        print(json.dumps(body, indent=1))
+        keep(RESULT, body)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -9,7 +9,6 @@ proportional share (PSS): what two processes map in common counts half for each.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import tempfile
@@ -19,6 +18,7 @@ from typing import Any
 
 import psutil
 
+from lab.ray.processes import keep
 from lab.speed.serve import Server, build, load
 
 RESULT = Path(__file__).parent / "workers.json"
@@ -75,8 +75,7 @@ def main() -> None:
         "exit_status": statuses,
         "statuses": {count: [turn["statuses"] for turn in turns[count]] for count in turns},
     }
-    RESULT.write_text(json.dumps(body, indent=1) + "\n")
-    print(json.dumps(body, indent=1))
+    keep(RESULT, body)
 
 
 if __name__ == "__main__":

@@ -20,14 +20,13 @@ from genius.scale.bulk import BulkConfig, bulk_index
 from genius.scale.cluster import connected
 from genius.scale.staging import RECORDS, Staging
 from lab.ray.compare import differences, make_sources
-
-MARK = "GENIUS_TEST_RAY"
+from lab.ray.processes import mark, marked
 
 
 @pytest.fixture(scope="session")
 def ray() -> Iterator[None]:
     pytest.importorskip("ray", reason="needs the extra: pip install 'genius-search[ray]'")
-    os.environ[MARK] = str(os.getpid())  # workers inherit it: no other's are ever killed
+    mark()
     with connected("local", 2):
         yield
 
@@ -37,15 +36,9 @@ def kill_a_worker(output: Path, killed: list[int]) -> None:
     deadline = time.monotonic() + 120
     while not list((Staging(output).folder / RECORDS).glob("*.json")) and time.monotonic() < deadline:
         time.sleep(0.01)
-    for place in Path("/proc").iterdir():
-        try:
-            ours = place.name.isdigit() and (place / "cmdline").read_bytes().startswith(b"ray::PartWriter")
-            if ours and f"{MARK}={os.getpid()}".encode() in (place / "environ").read_bytes():
-                os.kill(int(place.name), signal.SIGKILL)
-                killed.append(int(place.name))
-                return
-        except OSError:
-            continue
+    for pid in marked("ray::PartWriter")[:1]:
+        os.kill(pid, signal.SIGKILL)
+        killed.append(pid)
 
 
 @pytest.mark.ray
