@@ -25,6 +25,7 @@ import torch
 from safetensors.torch import load_file
 
 from genius.data.synthetic import synthetic_features
+from genius.scale.cluster import connected
 from genius.scale.training import run_on_ray, tell
 from genius.train.config import TrainConfig, read_train_config
 from genius.train.run import train
@@ -126,12 +127,13 @@ def main() -> None:
             arguments = {"config": config(folder / name, folder / "data", options.steps)}
             return run_on_ray(train_plainly, arguments, folder / name / "training", "local", 2, "cpu")
 
-        whole = on_ray("two")
-        killed: list[int] = []
-        killer = threading.Thread(target=kill_one, args=(folder / "killed", options.kill_in, killed), daemon=True)
-        killer.start()
-        on_ray("killed")
-        killer.join()
+        with connected("local", 3):
+            whole = on_ray("two")
+            killed: list[int] = []
+            killer = threading.Thread(target=kill_one, args=(folder / "killed", options.kill_in, killed), daemon=True)
+            killer.start()
+            on_ray("killed")
+            killer.join()
         one, two, again = (weights(folder / name) for name in ("one", "two", "killed"))
         body: dict[str, Any] = {
             "what": "genius train --ray with two workers against one process, and with a worker killed (-9)",
