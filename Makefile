@@ -23,7 +23,7 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 
 setup: $(VENV)/.dev  ## a virtual environment with GENIUS and its development tools
 
-demo: $(VENV)/.demo  ## index 11,600 drawings that pip installed and search them in every way
+demo: $(VENV)/.demo  ## index 11,600 drawings and two dozen photos that pip installed, and search them in every way
 	$(BIN)/genius demo
 
 lint: setup  ## ruff and mypy --strict
@@ -37,8 +37,11 @@ browser:  ## Chromium for the page's tests, where the system's package manager h
 	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null; } || \
 	  echo "no Chromium: the page's browser tests will be skipped"
 
+# Two processes, a file of tests in one of them. A server's tests measure queues and need the machine for themselves: they come after.
+# Waiting threads sleep: beside other work spinning ones take minutes.
 test: setup browser lint  ## lint, types and the whole test suite
-	OMP_NUM_THREADS=2 GOMP_SPINCOUNT=1000 $(BIN)/python -m pytest  # waiting threads sleep: beside other work spinning ones take minutes
+	OMP_NUM_THREADS=1 GOMP_SPINCOUNT=1000 $(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/serve
+	OMP_NUM_THREADS=2 GOMP_SPINCOUNT=1000 $(BIN)/python -m pytest tests/serve
 
 test-gpu: setup  ## what only a CUDA device can show; fails where there is none
 	GENIUS_GPU=1 $(BIN)/python -m pytest tests/gpu
@@ -55,4 +58,4 @@ sbom: setup  ## sbom.json: what GENIUS is made of, as CycloneDX
 	cat constraints.txt requirements.lock | $(BIN)/cyclonedx-py requirements - --pyproject pyproject.toml --output-reproducible --of JSON -o sbom.json
 
 clean:  ## remove what make and the demo made
-	rm -rf $(VENV) demo.genius demo.png runs build dist
+	rm -rf $(VENV) demo.genius demo-photos.genius demo.png runs build dist

@@ -10,11 +10,13 @@ import typer
 
 from lab.icons.command import icons
 from lab.paper.command import reproduce_experiment
+from lab.recipes import recipes
 from lab.speed.command import bench
 
 app = typer.Typer(name="lab", no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 app.command("icons")(icons)
 app.command("reproduce")(reproduce_experiment)
+app.command("recipes")(recipes)
 app.command("bench")(bench)
 
 if __name__ == "__main__":

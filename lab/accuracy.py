@@ -32,8 +32,8 @@ from genius.data.features import FeatureSet
 from genius.encoders.heads import Heads
 from genius.evaluate.harness import EvalConfig, Evaluation, evaluate
 from genius.features import Features
-from genius.model.between import neighbours
-from genius.train.config import TrainConfig, read_train_config
+from genius.model.fitting import neighbours
+from genius.train.config import EncoderStageConfig, TrainConfig, read_train_config
 from genius.train.holdout import split
 from genius.train.run import Trained, through_heads, train
 from lab.mixing import learned_mix
@@ -142,11 +142,13 @@ class Bench:
             data, honest = (data.take_queries(own.nonzero()[:, 0]) for own in (~rows, rows))
         if heads is not None:
             data, honest = through_heads(heads, data), through_heads(heads, honest)
-        return self._train(seed, without(data, new), without(honest, new))
+        return self._train(seed, without(data, new), without(honest, new), heads is not None)
 
-    def _train(self, seed: int, data: FeatureSet, honest: FeatureSet | None) -> Trained:
+    def _train(self, seed: int, data: FeatureSet, honest: FeatureSet | None, through: bool = False) -> Trained:
         with tempfile.TemporaryDirectory() as folder:
             config = dataclasses.replace(self.config, seed=seed, output=f"{folder}/model")
+            if through:  # heads have done their part
+                config = dataclasses.replace(config, encoder=EncoderStageConfig(train="none"))
             if honest is not None:
                 honest.save(Path(folder) / "honest")
                 config = dataclasses.replace(config, held_out_data=f"{folder}/honest")

@@ -2,6 +2,7 @@
 
     python -m lab.bundled ICONS OUT            trains twice: OUT/measured on the training questions alone (and measures it), then
                                                OUT/shipped, which has seen the test questions too and is what people get
+    ... --keep bundled:mini                    the shipped one keeps the fusion and the codes of a model: only its decoder is new
 
 Validation questions, which the encoder has never seen, give the offsets and the judgement in both. Sizes are small enough to be
 committed. Install with `cp OUT/shipped/{config.json,model.safetensors} src/genius/bundled/mini/`.
@@ -21,8 +22,14 @@ import torch
 from genius.config import to_dict
 from genius.data.features import FeatureSet
 from genius.features import Features
+from genius.model.genius import Genius
 from genius.train.config import TrainConfig, read_train_config
-from genius.train.run import Trained, train
+from genius.train.generator import GeneratorStage
+from genius.train.holdout import with_honest
+from genius.train.loop import Runtime, make_accelerator, run_stage
+from genius.train.progress import Journal
+from genius.train.quantizer import QuantizerStage
+from genius.train.run import Trained, assemble, freeze, train
 from lab.accuracy import METHODS, Bench, Data
 from lab.icons.vectors import load
 
@@ -45,10 +52,29 @@ def fit(data: FeatureSet, honest: FeatureSet, config: TrainConfig, output: Path)
     return trained
 
 
+def decoder_anew(model: Genius, data: FeatureSet, honest: FeatureSet, config: TrainConfig, output: Path) -> Trained:
+    """Stage 3 alone, on the fusion and the codes of `model`."""
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, width=data.pool.image.shape[1]))
+    accelerator = make_accelerator(config.device)
+    runtime = Runtime(accelerator, Journal(output / "run", quiet=True), config.seed, config.run)
+    parts = with_honest(data, honest, config.seed)
+    second = QuantizerStage(parts.train, parts.validation, config.model, config.quantizer, config.seed, runtime.device)
+    second.fusion.load_state_dict(model.fusion.state_dict())
+    second.quantizer.load_state_dict(model.quantizer.state_dict())
+    second.to(runtime.device).eval()
+    frozen, judged = freeze(second, parts, config)
+    third = GeneratorStage(parts.train, frozen, judged, second.quantizer, config.model, config.generator, config.seed)
+    run_stage(third, config.generator, runtime, output / "run" / "generator")
+    trained = assemble(config, second, third.eval())
+    trained.save_pretrained(output, dtype=torch.float16, encoder=False)
+    return Trained(trained, None, {"generator": third.validate()}, data)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("icons", type=Path)
     parser.add_argument("output", type=Path)
+    parser.add_argument("--keep", help="a model whose fusion and codes the shipped one keeps")
     args = parser.parse_args()
     parts, config = load(args.icons), read_train_config("builtin:default", CHANGES)
     measured = fit(parts["train"], parts["val"], config, args.output / "measured")
@@ -62,7 +88,11 @@ def main() -> None:
     }
     bench = Bench(Data(parts["train"], parts["test"], parts["val"]), config, args.output / "measured.json", about)
     bench.measure("bundled:mini", config.seed, measured, parts["test"], METHODS)
-    shipped = fit(both(parts["train"], parts["test"]), parts["val"], config, args.output / "shipped")
+    seen, output = both(parts["train"], parts["test"]), args.output / "shipped"
+    if args.keep:
+        shipped = decoder_anew(Genius.from_pretrained(args.keep), seen, parts["val"], config, output)
+    else:
+        shipped = fit(seen, parts["val"], config, output)
     card = {"config": to_dict(config), "training": shipped.metrics}
     (args.output / "shipped.json").write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
 

@@ -9,7 +9,7 @@ import argparse
 import random
 from pathlib import Path
 
-from genius.demo.collection import demo_items
+from genius.demo.showcase import demo_items
 from genius.encoders.base import encode_items
 from genius.model.genius import Genius
 from genius.model.knows import knows, save_knows

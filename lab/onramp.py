@@ -30,8 +30,9 @@ from torch import Tensor
 
 from genius.data.features import FeatureSet
 from genius.encoders.heads import Heads
+from genius.evaluate.metrics import hit_at, judge
 from genius.features import Features
-from genius.fit.collection import SEARCHES, Fit, FitConfig, fit_collection
+from genius.fit.collection import KEPT, Fit, FitConfig, fit_collection
 from genius.fit.questions import PICTURE, Questions
 from genius.nearest import nearest_rows
 from genius.search import CodeTrie, SearchEngine, SearchParams
@@ -107,8 +108,7 @@ def made_up(collection: Features, count: int, seed: int) -> Questions:
 
 
 def hit_rate(found: Tensor, task: Task, at: int = 5) -> float:
-    right = [bool(good.intersection(row[:at])) for row, good in zip(found.tolist(), task.answers, strict=True)]
-    return sum(right) / max(len(right), 1)
+    return float(hit_at(judge(found.numpy(), [sorted(good) for good in task.answers]), at).mean()) if len(found) else 0.0
 
 
 @torch.no_grad()
@@ -117,16 +117,15 @@ def measure(fit: Fit, there: World, most: int) -> dict[str, Any]:
     z, _ = model.embed(there.collection)
     codes = model.encode(there.collection)
     engine = SearchEngine(model.generator, model.quantizer, CodeTrie.build(codes.numpy(), model.config.quantizer.level_sizes), z)
-    usual, out = SearchParams.of_model(model.config.search), {}
+    usual, out = SearchParams.of_model(model), {}
     for name, whole in there.tasks.items():
         some = torch.linspace(0, len(whole.answers) - 1, min(most, len(whole.answers))).long()
         task = Task(whole.asked[some], [whole.answers[i] for i in some.tolist()])
         asked, _ = model.embed(task.asked)
         rates = {"dense": hit_rate(nearest_rows(asked, z, 5), task)}
-        for search, (rerank, reranker) in SEARCHES.items():
-            params = SearchParams(usual.beams, usual.rerank if rerank is None else rerank, reranker)
-            rates[search] = hit_rate(engine.search(asked, k=5, params=params).rows, task)
-        shares = {search: round(rates[search] / rates["dense"], 4) for search in SEARCHES}
+        for search in KEPT:
+            rates[search] = hit_rate(engine.search(asked, k=5, params=usual.named(search)).rows, task)
+        shares = {search: round(rates[search] / rates["dense"], 4) for search in KEPT}
         out[name] = {"questions": len(some), "hit@5": {k: round(v, 4) for k, v in rates.items()}, "share of dense": shares}
     return out
 

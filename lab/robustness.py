@@ -31,7 +31,8 @@ from genius.data.collection import JudgedQuery
 from genius.data.features import FeatureSet
 from genius.data.mbeir import DIRECTIONS, MBeir
 from genius.errors import GeniusError
-from genius.evaluate.metrics import Floats, bootstrap_interval_of_average
+from genius.evaluate.metrics import Floats, bootstrap_interval_of_average, hit_at, judge
+from genius.nearest import nearest_rows
 from genius.search import CodeTrie, SearchEngine, SearchParams
 from genius.types import Query, load_image
 from lab.robustness_inputs import Case, cases, other_task
@@ -47,7 +48,7 @@ class Asked:
     id: str
     query: Query
     task: int  # M-BEIR's number
-    answers: frozenset[int]  # rows of the pool
+    answers: tuple[int, ...]  # rows of the pool
 
 
 # -- searching -----------------------------------------------------------------------------------------------------
@@ -55,14 +56,14 @@ class Asked:
 
 def modes(model: Genius) -> dict[str, SearchParams | None]:
     """None: exhaustive. The model's own settings; the same to full depth with 50 beams, as `genius eval`."""
-    own = SearchParams(**model.config.search)
-    full = replace(own, beams=50, rerank=0)
+    own = SearchParams.of_model(model)
+    full = replace(own, beams=50)
     return {
         "dense": None,
         "default": own,
-        "default, codes": replace(own, reranker="codes"),
-        "GENIUS^R": full,
-        "GENIUS": replace(full, reranker="none"),
+        "default, codes": own.named("default-codes"),
+        "GENIUS^R": full.named("genius-r"),
+        "GENIUS": full.named("genius"),
     }
 
 
@@ -78,16 +79,22 @@ class Collection:
 
     def search(self, z: Tensor, dense: Tensor, target: Tensor, params: SearchParams | None, k: int = 5) -> Tensor:
         """(Q, k) rows. A target is a filter of the exhaustive search and the first code of the others."""
+        if params is None:
+            return self.exhaustive(dense, target, k)
         found = []
         for i in range(0, len(z), 64):
             part = slice(i, i + 64)
-            if params is None:
-                scores = dense[part] @ self.dense.T  # (64, N)
-                other = (target[part, None] != NONE) & (target[part, None] != self.modality[None])
-                found.append(scores.masked_fill_(other, -torch.inf).topk(k).indices)
-            else:
-                found.append(self.engine.search(z[part], k=k, params=params, dense=dense[part], target=target[part]).rows)
+            found.append(self.engine.search(z[part], k=k, params=params, dense=dense[part], target=target[part]).rows)
         return torch.cat(found)
+
+    def exhaustive(self, dense: Tensor, target: Tensor, k: int) -> Tensor:
+        """(Q, k) rows of the nearest items, of the kind that is told where one is."""
+        found = torch.empty(len(dense), k, dtype=torch.long)
+        for kind in target.unique().tolist():
+            asked = (target == kind).nonzero()[:, 0]
+            items = torch.arange(len(self.dense)) if kind == NONE else (self.modality == kind).nonzero()[:, 0]
+            found[asked] = items[nearest_rows(dense[asked], self.dense[items], k)]
+        return found
 
 
 def ask(case: Case, queries: list[Asked], collection: Collection) -> dict[str, Floats]:
@@ -102,9 +109,9 @@ def ask(case: Case, queries: list[Asked], collection: Collection) -> dict[str, F
     target = torch.tensor([int(codes[q.task]) for q in touched])
     out = {}
     for name, params in modes(collection.model).items():
-        found = collection.search(vectors.z, vectors.dense, target, params).tolist()
+        found = collection.search(vectors.z, vectors.dense, target, params).numpy()
         out[name] = np.full(len(queries), np.nan)
-        out[name][rows] = [float(not q.answers.isdisjoint(answer)) for q, answer in zip(touched, found, strict=True)]
+        out[name][rows] = hit_at(judge(found, [q.answers for q in touched]), 5)
     case.seconds = time.perf_counter() - start
     return out
 
@@ -123,7 +130,7 @@ def pick(data: MBeir, features: FeatureSet, count: int) -> list[Asked]:
             missing = [p for p in judged[i].positives if p not in place]
             if missing:
                 raise GeniusError(f"the features lack candidate {missing[0]}: they are of another version of the data")
-            out.append(Asked(judged[i].id, judged[i].query, number, frozenset(place[p] for p in judged[i].positives)))
+            out.append(Asked(judged[i].id, judged[i].query, number, tuple(place[p] for p in judged[i].positives)))
     return out
 
 

@@ -26,7 +26,7 @@ import torch
 from fake_encoder import fake_model
 from PIL import Image
 
-import genius.index.state
+import genius.index.opened
 import genius.index.store
 from genius import Genius, GeniusError, Index, Item
 from genius.index.check import check
@@ -34,7 +34,7 @@ from genius.index.repair import repair
 from lab.durability import data
 
 MODEL = fake_model()
-genius.index.state.CACHE_FROM = genius.index.store.INDEX_FROM = 50  # small, and yet with a cache and a row index
+genius.index.opened.CACHE_FROM = genius.index.store.INDEX_FROM = 50  # small, and yet with a cache and a row index
 
 
 def make(folder: Path, items: int) -> Path:

@@ -19,14 +19,14 @@ import torch
 from numpy.typing import NDArray
 
 from genius import Genius, Index, Item
-from genius.index.pictures import Picture
-from genius.index.prepare import Prepared
+from genius.index.prepare import Picture, Prepared
 from genius.index.results import AddReport
 from genius.index.writing import commit
+from genius.model.codebooks import nearest
+from genius.model.fitting import kmeans
 from genius.model.fusion import FusionConfig
 from genius.model.generator import GeneratorConfig
 from genius.model.genius import GeniusConfig
-from genius.model.kmeans import kmeans, nearest
 from genius.model.quantizer import QuantizerConfig
 from genius.search import SearchParams
 

@@ -28,7 +28,7 @@ import powercut
 from crash import Findings, Truth, compare
 from fake_encoder import fake_model
 
-import genius.index.state
+import genius.index.opened
 from genius import GeniusError
 from genius.index.check import check
 from lab.durability import data
@@ -37,8 +37,8 @@ HELPERS = Path(powercut.__file__).parent
 WRITER = """
 import sys
 sys.path.insert(0, {helpers!r})
-import genius.index.state
-genius.index.state.CACHE_FROM = 100
+import genius.index.opened
+genius.index.opened.CACHE_FROM = 100
 from crash import write_forever
 write_forever({folder!r}, {log!r}, {seed}, {durable})
 """
@@ -116,7 +116,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=5)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    genius.index.state.CACHE_FROM = 100
+    genius.index.opened.CACHE_FROM = 100
     begin = time.perf_counter()
     say = lambda line: print(line, file=sys.stderr, flush=True)  # noqa: E731
     with tempfile.TemporaryDirectory() as scratch:

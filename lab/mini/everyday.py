@@ -177,6 +177,7 @@ def fair(name: str, words: Sequence[str]) -> bool:
 
 def main() -> None:
     from genius import Genius, Index, Modality, Query
+    from genius.search import SearchRequest
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("index", type=Path)
@@ -185,7 +186,7 @@ def main() -> None:
     index = Index(args.index, Genius.from_pretrained(args.model), create=False)
     for title, table in (("new", NEW), ("known misses", KNOWN)):
         rows = parse(table)
-        answers = index.search_many([Query(text=query, target=Modality.IMAGE) for query, _ in rows], k=5)
+        answers = index.search_many([Query(text=query, target=Modality.IMAGE) for query, _ in rows], SearchRequest(5))
         names = [[str(hit.item.metadata.get("name")) for hit in hits] for hits in answers]
         right = [any(fair(n, words) for n in five) for five, (_, words) in zip(names, rows, strict=True)]
         print(f"{title}: {sum(right)} of {len(rows)}")

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from genius.packing import pack
+from genius.weight_files import pack
 from lab.mini.corpus import clean, dictionary_texts, train_vocabulary
 
 TASKS = (0, 1, 2, 3, 4, 6, 7, 8)

@@ -28,7 +28,7 @@ from safetensors.torch import load_file, save_file
 from genius.encoders.mini import MiniConfig, MiniEncoder
 from genius.encoders.tokens import Tokens
 from genius.model.fusion import Fusion, FusionConfig
-from genius.packing import pack, unpack
+from genius.weight_files import pack, unpack
 from lab.mini.batches import Draws
 from lab.mini.data import Bench, TextTable, language_texts, load_bench, read_arrays, render
 from lab.mini.learn import Language, Plan, Teaching, results, run

@@ -193,8 +193,7 @@ def train_generator(ids: Identifiers, world: _World, model: Genius, config: Base
         steps=config.steps,
         batch=config.batch,
         lr=config.lr,
-        inputs="pairs",
-        augmentation="none",  # GENIUS's own (4.3.2), not theirs
+        inputs="questions",  # augmented ones (4.3.2) are GENIUS's own, not theirs
     )
     shape = dataclasses.replace(model.generator.config, level_sizes=ids.level_sizes, head="table")
     books = ids.quantizer or ResidualQuantizer(
@@ -203,10 +202,9 @@ def train_generator(ids: Identifiers, world: _World, model: Genius, config: Base
     # the stage reads pairs and counts only: vectors are in `frozen`
     questions, items = (_blank(len(part)) for part in (asked, world.items))
     data = FeatureSet(questions, items, pairs.cpu(), [str(i) for i in range(len(questions))], [str(i) for i in range(len(items))])
-    sizes = ModelConfig(width=shape.width, level_sizes=_two(ids.level_sizes), decoder="tiny", head="table")
-    stage = GeneratorStage(data, frozen, None, books, sizes, settings, config.seed)
     torch.manual_seed(config.seed)
-    stage.generator = Generator(shape).to(device)
+    generator = Generator(shape)
+    stage = GeneratorStage(data, frozen, None, books, ModelConfig(), settings, config.seed, generator=generator)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         runtime = Runtime(

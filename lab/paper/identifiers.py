@@ -14,7 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from genius.model.kmeans import kmeans, nearest
+from genius.model.codebooks import nearest
+from genius.model.fitting import kmeans
 from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
 from genius.nearest import nearest_rows
 

@@ -24,7 +24,7 @@ from genius.data.features import FeatureSet
 from genius.data.mbeir import DIRECTIONS, ROWS
 from genius.errors import GeniusError
 from genius.evaluate.harness import EvalConfig, Evaluation, evaluate, tasks_of
-from genius.evaluate.methods.generative import paper_bytes
+from genius.evaluate.methods.vectors import code_bits
 from genius.evaluate.report import (
     average_cell,
     main_cell,
@@ -370,9 +370,9 @@ def _storage(name: str, experiment: Experiment, request: Request) -> Table:
         model = Genius.from_pretrained(request.model, device=request.device)
         sizes = model.config.quantizer.level_sizes
         results.append({"what": "vector", "bytes": 4.0 * model.config.width})
-        results.append({"what": "codes", "bytes": paper_bytes(sizes)})
+        results.append({"what": "codes", "bytes": code_bits(sizes) / 8})
         rows.append([f"this model's vectors, {model.config.width} x 32 bits", f"{4 * model.config.width:,}"])
-        rows.append([f"this model's codes, {' x '.join(map(str, sizes))}", f"{paper_bytes(sizes):g}"])
+        rows.append([f"this model's codes, {' x '.join(map(str, sizes))}", f"{code_bits(sizes) / 8:g}"])
         if request.data:
             data = load_features(request.source(), model, request.model)
             trie = CodeTrie.build(model.encode(data.pool).cpu().numpy(), sizes)

@@ -126,7 +126,7 @@ def kernels(bench: Bench) -> None:
     """Each Triton kernel against its torch twin at full-size shapes."""
     from static_ops import TorchOps
 
-    from genius.search.kernels import TritonOps
+    from genius.search.cuda_kernels import TritonOps
 
     ours, truth, device = TritonOps(), TorchOps(), bench.device
     for dtype in (torch.float32, torch.float16):
@@ -152,7 +152,7 @@ def kernels(bench: Bench) -> None:
 
 def tune(bench: Bench) -> None:
     """Tiles of the normaliser; the fastest is used for the sections that follow."""
-    from genius.search.kernels import TritonOps
+    from genius.search.cuda_kernels import TritonOps
 
     head = (torch.randn(32774, 512, device=bench.device) * 0.044).half()
     tiles: dict[str, tuple[int, list[tuple[int, ...]]]] = {

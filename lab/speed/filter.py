@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from genius import Index
-from genius.search import SearchParams
+from genius.search import SearchParams, SearchRequest
 from lab.durability import data
 
 WIDTH, LEVELS, K = 64, (3, 256, 256, 256, 256), 10
@@ -45,10 +45,8 @@ def compare(
     params, explicit = setting
     rerank = params.rerank if explicit else None
     begin, begin_cpu = time.perf_counter(), time.process_time()
-    answers = [
-        index.search_embedded(torch.from_numpy(query[None]), k=K, where=where, params=params, rerank=rerank)[0]
-        for query in queries
-    ]
+    request = SearchRequest(K, where, params=params, rerank=rerank)
+    answers = [index.search_embedded(torch.from_numpy(query[None]), request=request)[0] for query in queries]
     seconds, cpu = time.perf_counter() - begin, time.process_time() - begin_cpu
     rows = np.flatnonzero(keep)
     for query, hits in zip(queries, answers, strict=True):

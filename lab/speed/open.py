@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from genius import Genius, Index
+from genius.search import SearchRequest
 from lab.durability import data
 
 WIDTH, LEVELS = 64, (3, 256, 256, 256, 256)
@@ -40,10 +41,11 @@ def open_once(folder: str, model_folder: str) -> dict[str, Any]:
     index = timed("open", lambda: Index.open(folder, model))
     times["items"] = len(index)
     z = torch.from_numpy(data.vectors(1, WIDTH, 2000, seed=99)[0])
-    timed("first search", lambda: index.search_embedded(z, k=10, params=data.SEARCH))
-    timed("second search", lambda: index.search_embedded(z, k=10, params=data.SEARCH))
-    timed("search, new filter", lambda: index.search_embedded(z, k=10, params=data.SEARCH, where="share < 10"))
-    timed("search, same filter", lambda: index.search_embedded(z, k=10, params=data.SEARCH, where="share < 10"))
+    plain, filtered = SearchRequest(10, params=data.SEARCH), SearchRequest(10, "share < 10", params=data.SEARCH)
+    timed("first search", lambda: index.search_embedded(z, request=plain))
+    timed("second search", lambda: index.search_embedded(z, request=plain))
+    timed("search, new filter", lambda: index.search_embedded(z, request=filtered))
+    timed("search, same filter", lambda: index.search_embedded(z, request=filtered))
     timed("count where", lambda: index.count("share < 50 AND even"))
     timed("get 10", lambda: index.get([f"item-{6000 + i * 997}" for i in range(10)]))
     resident = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS"))

@@ -17,7 +17,7 @@ WORDS = (
 )  # fmt: skip
 
 MODULES = (
-    "genius.index.filters", "genius.index.tables", "genius.data.readers", "genius.plain_pickle", "genius.torch_file",
+    "genius.index.filters", "genius.index.row_items", "genius.data.readers", "genius.plain_pickle", "genius.torch_file",
     "genius.files",
 )  # fmt: skip
 
@@ -53,7 +53,7 @@ def filters() -> tuple[Callable[[bytes], None], list[bytes]]:
 def _table(suffix: str) -> Callable[[bytes], None]:
     from genius import GeniusError
     from genius.data.readers import read_rows
-    from genius.index.tables import Columns, to_item
+    from genius.index.row_items import Columns, to_item
 
     path = Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None)) / f"a{suffix}"
 

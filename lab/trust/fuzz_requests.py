@@ -43,8 +43,8 @@ def pictures(data: bytes) -> None:
 def drawings(data: bytes) -> None:
     """Any bytes as a drawing: cleaning must never let a reference through; now and then it is drawn, too."""
     from genius.errors import GeniusError
+    from genius.pictures.draw import clean_svg
     from genius.pictures.sandbox import _pool
-    from genius.pictures.svg import clean_svg
 
     try:
         clean = clean_svg(data)
@@ -78,7 +78,7 @@ class Http:
         from genius.serve.settings import ServeConfig
 
         self.loop = asyncio.new_event_loop()
-        self.app = create_app(Everything(), ServeConfig(max_pixels=1_000_000), level_sizes=(3, 4))  # type: ignore[arg-type]
+        self.app = create_app(Everything(), ServeConfig(max_pixels=1_000_000))  # type: ignore[arg-type]
 
     def __call__(self, data: bytes) -> None:
         self.loop.run_until_complete(asyncio.wait_for(self._send(data), 20))
@@ -117,6 +117,8 @@ class Everything:
     """Looks like an index that holds whatever is asked for; pictures are decoded as a real one would."""
 
     version = 1
+    about = SimpleNamespace(levels=(3, 4))
+    model = SimpleNamespace(encoder=None)
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -126,15 +128,15 @@ class Everything:
 
         return Item(name, text="t", metadata={"price": 3})
 
-    def search_many(self, queries: list[Any], k: int = 10, *, where: str | None = None, **_: Any) -> Any:
+    def search_many(self, queries: list[Any], request: Any) -> Any:
         from genius.index import Hit, Hits
         from genius.index.filters import compile_where
         from genius.types import Modality
 
-        if where is not None:
-            compile_where(where, {"price": "number", "name": "text"})  # type: ignore[dict-item]
+        if request.where is not None:
+            compile_where(request.where, {"price": "number", "name": "text"})  # type: ignore[dict-item]
         one = Hit("a", 0.5, (1, 2), self._item("a"), Modality.TEXT)
-        return [Hits([one] * min(k, 3)) for _ in queries]
+        return [Hits([one] * min(request.k, 3)) for _ in queries]
 
     def _write(self, items: Iterable[Any]) -> Any:
         from genius.pictures import load_image

@@ -97,6 +97,11 @@ class Features:
         )
 
 
+def check_finite(vectors: Tensor, what: str) -> None:
+    """Raise one clear line that counts the rows (N, D) with NaN or infinity and names the first."""
+    _refuse(~torch.isfinite(vectors).all(dim=1), f"{what} are NaN or infinite")
+
+
 def _refuse(bad: Tensor, what: str) -> None:
     if bad.any():
         raise GeniusError(f"{int(bad.sum())} {what} (first: row {int(bad.nonzero()[0])})")

@@ -34,10 +34,36 @@ def write_whole(path: Path, write: Callable[[Path], object], *, durable: bool = 
         temporary.replace(path)
         if durable:
             sync_directory(path.parent)
-    except OSError as error:
-        raise GeniusError(f"cannot write {path}: {error.strerror or error}") from None
+    except GeniusError:
+        raise
+    except Exception as error:  # libraries tell of the disk in errors of their own
+        plain = disk_problem(error)
+        if plain is None and not isinstance(error, OSError):
+            raise
+        raise GeniusError(f"cannot write {path}: {plain or getattr(error, 'strerror', None) or error}") from None
     finally:
         temporary.unlink(missing_ok=True)
+
+
+_SIGNS = {
+    "No space left": "the disk is full",
+    "StorageFull": "the disk is full",
+    "File too large": "the disk is full (file too large)",
+    "FileTooLarge": "the disk is full (file too large)",
+    "os error 28": "the disk is full",
+    "os error 27": "the disk is full (file too large)",
+    "Read-only file system": "the folder is read-only",
+    "os error 30": "the folder is read-only",
+    "Permission denied": "no permission",
+    "PermissionDenied": "no permission",
+    "os error 13": "no permission",
+}
+
+
+def disk_problem(error: BaseException) -> str | None:
+    """In plain words, if it is the disk that an error of any library tells of."""
+    text = str(error)
+    return next((plain for sign, plain in _SIGNS.items() if sign in text), None)
 
 
 # -- on the disk, not only in the operating system's memory ------------------------------------------------------

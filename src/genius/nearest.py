@@ -1,5 +1,5 @@
 """Exhaustive top k by inner product, in memory. The one place for it; the judge of an evaluation, which takes its pool block by
-block and settles equal scores in double precision, is `genius.evaluate.methods.dense`."""
+block and settles equal scores in double precision, is `genius.evaluate.methods.vectors`."""
 
 from __future__ import annotations
 

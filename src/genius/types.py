@@ -54,6 +54,17 @@ class Modality(IntEnum):
         return self.name.lower()
 
 
+def as_picture(image: Any) -> Any:
+    """Pixels in an array (height, width, 3 or 4, or none) as a picture; anything else as it is."""
+    if not hasattr(image, "__array_interface__") or isinstance(image, Image.Image):
+        return image
+    try:
+        return Image.fromarray(image)
+    except (TypeError, ValueError, KeyError):
+        shape, kind = getattr(image, "shape", "?"), getattr(image, "dtype", "?")
+        raise GeniusError(f"an array of shape {shape} and type {kind} is no picture: use (height, width, 3) of uint8") from None
+
+
 ContentInput: TypeAlias = "str | Path | Image.Image | Mapping[str, Any]"
 """What `coerce_content` takes: text, a picture, a path to a picture, or {"text":…, "image":…}."""
 
@@ -61,6 +72,8 @@ ContentInput: TypeAlias = "str | Path | Image.Image | Mapping[str, Any]"
 def _clean_text(text: str | None) -> str | None:
     if text is None:
         return None
+    if isinstance(text, list | tuple):
+        raise GeniusError("a question has one text: ask several questions with search_many([...])")
     if not isinstance(text, str):
         raise GeniusError(f"text must be a string, got {type(text).__name__}")
     text = text.strip()
@@ -89,8 +102,21 @@ class Item:
         if not isinstance(self.id, str) or not self.id:
             raise GeniusError("an item needs a non-empty string id")
         object.__setattr__(self, "text", _clean_text(self.text))
+        object.__setattr__(self, "image", as_picture(self.image))
         if self.image is None and self.text is None:
             raise GeniusError(f"item {self.id!r} has neither an image nor a text")
+
+    @classmethod
+    def of(cls, value: Item | Mapping[str, Any]) -> Item:
+        """An item, or a mapping with its fields: {"id": ..., "image": ..., "text": ..., "metadata": {...}}."""
+        if isinstance(value, Item):
+            return value
+        if not isinstance(value, Mapping):
+            raise GeniusError(f"expected an Item or a dict, got {type(value).__name__}")
+        strange = sorted(set(value) - {"id", "image", "text", "metadata"})
+        if strange:
+            raise GeniusError(f"an item has no {strange[0]!r}: use id, image, text, and metadata for all else")
+        return cls(value.get("id", ""), value.get("image"), value.get("text"), value.get("metadata") or {})
 
     @property
     def modality(self) -> Modality:
@@ -112,6 +138,7 @@ class Query:
     def __post_init__(self) -> None:
         object.__setattr__(self, "text", _clean_text(self.text))
         object.__setattr__(self, "instruction", _clean_text(self.instruction))
+        object.__setattr__(self, "image", as_picture(self.image))
         for text in (self.text, self.instruction):
             if text is not None and not is_unicode(text):
                 raise GeniusError(f"{text[:40]!r} is not valid Unicode text")
@@ -119,6 +146,11 @@ class Query:
             object.__setattr__(self, "target", Modality.parse(self.target))
         if self.image is None and self.text is None:
             raise GeniusError("a query needs a text, an image, or both")
+
+    @classmethod
+    def of(cls, value: Query | ContentInput) -> Query:
+        """A query, or what stands for one: words, a picture, a path to one, or {"text": ..., "image": ...}."""
+        return value if isinstance(value, Query) else cls(**coerce_content(value))
 
     @property
     def modality(self) -> Modality:
@@ -141,7 +173,8 @@ def coerce_content(value: ContentInput) -> dict[str, Any]:
         if unknown:
             raise GeniusError(f"unknown keys {sorted(unknown)}: a mapping may hold 'text' and 'image'")
         return {"text": value.get("text"), "image": value.get("image")}
-    if isinstance(value, Image.Image | Path):
+    value = as_picture(value)
+    if isinstance(value, Image.Image | Path | bytes):
         return {"text": None, "image": value}
     if isinstance(value, str):
         looks_like_file = len(value) < 4096 and "\n" not in value and Path(value).suffix.lower() in IMAGE_SUFFIXES

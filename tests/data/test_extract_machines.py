@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from shapes_encoder import ShapesEncoder
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
@@ -23,7 +24,6 @@ from genius.cli import app
 from genius.data.extract import ExtractConfig, extract
 from genius.data.features import FeatureSet
 from genius.data.mbeir import MBeir
-from genius.data.shapes import ShapesEncoder
 from genius.data.synthetic import write_synthetic_mbeir
 from genius.encoders import devices
 from genius.encoders.base import sent_to_workers
@@ -31,6 +31,7 @@ from genius.encoders.pixels import Pixels
 from genius.encoders.registry import load_encoder
 from genius.errors import GeniusError
 
+HELPERS = Path(__file__).parents[1] / "helpers"
 ROWS = ("mscoco_task0", "webqa_task2")
 ENCODER = "bundled:mini"
 
@@ -80,7 +81,8 @@ def test_a_killed_process_loses_one_shard(root: Path, tmp_path: Path) -> None:
         "from pathlib import Path\n"
         "from genius.data.extract import ExtractConfig, extract\n"
         "from genius.data.mbeir import MBeir\n"
-        "from genius.data.shapes import ShapesEncoder\n"
+        f"sys.path.append({str(HELPERS)!r})\n"
+        "from shapes_encoder import ShapesEncoder\n"
         "class Slow(ShapesEncoder):\n"
         "    def encode_texts(self, texts):\n"
         "        time.sleep(0.1)\n"

@@ -11,7 +11,8 @@ import pytest
 from PIL import Image
 
 from genius.data.coco import Karpathy
-from genius.data.collection import check_collection, open_collection
+from genius.data.collection import check_collection
+from genius.data.opening import open_collection
 from genius.data.pairs import ImageFolder, Pairs
 from genius.errors import GeniusError
 from genius.types import Modality

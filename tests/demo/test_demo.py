@@ -24,7 +24,7 @@ def genius(folder: Path, *arguments: str) -> Any:
 
 
 def test_the_collection_is_what_the_readme_says() -> None:
-    from genius.demo.collection import demo_items
+    from genius.demo.showcase import demo_items
 
     items = demo_items()
     drawings = [item for item in items if item.image is not None and item.text is None]
@@ -36,6 +36,8 @@ def test_demo_indexes_searches_and_draws(tmp_path: Path) -> None:
     first = genius(tmp_path, "demo", "--limit", "150")
     assert (tmp_path / "demo.genius").is_dir() and first["items"] >= 150
     assert Image.open(tmp_path / "demo.png").size > (500, 500)
+    photos = first["photos"]
+    assert photos["photos"] >= 20 and photos["found"] > photos["photos"] // 2 and (tmp_path / photos["index"]).is_dir()
     kinds = [entry["kind"] for entry in first["searches"]]
     assert {"text -> image", "image -> image", "image + text -> image", "image -> text", "text -> pair"} <= set(kinds)
     modality = {"image": 0, "text": 1, "pair": 2}

@@ -14,7 +14,7 @@ from genius.cli import app
 from genius.data.features import FeatureSet
 from genius.data.mbeir import ROWS
 from genius.evaluate.metrics import judge, per_query
-from genius.evaluate.trec import read_run
+from genius.evaluate.report import read_run
 from genius.model.fusion import score_fusion
 
 World = Any  # tests/helpers/small_world.py
@@ -30,7 +30,7 @@ def test_report_files_agree_with_each_other(world: World, tmp_path: Path) -> Non
     result = call(
         "eval", str(world.model), str(world.test), "--methods", "dense,genius,genius-r,no-decoder,default,codes",
         "--tasks", "infoseek_task8,mscoco_task0,visualnews_task0",
-        "--beams", "4,8", "--out", str(tmp_path / "r"), "--bootstrap", "50", "--survival", "4", "--rerank", "20", "--json",
+        "--beams", "4,8", "--output", str(tmp_path / "r"), "--bootstrap", "50", "--survival", "4", "--rerank", "20", "--json",
     )  # fmt: skip
     body = json.loads(result.stdout.strip().splitlines()[-1])
     methods = {r["method"] for r in body["results"]}
@@ -100,7 +100,7 @@ def test_list_of_methods() -> None:
 
 
 def test_extraction_command(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from genius.data.shapes import ShapesEncoder
+    from shapes_encoder import ShapesEncoder
 
     monkeypatch.setattr("genius.encoders.registry.load_encoder", lambda uri, device="cpu", share=0: ShapesEncoder(32))
     result = call("features", "extract", "shapes", f"mbeir:{world.root}", str(tmp_path / "f"), "--fp32", "--published", "--json")

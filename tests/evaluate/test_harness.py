@@ -10,11 +10,9 @@ from genius.data.features import FeatureSet
 from genius.data.synthetic import synthetic_features
 from genius.errors import GeniusError
 from genius.evaluate.harness import EvalConfig, Evaluation, build_methods, evaluate
-from genius.evaluate.ids import IdTable, items_of, ranked
+from genius.evaluate.ids import IdTable, PlainBeam, items_of, prefix_survival, ranked
 from genius.evaluate.methods.base import Answer, Ints, Pool, Space
-from genius.evaluate.methods.generative import BeamMethod, Decodings
-from genius.evaluate.no_decoder import NoDecoder
-from genius.evaluate.survival import PlainBeam, prefix_survival
+from genius.evaluate.methods.generative import BeamMethod, Decodings, NoDecoder
 from genius.features import Features
 from genius.model.fusion import FusionConfig
 from genius.model.generator import GeneratorConfig
@@ -329,11 +327,12 @@ def test_the_report_counts_the_queries_that_were_asked(model: Genius, data: Feat
 
 def test_candidate_recall_of_the_engine_by_brute_force(model: Genius, data: FeatureSet) -> None:
     """The items below the beams when the search stops, found without the engine."""
-    from genius.evaluate.methods.generative import EngineMethod, model_params
+    from genius.evaluate.methods.generative import EngineMethod
+    from genius.search import SearchParams
 
     space, queries = Space(model, data), np.arange(60)
     pool, budget, beams = Pool("universal", np.arange(240)), 40, 5
-    answer = EngineMethod("default", model_params(space, rerank=budget, beams=beams), sample=60).answer(space, pool, queries, 5)
+    answer = EngineMethod("default", SearchParams(beams, budget), sample=60).answer(space, pool, queries, 5)
     table = IdTable(space.codes, SIZES)
     plain = PlainBeam(table, model.generator)
     prefixes = table.prefixes(space.codes)

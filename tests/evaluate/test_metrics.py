@@ -9,7 +9,7 @@ import pytest
 
 from genius.errors import GeniusError
 from genius.evaluate import metrics
-from genius.evaluate.trec import read_run, write_qrels, write_run
+from genius.evaluate.report import read_run, write_qrels, write_run
 
 
 def random_case(seed: int, queries: int = 60, pool: int = 80, k: int = 30) -> tuple[np.ndarray, np.ndarray, list[list[int]]]:
@@ -26,7 +26,8 @@ def random_case(seed: int, queries: int = 60, pool: int = 80, k: int = 30) -> tu
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_equal_ranx(seed: int, tmp_path: Path) -> None:
+def test_equal_ranx(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")  # compiling takes 20 s, and what it computes here no time at all
     ranx = pytest.importorskip("ranx", reason="ranx is not installed")
     rows, scores, positives = random_case(seed)
     query_ids, pool_ids = [f"q{i}" for i in range(len(rows))], [f"d{i}" for i in range(80)]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from shapes_encoder import ShapesEncoder
 
-from genius.data.shapes import ShapesEncoder
 from genius.data.synthetic import COLOURS, SHAPES, SIZES, Thing
 from genius.errors import GeniusError
 from genius.evaluate.mteb import GeniusSearch

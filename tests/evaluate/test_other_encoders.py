@@ -93,7 +93,7 @@ def test_tables_of_the_paper_have_the_row_beside_the_papers(name: str, world: Wo
     assert runner.exit_code == 0, runner.output
     done = CliRunner().invoke(
         lab, ["reproduce", name, "--data", str(world.test), "--model", str(world.model), f"--dense=BLIP-FF={extracted}",
-        "--out", str(tmp_path / "out"), "--json"],
+        "--output", str(tmp_path / "out"), "--json"],
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout.strip().splitlines()[-1])

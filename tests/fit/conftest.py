@@ -23,7 +23,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def photos(tmp_path: Path) -> Callable[..., Path]:
     """Write so many photos of every colour, without any words."""
 
-    def write(each: int = 6, name: str = "photos", first: int = 0) -> Path:
+    def write(each: int = 6, name: str = "photos", first: int = 0, side: int = 48) -> Path:
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)
         for colour in COLOURS:
@@ -31,7 +31,7 @@ def photos(tmp_path: Path) -> Callable[..., Path]:
                 number = list(COLOURS).index(colour) * 1000 + i
                 path = folder / f"IMG_{number:05}.png"
                 if not path.exists():
-                    photo(colour, number).save(path)
+                    photo(colour, number, side).save(path)
         return folder
 
     return write

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from colour_clip import COLOURS, photo
 from PIL import Image
+from processes import call as other_process
+from processes import on_ramp_without_room
 from typer.testing import CliRunner, Result
 
 from genius import Genius, GeniusError, Index, Item
@@ -111,22 +113,45 @@ def test_what_cannot_be_is_said_in_one_line(clip: Path, photos: Photos, tmp_path
     (empty / "a.xyz").write_text("?")
     words.mkdir()
     (words / "config.json").write_text('{"model_type": "bert"}')
+    seeing, spoiled = tmp_path / "seeing", tmp_path / "spoiled"
+    seeing.mkdir()
+    (seeing / "config.json").write_text('{"model_type": "resnet"}')
+    spoiled.mkdir()
+    for number in range(3):
+        (spoiled / f"{number}.jpg").write_bytes(b"no picture")
     other = tmp_path / "other"
     shutil.copytree(clip, other)
     assert run("index", folder, "-o", index, "--encoder", clip).exit_code == 0
     for call, said in (
         (("index", empty, "-o", tmp_path / "e.genius", "--encoder", clip), "nothing to index"),
-        (("index", folder, "-o", tmp_path / "w.genius", "--encoder", words), "not an encoder this version reads"),
+        (("index", spoiled, "-o", tmp_path / "s.genius", "--encoder", clip), "nothing to index"),
+        (
+            ("index", folder, "-o", tmp_path / "w.genius", "--encoder", words),
+            "reads texts only: choose an encoder with a picture",
+        ),
+        (("index", folder, "-o", tmp_path / "w.genius", "--encoder", seeing), "not an encoder this version reads"),
+        (("index", folder, "-o", tmp_path / "w.genius", "--encoder", empty), "no encoder at"),
         (("index", folder, "-o", tmp_path / "m.genius", "--model", clip), "--encoder"),
         (("index", folder, "-o", index, "--encoder", other), "was fitted over"),
         (("index", folder, "-o", index, "--encoder", clip, "--model", "bundled:mini"), "use either"),
-        (("index", folder, "-o", tmp_path / "d.genius", "--encoder", clip, "--device", "nonsense"), "cannot use device"),
+        (("index", folder, "-o", tmp_path / "d.genius", "--encoder", clip, "--device", "nonsense"), "no device 'nonsense'"),
         (("search", index, "red", "--text", "blue"), "ask once"),
     ):
         result = run(*call)
         assert result.exit_code == 2 and said in result.output and len(result.output.splitlines()) <= 2, result.output
         assert "Traceback" not in result.output
     assert not (tmp_path / "w.genius").exists() or not list((tmp_path / "w.genius").iterdir())
+
+
+def test_a_full_disk_loses_nothing(clip: Path, photos: Photos, tmp_path: Path) -> None:
+    """It fills up while features are kept, while the model is saved, while items are written; then there is room."""
+    folder, index = photos(6, side=200), tmp_path / "my.genius"
+    *full, last = other_process(on_ramp_without_room, str(folder), str(index), str(clip), [2_000, 60_000, 380_000, -1])
+    for said, stage in zip(full, ("encoded", "model", "cannot add items"), strict=True):
+        assert said.startswith("GeniusError: cannot ") and stage in said and "disk is full" in said, said
+        assert said.endswith("make room and run it again")
+    assert last.startswith(f"{6 * len(COLOURS)} items"), last
+    assert len(answers(index, "red", "-k", 100)) == 6 * len(COLOURS)
 
 
 def test_python(clip: Path, tmp_path: Path) -> None:

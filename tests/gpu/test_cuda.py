@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from genius.model.generator import Generator, GeneratorConfig
 from genius.search import CodeTrie, SearchEngine, SearchParams
 from genius.train.config import read_train_config
+from genius.train.generator import GeneratorStage
 from genius.train.run import train
 from genius.train.sources import synthetic
 
@@ -33,7 +34,7 @@ EXACT = SearchParams(beams=20, rerank=0, reranker="none")
 def test_kernels_compute_what_torch_does(dtype: torch.dtype) -> None:
     from static_ops import TorchOps
 
-    from genius.search.kernels import TritonOps
+    from genius.search.cuda_kernels import TritonOps
 
     torch.manual_seed(0)
     h, head = torch.randn(300, 512, device="cuda").to(dtype), (torch.randn(1000, 512, device="cuda") * 0.044).to(dtype)
@@ -74,13 +75,14 @@ def test_a_recorded_search_finds_what_the_plain_one_finds(params: SearchParams) 
         assert (found.scores.cpu() - plain.scores)[same].abs().max() < error
 
 
-def test_a_recorded_training_step_is_the_plain_one(tmp_path: Path) -> None:
+def test_a_recorded_training_step_is_the_plain_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same losses at every step, with and without a CUDA graph."""
     losses = []
     for record in (True, False):
         output = tmp_path / str(record)
+        monkeypatch.setattr(GeneratorStage, "fixed_shapes", record)
         changes = {
-            "output": str(output), "device": "cuda", "run.record": record, "run.precision": "fp32", "run.log_every": 1,
+            "output": str(output), "device": "cuda", "run.precision": "fp32", "run.log_every": 1,
             "run.patience": 0, "encoder.steps": 2, "quantizer.steps": 4, "generator.steps": 12, "model.decoder": "tiny",
         }  # fmt: skip
         train(read_train_config("builtin:tiny", changes), synthetic("tiny", 0), quiet=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+
+from lab.clip_shape import TINY, write_clip_shape
 
 COLOURS = {
     "red": (220, 30, 30), "green": (30, 180, 40), "blue": (30, 50, 220), "yellow": (235, 220, 40),
@@ -28,38 +29,9 @@ def photo(colour: str, seed: int, side: int = 48) -> Image.Image:
 
 def write_clip(folder: Path, steps: int = 60) -> Path:
     """Train a tiny CLIP on colours, and write it as `transformers` does."""
-    transformers = pytest.importorskip("transformers")
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-
+    pytest.importorskip("transformers")
     torch.manual_seed(0)
-    words = ["<unk>", "a", "photo", "of", "shoes", ".", *COLOURS]
-    ends = ["<|startoftext|>", "<|endoftext|>"]
-    table = {word: i for i, word in enumerate([*words, *ends])}
-    shared = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
-    start, end = table[ends[0]], table[ends[1]]
-    text = {**shared, "vocab_size": len(table), "max_position_embeddings": 12, "bos_token_id": start, "eos_token_id": end}
-    vision = {**shared, "image_size": 32, "patch_size": 16}
-    config = transformers.CLIPConfig(text_config={**text, "pad_token_id": end}, vision_config=vision, projection_dim=24)
-    tokenizer = Tokenizer(models.WordLevel(table, unk_token="<unk>"))
-    tokenizer.normalizer = normalizers.Lowercase()
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    pieces = [(name, table[name]) for name in ends]
-    tokenizer.post_processor = processors.TemplateProcessing(single=f"{ends[0]} $A {ends[1]}", special_tokens=pieces)
-    transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token=ends[0],
-        eos_token=ends[1],
-        unk_token="<unk>",
-        pad_token=ends[1],
-        model_max_length=12,
-    ).save_pretrained(folder)
-    model = transformers.CLIPModel(config)
-    model.save_pretrained(folder)
-    mean = {"image_mean": [0.48, 0.46, 0.41], "image_std": [0.27, 0.26, 0.28]}
-    crop = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}, "resample": 3}
-    flags = {"do_resize": True, "do_center_crop": True, "do_normalize": True, "do_rescale": True, "do_convert_rgb": True}
-    body = {**crop, **mean, **flags, "image_processor_type": "CLIPImageProcessor"}
-    (folder / "preprocessor_config.json").write_text(json.dumps(body))
+    write_clip_shape(folder, ["a", "photo", "of", "shoes", ".", *COLOURS], TINY, TINY, side=32, patch=16, width=24)
     _teach(folder, steps)
     return folder
 

@@ -12,6 +12,7 @@ import signal
 import tempfile
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from fake_encoder import fake_model
@@ -69,9 +70,9 @@ def fill(index: Index) -> tuple[int, int, bool, str]:
 
 def open_without_room(folder: str, limit: int) -> tuple[int, int, list[str]]:
     """Open an index whose cache does not fit on the disk: items, hits, what the cache folder holds."""
-    import genius.index.state
+    import genius.index.opened
 
-    genius.index.state.CACHE_FROM = 1
+    genius.index.opened.CACHE_FROM = 1
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     index = Index(folder, fake_model())
@@ -116,3 +117,22 @@ def add_with_patience(folder: str, seconds: float) -> str:
     except GeniusError as error:
         return str(error)
     return "added"
+
+
+def on_ramp_without_room(folder: str, output: str, clip: str, limits: list[int]) -> list[str]:
+    """Fit an index to photos with one limit of bytes a file after the other, -1 for none: what was said each time."""
+    from genius.fit.collection import FitConfig
+    from genius.fit.folder import index_with_encoder
+    from genius.index.ingest import IngestConfig
+
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    said = []
+    for limit in limits:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most if limit < 0 else limit, most))
+        try:
+            done = index_with_encoder([folder], Path(output), clip, IngestConfig(), fit_config=FitConfig(steps=5))
+            said.append(f"{done.items} items, {done.report.added} added")
+        except Exception as error:
+            said.append(f"{type(error).__name__}: {error}")
+    return said

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from shapes_encoder import ShapesEncoder
 
 from genius.data.extract import ExtractConfig, extract
 from genius.data.features import FeatureSet
 from genius.data.mbeir import MBeir
-from genius.data.shapes import ShapesEncoder
 from genius.data.synthetic import write_synthetic_mbeir
 from genius.model.genius import Genius
 

@@ -12,8 +12,8 @@ from fake_encoder import fake_model
 from PIL import Image
 
 from genius import Genius, GeniusError, Index, Item, Modality, Query
-from genius.index.targets import why_nothing
-from genius.search import SearchParams
+from genius.index.searching import why_nothing
+from genius.search import SearchEngine, SearchParams, SearchRequest
 
 COLOURS = {"red": (220, 20, 20), "green": (20, 200, 20), "blue": (20, 20, 220), "white": (250, 250, 250)}
 
@@ -82,7 +82,9 @@ def test_a_target_is_what_people_mean_by_it(index: Index) -> None:
     assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
     assert [hit.id for hit in index.search(text="a red thing", target="image", k=3)] == [hit.id for hit in hits[:3]]
     assert {hit.id.split()[0] for hit in index.search(text="a red thing", target="text", k=20)} == {"pair", "text"}
-    many = index.search_many([Query(text="a red thing", target=kind) for kind in (Modality.TEXT, None, Modality.IMAGE)], k=20)
+    many = index.search_many(
+        [Query(text="a red thing", target=kind) for kind in (Modality.TEXT, None, Modality.IMAGE)], SearchRequest(20)
+    )
     assert [len(found) for found in many] == [8, 12, 8] and [hit.id for hit in many[2]] == [hit.id for hit in hits]
     with pytest.raises(GeniusError, match="use one of them"):
         index.search(text="a", target="image", modality="image")
@@ -264,12 +266,25 @@ def test_many_queries_in_one_call_equal_one_by_one(index: Index) -> None:
         Query(text="thing9", target=Modality.TEXT),
         Query(image=picture("red"), target=Modality.IMAGE),
     ]
-    together = index.search_many(queries, k=7)
+    together = index.search_many(queries, SearchRequest(7))
     for query, hits in zip(queries, together, strict=True):
-        alone = index.search_many([query], k=7)[0]
+        alone = index.search_many([query], SearchRequest(7))[0]
         assert [h.id for h in alone] == [h.id for h in hits]
         np.testing.assert_allclose([h.score for h in alone], [h.score for h in hits], atol=1e-5)
     assert index.search_many([]) == []
+
+
+def test_queries_with_requests_of_their_own_equal_one_by_one(index: Index) -> None:
+    index.add(texts(40) + [Item(f"image {c}", image=picture(c)) for c in COLOURS])
+    queries = [Query(text="word3"), Query(image=picture("red"), target=Modality.IMAGE), Query(text="word5"), Query(text="thing9")]
+    requests = [SearchRequest(5, where=where) for where in ("id <> '3'", None, "modality = 'text'", "id <> '3'")]
+    together = index.search_each(queries, requests)
+    for query, request, hits in zip(queries, requests, together, strict=True):
+        alone = index.search_many([query], request)[0]
+        assert [h.id for h in alone] == [h.id for h in hits] and len(hits) >= 4
+        np.testing.assert_allclose([h.score for h in alone], [h.score for h in hits], atol=1e-5)
+    with pytest.raises(GeniusError, match="1 requests for 2 queries"):
+        index.search_each(queries[:2], requests[:1])
 
 
 def test_features_can_stand_in_for_the_encoder(index: Index, model: Genius, tmp_path: Path) -> None:
@@ -336,7 +351,7 @@ def test_a_model_without_modality_codes_still_obeys_target(tmp_path: Path) -> No
     index = Index(tmp_path / "n.genius", Genius(config, model.encoder))
     index.add([Item(f"image {c}", image=picture(c)) for c in COLOURS] + texts(10))
     hits = index.search_many(
-        [Query(text="red", target=Modality.IMAGE), Query(text="red", target=Modality.TEXT), Query(text="red")], k=20
+        [Query(text="red", target=Modality.IMAGE), Query(text="red", target=Modality.TEXT), Query(text="red")], SearchRequest(20)
     )
     assert [len(part) for part in hits] == [4, 10, 14]
     assert {hit.modality for hit in hits[0]} == {Modality.IMAGE} and {hit.modality for hit in hits[1]} == {Modality.TEXT}
@@ -371,7 +386,7 @@ def test_given_features_go_to_the_items_that_are_kept(model: Genius, tmp_path: P
     index.add(items[:6])
     assert index.add(items, features=features).added == 6
     z, dense = model.embed(features)
-    for row, hits in enumerate(index.search_embedded(z, dense, k=1)):
+    for row, hits in enumerate(index.search_embedded(z, dense, request=SearchRequest(1))):
         assert hits[0].id == items[row].id and hits[0].score == pytest.approx(1, abs=2e-3)
 
 
@@ -396,7 +411,29 @@ def test_under_a_filter_all_that_match_are_compared(model: Genius, tmp_path: Pat
     matching = [item for item in items if item.metadata["n"] % 5 == 0]
     stored = model.embed_items(matching).dense.half().float()
     where = " OR ".join(f"n = {item.metadata['n']}" for item in matching)
-    for row, hits in enumerate(index.search_embedded(asked.z, asked.dense, k=10, where=where, params=SearchParams(1, 10))):
+    request = SearchRequest(10, where, params=SearchParams(1, 10))
+    for row, hits in enumerate(index.search_embedded(asked.z, asked.dense, request=request)):
         best = (stored @ asked.dense[row]).sort(descending=True, stable=True)
         assert [hit.score for hit in hits] == pytest.approx(best.values[:10].tolist(), abs=2e-3)
         assert hits[0].id == matching[int(best.indices[0])].id
+
+
+def test_the_engine_is_asked_what_the_caller_asked(model: Genius, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings said outright reach the engine as they are, filter or not; without them a filter has all that match compared."""
+    asked: list[SearchParams] = []
+    search = SearchEngine.search
+
+    def spy(engine: SearchEngine, *args: object, params: SearchParams, **options: object) -> object:
+        asked.append(params)
+        return search(engine, *args, params=params, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(SearchEngine, "search", spy)
+    index = Index(tmp_path / "asked.genius", model)
+    index.add([Item(f"t{i}", text=f"word{i}", metadata={"n": i}) for i in range(60)])
+    own = SearchParams.of_model(model)
+    given = SearchParams(4, 6)
+    index.search(text="word1")
+    index.search(text="word1", beams=3, rerank=7, where="n < 40")
+    index.search(text="word1", params=given, rerank=5)
+    index.search(text="word1", params=given, where="n < 40")
+    assert asked == [own, SearchParams(3, 7), SearchParams(4, 5), SearchParams(4, 40)]

@@ -14,10 +14,10 @@ import processes
 import pytest
 import torch
 
-from genius import Genius, GeniusError, Index, Item
+from genius import Genius, GeniusError, Index, Item, Query
 from genius.index.live import Live
+from genius.index.opened import OpenIndex
 from genius.index.reader import Reader, Vanished
-from genius.index.state import State
 from genius.search import SearchParams
 
 
@@ -39,6 +39,8 @@ BAD = {
     "k as a text": (lambda i: i.search(text="a", k="3"), "k must be"),
     "min_score as a text": (lambda i: i.search(text="a", min_score="x"), "min_score is not a number"),
     "where as a number": (lambda i: i.search(text="a", where=5), "where is empty"),
+    "a number for a request": (lambda i: i.search_embedded(torch.zeros(1, 32), request=3), "must be a SearchRequest, got int"),
+    "many, a number for a request": (lambda i: i.search_many([Query(text="a")], 3), "must be a SearchRequest, got int"),
     "params as a dictionary": (lambda i: i.search(text="a", params={"beams": 3}), "params must be SearchParams"),
     "beams without end": (lambda i: i.search(text="a", params=SearchParams(beams=10**9)), "beams must be"),
     "text as a number": (lambda i: i.search(text=5), "text must be a string"),
@@ -113,14 +115,14 @@ def test_adding_survives_an_optimize_that_drops_the_version_it_looked_at(index: 
     index.add(texts(0, 3))
     looks = 0
 
-    def find(state: State, ids: Sequence[str]) -> dict[str, int]:
+    def find(state: OpenIndex, ids: Sequence[str]) -> dict[str, int]:
         nonlocal looks
         looks += 1
         if looks == 1:
             raise Vanished("cannot read the index: a file of this version is gone")
         return state.current().find(ids)
 
-    monkeypatch.setattr(State, "find", find)
+    monkeypatch.setattr(OpenIndex, "find", find)
     report = index.add(texts(0, 5))
     assert (report.added, report.existing, looks) == (2, 3, 2)
 
@@ -129,15 +131,15 @@ def test_opening_survives_an_optimize_that_drops_the_version_it_opens(
     index: Index, model: Genius, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index.add(texts(0, 3))
-    opened, tries = State._open, []
+    opened, tries = OpenIndex._open, []
 
-    def open_late(state: State, reader: Reader) -> Live:
+    def open_late(state: OpenIndex, reader: Reader) -> Live:
         tries.append(reader.version)
         if len(tries) == 1:
             raise Vanished("cannot read the index: a file of this version is gone")
         return opened(state, reader)
 
-    monkeypatch.setattr(State, "_open", open_late)
+    monkeypatch.setattr(OpenIndex, "_open", open_late)
     assert len(Index(index.path, model)) == 3 and len(tries) == 2
 
 

@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 from genius import Genius, GeniusError, Index, Modality
 from genius.cli import app
 from genius.index.ingest import IngestConfig, ingest
-from genius.index.tables import Columns
+from genius.index.row_items import Columns
 
 runner = CliRunner()
 
@@ -220,7 +220,8 @@ def test_the_commands_work_together(folder: Path, model_folder: Path, tmp_path: 
     assert len(explained["path"]) == 4 and explained["path"][0]["prefix"] == codes[:1]  # type: ignore[has-type]
     under = as_json("explain", path, "--prefix", ",".join(map(str, codes[:2])))
     assert under["count"] == 1 and under["items"][0]["id"] == "photos/note.md"  # type: ignore[index]
-    assert as_json("explain", path, "--text", "a red square", "-k", 1)["results"]
+    found = as_json("explain", path, "a red square", "--target", "pair", "-k", 1)
+    assert found["answers"][0]["id"] == "photos/red.png" and found["written"][0]["tree"][0]["prefix"] == [2]  # type: ignore[index]
     assert as_json("delete", path, "photos/note.md") == {"deleted": 1, "items": 2}
     assert as_json("delete", path, "--where", "modality = 'image'") == {"deleted": 1, "items": 1}
     assert set(as_json("optimize", path)) == {"bytes_before", "bytes_after"}
@@ -237,6 +238,8 @@ def test_people_get_readable_answers(folder: Path, model_folder: Path, tmp_path:
     assert found.exit_code == 0 and "photos/red.png  a red square" in found.stdout
     assert "nothing found" in genius("search", path, "--text", "a", "--where", "id = 'x'").stdout
     assert "ID 1 " in genius("explain", path, "--id", "photos/note.md").stdout
+    told = genius("explain", path, "--text", "a red square", "-k", 1).stdout
+    assert "looking for items of the kind pair" in told and "* " in told and "log p given" in told
     assert "items under everything" in genius("explain", path, "--prefix", "").stdout
     assert "3 items (1 image, 1 text, 1 pair)" in genius("info", path).stdout
 

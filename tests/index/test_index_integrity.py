@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 import genius.index.commit
-import genius.index.state
+import genius.index.opened
 import genius.index.store
 from genius import Genius, GeniusError, Index, Item
 from genius.cli import app
@@ -45,7 +45,7 @@ def everything(index: Index) -> dict[str, tuple[object, ...]]:
 @pytest.fixture
 def cached(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small indexes leave caches and have an index of rows, so that there is a file of every kind."""
-    monkeypatch.setattr(genius.index.state, "CACHE_FROM", 1)
+    monkeypatch.setattr(genius.index.opened, "CACHE_FROM", 1)
     monkeypatch.setattr(genius.index.store, "INDEX_FROM", 10)
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 import genius.index.live
-import genius.index.state
+import genius.index.opened
 import genius.index.store
 from genius import Genius, GeniusError, Index, Item, Query
 
@@ -150,7 +150,7 @@ class IndexMachine(RuleBasedStateMachine):
 
 @pytest.mark.parametrize("cache_from", [3, 1_000_000], ids=["cached", "uncached"])
 def test_same_answers_as_a_dictionary(model: Genius, monkeypatch: pytest.MonkeyPatch, cache_from: int) -> None:
-    monkeypatch.setattr(genius.index.state, "CACHE_FROM", cache_from)
+    monkeypatch.setattr(genius.index.opened, "CACHE_FROM", cache_from)
     monkeypatch.setattr(genius.index.store, "INDEX_FROM", cache_from)
     monkeypatch.setattr(genius.index.live, "MERGE_FROM", 4)
     monkeypatch.setattr(genius.index.live, "WASTE_FROM", 10)

@@ -23,11 +23,11 @@ from genius import GeniusError, Index, Item
 from genius.cli import app
 from genius.data import readers
 from genius.data.readers import BATCH_ROWS, _batch_size, read_rows
+from genius.errors import KEPT, Problems
 from genius.index import writing
 from genius.index.filters import compile_where
 from genius.index.ingest import IngestConfig, ingest
-from genius.index.tables import Columns, to_item
-from genius.problems import KEPT, Problems
+from genius.index.row_items import Columns, to_item
 
 QUIET = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 

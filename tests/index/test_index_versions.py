@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 import genius.index.live
-import genius.index.state
+import genius.index.opened
 import genius.index.writing
 from genius import Genius, GeniusError, Index, Item
 from genius.index import cache
 from genius.index.repair import repair
-from genius.search import CodeTrie
+from genius.search import CodeTrie, SearchRequest
 
 
 def texts(start: int, stop: int, word: str = "thing") -> list[Item]:
@@ -28,7 +28,7 @@ def texts(start: int, stop: int, word: str = "thing") -> list[Item]:
 @pytest.fixture
 def cached(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make small indexes leave caches."""
-    monkeypatch.setattr(genius.index.state, "CACHE_FROM", 1)
+    monkeypatch.setattr(genius.index.opened, "CACHE_FROM", 1)
 
 
 def everything(index: Index) -> dict[str, tuple[str | None, tuple[int, ...]]]:
@@ -135,7 +135,29 @@ def test_a_table_put_back_from_a_copy_does_not_meet_its_old_cache(index: Index, 
         found = everything(handle)
         assert found == everything(writer) and len(found) == 31 and found["t25"][0] == "second25 w0"
         own = handle.model.embed_items([Item("t25", text="second25 w0")])
-        assert handle.search_embedded(own.z, own.dense, k=1, where="id = 't25'")[0][0].score == pytest.approx(1, abs=2e-3)
+        assert handle.search_embedded(own.z, own.dense, request=SearchRequest(1, "id = 't25'"))[0][0].score == pytest.approx(
+            1, abs=2e-3
+        )
+
+
+def test_another_story_of_equal_length_is_noticed(index: Index, model: Genius, tmp_path: Path) -> None:
+    """As many items as this process expects, and not those it knows: counting them says nothing."""
+    index.add(texts(0, 20))
+    shutil.copytree(index.path / "items.lance", tmp_path / "backup")
+    index.delete([f"t{i}" for i in range(5)])
+    index.add(texts(20, 25))
+    running = Index(index.path, model)
+    assert {hit.id for hit in running.search(text="w0", k=50)} == {f"t{i}" for i in range(5, 25)}
+    shutil.rmtree(index.path / "items.lance")
+    shutil.copytree(tmp_path / "backup", index.path / "items.lance")
+    repair(index.path)
+    writer = Index(index.path, model)
+    writer.add([Item("more", text="more")])
+    while writer.version <= running._state.live.version:
+        writer.upsert([Item("more", text=f"version {writer.version}")])
+    expected = {"more", *(f"t{i}" for i in range(20))}
+    assert {hit.id for hit in writer.search(text="w0", k=50)} == expected
+    assert {hit.id for hit in running.search(text="w0", k=50)} == expected
 
 
 def test_crashed_cache_builds_are_swept_up(index: Index, model: Genius, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +168,7 @@ def test_crashed_cache_builds_are_swept_up(index: Index, model: Genius, monkeypa
 
 
 def test_without_room_for_a_cache_the_index_still_opens(index: Index, model: Genius, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(genius.index.state, "CACHE_FROM", 1)
+    monkeypatch.setattr(genius.index.opened, "CACHE_FROM", 1)
     index.add(texts(0, 10))
 
     def full(*_: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -15,7 +16,7 @@ from genius.features import Features
 from genius.model.fusion import FusionConfig
 from genius.model.generator import SIZES, Generator, GeneratorConfig
 from genius.model.genius import Genius, GeniusConfig
-from genius.model.nearness import by_modality
+from genius.model.nearness import as_one_number, by_modality, for_each_kind
 from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
 
 LEVELS = (3, 6, 5)
@@ -55,6 +56,21 @@ def test_the_fingerprint_changes_with_any_weight() -> None:
         assert len(seen) == 2, name
         tensor.view(-1)[0] -= 1
         seen = {model.fingerprint()}
+
+
+def test_a_field_that_comes_later_changes_no_fingerprint_until_it_is_used() -> None:
+    """By construction: a subclass of every part with one field more, left at its default, is the same model."""
+    model, before = tiny(), tiny().fingerprint()
+    parts = {name: getattr(model.config, name) for name in ("fusion", "quantizer", "generator")}
+    for name, part in {**parts, "": model.config}.items():
+        longer = dataclasses.make_dataclass(
+            "Longer", [("later", int, dataclasses.field(default=7))], bases=(type(part),), frozen=True, slots=True
+        )
+        values = {f.name: getattr(part, f.name) for f in dataclasses.fields(part)}
+        for later, same in ((7, True), (8, False)):
+            grown = longer(**values, later=later)
+            model.config = dataclasses.replace(tiny().config, **{name: grown}) if name else grown
+            assert (model.fingerprint() == before) is same, name
 
 
 def test_bad_folders_get_one_line(tmp_path: Path) -> None:
@@ -142,6 +158,24 @@ def test_an_untrained_head_is_nearness_with_a_temperature() -> None:
     with torch.no_grad():
         for level in (1, 2):
             assert torch.equal(generator.next_log_probs(z, codes[:, :level]).argmax(1), codes[:, level])
+
+
+def test_weights_from_before_each_kind_had_its_own_scale_load_and_keep_their_bytes() -> None:
+    """Their fingerprint must stay, or indexes built with them would not open."""
+    quantizer = ResidualQuantizer(QuantizerConfig(8, (3, 20, 20), own_books_from=1))
+    config = GeneratorConfig(8, (3, 20, 20), **SIZES["tiny"], prefix_tokens=2, normalizer="level", head="codebooks")  # type: ignore[arg-type]
+    generator = Generator(config, quantizer)
+    old = {"nearness.log_scale": torch.tensor([0.1, 0.2]), "nearness.norm_weight": torch.tensor([0.3, 0.4])}
+    wanted = generator.state_dict()
+    generator.load_state_dict(wanted | for_each_kind(old, wanted))
+    scales = [generator.nearness.scale(level, kind).item() for level in (1, 2) for kind in range(3)]
+    assert scales == pytest.approx([7.389] * 3 + [54.598] * 3, rel=1e-3)
+    for name, tensor in old.items():
+        assert torch.equal(as_one_number(name, generator.state_dict()[name]), tensor)
+    with torch.no_grad():
+        generator.nearness.log_scale[1] += 0.1
+    assert len(as_one_number("nearness.log_scale", generator.nearness.log_scale)) == 6
+    assert generator.nearness.scale(1, 1) > generator.nearness.scale(1, 0)
 
 
 def test_a_tied_head_does_not_grow_with_the_codebooks() -> None:

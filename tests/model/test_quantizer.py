@@ -88,6 +88,21 @@ def test_revival_does_not_churn() -> None:
     assert replaced_per_step(published=False) < 0.01
 
 
+def test_a_code_that_got_nothing_keeps_its_place() -> None:
+    """Its averages decay; the code itself must not go with them to the origin."""
+    torch.manual_seed(0)
+    quantizer = ResidualQuantizer(QuantizerConfig(16, (3, 64)))
+    z, modality = vectors(2000, 16), torch.randint(3, (2000,))
+    quantizer.initialise(z, modality)
+    before = quantizer.codebook(1).clone()
+    for _ in range(3):
+        quantized = quantizer.quantize(z[:40], modality[:40])
+        quantizer.update(quantized.codes, quantized.residuals)
+    used = torch.bincount(quantizer.encode(z[:40], modality[:40])[:, 1], minlength=64) > 0
+    assert 0 < used.sum() < 64 and torch.equal(quantizer.codebook(1)[~used], before[~used])
+    assert not torch.isclose(quantizer.codebook(1)[used], before[used]).all(1).any()
+
+
 def test_a_dead_code_comes_back() -> None:
     torch.manual_seed(0)
     quantizer = ResidualQuantizer(QuantizerConfig(8, (3, 4)))

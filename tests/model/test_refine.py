@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from test_own_codebooks import clouds
 from torch import Tensor
 
+from genius.model.fitting import choose_again, fit_together
 from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
-from genius.model.refine import choose_again, fit_together
 
 SIZES = (3, 16, 16, 16, 16)
 

@@ -20,7 +20,7 @@ from PIL import Image
 
 from genius import GeniusError
 from genius.pictures import load_image, sandbox
-from genius.pictures.svg import MAX_DEPTH, clean_svg
+from genius.pictures.draw import MAX_DEPTH, clean_svg
 
 pytest.importorskip("resvg_py")
 

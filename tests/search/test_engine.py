@@ -94,11 +94,23 @@ def test_budget_for_everything_is_dense_search() -> None:
 def test_early_stop_stays_within_its_budget_and_holds_the_beams(seed: int, items: int, beams: int, budget: int) -> None:
     """At most R items are looked at, and the best beam's items of the full-depth search's first level are among them."""
     codes, vectors, z = collection(seed, items)
-    engine = engine_of(codes, vectors)
+    engine = SearchEngine(GENERATOR, None, CodeTrie.build(codes, SIZES), vectors)  # without codebooks nothing is scanned
     found = engine.search(z, k=1, params=SearchParams(beams=beams, rerank=budget))
     largest = np.unique(codes, axis=0, return_counts=True)[1].max()
     assert (found.touched <= max(budget, 1)).all() or largest * beams > budget
     assert (found.touched >= min(items, 1)).all()
+
+
+def test_an_early_stop_fills_its_budget() -> None:
+    """One beam of two items would do, but what is ranked next costs nothing more: as much as fits is looked at."""
+    codes = np.array([[0, first, last, 0] for first in range(5) for last in range(2)])
+    engine = engine_of(
+        codes, torch.nn.functional.normalize(torch.randn(10, 8, generator=torch.Generator().manual_seed(0)), dim=1)
+    )
+    z = torch.randn(3, 8, generator=torch.Generator().manual_seed(1))
+    for budget, touched in ((2, 2), (5, 4), (6, 6), (9, 8)):
+        found = engine.search(z, k=1, params=SearchParams(beams=1, rerank=budget), target=torch.zeros(3, dtype=torch.long))
+        assert found.touched.tolist() == [touched] * 3
 
 
 def test_codes_only_reads_the_codebooks_of_each_modality() -> None:
@@ -143,17 +155,18 @@ def test_additions_and_deletions_equal_a_fresh_build(seed, items, added, share, 
     engine = engine_of(codes[:items], vectors[:items])
     at = items
     for count in added:
-        assert engine.add(codes[at : at + count], vectors[at : at + count]) == at
-        at += count
-    gone = np.flatnonzero(np.random.default_rng(seed).random(total) < share)
-    assert engine.delete(gone) == len(gone)
+        before, at = engine, at + count
+        engine = engine.changed(items, codes[items:at], vectors[at - count : at])
+        assert before.rows == at - count  # it still shows what it showed
+    alive = np.random.default_rng(seed).random(total) >= share
+    left = np.flatnonzero(alive)
     if merge:
-        engine.merge()
-    left = np.setdiff1d(np.arange(total), gone)
+        engine = engine.changed(total, codes[:0], alive=alive, trie=CodeTrie.build(codes[left], SIZES, rows=left))
+    else:
+        engine = engine.changed(items, codes[items:], alive=alive)
     fresh = SearchEngine(GENERATOR, QUANTIZER, CodeTrie.build(codes[left], SIZES, rows=left), vectors)
     params = SearchParams(beams=7, rerank=rerank, reranker=reranker)
     ours, theirs = engine.search(z, k=9, params=params), fresh.search(z, k=9, params=params)
-    assert engine.items == len(left)
     assert torch.allclose(ours.scores, theirs.scores, atol=1e-5)
     for a, b, s in zip(ours.rows.tolist(), theirs.rows.tolist(), ours.scores, strict=True):
         if len(np.unique(s.numpy().round(5))) == len(s):  # without ties the rows are the same too
@@ -193,12 +206,13 @@ def test_broken_calls_are_one_clear_error() -> None:
         (lambda: engine.search(z, k=1, allowed=np.ones(5, dtype=bool)), "allowed"),
         (lambda: engine_of(codes, None).search(z, k=1), "no embeddings"),
         (lambda: engine_of(codes, vectors[:5]), "5 embeddings for 20"),
-        (lambda: engine.add(codes[:2]), "embeddings"),
-        (lambda: engine.add(codes[:2] + 50, vectors[:2]), "code"),
-        (lambda: engine.delete([20]), "rows must be"),
+        (lambda: engine.changed(20, codes[:2]), "20 embeddings for 22 item rows"),
+        (lambda: engine_of(codes, None).changed(20, codes[:2], vectors[:2]), "no embeddings"),
+        (lambda: engine.changed(20, codes[:2] + 50, vectors[:2]), "code"),
+        (lambda: engine.changed(20, codes[:0], alive=np.ones(19, dtype=bool)), "alive has shape"),
         (lambda: SearchParams(beams=0), "beams"),
         (lambda: SearchParams(rerank=-1), "rerank"),
     ]:
         with pytest.raises(GeniusError, match=message):
             call()
-    assert engine.items == 20  # nothing was half added
+    assert engine.rows == len(engine.vectors) == 20  # nothing was half added

@@ -9,10 +9,10 @@ import torch
 from genius.model.generator import Generator, GeneratorConfig
 from genius.search import CodeTrie, SearchEngine, SearchParams
 from genius.search.decoder import Decoder, Int8Decoder
-from genius.search.int8 import Int8Matrix, supported
+from genius.search.head import Int8Matrix, int8_works
 
 SIZES = (3, 64, 32, 32)
-pytestmark = pytest.mark.skipif(not supported(), reason="this torch has no int8 products")
+pytestmark = pytest.mark.skipif(not int8_works(), reason="this torch has no int8 products")
 
 
 def wide_generator(normalizer: str = "vocabulary") -> Generator:

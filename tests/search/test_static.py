@@ -11,10 +11,10 @@ from search_reference import KINDS, tiny_generator
 from static_ops import TorchOps
 
 from genius.search import CodeTrie, SearchEngine, SearchParams
+from genius.search.cuda_graphs import GraphSearch
+from genius.search.cuda_search import Parts
 from genius.search.decoder import Decoder
 from genius.search.forest import TrieView
-from genius.search.graph import GraphSearch
-from genius.search.static import Parts
 
 SIZES = (3, 12, 10, 8, 6)
 GENERATORS = {kind: tiny_generator(SIZES, 1, kind) for kind in KINDS}

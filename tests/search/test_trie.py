@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -36,20 +34,6 @@ def test_says_what_is_below_every_prefix(seed: int, items: int, skew: float) -> 
                 values, counts = np.unique(codes[below, depth], return_counts=True)
                 found, items_below = trie.children(prefix)
                 assert found.tolist() == values.tolist() and items_below.tolist() == counts.tolist()
-
-
-@settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 2**31), items=st.integers(0, 60), skew=st.sampled_from([1.0, 6.0]), mmap=st.booleans())
-def test_survives_the_disk(tmp_path_factory: pytest.TempPathFactory, seed: int, items: int, skew: float, mmap: bool) -> None:
-    codes = random_codes(seed, items, skew)
-    trie = CodeTrie.build(codes, SIZES)
-    path = tmp_path_factory.mktemp("trie") / "codes.trie"
-    trie.save(path)
-    again = CodeTrie.load(path, mmap=mmap)
-    assert again.level_sizes == SIZES and again.top == trie.top
-    assert {name: array.tolist() for name, array in again.arrays().items()} == {
-        name: array.tolist() for name, array in trie.arrays().items()
-    }
 
 
 def test_items_keep_their_own_rows() -> None:
@@ -99,18 +83,6 @@ def test_small_in_memory() -> None:
 def test_bad_codes_are_refused(codes: np.ndarray, message: str) -> None:
     with pytest.raises(GeniusError, match=message):
         CodeTrie.build(codes, SIZES)
-
-
-def test_foreign_files_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "text").write_text("hello, this is no trie at all")
-    with pytest.raises(GeniusError, match="cannot read"):
-        CodeTrie.load(tmp_path / "text")
-    with pytest.raises(GeniusError, match="no such trie"):
-        CodeTrie.load(tmp_path / "absent")
-    CodeTrie.build(random_codes(0, 50, 1.0), SIZES).save(tmp_path / "whole")
-    (tmp_path / "half").write_bytes((tmp_path / "whole").read_bytes()[:-40])
-    with pytest.raises(GeniusError, match="cut short"):
-        CodeTrie.load(tmp_path / "half")
 
 
 def test_rows_that_no_item_has_are_refused() -> None:

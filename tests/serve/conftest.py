@@ -68,8 +68,8 @@ def make_web() -> Iterator[Callable[..., TestClient]]:
     """An app over anything that looks like an index."""
     opened: list[TestClient] = []
 
-    def make(index: Any, keys: Keys | None = None, level_sizes: tuple[int, ...] | None = None, **config: Any) -> TestClient:
-        client = TestClient(create_app(index, ServeConfig(**config), keys, level_sizes=level_sizes), base_url=LOCAL)
+    def make(index: Any, keys: Keys | None = None, **config: Any) -> TestClient:
+        client = TestClient(create_app(index, ServeConfig(**config), keys), base_url=LOCAL)
         client.__enter__()
         opened.append(client)
         return client

@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,11 +16,11 @@ from PIL import Image, ImageDraw
 
 from genius import GeniusError, Item, Modality, Query
 from genius.index import Hit, Hits
+from genius.search import SearchRequest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 
 COLOURS = {"red": "#d3362b", "blue": "#2b5fd3", "green": "#2b9a4a", "yellow": "#e6b422", "purple": "#7d3cc2", "orange": "#e8791e"}
-SIZES = (3, 4)  # codes of each level of a SlowIndex
 SHAPES = ("circle", "square", "triangle", "bar", "cross", "ring")
 
 
@@ -73,6 +74,8 @@ class SlowIndex:
     """Looks like an Index; answers when it is let, and remembers how it was asked."""
 
     version = 1
+    about = SimpleNamespace(levels=(3, 4))
+    model = SimpleNamespace(encoder=None)
 
     def __init__(self) -> None:
         self.go = threading.Event()
@@ -81,15 +84,16 @@ class SlowIndex:
         self.wrote: list[str] = []
         self.fails = False
 
-    def search_many(self, queries: Sequence[Query], k: int = 10, *, where: str | None = None, **_: Any) -> list[Hits]:
-        self.asked.append((len(queries), where))
+    def search_each(self, queries: Sequence[Query], requests: Sequence[SearchRequest]) -> list[Hits]:
+        self.asked += [(count, where) for where, count in Counter(request.where for request in requests).items()]
         self.entered.set()
         assert self.go.wait(20)
-        if where == "bad":
+        if any(request.where == "bad" for request in requests):
             raise GeniusError("where: unknown column 'bad'")
         if any(query.text == "crash" for query in queries):
             raise RuntimeError("a bug")
-        return [Hits(self._hit(f"{query.text}-{i}", 1.0 - i / 100) for i in range(k)) for query in queries]
+        pairs = zip(queries, requests, strict=True)
+        return [Hits(self._hit(f"{query.text}-{i}", 1.0 - i / 100) for i in range(request.k)) for query, request in pairs]
 
     def _hit(self, item_id: str, score: float) -> Any:
         return Hit(item_id, score, (1, 2), Item(item_id, text="t"), Modality.TEXT)

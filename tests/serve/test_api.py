@@ -290,3 +290,31 @@ class TestPicturesOnDisk:
         for path in ("/v1/items/kept.webp", "/v1/codes/0", "/v1/codes"):
             assert str(tmp_path) not in shelf.get(path).text
         assert str(tmp_path) not in json.dumps(ask(shelf, text="x"))
+
+
+def test_explain_says_how_the_answers_were_written(web: TestClient) -> None:
+    found = ask(web, text="red circle", target="image", k=2)["hits"]
+    answer = web.post("/v1/explain", json={"text": "red circle", "target": "image", "k": 2})
+    assert answer.status_code == 200, answer.text
+    body = answer.json()
+    assert [one["id"] for one in body["answers"]] == [hit["id"] for hit in found]
+    assert all(web.get(one["thumbnail_url"]).status_code == 200 for one in body["answers"])
+    assert {written["target"] for written in body["written"]} == {"image", "pair"}
+    for written in body["written"]:
+        assert written["tree"][0]["log_p"] is None  # the kind was given
+        for code in written["steps"][1]["codes"]:
+            assert (
+                code["log_p"] <= 0 and code["items"] == web.get(f"/v1/codes/{'-'.join(map(str, code['prefix']))}").json()["count"]
+            )
+            assert all(web.get(body["thumbnails"][name]).status_code == 200 for name in code["examples"][:1])
+    assert web.post("/v1/explain", json={"k": 2}).status_code == 422
+    assert web.post("/v1/explain", json={"text": "x", "where": "no such"}).status_code == 422
+
+
+def test_a_strict_kind_is_exactly_that_kind(web: TestClient) -> None:
+    meant = ask(web, text="red circle", target="image", k=100)["hits"]
+    exact = ask(web, text="red circle", modality="image", k=100)["hits"]
+    assert {hit["modality"] for hit in meant} == {"image", "pair"} and {hit["modality"] for hit in exact} == {"image"}
+    assert len(exact) == len(COLOURS) * len(SHAPES)
+    both = web.post("/v1/search", json={"text": "x", "target": "image", "modality": "image"})
+    assert both.status_code == 422 and "send one of them" in both.json()["error"]["message"]

@@ -13,10 +13,10 @@ from typing import Any
 
 import httpx
 import pytest
-from serve_fixtures import SIZES, SlowIndex
+from serve_fixtures import SlowIndex
 
 from genius.serve.app import create_app
-from genius.serve.callers import Caller, address_of
+from genius.serve.auth import Caller, address_of
 from genius.serve.run import build
 from genius.serve.settings import ServeConfig
 
@@ -27,7 +27,7 @@ class Running:
     def __init__(self, **config: Any) -> None:
         self.index = SlowIndex()
         settings = ServeConfig(port=0, drain_s=1, **config)
-        self.app = create_app(self.index, settings, level_sizes=SIZES)  # type: ignore[arg-type]
+        self.app = create_app(self.index, settings)  # type: ignore[arg-type]
         self.server, listener, self.url = build(self.app, settings)
         self._thread = threading.Thread(target=lambda: asyncio.run(self.server.serve(sockets=[listener])), daemon=True)
         self._thread.start()

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genius.serve.batching import Batcher, PassSize, QueueFull
-from genius.serve.fair import FairQueue
+from genius.serve.batching import Batcher, FairQueue, PassSize, QueueFull
 
 Waiting = tuple[str, str, str, int]  # lane, owner, group, number
 

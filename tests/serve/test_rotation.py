@@ -17,16 +17,15 @@ from typing import Any
 
 import httpx
 import pytest
-from serve_fixtures import SIZES, SlowIndex
+from serve_fixtures import SlowIndex
 from starlette.testclient import TestClient
 
 from genius.errors import GeniusError
 from genius.index import Index
-from genius.serve import GeniusClient, keys
+from genius.serve import GeniusClient, auth
 from genius.serve.audit import Audit, Change
-from genius.serve.callers import Caller
-from genius.serve.keys import KeyRing, Keys
-from genius.serve.tls import tls_context
+from genius.serve.auth import Caller, KeyRing, Keys
+from genius.serve.run import tls_context
 
 READ, WRITE, ADMIN, NEW = (f"{name}-key-0123456789" for name in ("read", "write", "admin", "new"))
 
@@ -75,7 +74,7 @@ def test_bad_lines_are_refused_with_their_number(tmp_path: Path, line: str) -> N
 def test_a_key_ends(make_web: Callable[..., TestClient], tmp_path: Path) -> None:
     soon = (datetime.now(UTC) + timedelta(seconds=0.6)).isoformat()
     (tmp_path / "keys").write_text(f"read {READ} expires={soon}\nread {WRITE} expires=2000-01-01\n")
-    web = make_web(SlowIndex(), Keys.load(tmp_path / "keys", {}), level_sizes=SIZES)
+    web = make_web(SlowIndex(), Keys.load(tmp_path / "keys", {}))
     assert web.get("/v1/keys", headers=bearer(READ)).status_code == 403  # known
     late = web.get("/v1/keys", headers=bearer(WRITE))
     assert late.status_code == 401 and "expired, on 2000-01-02" in late.json()["error"]["message"]
@@ -87,14 +86,14 @@ def test_a_key_ends(make_web: Callable[..., TestClient], tmp_path: Path) -> None
 def test_the_strongest_of_two_entries_counts_and_an_ended_one_does_not() -> None:
     both = Keys.parse([("read", READ), ("admin", READ), ("write", READ)], "test")
     assert both.scopes(READ) == ("read", "write", "admin")
-    ended = keys.Key.make("admin", READ, "test", expires="2001-01-01")
+    ended = auth.Key.make("admin", READ, "test", expires="2001-01-01")
     assert Keys((ended, *Keys.parse([("read", READ)], "test").entries)).scopes(READ) == ("read",)
 
 
 def test_keys_change_without_a_restart(
     make_web: Callable[..., TestClient], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(keys, "LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(auth, "LOOK_AGAIN_S", 0.0)
     file = tmp_path / "keys"
 
     def replace(text: str) -> None:  # as tools do it: whole or not at all
@@ -102,7 +101,7 @@ def test_keys_change_without_a_restart(
         (tmp_path / "next").replace(file)
 
     replace(f"admin {ADMIN} name=anna\nread {READ} name=page\n")
-    web = make_web(SlowIndex(), KeyRing.load(file, {"GENIUS_API_KEYS": f"write:{WRITE}"}), level_sizes=SIZES)
+    web = make_web(SlowIndex(), KeyRing.load(file, {"GENIUS_API_KEYS": f"write:{WRITE}"}))
 
     def status(key: str) -> int:
         return web.get("/v1/codes/9999", headers=bearer(key)).status_code
@@ -199,7 +198,7 @@ def test_a_change_that_outlives_its_caller_is_on_record_twice(
 ) -> None:
     index, path = SlowIndex(), tmp_path / "audit.jsonl"
     index.fails = fails
-    web = make_web(index, level_sizes=SIZES, audit=str(path), write_timeout_s=0.2)
+    web = make_web(index, audit=str(path), write_timeout_s=0.2)
     assert web.put("/v1/items/a", json={"text": "a"}).status_code == 504
     waited = web.put("/v1/items/b", json={"text": "b"})  # behind it, and never begun
     assert waited.status_code == 503 and "nothing was written" in waited.json()["error"]["message"]

@@ -13,15 +13,14 @@ import httpx
 import psutil
 import pytest
 from PIL import Image
-from serve_fixtures import SIZES, SlowIndex, encoded
+from serve_fixtures import SlowIndex, encoded
 
 from genius import Item
 from genius.serve.app import create_app
-from genius.serve.arrivals import Arrivals
+from genius.serve.auth import Keys
 from genius.serve.backend import Backend
 from genius.serve.errors import ApiError
-from genius.serve.keys import Keys
-from genius.serve.limits import decode_picture
+from genius.serve.limits import Arrivals, decode_picture
 from genius.serve.settings import ServeConfig
 
 CROWD, OTHER = "crowd-key-0123456789", "other-key-0123456789"
@@ -71,7 +70,7 @@ def test_small_bodies_always_get_in() -> None:
 
 
 def _calls(keys: Keys | None, index: SlowIndex, calls: Callable[[httpx.AsyncClient, Any], Any], **config: Any) -> Any:
-    app = create_app(index, ServeConfig(**config), keys, level_sizes=SIZES)  # type: ignore[arg-type]
+    app = create_app(index, ServeConfig(**config), keys)  # type: ignore[arg-type]
 
     async def together() -> Any:
         transport = httpx.ASGITransport(app)
@@ -140,13 +139,13 @@ def test_large_searches_do_not_hold_up_plain_ones() -> None:
 
 def test_pictures_wait_in_the_size_the_encoder_takes() -> None:
     picture = encoded(Image.new("RGB", (1500, 900)))
-    index = SimpleNamespace(get=lambda ids, missing: [Item(ids[0], image=picture)], model=None)
-    without = Backend(index, SIZES, query_side=200).like("a", None)[1]  # type: ignore[arg-type]
+    index = SimpleNamespace(get=lambda ids, missing: [Item(ids[0], image=picture)], model=SimpleNamespace(encoder=None))
+    without = Backend(index, query_side=200).like("a", None)[1]  # type: ignore[arg-type]
     assert isinstance(without, Image.Image) and without.size == (200, 120)
     index.model = SimpleNamespace(encoder=SimpleNamespace(prepare_image=lambda opened: opened.resize((7, 7))))
-    shrunk = Backend(index, SIZES).like("a", None)[1]  # type: ignore[arg-type]
+    shrunk = Backend(index).like("a", None)[1]  # type: ignore[arg-type]
     assert isinstance(shrunk, Image.Image) and shrunk.size == (7, 7)
-    assert decode_picture(picture, ServeConfig(), Backend(index, SIZES).shrink).size == (7, 7)  # type: ignore[arg-type]
+    assert decode_picture(picture, ServeConfig(), Backend(index).shrink).size == (7, 7)  # type: ignore[arg-type]
 
 
 @pytest.mark.skipif(not hasattr(psutil, "LINUX") or not psutil.LINUX, reason="looks at resident memory")

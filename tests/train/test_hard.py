@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from genius.train.hard import LISTED, HardNegatives, no_lists
 from genius.train.losses import contrastive
-from genius.train.sampling import Positives
+from genius.train.pairs import LISTED, HardNegatives, Positives, no_lists
 
 
 def a_world(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, Positives]:

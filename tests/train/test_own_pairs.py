@@ -19,8 +19,8 @@ from genius.encoders.towers import ModuleTower, TowersEncoder
 from genius.errors import GeniusError
 from genius.model.genius import Genius
 from genius.train.config import EncoderStageConfig
+from genius.train.encoder import TowersStage
 from genius.train.run import train
-from genius.train.towers import TowersStage
 from genius.types import Query
 
 
@@ -59,7 +59,7 @@ def encoder(tmp_path: Path) -> Path:
 
 
 def test_whole_towers_learn_from_pairs(pairs: Path, encoder: Path, tmp_path: Path) -> None:
-    from genius.data.collection import open_collection
+    from genius.data.opening import open_collection
     from genius.encoders.registry import load_encoder
 
     stage = TowersStage(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from genius.train.sampling import Draws, Order, Positives
+from genius.train.pairs import Draws, Order, Positives
 
 
 def test_every_example_once_an_epoch_and_the_same_after_a_jump() -> None:
@@ -54,11 +54,3 @@ def test_all_positives_are_drawn_and_matched() -> None:
     assert drawn == {7, 8, 9}
     matches = positives.matches(torch.tensor([0, 1, 2]), torch.tensor([3, 8, 5]), pool=10)
     assert matches.tolist() == [[True, False, False], [False, True, False], [True, False, False]]
-
-
-def test_the_table_has_the_fed_positive_first_and_no_repeats() -> None:
-    positives = Positives(torch.tensor([[0, 4], [0, 5], [0, 6], [1, 2]]), 2)
-    rows, real = positives.table(torch.tensor([0, 1]), torch.tensor([5, 2]), limit=8)
-    assert rows[:, 0].tolist() == [5, 2]
-    assert sorted(rows[0][real[0]].tolist()) == [4, 5, 6]
-    assert rows[1][real[1]].tolist() == [2]

@@ -123,3 +123,13 @@ def test_items_are_moved_aside_too_as_far_as_is_said(quantizer: ResidualQuantize
         own = torch.stack([(source.codes == code).all(1).nonzero()[0, 0] for code in codes])
         cosines.append((inputs * source.z[own]).sum(1).mean().item())
     assert cosines[1] < cosines[0] - 0.05  # farther away on average
+
+
+def test_a_rare_kind_is_met_as_often_as_the_others(quantizer: ResidualQuantizer) -> None:
+    """log p must not learn that a kind of few items is a worse answer."""
+    source = items(quantizer)
+    source.rows = [torch.arange(60), torch.arange(60, 62), torch.arange(0)]
+    assert source.counts(1024) == [512, 512, 0]
+    source.rows[2] = torch.arange(80, 90)
+    each = source.counts(1024)
+    assert sum(each) == 1024 and max(each) - min(each) <= 64

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from train_fixtures import small_config, small_data
+from train_fixtures import change_recipe, small_config, small_data
 
 from genius.features import Features
 from genius.model.genius import Genius
@@ -20,11 +20,11 @@ from genius.train.loop import Runtime, Stage, make_accelerator, make_optimizer, 
 from genius.train.progress import Journal
 from genius.train.quantizer import QuantizerStage
 from genius.train.run import freeze, train
+from genius.train.selection import quick_hits
 from genius.train.shifted import honest_offsets
-from genius.train.validate import quick_hits
 
 CPU = torch.device("cpu")
-PAPER = {"generator__inputs": "pairs", "model__head": "table", "model__own_books_from": 0}
+PAPER = {"generator__inputs": "scalar", "model__recipe": "paper"}
 
 
 def learn(stage: Stage, config: StageConfig, tmp_path: Path) -> None:
@@ -55,29 +55,9 @@ def test_all_stages_train_and_the_model_loads_again(tmp_path: Path) -> None:
     [
         {**PAPER, "model__modality_code": "none"},
         {"model__modality_code": "classifier"},
-        {**PAPER, "model__modality_code": "nearest", "model__published_revival": True, "generator__codebook_scale": 100.0},
-        {
-            **PAPER,
-            "model__gradient": "straight-through",
-            "quantizer__start_from_sum": False,
-            "quantizer__all_positives": False,
-            "quantizer__answers": "kept",
-            "quantizer__final_lr": 1.0,
-            "quantizer__clip": 0.0,
-            "generator__answers": "kept",
-            "generator__reduction": "sum",
-            "generator__warm_up": 2,
-        },
-        {**PAPER, "model__shared": True},
-        {
-            **PAPER,
-            "generator__augmentation": "sqrt-per-dimension",
-        },
-        {
-            "quantizer__contrastive_weight": 0.0,
-            "quantizer__rq_weight": 1.0,
-            "quantizer__mse_weight": 1.0,
-        },
+        {"model__recipe": "published", "model__modality_code": "nearest", "generator__inputs": "sqrt-per-dimension"},
+        {**PAPER, "model__shared": True, "generator__inputs": "questions"},
+        {"quantizer__contrastive_weight": 0.0, "quantizer__rq_weight": 1.0, "quantizer__mse_weight": 1.0},
         {"generator__virtual": 0.0},
         {"run__accumulate": 2, "generator__virtual": 0.5, "held_out": 0.0},
     ],
@@ -99,7 +79,8 @@ def test_heads_learn_to_find_answers(tmp_path: Path) -> None:
 
 def test_codebooks_follow_the_vectors_that_they_stand_for(tmp_path: Path) -> None:
     """Without the refit at the end, moving averages alone must bring the codes nearer to the vectors."""
-    changes = {"steps": 30, "quantize_from": 0.0, "refit": False, "kmeans_iterations": 0}
+    changes = {"steps": 30, "quantize_from": 0.0, "kmeans_iterations": 0}
+    change_recipe(refit=False)
     config = small_config(tmp_path, model__width=16, **{f"quantizer__{name}": value for name, value in changes.items()})
     stage = a_quantizer(config)
 
@@ -130,7 +111,7 @@ def test_weight_decay_is_for_matrices_alone(tmp_path: Path) -> None:
     assert {name for name in names.values() if "norm" in name or name.endswith("bias")} <= free
 
 
-def trained_decoder(tmp_path: Path, **changes: object) -> tuple[GeneratorStage, Honest]:
+def a_decoder(tmp_path: Path, trained: bool = True, **changes: object) -> tuple[GeneratorStage, Honest]:
     """A short stage 3 on honest offsets, and honest questions to judge it by."""
     chosen = {"generator__steps": 60, "generator__batch": 64, **changes}
     config = small_config(tmp_path, model__width=16, **chosen)
@@ -142,17 +123,18 @@ def trained_decoder(tmp_path: Path, **changes: object) -> tuple[GeneratorStage, 
     frozen.offsets = honest_offsets(frozen.queries, data.tasks, data.pairs, z, data.pool.modality, 0)  # type: ignore[arg-type]
     honest = Honest(data, frozen.queries, z, frozen.codes)  # type: ignore[arg-type]
     stage = GeneratorStage(data, frozen, honest, second.quantizer, config.model, config.generator, 0)
-    learn(stage, config.generator, tmp_path)
+    if trained:
+        learn(stage, config.generator, tmp_path)
     return stage, honest
 
 
 def test_the_decoder_learns_what_honest_questions_ask_for(tmp_path: Path) -> None:
     """Before training it knows nearness; training teaches it the wanted kind and how far to trust z."""
-    (untrained, _), (trained, honest) = trained_decoder(tmp_path / "a", generator__steps=0), trained_decoder(tmp_path / "b")
+    (untrained, _), (trained, honest) = a_decoder(tmp_path / "a", trained=False), a_decoder(tmp_path / "b")
     pairs = honest.data.pairs
     judged = [stage._judge(honest.queries[pairs[:, 0]], honest.codes[pairs[:, 1]]) for stage in (untrained, trained)]
     assert judged[1][0][0] < 0.5 * judged[0][0][0]  # nats of the modality
-    assert judged[1][1][0] > 0.9  # share of questions whose kind is foretold
+    assert judged[1][1][0] > 0.8  # share of questions whose kind is foretold
     ranks = [stage.quick() for stage in (untrained, trained)]
     assert ranks[1] > ranks[0]  # type: ignore[operator]
 
@@ -188,11 +170,11 @@ def test_augmentation_stays_between_query_and_target() -> None:
         assert ((mixed * (query + target)).sum(1) > 0).all()
     scalar = Augmentation(form="scalar")(query, target, torch.full((200, 1), 0.25))
     torch.testing.assert_close(scalar, F.normalize(0.25 * query + 0.75 * target, dim=1))  # Eq. 11
-    assert torch.equal(Augmentation(form="none")(query, target, torch.zeros(200, 1)), query)
+    assert torch.equal(Augmentation(form="questions")(query, target, torch.zeros(200, 1)), query)
 
 
 def test_the_generator_reads_frozen_codes(tmp_path: Path) -> None:
-    stage, _ = trained_decoder(tmp_path, generator__steps=0)
+    stage, _ = a_decoder(tmp_path, trained=False)
     assert not [name for name, _ in stage.named_parameters() if "quantizer" in name]
     batch = stage.batch(0, 0, 0, 1)
     assert batch.z.shape == (64, 16) and batch.codes.shape == (64, 3)
@@ -204,7 +186,8 @@ def test_equation_11_as_printed_keeps_its_length_and_the_first_batch_starts_the_
     printed = Augmentation("linear")(query, target, mu)
     assert torch.allclose(printed, 0.25 * query + 0.75 * target) and not torch.allclose(printed.norm(dim=1), torch.ones(5))
     assert torch.allclose(Augmentation("scalar")(query, target, mu), F.normalize(printed, dim=1))
-    config = small_config(tmp_path, quantizer__kmeans_from="first-batch", quantizer__quantize_from=0.0, model__width=16)
+    change_recipe(kmeans_from="first-batch")
+    config = small_config(tmp_path, quantizer__quantize_from=0.0, model__width=16)
     data = small_data()
     seen: list[torch.Tensor] = []
     stage = QuantizerStage(data, None, config.model, config.quantizer, 0, torch.device("cpu"))
@@ -220,7 +203,7 @@ def test_features_left_on_the_disk_train_the_same_weights(tmp_path: Path, monkey
     settings = {"quantizer__hard_negatives": 1, "encoder__hard_negatives": 1}
     monkeypatch.setattr("genius.train.quantizer.KMEANS_SAMPLE", 50)
     held = train(small_config(tmp_path / "held", **settings), small_data(), quiet=True)
-    monkeypatch.setattr("genius.train.rows.HELD", 0)
+    monkeypatch.setattr("genius.train.pairs.HELD", 0)
     brought: list[int] = []
     real = Features.to
 

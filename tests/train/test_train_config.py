@@ -15,14 +15,13 @@ from typer.testing import CliRunner
 from genius.cli import app
 from genius.errors import GeniusError
 from genius.features import Features
+from genius.model.fitting import choose_level_sizes
 from genius.model.genius import Genius
 from genius.model.quantizer import ResidualQuantizer
-from genius.search import SearchParams
 from genius.train.config import BUILTIN, TrainConfig, builtin_names, read_train_config, with_steps
 from genius.train.generator import Augmentation
-from genius.train.recipes import recipes_page
 from genius.train.run import train
-from genius.train.sizes import choose_level_sizes
+from lab.recipes import recipes_page
 
 
 @pytest.mark.parametrize("name", builtin_names())
@@ -32,7 +31,7 @@ def test_every_builtin_config_is_valid(name: str) -> None:
 
 def test_the_page_of_recipes_is_that_of_the_configs() -> None:
     page = Path(__file__).parents[2] / "docs" / "recipes.md"
-    assert page.read_text(encoding="utf-8") == recipes_page(), "run: genius recipes --out docs/recipes.md"
+    assert page.read_text(encoding="utf-8") == recipes_page(), "run: python -m lab recipes --out docs/recipes.md"
 
 
 def test_the_paper_to_the_letter() -> None:
@@ -42,10 +41,11 @@ def test_the_paper_to_the_letter() -> None:
     assert config.quantizer.batch == config.generator.batch == 256
     assert config.quantizer.lr == config.generator.lr == 1e-4
     assert (config.quantizer.temperature, config.quantizer.rq_weight, config.quantizer.mse_weight) == (0.01, 100, 100)
-    assert (config.quantizer.contrastive_weight, config.quantizer.symmetric, config.quantizer.reduction) == (1, False, "sum")
-    assert config.quantizer.kmeans_from == "first-batch" and config.quantizer.final_lr == 1.0 and config.generator.final_lr == 0.0
+    recipe = config.model.constants
+    assert (config.quantizer.contrastive_weight, recipe.symmetric, recipe.reduction) == (1, False, "sum")
+    assert recipe.kmeans_from == "first-batch" and recipe.quantizer.final_lr == 1.0 and recipe.generator.final_lr == 0.0
     assert config.model.level_sizes == (3,) + (4096,) * 8 and config.model.prefix_tokens == 30 and config.model.decoder == "small"
-    assert (config.generator.augmentation, Augmentation().alpha, config.generator.reduction) == ("linear", 2, "sum")
+    assert (config.generator.inputs, Augmentation().alpha) == ("linear", 2)
     assert config.search == {"beams": 50, "rerank": 0}
 
 
@@ -53,12 +53,13 @@ def test_epochs_are_counted_over_the_training_questions(tmp_path: Path) -> None:
     config = read_train_config("builtin:paper", {"quantizer.steps": 7})
     assert (config.quantizer.steps, config.quantizer.epochs, config.generator.epochs) == (7, 0.0, 30)  # the last word counts
     assert with_steps(config.generator, 1_000).steps == round(30 * 1_000 / 256) and with_steps(config.quantizer, 5).steps == 7
-    with pytest.raises(GeniusError, match="give steps or epochs, not both"):
+    with pytest.raises(GeniusError, match=r"quantizer.steps has no effect with quantizer.epochs = 1.0"):
         read_train_config("builtin:paper", {"quantizer.steps": 7, "quantizer.epochs": 1})
     data = small_data()
     data.times = torch.full((len(data.queries),), 2)
     small = small_config(tmp_path, encoder__train="none", generator__steps=1, held_out=0.0, model__width=0)
-    train(dataclasses.replace(small, quantizer=dataclasses.replace(small.quantizer, epochs=1.5, batch=64)), data, quiet=True)
+    longer = dataclasses.replace(small.quantizer, steps=800, epochs=1.5, batch=64)
+    train(dataclasses.replace(small, quantizer=longer), data, quiet=True)
     lines = [json.loads(line) for line in (tmp_path / "training" / "metrics.jsonl").read_text().splitlines()]
     assert max(line["step"] for line in lines if line["stage"] == "quantizer") == round(1.5 * 2 * len(data.queries) / 64)
 
@@ -77,6 +78,9 @@ def test_bases_are_relative_to_the_file(tmp_path: Path) -> None:
         ("[generator]\nstepz = 1", "unknown field 'stepz'"),
         ("seed = 'one'", "seed must be int"),
         ('[model]\ndecoder = "huge"', "unknown decoder"),
+        ('[model]\nmodality_code = "none"', "use recipe 'paper' or 'published'"),
+        ("[generator]\nsteps = 0", "must be above zero"),
+        ("[search]\nbeam = 5", "unknown field 'beam'"),
         ("[run]\naccumulate = 2\n[quantizer]\nbatch = 7", "do not fit together"),
         ('base = "builtin:nothing"', "no built-in config"),
         ('base = "config.toml"', "circle"),
@@ -182,14 +186,3 @@ def test_sizes_are_chosen_where_the_config_names_none(tmp_path: Path) -> None:
     trained = train(config, small_data(), quiet=True)
     counts = torch.bincount(small_data().pool.modality, minlength=3).tolist()
     assert trained.model.config.quantizer.level_sizes == choose_level_sizes(counts)
-
-
-def test_a_run_has_few_switches() -> None:
-    """Every field is a question to whoever trains: a new one takes the place of another, or brings a figure that earns it one."""
-
-    def count(config: object) -> int:
-        values = [getattr(config, f.name) for f in dataclasses.fields(config)]  # type: ignore[arg-type]
-        return sum(count(value) if dataclasses.is_dataclass(value) else 1 for value in values)
-
-    # 63, and 21 that are there only so that the paper and its public code can be followed to the letter (docs/recipes.md)
-    assert count(TrainConfig()) - 1 + len(dataclasses.fields(SearchParams)) <= 84  # the table `search` is of SearchParams

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,14 @@ import torch
 from safetensors.torch import load_file
 
 SCRIPT = Path(__file__).parent / "two_processes.py"
+KINDS = ("ours", "paper")
 
 
-def run(kind: str, world: int, output: Path) -> list[dict[str, torch.Tensor]]:
+Weights = dict[str, torch.Tensor]
+
+
+def run(kinds: Sequence[str], world: int, output: Path) -> dict[str, list[Weights]]:
+    """What each process ends with, of every kind of training."""
     output.mkdir()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -34,18 +40,27 @@ def run(kind: str, world: int, output: Path) -> list[dict[str, torch.Tensor]]:
                 "MASTER_PORT": str(port),
             }
         processes.append(
-            subprocess.Popen([sys.executable, str(SCRIPT), kind, str(output)], env=environment, stderr=subprocess.PIPE, text=True)
+            subprocess.Popen(
+                [sys.executable, str(SCRIPT), str(output), *kinds], env=environment, stderr=subprocess.PIPE, text=True
+            )
         )
     for process in processes:
         _, errors = process.communicate(timeout=240)
         assert process.returncode == 0, errors
-    assert all((output / f"world-{rank}").read_text() == str(world) for rank in range(world))
-    return [load_file(output / f"result-{rank}.safetensors") for rank in range(world)]
+    assert all((output / kind / f"world-{rank}").read_text() == str(world) for rank in range(world) for kind in kinds)
+    return {kind: [load_file(output / kind / f"result-{rank}.safetensors") for rank in range(world)] for kind in kinds}
 
 
-@pytest.mark.parametrize("kind", ["ours", "paper"])
-def test_two_processes_equal_one_in_every_stage(kind: str, tmp_path: Path) -> None:
-    (one,), (two, other) = run(kind, 1, tmp_path / "one"), run(kind, 2, tmp_path / "two")
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[Weights]]]:
+    """Of one process and of two: three starts of Python serve all kinds."""
+    place = tmp_path_factory.mktemp("processes")
+    return [run(KINDS, world, place / str(world)) for world in (1, 2)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_processes_equal_one_in_every_stage(kind: str, ends: list[dict[str, list[Weights]]]) -> None:
+    (one,), (two, other) = (end[kind] for end in ends)
     assert one.keys() == two.keys() == other.keys() and any("generator" in name for name in one)
     for name in one:
         assert torch.equal(two[name], other[name]), f"{name} differs between the processes"

@@ -14,9 +14,7 @@ from genius.train.quantizer import QuantizerStage
 
 
 def test_without_l_cl_the_modality_loss_still_teaches(tmp_path: Path) -> None:
-    config = small_config(
-        tmp_path, model__width=16, quantizer__contrastive_weight=0.0, quantizer__modality_weight=2.0, quantizer__hard_negatives=0
-    )
+    config = small_config(tmp_path, model__width=16, quantizer__contrastive_weight=0.0, quantizer__modality_weight=2.0)
     stage = QuantizerStage(small_data(), None, config.model, config.quantizer, 0, torch.device("cpu"))
     batch = stage.batch(0, 0, 0, 1)
     assert stage.step < stage.first_quantized
@@ -37,5 +35,11 @@ def test_without_l_cl_the_modality_loss_still_teaches(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("base", "modality"), [("builtin:tiny", 1.0), ("builtin:paper", 0.0)])
 def test_the_row_without_l_cl_changes_nothing_else(base: str, modality: float) -> None:
     whole, without = read_train_config(base), read_train_config(base, {"quantizer.contrastive_weight": 0.0})
-    assert without.quantizer == replace(whole.quantizer, contrastive_weight=0.0)
+    gone = {name: getattr(without.quantizer, name) for name in ("temperature", "hard_negatives", "codes_weight")}
+    assert gone == {"temperature": 0.05, "hard_negatives": 8, "codes_weight": 1.0}  # the defaults: they have no effect now
+    assert without.quantizer == replace(whole.quantizer, contrastive_weight=0.0, **gone)  # type: ignore[arg-type]
+    stage = QuantizerStage(
+        small_data(), None, replace(without.model, width=16, level_sizes=(3, 8)), without.quantizer, 0, torch.device("cpu")
+    )
+    assert stage.hard is None
     assert without.quantizer.modality_weight == modality

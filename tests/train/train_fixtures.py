@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 from genius.data.features import FeatureSet
 from genius.data.synthetic import synthetic_features
-from genius.train.config import TrainConfig, read_train_config
+from genius.train.config import RULES, TrainConfig, read_train_config
+from genius.train.recipes import RECIPES, RecipeName
 from genius.types import Modality
 
 SMALL = {
@@ -25,15 +27,21 @@ SMALL = {
     "generator.batch": 16,
     "held_out": 0.1,
     "search.beams": 4,
+    "run.log_every": 1,
+    "run.patience": 50,  # weights are chosen, but no stage ends early
 }
 
 
 def small_config(output: Path, **changes: Any) -> TrainConfig:
-    values = {**SMALL, "output": str(output), **{name.replace("__", "."): value for name, value in changes.items()}}
-    values["run.log_every"] = 1
-    values.setdefault("run.validations", 5)
-    values.setdefault("run.patience", 50)  # weights are chosen, but no stage ends early
-    return read_train_config("builtin:tiny", values)
+    given = {name.replace("__", "."): value for name, value in changes.items()}
+    off = {name for rule in RULES if rule.switch in given and rule.off(given[rule.switch]) for name in rule.ignored}
+    values = {name: value for name, value in SMALL.items() if name not in off}
+    return read_train_config("builtin:tiny", {**values, "output": str(output), **given})
+
+
+def change_recipe(name: RecipeName = "default", **changes: Any) -> None:
+    """Constants of a recipe for this test alone (the fixture `recipes_as_they_are` puts them back)."""
+    RECIPES[name] = dataclasses.replace(RECIPES[name], **changes)
 
 
 def small_data(seed: int = 0) -> FeatureSet:

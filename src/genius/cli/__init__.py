@@ -31,14 +31,14 @@ COMMANDS: dict[str, typer.Typer] = {
     "objects": app,
     "fields": fields_app,
     "search": app,
+    "explain": app,
+    "duplicates": app,
     "serve": app,
+    "mcp": app,
     "train": app,
-    "recipes": app,
     "evaluate": app,
     "convert": convert_app,
-    "attach": app,
     "features": features_app,
-    "extract": features_app,
     "data": data_app,
 }
 

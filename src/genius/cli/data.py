@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from genius.cli.common import command, console, emit
+from genius.cli.index import JsonOption
 from genius.errors import GeniusError
 
 SHOWN = 40  # complaints of each kind on the screen; --json has all
@@ -29,8 +30,9 @@ def register(app: typer.Typer) -> None:
 
         Example: genius data check mbeir:M-BEIR --table supplement-1.md
         """
-        from genius.data.collection import check_collection, open_collection, scheme_of
+        from genius.data.collection import check_collection
         from genius.data.mbeir_check import can_be_read, is_there, statistics, walk
+        from genius.data.opening import open_collection, scheme_of
 
         looks = {"none": None, "there": is_there, "read": can_be_read}
         if pictures not in looks:
@@ -76,6 +78,7 @@ def register(app: typer.Typer) -> None:
         candidates: Annotated[int, typer.Option(min=4, help="Of each task's pool.")] = 24,
         queries: Annotated[int, typer.Option(min=1, help="Of each task and split.")] = 12,
         seed: Annotated[int, typer.Option(help="The same seed gives the same files.")] = 0,
+        as_json: JsonOption = False,
     ) -> None:
         """Make a small set of coloured shapes with M-BEIR's files, names and gaps, to try the commands on.
 
@@ -86,4 +89,7 @@ def register(app: typer.Typer) -> None:
         if output.exists() and any(output.iterdir()):
             raise GeniusError(f"{output} is not empty: choose another folder")
         write_synthetic_mbeir(output, candidates=candidates, queries=queries, seed=seed)
-        print(f"{output}: 16 tasks in M-BEIR's layout")
+        if as_json:
+            emit({"output": str(output), "tasks": 16})
+        else:
+            print(f"{output}: 16 tasks in M-BEIR's layout")

@@ -18,6 +18,16 @@ def _as_json(shown: Shown) -> dict[str, Any]:
     return {"kind": shown.title, "text": shown.query.text, "hits": hits}
 
 
+def _photos(output: Path) -> dict[str, Any]:
+    """The on-ramp on photos, where a package with samples is installed."""
+    from genius.demo.photos import ask_with_parts, sample_photos
+
+    files = sample_photos()
+    place = output.with_name(f"{output.stem}-photos{output.suffix}")
+    found = ask_with_parts(files, place) if files else []
+    return {"index": str(place), "photos": len(files), "found": sum(one.photo == one.first for one in found)}
+
+
 def register(app: typer.Typer) -> None:
     @app.command()
     @command
@@ -34,9 +44,7 @@ def register(app: typer.Typer) -> None:
         """
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        from genius.demo.collection import demo_items
-        from genius.demo.sheet import contact_sheet
-        from genius.demo.showcase import run_showcase
+        from genius.demo.showcase import contact_sheet, demo_items, run_showcase
         from genius.index import Index
         from genius.model.genius import Genius
 
@@ -50,14 +58,20 @@ def register(app: typer.Typer) -> None:
                 index.add(items, on_progress=lambda report: progress.advance(task, report.added + report.existing))
         shown = run_showcase(index, collection)
         contact_sheet(shown, sheet)
+        photos = _photos(output)
         if json:
-            emit({"index": str(output), "items": index.count(), "sheet": str(sheet), "searches": [_as_json(s) for s in shown]})
+            body = {"index": str(output), "items": index.count(), "sheet": str(sheet), "photos": photos}
+            emit({**body, "searches": [_as_json(s) for s in shown]})
             return
         for s in shown:
             picture = f"[{Path(str(s.query.image)).stem}]" if s.query.image is not None else ""
             print(f"\n{s.title}:  {' + '.join(part for part in (picture, s.query.text) if part)}")
             for hit in s.hits[:5]:
                 print(f"  {hit.score:6.3f}  {'-'.join(map(str, hit.codes)):<28}  {hit.item.metadata.get('name', hit.id)}")
+        if photos["photos"]:
+            print(f"\nphotos:  {photos['photos']} samples of scikit-image, indexed with --encoder bundled:mini, without pairs")
+            print(f"  a part of each, asked with: the whole photo comes first for {photos['found']} of {photos['photos']}")
+            print("  (that encoder knows drawings; with a CLIP words find photos: --encoder hf-hub:openai/clip-vit-base-patch32)")
         print(f"\n{index.count():,} items are in {output}; queries and answers are drawn in {sheet}. Next:")
         print(f'  genius search {output} --text "a sad face" --target image')
         print(f"  genius explain {output} --text umbrella        # how the ID is written, code by code")

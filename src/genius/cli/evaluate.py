@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from genius.cli.common import command, console, emit
+from genius.cli.index import DeviceOption
 from genius.errors import GeniusError
 
 
@@ -64,7 +65,7 @@ def evaluate_command(
     pools: Annotated[str, typer.Option(help="local (task-specific), universal, or both.")] = "local,universal",
     tasks: Annotated[str, typer.Option(help="Only these tasks, e.g. mscoco_task0,cirr_task7.")] = "",
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder for results.md, results.json, TREC runs and plots.")
+        Path | None, typer.Option("--output", "-o", help="Folder for results.md, results.json, TREC runs and plots.")
     ] = None,
     split: Annotated[str, typer.Option(help="Split of the dataset.")] = "test",
     rerank: Annotated[int, typer.Option(help="Budget of the default search; -1: the model's own.")] = -1,
@@ -85,7 +86,7 @@ def evaluate_command(
     bootstrap: Annotated[int, typer.Option(help="Resamples for confidence intervals; 0: none.")] = 1000,
     survival: Annotated[int, typer.Option(help="Queries on which gold prefixes are followed level by level; 0: none.")] = 32,
     cache: Annotated[Path | None, typer.Option(help="Where extracted features are kept.")] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: DeviceOption = "auto",
     batch: Annotated[int, typer.Option(min=1, help="Queries decoded at once.")] = 128,
     seed: Annotated[int, typer.Option(help="Of prompts, bootstrap and tests.")] = 0,
     title: Annotated[str, typer.Option(help="Title of the report.")] = "",
@@ -99,6 +100,7 @@ def evaluate_command(
 
     Example: genius eval bundled:mini mbeir:M-BEIR --methods dense,genius,genius-r --beams 30,50 -o results
     """
+    from genius.encoders.devices import find_device
     from genius.evaluate.harness import EvalConfig, evaluate
     from genius.evaluate.report import markdown, write_report
     from genius.evaluate.sources import Source, load_features, load_other, other_encoders
@@ -106,6 +108,7 @@ def evaluate_command(
 
     if target not in ("unknown", "given") or not set(names(pools)) <= {"local", "universal"} or not names(pools):
         raise GeniusError("--target is unknown or given; --pools is local, universal or both")
+    device = str(find_device(device))
     loaded = Genius.from_pretrained(model, device=device)
     source = Source(
         dataset, split, seed=seed, queries=queries, candidates=candidates, cache=cache, device=device, progress=progress_line()

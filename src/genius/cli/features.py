@@ -1,4 +1,5 @@
-"""`genius features encode` and `genius features search`: the model on pre-extracted features, no encoder needed."""
+"""`genius features`: a dataset through an encoder once (`extract`), and the model on what came out, no encoder needed (`encode`,
+`search`)."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ from typing import Annotated
 import typer
 
 from genius.cli.common import command, console, emit
+from genius.cli.index import DeviceOption
+from genius.errors import GeniusError
 
 
 def register(app: typer.Typer) -> None:
@@ -17,14 +20,15 @@ def register(app: typer.Typer) -> None:
         model: Annotated[str, typer.Argument(help="Model folder or URI.")],
         features: Annotated[Path, typer.Argument(help="Features in the published format (*_IT_dict.pt).")],
         output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the codes: (N, M) int64, .npy.")],
-        device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+        device: DeviceOption = "auto",
         json: Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")] = False,
     ) -> None:
         """Write the ID (codes) of every row of a feature file."""
-        from genius.evaluate.offline import encode_file
+        from genius.encoders.devices import find_device
+        from genius.evaluate.sources import encode_file
         from genius.model.genius import Genius
 
-        codes = encode_file(Genius.from_pretrained(model, device=device), features, output)
+        codes = encode_file(Genius.from_pretrained(model, device=find_device(device)), features, output)
         if json:
             emit({"output": str(output), "items": codes.shape[0], "levels": codes.shape[1]})
         else:
@@ -41,7 +45,7 @@ def register(app: typer.Typer) -> None:
         ],
         beams: Annotated[int, typer.Option(min=1, help="How many IDs to write per query.")] = 50,
         batch: Annotated[int, typer.Option(min=1, help="Queries per step.")] = 64,
-        device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+        device: DeviceOption = "auto",
         json: Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")] = False,
     ) -> None:
         """Write the best IDs for every query, best first; score = mean log p over levels, as published.
@@ -50,11 +54,12 @@ def register(app: typer.Typer) -> None:
         """
         from rich.progress import track
 
-        from genius.evaluate.offline import search_file
+        from genius.encoders.devices import find_device
+        from genius.evaluate.sources import search_file
         from genius.model.genius import Genius
 
         done = search_file(
-            Genius.from_pretrained(model, device=device),
+            Genius.from_pretrained(model, device=find_device(device)),
             queries,
             codes,
             output,
@@ -66,3 +71,84 @@ def register(app: typer.Typer) -> None:
             emit({"output": str(output), "queries": done, "beams": beams})
         else:
             console.print(f"wrote {output}: {beams} IDs for each of {done:,} queries")
+
+    @app.command("extract")
+    @command
+    def extract(
+        encoder: Annotated[str, typer.Argument(help="Encoder or model: a folder, hf-hub:…, uniir:FILE, bundled:NAME.")],
+        dataset: Annotated[str, typer.Argument(help="mbeir:DIR, coco:DIR, flickr30k:DIR, pairs:FILE, images:DIR, or a path.")],
+        output: Annotated[Path, typer.Argument(help="Folder for the features.")],
+        split: Annotated[str, typer.Option(help="train, union_train (M-BEIR, up-sampled), val or test.")] = "test",
+        device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N. auto: with --shard i/n each its own GPU.")] = "auto",
+        precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16: what the encoder computes in.")] = "fp32",
+        shard: Annotated[str, typer.Option(help="i/n: the i-th of n processes, on any machines, that share the work.")] = "1/1",
+        workers: Annotated[int, typer.Option(min=0, help="Processes that decode pictures; 0: threads.")] = 0,
+        tasks: Annotated[str, typer.Option(help="Only these tasks of M-BEIR, e.g. mscoco_task0,cirr_task7.")] = "",
+        fusion: Annotated[
+            str, typer.Option(help="towers: image and text vectors. feature: one vector an item, if the encoder fuses itself.")
+        ] = "towers",
+        published: Annotated[bool, typer.Option(help="Also write query_IT_dict.pt and cand_pool_IT_dict.pt.")] = False,
+        batch: Annotated[int, typer.Option(min=1, help="Pictures or texts encoded at once.")] = 64,
+        rows: Annotated[int, typer.Option(min=1, help="Rows between two marks of progress: what a killed run may lose.")] = 4096,
+        full: Annotated[bool, typer.Option("--fp32", help="Store 32-bit vectors instead of 16.")] = False,
+        skip_broken: Annotated[bool, typer.Option(help="Leave out items whose picture cannot be read, and list them.")] = False,
+        check: Annotated[bool, typer.Option(help="Look at every id and for every picture before the first is encoded.")] = True,
+        seed: Annotated[int, typer.Option(help="Of the choice among M-BEIR's four prompts.")] = 0,
+        json: Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")] = False,
+    ) -> None:
+        """Extract features of a dataset's queries and candidates. Stop it and call it again: it goes on.
+
+        Checks every id and image first, and fails with counts and examples before anything is encoded.
+
+        Example: genius features extract bundled:mini mbeir:M-BEIR features/test --device auto --precision bf16 --workers 8
+        """
+        from genius.cli.evaluate import progress_line
+        from genius.data.extract import ExtractConfig, modality_counts
+        from genius.data.extract import extract as run
+        from genius.data.opening import open_collection
+        from genius.encoders.registry import load_encoder
+
+        if fusion not in ("towers", "feature") or precision not in ("fp32", "bf16", "fp16"):
+            raise GeniusError("--fusion is towers or feature; --precision is fp32, bf16 or fp16")
+        rank, world = _share(shard)
+        config = ExtractConfig(
+            batch_size=batch,
+            shard_rows=rows,
+            half=not full,
+            fusion=fusion,  # type: ignore[arg-type]
+            on_error="skip" if skip_broken else "raise",
+            check=check,
+            rank=rank,
+            world=world,
+            precision=precision,  # type: ignore[arg-type]
+            workers=workers,
+        )
+        chosen = tuple(name.strip() for name in tasks.split(",") if name.strip()) or None
+        collection = open_collection(dataset, split=split, seed=seed, tasks=chosen)
+        data = run(load_encoder(encoder, device, rank), collection, output, config, progress_line())
+        if data is None:
+            console.print(f"this process is done; others still have shards to do in {output}", highlight=False)
+            emit({"output": str(output), "complete": False}) if json else None
+            return
+        if published:
+            data.to_published(output / "query_IT_dict.pt", output / "cand_pool_IT_dict.pt")
+        report = {
+            "output": str(output),
+            "complete": True,
+            "queries": len(data.queries),
+            "candidates": modality_counts(data.pool),
+            "pairs": len(data.pairs),
+        }
+        if json:
+            emit(report)
+        else:
+            counts = ", ".join(f"{n:,} {name}s" for name, n in modality_counts(data.pool).items() if n)
+            print(f"{output}: {len(data.queries):,} queries, {counts}, {len(data.pairs):,} judgements")
+
+
+def _share(text: str) -> tuple[int, int]:
+    """ "2/4" -> (1, 4): this process's number from 0, and of how many."""
+    first, _, all_ = text.partition("/")
+    if not (first.isdecimal() and all_.isdecimal() and 1 <= int(first) <= int(all_)):
+        raise GeniusError(f"--shard {text}: give i/n with i from 1 to n, as 2/4")
+    return int(first) - 1, int(all_)

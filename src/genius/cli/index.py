@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +13,7 @@ from genius.cli.common import command, console, emit, note
 from genius.errors import GeniusError
 
 if TYPE_CHECKING:
+    from genius.index.ingest import IngestConfig
     from genius.scale.bulk import BulkReport
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
@@ -60,6 +63,10 @@ def index(
     image_column: Annotated[str | None, typer.Option(help="Of tables: paths or bytes; default: image, image_path, ...")] = None,
     captions: Annotated[bool, typer.Option(help="Take a.jpg and a.txt beside it as one item.")] = True,
     content: Annotated[bool, typer.Option("--by-content", help="Notice changes by content, not by size and time.")] = False,
+    exif: Annotated[
+        bool, typer.Option("--exif", help="Keep when, where and with what photos were taken: taken, camera, latitude, longitude.")
+    ] = False,
+    watch: Annotated[float, typer.Option(min=0, help="Look for changes every so many seconds, until Ctrl-C; 0: once.")] = 0,
     prune: Annotated[bool, typer.Option(help="Delete items whose file or row is gone.")] = False,
     outside: Annotated[
         bool, typer.Option(help="Also read what links, ../ and absolute paths lead to outside of the given folder.")
@@ -88,25 +95,28 @@ def index(
 
       genius index rows.parquet -o my.genius --ray ray://head:10001      (docs/scale.md)
     """
+    from genius.cli.common import kept_if_interrupted, phases
     from genius.cli.objects import sources_here
-    from genius.cli.progress import kept_if_interrupted, phases
+    from genius.encoders.devices import find_device
+    from genius.errors import KEPT
     from genius.index.folder import read_about
     from genius.index.index import Index
     from genius.index.ingest import IngestConfig, ingest
-    from genius.index.tables import Columns
-    from genius.model.device import pick_device, place
-    from genius.problems import KEPT
+    from genius.index.row_items import Columns
+    from genius.model.genius import place
 
     paths = sources_here(paths, output)
     missing = next((path for path in paths if not path.exists()), None)
     if missing is not None:  # before a model is loaded for nothing
         raise GeniusError(f"no such file or folder: {missing}")
+    if watch and (refit or as_json):
+        raise GeniusError("--watch goes on until Ctrl-C: use it without --refit and --json")
     if model is not None and encoder is not None:
         raise GeniusError("--encoder fits a model of its own, --model names one: use either")
-    config = IngestConfig(Columns(id_column, text_column, image_column), captions, content, prune, outside, batch)
-    where, fit, spread = pick_device(device), None, None
-    if ray is not None and (encoder is not None or refit):
-        raise GeniusError("--ray adds to an index whose model is there: fit one first, on a sample, without --ray")
+    config = IngestConfig(Columns(id_column, text_column, image_column), captions, content, prune, outside, batch, exif)
+    where, fit, spread = find_device(device), None, None
+    if ray is not None and (encoder is not None or refit or watch):
+        raise GeniusError("--ray adds to an index whose model is there: fit one first, on a sample, without --ray; no --watch")
     if ray is not None:
         from genius.scale.bulk import BulkConfig, bulk_index
 
@@ -164,6 +174,25 @@ def index(
             print(f"  {line}")
         print(f'next: genius search {output} "what you look for"')
     _leave_if_failed(spread)
+    if watch:
+        note(f"looking for changes every {watch:g} s; Ctrl-C ends it")
+        for line in _changes(output, paths, config, watch, where):
+            note(line)
+
+
+def _changes(output: Path, paths: list[Path], config: IngestConfig, every: float, where: Any) -> Iterator[str]:
+    """Index again and again; a line for each time that something had changed."""
+    from genius.index.index import Index
+    from genius.index.ingest import ingest
+    from genius.model.genius import place
+
+    with Index.open(output) as index:
+        place(index.model, where)
+        while True:
+            time.sleep(every)
+            report = ingest(index, paths, config)
+            if report.added or report.replaced or report.deleted:
+                yield f"{report.added} added, {report.replaced} replaced, {report.deleted} deleted: {index.count():,} items"
 
 
 def _leave_if_failed(spread: BulkReport | None) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from genius.cli.common import command, console, emit
-from genius.cli.index import RayOption
+from genius.cli.index import DeviceOption, RayOption
 from genius.errors import GeniusError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def serve(
     queue: int | None = typer.Option(None, help="Searches that may wait before the answer is 503."),
     batch: int | None = typer.Option(None, help="Most searches that share one pass through the model."),
     timeout: float | None = typer.Option(None, help="Seconds a search may take, waiting included."),
-    device: str | None = typer.Option(None, help="Where the model runs: auto, cpu, cuda, cuda:1. Default: cpu."),
+    device: DeviceOption = "auto",
     workers: int = typer.Option(1, min=1, max=256, help="Processes that answer; they share what they read of the index."),
     ray: RayOption = None,
     replicas: str = typer.Option("1", help="With --ray: how many, or at least and at most, such as 2:8."),
@@ -64,11 +64,9 @@ def serve(
     from genius.scale.addresses import url_of
     from genius.serve import logs
     from genius.serve.app import create_app
-    from genius.serve.auth import check_exposure
-    from genius.serve.keys import KeyRing
-    from genius.serve.run import leave, serve_as_worker
+    from genius.serve.auth import KeyRing, check_exposure
+    from genius.serve.run import leave, serve_as_worker, tls_context
     from genius.serve.run import serve as run
-    from genius.serve.tls import tls_context
     from genius.serve.workers import inherited
 
     settings = _settings(
@@ -165,11 +163,12 @@ def _settings(file: Path | None, given: dict[str, object]) -> ServeConfig:
     return replace(base, **{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
 
 
-def _open(path: Path, model: str | None, create: bool, read_only: bool, device: str | None) -> Index:
+def _open(path: Path, model: str | None, create: bool, read_only: bool, device: str) -> Index:
+    from genius.encoders.devices import find_device
     from genius.index import Index
-    from genius.model.device import pick_device, place
+    from genius.model.genius import place
 
-    where = pick_device(device or "cpu")  # before a model is loaded for nothing
+    where = find_device(device)  # before a model is loaded for nothing
     index = Index(path, model, create=create, read_only=read_only)
     place(index.model, where)
     return index

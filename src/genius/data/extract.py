@@ -29,7 +29,7 @@ from genius.encoders.devices import Precision, precision
 from genius.errors import GeniusError
 from genius.features import Features
 from genius.instructions import query_text
-from genius.pictures.workers import PictureWorkers
+from genius.pictures.ahead import PictureWorkers
 from genius.types import Item, Modality, Query
 from genius.weight_files import read_tensors
 

@@ -18,9 +18,8 @@ from torch import Tensor
 from genius.errors import GeniusError
 from genius.features import Features
 from genius.instructions import format_text, query_text
-from genius.pictures.ahead import THREADS, open_ahead
+from genius.pictures.ahead import THREADS, PictureWorkers, Shrink, open_ahead
 from genius.pictures.load import WORKING_SIDE, loaded
-from genius.pictures.workers import PictureWorkers, Shrink
 from genius.types import ImageInput, Item, Query
 
 OnError = Literal["raise", "skip"]

@@ -1,4 +1,4 @@
-"""Where an encoder runs and in which precision. Nothing else here knows of GPUs."""
+"""Where a model or an encoder runs, and in which precision: the one place that asks which devices there are."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ def find_device(name: str = "auto", share: int = 0) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise GeniusError(f"no device {name!r}: use auto, cpu, cuda or cuda:N") from None
+    if device.type == "mps" and torch.backends.mps.is_available():
+        return device
     if device.type not in ("cpu", "cuda"):
         raise GeniusError(f"no device {name!r}: use auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= count:

@@ -1,7 +1,7 @@
 """Heads: the trained part of an encoder whose towers are frozen.
 
 Maps raw tower vectors of any two widths (for example 1280 for pictures, 384 for texts) into one shared width.
-Knows nothing of towers, pictures or texts: `genius.encoders.heads` joins it with them, `genius.train.encoder`
+Knows nothing of towers, pictures or texts: `genius.encoders.towers` joins it with them, `genius.train.encoder`
 trains it with Eq. 2 on features extracted once.
 """
 

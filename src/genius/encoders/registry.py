@@ -1,6 +1,6 @@
 """The registry: a URI -> a folder (`resolve`) -> an encoder (`load_encoder`).
 
-    PATH, local-dir:PATH          a folder of this project or of a `transformers` model
+    PATH, local-dir:PATH          a folder of this project, of a `transformers` or `sentence-transformers` model, or of open_clip
     hf-hub:OWNER/NAME[@REVISION]  the same on a hub, downloaded once, weights as safetensors only
     bundled:NAME                  a model that ships with this package
     uniir:PATH                    a published UniIR checkpoint (`clip_sf_large.pth`, `blip_ff_large.pth`, ...)
@@ -16,10 +16,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from genius.digests import check_digests, write_digests
 from genius.encoders.base import Encoder
 from genius.errors import GeniusError
 from genius.files import read_json
+from genius.weight_files import check_digests, write_digests
 
 MAX_CONFIG = 1 << 20  # bytes of a JSON file that describes an encoder
 
@@ -28,10 +28,11 @@ SPEC = "encoder.json"
 
 FAMILIES: dict[str, str] = {
     # family -> "module:class"; the class has `load(directory, spec) -> Encoder`
-    "clip": "genius.encoders.clip:ClipEncoder",
-    "siglip": "genius.encoders.siglip:SiglipEncoder",
+    "clip": "genius.encoders.transformers_dual:ClipEncoder",
+    "siglip": "genius.encoders.transformers_dual:SiglipEncoder",
+    "open-clip": "genius.encoders.open_clip:OpenClipFolder",
     "uniir": "genius.encoders.uniir:UniirCheckpoint",
-    "clip-ff": "genius.encoders.uniir_clip_ff:ClipFfEncoder",
+    "clip-ff": "genius.encoders.uniir_clip:ClipFfEncoder",
     "blip-sf": "genius.encoders.uniir_blip:BlipSfEncoder",
     "blip-ff": "genius.encoders.uniir_blip:BlipFfEncoder",
     "towers": "genius.encoders.towers:TowersEncoder",
@@ -53,6 +54,12 @@ def register(family: str, place: str) -> None:
 
 # `model_type` of a transformers config -> our family (fixed-size SigLIP 2 says "siglip"; "siglip2" is NaFlex, not read)
 TRANSFORMERS_TYPES: dict[str, str] = {"clip": "clip", "siglip": "siglip"}
+
+# what people try first: models of words without pictures
+TEXT_ONLY = frozenset(
+    ("bert", "roberta", "distilbert", "mpnet", "xlm-roberta", "modernbert", "t5", "gpt2", "llama", "qwen2", "qwen3", "mistral")
+)
+OPEN_CLIP = "open_clip_config.json"
 
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.onnx", "*/*.json", "*/*.safetensors", "*/*.onnx"]
 """What is fetched from a hub: never pickles."""
@@ -94,6 +101,8 @@ def _load(uri: str | Path) -> Encoder:
         raise GeniusError(f"{path} is a file; an encoder is a folder (or a UniIR checkpoint: uniir:{path})")
     if not (path / SPEC).is_file() and (path / "encoder" / SPEC).is_file():
         path = path / "encoder"
+    if not (path / SPEC).is_file() and (path / "modules.json").is_file():
+        path = _picture_module(path)
     family, spec = read_spec(path)
     try:
         check_digests(path)
@@ -111,15 +120,39 @@ def read_spec(directory: Path) -> tuple[str, dict[str, Any]]:
             raise GeniusError(f"{directory / SPEC} names an unknown encoder family {family!r}; known: {', '.join(FAMILIES)}")
         return family, own
     foreign = _read_json(directory / "config.json")
+    kind = None if foreign is None else foreign.get("model_type")
+    if kind not in TRANSFORMERS_TYPES and (directory / OPEN_CLIP).is_file():
+        return "open-clip", {}
     if foreign is None:
-        raise GeniusError(f"no encoder at {directory}: neither {SPEC} nor a transformers config.json")
-    kind = foreign.get("model_type")
+        raise GeniusError(f"no encoder at {directory}: neither {SPEC} nor a transformers config.json nor {OPEN_CLIP}")
+    if kind in TEXT_ONLY:
+        raise GeniusError(
+            f"{directory} holds a {kind!r}, which reads texts only: choose an encoder with a picture tower, such as a CLIP"
+        )
     if not isinstance(kind, str) or kind not in TRANSFORMERS_TYPES:
         raise GeniusError(
             f"{directory} holds a {kind or 'model of unknown type'!r}, not an encoder this version reads "
             f"({', '.join(TRANSFORMERS_TYPES)}); UniIR's CLIP-FF, BLIP-SF and BLIP-FF are read from their .pth files: uniir:FILE"
         )
     return TRANSFORMERS_TYPES[kind], {}
+
+
+def _picture_module(directory: Path) -> Path:
+    """Of a folder of `sentence-transformers`, the module that sees pictures; only lengths may change behind it."""
+    listed = read_json(directory / "modules.json", MAX_CONFIG)
+    modules = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+    kinds = [str(entry.get("type", "?")).rpartition(".")[2] for entry in modules]
+    paths = [directory / Path(str(entry.get("path", ""))).name for entry in modules]
+    if not modules:
+        raise GeniusError(f"{directory / 'modules.json'} lists no modules")
+    strange = next((kind for kind in kinds[1:] if kind != "Normalize"), None)
+    if strange == "Pooling" or (strange is None and not (paths[0] / "config.json").is_file()):
+        raise GeniusError(
+            f"{directory} is a sentence-transformers model that reads texts only: choose one that sees pictures, such as a CLIP"
+        )
+    if strange is not None:
+        raise GeniusError(f"{directory} has a {strange} layer behind its towers, which this version does not read")
+    return paths[0]
 
 
 def write_spec(directory: Path, family: str, settings: dict[str, Any] | None = None) -> None:

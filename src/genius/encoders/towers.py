@@ -22,11 +22,11 @@ from torch import Tensor, nn
 
 from genius.blueprint import build, check_fit
 from genius.config import from_dict
-from genius.encoders.digest import fingerprint
 from genius.encoders.heads import Heads
 from genius.encoders.pixels import Pixels
 from genius.encoders.registry import write_spec
 from genius.encoders.tokens import Tokens
+from genius.encoders.weights import fingerprint
 from genius.errors import GeniusError
 from genius.features import Features
 from genius.weight_files import read_shapes, read_tensors

@@ -1,7 +1,9 @@
-"""What CLIP and SigLIP share: a dual encoder of `transformers`, its tokenizer, its pixels.
+"""CLIP and SigLIP (and fixed-size SigLIP 2): a dual encoder of `transformers`, its tokenizer, its pixels.
+
+`hf-hub:openai/clip-vit-large-patch14`, `hf-hub:google/siglip2-base-patch16-224`, or a folder with the same files.
 
 A family says how it pads texts and how it pools; loading, batching on a device, saving and the fingerprint are
-here. Outputs are the towers' projected vectors, raw: fusion decides about their length.
+shared. Outputs are the towers' projected vectors, raw: fusion decides about their length.
 """
 
 from __future__ import annotations
@@ -9,16 +11,16 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
 from genius.blueprint import build
-from genius.encoders.digest import fingerprint
 from genius.encoders.pixels import Pixels, read_pixels
 from genius.encoders.registry import write_spec
+from genius.encoders.weights import fingerprint
 from genius.errors import GeniusError
 from genius.files import read_json
 from genius.weight_files import read_shapes
@@ -159,3 +161,50 @@ def _check_sizes(family: Any, directory: Path) -> None:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+class ClipEncoder(DualEncoder):
+    """psi_image and psi_text of the paper (4.1): the projected class token and the projected end-of-text token."""
+
+    family = "clip"
+    model_class = "CLIPModel"
+
+    @property
+    def _clip(self) -> Any:
+        return self.model
+
+    def _width(self) -> int:
+        return int(self._clip.config.projection_dim)
+
+    def _padding(self) -> bool:
+        return True  # attention is causal: what follows the end token cannot be seen
+
+    def _pool_images(self, pixels: Tensor) -> Tensor:
+        return cast(Tensor, self._clip.visual_projection(self._clip.vision_model(pixel_values=pixels).pooler_output))
+
+    def _pool_texts(self, ids: Tensor, mask: Tensor) -> Tensor:
+        return cast(Tensor, self._clip.text_projection(self._clip.text_model(input_ids=ids, attention_mask=mask).pooler_output))
+
+
+class SiglipEncoder(DualEncoder):
+    """Attention-pooled picture, last-token text; no projection."""
+
+    family = "siglip"
+    model_class = "SiglipModel"
+
+    @property
+    def _siglip(self) -> Any:
+        return self.model
+
+    def _width(self) -> int:
+        return int(self._siglip.config.vision_config.hidden_size)
+
+    def _padding(self) -> str:
+        return "max_length"  # it was trained so: padding takes part, and the last position is the one that is read
+
+    def _pool_images(self, pixels: Tensor) -> Tensor:
+        return cast(Tensor, self._siglip.vision_model(pixel_values=pixels).pooler_output)
+
+    def _pool_texts(self, ids: Tensor, mask: Tensor) -> Tensor:
+        # no attention mask: padding was visible in training
+        return cast(Tensor, self._siglip.text_model(input_ids=ids).pooler_output)

@@ -20,12 +20,11 @@ from PIL import Image
 from torch import Tensor, nn
 
 from genius.blueprint import build
-from genius.encoders.digest import fingerprint
-from genius.encoders.fusing import FusingEncoder
 from genius.encoders.pixels import Pixels
 from genius.encoders.registry import write_spec
 from genius.encoders.transformers_dual import import_transformers, load_tokenizer
-from genius.encoders.weights import depth, grid_side, heads, load_exactly, reading_sizes, refuse_strangers
+from genius.encoders.uniir_clip import FusingEncoder
+from genius.encoders.weights import depth, fingerprint, grid_side, heads, load_exactly, reading_sizes, refuse_strangers
 from genius.errors import GeniusError
 from genius.weight_files import read_tensors
 

@@ -7,7 +7,7 @@ trie, its own beams), never filtered out of the union's: that is bug B1 of the p
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -19,10 +19,10 @@ from genius.data.mbeir import order_of, task_of
 from genius.errors import GeniusError
 from genius.evaluate import metrics
 from genius.evaluate.methods.base import Answer, Ints, Method, Pool, Space
-from genius.evaluate.methods.dense import Backend
-from genius.evaluate.methods.generative import BeamMethod, Decodings, EngineMethod, model_params
-from genius.evaluate.methods.vectors import CodesExhaustive, Dense, DenseTold, FeatureFusion, ScoreFusion
+from genius.evaluate.methods.generative import BeamMethod, Decodings, EngineMethod
+from genius.evaluate.methods.vectors import Backend, CodesExhaustive, Dense, DenseTold, FeatureFusion, ScoreFusion
 from genius.model.genius import Genius
+from genius.search import SEARCHES, SearchParams
 from genius.types import Modality
 
 PoolKind = Literal["local", "universal"]
@@ -235,9 +235,8 @@ def build_methods(space: Space, config: EvalConfig, fused: FeatureSet | None = N
         elif name == "codes":
             out.append(CodesExhaustive(config.backend))
         elif "default" in name:
-            reranker = "codes" if name == "default-codes" else "embeddings"
-            params = model_params(space, reranker=reranker, **changes)
-            out.append(EngineMethod(name, params, decoder=name != "no-decoder-default"))
+            params = replace(SearchParams.of_model(space.model).named(name.removeprefix("no-decoder-")), **changes)
+            out.append(EngineMethod(name, params, decoder=not name.startswith("no-decoder")))
         else:
             out += [_beam_method(name, beams, len(config.beams) > 1, decodings, config) for beams in config.beams]
     return out
@@ -245,13 +244,9 @@ def build_methods(space: Space, config: EvalConfig, fused: FeatureSet | None = N
 
 def _beam_method(name: str, beams: int, several: bool, decodings: Decodings, config: EvalConfig) -> BeamMethod:
     label = f"{name}@{beams}" if several else name
-    method = BeamMethod(label, decodings, beams, sample=config.survival if name in SURVIVAL else 0)
-    method.decoder = not name.startswith("no-decoder")
-    if name.endswith("-r"):
-        method.rerank = "embeddings"
-    if name == "genius-codes":
-        method.rerank = "codes"
-    return method
+    search = SEARCHES[name.replace("no-decoder", "genius")]
+    sample = config.survival if name in SURVIVAL else 0
+    return BeamMethod(label, decodings, beams, search["reranker"], not name.startswith("no-decoder"), sample)
 
 
 # -- judging -------------------------------------------------------------------------------------------------------

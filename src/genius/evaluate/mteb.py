@@ -35,7 +35,7 @@ class GeniusSearch:
         self.model = model if isinstance(model, Genius) else Genius.from_pretrained(model)
         if self.model.encoder is None:
             raise GeniusError("MTEB hands over pictures and texts: the model needs its encoder")
-        self.params = params or SearchParams.of_model(self.model.config.search)
+        self.params = params or SearchParams.of_model(self.model)
         self.name = name or f"genius/{model.rsplit('/', 1)[-1] if isinstance(model, str) else 'model'}"
         self.chunk = chunk  # rows whose pictures are in memory at once
         self._ids: list[str] = []

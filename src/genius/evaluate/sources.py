@@ -1,28 +1,38 @@
-"""What `genius eval` and `python -m lab reproduce` are pointed at: a dataset on disk or features, made into a `FeatureSet`.
+"""What `genius eval`, `genius features` and `python -m lab reproduce` are pointed at: a dataset on disk, or files of features.
 
 Features of a dataset are extracted once and kept in a cache whose name holds the encoder's and the data's
-fingerprints: a changed model or file never meets old features.
+fingerprints: a changed model or file never meets old features. Files in the published formats become IDs of a pool, and the best
+IDs for every query, without pictures and without an index on disk.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import torch
 from torch import nn
 
-from genius.data.collection import Collection, open_collection
+from genius.data.collection import Collection
 from genius.data.extract import ExtractConfig, extract
-from genius.data.features import FeatureSet
+from genius.data.features import CANDIDATES_PER_DATASET, QUERIES_PER_DATASET, FeatureSet, read_published
+from genius.data.opening import open_collection
 from genius.data.sample import Sample
 from genius.encoders.base import Encoder, PairEncoder
 from genius.encoders.heads import HEADS, read_heads
 from genius.encoders.registry import load_encoder, resolve
 from genius.errors import GeniusError
 from genius.evaluate.methods.vectors import FeatureFusion
+from genius.files import write_whole
 from genius.model.genius import Genius
+from genius.search import CodeTrie, beam_search
+
+Codes = npt.NDArray[np.int64]
 
 
 def cache_folder() -> Path:
@@ -113,3 +123,63 @@ def fit_to_model(data: FeatureSet, model: Genius, model_uri: str) -> FeatureSet:
     if heads is None:
         raise GeniusError(f"features are {sorted(widths)} wide, the model expects {model.config.width} (and brings no {HEADS})")
     return replace(data, queries=heads.apply_chunked(data.queries), pool=heads.apply_chunked(data.pool))
+
+
+def encode_file(model: Genius, features: Path, output: Path) -> Codes:
+    """Codes of every row of a published feature file, written to `output` (.npy, int64)."""
+    rows, _ = read_published(features, CANDIDATES_PER_DATASET)
+    if len(rows) == 0:
+        raise GeniusError(f"{features} holds no rows")
+    codes: Codes = model.encode(rows).cpu().numpy()
+    write_whole(output, lambda path: _save(path, lambda file: np.save(file, codes)))
+    return codes
+
+
+def read_codes(path: Path, model: Genius) -> Codes:
+    """Codes written by `encode_file` (or the published index), checked against the model."""
+    try:
+        codes = np.load(path, allow_pickle=False)
+    except FileNotFoundError:
+        raise GeniusError(f"no such codes: {path}") from None
+    except (OSError, ValueError, EOFError) as error:
+        raise GeniusError(f"cannot read {path} as codes: {error}") from None
+    if not isinstance(codes, np.ndarray) or not np.issubdtype(codes.dtype, np.integer):
+        raise GeniusError(f"{path} does not hold one array of integers")
+    if codes.shape[0] == 0:
+        raise GeniusError(f"{path} holds no candidates")
+    codes = codes.astype(np.int64)
+    model.quantizer.check_codes(torch.from_numpy(codes))
+    return codes
+
+
+def search_file(
+    model: Genius,
+    queries: Path,
+    codes: Path,
+    output: Path,
+    *,
+    beams: int = 50,
+    batch: int = 64,
+    progress: Callable[[Iterable[int]], Iterable[int]] = lambda steps: steps,
+) -> int:
+    """Exact constrained beam search for every query: `codes` (Q, beams, M) int64, `scores` (Q, beams) float32."""
+    rows, _ = read_published(queries, QUERIES_PER_DATASET)
+    if len(rows) == 0:
+        raise GeniusError(f"{queries} holds no queries")
+    trie = CodeTrie.build(read_codes(codes, model), model.config.quantizer.level_sizes)
+    out_codes = np.full((len(rows), beams, model.config.quantizer.levels), -1, dtype=np.int64)
+    out_scores = np.full((len(rows), beams), -np.inf, dtype=np.float32)
+    for start in progress(range(0, len(rows), batch)):
+        z, _ = model.embed(rows[start : start + batch])
+        found = beam_search(model.generator, trie, z, beams)
+        n = found.codes.shape[1]
+        out_codes[start : start + batch, :n] = found.codes.cpu().numpy()
+        out_scores[start : start + batch, :n] = found.scores.cpu().numpy()
+    write_whole(output, lambda path: _save(path, lambda file: np.savez(file, codes=out_codes, scores=out_scores)))
+    return len(rows)
+
+
+def _save(path: Path, write: Callable[[Any], None]) -> None:
+    """Through a file object: numpy would add its own ending to a name."""
+    with path.open("wb") as file:
+        write(file)

@@ -24,6 +24,7 @@ from genius.encoders.base import Encoder
 from genius.errors import GeniusError
 from genius.features import Features
 from genius.fit.questions import Questions
+from genius.model.fitting import choose_level_sizes
 from genius.model.fusion import Fusion, FusionConfig
 from genius.model.generator import Generator
 from genius.model.genius import Genius, GeniusConfig
@@ -31,22 +32,16 @@ from genius.model.knows import knows
 from genius.model.quantizer import ResidualQuantizer
 from genius.nearest import nearest_rows
 from genius.search import CodeTrie, SearchEngine, SearchParams
-from genius.search.params import Reranker
 from genius.train.config import GeneratorStageConfig, ModelConfig, RunConfig
 from genius.train.generator import Frozen, GeneratorStage
 from genius.train.loop import OneProcess, Runtime, run_stage
 from genius.train.progress import Journal
 from genius.train.quantizer import quantizer_config
 from genius.train.shifted import Offsets
-from genius.train.sizes import choose_level_sizes
 
 FOUND = 10  # answers of exhaustive search that are looked for
 JUDGED = 200  # made-up questions that what is kept is measured on, at most
-SEARCHES: dict[str, tuple[int | None, Reranker]] = {
-    "default": (None, "embeddings"),
-    "genius-r": (0, "embeddings"),
-    "genius": (0, "none"),
-}
+KEPT = ("default", "genius-r", "genius")  # searches that what is kept is measured of
 
 Say = Callable[[str], None]
 
@@ -79,7 +74,7 @@ class Fit:
     @property
     def scans(self) -> bool:
         """Whether the default search simply compares the question with every item."""
-        return self.items <= SearchParams.of_model(self.model.config.search).rerank
+        return self.items <= SearchParams.of_model(self.model).rerank
 
     def lines(self) -> list[str]:
         """What people should know of it."""
@@ -131,7 +126,8 @@ def fit_vectors(
     config, tell, started = config or FitConfig(), say or (lambda _: None), time.monotonic()
     learn, judge = (None, None) if questions is None or not len(questions) else questions.split(config.seed)
     shape = _shape(z.shape[1], modality, config)
-    quantizer = ResidualQuantizer(quantizer_config(shape))
+    several = len(modality.unique()) > 1  # one kind needs no books of its own
+    quantizer = ResidualQuantizer(replace(quantizer_config(shape), own_books_from=int(several)))
     tell(f"codes for {len(z):,} items: {' x '.join(map(str, shape.level_sizes))}")
     some = _some(len(z), config.sample, config.seed)
     quantizer.initialise(z[some], modality[some], config.iterations, config.seed, together=1)
@@ -180,8 +176,7 @@ def _shape(width: int, modality: Tensor, config: FitConfig) -> ModelConfig:
     # finer than for a trained model, whose codes must suit what comes later: these are for the items that are there
     kind, *codes = choose_level_sizes(counts)
     sizes = (kind, *(min(2 * size, config.largest_book) for size in codes))
-    several = sum(count > 0 for count in counts) > 1  # one kind needs no books of its own
-    return ModelConfig(width=width, level_sizes=sizes, decoder=config.decoder, own_books_from=int(several), prefix_tokens=2)
+    return ModelConfig(width=width, level_sizes=sizes, decoder=config.decoder, prefix_tokens=2)
 
 
 def _some(count: int, most: int, seed: int) -> Tensor:
@@ -220,10 +215,8 @@ def kept(model: Genius, z: Tensor, codes: Tensor, asked: Tensor) -> dict[str, fl
     best = nearest_rows(asked, z, FOUND)
     trie = CodeTrie.build(codes.numpy(), model.config.quantizer.level_sizes)
     engine = SearchEngine(model.generator, model.quantizer, trie, z)
-    usual = SearchParams.of_model(model.config.search)
     out = {}
-    for name, (rerank, reranker) in SEARCHES.items():
-        params = SearchParams(usual.beams, usual.rerank if rerank is None else rerank, reranker)
-        found = engine.search(asked, k=best.shape[1], params=params).rows
+    for name in KEPT:
+        found = engine.search(asked, k=best.shape[1], params=SearchParams.of_model(model).named(name)).rows
         out[name] = round((found[:, :, None] == best[:, None]).any(1).float().mean().item(), 4)
     return out

@@ -24,7 +24,7 @@ from genius.index.folder import ENCODED, INSIDE, MODEL, make_folder, read_about
 from genius.index.index import Index
 from genius.index.ingest import IngestConfig, IngestReport, find_files, ingest, read_items
 from genius.index.prepare import Stamp
-from genius.model.device import place
+from genius.model.genius import place
 from genius.types import Item
 
 AT_ONCE = 256  # items encoded between two looks at the disk
@@ -55,6 +55,25 @@ def index_with_encoder(
     say: Say | None = None,
 ) -> OnRamp:
     """Make an index of files with a model that is fitted to them; add to it if it is there."""
+    try:
+        return _index(paths, output, uri, config, fit_config, device, thumbnails, tell, say)
+    except GeniusError as error:
+        if "disk is full" in str(error):
+            raise GeniusError(f"{error}. What is done is kept: make room and run it again") from None
+        raise
+
+
+def _index(
+    paths: Sequence[str | Path],
+    output: Path,
+    uri: str,
+    config: IngestConfig,
+    fit_config: FitConfig | None,
+    device: torch.device | str,
+    thumbnails: int,
+    tell: Tell | None,
+    say: Say | None,
+) -> OnRamp:
     heard, said = tell or (lambda *_: None), say or (lambda _: None)
     about = read_about(output)
     if about is not None and about.source != INSIDE:

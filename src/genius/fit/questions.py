@@ -8,10 +8,8 @@ and an encoder; nothing of codes.
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
 
 import torch
 from PIL import Image
@@ -20,6 +18,7 @@ from torch import Tensor
 from genius.encoders.base import Encoder, encode_queries
 from genius.errors import GeniusError
 from genius.features import Features
+from genius.names import name_of
 from genius.pictures.load import loaded
 from genius.types import Item, Modality, Query
 
@@ -27,9 +26,6 @@ MOST = 400  # questions of each sort
 SIDE = 400  # pixels of a cut-out: more than encoders see
 CUT = (0.5, 0.9)  # sides of a cut-out, as a share of the picture's
 CAPTION, NAME, EVERYDAY, PICTURE = range(4)  # sorts of questions
-NO_WORD = re.compile(
-    r"(?i)^(img|dsc[nf]?|dcim|image|photo|picture|pic|pxl|scan|screenshot|file|untitled|copy|whatsapp|mvi|p|wp|gopr)?[\W\d_]*$"
-)
 WORDS = (
     "a dog", "a cat", "a bird", "a horse", "a flower", "a tree", "a forest", "mountains", "the sea", "a beach", "a river",
     "snow", "the sky at sunset", "a street at night", "a city", "a house", "a bridge", "a church", "a kitchen",
@@ -100,17 +96,6 @@ def part_of(text: str | None, rng: random.Random) -> str | None:
     count = min(len(words), rng.randint(2, 6))
     start = rng.randint(0, len(words) - count)
     return " ".join(words[start : start + count])
-
-
-def name_of(item: Item) -> str | None:
-    """The words of a picture's tags, or of its file name and folder, where they say something."""
-    for key in ("tags", "keywords", "title", "label", "category"):
-        value = item.metadata.get(key)
-        if isinstance(value, str) and value.strip():
-            return value.strip()
-    path = PurePath(item.image) if isinstance(item.image, (str, PurePath)) else PurePath(item.id)
-    words = [w for w in re.split(r"[\W\d_]+", path.stem) if len(w) > 2]
-    return None if NO_WORD.match(path.stem) or not words else " ".join(words)
 
 
 def _cut_outs(items: Sequence[Item], rng: random.Random) -> list[tuple[int, Image.Image]]:

@@ -6,9 +6,7 @@ stays as it is. Older versions are not carried over. Nobody else may have the in
 
 from __future__ import annotations
 
-import os
 import shutil
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +15,6 @@ import numpy as np
 import torch
 
 from genius.errors import GeniusError
-from genius.files import sync_directory
 from genius.fit.collection import Fit, FitConfig, Say, fit_vectors
 from genius.fit.questions import MOST, make_up
 from genius.fit.unfitted import settled
@@ -27,6 +24,7 @@ from genius.index.lock import WriterLock
 from genius.index.reader import Reader
 from genius.index.searching import to_item
 from genius.index.store import Store
+from genius.index.swap import beside, clear, swap
 from genius.model.genius import Genius
 from genius.types import Item, Modality
 
@@ -43,8 +41,9 @@ def refit(folder: Path, config: FitConfig | None = None, say: Say | None = None)
         raise GeniusError(f"{folder} was not made with --encoder, so there is nothing to refit: its model is {about.source}")
     old = load_model(folder, None, about)
     assert old.encoder is not None and old.config.encoder is not None
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}")
+    temporary = beside(folder)
     with WriterLock(folder / ".lock", 30.0).hold():
+        clear(folder)
         store = open_store(folder, about)
         reader = store.at(store.latest())
         if not reader.count():
@@ -57,9 +56,10 @@ def refit(folder: Path, config: FitConfig | None = None, say: Say | None = None)
         fit = fit_vectors(old.fusion, z, modality, questions, old.encoder, settled(old.config.encoder), config, say)
         try:
             _write(fit.model, reader, temporary)
-            _swap(folder, temporary)
-        finally:
+        except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        swap(folder, temporary)
     return fit
 
 
@@ -105,17 +105,3 @@ def _with_codes(model: Genius, batches: Iterator[pa.RecordBatch]) -> Iterator[pa
             raise GeniusError(f"codes are stored as {kind}, not as {width}")
         table["_codes"] = pa.FixedSizeListArray.from_arrays(pa.array(codes.reshape(-1)), codes.shape[1])
         yield pa.RecordBatch.from_arrays([table[name] for name in names], schema=batch.schema)
-
-
-def _swap(folder: Path, fresh: Path) -> None:
-    """Put the new folder in the old one's place."""
-    aside = folder.with_name(f"{fresh.name}-old")
-    try:
-        folder.rename(aside)
-        fresh.rename(folder)
-        sync_directory(folder.absolute().parent)
-    except OSError as error:
-        if aside.exists() and not folder.exists():
-            aside.rename(folder)
-        raise GeniusError(f"cannot replace {folder}: {error.strerror or error}; it is as it was") from None
-    shutil.rmtree(aside, ignore_errors=True)

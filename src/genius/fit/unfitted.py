@@ -37,10 +37,7 @@ class Unfitted:
         What it keeps of exhaustive search stands in `model.knows.fit`. Items are encoded here and again when they are added to an
         index; `genius index --encoder` does it once.
         """
-        collection = list(items)
-        wrong = next((item for item in collection if not isinstance(item, Item)), None)
-        if wrong is not None:
-            raise GeniusError(f"expected items, got {type(wrong).__name__}")
+        collection = [Item.of(item) for item in items]
         features, kept, problems = encode_items(self.encoder, collection, on_error="skip", on_progress=on_progress)
         if not len(features):
             raise GeniusError(f"none of the {len(collection):,} items could be encoded{': ' + problems[0] if problems else ''}")

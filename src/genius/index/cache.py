@@ -8,8 +8,10 @@ and rows that are gone or new are found by comparing with the table. One that is
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
+import struct
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,11 +23,14 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from genius.errors import GeniusError
+from genius.files import write_whole
+from genius.index.checksums import file_sum, seal, size_in, unseal
 from genius.index.reader import Reader
-from genius.index.sums import file_sum, seal, size_in, unseal
 from genius.search import CodeTrie
 
 FORMAT = 2
+TRIE = "genius-trie-1"
+_DTYPES: dict[str, Any] = {"U8": np.uint8, "U16": np.uint16, "U32": np.uint32, "I32": np.int32, "I64": np.int64}
 BASE = "base.json"
 VERIFY_UP_TO = 8 << 30
 """Bytes of a file whose checksum is compared when it is mapped; of larger vectors only the size (`genius check` reads all)."""
@@ -156,7 +161,7 @@ def _write(base: Base, key: CacheKey, folder: Path) -> None:
             array.flush()  # it is the file already
         else:
             np.save(folder / f"{name}.npy", array)
-    base.trie.save(folder / "trie.safetensors")
+    save_trie(base.trie, folder / "trie.safetensors")
     files = {path.name: file_sum(path) for path in sorted(folder.iterdir())}
     (folder / BASE).write_text(seal({"version": base.version, "items": base.items, "files": files, **_identity(key)}))
 
@@ -192,7 +197,7 @@ def load(folder: Path, key: CacheKey) -> Base | None:
         if any(about.get(name) != value for name, value in _identity(key).items()) or damage(folder, about["files"]):
             return None
         arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r" if about["items"] else None) for name in ARRAYS}
-        trie = CodeTrie.load(folder / "trie.safetensors")
+        trie = load_trie(folder / "trie.safetensors")
         if any(len(array) != about["items"] for array in arrays.values()) or trie.items != about["items"]:
             return None
         return Base(version=int(about["version"]), trie=trie, **arrays)
@@ -218,3 +223,46 @@ def forget(root: Path, keep: int) -> None:
                 shutil.rmtree(path, ignore_errors=True)
     except OSError:
         pass
+
+
+# -- tries on disk -------------------------------------------------------------------------------------------------
+
+
+def save_trie(trie: CodeTrie, path: Path) -> None:
+    """One file in the safetensors layout; it appears whole or not at all."""
+    from safetensors.numpy import save_file
+
+    metadata = {"format": TRIE, "level_sizes": json.dumps(trie.level_sizes), "top": str(trie.top)}
+    arrays = {key: np.ascontiguousarray(value) for key, value in trie.arrays().items()}
+    write_whole(path, lambda target: save_file(arrays, target, metadata=metadata))
+
+
+def load_trie(path: Path) -> CodeTrie:
+    """Read a saved trie; pages are read when a search first touches them."""
+    header, start = _read_header(path)
+    metadata = header.pop("__metadata__", {})
+    if metadata.get("format") != TRIE:
+        raise GeniusError(f"{path} is not a trie of this version ({TRIE})")
+    arrays: dict[str, NDArray[Any]] = {}
+    size = path.stat().st_size
+    for name, entry in header.items():
+        dtype, shape, (begin, end) = _DTYPES[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
+        if start + end > size:
+            raise GeniusError(f"{path} is cut short: {size} bytes where {start + end} are needed")
+        empty = begin == end
+        arrays[name] = np.empty(shape, dtype) if empty else np.memmap(path, dtype, mode="r", offset=start + begin, shape=shape)
+    return CodeTrie(json.loads(metadata["level_sizes"]), arrays, int(metadata["top"]))
+
+
+def _read_header(path: Path) -> tuple[dict[str, Any], int]:
+    """The safetensors header and where the data begins."""
+    try:
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            if length > 1 << 20:
+                raise ValueError("no header")
+            return json.loads(file.read(length)), 8 + length
+    except FileNotFoundError:
+        raise GeniusError(f"no such trie: {path}") from None
+    except (OSError, ValueError, struct.error) as error:
+        raise GeniusError(f"cannot read {path} as a trie: {error}") from None

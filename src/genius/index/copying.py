@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from genius.errors import GeniusError
+from genius.index.checksums import SUM, row_sums
 from genius.index.reader import Reader
-from genius.index.sums import SUM, row_sums
 
 if TYPE_CHECKING:
     import pyarrow as pa

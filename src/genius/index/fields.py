@@ -12,10 +12,10 @@ from typing import Any
 
 from genius.errors import GeniusError
 from genius.index import metadata as meta
+from genius.index.checksums import ROW, SUM, VECTORS, row_sums
 from genius.index.metadata import Kind
+from genius.index.opened import OpenIndex
 from genius.index.reader import Reader
-from genius.index.state import State
-from genius.index.sums import ROW, SUM, VECTORS, row_sums
 
 KINDS: tuple[Kind, ...] = ("text", "number", "boolean")
 AT_ONCE = 200_000  # rows whose new metadata is written together
@@ -44,7 +44,7 @@ def unused(reader: Reader, replaced: Sequence[int] = ()) -> list[str]:
     return [name for name in reader.columns if not reader.count(f"`{name}` IS NOT NULL{rest}")]
 
 
-def drop(state: State, name: str) -> int:
+def drop(state: OpenIndex, name: str) -> int:
     """Take a field away, from the index and from every item; how many items had it."""
     with state.change():
         reader = _reader(state)
@@ -54,7 +54,7 @@ def drop(state: State, name: str) -> int:
     return changed
 
 
-def rename(state: State, old: str, new: str) -> int:
+def rename(state: OpenIndex, old: str, new: str) -> int:
     """Give a field another name; how many items have it."""
     meta.check_key(new)
     with state.change():
@@ -70,7 +70,7 @@ def rename(state: State, old: str, new: str) -> int:
         return _rewrite(state, reader, old, lambda row: row.update({new: row.pop(old)}), {new: kind})
 
 
-def retype(state: State, name: str, kind: str, *, lossy: bool = False) -> int:
+def retype(state: OpenIndex, name: str, kind: str, *, lossy: bool = False) -> int:
     """Make a field hold another kind; how many items have it then.
 
     Values that cannot become that kind are an error which counts them, or are dropped with `lossy`.
@@ -121,7 +121,7 @@ def convert(value: Any, kind: Kind) -> str | int | float | bool | None:
 # -- rows --------------------------------------------------------------------------------------------------------
 
 
-def _reader(state: State) -> Reader:
+def _reader(state: OpenIndex) -> Reader:
     with state.lock:
         return state.current().reader
 
@@ -140,7 +140,7 @@ def _values(reader: Reader, name: str) -> Iterator[tuple[dict[str, Any], Any]]:
 
 
 def _rewrite(
-    state: State, reader: Reader, name: str, change: Callable[[dict[str, Any]], object], columns: Mapping[str, Kind | None]
+    state: OpenIndex, reader: Reader, name: str, change: Callable[[dict[str, Any]], object], columns: Mapping[str, Kind | None]
 ) -> int:
     """Change the stored metadata of every item that has the field, with its checksum and the column made from it."""
     import pyarrow as pa

@@ -17,12 +17,13 @@ from typing import Any
 
 from genius.errors import GeniusError
 from genius.files import open_plain, parse_json, sync_directory, write_whole
+from genius.index.checksums import seal, unseal
 from genius.index.commit import ASIDE, holds_data
 from genius.index.ledger import LEDGER, Damaged
 from genius.index.lock import WriterLock
 from genius.index.reader import Reader
 from genius.index.store import Store
-from genius.index.sums import seal, unseal
+from genius.index.swap import settle
 from genius.model.genius import Genius
 from genius.types import Modality
 
@@ -86,6 +87,7 @@ class About:
 
 def read_about(folder: Path) -> About | None:
     """None if there is no index. A table with items but without a readable `genius.json` is damage, not "no index"."""
+    settle(folder)
     path = folder / ABOUT
     mend = f"genius repair {folder} writes it anew from the table"
     try:

@@ -7,7 +7,8 @@ any crash.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -16,21 +17,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from genius.encoders.base import batched
 from genius.errors import GeniusError
 from genius.features import Features
-from genius.index import fields, likeness, searching, writing
+from genius.index import explaining, fields, likeness, searching, varied, writing
 from genius.index.backup import Copied, snapshot
+from genius.index.explaining import Explanation
 from genius.index.fields import Field
 from genius.index.filters import compile_where
 from genius.index.folder import About, describe
+from genius.index.opened import OpenIndex
 from genius.index.prepare import Stamped
 from genius.index.reader import PAYLOAD
 from genius.index.results import AddReport, Hits, PrefixView
-from genius.index.state import State
-from genius.index.targets import gather, spread
+from genius.index.searching import gather, spread, wanted_kind
 from genius.model.genius import Genius
-from genius.search import SearchParams
-from genius.types import ImageInput, Item, Modality, Query
+from genius.search import SearchParams, SearchRequest
+from genius.search.params import MAX_K
+from genius.types import ContentInput, ImageInput, Item, Modality, Query
+
+ANY = SearchRequest()  # ten answers, as the model likes to search
+THREE = SearchRequest(3)  # answers that are explained
 
 
 class Index:
@@ -39,6 +46,19 @@ class Index:
     `version` opens an older version, read-only. `lock_timeout`: seconds a write waits for other writers.
     `thumbnails`: longest side of the stored previews, 0 for none. `durable`: a write returns once it is on the disk; without,
     a power cut may take the last ones. Safe to share between threads.
+
+    >>> import tempfile
+    >>> from genius import Genius, Index, Item
+    >>> index = Index(tempfile.mkdtemp() + "/notes.genius", Genius.from_pretrained("bundled:mini"))
+    >>> report = index.add([Item("1", text="a red bicycle", metadata={"price": 40}), {"id": "2", "text": "a boat on the sea"}])
+    >>> report.added, len(index)
+    (2, 2)
+    >>> [hit.id for hit in index.search("bicycle", k=1)]
+    ['1']
+    >>> [hits[0].id for hits in index.search_many(["ship", "wheel"])]
+    ['2', '1']
+    >>> [hit.id for hit in index.search("anything", where="price < 50")]
+    ['1']
     """
 
     def __init__(
@@ -53,7 +73,7 @@ class Index:
         thumbnails: int = 256,
         durable: bool = True,
     ) -> None:
-        self._state = State(
+        self._state = OpenIndex(
             Path(path),
             model,
             create=create,
@@ -142,7 +162,7 @@ class Index:
 
     def add(
         self,
-        items: Iterable[Item],
+        items: Iterable[Item | Mapping[str, Any]],
         *,
         batch_size: int = 256,
         on_error: Literal["raise", "skip"] = "raise",
@@ -158,7 +178,7 @@ class Index:
 
     def upsert(
         self,
-        items: Iterable[Item],
+        items: Iterable[Item | Mapping[str, Any]],
         *,
         batch_size: int = 256,
         on_error: Literal["raise", "skip"] = "raise",
@@ -170,7 +190,7 @@ class Index:
 
     def _write(
         self,
-        items: Iterable[Item],
+        items: Iterable[Item | Mapping[str, Any]],
         replace: bool,
         batch_size: int,
         on_error: Literal["raise", "skip"],
@@ -181,7 +201,7 @@ class Index:
             items = [items]
         if not isinstance(items, Iterable):
             raise GeniusError(f"expected items, got {type(items).__name__}")
-        pairs: Iterator[Stamped] = ((item, None) for item in items)
+        pairs: Iterator[Stamped] = ((Item.of(item), None) for item in items)
         return writing.write(
             self._state,
             pairs,
@@ -294,35 +314,7 @@ class Index:
 
     def below(self, prefix: Sequence[int] = (), *, limit: int = 20, offset: int = 0, per_child: int = 0) -> PrefixView:
         """What lives under the first codes of an ID. `per_child`: also the first items of the 64 fullest next codes."""
-        wanted, levels = tuple(prefix), self.about.levels
-        for name, value in (("limit", limit), ("offset", offset), ("per_child", per_child)):
-            searching.whole(name, value, -(2**31), 2**31)
-        if not all(isinstance(code, int | np.integer) and not isinstance(code, bool) for code in wanted):
-            raise GeniusError(f"a prefix is whole numbers, got {wanted!r}")
-        if len(wanted) > len(levels):
-            raise GeniusError(f"a prefix of {len(wanted)} codes; IDs have {len(levels)}")
-        for level, code in enumerate(wanted):
-            if not 0 <= code < levels[level]:
-                raise GeniusError(f"code {code} at level {level} is not in 0..{levels[level] - 1}")
-        return self._state.consistent(lambda: self._below(wanted, max(limit, 0), max(offset, 0), max(per_child, 0)))
-
-    def _below(self, wanted: tuple[int, ...], limit: int, offset: int, per_child: int) -> PrefixView:
-        with self._state.lock:
-            live = self._state.current()
-            rows = live.below(wanted)
-            children: dict[int, int] = {}
-            if len(wanted) < len(self.about.levels) and len(rows):
-                following = live.codes_of(rows)[:, len(wanted)]
-                codes, counts = np.unique(following, return_counts=True)
-                children = {int(codes[i]): int(counts[i]) for i in np.argsort(-counts, kind="stable")}
-            shown = rows[offset : offset + limit]
-            if per_child and children:
-                firsts = [rows[np.flatnonzero(following == code)[:per_child]] for code in list(children)[:64]]
-                shown = np.unique(np.concatenate([shown, *firsts]))
-            shown_codes, seqs, reader = live.codes_of(shown), live.seqs[shown], live.reader
-        found = reader.rows(seqs, PAYLOAD)
-        items = searching.display(reader, [found[int(seq)] for seq in seqs])
-        return PrefixView(wanted, len(rows), children, items, [tuple(row) for row in shown_codes.tolist()])
+        return searching.below(self._state, prefix, limit, offset, per_child)
 
     def info(self) -> dict[str, Any]:
         """What this index is, for people and machines."""
@@ -330,7 +322,7 @@ class Index:
 
     def advice(self) -> str | None:
         """One line if items look unlike what the model knows, or have outgrown its codes; None if all is well."""
-        return likeness.advice(self)
+        return self._state.consistent(lambda: likeness.advice(self._state))
 
     # -- search ------------------------------------------------------------------------------------------------
 
@@ -347,6 +339,8 @@ class Index:
         rerank: int | None = None,
         params: SearchParams | None = None,
         modality: Modality | str | int | None = None,
+        minus: Query | ContentInput | None = None,
+        diverse: bool = False,
     ) -> Hits:
         """Items that answer a text, an image, or both; best first.
 
@@ -355,65 +349,106 @@ class Index:
         match (and when at most 50,000 do, all are compared). `beams` and `rerank` (how many items are re-ranked by
         embedding) trade speed for recall; given explicitly, they are obeyed under filters, too. Where the model was
         calibrated, each hit has the `probability` that it answers, and `hits.answerable` is that of there being an answer.
+        `minus`: words or a picture that answers should not be like. `diverse`: answers that differ, one a subtree of codes.
         """
-        if target is not None and modality is not None:
-            raise GeniusError("target and modality both say what is wanted: use one of them")
-        wanted = modality if target is None else target
-        kind = None if wanted is None else Modality.parse(wanted)
-        query = Query(text=text, image=image, instruction=instruction, target=kind)
-        options: Any = {"where": where, "min_score": min_score, "beams": beams, "rerank": rerank, "params": params}
-        return self.search_many([query], k, strict=modality is not None, **options)[0]
+        query = Query(text=text, image=image, instruction=instruction, target=wanted_kind(target, modality))
+        request = SearchRequest(k, where, min_score, beams, rerank, params, modality is not None, diverse)
+        return self.search_many([query], request, minus=minus)[0]
 
     def search_many(
         self,
-        queries: Sequence[Query],
-        k: int = 10,
+        queries: Sequence[Query | ContentInput],
+        request: SearchRequest = ANY,
         *,
-        where: str | None = None,
-        min_score: float | None = None,
-        beams: int | None = None,
-        rerank: int | None = None,
-        params: SearchParams | None = None,
-        strict: bool = False,
+        minus: Query | ContentInput | None = None,
     ) -> list[Hits]:
         """One list of hits a query, all from one version and under one filter; one pass through the model.
 
-        `strict`: a query's target is exactly the kind of item that is found (`modality` of `search`)."""
-        searching.check(k, min_score)
+        A query may be given as words, a picture, or {"text": ..., "image": ...}. `minus`: what answers should not be like.
+        """
+        return self.search_each(queries, [request] * len(queries), minus=minus)
+
+    def search_each(
+        self,
+        queries: Sequence[Query | ContentInput],
+        requests: Sequence[SearchRequest],
+        *,
+        minus: Query | ContentInput | None = None,
+    ) -> list[Hits]:
+        """The same, each query with a request of its own: all share one pass through the encoder, equal requests one search."""
+        if len(queries) != len(requests):
+            raise GeniusError(f"{len(requests)} requests for {len(queries)} queries")
+        alike: dict[SearchRequest, list[int]] = {}
+        for place, request in enumerate(requests):
+            searching.check(request)
+            if request.diverse:  # answers that differ are chosen among more
+                request = replace(request, k=min(varied.WIDER * request.k, MAX_K), diverse=False)
+            alike.setdefault(request, []).append(place)
         if not queries:
             return []
-        asked, owner = (list(queries), list(range(len(queries)))) if strict else spread(queries, self._state.kinds())
+        given = [Query.of(query) for query in queries]
+        groups = []
+        for request, places in alike.items():
+            own = [given[place] for place in places]
+            groups.append((request, places, *((own, range(len(own))) if request.strict else spread(own, self._state.kinds()))))
+        asked = [query for *_, some, _ in groups for query in some]
         embedded = self.model.embed_queries(asked)
+        z, dense = embedded.z, embedded.dense
+        if minus is not None:
+            unwanted = self.model.embed_queries([Query.of(minus)])
+            z, dense = varied.away(z, unwanted.z), varied.away(dense, unwanted.dense)
         targets = torch.tensor([-1 if query.target is None else int(query.target) for query in asked])
-        hits = self.search_embedded(
-            embedded.z, embedded.dense, targets, k, where=where, min_score=min_score, beams=beams, rerank=rerank, params=params,
-            pictured=embedded.modality != Modality.TEXT,
-        )  # fmt: skip
-        return gather(hits, owner, k)
+        pictured = embedded.modality != Modality.TEXT
+        parts, first = [], 0
+        for request, _, some, _ in groups:
+            at = slice(first, first + len(some))
+            vectors = searching.QueryVectors(z[at], dense[at], targets[at], pictured[at])
+            vectors.check(self.about.width)
+            parts.append((vectors, request))
+            first += len(some)
+        found = self._state.consistent(lambda: searching.search(self._state, parts))
+        answers: dict[int, Hits] = {}
+        for (request, places, _, owner), hits in zip(groups, found, strict=True):
+            answers.update(zip(places, gather(hits, owner, request.k), strict=True))
+        return [
+            varied.apart(answers[place], request.k) if request.diverse else answers[place]
+            for place, request in enumerate(requests)
+        ]
+
+    def vectors(self, batch: int = 256) -> Iterator[tuple[list[str], Tensor, list[Modality]]]:
+        """Ids, stored vectors (n, D) and kinds of all items of one version, some at a time."""
+        rows = searching.stream(self._state, ["id", "modality", "_embedding"])
+        for part in batched(rows, batch):
+            stored = torch.from_numpy(np.stack([np.asarray(row["_embedding"], np.float32) for row in part]))
+            yield [row["id"] for row in part], stored, [Modality.parse(row["modality"]) for row in part]
 
     def search_embedded(
         self,
         z: Tensor,
         dense: Tensor | None = None,
         targets: Tensor | None = None,
-        k: int = 10,
+        request: SearchRequest = ANY,
         *,
-        where: str | None = None,
-        min_score: float | None = None,
-        beams: int | None = None,
-        rerank: int | None = None,
-        params: SearchParams | None = None,
         pictured: Tensor | None = None,
     ) -> list[Hits]:
         """Search with query vectors z (Q, D), re-ranking vectors dense (Q, D) and modality codes (Q,), -1 for any.
 
         `pictured` (Q,): which questions have a picture; probabilities depend on it, and without it there are none."""
-        searching.check(k, min_score)
-        searching.check_vectors(self._state, z, dense, targets)
-        chosen = searching.settings(self._state, beams, rerank, params)
-        adapt = beams is None and rerank is None  # explicit settings are obeyed, filter or not
+        asked = searching.QueryVectors(z, dense, targets, pictured)
+        asked.check(self.about.width)
+        searching.check(request)
+        return self._state.consistent(lambda: searching.search(self._state, [(asked, request)]))[0]
+
+    def explain(self, query: Query, request: SearchRequest = THREE, *, shown: int = 5, rejected: int = 3) -> Explanation:
+        """How the answers to a query came about: at every step the codes kept and the best rejected, with log p and words.
+
+        `shown`: beams of every step that are shown besides those that lead to answers; `rejected`: codes that were not kept.
+        """
+        if not isinstance(query, Query):
+            raise GeniusError(f"explain takes a Query, got {type(query).__name__}")
+        hits = self.search_many([query], request)[0]
         return self._state.consistent(
-            lambda: searching.search(self._state, z, dense, targets, k, where, min_score, chosen, adapt, pictured)
+            lambda: explaining.explain(self._state, query, hits, request=request, shown=shown, rejected=rejected)
         )
 
 

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from genius.data.readers import TABLE_SUFFIXES, Row, RowRange, read_rows
-from genius.errors import GeniusError
+from genius.errors import GeniusError, Problems, printable
 from genius.index import searching, writing
 from genius.index.index import Index
 from genius.index.prepare import MAX_HELD, MAX_TEXT, Stamp, Stamped, held_bytes
 from genius.index.results import AddReport
-from genius.index.tables import Columns, to_item
-from genius.problems import Problems, printable
+from genius.index.row_items import Columns, to_item
+from genius.pictures.exif import exif_of
 from genius.types import IMAGE_SUFFIXES, Item
 
 TEXT_SUFFIXES = frozenset({".txt", ".md", ".rst"})
@@ -42,6 +42,7 @@ class IngestConfig:
     prune: bool = False  # delete items whose file, or row, is gone
     outside: bool = False  # follow links, ../ and absolute paths that leave the given folder: it may be a stranger's
     batch_size: int = 256  # items a commit
+    exif: bool = False  # when, where and with what a photo was taken becomes metadata
 
 
 @dataclass(slots=True)
@@ -200,7 +201,8 @@ def _single(file: Found, config: IngestConfig) -> tuple[Item, Stamp]:
     text = None
     if file.caption is not None:
         text, mark = _read_text(file.caption), f"{mark}+{file_mark(file.caption, config.by_content)}"
-    return Item(file.name, image=file.path, text=text), Stamp(str(file.path), mark)
+    about = exif_of(file.path) if config.exif else {}
+    return Item(file.name, image=file.path, text=text, metadata=about), Stamp(str(file.path), mark)
 
 
 def _read_text(path: Path) -> str:

@@ -23,7 +23,7 @@ from typing import Any
 
 from genius.errors import GeniusError
 from genius.files import parse_json, sync_handle, write_whole
-from genius.index.sums import text_sum
+from genius.index.checksums import text_sum
 
 LEDGER = "ledger.jsonl"
 LEDGER_FORMAT = 1

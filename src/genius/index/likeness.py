@@ -5,18 +5,14 @@ Looks at a sample of what is stored, embeddings and codes; encodes nothing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 
 from genius.index.folder import INSIDE
+from genius.index.opened import OpenIndex
 from genius.model.knows import distances
 from genius.search import SearchParams
 from genius.types import Modality
-
-if TYPE_CHECKING:
-    from genius.index.index import Index
 
 SAMPLE = 400  # items that are looked at
 OUTGROWN = 4  # times as many items as codes were fitted to
@@ -24,12 +20,11 @@ NAMES = {"image": "pictures", "text": "texts", "pair": "pictures with texts"}
 HELP = "a model fitted to them finds more: genius index FILES -o NEW.genius --encoder hf-hub:openai/clip-vit-base-patch32"
 
 
-def unlike(index: Index) -> dict[str, float]:
+def unlike(state: OpenIndex) -> dict[str, float]:
     """Kind -> share of the index's items that its model's codes describe badly, for the kinds that look strange to it."""
-    model = index.model
+    model = state.model
     if model.knows is None or model.config.rerank_embedding != "fused":
         return {}
-    state = index._state
     with state.lock:
         live = state.current()
         alive = live.seqs[~live.dead]
@@ -44,21 +39,21 @@ def unlike(index: Index) -> dict[str, float]:
     return model.knows.strange(distances(model.quantizer, z.to(model.device), codes.to(model.device)).cpu(), kinds)
 
 
-def advice(index: Index) -> str | None:
+def advice(state: OpenIndex) -> str | None:
     """One line that says what is wrong and what helps; None: nothing is."""
-    known, count = index.model.knows, index.count()
+    known, count = state.model.knows, state.reader().count()
     if known is None:
         return None
-    if index.about.source == INSIDE:
-        if count <= SearchParams.of_model(index.model.config.search).rerank:
+    if state.about.source == INSIDE:
+        if count <= SearchParams.of_model(state.model).rerank:
             return None  # all items are compared anyhow
-        if count < OUTGROWN * known.items and not unlike(index):
+        if count < OUTGROWN * known.items and not unlike(state):
             return None
         return (
             f"this index has outgrown its codes, which were fitted to {known.items:,} of its {count:,} items: "
-            f"genius index FILES -o {index.path.name} --refit fits new ones"
+            f"genius index FILES -o {state.path.name} --refit fits new ones"
         )
-    strange = index._state.consistent(lambda: unlike(index))
+    strange = unlike(state)
     if not strange:
         return None
     what = " and ".join(NAMES[kind] for kind in strange)

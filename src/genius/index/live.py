@@ -1,6 +1,7 @@
 """The search side of an index at one version: a base, the rows added since, and which rows are gone.
 
-Knows rows, codes and vectors; items and their words stay in the table. Not thread-safe: the index locks.
+The one owner of what is alive: engines are made from it and only show it. Knows rows, codes and vectors; items and their
+words stay in the table. Not thread-safe: the index locks.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from genius.types import Modality
 MERGE_FROM, MERGE_SHARE = 8_192, 0.1  # additions, absolute and as a share, at which the engine folds them in
 WASTE_FROM, WASTE_SHARE = 10_000, 0.5  # dead rows, absolute and as a share, at which it pays to start afresh
 MAX_ADDITIONS = 32  # blocks of vectors added to one engine before it is made anew
-MASKS = 16  # filters whose rows are remembered
+MASKS = 64  # filters whose rows are remembered: a byte an item each
 
 
-class OtherStory(GeniusError):
+class HistoryDiverged(GeniusError):
     """The table does not continue what this process saw of it: it was put back, or replaced."""
 
 
@@ -41,8 +42,8 @@ class Live:
         self._masks: dict[str, NDArray[np.bool_]] = {}  # of this version, by condition
         self._kinds: set[int] | None = None  # of this version
         self._engine: SearchEngine | None = None
-        self._additions = 0  # to this engine
-        self._engine_dead: NDArray[np.bool_] = np.zeros(0, bool)  # what the engine knows of `dead`
+        self._folded = 0  # rows that the engine's first trie stands for; the others are its second
+        self._stale = True  # rows were added or died since the engine was made
         self.advance(reader)
 
     @classmethod
@@ -50,7 +51,7 @@ class Live:
         """From a cached base, after comparing it with the table row by row; None if they tell different stories."""
         try:
             live = cls(model, base, reader)
-        except OtherStory:
+        except HistoryDiverged:
             return None
         present = reader.seqs()
         live.dead = ~_within(live.seqs, present)
@@ -96,10 +97,10 @@ class Live:
         if not trust or reader.count() != self.alive:  # someone else deleted, too
             self.dead = ~_within(self.seqs, reader.seqs())
             if reader.count() != self.alive:
-                raise OtherStory(f"version {reader.version} holds {reader.count()} items where {self.alive} were expected")
+                raise HistoryDiverged(f"version {reader.version} holds {reader.count()} items where {self.alive} were expected")
         self.reader = reader
         self._masks.clear()
-        self._kinds = None
+        self._kinds, self._stale = None, True
 
     def kinds(self, labelled: bool) -> set[int]:
         """Kinds of the items of this version, from first codes that say it (`labelled`), or from the table."""
@@ -114,35 +115,42 @@ class Live:
     def engine(self) -> SearchEngine | None:
         """The engine at this version; None while nothing was ever added. Brought up to date here, so that a long
         run of additions without a search costs no tries and holds no vectors."""
-        known = len(self._engine_dead)
-        if known < len(self.seqs) and self._additions >= MAX_ADDITIONS:
+        rows = len(self.seqs)
+        if self._engine is not None and self._engine.rows < rows and self._engine.blocks > MAX_ADDITIONS:
             self._engine = None  # each addition is a block of vectors that every search visits: start over with one
         if self._engine is None:
-            if not len(self.seqs):
+            if not rows:
                 return None
-            if self.base.items:
-                self._engine = self._new_engine(self.base.trie, self.base.embeddings)
-                known = self.base.items
-            else:
-                trie = build_trie(self.delta_codes, self.model.config.quantizer.level_sizes)
-                self._engine = self._new_engine(trie, self._vectors(0))
-                known = len(self.seqs)
-            self._engine_dead, self._additions = np.zeros(known, bool), 0
-        if known < len(self.seqs):
-            first = self._engine.add(self.delta_codes[known - self.base.items :].astype(np.int32), self._vectors(known))
-            self._additions += 1
-            assert first == known, "the engine and the index count rows alike"
-            self._engine_dead = np.concatenate([self._engine_dead, np.zeros(len(self.seqs) - known, bool)])
-        gone = np.flatnonzero(self.dead & ~self._engine_dead)
-        if len(gone):
-            self._engine.delete(gone)
-            self._engine_dead[gone] = True
-        if len(self._engine.delta_codes) > max(MERGE_FROM, MERGE_SHARE * len(self.seqs)):
-            self._engine.merge()
+            self._engine, self._stale = self._new_engine(), True
+        if self._stale:
+            known = self._engine.rows
+            folding = rows - self._folded > max(MERGE_FROM, MERGE_SHARE * rows)
+            if folding:
+                self._folded = rows
+            self._engine = self._engine.changed(
+                self._folded,
+                self.delta_codes[self._folded - self.base.items :],
+                self._vectors(known) if known < rows else None,
+                ~self.dead if self.dead.any() else None,
+                self._living_trie() if folding else None,
+            )
+            self._stale = False
         return self._engine
 
-    def _new_engine(self, trie: CodeTrie, embeddings: NDArray[np.float16]) -> SearchEngine:
-        return SearchEngine(self.model.generator, self.model.quantizer, trie, embeddings, device=self.model.device)
+    def _new_engine(self) -> SearchEngine:
+        """Of the base, or, where it is empty, of what was added."""
+        trie, vectors, self._folded = self.base.trie, self.base.embeddings, self.base.items
+        if not self.base.items:
+            trie, vectors, self._folded = build_trie(self.delta_codes, self._level_sizes), self._vectors(0), len(self.seqs)
+        return SearchEngine(self.model.generator, self.model.quantizer, trie, vectors, device=self.model.device)
+
+    def _living_trie(self) -> CodeTrie:
+        rows = np.flatnonzero(~self.dead)
+        return CodeTrie.build(self.codes_of(rows), self._level_sizes, rows)
+
+    @property
+    def _level_sizes(self) -> tuple[int, ...]:
+        return self.model.config.quantizer.level_sizes
 
     def _vectors(self, first: int) -> NDArray[np.float16]:
         """(n, D) embeddings of rows from `first` on; zeros for rows that are gone already."""

@@ -5,8 +5,10 @@ Knows the model; knows nothing of versions, locks or what the table holds.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,14 +19,48 @@ from torch import Tensor
 
 from genius.encoders.base import OnError, OnPicture, encode_items
 from genius.errors import GeniusError
-from genius.features import Features
+from genius.features import Features, check_finite
 from genius.index import metadata as meta
-from genius.index.pictures import Picture, keep_picture
 from genius.instructions import format_text
 from genius.model.genius import Genius
 from genius.pictures.ahead import open_ahead
 from genius.pictures.load import WORKING_SIDE, loaded
 from genius.types import ImageInput, Item
+
+MAX_STORED = 4_000_000
+"""Pictures given as bytes are kept as they are up to this size, else as a JPEG of at most `WORKING_SIDE` pixels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """The stored side of one item's image."""
+
+    path: str | None = None  # absolute path, when it was given as one
+    data: bytes | None = None  # when it was not
+    thumbnail: bytes | None = None
+
+
+def keep_picture(source: ImageInput, opened: Image.Image, thumbnail: int) -> Picture:
+    """`opened` is `source` decoded: RGB, upright, its shorter side at least `WORKING_SIDE` or all it has.
+
+    `thumbnail`: longest side in pixels, 0 for none.
+    """
+    small = _jpeg(opened, thumbnail) if thumbnail else None
+    if isinstance(source, str | Path):
+        return Picture(path=str(Path(source).absolute()), thumbnail=small)
+    if isinstance(source, bytes) and len(source) <= MAX_STORED:
+        return Picture(data=source, thumbnail=small)
+    return Picture(data=_jpeg(opened, WORKING_SIDE, quality=92), thumbnail=small)
+
+
+def _jpeg(picture: Image.Image, side: int, quality: int = 85) -> bytes:
+    scale = side / max(picture.size)
+    if scale < 1:
+        width, height = (max(1, round(length * scale)) for length in picture.size)
+        picture = picture.resize((width, height), Image.Resampling.BICUBIC, reducing_gap=2.0)
+    buffer = io.BytesIO()
+    picture.save(buffer, "JPEG", quality=quality)
+    return buffer.getvalue()
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +211,7 @@ def _quantize(model: Genius, features: Features, modality: Tensor) -> tuple[NDAr
     if not len(features):
         return np.empty((0, quantizer.config.levels), np.uint16), np.empty((0, model.config.width), np.float16)
     z, dense = model.embed(features)
-    if not bool(torch.isfinite(dense).all()):
-        raise GeniusError("the encoder gave NaN or infinity for some items")
+    check_finite(dense, "vectors of the encoder")
     codes = quantizer.encode(z, modality.to(z.device) if quantizer.config.labelled else None)
     return codes.cpu().numpy().astype(np.uint16), dense.float().cpu().numpy().astype(np.float16)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from genius.errors import GeniusError
+from genius.files import disk_problem
 from genius.index.metadata import BUILT_IN, Columns, Kind
 from genius.types import is_unicode
 
@@ -39,22 +40,9 @@ def database_errors(doing: str) -> Iterator[None]:
         raise
     except BaseException as error:  # a panic inside of LanceDB is no Exception
         text = " ".join(str(error).split())
-        known = {
-            "No space left": "the disk is full",
-            "StorageFull": "the disk is full",
-            "File too large": "the disk is full (file too large)",
-            "FileTooLarge": "the disk is full (file too large)",
-            "os error 28": "the disk is full",
-            "os error 27": "the disk is full (file too large)",
-            "Read-only file system": "the folder is read-only",
-            "os error 30": "the folder is read-only",
-            "Permission denied": "no permission",
-            "PermissionDenied": "no permission",
-            "os error 13": "no permission",
-        }
-        for sign, plain in known.items():
-            if sign in text:
-                raise GeniusError(f"cannot {doing}: {plain}; nothing that was there is lost") from None
+        plain = disk_problem(error)
+        if plain is not None:
+            raise GeniusError(f"cannot {doing}: {plain}; nothing that was there is lost") from None
         if re.search(r"not ?found|no such file|no longer exists", text, re.IGNORECASE):
             raise Vanished(f"cannot {doing}: a file of this version is gone") from None
         short = re.sub(r",? ?/\S+\.rs:\d+(:\d+)?", "", text)

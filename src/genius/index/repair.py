@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from genius.errors import GeniusError
+from genius.errors import GeniusError, Problems
 from genius.index.check import check
 from genius.index.commit import HINT, VERSIONS, holds_data, set_aside, table_folder, versions_on_disk
 from genius.index.copying import good_rows, readable_rows, resealed, whole_schema
@@ -22,7 +22,6 @@ from genius.index.lock import WriterLock
 from genius.index.reader import Reader
 from genius.index.store import Store
 from genius.model.genius import Genius
-from genius.problems import Problems
 from genius.types import Item
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from genius.problems import Problems
+from genius.errors import Problems
 from genius.types import Item, Modality
 
 DOUBT = 0.25  # below this probability of an answer people are told that there is probably none
@@ -42,6 +42,12 @@ class Hits(list[Hit]):
     """The hits of one question, best first."""
 
     answerable: float | None = None  # probability that the collection holds an answer at all; None: not calibrated
+
+    def _repr_html_(self) -> str:
+        """A grid of pictures, in a notebook."""
+        from genius.index.notebook import grid
+
+        return grid(self)
 
     @property
     def doubtful(self) -> bool:

@@ -1,13 +1,14 @@
 """How an index answers: filter, engine and items of one version.
 
-Knows how a target, a filter and a model's defaults become one call of the engine.
+Knows how a target, a filter and a model's defaults become one call of the engine. A target is what people mean by it: an image is
+anything with a picture, a text anything with words, a pair has both. A question for several kinds is asked once for each that the
+index holds, in the words of that kind, and the answers are put together.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,65 +20,59 @@ from genius.index import metadata as meta
 from genius.index.cache import hash_id
 from genius.index.filters import compile_where
 from genius.index.live import Live
+from genius.index.opened import RETRIES, OpenIndex
 from genius.index.reader import PAYLOAD, Reader, Vanished
-from genius.index.results import Hit, Hits
-from genius.index.state import RETRIES, State
-from genius.model.confidence import DEPTH
-from genius.search import SearchParams
-from genius.types import Item, Modality
+from genius.index.results import Hit, Hits, PrefixView
+from genius.model.confidence import DEPTH, Confidence
+from genius.search import SearchParams, SearchRequest
+from genius.search.params import whole
+from genius.types import Item, Modality, Query
 
-MAX_K = 10_000
-MAX_RERANK = 100_000_000
 FULL_SCAN = 50_000
 """A filter that lets at most this many items through is answered by re-ranking them all: as quick as decoding, and
 exact. Codes were learnt without the filter, so a beam may have to look far for the few that match."""
 
 WIDE_BEAMS, WIDE_RERANK = 200, 20_000  # at least, for a filter that lets more through
 
-
-def check(k: int, min_score: float | None) -> None:
-    whole("k", k, 1, MAX_K)
-    if min_score is not None and (isinstance(min_score, bool) or not isinstance(min_score, int | float) or math.isnan(min_score)):
-        raise GeniusError(f"min_score is not a number: {min_score!r}")
-
-
-def whole(name: str, value: object, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise GeniusError(f"{name} must be a whole number from {low:,} to {high:,}, got {value!r}")
+MEANT = {
+    Modality.IMAGE: (Modality.IMAGE, Modality.PAIR),
+    Modality.TEXT: (Modality.TEXT, Modality.PAIR),
+    Modality.PAIR: (Modality.PAIR,),
+}
 
 
-def check_vectors(state: State, z: Tensor, dense: Tensor | None, targets: Tensor | None) -> None:
-    """Query vectors of this index's width, and one target for each."""
-    for name, vectors in (("z", z), ("dense", dense)):
-        if vectors is None and name == "dense":
-            continue
-        if not isinstance(vectors, Tensor) or vectors.ndim != 2 or not vectors.is_floating_point():
-            shown = tuple(vectors.shape) if isinstance(vectors, Tensor) else type(vectors).__name__
-            raise GeniusError(f"{name} must be a tensor of numbers (queries, {state.about.width}), got {shown}")
-        if vectors.shape[1] != state.about.width:
-            raise GeniusError(f"{name} has vectors {vectors.shape[1]} wide; those of this index are {state.about.width} wide")
-        if len(vectors) != len(z):
-            raise GeniusError(f"{len(z)} queries but {len(vectors)} vectors to rank by")
-    if targets is not None:
-        right = isinstance(targets, Tensor) and targets.shape == (len(z),) and not targets.is_floating_point()
-        if not right or bool(((targets < -1) | (targets > 2)).any()):
-            raise GeniusError(f"targets must be {len(z)} whole numbers from -1 (any) to 2, one for each query")
+def check(request: object) -> None:
+    """A request checked itself when it was made; anything else is refused here."""
+    if not isinstance(request, SearchRequest):
+        raise GeniusError(f"a request must be a SearchRequest, got {type(request).__name__}")
 
 
-def settings(state: State, beams: int | None, rerank: int | None, params: SearchParams | None) -> SearchParams:
-    """The model's defaults, then `params`, then the two knobs."""
-    if params is not None and not isinstance(params, SearchParams):
-        raise GeniusError(f"params must be SearchParams, got {type(params).__name__}")
-    chosen = params or SearchParams.of_model(state.model.config.search)
-    if beams is not None:
-        whole("beams", beams, 1, MAX_K)
-        chosen = dataclasses.replace(chosen, beams=beams)
-    if rerank is not None:
-        whole("rerank", rerank, 0, MAX_RERANK)
-        chosen = dataclasses.replace(chosen, rerank=rerank)
-    whole("beams", chosen.beams, 1, MAX_K)  # a model's defaults come out of a file
-    whole("rerank", chosen.rerank, 0, MAX_RERANK)
-    return chosen
+@dataclass(frozen=True, slots=True)
+class QueryVectors:
+    """Questions as the model sees them."""
+
+    z: Tensor  # (Q, D) what the decoder reads
+    dense: Tensor | None = None  # (Q, D) what stored vectors are compared with; None: z
+    targets: Tensor | None = None  # (Q,) modality codes, -1 for any
+    pictured: Tensor | None = None  # (Q,) which have a picture: probabilities depend on it, and without it there are none
+
+    def check(self, width: int) -> None:
+        """Vectors of this width, and one target for each."""
+        for name, vectors in (("z", self.z), ("dense", self.dense)):
+            if vectors is None and name == "dense":
+                continue
+            if not isinstance(vectors, Tensor) or vectors.ndim != 2 or not vectors.is_floating_point():
+                shown = tuple(vectors.shape) if isinstance(vectors, Tensor) else type(vectors).__name__
+                raise GeniusError(f"{name} must be a tensor of numbers (queries, {width}), got {shown}")
+            if vectors.shape[1] != width:
+                raise GeniusError(f"{name} has vectors {vectors.shape[1]} wide; those of this index are {width} wide")
+            if len(vectors) != len(self.z):
+                raise GeniusError(f"{len(self.z)} queries but {len(vectors)} vectors to rank by")
+        if self.targets is not None:
+            right = isinstance(self.targets, Tensor) and self.targets.shape == (len(self.z),)
+            right = right and not self.targets.is_floating_point()
+            if not right or bool(((self.targets < -1) | (self.targets > 2)).any()):
+                raise GeniusError(f"targets must be {len(self.z)} whole numbers from -1 (any) to 2, one for each query")
 
 
 def for_filter(params: SearchParams, matching: int) -> SearchParams:
@@ -85,66 +80,67 @@ def for_filter(params: SearchParams, matching: int) -> SearchParams:
     if params.reranker != "embeddings" or not params.rerank:
         return params  # the paper's own search, asked for as such
     if matching <= FULL_SCAN:
-        return dataclasses.replace(params, rerank=max(params.rerank, matching))
-    return dataclasses.replace(params, beams=max(params.beams, WIDE_BEAMS), rerank=max(params.rerank, WIDE_RERANK))
+        return replace(params, rerank=max(params.rerank, matching))
+    return replace(params, beams=max(params.beams, WIDE_BEAMS), rerank=max(params.rerank, WIDE_RERANK))
 
 
-def search(
-    state: State,
-    z: Tensor,
-    dense: Tensor | None,
-    targets: Tensor | None,
-    k: int,
-    where: str | None,
-    min_score: float | None,
-    params: SearchParams,
-    adapt: bool = True,
-    pictured: Tensor | None = None,
-) -> list[Hits]:
-    """z (Q, D), dense (Q, D), targets (Q,) -1 for any -> the hits of every query, all of one version.
+@dataclass(frozen=True, slots=True)
+class _Ranked:
+    """What the engine found for the queries of one request."""
 
-    `adapt`: search harder under a filter (`for_filter`). `pictured` (Q,): which questions have a picture; without it there are
-    no probabilities.
-    """
-    if not z.shape[0]:
-        return []
+    request: SearchRequest
+    pictured: Tensor | None
+    sure: Confidence | None
+    codes: list[NDArray[np.int64]]
+    seqs: list[NDArray[np.int64]]
+    scores: list[NDArray[np.float32]]
+
+
+def search(state: OpenIndex, groups: Sequence[tuple[QueryVectors, SearchRequest]]) -> list[list[Hits]]:
+    """The hits of every query of every group, all of one version; what they show is read once for all."""
     with state.lock:
         live = state.current()
-        allowed = _allowed(state, live, where, targets)
-        if adapt and where is not None and allowed is not None:
-            params = for_filter(params, int(allowed.sum(axis=-1).max()))
-        sure = None if pictured is None else state.model.confidence(params.reranker)
-        wide = k if sure is None else max(k, DEPTH)  # whether there is an answer shows in how the first hits differ
-        rows, scores = _run(live, z, dense, targets if _labelled(state) else None, wide, params, allowed)
-        codes = [live.codes_of(row) for row in rows]
-        seqs = [live.seqs[row] for row in rows]
+        ranked = [_ranked(state, live, asked, request) for asked, request in groups]
         reader = live.reader
-    found = reader.rows(np.concatenate([part[:k] for part in seqs]), PAYLOAD)
+    wanted = [seqs[: one.request.k] for one in ranked for seqs in one.seqs]
+    found = reader.rows(np.unique(np.concatenate([np.empty(0, np.int64), *wanted])), PAYLOAD)
     shown = dict(zip(found, display(reader, list(found.values())), strict=True))
-    answers: list[Hits] = []
-    for q in range(len(rows)):
-        hits = Hits()
-        kinds = [Modality.parse(found[seq]["modality"]) for seq in seqs[q][:k].tolist()]
-        likely: Sequence[float | None] = [None] * len(kinds)
-        if sure is not None and pictured is not None:
-            likely = sure.of_hits(bool(pictured[q]), scores[q][:k], kinds).tolist()
-            hits.answerable = sure.of_answer(bool(pictured[q]), scores[q], kinds)
-        for i, seq in enumerate(seqs[q][:k].tolist()):
-            if min_score is None or scores[q][i] >= min_score:
-                code = tuple(codes[q][i].tolist())
-                hits.append(Hit(shown[seq].id, float(scores[q][i]), code, shown[seq], kinds[i], likely[i]))
-        answers.append(hits)
-    return answers
+    kinds = {seq: Modality.parse(row["modality"]) for seq, row in found.items()}
+    return [[_hits(one, q, shown, kinds) for q in range(len(one.seqs))] for one in ranked]
 
 
-def _labelled(state: State) -> bool:
-    return state.model.config.quantizer.labelled
+def _ranked(state: OpenIndex, live: Live, asked: QueryVectors, request: SearchRequest) -> _Ranked:
+    k, params = request.k, request.settings(state.model)
+    if not len(asked.z):
+        return _Ranked(request, None, None, [], [], [])
+    allowed = _allowed(state, live, request.where, asked.targets)
+    if request.adaptive and request.where is not None and allowed is not None:
+        params = for_filter(params, int(allowed.sum(axis=-1).max()))
+    sure = None if asked.pictured is None else state.model.confidence(params.reranker)
+    wide = k if sure is None else max(k, DEPTH)  # whether there is an answer shows in how the first hits differ
+    rows, scores = _run(live, asked, wide, params, allowed)
+    return _Ranked(request, asked.pictured, sure, [live.codes_of(row) for row in rows], [live.seqs[row] for row in rows], scores)
 
 
-def _allowed(state: State, live: Live, where: str | None, targets: Tensor | None) -> NDArray[np.bool_] | None:
+def _hits(one: _Ranked, q: int, shown: dict[int, Item], known: dict[int, Modality]) -> Hits:
+    hits, k, scores, seqs = Hits(), one.request.k, one.scores[q], one.seqs[q][: one.request.k].tolist()
+    kinds = [known[seq] for seq in seqs]
+    likely: Sequence[float | None] = [None] * len(kinds)
+    if one.sure is not None and one.pictured is not None:
+        pictured = bool(one.pictured[q])
+        likely = one.sure.of_hits(pictured, scores[:k], kinds).tolist()
+        hits.answerable = one.sure.of_answer(pictured, scores, kinds)
+    for i, seq in enumerate(seqs):
+        if one.request.min_score is None or scores[i] >= one.request.min_score:
+            code = tuple(one.codes[q][i].tolist())
+            hits.append(Hit(shown[seq].id, float(scores[i]), code, shown[seq], kinds[i], likely[i]))
+    return hits
+
+
+def _allowed(state: OpenIndex, live: Live, where: str | None, targets: Tensor | None) -> NDArray[np.bool_] | None:
     """(rows,) or (Q, rows) that may be found; None for all."""
     mask = None if where is None else live.mask(compile_where(where, live.reader.columns))
-    if targets is None or _labelled(state) or bool((targets < 0).all()):
+    if targets is None or state.model.config.quantizer.labelled or bool((targets < 0).all()):
         return mask
     # this model's first code does not say the modality: the table does
     whole = np.ones(len(live.seqs), bool) if mask is None else mask
@@ -153,25 +149,20 @@ def _allowed(state: State, live: Live, where: str | None, targets: Tensor | None
 
 
 def _run(
-    live: Live,
-    z: Tensor,
-    dense: Tensor | None,
-    targets: Tensor | None,
-    k: int,
-    params: SearchParams,
-    allowed: NDArray[np.bool_] | None,
+    live: Live, asked: QueryVectors, k: int, params: SearchParams, allowed: NDArray[np.bool_] | None
 ) -> tuple[list[NDArray[np.int64]], list[NDArray[np.float32]]]:
     """Rows and scores of each query, best first, without the engine's padding."""
-    engine = live.engine()
+    engine, count = live.engine(), len(asked.z)
     if engine is None or live.alive == 0:
-        return [np.empty(0, np.int64)] * z.shape[0], [np.empty(0, np.float32)] * z.shape[0]
-    result = engine.search(z, k=min(k, live.alive), params=params, dense=dense, target=targets, allowed=allowed)
+        return [np.empty(0, np.int64)] * count, [np.empty(0, np.float32)] * count
+    known = asked.targets if live.model.config.quantizer.labelled else None
+    result = engine.search(asked.z, k=min(k, live.alive), params=params, dense=asked.dense, target=known, allowed=allowed)
     rows, scores = result.rows.cpu().numpy(), result.scores.float().cpu().numpy()
     kept = [row >= 0 for row in rows]
     return [row[keep] for row, keep in zip(rows, kept, strict=True)], [s[keep] for s, keep in zip(scores, kept, strict=True)]
 
 
-def stream(state: State, columns: Sequence[str], where: str | None = None) -> Iterator[dict[str, Any]]:
+def stream(state: OpenIndex, columns: Sequence[str], where: str | None = None) -> Iterator[dict[str, Any]]:
     """Rows of one version. If it is cleaned away meanwhile, the rest comes from the newest, each id once."""
     seen: set[int] = set()
     fruitless = 0
@@ -206,3 +197,91 @@ def display(reader: Reader, rows: list[dict[str, Any]]) -> list[Item]:
 def to_item(row: dict[str, Any]) -> Item:
     image = row["_image"] if row["_image"] is not None else row.get("_image_bytes")
     return Item(row["id"], image=image, text=row["text"], metadata=meta.load(row["_metadata"]))
+
+
+def below(state: OpenIndex, prefix: Sequence[int], limit: int, offset: int, per_child: int) -> PrefixView:
+    """What lives under the first codes of an ID, of one version."""
+    wanted, levels = tuple(prefix), state.about.levels
+    for name, value in (("limit", limit), ("offset", offset), ("per_child", per_child)):
+        whole(name, value, -(2**31), 2**31)
+    if not all(isinstance(code, int | np.integer) and not isinstance(code, bool) for code in wanted):
+        raise GeniusError(f"a prefix is whole numbers, got {wanted!r}")
+    if len(wanted) > len(levels):
+        raise GeniusError(f"a prefix of {len(wanted)} codes; IDs have {len(levels)}")
+    for level, code in enumerate(wanted):
+        if not 0 <= code < levels[level]:
+            raise GeniusError(f"code {code} at level {level} is not in 0..{levels[level] - 1}")
+    return state.consistent(lambda: _below(state, wanted, max(limit, 0), max(offset, 0), max(per_child, 0)))
+
+
+def _below(state: OpenIndex, wanted: tuple[int, ...], limit: int, offset: int, per_child: int) -> PrefixView:
+    with state.lock:
+        live = state.current()
+        rows = live.below(wanted)
+        children: dict[int, int] = {}
+        if len(wanted) < len(state.about.levels) and len(rows):
+            following = live.codes_of(rows)[:, len(wanted)]
+            codes, counts = np.unique(following, return_counts=True)
+            children = {int(codes[i]): int(counts[i]) for i in np.argsort(-counts, kind="stable")}
+        shown = rows[offset : offset + limit]
+        if per_child and children:
+            firsts = [rows[np.flatnonzero(following == code)[:per_child]] for code in list(children)[:64]]
+            shown = np.unique(np.concatenate([shown, *firsts]))
+        shown_codes, seqs, reader = live.codes_of(shown), live.seqs[shown], live.reader
+    found = reader.rows(seqs, PAYLOAD)
+    items = display(reader, [found[int(seq)] for seq in seqs])
+    return PrefixView(wanted, len(rows), children, items, [tuple(row) for row in shown_codes.tolist()])
+
+
+def wanted_kind(target: Modality | str | int | None, modality: Modality | str | int | None) -> Modality | None:
+    """What is looked for: `target` as people mean it, or exactly a `modality`; one of them says it, or neither."""
+    if target is not None and modality is not None:
+        raise GeniusError("target and modality both say what is wanted: use one of them")
+    wanted = modality if target is None else target
+    return None if wanted is None else Modality.parse(wanted)
+
+
+def spread(queries: Sequence[Query], there: Collection[Modality]) -> tuple[list[Query], list[int]]:
+    """One query for each kind that is wanted and there, and which of `queries` each belongs to; `there`: kinds in the index."""
+    asked, owner = [], []
+    for number, query in enumerate(queries):
+        kinds: Sequence[Modality | None] = [None]
+        if query.target is not None:
+            kinds = [kind for kind in MEANT[query.target] if kind in there] or [query.target]
+        asked += [replace(query, target=kind) for kind in kinds]
+        owner += [number] * len(kinds)
+    return asked, owner
+
+
+def gather(answers: Sequence[Hits], owner: Sequence[int], k: int) -> list[Hits]:
+    """The hits of the queries that `spread` was given, best first."""
+    parts: list[list[Hits]] = [[] for _ in range(max(owner, default=-1) + 1)]
+    for hits, number in zip(answers, owner, strict=True):
+        parts[number].append(hits)
+    return [_together(own, k) if len(own) > 1 else own[0] for own in parts]
+
+
+def _together(parts: Sequence[Hits], k: int) -> Hits:
+    whole = Hits(sorted((hit for hits in parts for hit in hits), key=lambda hit: -hit.score)[:k])
+    sure = [hits.answerable for hits in parts if hits.answerable is not None]
+    whole.answerable = max(sure, default=None)  # there is an answer if there is one of either kind
+    return whole
+
+
+def why_nothing(asked: str | None, strict: bool, counts: dict[str, int], where: str | None, min_score: float | None) -> str:
+    """Why a search found nothing, and what to do. `counts`: items of the index by kind; `asked`: the wanted kind."""
+    held = ", ".join(f"{count:,} {kind}{'s' if count != 1 else ''}" for kind, count in counts.items() if count)
+    if not held:
+        return "nothing found: the index is empty; add files with genius index"
+    if where is not None:
+        wanted = f" of what is wanted ({asked})" if asked else ""
+        return f"nothing found: nothing{wanted} matches the condition {where!r}; search without it, or change it"
+    if min_score is not None:
+        return f"nothing found: no answer scores {min_score:g} or more; lower the score, or leave it out"
+    if asked is not None:
+        kinds = (Modality.parse(asked),) if strict else MEANT[Modality.parse(asked)]
+        if not any(counts.get(kind.label) for kind in kinds):
+            wanted = {"image": "a picture", "text": "words", "pair": "a picture and words"}[Modality.parse(asked).label]
+            what = f"is of the kind {asked}" if strict else f"has {wanted}"
+            return f"nothing found: no item {what}, there are {held}; leave the target out to look for anything"
+    return f"nothing found among {held}"

@@ -17,10 +17,10 @@ from genius.errors import GeniusError
 from genius.features import Features
 from genius.index import fields
 from genius.index import metadata as meta
+from genius.index.opened import OpenIndex
 from genius.index.prepare import MAX_HELD, Prepared, Stamped, held_bytes, prepare
 from genius.index.reader import Reader
 from genius.index.results import AddReport
-from genius.index.state import State
 from genius.index.store import MAX_BATCH
 from genius.types import Item
 
@@ -30,7 +30,7 @@ KEEP = timedelta(days=7)  # how long old versions can be opened
 
 
 def write(
-    state: State,
+    state: OpenIndex,
     items: Iterable[Stamped],
     *,
     replace: bool,
@@ -72,7 +72,9 @@ def batched(items: Iterable[Stamped], size: int) -> Iterator[list[Stamped]]:
         yield batch
 
 
-def _write_batch(state: State, batch: list[Stamped], replace: bool, on_error: OnError, features: Features | None) -> AddReport:
+def _write_batch(
+    state: OpenIndex, batch: list[Stamped], replace: bool, on_error: OnError, features: Features | None
+) -> AddReport:
     report = AddReport()
     chosen: dict[str, int] = {}  # id -> position in the batch
     for position, (item, _) in enumerate(batch):
@@ -93,7 +95,7 @@ def _write_batch(state: State, batch: list[Stamped], replace: bool, on_error: On
     return report
 
 
-def commit(state: State, ready: Prepared, replace: bool, on_error: OnError, report: AddReport) -> None:
+def commit(state: OpenIndex, ready: Prepared, replace: bool, on_error: OnError, report: AddReport) -> None:
     """Write prepared items; counts go to `report`."""
     report.problems += ready.problems
     gone: list[int] = []
@@ -139,7 +141,7 @@ def _new_columns(columns: meta.Columns, ready: Prepared) -> tuple[dict[str, meta
 
 
 def _without_unused(
-    state: State, reader: Reader, ready: Prepared, replaced: list[int]
+    state: OpenIndex, reader: Reader, ready: Prepared, replaced: list[int]
 ) -> tuple[meta.Columns, dict[str, meta.Kind], dict[str, str]]:
     """Columns of the table, those to be added, and what still does not fit, once fields that nobody has are dropped.
 
@@ -156,20 +158,20 @@ def _without_unused(
     return columns, fresh, conflicts
 
 
-def follow(state: State, gone: list[int]) -> None:
+def follow(state: OpenIndex, gone: list[int]) -> None:
     """Bring the search side up to date. The commit is safe already: trouble here is the next reader's to report."""
     with contextlib.suppress(GeniusError), state.lock:
         state.current(gone)
 
 
-def _tidy(state: State) -> None:
+def _tidy(state: OpenIndex) -> None:
     """Many small commits leave many small files, and every scan opens them all."""
     with contextlib.suppress(GeniusError):  # a courtesy: the items are safe, a later commit tries again
         if state.store.fragments() > COMPACT_AT:
             state.store.compact(KEEP)
 
 
-def delete(state: State, ids: str | Iterable[str], missing: Literal["raise", "skip"]) -> int:
+def delete(state: OpenIndex, ids: str | Iterable[str], missing: Literal["raise", "skip"]) -> int:
     state.check_writable()
     wanted = check_ids([ids] if isinstance(ids, str) else ids)
     with state.writer.hold():
@@ -186,7 +188,7 @@ def delete(state: State, ids: str | Iterable[str], missing: Literal["raise", "sk
         return len(seqs)
 
 
-def optimize(state: State, keep: timedelta) -> None:
+def optimize(state: OpenIndex, keep: timedelta) -> None:
     state.check_writable()
     with state.writer.hold():
         with state.change():  # brings an index of an earlier format up to date

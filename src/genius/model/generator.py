@@ -166,7 +166,7 @@ class Generator(nn.Module):
         elif quantizer is None or not quantizer.config.labelled:
             raise GeniusError("a head tied to the codebooks needs a quantizer whose first code is the modality")
         else:
-            self.nearness = NearnessHead(config, quantizer)
+            self.nearness = NearnessHead(quantizer, config.d_model)
         self.prefix = nn.Linear(config.width, config.prefix_tokens * config.d_model)  # MLP of Eq. 9: one layer, as published
         self.prefix_norm = RMSNorm(config.d_model)
         self.position_bias = nn.Embedding(config.buckets, config.heads)
@@ -281,11 +281,18 @@ class Generator(nn.Module):
 
     # -- training ----------------------------------------------------------------------------------------------
 
-    def code_log_probs(self, z: Tensor, codes: Tensor, rows: ByModality | None = None) -> list[Tensor]:
+    def states(self, z: Tensor, codes: Tensor) -> Tensor:
+        """(B, M, d_model) before each code of IDs (B, M), which are given (teacher forcing)."""
+        return self.hidden(self.inputs(codes[:, :-1]), self.cross_memory(z))[0]
+
+    def code_log_probs(
+        self, z: Tensor, codes: Tensor, rows: ByModality | None = None, states: Tensor | None = None
+    ) -> list[Tensor]:
         """Teacher-forced log p over each level's codes: a list of (B, K_level), given `codes` (B, M) int64.
 
-        `rows`: which rows are of which modality, where the caller knows (a sorted batch keeps fixed shapes)."""
-        hidden, _ = self.hidden(self.inputs(codes[:, :-1]), self.cross_memory(z))
+        `rows`: which rows are of which modality, where the caller knows (a sorted batch keeps fixed shapes); `states`, where
+        it has them."""
+        hidden = self.states(z, codes) if states is None else states
         rests: list[Tensor] | list[None] = [None] * self.config.levels
         if self.config.head == "codebooks":
             rests = self.nearness.rests(z, codes)

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from genius.blueprint import build, check_fit
 from genius.config import changed, from_dict, merge, to_dict
-from genius.digests import check_digests, write_digests
 from genius.encoders.base import Encoder, OnError, encode_items, encode_queries
 from genius.errors import GeniusError
 from genius.features import Features
@@ -29,10 +28,10 @@ from genius.model.confidence import Confidence
 from genius.model.fusion import Fusion, FusionConfig, score_fusion
 from genius.model.generator import Generator, GeneratorConfig
 from genius.model.knows import Knows, load_knows, save_knows
+from genius.model.nearness import as_one_number, for_each_kind, one_for_all
 from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
-from genius.packing import pack, plain_names, unpack
 from genius.types import Item, Query
-from genius.weight_files import read_shapes, read_tensors
+from genius.weight_files import check_digests, pack, plain_names, read_shapes, read_tensors, unpack, write_digests
 
 FORMAT = 1
 CONFIG, WEIGHTS, ENCODER = "config.json", "model.safetensors", "encoder"
@@ -87,7 +86,18 @@ class Fitting(Protocol):
 
 
 class Genius(nn.Module):
-    """The model. `from_pretrained("bundled:mini")`, a folder, `"local-dir:…"` or `"hf-hub:…"`."""
+    """The model: pictures and words -> vectors -> codes, and how likely each code is.
+
+    Get one with `Genius.from_pretrained("bundled:mini")` (or a folder, `"local-dir:…"`, `"hf-hub:…"`), or fit one to your own
+    items with `Genius.from_encoder(uri).fit(items)`; then `Index(path, model)` holds items and searches them.
+
+    >>> from genius import Genius, Item, Query
+    >>> model = Genius.from_pretrained("bundled:mini")
+    >>> model
+    Genius('bundled:mini', 256 wide, IDs of 3 x 512 x 512 x 512 x 512 x 512 x 512 x 512 x 512, encoder MiniEncoder)
+    >>> model.embed_queries([Query("a red bicycle")]).z.shape
+    torch.Size([1, 256])
+    """
 
     def __init__(self, config: GeniusConfig, encoder: Encoder | None = None) -> None:
         super().__init__()
@@ -107,8 +117,14 @@ class Genius(nn.Module):
     source: str | None = None  # the URI it was loaded from, so that an index can find its model again
     knows: Knows | None = None  # how closely its codes describe the items it was made from
 
+    def __repr__(self) -> str:
+        sizes = " x ".join(map(str, self.config.quantizer.level_sizes))
+        encoder = "no encoder" if self.encoder is None else f"encoder {type(self.encoder).__name__}"
+        return f"Genius({self.source or 'not saved'!r}, {self.config.width} wide, IDs of {sizes}, {encoder})"
+
     @property
     def device(self) -> torch.device:
+        """Where codes and log p are computed."""
         return self.generator.device
 
     # -- embedding ---------------------------------------------------------------------------------------------
@@ -136,11 +152,18 @@ class Genius(nn.Module):
         return self.quantizer.encode(self.embed(features)[0], features.modality.to(self.device))
 
     def embed_items(self, items: Sequence[Item], *, on_error: OnError = "raise", batch_size: int = 64) -> Embedded:
+        """Vectors of items. `on_error="skip"` leaves out what cannot be read and says so in `problems`; `kept` are the others.
+
+        >>> model = Genius.from_pretrained("bundled:mini")
+        >>> model.embed_items([Item("1", text="a red bicycle"), Item("2", text="a blue boat")]).z.shape
+        torch.Size([2, 256])
+        """
         features, kept, problems = encode_items(self._encoder(), items, batch_size=batch_size, on_error=on_error)
         z, dense = self.embed(features)
         return Embedded(z, dense, features.modality.to(self.device), kept, problems)
 
     def embed_queries(self, queries: Sequence[Query], *, batch_size: int = 64) -> Embedded:
+        """Vectors of questions; their instructions, or those of the kinds they ask for, are part of them."""
         told = self.config.instructions
         features = encode_queries(self._encoder(), queries, batch_size=batch_size, instructions=told)
         z, dense = self.embed(features)
@@ -158,12 +181,12 @@ class Genius(nn.Module):
         digest = hashlib.sha256(json.dumps(_identity(self.config), sort_keys=True).encode())
         for name, tensor in sorted(self.state_dict().items()):
             digest.update(name.encode())
-            digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+            digest.update(as_one_number(name, tensor.detach()).cpu().contiguous().view(torch.uint8).numpy().tobytes())
         digest.update((self.encoder.fingerprint() if self.encoder is not None else "").encode())
         return digest.hexdigest()[:32]
 
     def save_pretrained(self, directory: str | Path, *, dtype: torch.dtype = torch.float32, encoder: bool = True) -> None:
-        """Write the model folder. Files appear whole or not at all. `dtype=torch.int8` is `genius.packing`'s small format."""
+        """Write the model folder. Files appear whole or not at all. `dtype=torch.int8`: the small format of `weight_files`."""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         if dtype == torch.int8:
@@ -205,10 +228,15 @@ class Genius(nn.Module):
         shapes = read_shapes(path)
         shapes = {name: shapes[name] for name in plain_names(shapes)}
         model = build(lambda: cls(config), shapes, str(path))
-        check_fit(model, shapes, str(path))
+        own = model.state_dict()
+        check_fit(
+            model,
+            {name: own[name].shape if one_for_all(name, shape, own) else shape for name, shape in shapes.items()},
+            str(path),
+        )
         check_digests(directory)
         try:
-            model.load_state_dict(unpack(read_tensors(path)))
+            model.load_state_dict(for_each_kind(unpack(read_tensors(path)), own))
         except GeniusError as error:
             raise GeniusError(f"cannot load the model at {directory}: {error}") from None
         model._try(directory)
@@ -301,3 +329,11 @@ def _encoder_uri(directory: Path, uri: str) -> str:
             f"model's folder (uniir:NAME.pth), or save the encoder as a folder of safetensors (local-dir:PATH)"
         )
     return f"uniir:{inside}"
+
+
+def place(model: Genius, device: torch.device | str) -> Genius:
+    """Move a model and its encoder, which is no part of its weights."""
+    model.to(device)
+    if isinstance(model.encoder, nn.Module):
+        model.encoder.to(device)
+    return model

@@ -4,7 +4,8 @@ Knows files and pixels; knows nothing of items, models or HTTP. `load_image` is 
 too: formats come from one list, memory is bounded, and what may crash is read in a process of its own.
 """
 
+from genius.errors import PictureError
 from genius.pictures.formats import IMAGE_SUFFIXES
-from genius.pictures.load import ImageInput, PictureError, load_image
+from genius.pictures.load import ImageInput, load_image
 
 __all__ = ["IMAGE_SUFFIXES", "ImageInput", "PictureError", "load_image"]

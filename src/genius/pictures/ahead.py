@@ -1,22 +1,31 @@
-"""Pictures opened by a few threads, a batch ahead of whoever uses them.
+"""Pictures opened before they are needed: by a few threads a batch ahead, or by processes of their own.
 
 Decoding releases the interpreter lock, so a few threads keep an encoder busy. At most two batches of results are in
-memory; how much the decoding itself takes is bounded by `load.DECODING`.
+memory; how much the decoding itself takes is bounded by `load.DECODING`. Processes use many cores at once, where threads in one
+process stand in each other's way: a worker opens a file, shrinks it to what the encoder wants and sends the small picture back.
+Knows nothing of encoders.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from types import TracebackType
 from typing import TypeVar
 
+from PIL import Image
+
 from genius.errors import GeniusError
-from genius.pictures.load import ImageInput
+from genius.pictures.load import WORKING_SIDE, ImageInput, loaded
 from genius.pictures.memory import tidy
 
 T = TypeVar("T")
 THREADS = 4
+
+Shrink = Callable[[Image.Image], Image.Image]
 
 
 def open_ahead(
@@ -54,3 +63,30 @@ def open_ahead(
             pool.shutdown(wait=True, cancel_futures=True)
             ahead.clear()
             tidy()
+
+
+class PictureWorkers:
+    """So many processes that decode pictures. `shrink` must be something that can be sent to them."""
+
+    def __init__(self, count: int, shrink: Shrink) -> None:
+        self.count, self.shrink = count, shrink
+        # spawned, not forked: a fork of a process with threads or a GPU may hang
+        self._pool = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
+
+    def open(self, source: ImageInput, name: str) -> Image.Image:
+        """The picture as `shrink` leaves it; waits for it, so call it from as many threads as there are workers."""
+        try:
+            return self._pool.submit(_open, source, name, self.shrink).result()
+        except BrokenProcessPool:
+            raise GeniusError("a process that decodes pictures was killed (is there too little memory?): start again") from None
+
+    def __enter__(self) -> PictureWorkers:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _open(source: ImageInput, name: str, shrink: Shrink) -> Image.Image:
+    with loaded(source, least=WORKING_SIDE, name=name) as picture:
+        return shrink(picture)

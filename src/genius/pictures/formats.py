@@ -5,6 +5,8 @@ Pillow knows fifty more. Among them is PostScript, for which it would start Ghos
 
 from __future__ import annotations
 
+import importlib.util
+
 RASTER: dict[str, tuple[str, ...]] = {
     "PNG": (".png",),
     "JPEG": (".jpg", ".jpeg"),
@@ -15,6 +17,10 @@ RASTER: dict[str, tuple[str, ...]] = {
     "TIFF": (".tif", ".tiff"),
 }
 """Pillow's name of a format, and how its files are called."""
+
+HEIF = importlib.util.find_spec("pillow_heif") is not None  # the extra `heic`: photos of Apple's phones
+if HEIF:
+    RASTER["HEIF"] = (".heic", ".heif")
 
 FORMATS = tuple(RASTER)
 SVG = ".svg"
@@ -31,4 +37,4 @@ WEB_TYPES = {
 }
 """What browsers show as it is."""
 
-NAMES = "PNG, JPEG, WebP, GIF, BMP, AVIF or TIFF"
+NAMES = f"PNG, JPEG, WebP, GIF, BMP, AVIF{', HEIC' if HEIF else ''} or TIFF"

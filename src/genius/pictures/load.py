@@ -6,6 +6,7 @@ bounded by `DECODING`.
 
 from __future__ import annotations
 
+import functools
 import io
 import warnings
 from collections.abc import Iterator
@@ -15,8 +16,8 @@ from typing import TypeAlias
 
 from PIL import Image, UnidentifiedImageError
 
-from genius.errors import GeniusError
-from genius.pictures.formats import FORMATS, NAMES, SVG
+from genius.errors import GeniusError, PictureError
+from genius.pictures.formats import FORMATS, HEIF, NAMES, SVG
 from genius.pictures.memory import Budget, give_back
 from genius.pictures.tones import to_rgb
 
@@ -33,16 +34,12 @@ ImageInput: TypeAlias = "Image.Image | str | Path | bytes"
 """An opened picture, a path to one, or the bytes of one."""
 
 # Bytes of memory a pixel while decoding, measured (lab/trust/memory.py): Pillow keeps RGB in 4 bytes, and some
-# decoders hold the whole picture several times.
-COST = {"WEBP": 17, "AVIF": 16}
+# decoders hold the whole picture several times. HEIF's is not measured but on the safe side.
+COST = {"WEBP": 17, "AVIF": 16, "HEIF": 16}
 USUAL_COST, NARROW_COST = 8, 4  # NARROW: modes of one byte a pixel
 PROGRESSIVE_COST = 7  # libjpeg keeps the coefficients of the whole picture, however small it is decoded
 
 warnings.filterwarnings("ignore", module=r"PIL\..*")  # of odd files; what matters is an error (and ours are stricter)
-
-
-class PictureError(GeniusError):
-    """A picture that cannot be used; the message names it."""
 
 
 class TooManyPixels(PictureError):
@@ -83,6 +80,7 @@ def opened(source: ImageInput, name: str) -> Iterator[Image.Image]:
         if isinstance(source, Image.Image):
             yield source
             return
+        _know_heif()
         picture = Image.open(io.BytesIO(source) if isinstance(source, bytes) else Path(source), formats=FORMATS)
         try:
             yield picture
@@ -99,6 +97,15 @@ def opened(source: ImageInput, name: str) -> Iterator[Image.Image]:
         raise PictureError(f"cannot read {name} as an image: it is no {NAMES}") from None
     except Exception as error:  # Pillow raises many kinds for broken files
         raise PictureError(f"cannot read {name} as an image: {str(error) or type(error).__name__}") from None
+
+
+@functools.cache
+def _know_heif() -> None:
+    """Pillow reads HEIC only once its plug-in has been asked to help."""
+    if HEIF:
+        import pillow_heif
+
+        pillow_heif.register_heif_opener()
 
 
 @contextmanager

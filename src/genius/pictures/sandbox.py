@@ -16,9 +16,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from genius.pictures.draw import ASKED, DRAWN
-from genius.pictures.load import PictureError
-from genius.pictures.svg import MAX_BYTES
+from genius.errors import PictureError
+from genius.pictures.draw import ASKED, DRAWN, MAX_BYTES
 
 SECONDS = 10.0  # that one drawing may take
 SIDE = 256  # of drawings, in pixels

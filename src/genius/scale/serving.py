@@ -24,14 +24,14 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from genius.encoders.devices import find_device
 from genius.errors import GeniusError
 from genius.index.index import Index
-from genius.model.device import pick_device, place
+from genius.model.genius import place
 from genius.scale.cluster import LOCAL, connected
 from genius.serve.app import create_app
-from genius.serve.auth import check_exposure
+from genius.serve.auth import ENVIRONMENT, KeyRing, check_exposure
 from genius.serve.errors import error_response
-from genius.serve.keys import ENVIRONMENT, KeyRing
 from genius.serve.settings import ServeConfig
 
 TRIES = 3  # replicas that are asked before a request is given up
@@ -58,7 +58,7 @@ class Replica:
 
     def __init__(self, index: Path, settings: ServeConfig, keys: Path | None, environ: Mapping[str, str], device: str) -> None:
         opened = Index.open(index, read_only=True)
-        place(opened.model, pick_device(device))
+        place(opened.model, find_device(device))
         self.app = create_app(opened, settings, KeyRing.load(keys, environ))
         self.service = self.app.state.service
 

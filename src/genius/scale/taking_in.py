@@ -15,15 +15,15 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from genius.errors import Problems
 from genius.files import write_whole
 from genius.index import metadata as meta
 from genius.index.cache import hash_id
 from genius.index.commit import table_folder
 from genius.index.live import Live
+from genius.index.opened import OpenIndex
 from genius.index.reader import Reader
-from genius.index.state import State
 from genius.index.writing import follow
-from genius.problems import Problems
 from genius.scale.staging import DATA, Record, Staging
 
 AT_ONCE = 10_000  # rows named in one condition
@@ -38,13 +38,13 @@ class Taken:
     problems: Problems = field(default_factory=Problems)
 
 
-def was_taken_in(state: State, staging: Staging) -> bool:
+def was_taken_in(state: OpenIndex, staging: Staging) -> bool:
     """Whether the job that lies here was committed, and only its removal is missing: its row numbers are nobody else's."""
     numbers = staging.range()
     return numbers is not None and state.reader().count(f"_seq >= {numbers[0]} AND _seq < {numbers[1]}") > 0
 
 
-def take_in(state: State, staging: Staging, records: Sequence[Record]) -> Taken:
+def take_in(state: OpenIndex, staging: Staging, records: Sequence[Record]) -> Taken:
     """Commit records. Call it again after any crash: it happens once (`was_taken_in`)."""
     taken, gone = Taken(), [0][:0]
     filled = sorted((record for record in records if record.rows), key=lambda record: record.first)
@@ -98,7 +98,7 @@ def _fragments(record: Record, contradicted: Mapping[str, set[str]]) -> list[Map
     return [{**body, "names": ["" if name in unfit else name for name in body["names"]]} for body in record.fragments]
 
 
-def _move_in(state: State, staging: Staging, records: Sequence[Record]) -> None:
+def _move_in(state: OpenIndex, staging: Staging, records: Sequence[Record]) -> None:
     """The same files under a second name, in the table's folder; where a file system has no links, copies."""
     target = table_folder(state.path) / DATA
     target.mkdir(exist_ok=True)

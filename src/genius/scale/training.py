@@ -18,7 +18,7 @@ from genius.errors import GeniusError
 from genius.files import read_json, write_whole
 from genius.scale.cluster import connected
 from genius.train.config import TrainConfig
-from genius.train.processes import first_process
+from genius.train..py import first_process
 from genius.train.run import TRAINING
 from genius.train.run import train as train_here
 

@@ -1,6 +1,6 @@
 """Beam search constrained to a trie, exact: every true child of every beam competes by log p, nothing else does.
 
-Plain torch on any device; the recorded search of `static.py` is tested against it. Beams grow 1 -> 3 -> B. A query leaves
+Plain torch on any device; the recorded search of `cuda_search.py` is tested against it. Beams grow 1 -> 3 -> B. A query leaves
 the loop as soon as it can: when all its beams are on unary paths, the tails are scored in one teacher-forced
 pass (same result as stepping: with one child each, no beam can displace another); or when the items below its
 beams fit the re-ranking budget.
@@ -9,20 +9,54 @@ beams fit the re-ranking budget.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from genius.errors import GeniusError
+from genius.features import check_finite
 from genius.model.generator import Generator
-from genius.search.beams import Beams
-from genius.search.decoder import Writer, decoder_of
+from genius.search.decoder import Memory, Writer, decoder_of
 from genius.search.forest import Children, Forest, TrieView, widen
 from genius.search.params import BeamResult
 from genius.search.trie import CodeTrie
 
 BROKEN = "the generator gives NaN for a code: its weights or the query are broken"
+
+
+@dataclass(slots=True)
+class Beams:
+    """A search between two levels: the beams of some queries at one depth; best first in what `decode` yields.
+
+    n differs from depth to depth."""
+
+    queries: Tensor  # (G,) positions in the batch
+    level: int  # codes chosen so far = the space that lo and hi are ranges of
+    codes: Tensor  # (G, n, level) int64
+    scores: Tensor  # (G, n) sums; -inf: no beam here
+    lo: Tensor  # (tries, G, n)
+    hi: Tensor  # (tries, G, n)
+    items: Tensor  # (G, n) allowed items below each beam, 0 where there is none
+    memory: Memory | None  # None: nothing is decoded after this
+    hidden: Tensor | None = None  # (G, n, d) states for the next level, where they are known already
+    mass: Tensor | None = None  # (G, n) log of what their logits are divided by, where it is known already
+
+    def select(self, keep: Tensor) -> Beams:
+        """Some of the queries."""
+        return Beams(
+            self.queries[keep],
+            self.level,
+            self.codes[keep],
+            self.scores[keep],
+            self.lo[:, keep],
+            self.hi[:, keep],
+            self.items[keep],
+            None if self.memory is None else self.memory.select(keep),
+            None if self.hidden is None else self.hidden[keep],
+            None if self.mass is None else self.mass[keep],
+        )
 
 
 def decode(writer: Writer, forest: Forest, z: Tensor, beams: int, *, target: int = -1, stop: int = 0) -> Iterator[Beams]:
@@ -32,7 +66,7 @@ def decode(writer: Writer, forest: Forest, z: Tensor, beams: int, *, target: int
     `target`: code of level 0, given to all queries (-1: let the generator choose). `stop` R > 0: finish when at most R
     items are below a query's beams, and hand over further children, best first, while they fit R.
     """
-    state = _begin(writer, forest, z, target)
+    state = begin(writer, forest, z, target)
     if not len(state.queries) or not bool(state.items.any()):
         return  # nothing to find: no ID is made up
     levels = len(forest.level_sizes)
@@ -59,7 +93,7 @@ def decode(writer: Writer, forest: Forest, z: Tensor, beams: int, *, target: int
             yield early
 
 
-def _begin(writer: Writer, forest: Forest, z: Tensor, target: int) -> Beams:
+def begin(writer: Writer, forest: Forest, z: Tensor, target: int) -> Beams:
     queries = len(z)
     lo, hi = forest.root(queries)
     device = z.device
@@ -80,7 +114,7 @@ def _begin(writer: Writer, forest: Forest, z: Tensor, target: int) -> Beams:
     children = children[(children.code == target).nonzero()[:, 0]]
     if not len(children.row):
         return state.select(torch.empty(0, dtype=torch.long, device=device))
-    return _advance(state, children, torch.zeros(len(children.row), device=device), torch.arange(queries, device=device)[:, None])
+    return advance(state, children, torch.zeros(len(children.row), device=device), torch.arange(queries, device=device)[:, None])
 
 
 def _first_pair(writer: Writer, forest: Forest, state: Beams) -> Beams:
@@ -89,7 +123,7 @@ def _first_pair(writer: Writer, forest: Forest, state: Beams) -> Beams:
     assert before is not None
     children = forest.expand(0, state.lo.flatten(1), state.hi.flatten(1))
     index = torch.arange(len(children.row), device=children.row.device).view(group, -1)  # the same codes for every query
-    begun = _advance(state, children, torch.zeros(len(children.row), device=index.device), index)
+    begun = advance(state, children, torch.zeros(len(children.row), device=index.device), index)
     assert begun.memory is not None
     out, begun.memory = writer.run(begun.codes, begun.memory)  # start token and code of each beam
     first, begun.hidden = out[:, :1, 0], out[:, :, 1]
@@ -106,6 +140,26 @@ def _first_pair(writer: Writer, forest: Forest, state: Beams) -> Beams:
 def _step(writer: Writer, forest: Forest, state: Beams, beams: int, stop: int) -> tuple[Beams, Beams | None]:
     """One level deeper. Queries whose best beams fit `stop` come back apart, with as many children as fit."""
     group = len(state.scores)
+    children, worth = candidates(writer, forest, state)
+    order = ranked(children, worth, group, state.scores.shape[1])
+    index = order.best(beams)
+    early = None
+    if stop:
+        below = torch.where(index >= 0, children.items[index.clamp(min=0)], 0).sum(1)
+        fits = below <= stop
+        if fits.any():
+            done = fits.nonzero()[:, 0]
+            early = _fill(state, children, worth, order, done, max(beams, stop), stop)
+            going = (~fits).nonzero()[:, 0]
+            if not len(going):
+                state.queries = state.queries[:0]  # nobody goes on: nothing is carried along
+                return state, early
+            state, index = state.select(going), index[going]
+    return advance(state, children, worth, index), early
+
+
+def candidates(writer: Writer, forest: Forest, state: Beams) -> tuple[Children, Tensor]:
+    """The true children of all beams, and what each is worth: log p of the whole prefix."""
     assert state.memory is not None
     hidden, mass = state.hidden, None if state.mass is None else state.mass.flatten()
     if hidden is None:
@@ -117,21 +171,7 @@ def _step(writer: Writer, forest: Forest, state: Beams, beams: int, stop: int) -
     worth = state.scores.flatten()[children.row] + log_p[children.row, children.code]
     if torch.isnan(worth).any():
         raise GeniusError(BROKEN)
-    ranked = _ranked(children, worth, group, state.scores.shape[1])
-    index = ranked.best(beams)
-    early = None
-    if stop:
-        below = torch.where(index >= 0, children.items[index.clamp(min=0)], 0).sum(1)
-        fits = below <= stop
-        if fits.any():
-            done = fits.nonzero()[:, 0]
-            early = _fill(state, children, worth, ranked, done, max(beams, stop), stop)
-            going = (~fits).nonzero()[:, 0]
-            if not len(going):
-                state.queries = state.queries[:0]  # nobody goes on: nothing is carried along
-                return state, early
-            state, index = state.select(going), index[going]
-    return _advance(state, children, worth, index), early
+    return children, worth
 
 
 class _Ranked(NamedTuple):
@@ -150,7 +190,7 @@ class _Ranked(NamedTuple):
         return _Ranked(self.table[queries], self.start[queries], self.counts[queries])
 
 
-def _ranked(children: Children, worth: Tensor, group: int, width: int) -> _Ranked:
+def ranked(children: Children, worth: Tensor, group: int, width: int) -> _Ranked:
     query = children.row // width  # ascending, so that a query's children are contiguous
     counts = torch.bincount(query, minlength=group)
     start = counts.cumsum(0) - counts
@@ -167,10 +207,10 @@ def _fill(state: Beams, children: Children, worth: Tensor, ranked: _Ranked, done
     kept = int((index >= 0).sum(1).max())
     chosen = state.select(done)
     chosen.memory = None  # nothing is decoded after this
-    return _advance(chosen, children, worth, index[:, :kept])
+    return advance(chosen, children, worth, index[:, :kept])
 
 
-def _advance(state: Beams, children: Children, worth: Tensor, index: Tensor) -> Beams:
+def advance(state: Beams, children: Children, worth: Tensor, index: Tensor) -> Beams:
     """The beams at children `index` (G, n); -1: no beam. Rows of children may count beams of more queries than the state has:
     only a beam's place within its query is read."""
     group, width = state.scores.shape
@@ -267,9 +307,8 @@ def beam_search(
 def check_queries(z: Tensor, name: str = "z", finite: bool = True) -> None:
     if z.ndim != 2:
         raise GeniusError(f"{name} must be (queries, width), got shape {tuple(z.shape)}")
-    if finite and not torch.isfinite(z).all():
-        bad = int((~torch.isfinite(z)).any(1).nonzero()[0])
-        raise GeniusError(f"query {bad} has a NaN or infinite value in {name}")
+    if finite:
+        check_finite(z, f"queries' {name}")
 
 
 def check_allowed(allowed: Tensor | None, rows: int, device: torch.device) -> Tensor | None:

@@ -20,8 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from genius.model.generator import Block, Generator
-from genius.search.head import CodebookHead, Head, TableHead
-from genius.search.int8 import Int8Matrix
+from genius.search.head import CodebookHead, Head, Int8Matrix, TableHead
 
 
 @dataclass(slots=True)

@@ -1,18 +1,34 @@
-"""What a search is asked and what it answers. Plain data."""
+"""What a search is asked and what it answers. Plain data.
+
+`SearchRequest` is what people ask for; the model's defaults and a filter turn it into `SearchParams`, how the engine searches.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torch import Tensor
 
 from genius.config import from_dict
 from genius.errors import GeniusError
+from genius.model.genius import Genius
 
 Reranker = Literal["embeddings", "codes", "none"]
 RETIRED = frozenset({"geometry", "finish", "leaves", "generator", "normalizer"})  # of models from before log p held nearness
+
+SEARCHES: dict[str, dict[str, Any]] = {
+    "genius": {"rerank": 0, "reranker": "none"},  # the paper's: IDs written to the end, ranked by log p
+    "genius-r": {"rerank": 0, "reranker": "embeddings"},  # the paper's GENIUS^R: their items, re-ranked by stored vectors
+    "genius-codes": {"rerank": 0, "reranker": "codes"},
+    "default": {"reranker": "embeddings"},  # stops early, re-ranks what is below the beams
+    "default-codes": {"reranker": "codes"},
+}
+"""The searches that tables and programs name. Beams, and the budget of those that stop early, are whatever they are."""
+
+MAX_K = 10_000  # also of beams
+MAX_RERANK = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +44,19 @@ class SearchParams:
     reranker: Reranker = "embeddings"  # stored vectors, the codes' reconstruction, or log p alone (full depth)
 
     @classmethod
-    def of_model(cls, defaults: Mapping[str, Any]) -> SearchParams:
-        """From the `search` table of a model's config: what is not named there has the defaults above."""
-        kept = {name: value for name, value in defaults.items() if name not in RETIRED}
+    def of_model(cls, model: Genius) -> SearchParams:
+        """A model's own defaults, from the `search` table of its config: what is not named there has the defaults above."""
+        return cls.of_table(model.config.search)
+
+    @classmethod
+    def of_table(cls, table: dict[str, Any]) -> SearchParams:
+        """The same from such a table itself."""
+        kept = {name: value for name, value in table.items() if name not in RETIRED}
         return from_dict(cls, kept, where="the model's search defaults")
+
+    def named(self, search: str) -> SearchParams:
+        """These settings with what a search of `SEARCHES` is known by."""
+        return replace(self, **SEARCHES[search])
 
     @property
     def full_depth(self) -> bool:
@@ -45,6 +70,55 @@ class SearchParams:
             raise GeniusError(f"rerank must not be negative, got {self.rerank}")
         if self.reranker not in ("embeddings", "codes", "none"):
             raise GeniusError(f"reranker must be 'embeddings', 'codes' or 'none', got {self.reranker!r}")
+
+
+def whole(name: str, value: object, low: int, high: int) -> None:
+    """Refuse what is not a whole number within bounds."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise GeniusError(f"{name} must be a whole number from {low:,} to {high:,}, got {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class SearchRequest:
+    """What is asked of a search beside its questions. Built once, checked when it is built, and handed on as it is: by Python,
+    the command line and HTTP to the index."""
+
+    k: int = 10  # how many answers a question
+    where: str | None = None  # an SQL condition on metadata
+    min_score: float | None = None  # answers below it are left out
+    beams: int | None = None  # these two take the place of those in `params`, and are obeyed under filters, too
+    rerank: int | None = None
+    params: SearchParams | None = None  # None: the model's own
+    strict: bool = False  # a question's target is exactly the kind of item that is found, not all that people mean by it
+    diverse: bool = False  # answers that differ: one a subtree of codes
+
+    def __post_init__(self) -> None:
+        whole("k", self.k, 1, MAX_K)
+        low = self.min_score
+        if low is not None and (isinstance(low, bool) or not isinstance(low, int | float) or math.isnan(low)):
+            raise GeniusError(f"min_score is not a number: {low!r}")
+        if self.beams is not None:
+            whole("beams", self.beams, 1, MAX_K)
+        if self.rerank is not None:
+            whole("rerank", self.rerank, 0, MAX_RERANK)
+        if self.params is not None and not isinstance(self.params, SearchParams):
+            raise GeniusError(f"params must be SearchParams, got {type(self.params).__name__}")
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether a filter may widen the search: explicit settings are obeyed as they are."""
+        return self.beams is None and self.rerank is None
+
+    def settings(self, model: Genius) -> SearchParams:
+        """How to search: the model's defaults, then `params`, then the two knobs."""
+        chosen = self.params or SearchParams.of_model(model)
+        if self.beams is not None:
+            chosen = replace(chosen, beams=self.beams)
+        if self.rerank is not None:
+            chosen = replace(chosen, rerank=self.rerank)
+        whole("beams", chosen.beams, 1, MAX_K)  # a model's defaults come out of a file
+        whole("rerank", chosen.rerank, 0, MAX_RERANK)
+        return chosen
 
 
 @dataclass(slots=True)

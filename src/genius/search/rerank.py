@@ -5,6 +5,7 @@ Knows vectors and codebooks; where candidates come from is the engine's business
 
 from __future__ import annotations
 
+import copy
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -49,9 +50,9 @@ class Vectors:
         self.parts: list[tuple[Tensor, Tensor | None]] = []
         self.starts: list[int] = []
         self.count = 0
-        self.append(rows)
+        self._append(rows)
 
-    def append(self, rows: Rows) -> None:
+    def _append(self, rows: Rows) -> None:
         values, scales = (rows.values, rows.scales) if isinstance(rows, Int8Rows) else (rows, None)
         part = self._place(values)
         if part.ndim != 2 or (self.parts and part.shape[1] != self.width):
@@ -61,6 +62,13 @@ class Vectors:
         self.parts.append((part, None if scales is None else self._place(scales)))
         self.starts.append(self.count)
         self.count += len(part)
+
+    def extended(self, rows: Rows) -> Vectors:
+        """These and more; these stay as they are."""
+        more = copy.copy(self)
+        more.parts, more.starts = list(self.parts), list(self.starts)
+        more._append(rows)
+        return more
 
     def _place(self, array: NDArray[Any] | Tensor) -> Tensor:
         if isinstance(array, Tensor):
@@ -72,6 +80,10 @@ class Vectors:
     @property
     def width(self) -> int:
         return int(self.parts[0][0].shape[1])
+
+    @property
+    def nbytes(self) -> int:
+        return sum(int(part.nbytes) for part, _ in self.parts)
 
     def __len__(self) -> int:
         return self.count
@@ -115,11 +127,19 @@ class Reconstructions:
         """z (Q, D), owner (C,) row of z, codes (C, M) -> (C,) z . r / |r| with r the reconstruction."""
         parts = []
         for i in range(0, len(codes), AT_ONCE):
-            part = codes[i : i + AT_ONCE]
-            rebuilt = F.embedding_bag(part + self.starts + part[:, :1] * self.steps, self.table, mode="sum")
+            rebuilt = self._rebuilt(codes[i : i + AT_ONCE])
             dots = (z[owner[i : i + AT_ONCE]] * rebuilt).sum(1)
             parts.append(dots / rebuilt.norm(dim=1).clamp(min=1e-12))
         return torch.cat(parts) if parts else z.new_zeros(0)
+
+    def lengths(self, codes: Tensor) -> Tensor:
+        """codes (C, M) -> (C,) |r|"""
+        lengths: Tensor = self._rebuilt(codes).norm(dim=1).clamp(min=1e-12)
+        return lengths
+
+    def _rebuilt(self, codes: Tensor) -> Tensor:
+        rebuilt: Tensor = F.embedding_bag(codes + self.starts + codes[:, :1] * self.steps, self.table, mode="sum")
+        return rebuilt
 
 
 def top_rows(owner: Tensor, row: Tensor, score: Tensor, queries: int, k: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -12,10 +12,7 @@ they are explicit, IDs afterwards.
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,13 +21,63 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from genius.errors import GeniusError
-from genius.files import write_whole
-from genius.search.sorting import SortedCodes
 
-FORMAT = "genius-trie-1"
+ALWAYS_EXPLICIT = 2  # levels spelt out in any case: they are the cells that `genius.search.scan` chooses among
+WORD = 63  # bits used of an int64: words stay non-negative
 EXPLICIT_UP_TO = 0.5  # a level is explicit while its nodes are at most this share of the IDs: 6 B a node against 2 B an ID
-
 Array = NDArray[Any]
+
+
+class SortedCodes:
+    """The codes of a collection in order, by packing each into machine words.
+
+    A code of 98 bits is two words, so two radix sorts; everything later reads the sorted words in sequence instead of gathering
+    rows. Any device.
+    """
+
+    def __init__(self, codes: Tensor, sizes: Sequence[int]) -> None:
+        """codes (N, M) integers, already known to be in range."""
+        self.fields: list[tuple[int, int, int]] = []  # of each level: word, shift, mask
+        words: list[Tensor] = []
+        room = 0
+        for level, size in enumerate(sizes):
+            bits = max(int(size - 1).bit_length(), 1)
+            if bits > room:
+                words.append(codes[:, level].to(torch.int64, copy=True))
+                room = WORD - bits
+            else:
+                words[-1] = words[-1].bitwise_left_shift_(bits).bitwise_or_(codes[:, level].to(torch.int64))
+                room -= bits
+            self.fields.append((len(words) - 1, bits, (1 << bits) - 1))
+        shift, above = 0, len(words)
+        for level in range(len(sizes) - 1, -1, -1):
+            word, bits, mask = self.fields[level]
+            shift = 0 if word != above else shift
+            above = word
+            self.fields[level] = (word, shift, mask)
+            shift += bits
+        # least significant word first: each sort is stable, so earlier orders survive among equals
+        last, self.order = words[-1].sort(stable=True)
+        self.words = [last]
+        for earlier in reversed(words[:-1]):
+            first, by = earlier[self.order].sort(stable=True)
+            self.order = self.order[by]
+            self.words = [first, *(later[by] for later in self.words)]
+
+    def column(self, level: int) -> Tensor:
+        """Codes of one level in sorted order: (N,) int64."""
+        word, shift, mask = self.fields[level]
+        return (self.words[word] >> shift) & mask
+
+    def first_difference(self) -> Tensor:
+        """(N,) uint8: the first level at which each differs from the one before; M: same code; 0 for the first."""
+        levels = len(self.fields)
+        fresh = torch.full((len(self.order),), levels, dtype=torch.uint8, device=self.order.device)
+        for level in range(levels - 1, -1, -1):
+            column = self.column(level)
+            fresh[1:].masked_fill_(column[1:] != column[:-1], level)
+        fresh[:1] = 0
+        return fresh
 
 
 class CodeTrie:
@@ -89,7 +136,7 @@ class CodeTrie:
         pointer = torch.int32 if items < 2**31 - 1 else torch.int64
         top, firsts = 0, []  # firsts[l]: ID positions where a node of level l begins
         while top < len(sizes):
-            if int((fresh_id <= top).sum()) > max(EXPLICIT_UP_TO * ids, 1):
+            if top >= ALWAYS_EXPLICIT and int((fresh_id <= top).sum()) > max(EXPLICIT_UP_TO * ids, 1):
                 break
             firsts.append((fresh_id <= top).nonzero()[:, 0])
             top += 1
@@ -124,35 +171,6 @@ class CodeTrie:
         return out
 
     # -- files -------------------------------------------------------------------------------------------------
-
-    def save(self, path: Path | str) -> None:
-        """One file in the safetensors layout; it appears whole or not at all."""
-        from safetensors.numpy import save_file
-
-        metadata = {"format": FORMAT, "level_sizes": json.dumps(self.level_sizes), "top": str(self.top)}
-        arrays = {key: np.ascontiguousarray(value) for key, value in self.arrays().items()}
-        write_whole(Path(path), lambda target: save_file(arrays, target, metadata=metadata))
-
-    @classmethod
-    def load(cls, path: Path | str, mmap: bool = True) -> CodeTrie:
-        """Read a saved trie; with `mmap`, pages are read when a search first touches them."""
-        path = Path(path)
-        header, start = _read_header(path)
-        metadata = header.pop("__metadata__", {})
-        if metadata.get("format") != FORMAT:
-            raise GeniusError(f"{path} is not a trie of this version ({FORMAT})")
-        arrays: dict[str, Array] = {}
-        size = path.stat().st_size
-        for name, entry in header.items():
-            dtype, shape, (begin, end) = _DTYPES[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
-            if start + end > size:
-                raise GeniusError(f"{path} is cut short: {size} bytes where {start + end} are needed")
-            if begin == end:
-                arrays[name] = np.empty(shape, dtype)
-            else:
-                mapped: Array = np.memmap(path, dtype=dtype, mode="r", offset=start + begin, shape=shape)
-                arrays[name] = mapped if mmap else np.array(mapped)
-        return cls(json.loads(metadata["level_sizes"]), arrays, int(metadata["top"]))
 
     # -- questions ---------------------------------------------------------------------------------------------
 
@@ -239,9 +257,6 @@ class CodeTrie:
         return self.codes_at(self.positions_of(rows))
 
 
-_DTYPES: dict[str, Any] = {"U8": np.uint8, "U16": np.uint16, "U32": np.uint32, "I32": np.int32, "I64": np.int64}
-
-
 _SIGNED: dict[Any, torch.dtype] = {np.uint8: torch.uint8, np.uint16: torch.int16, np.uint32: torch.int32}
 
 
@@ -277,17 +292,3 @@ def _check_rows(rows: Array | Tensor | None, items: int) -> Array | None:
         values, counts = np.unique(names, return_counts=True)
         raise GeniusError(f"item row {int(values[counts > 1][0])} appears twice")
     return names
-
-
-def _read_header(path: Path) -> tuple[dict[str, Any], int]:
-    """The safetensors header and where the data begins."""
-    try:
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            if length > 1 << 20:
-                raise ValueError("no header")
-            return json.loads(file.read(length)), 8 + length
-    except FileNotFoundError:
-        raise GeniusError(f"no such trie: {path}") from None
-    except (OSError, ValueError, struct.error) as error:
-        raise GeniusError(f"cannot read {path} as a trie: {error}") from None

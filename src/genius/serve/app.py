@@ -15,12 +15,12 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from genius.index import Index
+from genius.serve.auth import KeyRing, Keys
 from genius.serve.errors import install_handlers
-from genius.serve.keys import KeyRing, Keys
 from genius.serve.limits import BodyLimit
 from genius.serve.logs import Observe, event
-from genius.serve.routes import admin, items, page, search, system
-from genius.serve.schemas import ItemBody, ItemsRequest, SearchRequest
+from genius.serve.routes import items, page, search, system
+from genius.serve.schemas import ItemBody, ItemsRequest, SearchBody
 from genius.serve.service import Service
 from genius.serve.settings import ServeConfig
 from genius.version import __version__
@@ -33,20 +33,10 @@ and who did.
 """
 
 
-def create_app(
-    index: Index,
-    config: ServeConfig | None = None,
-    keys: Keys | KeyRing | None = None,
-    *,
-    level_sizes: tuple[int, ...] | None = None,
-) -> FastAPI:
-    """The app for an open index. It closes the index when it shuts down.
-
-    `level_sizes`: how many codes each level has; read from the index if absent.
-    """
+def create_app(index: Index, config: ServeConfig | None = None, keys: Keys | KeyRing | None = None) -> FastAPI:
+    """The app for an open index. It closes the index when it shuts down."""
     config = config or ServeConfig()
-    sizes = level_sizes if level_sizes is not None else tuple(index.about.levels)
-    service = Service(index, sizes, config, keys or Keys())
+    service = Service(index, config, keys or Keys())
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -67,7 +57,7 @@ def create_app(
     )
     app.state.service = service
     install_handlers(app)
-    for part in (search, items, system, admin, page):
+    for part in (search, items, system, page):
         app.include_router(part.router)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     document = cache(lambda: json.dumps(app.openapi()).encode())
@@ -83,7 +73,7 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         return app.openapi_schema
     document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
     _, extra = models_json_schema(
-        [(model, "validation") for model in (SearchRequest, ItemsRequest, ItemBody)], ref_template="#/components/schemas/{model}"
+        [(model, "validation") for model in (SearchBody, ItemsRequest, ItemBody)], ref_template="#/components/schemas/{model}"
     )
     components = document.setdefault("components", {})
     components.setdefault("schemas", {}).update(extra.get("$defs", {}))

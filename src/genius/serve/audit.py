@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from genius.errors import GeniusError
-from genius.serve.callers import Caller
+from genius.serve.auth import Caller
 from genius.serve.logs import event
 
 Outcome = Literal["done", "failed", "refused", "unknown"]

@@ -9,7 +9,7 @@ import io
 import math
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,15 +17,17 @@ from urllib.parse import quote
 
 from PIL import Image
 
-from genius.errors import GeniusError
+from genius.errors import GeniusError, PictureError
 from genius.index import Hits, Index
 from genius.pictures.formats import SVG, WEB_TYPES
-from genius.pictures.load import WORKING_SIDE, PictureError, load_image, loaded, opened
+from genius.pictures.load import WORKING_SIDE, load_image, loaded, opened
+from genius.search import SearchRequest
 from genius.serve.schemas import Answers, ChildCode, CodesResponse, CodeStep, HitOut, ItemDetail, ItemOut, Target
-from genius.types import ImageInput, Item, Query
+from genius.types import ImageInput, Item, Modality, Query
 
 CHILDREN, EXAMPLES, ITEMS = 36, 4, 48  # shown of one prefix
 START_EXAMPLES = 12  # of each first code: the page opens with them
+MOST_EXPLAINED = 10  # answers
 MANY = 100  # results: a search for more is a large one
 
 
@@ -34,48 +36,37 @@ class Missing(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """What queries of one pass must agree on."""
-
-    where: str | None = None
-    beams: int | None = None
-    rerank: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Job:
     """One query in the queue, its picture decoded."""
 
     query: Query
-    k: int
-    options: Options = Options()
-    min_score: float | None = None
+    request: SearchRequest
     without: str | None = None  # an id to leave out of its own "more like this"
 
     @property
     def large(self) -> bool:
-        return self.k > MANY
+        return self.request.k > MANY
 
     @property
-    def group(self) -> tuple[Options, bool]:
-        """Jobs that agree on this share a pass."""
-        return self.options, self.large
+    def group(self) -> tuple[SearchRequest, bool]:
+        """Jobs that agree on this share a pass: whoever wants fewer answers, or better ones, takes them out of more. Those with
+        different filters share what comes before a filter."""
+        return replace(self.request, k=1, min_score=None, where=None), self.large
 
     @property
     def lane(self) -> str:
         """What kind of work it is: each kind gets its share of the time, so that nobody's settings hold up the rest."""
-        if self.large or self.options.beams is not None or self.options.rerank is not None:
+        if self.large or not self.request.adaptive:
             return LARGE_LANE
-        return "filtered" if self.options.where is not None else "plain"
+        return "filtered" if self.request.where is not None else "plain"
 
 
 LARGE_LANE = "large"
 
 
 class Backend:
-    def __init__(self, index: Index, level_sizes: Sequence[int], query_side: int = 1024) -> None:
+    def __init__(self, index: Index, query_side: int = 1024) -> None:
         self.index = index
-        self.level_sizes = tuple(level_sizes)
         self._query_side = query_side
         self._counts: dict[tuple[int, ...], int] = {}  # items below a prefix, of version `_counted`
         self._counted = -1
@@ -91,12 +82,21 @@ class Backend:
             return [error] if len(jobs) == 1 else [self.run([job])[0] for job in jobs]
 
     def _search(self, jobs: Sequence[Job]) -> list[Answers]:
-        k = max(job.k + (job.without is not None) for job in jobs)  # the best k of more are the best k
-        options = jobs[0].options
-        hits = self.index.search_many(
-            [job.query for job in jobs], k, where=options.where, beams=options.beams, rerank=options.rerank
-        )
+        k = max(job.request.k + (job.without is not None) for job in jobs)  # the best k of more are the best k
+        requests = [replace(job.request, k=k, min_score=None) for job in jobs]
+        hits = self.index.search_each([job.query for job in jobs], requests)
         return [_answers(job, found) for job, found in zip(jobs, hits, strict=True)]
+
+    def explain(self, job: Job) -> dict[str, Any]:
+        """How the answers to a query come about; ids of items with a picture have thumbnails here."""
+        found = self.index.explain(job.query, replace(job.request, k=min(job.request.k, MOST_EXPLAINED)))
+        body = found.to_dict()
+        body["thumbnails"] = {name: f"/v1/thumbnails/{quote(name, safe='')}" for name in body.pop("pictures")}
+        for answer in body["answers"]:
+            answer.pop("image")  # the path is the server's own affair
+            pictured = answer["modality"] != Modality.TEXT.label
+            answer["thumbnail_url"] = f"/v1/thumbnails/{quote(answer['id'], safe='')}" if pictured else None
+        return body
 
     def like(self, item_id: str, text: str | None) -> tuple[str | None, ImageInput | None]:
         """Text and picture of a query "like this item", or "like this, but TEXT"."""
@@ -117,8 +117,7 @@ class Backend:
 
     def shrink(self, picture: Image.Image) -> Image.Image:
         """A query's picture as small as the encoder takes it: it may have to wait in memory."""
-        encoder = getattr(getattr(self.index, "model", None), "encoder", None)
-        prepare: Callable[[Image.Image], Image.Image] | None = getattr(encoder, "prepare_image", None)
+        prepare: Callable[[Image.Image], Image.Image] | None = getattr(self.index.model.encoder, "prepare_image", None)
         if prepare is not None:
             return prepare(picture)
         if max(picture.size) > self._query_side:
@@ -212,7 +211,7 @@ class Backend:
             prefix=join(prefix),
             path=self._path(prefix),
             level=len(prefix),
-            levels=len(self.level_sizes),
+            levels=len(self.index.about.levels),
             count=view.count,
             children_total=len(view.children),
             children=children,
@@ -272,11 +271,11 @@ def _shown(item: Item, codes: Sequence[int]) -> dict[str, Any]:
 
 
 def _answers(job: Job, found: Hits) -> Answers:
-    lowest = -math.inf if job.min_score is None else job.min_score
+    lowest = -math.inf if job.request.min_score is None else job.request.min_score
     wanted = (hit for hit in found if hit.id != job.without and hit.score >= lowest)
     hits = [
         HitOut(**_shown(hit.item, hit.codes), score=float(hit.score), probability=hit.probability)
-        for hit in islice(wanted, job.k)
+        for hit in islice(wanted, job.request.k)
     ]
     return Answers(hits, found.answerable, found.doubtful)
 

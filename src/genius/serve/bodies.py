@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 
 from genius.serve.errors import ApiError, describe
 from genius.serve.limits import decode_base64
-from genius.serve.schemas import ItemBody, ItemIn, ItemsRequest, SearchRequest
+from genius.serve.schemas import ItemBody, ItemIn, ItemsRequest, SearchBody
 from genius.serve.settings import ServeConfig
 
 M = TypeVar("M", bound=BaseModel)
@@ -69,11 +69,11 @@ async def read_form(request: Request) -> tuple[dict[str, str], bytes | None]:
     return fields, picture
 
 
-async def read_search(request: Request, config: ServeConfig) -> tuple[SearchRequest, bytes | None]:
+async def read_search(request: Request, config: ServeConfig) -> tuple[SearchBody, bytes | None]:
     """The question and the bytes of its picture."""
     kind = media_type(request)
     if _is_json(kind):
-        asked = await read_json(request, SearchRequest)
+        asked = await read_json(request, SearchBody)
         picture = None if asked.image is None else decode_base64(asked.image, config)
     elif kind == "multipart/form-data":
         fields, picture = await read_form(request)
@@ -82,7 +82,7 @@ async def read_search(request: Request, config: ServeConfig) -> tuple[SearchRequ
         if picture is not None:
             fields["image"] = ""  # it is here, and checked on its own
         try:
-            asked = SearchRequest.model_validate_strings(fields)
+            asked = SearchBody.model_validate_strings(fields)
         except ValidationError as error:
             raise ApiError(422, describe(error)) from None
     else:

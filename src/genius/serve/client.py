@@ -25,6 +25,7 @@ from genius.serve.schemas import (
     AddResponse,
     CodesResponse,
     DeleteResponse,
+    ExplainResponse,
     InfoResponse,
     ItemDetail,
     PutResponse,
@@ -86,6 +87,7 @@ class GeniusClient:
         like: str | None = None,
         instruction: str | None = None,
         target: Target | None = None,
+        modality: Target | None = None,
         k: int = 10,
         where: str | None = None,
         min_score: float | None = None,
@@ -93,20 +95,28 @@ class GeniusClient:
         rerank: int | None = None,
     ) -> SearchResponse:
         """Find items with words, a picture (path, bytes or PIL), or both; or like an indexed item, by its id."""
-        fields = {
-            "text": text,
-            "like": like,
-            "instruction": instruction,
-            "target": target,
-            "k": k,
-            "where": where,
-            "min_score": min_score,
-            "beams": beams,
-            "rerank": rerank,
-            "image": None if image is None else _base64(image),
-        }
+        picture = None if image is None else _base64(image)
+        question = {"text": text, "image": picture, "like": like, "instruction": instruction, "target": target}
+        wanted = {"k": k, "where": where, "min_score": min_score, "beams": beams, "rerank": rerank}
+        body = {name: value for name, value in {**question, **wanted}.items() if value is not None}
+        return self._call(SearchResponse, "POST", "/v1/search", body)
+
+    def explain(
+        self,
+        text: str | None = None,
+        image: ImageInput | None = None,
+        *,
+        like: str | None = None,
+        instruction: str | None = None,
+        target: Target | None = None,
+        k: int = 3,
+        where: str | None = None,
+    ) -> ExplainResponse:
+        """How the answers to a question come about: which codes were written, how likely each was, what lives below it."""
+        fields = {"text": text, "like": like, "instruction": instruction, "target": target, "k": k, "where": where}
+        fields["image"] = None if image is None else _base64(image)
         return self._call(
-            SearchResponse, "POST", "/v1/search", {name: value for name, value in fields.items() if value is not None}
+            ExplainResponse, "POST", "/v1/explain", {name: value for name, value in fields.items() if value is not None}
         )
 
     # -- items -------------------------------------------------------------------------------------------------

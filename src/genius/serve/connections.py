@@ -20,7 +20,7 @@ import h11
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from genius.serve.callers import address_of
+from genius.serve.auth import address_of
 from genius.serve.errors import error_body
 from genius.serve.settings import ServeConfig
 

@@ -11,6 +11,7 @@ import socket
 import ssl
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -18,12 +19,35 @@ import uvicorn
 from fastapi import FastAPI
 
 from genius.errors import GeniusError
-from genius.serve.callers import address_of
+from genius.serve.auth import address_of
 from genius.serve.connections import Door, GuardedProtocol
 from genius.serve.logs import event
 from genius.serve.service import Service
 from genius.serve.settings import ServeConfig
-from genius.serve.tls import tls_context
+
+
+def tls_context(certificate: str, key: str) -> ssl.SSLContext | None:
+    """What the listener needs, or None without files. TLS 1.2 and newer."""
+    if not certificate and not key:
+        return None
+    if not certificate or not key:
+        raise GeniusError("TLS needs both a certificate and its key (--tls-cert, --tls-key)")
+    for file in (certificate, key):
+        if not Path(file).is_file():
+            raise GeniusError(f"no such file for TLS: {file}")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+
+    def no_password() -> str:
+        raise GeniusError(f"the key {key} is protected by a password: give one that is not")
+
+    try:
+        context.load_cert_chain(certificate, key, no_password)
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        if isinstance(error, GeniusError):
+            raise
+        raise GeniusError(f"cannot use {certificate} with {key} for TLS: {getattr(error, 'reason', None) or error}") from None
+    return context
 
 
 class _Server(uvicorn.Server):

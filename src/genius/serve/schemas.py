@@ -55,7 +55,7 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class SearchRequest(Strict):
+class SearchBody(Strict):
     """A question. At least one of `text`, `image` and `like`."""
 
     text: str | None = Field(None, max_length=8000, description="What to look for, in words.")
@@ -69,6 +69,7 @@ class SearchRequest(Strict):
     )
     instruction: str | None = Field(None, max_length=2000, description="What kind of answer is wanted, in words.")
     target: Target | None = Field(None, description="image: anything with a picture; text: anything with words; pair: both.")
+    modality: Target | None = Field(None, description="Exactly this kind of item, in place of `target`.")
     k: int = Field(10, ge=1, le=HARD_MAX_K, description="How many results.")
     where: str | None = Field(
         None, max_length=2000, description="A filter over metadata, as an SQL condition: `price < 50 AND colour = 'red'`."
@@ -82,11 +83,13 @@ class SearchRequest(Strict):
     _texts = field_validator("text", "instruction", "where")(_no_nul)
 
     @model_validator(mode="after")
-    def _asks_something(self) -> SearchRequest:
+    def _asks_something(self) -> SearchBody:
         if not (self.text or "").strip() and self.image is None and self.like is None:
             raise ValueError("send a text, an image, or 'like' with an item's id")
         if self.image is not None and self.like is not None:
             raise ValueError("send either an image or 'like', not both")
+        if self.target is not None and self.modality is not None:
+            raise ValueError("target and modality both say what is wanted: send one of them")
         return self
 
 
@@ -203,6 +206,72 @@ class SearchResponse(BaseModel):
     doubtful: bool = Field(False, description="Whether there is probably nothing like that here.")
     took_ms: float = Field(description="Time in the server, waiting included.")
     batch_size: int = Field(description="How many queries shared the pass through the model.")
+
+
+class ExplainedCode(BaseModel):
+    """One code that could be written after others."""
+
+    prefix: list[int] = Field(description="The codes up to and with this one.")
+    log_p: float | None = Field(description="Of this code, given those before; null where it was given by the question.")
+    total: float = Field(description="Log p of the whole prefix: what beams are ranked by.")
+    items: int = Field(description="Items below it.")
+    kept: bool = Field(description="Whether it was among the beams.")
+    rank: int | None = Field(description="Its place among the beams, from 1.")
+    answer: bool = Field(description="Whether an answer lies below it.")
+    words: list[str] = Field(description="Words that items below it have and those beside it lack.")
+    examples: list[str] = Field(description="Ids of items below it; `thumbnails` has their pictures.")
+
+
+class ExplainedNode(ExplainedCode):
+    """A code in the tree of beams."""
+
+    children: list[ExplainedNode]
+
+
+class ExplainedStep(BaseModel):
+    """The writing of one code."""
+
+    level: int
+    competing: int = Field(description="Codes that could follow the beams.")
+    beams: int = Field(description="How many of them were kept.")
+    items: int = Field(description="Items below what was kept.")
+    codes: list[ExplainedCode] = Field(description="The best kept, those that lead to answers, the best rejected; best first.")
+
+
+class ExplainedWriting(BaseModel):
+    """How IDs were written for one kind of answer."""
+
+    target: Target | None
+    stop: int | None = Field(
+        description="Codes after which the search stops and compares what is left; null: it goes on to the end."
+    )
+    compared: int = Field(description="Items it then compares with the question.")
+    steps: list[ExplainedStep]
+    tree: list[ExplainedNode] = Field(description="The same codes as a tree.")
+
+
+class ExplainedAnswer(BaseModel):
+    """One answer, and how likely each code of its ID was."""
+
+    id: str
+    score: float
+    probability: float | None
+    codes: list[int]
+    modality: Target
+    text: str | None
+    metadata: dict[str, Any]
+    thumbnail_url: str | None
+    log_p: list[float | None]
+    lost_at: int | None = Field(description="Level from which it was no longer among the beams; null: it was to the end.")
+
+
+class ExplainResponse(BaseModel):
+    answers: list[ExplainedAnswer]
+    written: list[ExplainedWriting] = Field(description="One for each kind of answer that was looked for.")
+    scanned: bool = Field(description="So few items that all were compared: the codes decided nothing.")
+    answerable: float | None
+    doubtful: bool
+    thumbnails: dict[str, str] = Field(description="Pictures of the examples, by id.")
 
 
 class AddResponse(BaseModel):

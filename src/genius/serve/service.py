@@ -13,22 +13,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-from genius.errors import GeniusError
+from genius.errors import GeniusError, PictureError
 from genius.index import Index
-from genius.pictures.load import PictureError
-from genius.serve.arrivals import Arrivals
+from genius.index.searching import wanted_kind
+from genius.search import SearchRequest
 from genius.serve.audit import Audit, Change
-from genius.serve.backend import LARGE_LANE, Backend, Job, Missing, Options
+from genius.serve.auth import Caller, KeyRing, Keys
+from genius.serve.backend import LARGE_LANE, Backend, Job, Missing
 from genius.serve.batching import Batcher, Closed, Expired, QueueFull
-from genius.serve.callers import Caller
 from genius.serve.errors import ApiError
-from genius.serve.keys import KeyRing, Keys
-from genius.serve.limits import check_pictures, decode_picture
-from genius.serve.logs import event
-from genius.serve.metrics import Metrics
-from genius.serve.schemas import Answers, SearchRequest
+from genius.serve.limits import Arrivals, check_pictures, decode_picture
+from genius.serve.logs import Metrics, event
+from genius.serve.schemas import Answers, SearchBody
 from genius.serve.settings import ServeConfig
-from genius.types import ImageInput, Modality, Query
+from genius.types import ImageInput, Query
 
 T = TypeVar("T")
 READERS = 4
@@ -54,13 +52,13 @@ def _attempt(task: Task) -> Any:
 
 
 class Service:
-    def __init__(self, index: Index, level_sizes: tuple[int, ...], config: ServeConfig, keys: Keys | KeyRing) -> None:
+    def __init__(self, index: Index, config: ServeConfig, keys: Keys | KeyRing) -> None:
         self.config = config
         self.ring = keys if isinstance(keys, KeyRing) else KeyRing(keys)
         self.metrics = Metrics()
         self.audit = Audit(config.audit)
         self.arrivals = Arrivals(config.max_inflight_bytes, config.small_body_bytes)
-        self.backend = Backend(index, level_sizes, config.query_side)
+        self.backend = Backend(index, config.query_side)
         self.batcher: Batcher[Job, Answers] = Batcher(
             self.backend.run,
             max_batch=config.max_batch,
@@ -135,14 +133,27 @@ class Service:
 
     # -- search ------------------------------------------------------------------------------------------------
 
-    async def search(self, asked: SearchRequest, picture: bytes | None, caller: Caller) -> tuple[Answers, int]:
+    async def search(self, asked: SearchBody, picture: bytes | None, caller: Caller) -> tuple[Answers, int]:
         """(hits, size of the pass), or an ApiError that says what to do."""
         started = time.monotonic()
-        try:
+        with self._saying_why():
             async with asyncio.timeout(self.config.timeout_s):
                 job = await self._job(asked, picture, caller.owner)
                 left = self.config.timeout_s - (time.monotonic() - started)
                 return await asyncio.wrap_future(self.batcher.submit(job, left, caller.owner))
+
+    async def explain(self, asked: SearchBody, picture: bytes | None, caller: Caller) -> dict[str, Any]:
+        """How the answers to a question come about."""
+        with self._saying_why():
+            async with asyncio.timeout(self.config.timeout_s):
+                job = await self._job(asked, picture, caller.owner)
+        return await self.read(lambda: self.backend.explain(job), caller, "explain")
+
+    @contextmanager
+    def _saying_why(self) -> Iterator[None]:
+        """What stops a search becomes an answer that says what to do."""
+        try:
+            yield
         except QueueFull as error:
             raise self._refuse("queue_full", "too many searches are waiting", error.retry_after) from None
         except Expired:
@@ -154,7 +165,7 @@ class Service:
         except TimeoutError:
             raise self._timeout(self.config.timeout_s) from None
 
-    async def _job(self, asked: SearchRequest, picture: bytes | None, owner: str) -> Job:
+    async def _job(self, asked: SearchBody, picture: bytes | None, owner: str) -> Job:
         text = (asked.text or "").strip() or None
         image: ImageInput | None = None
         if picture is not None:
@@ -165,10 +176,12 @@ class Service:
                 text, image = await self._decode("like", lambda: self.backend.like(like, text), owner)
             except Missing as error:
                 raise ApiError(404, str(error)) from None
-        target = None if asked.target is None else Modality.parse(asked.target)
-        query = Query(text=text, image=image, instruction=asked.instruction, target=target)
+        wanted = wanted_kind(asked.target, asked.modality)
+        query = Query(text=text, image=image, instruction=asked.instruction, target=wanted)
         where = (asked.where or "").strip() or None
-        return Job(query, asked.k, Options(where, asked.beams, asked.rerank), asked.min_score, asked.like)
+        strict = asked.modality is not None
+        request = SearchRequest(asked.k, where, asked.min_score, asked.beams, asked.rerank, strict=strict)
+        return Job(query, request, asked.like)
 
     async def _decode(self, lane: str, work: Callable[[], T], owner: str) -> T:
         future = self.decoding.submit(Task(work, lane), self.config.timeout_s, owner)

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from genius.data.collection import open_collection
 from genius.data.features import FeatureSet
+from genius.data.opening import open_collection
 from genius.data.probe import check_rows, check_stamp, check_widths
 from genius.encoders.base import Encoder
 from genius.encoders.heads import HEADS, Heads, read_heads

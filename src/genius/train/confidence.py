@@ -16,7 +16,7 @@ from genius.data.features import FeatureSet
 from genius.model.confidence import DEPTH, auroc, fit
 from genius.model.genius import Genius
 from genius.nearest import nearest_scored
-from genius.train.validate import answer_mask
+from genius.train.selection import answer_mask
 
 LEAST = 40  # questions below which nothing can be calibrated
 

@@ -1,25 +1,27 @@
 """`TrainConfig`: one file that trains all three stages, and how such files build on each other.
 
 A config is TOML (or JSON) of the fields below. `base = "other.toml"` starts from another file (or `builtin:NAME`)
-and overrides single fields, so that an ablation is one line. Knows nothing of training itself.
+and overrides single fields, so that an ablation is one line. A field that the others make meaningless (`RULES`) is refused.
+Knows nothing of training itself.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from genius.config import from_dict, merge, read_values
 from genius.errors import GeniusError
 from genius.model.generator import SIZES
+from genius.search.params import SearchParams
+from genius.train.recipes import RECIPES, Recipe, RecipeName
 
 BUILTIN = "builtin:"
 STAGES = ("encoder", "quantizer", "generator")
 CONFIGS = Path(__file__).parent / "configs"
-Answers = Literal["new", "kept"]
-Reduction = Literal["mean", "sum"]
 AnyStage = TypeVar("AnyStage", bound="StageConfig")
 
 
@@ -29,11 +31,9 @@ class RunConfig:
 
     accumulate: int = 1  # micro-batches per optimizer step (gradients are averaged)
     precision: Literal["auto", "fp32"] = "auto"  # auto: bfloat16 autocast on a GPU, float32 elsewhere
-    record: bool = (
-        True  # on one GPU, run steps of fixed shape as a recorded CUDA graph: small decoders train several times faster
-    )
-    validations: int = 20  # looks at the honest questions, evenly spread over the steps
-    patience: int = 6  # looks without a better value before a stage stops; the best weights stay. 0: always the last ones
+    # looks at the honest questions, of 20 in all, without a better value before a stage stops; the best weights stay. 0: always
+    # the last ones
+    patience: int = 6
     average: float = 0.99  # decay of the running averages of the weights, which are what is looked at and kept; 0: none
     log_every: int = 20  # steps between lines of metrics.jsonl
     checkpoint_steps: int = 0  # a checkpoint every so many steps, besides those every 30 seconds; 0: by time only
@@ -43,51 +43,17 @@ class RunConfig:
 class StageConfig:
     """What every stage has to be told."""
 
-    steps: int = 1000  # optimizer steps; 0 skips the stage's training
+    steps: int = 1000  # optimizer steps
     epochs: float = 0.0  # > 0: in place of `steps`, as many as it takes to meet the training questions so often
     batch: int = 256  # examples per optimizer step, over all processes and accumulation steps
     lr: float = 1e-4  # peak learning rate of AdamW
     weight_decay: float = 1e-4  # on matrices only
 
     def __post_init__(self) -> None:
-        if self.steps < 0 or self.batch < 1 or self.lr <= 0:
-            raise GeniusError(f"steps {self.steps}, batch {self.batch}, lr {self.lr}: none may be negative, nor batch or lr zero")
-        if self.epochs < 0 or self.warm_up < 0:
-            raise GeniusError(f"epochs {self.epochs} and warm_up {self.warm_up} must not be negative")
-        if len(self.betas) != 2:
-            raise GeniusError("AdamW needs two betas")
-
-    # What follows is the same for every stage; where recipes differ in it, the stage has a field of that name.
-
-    @property
-    def betas(self) -> tuple[float, ...]:
-        """Of AdamW."""
-        return (0.9, 0.98)
-
-    @property
-    def eps(self) -> float:
-        """Of AdamW."""
-        return 1e-8
-
-    @property
-    def warm_up(self) -> float:
-        """Share of the steps with a linearly growing rate; then cosine. From 2: so many steps."""
-        return 0.05
-
-    @property
-    def final_lr(self) -> float:
-        """The cosine ends at this share of the peak; 1: the rate stays."""
-        return 0.0
-
-    @property
-    def clip(self) -> float:
-        """Norm at which gradients are clipped; 0: they are not."""
-        return 1.0
-
-    @property
-    def answers(self) -> Answers:
-        """Of a question's answers one is drawn at every visit (new), or one once and for all epochs (kept)."""
-        return "new"
+        if self.steps < 1 or self.batch < 1 or self.lr <= 0:
+            raise GeniusError(f"steps {self.steps}, batch {self.batch}, lr {self.lr}: all must be above zero")
+        if self.epochs < 0:
+            raise GeniusError(f"epochs {self.epochs} must not be negative")
 
 
 def with_steps(config: AnyStage, visits: int) -> AnyStage:
@@ -99,29 +65,36 @@ def with_steps(config: AnyStage, visits: int) -> AnyStage:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes of what is trained. The paper's: width 768, projection 2560, hidden 5120, 3 + 8 x 4096, decoder small."""
+    """Which recipe, and sizes of what is trained. The paper's: width 768, projection 2560, hidden 5120, 3 + 8 x 4096, decoder
+    small."""
 
+    recipe: RecipeName = "default"  # ours, the paper's, or its public code's: what follows from it is `genius.train.recipes`
     width: int = 0  # of encoder vectors and z; 0: that of the features (with heads: 256)
     projection: int = 512  # of the fusion
     hidden: int = 1024  # of the fusion
     level_sizes: tuple[int, ...] = ()  # of every level, the modality first; empty: chosen by the size of the pool
-    modality_code: Literal["given", "nearest", "classifier", "none"] = "given"  # none: level 0 becomes as large as level 1
+    # given: level 0 is the modality. none: there is no such level, and a first size of 3 becomes that of level 1
+    modality_code: Literal["given", "nearest", "classifier", "none"] = "given"
     shared: bool = False  # one codebook for all levels but the first
-    gradient: Literal["straight-through", "rotation"] = "rotation"  # how L_mse reaches the fusion through the choice of codes
-    published_revival: bool = False  # the published rule for codes that are not used: it redraws most of a large codebook
     encode_sweeps: int = 3  # how often later codes are chosen again in view of all the others; 0: as the paper
-    # > 0: from this level on every modality has codebooks of its own, where its code is told; 0: one a level, as the paper
-    own_books_from: int = 1
     decoder: str = "mini"  # nano, tiny, compact, mini, small, base, large
-    head: Literal["codebooks", "table"] = "codebooks"  # codes are as likely as they are near, or have a free row each (the paper)
     prefix_tokens: int = 8  # N of Eq. 9
-    rerank_embedding: Literal["fused", "score-fusion"] = "fused"
 
     def __post_init__(self) -> None:
         if self.decoder not in SIZES:
             raise GeniusError(f"unknown decoder {self.decoder!r}: use {', '.join(SIZES)}")
-        if self.modality_code == "none" and len(self.level_sizes) > 1:  # so that the ablation is one line on any base
-            object.__setattr__(self, "level_sizes", (self.level_sizes[1], *self.level_sizes[1:]))
+        if self.modality_code in ("nearest", "none") and self.constants.head == "codebooks":
+            raise GeniusError(
+                f"modality_code = {self.modality_code!r} leaves the first code untold, and the decoder of recipe {self.recipe!r} "
+                "builds on it: use recipe 'paper' or 'published'"
+            )
+        if self.modality_code == "none" and len(self.level_sizes) > 1 and self.level_sizes[0] == 3:
+            object.__setattr__(self, "level_sizes", (self.level_sizes[1], *self.level_sizes[1:]))  # the ablation is one line
+
+    @property
+    def constants(self) -> Recipe:
+        """What follows from the recipe's name."""
+        return RECIPES[self.recipe]
 
 
 @dataclass(frozen=True)
@@ -150,37 +123,20 @@ class EncoderStageConfig(PairConfig):
 
 @dataclass(frozen=True)
 class QuantizerStageConfig(PairConfig):
-    """Stage 2 (Eq. 7 and 8): fusion and codebooks."""
+    """Stage 2 (Eq. 7 and 8): fusion and codebooks. The weights of Eq. 8 are the paper's and fit its code's means."""
 
     steps: int = 800
     batch: int = 1024
     lr: float = 2e-4
     weight_decay: float = 0.05
-    eps: float = 1e-8  # of AdamW
-    warm_up: float = 0.05  # share of the steps with a linearly growing rate; then cosine. From 2: so many steps
-    final_lr: float = 0.0  # the cosine ends at this share of the peak; 1: the rate stays
-    clip: float = 1.0  # of the gradient norm; 0: none
-    answers: Answers = "new"  # of a question's answers one is drawn at every visit, or one once and for all epochs (published)
     temperature: float = 0.05  # tau of Eq. 3 (published 0.01)
     contrastive_weight: float = 1.0  # alpha; 0: without L_cl (Table 4)
-    symmetric: bool = True  # L_cl in both directions, as published
-    all_positives: bool = True  # False: labels are the diagonal, other positives count as negatives, as published
-    # mean: L_rq is the mean over levels and dimensions, L_mse over dimensions of unit vectors, as published; sum: the
-    # paper's literal norms. The default weights are the paper's and fit "mean".
-    reduction: Reduction = "mean"
     rq_weight: float = 100.0  # beta
     mse_weight: float = 100.0  # gamma; 0: without L_mse (Table 4)
     # L_cl and the modality loss once more, against the targets' reconstructions: what is ranked when only codes are stored
     codes_weight: float = 1.0
-    start_from_sum: bool = True  # the fusion starts as the encoder's own sum of both modalities; False: at random
     quantize_from: float = 0.3  # share of the steps with L_cl alone, before k-means sets the codebooks
-    kmeans_from: Literal["sample", "first-batch"] = "sample"  # what the codebooks start from; the paper: the first batch
-    kmeans_iterations: int = 20
-    refit: bool = True  # at the end, k-means once more, on the pool's embeddings
-
-    @property
-    def betas(self) -> tuple[float, ...]:
-        return (0.9, 0.999)
+    kmeans_iterations: int = 20  # of the k-means that sets the codebooks
 
 
 @dataclass(frozen=True)
@@ -191,19 +147,11 @@ class GeneratorStageConfig(StageConfig):
     batch: int = 1024
     lr: float = 1e-3
     weight_decay: float = 0.05
-    # what the decoder reads. items: items and invented items, moved by the offsets of honest questions (ours).
-    # pairs: training questions, augmented (the paper)
-    inputs: Literal["items", "pairs"] = "items"
+    # what the decoder reads. items: items and invented items, moved by the offsets of honest questions (ours). questions:
+    # training questions as they are. The others mix these with their answers (4.3.2). linear: Eq. 11 as printed; scalar: the
+    # same at unit length, as questions have; sqrt-per-dimension: published
+    inputs: Literal["items", "questions", "linear", "scalar", "sqrt-per-dimension"] = "items"
     virtual: float = 1.0  # items: share of the inputs that start from no item but from an invented one
-    # pairs: 4.3.2. linear: Eq. 11 as printed; scalar: brought to unit length, as questions have; sqrt-per-dimension: published
-    augmentation: Literal["none", "linear", "scalar", "sqrt-per-dimension"] = "scalar"
-    reduction: Reduction = "mean"  # of Eq. 10 over an ID's codes: mean is published, sum the formula
-    codebook_scale: float = 0.0  # table: > 0: tokens start at that times a random map of the codebooks (published 100)
-    betas: tuple[float, ...] = (0.9, 0.98)  # of AdamW
-    eps: float = 1e-8  # of AdamW
-    warm_up: float = 0.05  # share of the steps with a linearly growing rate; then cosine. From 2: so many steps
-    clip: float = 1.0  # of the gradient norm; 0: none
-    answers: Answers = "new"  # pairs: as in the quantizer's stage
 
 
 @dataclass(frozen=True)
@@ -212,10 +160,10 @@ class TrainConfig:
 
     data: str = ""  # a FeatureSet folder, a pairs file (JSONL/CSV), or "synthetic:SIZE"
     output: str = ""  # the model folder; checkpoints and metrics live in its `training/`
-    seed: int = 0
+    seed: int = 0  # of everything random: the same seed on the same machine gives the same model
     held_out: float = 0.1  # share of the training questions that no stage trains on, by group (`genius.train.holdout`)
     held_out_data: str = ""  # a FeatureSet folder of honest questions over the same pool, in place of a share of the training's
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: a GPU where there is one
     tensorboard: bool = False  # write TensorBoard files beside metrics.jsonl
     # the (frozen or starting) encoder; needed to train from pairs. With features: the one they came from, stored with the model
     encoder_uri: str | None = None
@@ -228,13 +176,85 @@ class TrainConfig:
     search: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        SearchParams.of_table(self.search)
         for name, stage in (("encoder", self.encoder), ("quantizer", self.quantizer), ("generator", self.generator)):
             if self.run.accumulate < 1 or stage.batch % self.run.accumulate:
                 raise GeniusError(f"{name}.batch {stage.batch} and run.accumulate {self.run.accumulate} do not fit together")
+        for rule in RULES:
+            switch = _value(self, rule.switch)
+            for name in rule.ignored if rule.off(switch) else ():
+                if _value(self, name) != _default(name):
+                    raise _no_effect(name, rule.switch, switch)
+
+
+class Rule(NamedTuple):
+    """Some values of one field leave others without any effect."""
+
+    switch: str
+    off: Callable[[Any], bool]
+    ignored: tuple[str, ...]
+
+
+RULES = (
+    Rule("held_out", lambda share: share == 0, ("run.patience",)),  # nothing to look at
+    Rule("held_out_data", bool, ("held_out",)),
+    *(Rule(f"{stage}.epochs", bool, (f"{stage}.steps",)) for stage in STAGES),
+    Rule(
+        "encoder.train",
+        lambda part: part == "none",
+        tuple(f"encoder.{f.name}" for f in dataclasses.fields(EncoderStageConfig) if f.name != "train"),
+    ),
+    Rule(
+        "encoder.train",
+        lambda part: part == "towers",
+        ("encoder.hidden", "encoder.dropout", "encoder.hard_negatives", "encoder.modality_weight"),
+    ),
+    Rule(
+        "quantizer.contrastive_weight",
+        lambda weight: weight == 0,
+        ("quantizer.temperature", "quantizer.hard_negatives", "quantizer.codes_weight"),
+    ),
+    Rule("generator.inputs", lambda read: read != "items", ("generator.virtual",)),
+    Rule("search.reranker", lambda by: by == "none", ("search.rerank",)),  # every ID is written to its end
+)
+
+
+def _no_effect(name: str, switch: str, value: Any) -> GeniusError:
+    return GeniusError(f"{name} has no effect with {switch} = {value!r}: leave one of them out")
+
+
+def _default(name: str) -> Any:
+    table, _, key = name.rpartition(".")
+    kinds = {"": TrainConfig, "run": RunConfig, "encoder": EncoderStageConfig, "quantizer": QuantizerStageConfig}
+    kinds |= {"model": ModelConfig, "generator": GeneratorStageConfig}
+    return next(f.default for f in dataclasses.fields(kinds[table]) if f.name == key) if table in kinds else None
+
+
+def _value(config: Any, name: str) -> Any:
+    """A field by its dotted name; None where a table, such as `search`, does not have it."""
+    for part in name.split("."):
+        config = config.get(part) if isinstance(config, dict) else getattr(config, part)
+    return config
+
+
+def that_trains(config: TrainConfig, part: str) -> TrainConfig:
+    """The config with what of the encoder is trained, where it left that open."""
+    try:
+        return dataclasses.replace(config, encoder=dataclasses.replace(config.encoder, train=part))  # type: ignore[arg-type]
+    except GeniusError as error:
+        raise GeniusError(f"these features need no heads, so nothing of the encoder is trained, and {error}") from None
 
 
 def builtin_names() -> list[str]:
     return sorted(path.stem for path in CONFIGS.glob("*.toml"))
+
+
+def builtin_about() -> dict[str, str]:
+    """Each built-in config and what it is: the first line of its file."""
+    firsts = {name: (CONFIGS / f"{name}.toml").read_text(encoding="utf-8").splitlines()[0] for name in builtin_names()}
+    return {
+        f"{BUILTIN}{name}": line.removeprefix("# ").partition(": genius train")[0].rstrip(":") for name, line in firsts.items()
+    }
 
 
 def read_train_config(source: str, overrides: dict[str, Any] | None = None) -> TrainConfig:
@@ -265,16 +285,26 @@ def _resolve(source: str, seen: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _above(below: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """`values` over those of a base. Who says how long a stage takes says it once: steps there take the place of epochs below."""
+    """`values` over those of a base. What they leave without effect of the base's fields is dropped: only who names both a field
+    and what makes it meaningless is refused."""
     for stage in STAGES:
         own, under = values.get(stage), below.get(stage)
-        if isinstance(own, dict) and isinstance(under, dict):
-            if {"steps", "epochs"} <= own.keys():
-                raise GeniusError(f"{stage}: give steps or epochs, not both")
-            for said, other in (("steps", "epochs"), ("epochs", "steps")):
-                if said in own:
-                    under.pop(other, None)
-    return merge(below, values)
+        if isinstance(own, dict) and isinstance(under, dict) and "steps" in own:
+            under.pop("epochs", None)  # who says how long a stage takes says it once, and the last word counts
+    merged = merge(below, values)
+    for rule in RULES:
+        if _has(values, rule.switch) and rule.off(_value(values, rule.switch)):
+            for name in rule.ignored:
+                table, _, key = name.rpartition(".")
+                if not _has(values, name) and _has(merged, name):
+                    (merged[table] if table else merged).pop(key)
+    return merged
+
+
+def _has(values: dict[str, Any], name: str) -> bool:
+    table, _, key = name.rpartition(".")
+    inner = values.get(table) if table else values
+    return isinstance(inner, dict) and key in inner
 
 
 def _locate(source: str) -> Path:

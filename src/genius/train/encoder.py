@@ -1,22 +1,36 @@
-"""Stage 1, heads: contrastive training (Eq. 2 and 3) of small maps on top of frozen towers.
+"""Stage 1: contrastive training (Eq. 2 and 3) of heads on frozen towers, or of whole towers.
 
-The towers' vectors come as a `FeatureSet`, extracted once. Whole towers are `genius.train.towers`. Knows nothing of
-codes.
+Heads read the towers' vectors as a `FeatureSet`, extracted once. Whole towers read pictures and texts, opened batch by batch: any
+encoder of `genius.encoders` that is a torch module. Knows nothing of codes.
 """
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from genius.data.collection import Collection
 from genius.data.features import FeatureSet
+from genius.encoders.base import Encoder
 from genius.encoders.heads import Heads
+from genius.errors import GeniusError
 from genius.features import Features
+from genius.instructions import format_text, query_text
 from genius.model.fusion import score_fusion
 from genius.train.config import EncoderStageConfig
-from genius.train.pairing import PairBatch, PairStage
-from genius.train.validate import dense_hits, quick_hits
+from genius.train.loop import Stage, step_seed
+from genius.train.losses import contrastive, gather_rows
+from genius.train.pairs import Draws, Order, PairBatch, PairStage, Positives, share
+from genius.train.selection import dense_hits, quick_hits
+from genius.types import load_image
+
+Content = tuple[Any, str]  # a picture (or None) and a formatted text (or "")
 
 
 class HeadsStage(PairStage):
@@ -66,3 +80,71 @@ class HeadsStage(PairStage):
 
     def _honest(self, data: FeatureSet) -> tuple[Tensor, Tensor]:
         return score_fusion(self.heads.apply_chunked(data.queries)), score_fusion(self.heads.apply_chunked(data.pool))
+
+
+class TowersStage(Stage):
+    """The encoder as a submodule; an example is a query with one of its positives, drawn anew every time."""
+
+    name = "encoder"
+
+    def __init__(
+        self, collection: Collection, encoder: Encoder, config: EncoderStageConfig, seed: int, device: torch.device
+    ) -> None:
+        super().__init__()
+        if not isinstance(encoder, nn.Module) or not any(True for _ in encoder.parameters()):
+            raise GeniusError("this encoder cannot be trained: it is no torch module (train = 'heads' trains maps on top)")
+        self.encoder: Any = encoder
+        encoder.requires_grad_(True)
+        self.config, self.device, self.width, self.seed = config, device, encoder.width, seed
+        # the protocol's own methods without their no_grad: one definition of what an encoder computes
+        self._images = inspect.unwrap(type(encoder).encode_images)
+        self._texts = inspect.unwrap(type(encoder).encode_texts)
+        items = list(collection.pool())
+        row = {item.id: i for i, item in enumerate(items)}
+        asked = list(collection.queries())
+        self.items: list[Content] = [(item.image, format_text(item.text or "")) for item in items]
+        self.asked: list[Content] = [(judged.query.image, query_text(judged.query)) for judged in asked]
+        pairs = torch.tensor(
+            [(i, row[p]) for i, judged in enumerate(asked) for p in judged.positives if p in row], dtype=torch.long
+        )
+        if pairs.numel() == 0:
+            raise GeniusError("there are no (query, positive) pairs to train on")
+        self.positives = Positives(pairs.reshape(-1, 2), len(asked))
+        times = torch.tensor([judged.times for judged in asked], dtype=torch.long)
+        self.order = Order(torch.repeat_interleave(torch.arange(len(asked)), times), config.batch, seed)
+        self.draws = Draws(self.order, self.positives, kept=False, seed=seed)
+
+    def batch(self, step: int, micro: int, rank: int, world: int) -> tuple[Tensor, Tensor]:
+        rows, targets = self.draws(step, micro, self.accumulate, step_seed(self.seed, self.name, step, micro))
+        return share(rows, rank, world), share(targets, rank, world)
+
+    def forward(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        rows, targets = batch
+        contents = [self.asked[i] for i in rows.tolist()] + [self.items[i] for i in targets.tolist()]
+        query, target = score_fusion(self._features(contents)).chunk(2)
+        everyone = gather_rows(targets.to(self.device))
+        positive = self.positives.to(self.device).matches(rows.to(self.device), everyone, len(self.items))
+        self.positives.to(torch.device("cpu"))
+        with torch.autocast(query.device.type, enabled=False):
+            loss, accuracy = contrastive(query, target, temperature=self.config.temperature, positive=positive)
+        return loss, {"accuracy": accuracy}
+
+    def _features(self, contents: Sequence[Content]) -> Features:
+        """Both towers with gradients: (n, width) each, on the training device."""
+        pictured = [i for i, (image, _) in enumerate(contents) if image is not None]
+        written = [i for i, (_, text) in enumerate(contents) if text]
+        with ThreadPoolExecutor(4) as pool:
+            pictures = list(pool.map(lambda i: load_image(contents[i][0]), pictured))
+        parts = []
+        for places, values, encode in (
+            (pictured, pictures, self._images),
+            (written, [contents[i][1] for i in written], self._texts),
+        ):
+            rows = torch.zeros(len(contents), self.width, device=self.device)
+            mask = torch.zeros(len(contents), dtype=torch.bool, device=self.device)
+            if values:
+                place = torch.tensor(places, device=self.device)
+                rows = rows.index_copy(0, place, encode(self.encoder, values).float().to(self.device))
+                mask[place] = True
+            parts.append((rows, mask))
+        return Features(parts[0][0], parts[1][0], parts[0][1], parts[1][1])

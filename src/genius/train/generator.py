@@ -20,12 +20,15 @@ from genius.model.nearness import ByModality
 from genius.model.quantizer import ResidualQuantizer
 from genius.nearest import nearest_rows
 from genius.train.config import GeneratorStageConfig, ModelConfig
-from genius.train.loop import Stage
+from genius.train.loop import Stage, step_seed
 from genius.train.losses import code_loss
-from genius.train.sampling import Draws, Order, Positives, share, step_seed
+from genius.train.pairs import Draws, Order, Positives, share
+from genius.train.selection import answer_mask, dense_hits, generator_hits
 from genius.train.shifted import Offsets, ShiftedItems
-from genius.train.validate import answer_mask, dense_hits, generator_hits
 
+# What the decoder bends nearness by, |U h|^2, costs so many nats a unit. Without it a few thousand honest offsets are learned by
+# heart, and every search by log p is worse, most of all for items that come later (docs/results/accuracy.md).
+MODEST = 10.0
 RIVALS = 32  # candidates of an honest question among which log p must rank its answer
 
 
@@ -34,8 +37,8 @@ def generator_config(model: ModelConfig) -> GeneratorConfig:
         width=model.width,
         level_sizes=model.level_sizes,
         prefix_tokens=model.prefix_tokens,
-        normalizer="vocabulary" if model.head == "table" else "level",  # the paper's softmax is over all codes of all levels
-        head=model.head,
+        normalizer="vocabulary" if model.constants.head == "table" else "level",  # the paper's is over all codes of all levels
+        head=model.constants.head,
         **SIZES[model.decoder],  # type: ignore[arg-type]
     )
 
@@ -45,7 +48,7 @@ class Augmentation:
     """Query augmentation (4.3.2). `linear` is Eq. 11, `scalar` the same at unit length, as questions are when they are
     searched with; `sqrt-per-dimension` is what the published code does, at unit length too."""
 
-    form: Literal["none", "linear", "scalar", "sqrt-per-dimension"] = "scalar"
+    form: Literal["questions", "linear", "scalar", "sqrt-per-dimension"] = "scalar"
     alpha: float = 2.0  # of Beta(alpha, alpha)
 
     def draw(self, rows: int, width: int, device: torch.device, seed: int) -> Tensor:
@@ -58,7 +61,7 @@ class Augmentation:
 
     def __call__(self, query: Tensor, target: Tensor, mu: Tensor) -> Tensor:
         """Interpolate unit vectors (B, D) by `mu` (`draw`)."""
-        if self.form == "none":
+        if self.form == "questions":
             return query
         mu = mu.to(query.dtype)
         if self.form == "sqrt-per-dimension":
@@ -111,24 +114,26 @@ class GeneratorStage(Stage):
         config: GeneratorStageConfig,
         seed: int,
         beams: int = 20,
+        generator: Generator | None = None,  # to train in place of one that `model` describes
     ) -> None:
         super().__init__()
         device = frozen.pool.device
+        self.recipe, self.schedule = model.constants, model.constants.generator
         self.config, self.honest, self.beams, self.frozen, self.seed = config, honest, beams, frozen, seed
         self.__dict__["quantizer"] = quantizer  # frozen: not a submodule, so in no checkpoint of this stage
         torch.manual_seed(seed)
-        self.generator = Generator(generator_config(model), quantizer).to(device)
-        if config.codebook_scale > 0 and model.head == "table" and not quantizer.config.own_books_from:
-            self.generator.init_from_codebooks(quantizer.codebooks, config.codebook_scale)
+        self.generator = (Generator(generator_config(model), quantizer) if generator is None else generator).to(device)
+        if self.recipe.codebook_scale > 0:
+            self.generator.init_from_codebooks(quantizer.codebooks, self.recipe.codebook_scale)
         self.items: ShiftedItems | None = None
         if config.inputs == "items":
             self.items = ShiftedItems(frozen.pool, frozen.modality, frozen.codes, frozen.offsets, quantizer, config.virtual, seed)
             return
         if frozen.queries is None:
-            raise GeniusError("inputs = 'pairs' needs the training questions")
-        self.augment = Augmentation(config.augmentation)
+            raise GeniusError(f"inputs = {config.inputs!r} needs the training questions")
+        self.augment = Augmentation(config.inputs)
         self.positives = Positives(data.pairs, len(data.queries)).to(device)
-        self.draws = Draws(Order(data.visits(), config.batch, seed), self.positives, config.answers == "kept", seed)
+        self.draws = Draws(Order(data.visits(), config.batch, seed), self.positives, self.recipe.answers == "kept", seed)
 
     quantizer: ResidualQuantizer
 
@@ -144,11 +149,16 @@ class GeneratorStage(Stage):
         return Batch(self.augment(frozen.queries[rows], frozen.pool[targets], mu), frozen.codes[targets], ())
 
     def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        log_p = self.generator.code_log_probs(batch.z, batch.codes, batch.rows or None)
-        loss = code_loss(log_p, batch.codes, self.config.reduction)  # Eq. 10
+        states = self.generator.states(batch.z, batch.codes)
+        log_p = self.generator.code_log_probs(batch.z, batch.codes, batch.rows or None, states)
+        loss = code_loss(log_p, batch.codes, self.recipe.reduction)  # Eq. 10
         with torch.no_grad():
             right = torch.stack([(lp.argmax(1) == batch.codes[:, i]).float().mean() for i, lp in enumerate(log_p)])
-        return loss, {"ce": loss, "code1": right[min(1, len(right) - 1)], "codes": right.mean()}
+        logs = {"ce": loss, "code1": right[min(1, len(right) - 1)], "codes": right.mean()}
+        if self.generator.config.head == "codebooks":
+            logs["bent"] = self.generator.nearness.bent(states)
+            loss = loss + MODEST * logs["bent"]
+        return loss, logs
 
     def validate(self) -> dict[str, float]:
         """Cross-entropy and accuracy of each code on honest questions, and what their searches find."""

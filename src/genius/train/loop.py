@@ -12,7 +12,7 @@ import json
 import math
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,11 +27,19 @@ from genius.files import write_whole
 from genius.train.capture import CapturedStep
 from genius.train.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from genius.train.config import RunConfig, StageConfig
+from genius.train.interrupt import Interrupt
+from genius.train.losses import rank, world_size
 from genius.train.progress import Journal
-from genius.train.sampling import step_seed
+from genius.train.recipes import Schedule
 from genius.train.selection import Selection
 
 CHECKPOINT_SECONDS = 30.0  # a checkpoint at least this often
+LOOKS = 20  # at the honest questions, evenly spread over the steps
+
+
+def step_seed(seed: int, stage: str, step: int, rank: int = 0) -> int:
+    """One number for the randomness of one step of one stage on one process."""
+    return (seed * 1_000_003 + sum(map(ord, stage)) * 7_919 + step * 31 + rank * 15_485_863) % (2**63 - 1)
 
 
 class Stage(nn.Module):
@@ -39,6 +47,7 @@ class Stage(nn.Module):
 
     name: str
     accumulate = 1  # micro-batches of a step; the loop says how many
+    schedule = Schedule()  # of its optimizer
     fixed_shapes = False  # whether every batch has the same shapes and forward changes nothing but gradients
 
     @abstractmethod
@@ -73,6 +82,11 @@ class Runtime:
     @property
     def device(self) -> torch.device:
         return self.accelerator.device  # type: ignore[no-any-return]
+
+    @property
+    def half(self) -> bool:
+        """Whether steps are computed in bfloat16 where that does no harm."""
+        return self.run.precision == "auto" and self.device.type == "cuda"
 
     @property
     def rank(self) -> int:
@@ -125,23 +139,23 @@ def make_accelerator(device: str = "auto") -> Any:
     )
 
 
-def learning_rate(config: StageConfig, step: int) -> float:
+def learning_rate(schedule: Schedule, steps: int, step: int) -> float:
     """Share of the peak rate at a step: linear warm-up, then cosine to `final_lr`."""
-    warm = max(1, round(config.warm_up * config.steps if config.warm_up < 2 else config.warm_up))
+    warm = max(1, round(schedule.warm_up * steps if schedule.warm_up < 2 else schedule.warm_up))
     if step < warm:
         return (step + 1) / warm
-    done = (step - warm) / max(1, config.steps - warm)
-    return config.final_lr + (1 - config.final_lr) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
+    done = (step - warm) / max(1, steps - warm)
+    return schedule.final_lr + (1 - schedule.final_lr) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
 
 
-def make_optimizer(module: nn.Module, config: StageConfig) -> torch.optim.AdamW:
+def make_optimizer(stage: Stage, config: StageConfig) -> torch.optim.AdamW:
     """AdamW with weight decay on matrices only (norms, biases and position tables have none)."""
-    trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    trained = [(name, p) for name, p in stage.named_parameters() if p.requires_grad]
     decayed = [p for name, p in trained if p.ndim >= 2 and "position_bias" not in name]
     plain = [p for name, p in trained if p.ndim < 2 or "position_bias" in name]
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
     fused = trained[0][1].is_cuda if trained else False
-    return torch.optim.AdamW(groups, lr=config.lr, betas=(config.betas[0], config.betas[1]), eps=config.eps, fused=fused)
+    return torch.optim.AdamW(groups, lr=config.lr, betas=stage.schedule.betas, eps=stage.schedule.eps, fused=fused)
 
 
 def run_stage(stage: Stage, config: StageConfig, runtime: Runtime, folder: Path) -> dict[str, float]:
@@ -169,8 +183,8 @@ def run_stage(stage: Stage, config: StageConfig, runtime: Runtime, folder: Path)
     accelerator.wait_for_everyone()
     saved = time.monotonic()
     recorder = Recorder(stage, runtime)
-    looks = {round(config.steps * (i + 1) / run.validations) for i in range(run.validations)} if run.patience else set()
-    with journal.bar(stage.name, config.steps, start) as bar:
+    looks = {round(config.steps * (i + 1) / LOOKS) for i in range(LOOKS)} if run.patience else set()
+    with journal.bar(stage.name, config.steps, start) as bar, Interrupt() as ctrl_c:
         for step in range(start, config.steps):
             logs = _step(stage, module, optimizer, config, runtime, step, recorder)
             selection.update()
@@ -179,22 +193,25 @@ def run_stage(stage: Stage, config: StageConfig, runtime: Runtime, folder: Path)
                 values = _mean_logs(logs, runtime)
                 if not math.isfinite(values["loss"]):
                     raise GeniusError(f"{stage.name}: the loss is not finite at step {done}; lower lr or check the features")
-                journal.write(stage.name, done, {**values, "lr": config.lr * learning_rate(config, step)})
+                journal.write(stage.name, done, {**values, "lr": config.lr * learning_rate(stage.schedule, config.steps, step)})
                 bar.update(done, values)
             elif done % 5 == 0:
                 bar.update(done)
             if done in looks and _look(stage, selection, runtime, done):
-                journal.note(f"{stage.name}: no better since step {done - selection.waited * config.steps // run.validations}")
+                journal.note(f"{stage.name}: no better since step {done - selection.waited * config.steps // LOOKS}")
                 break
             due = time.monotonic() - saved > CHECKPOINT_SECONDS
             due = due or (run.checkpoint_steps > 0 and done % run.checkpoint_steps == 0)
-            if due and done < config.steps and runtime.main:
+            if ((due and done < config.steps) or ctrl_c.asked) and runtime.main:
                 tensors = {**stage.state_dict(), **selection.tensors()}
                 save_checkpoint(folder, done, tensors, _cpu(optimizer.state_dict()), selection.numbers())
                 saved = time.monotonic()
+            if ctrl_c.asked:
+                raise KeyboardInterrupt
     selection.finish()
     accelerator.wait_for_everyone()
-    accelerator.free_memory()
+    if runtime.device.type == "cuda":
+        accelerator.free_memory()  # not on a CPU: it walks through every object of the process, and gives nothing back
     return _validate(stage, runtime, config.steps)
 
 
@@ -242,9 +259,9 @@ class Recorder:
     """Decides whether a stage's step is recorded as a CUDA graph, and keeps it."""
 
     def __init__(self, stage: Stage, runtime: Runtime) -> None:
-        self.stage, self.half = stage, runtime.run.precision == "auto"
+        self.stage, self.half = stage, runtime.half
         single = runtime.world == 1 and runtime.run.accumulate == 1 and runtime.device.type == "cuda"
-        self.wanted = single and stage.fixed_shapes and runtime.run.record
+        self.wanted = single and stage.fixed_shapes
         self.captured: CapturedStep | None = None
         self.journal = runtime.journal
 
@@ -269,8 +286,7 @@ def _step(
     torch.manual_seed(step_seed(runtime.seed, stage.name, step, runtime.rank))
     stage.before_step(step)
     for group in optimizer.param_groups:
-        group["lr"] = config.lr * learning_rate(config, step)
-    half = runtime.run.precision == "auto" and runtime.device.type == "cuda"
+        group["lr"] = config.lr * learning_rate(stage.schedule, config.steps, step)
     logs = []
     for micro in range(stage.accumulate):
         batch = stage.batch(step, micro, runtime.rank, runtime.world)
@@ -280,12 +296,12 @@ def _step(
             continue
         last = micro + 1 == stage.accumulate
         waiting = nullcontext() if last or runtime.world == 1 else module.no_sync()
-        with waiting, torch.autocast(runtime.device.type, torch.bfloat16, enabled=half):
+        with waiting, torch.autocast(runtime.device.type, torch.bfloat16, enabled=runtime.half):
             loss, values = module(batch)
             runtime.accelerator.backward(loss / stage.accumulate)
         logs.append({"loss": loss.detach(), **{name: value.detach() for name, value in values.items()}})
-    if config.clip > 0:
-        runtime.accelerator.clip_grad_norm_(stage.parameters(), config.clip)
+    if stage.schedule.clip > 0:
+        runtime.accelerator.clip_grad_norm_(stage.parameters(), stage.schedule.clip)
     optimizer.step()
     if recorder.captured is None:
         optimizer.zero_grad(set_to_none=True)
@@ -331,3 +347,21 @@ def _cpu(state: Any) -> Any:
     if isinstance(state, list | tuple):
         return type(state)(_cpu(value) for value in state)
     return state
+
+
+# What must come out the same on every process is done by the first: k-means, mining and codes add up floating-point numbers in an
+# order that differs from GPU to GPU, and a code chosen the other way is another ID.
+
+
+def once(work: Callable[[], None], results: Callable[[], Iterable[Tensor]]) -> None:
+    """The first process does `work`; then every one has its `results`, tensors of known shapes that are filled in place."""
+    if rank() == 0:
+        work()
+    send(results())
+
+
+def send(tensors: Iterable[Tensor]) -> None:
+    """The first process's tensors to all others, in place."""
+    if world_size() > 1:
+        for tensor in tensors:
+            torch.distributed.broadcast(tensor, src=0)

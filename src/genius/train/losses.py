@@ -51,6 +51,10 @@ def gather_rows(rows: Tensor) -> Tensor:
     return _GatherRows.apply(rows) if rows.requires_grad else _all_gather(rows)  # type: ignore[no-untyped-call, no-any-return]
 
 
+def rank() -> int:
+    return dist.get_rank() if world_size() > 1 else 0
+
+
 def info_nce(scores: Tensor, positive: Tensor) -> Tensor:
     """Mean over rows of -log p(positive) with several positives a row.
 
@@ -83,7 +87,7 @@ def contrastive(
     which of them answer after all.
     """
     local = queries.shape[0]
-    first = (dist.get_rank() if world_size() > 1 else 0) * local
+    first = rank() * local
     all_targets = gather_rows(targets)
     own = torch.arange(local, device=queries.device)
     if positive is None:

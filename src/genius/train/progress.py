@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -13,6 +14,8 @@ from genius.errors import GeniusError
 from genius.files import write_whole
 
 METRICS = "metrics.jsonl"
+ESTIMATE_AFTER = 3  # steps that are timed before people are told how long a stage takes
+EVERY = 20.0  # seconds between lines where there is no terminal
 
 
 class Journal:
@@ -72,11 +75,15 @@ class Journal:
 
 
 class Bar:
-    """The moving line of one stage. Without a console it does nothing."""
+    """The moving line of one stage on a terminal, a line now and then elsewhere. In both cases, how long it will take is said as
+    soon as a few steps are done. Quiet, it does nothing."""
 
     def __init__(self, journal: Journal, stage: str, total: int, done: int) -> None:
         self.progress: Any = None
-        if journal.quiet:
+        self.journal, self.stage, self.total, self.first = journal, stage, total, done
+        self.started = self.told = time.monotonic()
+        self.estimated = journal.quiet
+        if journal.quiet or not journal.console.is_terminal:
             return
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -95,7 +102,18 @@ class Bar:
             self.progress.stop()
 
     def update(self, step: int, values: Mapping[str, float] | None = None) -> None:
-        if self.progress is None:
+        if self.journal.quiet:
             return
-        now = {} if values is None else {"now": "  ".join(f"{k} {v:.3g}" for k, v in list(values.items())[:6])}
-        self.progress.update(self.task, completed=step, **now)
+        now = "" if values is None else "  ".join(f"{k} {v:.3g}" for k, v in list(values.items())[:6])
+        if not self.estimated and step - self.first >= ESTIMATE_AFTER:
+            self.estimated = True
+            self.journal.note(f"{self.stage}: {self.total:,} steps, about {self._left(step)}")
+        if self.progress is not None:
+            self.progress.update(self.task, completed=step, **({} if values is None else {"now": now}))
+        elif time.monotonic() - self.told > EVERY:
+            self.told = time.monotonic()
+            self.journal.note(f"{self.stage}: step {step:,} of {self.total:,}, about {self._left(step)} left  {now}".rstrip())
+
+    def _left(self, step: int) -> str:
+        seconds = (time.monotonic() - self.started) / max(step - self.first, 1) * (self.total - step)
+        return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -5,6 +5,8 @@ Codebooks move by exponential averages and k-means, the fusion by gradients. Kno
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -15,11 +17,10 @@ from genius.model.fusion import Fusion, FusionConfig
 from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
 from genius.nearest import nearest_rows
 from genius.train.config import ModelConfig, QuantizerStageConfig
+from genius.train.loop import once
 from genius.train.losses import reconstruction_loss, residual_loss
-from genius.train.pairing import PairBatch, PairStage
-from genius.train.processes import once
-from genius.train.rows import Rows
-from genius.train.validate import dense_hits, quick_hits
+from genius.train.pairs import PairBatch, PairStage, Rows
+from genius.train.selection import dense_hits, quick_hits
 
 KMEANS_SAMPLE = 200_000  # vectors for k-means (the whole training set below that)
 # When codebooks are fitted anew at the end: sweeps that fit the later levels' codebooks to each other, and how many items a
@@ -28,15 +29,16 @@ TOGETHER, BETWEEN = 3, 8
 
 
 def quantizer_config(model: ModelConfig) -> QuantizerConfig:
+    told = model.modality_code in ("given", "classifier")
     return QuantizerConfig(
         width=model.width,
         level_sizes=model.level_sizes,
         modality_code=model.modality_code,
         shared=model.shared,
-        gradient=model.gradient,
-        published_revival=model.published_revival,
+        gradient=model.constants.gradient,
+        published_revival=model.constants.published_revival,
         encode_sweeps=model.encode_sweeps,
-        own_books_from=0 if model.shared or model.modality_code in ("nearest", "none") else model.own_books_from,
+        own_books_from=int(model.constants.own_books and told and not model.shared),
     )
 
 
@@ -54,11 +56,14 @@ class QuantizerStage(PairStage):
         seed: int,
         device: torch.device,
     ) -> None:
-        super().__init__(data, validation, config, model.width, seed, device)
-        self.config = config
+        if config.contrastive_weight == 0:
+            config = dataclasses.replace(config, hard_negatives=0)  # they take part in L_cl alone
+        self.recipe = model.constants
+        super().__init__(data, validation, config, model.width, seed, device, kept=self.recipe.answers == "kept")
+        self.config, self.schedule = config, self.recipe.quantizer
         torch.manual_seed(seed)
         self.fusion = Fusion(FusionConfig(model.width, model.projection, model.hidden))
-        if config.start_from_sum:
+        if self.recipe.start_from_sum:
             nn.init.zeros_(self.fusion.mix_output.weight)  # z = normalised (image + text) / 2: the encoder's own embedding
             nn.init.zeros_(self.fusion.mix_output.bias)
             nn.init.zeros_(self.fusion.balance_output.weight)
@@ -86,7 +91,7 @@ class QuantizerStage(PairStage):
     def losses(self, z: Tensor, batch: PairBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Eq. 8 on `z` (2B or 3B, D): B queries, their B targets, perhaps B hard negatives, which take part in L_cl alone.
         A query's modality code is its target's."""
-        config, size = self.config, len(batch.rows)
+        config, recipe, size = self.config, self.recipe, len(batch.rows)
         query, target, wrong = z[:size], z[size : 2 * size], z[2 * size :] if batch.wrong is not None else None
         loss, logs = self.contrast(
             batch,
@@ -94,8 +99,8 @@ class QuantizerStage(PairStage):
             target,
             wrong,
             temperature=config.temperature,
-            symmetric=config.symmetric,
-            all_positives=config.all_positives,
+            symmetric=recipe.symmetric,
+            all_positives=recipe.all_positives,
             weight=config.contrastive_weight,
         )
         modality = self.pool.modality[batch.targets]
@@ -103,8 +108,8 @@ class QuantizerStage(PairStage):
             return loss, logs
         quantized = self.quantizer.quantize(z[: 2 * size], modality.repeat(2))
         q_hat, c_hat = quantized.vectors.chunk(2)
-        rq = residual_loss(quantized.residuals, quantized.chosen, config.reduction)
-        mse = reconstruction_loss(q_hat, c_hat, config.reduction)
+        rq = residual_loss(quantized.residuals, quantized.chosen, recipe.reduction)
+        mse = reconstruction_loss(q_hat, c_hat, recipe.reduction)
         loss = loss + config.rq_weight * rq + config.mse_weight * mse  # Eq. 8
         logs.update(rq=rq, mse=mse)
         if config.codes_weight > 0 and config.contrastive_weight > 0:  # without L_cl there is none on codes either
@@ -113,7 +118,7 @@ class QuantizerStage(PairStage):
                 wrong_hat = F.normalize(self.quantizer.quantize(z[2 * size :], self.pool.modality[batch.wrong]).vectors, dim=1)
             ranking, _ = self.contrast(
                 batch, query, F.normalize(c_hat, dim=1), wrong_hat, temperature=config.temperature, symmetric=False,
-                all_positives=config.all_positives,
+                all_positives=recipe.all_positives,
             )  # fmt: skip
             loss = loss + config.codes_weight * ranking
             logs["codes"] = ranking
@@ -139,7 +144,7 @@ class QuantizerStage(PairStage):
     def _fit(self, pool_only: bool) -> None:
         """k-means, level after level: on a sample of the pool and the queries with their targets' modality, or as in the
         paper on the first batch."""
-        if self.config.kmeans_from == "first-batch" and not pool_only:
+        if self.recipe.kmeans_from == "first-batch" and not pool_only:
             drawn = [self.drawn(self.step, micro) for micro in range(self.accumulate)]
             rows, targets = (torch.cat(parts) for parts in zip(*drawn, strict=True))
             z = torch.cat([self.embed_rows(self.queries, rows), self.embed_rows(self.pool, targets)])
@@ -160,9 +165,8 @@ class QuantizerStage(PairStage):
             rows = (picked[asked] - size).to(device)
             z[asked.to(device)] = self.embed_rows(self.queries, rows)
             modality[asked.to(device)] = self.pool.modality[self.positives.rows[self.positives.starts[rows]]]
-        config = self.config
-        beyond = (TOGETHER, BETWEEN) if pool_only and config.refit else (0, 0)
-        self.quantizer.initialise(z, modality, config.kmeans_iterations, self.seed, *beyond)
+        beyond = (TOGETHER, BETWEEN) if pool_only and self.recipe.refit else (0, 0)
+        self.quantizer.initialise(z, modality, self.config.kmeans_iterations, self.seed, *beyond)
 
     @torch.no_grad()
     def codes(self, rows: Rows, chunk: int = 8192) -> Tensor:
@@ -172,7 +176,7 @@ class QuantizerStage(PairStage):
 
     def finish(self) -> None:
         """After the last step: codebooks once more, on what they have to tell apart, the pool's own embeddings."""
-        if self.config.refit or self.config.steps <= self.first_quantized:
+        if self.recipe.refit or self.config.steps <= self.first_quantized:
             self.initialise(pool_only=True)
 
     def validate(self) -> dict[str, float]:

@@ -1,149 +1,79 @@
-"""The three recipes side by side, field by field: the paper, its public code, and ours. `docs/recipes.md` is made here.
+"""Three recipes: ours, the paper's to the letter, and that of its public code. `model.recipe` in a config names one of them.
 
-Every field in which they differ needs a reason below, and every reason a field: a test holds the page to the configs.
+What stands here is fixed by the name and cannot be set by itself: nobody who trains needs to decide it, and whoever follows the
+paper wants all of it. Sizes, rates and weights are fields of `genius.train.config`, with the paper's values in
+`builtin:paper`. `docs/recipes.md` shows both beside each other, with a reason for every difference.
 """
 
-# ruff: noqa: E501 - a table of sentences
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Literal
 
-from genius.config import to_dict
-from genius.errors import GeniusError
-from genius.train.config import BUILTIN, STAGES, read_train_config
+RecipeName = Literal["default", "paper", "published"]
+Reduction = Literal["mean", "sum"]
 
-RECIPES = ("paper", "published", "default")
 
-REASONS: dict[str, str] = {
-    "held_out": "paper and code train on everything; ours keeps questions whose answers are new, to stop, to choose and to learn "
-    "offsets from",
-    "run.patience": "0: the last weights, as in paper and code",
-    "run.average": "0: the weights themselves, as in paper and code",
-    "model.width": "0: that of the features; CLIP ViT-L/14 has 768",
-    "model.projection": "of the public code (the paper does not say); ours is smaller",
-    "model.hidden": "as `model.projection`",
-    "model.level_sizes": "5.2: 4096 codes on 9 levels, the first of 3. Ours follows the size of the pool",
-    "model.modality_code": '4.2.3: "the first code explicitly represents modality"; the public code lets 3-means find it, and it '
-    "need not be the modality",
-    "model.gradient": "the paper says nothing, so the usual straight-through; the public code's library rotates (by its version)",
-    "model.published_revival": "the public code redraws codes of an average use below 2 at every step, most of a codebook; the "
-    "paper says nothing",
-    "model.encode_sweeps": "Eq. 5 picks code after code; ours looks at each once more in view of the others, for less error",
-    "model.own_books_from": "the paper has one codebook a level; ours one for each modality, which costs no bit of the ID",
-    "model.decoder": "5.2: T5-small; ours is smaller",
-    "model.head": "4.3: a free row for every code, under T5's softmax over all tokens; ours takes codes as likely as they are near, so codes of new items can be written, under a softmax over one level's codes, since only those can come",
-    "model.prefix_tokens": "5.2: N = 30",
-    "model.rerank_embedding": "4.4 ranks by the embedding z; the public code by CLIP-SF's own sum",
-    "encoder.train": "stage 1 is UniIR's CLIP-SF, taken as it is; ours trains heads where features need them",
-    "quantizer.steps": "epochs say it for the other two",
-    "quantizer.epochs": "5.2: 20. The public code counts from 0 to 20, which is 21. 0: `steps` say it",
-    "quantizer.batch": "5.2: 256. The public code has 2,000 on each of 4 GPUs",
-    "quantizer.lr": "5.2: 1e-4; ours is higher, over fewer steps",
-    "quantizer.eps": "of the public code; else AdamW's default",
-    "quantizer.weight_decay": "the paper does not say: AdamW's default, 0.01",
-    "quantizer.warm_up": "paper and code have none in this stage",
-    "quantizer.final_lr": "5.2 names a cosine for the decoder only, so the rate stays; the public code goes down to 1e-5",
-    "quantizer.clip": "paper and code do not clip in this stage",
-    "quantizer.answers": "the public code draws one answer of each question when it starts and keeps it",
-    "quantizer.hard_negatives": "beyond the paper",
-    "quantizer.modality_weight": "beyond the paper",
-    "quantizer.temperature": "5.2: 0.01",
-    "quantizer.symmetric": "Eq. 3 goes from queries to targets; the public code goes both ways",
-    "quantizer.all_positives": "Eq. 3 has one target; ours does not push a question's other answers away",
-    "quantizer.reduction": "Eq. 7 and L_mse are printed as squared norms, so sums; the public code takes means (of L_rq over levels "
-    "and dimensions, 6,912 times smaller; of L_mse over dimensions of unit vectors, 768 times), with the same weights of 100",
-    "quantizer.codes_weight": "beyond the paper",
-    "quantizer.start_from_sum": "beyond the paper: z starts as the encoder's own sum",
-    "quantizer.quantize_from": "beyond the paper: L_cl alone first",
-    "quantizer.kmeans_from": "5.2: k-means on the first training batch, which has fewer vectors (512) than codes (4,096) at a batch of "
-    "256: the others start as slightly moved copies. Ours takes a sample of everything",
-    "quantizer.kmeans_iterations": "1,000 in the public code (it stops when nothing moves); the paper does not say",
-    "quantizer.refit": "beyond the paper: codebooks once more, on the pool and fitted to each other",
-    "generator.steps": "epochs say it for the other two",
-    "generator.epochs": "5.2: 30. The public code counts from 0 to 30, which is 31",
-    "generator.batch": "5.2: 256. The public code has 256 on each of 4 GPUs",
-    "generator.lr": "5.2: 1e-4; ours is higher, over fewer steps",
-    "generator.betas": "AdamW's default where the paper does not say; (0.9, 0.98) is the public code's",
-    "generator.eps": "of the public code; else AdamW's default",
-    "generator.weight_decay": "the paper does not say: AdamW's default, 0.01",
-    "generator.warm_up": "the paper names none; the public code has 500 steps",
-    "generator.clip": "the paper names none",
-    "generator.answers": "as `quantizer.answers`",
-    "generator.inputs": "4.3.2: the decoder reads augmented questions; ours reads moved items, since trained questions lie too near to "
-    "their answers",
-    "generator.augmentation": "Eq. 11 mixes linearly, with one number, and does not bring the mix to unit length; the public code draws "
-    "a number for each dimension, takes roots and normalises. Ours mixes nothing (`inputs`)",
-    "generator.reduction": "Eq. 10 is printed as a sum over codes; the public code takes the mean",
-    "generator.codebook_scale": '5.2: "initialized randomly"; the public code starts tokens as 100 times a random map of the codebooks',
-    "search.beams": "5.2: 50",
-    "search.rerank": "0: to the end of the ID, as in the paper; ours stops as soon as the items left fit its budget",
-    "output": "where each writes by default",
+@dataclass(frozen=True)
+class Schedule:
+    """AdamW and its rate over a stage's steps."""
+
+    betas: tuple[float, float] = (0.9, 0.98)
+    eps: float = 1e-8
+    warm_up: float = 0.05  # share of the steps with a linearly growing rate; then cosine. From 2: so many steps
+    final_lr: float = 0.0  # the cosine ends at this share of the peak; 1: the rate stays
+    clip: float = 1.0  # norm at which gradients are clipped; 0: they are not
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What follows from the name; the defaults are ours."""
+
+    head: Literal["codebooks", "table"] = "codebooks"  # codes are as likely as they are near, or have a free row each
+    codebook_scale: float = 0.0  # table: > 0: tokens start at that times a random map of the codebooks
+    own_books: bool = True  # every modality has codebooks of its own, where its code is told and books are not shared
+    gradient: Literal["straight-through", "rotation"] = "rotation"  # how L_mse reaches the fusion through the choice of codes
+    published_revival: bool = False  # the published rule for codes that are not used: it redraws most of a large codebook
+    rerank_embedding: Literal["fused", "score-fusion"] = "fused"  # z, or the encoder's own sum
+    answers: Literal["new", "kept"] = "new"  # of a question's answers one is drawn at every visit, or one once and for all epochs
+    symmetric: bool = True  # L_cl in both directions
+    all_positives: bool = True  # False: labels are the diagonal, other positives count as negatives
+    # of L_rq, L_mse and Eq. 10. mean: over levels, dimensions (L_mse: of unit vectors) and codes; sum: the norms as printed
+    reduction: Reduction = "mean"
+    start_from_sum: bool = True  # the fusion starts as the encoder's own sum of both modalities; False: at random
+    kmeans_from: Literal["sample", "first-batch"] = "sample"  # what the codebooks start from
+    refit: bool = True  # at the end of stage 2, k-means once more, on the pool's embeddings
+    quantizer: Schedule = Schedule(betas=(0.9, 0.999))
+    generator: Schedule = Schedule()
+
+
+RECIPES: dict[RecipeName, Recipe] = {
+    "default": Recipe(),
+    "paper": Recipe(
+        head="table",
+        own_books=False,
+        gradient="straight-through",
+        symmetric=False,
+        all_positives=False,
+        reduction="sum",
+        start_from_sum=False,
+        kmeans_from="first-batch",
+        refit=False,
+        quantizer=Schedule(betas=(0.9, 0.999), warm_up=0.0, final_lr=1.0, clip=0.0),
+        generator=Schedule(betas=(0.9, 0.999), warm_up=0.0, clip=0.0),
+    ),
+    "published": Recipe(
+        head="table",
+        codebook_scale=100.0,
+        own_books=False,
+        published_revival=True,
+        rerank_embedding="score-fusion",
+        answers="kept",
+        all_positives=False,
+        start_from_sum=False,
+        kmeans_from="first-batch",
+        refit=False,
+        quantizer=Schedule(betas=(0.9, 0.999), eps=1e-6, warm_up=0.0, final_lr=0.1, clip=0.0),
+        generator=Schedule(eps=1e-6, warm_up=500),
+    ),
 }
-
-BEYOND_FIELDS = """\
-What no field says:
-
-- The public code computes in float16 with a loss scale, this one in bfloat16 on a GPU (`precision = "auto"`).
-- On several GPUs the public code's contrastive gradient is divided by their number (it gathers without summing what the other
-  processes say); here it is that of one process with the whole batch, so the weights of Eq. 8 do not depend on the machine.
-- Eq. 9's "MLP" is one linear layer, as in the public code.
-- The up-sampled training file (1,332,790 lines for 1,150,203 questions) is `--split union_train`; the paper says 1.1 M.
-"""
-
-
-def recipes_page() -> str:
-    """`docs/recipes.md`."""
-    tables = [_flat(to_dict(read_train_config(BUILTIN + name))) for name in RECIPES]
-    names = list(dict.fromkeys(name for table in tables for name in table))
-    different = [name for name in names if len({repr(table.get(name)) for table in tables}) > 1 and not _unused(name)]
-    _check(different)
-    lines = [
-        "# Three recipes",
-        "",
-        "`builtin:paper` is the paper, section 5.2 and its equations, to the letter. `builtin:published` is what its public code does.",
-        "`builtin:default` is ours. Train with any: `genius train builtin:paper --data FEATURES --output MODEL`. This page is made",
-        "from the configs by `genius recipes --out docs/recipes.md`.",
-        "",
-        "| field | paper | published | default | why they differ |",
-        "|---|---|---|---|---|",
-    ]
-    for name in different:
-        values = " | ".join(_shown(table.get(name)) for table in tables)
-        lines.append(f"| `{name}` | {values} | {REASONS[name]} |")
-    same = [f"`{name}` {_shown(tables[0].get(name))}" for name in names if name not in different and not _unused(name)]
-    lines += ["", BEYOND_FIELDS, "The same in all three: " + ", ".join(same) + ".", ""]
-    return "\n".join(lines)
-
-
-def _unused(name: str) -> bool:
-    """Fields of the encoder's stage but the one that turns it off: two of the recipes have no such stage."""
-    return name.startswith("encoder.") and name != "encoder.train"
-
-
-def _check(different: list[str]) -> None:
-    missing, stale = set(different) - REASONS.keys(), REASONS.keys() - set(different)
-    if missing or stale:
-        raise GeniusError(f"reasons are missing for {sorted(missing)}, and given for fields that do not differ: {sorted(stale)}")
-
-
-def _flat(values: dict[str, Any], before: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            out |= _flat(value, f"{before}{name}.")
-        else:
-            out[before + name] = value
-    for stage in STAGES:  # where epochs say how long, steps are a default that nobody meant
-        if out.get(f"{stage}.epochs"):
-            out[f"{stage}.steps"] = None
-    return out
-
-
-def _shown(value: Any) -> str:
-    if value is None or value in ("", [], ()):
-        return "-"
-    if isinstance(value, list | tuple):
-        if len(value) > 3 and len(set(value[1:])) == 1:
-            return f"{value[0]} + {len(value) - 1} x {value[1]}"
-        return ", ".join(map(str, value))
-    return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)

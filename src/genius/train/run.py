@@ -15,25 +15,24 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from genius.config import to_dict
+from genius.config import merge, to_dict
 from genius.data.features import FeatureSet
 from genius.encoders.base import Encoder
 from genius.encoders.heads import HEADS, Heads
 from genius.errors import GeniusError
 from genius.files import write_whole
+from genius.model.fitting import choose_level_sizes
 from genius.model.genius import Genius, GeniusConfig
 from genius.train.attach import encoder_of_features, join_heads
 from genius.train.confidence import calibrate
-from genius.train.config import STAGES, TrainConfig, with_steps
+from genius.train.config import STAGES, TrainConfig, that_trains, with_steps
 from genius.train.encoder import HeadsStage
-from genius.train.generator import Frozen, GeneratorStage, Honest
+from genius.train.generator import Frozen, GeneratorStage, Honest, generator_config
 from genius.train.holdout import Split, few_questions, judged_pool, split, with_honest
-from genius.train.loop import Runtime, finish, make_accelerator, run_stage
-from genius.train.processes import send
+from genius.train.loop import Runtime, finish, make_accelerator, run_stage, send
 from genius.train.progress import Journal
-from genius.train.quantizer import QuantizerStage
+from genius.train.quantizer import QuantizerStage, quantizer_config
 from genius.train.shifted import honest_offsets
-from genius.train.sizes import choose_level_sizes
 from genius.train.sources import check_source, load_source
 
 TRAINING, CONFIG = "training", "config.json"
@@ -67,7 +66,7 @@ def train(config: TrainConfig, data: FeatureSet | None = None, *, quiet: bool = 
     if data is None:
         data, encoder, ready = load_source(config, runtime, folder)
     ready = with_sizes(ready, data, runtime)
-    check(data, ready)
+    check(data, ready, trained=encoder)
     if encoder is None and config.encoder_uri is not None:
         encoder = encoder_of_features(config.encoder_uri, data, Path(config.data) if FeatureSet.is_folder(config.data) else None)
     _claim(folder, config, runtime)  # only now: a refused run leaves the folder free
@@ -151,7 +150,7 @@ def freeze(second: QuantizerStage, parts: Split, config: TrainConfig) -> tuple[F
     modality = parts.train.pool.modality.to(pool.device)
     frozen = Frozen(pool, modality, quantizer.encode(pool, modality))
     send([frozen.codes])  # one ID an item, whichever process trains on it
-    if config.generator.inputs == "pairs":
+    if config.generator.inputs != "items":
         frozen.queries = second.embed(parts.train.queries)
     if parts.offsets is not None:
         asked = second.embed(parts.offsets.queries)
@@ -178,7 +177,7 @@ def with_sizes(config: TrainConfig, data: FeatureSet, runtime: Runtime) -> Train
         sizes = choose_level_sizes(torch.bincount(data.pool.modality, minlength=3).tolist())
         runtime.journal.note(f"level_sizes = {list(sizes)}")
     model = dataclasses.replace(config.model, width=width, level_sizes=sizes)
-    return dataclasses.replace(config, model=model, encoder=dataclasses.replace(config.encoder, train=train))
+    return dataclasses.replace(that_trains(config, train), model=model)
 
 
 def assemble(config: TrainConfig, second: QuantizerStage, third: GeneratorStage) -> Genius:
@@ -186,7 +185,7 @@ def assemble(config: TrainConfig, second: QuantizerStage, third: GeneratorStage)
         fusion=second.fusion.config,
         quantizer=second.quantizer.config,
         generator=third.generator.config,
-        rerank_embedding=config.model.rerank_embedding,
+        rerank_embedding=config.model.constants.rerank_embedding,
         search=config.search,
     )
     model = Genius(body).to(second.fusion.mix_output.weight.device)
@@ -201,8 +200,11 @@ def through_heads(heads: Heads, data: FeatureSet) -> FeatureSet:
     return dataclasses.replace(data, queries=heads.apply_chunked(data.queries), pool=heads.apply_chunked(data.pool))
 
 
-def check(data: FeatureSet, config: TrainConfig) -> None:
-    """One clear line for data that cannot be trained on."""
+def check(data: FeatureSet, config: TrainConfig, trained: Encoder | None = None) -> None:
+    """One clear line for data that cannot be trained on; `trained`: the encoder that made the features from pairs."""
+    if config.encoder.train == "towers" and trained is None:
+        raise GeniusError("encoder.train = 'towers' needs pictures and texts: a file of pairs, not features")
+    generator_config(config.model), quantizer_config(config.model)  # sizes that fit no model, before hours are spent
     if len(data.pool) == 0:
         raise GeniusError("the candidate pool is empty")
     if data.pairs.shape[0] == 0:
@@ -228,9 +230,9 @@ def _refuse_another(folder: Path, config: TrainConfig) -> None:
     """Two different runs are not mixed in one folder."""
     body, path = to_dict(config), folder / CONFIG
     if path.exists():
-        try:
-            found: Any = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError:
+        try:  # a field that came later has its default there
+            found: Any = merge(to_dict(TrainConfig()), json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, AttributeError):
             found = None
         if _trained_by(found) != _trained_by(body):
             changed = _first_difference(_trained_by(found), _trained_by(body))

@@ -25,7 +25,6 @@ from genius.nearest import nearest_rows
 
 KEPT = 2  # codes that an invented ID has from an item: the modality and the first one
 MOST_ITEMS = 500_000  # of a larger pool, so many are drawn to learn from
-LEAST_SHARE = 0.05  # of the inputs belong to every modality that the pool has
 NEARBY = 8  # honest answers around an item whose offsets it is moved by
 UNKNOWN = 0.8  # how far questions stand from their answers where no honest question says
 
@@ -119,11 +118,11 @@ class ShiftedItems:
         self.directions = Directions(offsets or Offsets(pool[:0], pool[:0], modality[:0], modality[:0]), pool, modality)
 
     def counts(self, batch: int) -> list[int]:
-        """How many inputs of each modality a batch holds: as the pool does, but no modality is left out."""
-        held = torch.tensor([float(len(rows)) for rows in self.rows])
-        share = torch.where(held > 0, (held / held.sum()).clamp(min=LEAST_SHARE), 0.0)
+        """How many inputs of each modality a batch holds: as many of each that the pool has. A modality of few items is no
+        worse an answer, so log p must not learn that it is rare."""
+        held = torch.tensor([float(len(rows) > 0) for rows in self.rows])
         unit = 1 << max((batch // 16).bit_length() - 1, 0)  # so that several processes can have the same part of each
-        each = (share / share.sum() * batch / unit).round().long().clamp(min=1) * unit * (held > 0)
+        each = (held / held.sum() * batch / unit).round().long().clamp(min=1) * unit * (held > 0)
         each[int(held.argmax())] += batch - int(each.sum())
         return [int(n) for n in each]
 

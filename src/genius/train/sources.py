@@ -19,7 +19,7 @@ from genius.data.features import FeatureSet
 from genius.encoders.base import Encoder
 from genius.errors import GeniusError
 from genius.features import Features
-from genius.train.config import TrainConfig, with_steps
+from genius.train.config import TrainConfig, that_trains, with_steps
 from genius.train.loop import Runtime, finish, run_stage
 from genius.types import Modality
 
@@ -66,8 +66,8 @@ def synthetic(size: str, seed: int) -> FeatureSet:
 
 def _from_collection(config: TrainConfig, runtime: Runtime, folder: Path) -> tuple[FeatureSet, Encoder, TrainConfig]:
     """Pictures and texts -> (towers trained if asked) -> features, extracted once and kept for the next start."""
-    from genius.data.collection import open_collection
     from genius.data.extract import ExtractConfig, extract
+    from genius.data.opening import open_collection
     from genius.encoders.registry import load_encoder
 
     assert config.encoder_uri is not None  # `check_source`
@@ -77,9 +77,9 @@ def _from_collection(config: TrainConfig, runtime: Runtime, folder: Path) -> tup
         encoder.to(runtime.device)
     if config.encoder.train == "auto":  # heads are what an encoder of frozen towers has to train; others are used as they are
         chosen = "heads" if hasattr(encoder, "tower_images") else "none"
-        config = dataclasses.replace(config, encoder=dataclasses.replace(config.encoder, train=chosen))  # type: ignore[arg-type]
+        config = that_trains(config, chosen)
     if config.encoder.train == "towers":
-        from genius.train.towers import TowersStage
+        from genius.train.encoder import TowersStage
 
         stage = TowersStage(collection, encoder, config.encoder, config.seed, runtime.device)
         loop = with_steps(config.encoder, stage.order.count)

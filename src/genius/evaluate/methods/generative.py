@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -17,17 +17,51 @@ import torch
 from torch import Tensor
 
 from genius.errors import GeniusError
-from genius.evaluate.ids import Candidates, IdTable, items_of, ranked
+from genius.evaluate.ids import Candidates, IdTable, PlainBeam, items_of, prefix_survival, ranked
 from genius.evaluate.methods.base import Answer, Ints, Pool, Space
-from genius.evaluate.methods.vectors import code_bits
-from genius.evaluate.no_decoder import NoDecoder
-from genius.evaluate.survival import PlainBeam, prefix_survival
 from genius.model.generator import Generator
 from genius.model.quantizer import ResidualQuantizer
 from genius.search import CodeTrie, SearchEngine, SearchParams, beam_search
-from genius.search.decoder import Writer
+from genius.search.decoder import Memory, Writer
 
 WARM = 32  # queries that a GPU answers before the clock runs: its first search loads and compiles
+
+
+class NoDecoder:
+    """A `genius.search.decoder.Writer` without a decoder: nearness alone writes, 2 r.c - |c|^2 with r what is left of z.
+
+    The row a generator must beat. Summed over all levels this is |z|^2 - |z - reconstruction|^2, so with beams for everything it
+    ranks by the distance to the reconstruction. Nothing is near a modality, so all three compete equally.
+    """
+
+    def __init__(self, quantizer: ResidualQuantizer) -> None:
+        self.quantizer = quantizer
+        self.level_sizes = quantizer.config.level_sizes
+
+    def start(self, z: Tensor) -> Memory:
+        return Memory(z, [], [])
+
+    def run(self, codes: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+        queries, beams, length = codes.shape
+        return memory.z.new_zeros(queries, beams, length + 1, 0), memory
+
+    def mass(self, hidden: Tensor) -> None:
+        return None
+
+    def log_p(self, level: int, hidden: Tensor, memory: Memory, codes: Tensor, mass: Tensor | None = None) -> Tensor:
+        """Not a probability: how near every next code is."""
+        rest = memory.z.float().repeat_interleave(codes.shape[1], 0)
+        flat = codes.flatten(0, 1)
+        if level:
+            rest = rest - self.quantizer.decode_prefix(flat)
+        return self.quantizer.closeness(level, rest, flat[:, 0] if level else None)
+
+    def path_log_p(self, level: int, hidden: Tensor, memory: Memory, codes: Tensor) -> Tensor:
+        total = torch.zeros(codes.shape[:2], device=codes.device)
+        for now in range(level, codes.shape[2]):
+            near = self.log_p(now, hidden, memory, codes[:, :, :now])
+            total += near.gather(1, codes[:, :, now].reshape(-1, 1)).view(codes.shape[:2])
+        return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,13 +278,3 @@ class EngineMethod:
                 rows = self._search(engine, space, queries[part], max(int(count), 1))[0]
                 out[part] = [float(np.isin(row, own).any()) for row, own in zip(rows, positives, strict=True)]
         return out
-
-
-def model_params(space: Space, **changes: object) -> SearchParams:
-    """The model's own defaults (its config's `search` table) with changes."""
-    return replace(SearchParams.of_model(space.model.config.search), **changes)  # type: ignore[arg-type]
-
-
-def paper_bytes(level_sizes: tuple[int, ...]) -> float:
-    """Bytes an ID needs in principle (12.25 in the paper); a trie's measured bytes are another matter."""
-    return code_bits(level_sizes) / 8

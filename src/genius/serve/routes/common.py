@@ -14,10 +14,8 @@ from starlette.requests import ClientDisconnect
 
 from genius.errors import GeniusError
 from genius.serve.audit import Change, Outcome
-from genius.serve.auth import authorize, guard_open_server, identify
-from genius.serve.callers import Caller, client_of
+from genius.serve.auth import Caller, Scope, authorize, client_of, guard_open_server, identify
 from genius.serve.errors import ApiError
-from genius.serve.keys import Scope
 from genius.serve.schemas import ErrorResponse, check_id
 from genius.serve.service import Service
 
@@ -143,3 +141,13 @@ def body_doc(model: type[BaseModel], examples: dict[str, Any], form: dict[str, A
     if form is not None:
         content["multipart/form-data"] = {"schema": form}
     return {"requestBody": {"required": True, "content": content}}
+
+
+def form_of(model: type[BaseModel]) -> dict[str, Any]:
+    """The same fields as a multipart form, where nothing is null and the picture is a file."""
+    fields = {}
+    for name, field in model.model_json_schema()["properties"].items():
+        kind = next((kind for kind in field.get("anyOf", ()) if kind != {"type": "null"}), field)
+        fields[name] = {key: value for key, value in kind.items() if key not in ("title", "description", "default")}
+    fields["image"] = {"type": "string", "format": "binary", "description": "The picture as a file."}
+    return {"type": "object", "additionalProperties": False, "properties": fields}

@@ -1,4 +1,4 @@
-"""`POST /v1/search`."""
+"""`POST /v1/search`, `POST /v1/explain`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from genius.serve.bodies import read_search
-from genius.serve.routes.common import BODY_ERRORS, allowed, answer, body_doc, caller_of, unless_gone
-from genius.serve.schemas import HARD_MAX_K, SearchRequest, SearchResponse
+from genius.serve.routes.common import BODY_ERRORS, allowed, answer, body_doc, caller_of, form_of, unless_gone
+from genius.serve.schemas import ExplainResponse, SearchBody, SearchResponse
 
 router = APIRouter(tags=["search"])
 
@@ -21,29 +21,13 @@ EXAMPLES = {
     "a picture, but different": {"image": TINY_PNG, "text": "the same in blue", "target": "image"},
     "like an item, but different": {"like": "photos/bike.jpg", "text": "the same in blue"},
 }
-FORM = {
-    "type": "object",
-    "additionalProperties": False,
-    "properties": {
-        "text": {"type": "string", "maxLength": 8000},
-        "image": {"type": "string", "format": "binary", "description": "The picture as a file."},
-        "like": {"type": "string", "maxLength": 512},
-        "instruction": {"type": "string", "maxLength": 2000},
-        "target": {"type": "string", "enum": ["image", "text", "pair"]},
-        "k": {"type": "integer", "minimum": 1, "maximum": HARD_MAX_K},
-        "where": {"type": "string", "maxLength": 2000},
-        "min_score": {"type": "number"},
-        "beams": {"type": "integer", "minimum": 1, "maximum": 1000},
-        "rerank": {"type": "integer", "minimum": 0, "maximum": 100_000},
-    },
-}
 
 
 @router.post(
     "/v1/search",
     response_model=SearchResponse,
     responses=BODY_ERRORS,
-    openapi_extra=body_doc(SearchRequest, EXAMPLES, FORM),
+    openapi_extra=body_doc(SearchBody, EXAMPLES, form_of(SearchBody)),
     summary="Find items with words, a picture, or both",
 )
 async def search(request: Request) -> Response:
@@ -59,3 +43,21 @@ async def search(request: Request) -> Response:
         found, batch = await unless_gone(request, service.search(asked, picture, caller_of(request)))
     took = round((time.perf_counter() - started) * 1000, 3)
     return answer(SearchResponse(**vars(found), took_ms=took, batch_size=batch))
+
+
+@router.post(
+    "/v1/explain",
+    response_model=ExplainResponse,
+    responses=BODY_ERRORS,
+    openapi_extra=body_doc(SearchBody, EXAMPLES, form_of(SearchBody)),
+    summary="How the answers to a question come about",
+)
+async def explain(request: Request) -> Response:
+    """The same body as a search. At every step of the writing: the codes that were kept, those that lead to answers and the best
+    that were rejected, how likely each was (log p), how many items, which words and which examples live below it. At most ten
+    answers are explained."""
+    service = allowed(request, "read")
+    with service.admitted():
+        asked, picture = await read_search(request, service.config)
+        found = await unless_gone(request, service.explain(asked, picture, caller_of(request)))
+    return answer(ExplainResponse(**found))

@@ -1,17 +1,17 @@
-"""Codes, what the server holds, health, metrics."""
+"""Codes, what the server holds, health, metrics; and for an admin who may do what, and who did."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Request
+from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
 
 from genius.serve.backend import parse_prefix
 from genius.serve.errors import ApiError
-from genius.serve.metrics import CONTENT_TYPE
+from genius.serve.logs import CONTENT_TYPE
 from genius.serve.routes.common import READ_ERRORS, allowed, answer, caller_of, documented, service_of
-from genius.serve.schemas import CodesResponse, Health, InfoResponse, Limits
+from genius.serve.schemas import AuditResponse, ChangeOut, CodesResponse, Health, InfoResponse, KeyOut, KeysResponse, Limits
 from genius.version import __version__
 
 router = APIRouter()
@@ -35,7 +35,7 @@ async def codes(
 ) -> Response:
     """The next codes, the fullest first, each with a few items; and the items under the prefix. 404 if nothing lives there."""
     service = allowed(request, "read")
-    wanted = parse_prefix(prefix, service.backend.level_sizes)
+    wanted = parse_prefix(prefix, service.backend.index.about.levels)
     return answer(await service.read(lambda: service.backend.browse(wanted), caller_of(request)))
 
 
@@ -54,7 +54,7 @@ async def info(request: Request) -> Response:
         InfoResponse(
             version=__version__,
             items=count,
-            level_sizes=list(service.backend.level_sizes),
+            level_sizes=list(service.backend.index.about.levels),
             fields=fields,
             needs_key=bool(service.keys),
             scopes=[scope for scope in caller_of(request).scopes if scope != "write" or not service.config.read_only],
@@ -90,3 +90,26 @@ async def metrics(request: Request) -> Response:
     service = allowed(request, "read")
     service.metrics.items.set(await service.read(service.backend.index.count, caller_of(request)))
     return Response(service.metrics.render(), media_type=CONTENT_TYPE)
+
+
+# -- what an admin key sees: who may do what, and who did what -----------------------------------------------------------------
+
+
+@router.get("/v1/keys", tags=["admin"], response_model=KeysResponse, responses=documented(401, 403), summary="Who may do what")
+async def keys(request: Request) -> Response:
+    """Names, roles and ends of the keys that are known now; never the keys."""
+    service = allowed(request, "admin")
+    entries = service.keys.entries
+    return answer(KeysResponse(keys=[KeyOut(name=key.name, role=key.role, expires=key.expires) for key in entries]))  # type: ignore[arg-type]
+
+
+@router.get("/v1/audit", tags=["admin"], response_model=AuditResponse, responses=READ_ERRORS, summary="The last changes")
+async def audit(
+    request: Request, last: Annotated[int, Query(ge=1, le=1000, description="How many, newest first.")] = 100
+) -> Response:
+    """Who changed what, when, and how it ended. 404 where no audit log is kept."""
+    service = allowed(request, "admin")
+    if not service.audit:
+        raise ApiError(404, "this server keeps no audit log")
+    lines = await service.read(lambda: service.audit.last(last), caller_of(request))
+    return answer(AuditResponse(changes=[ChangeOut.model_validate(line) for line in lines]))

@@ -1,0 +1,259 @@
+"""Breaks the product on purpose, one line at a time, and sees whether a test notices: `python -m lab.mutants --out FILE.json`.
+
+Each mutant is a line of a file, what it becomes, and the tests that should fail. It is made in a temporary copy of the working
+tree, never in the tree itself. The tests must pass without any change first: a test that fails anyway notices nothing.
+`survived` and `stale` (the line is not there any more) end the program with status 1. The numbers are those of the review that
+made them up; four of its 24 are gone with the code they were in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+COPIED = ("src", "tests", "lab", "docs", "pyproject.toml", "README.md")
+SECONDS = 900  # for the tests of one mutant
+
+
+@dataclass(frozen=True)
+class Mutant:
+    name: str
+    about: str
+    file: str  # below src/genius
+    old: str
+    new: str
+    tests: tuple[str, ...]  # below tests
+
+
+MUTANTS = (
+    Mutant(
+        "M1", "a search that stops early does not fill its budget", "search/beam.py",
+        "ranked, done, max(beams, stop), stop)", "ranked, done, beams, stop)",
+        ("search/test_engine.py::test_an_early_stop_fills_its_budget",),
+    ),
+    Mutant(
+        "M2", "fewer than k hits are enough", "search/engine.py",
+        "short.append(where[(rows >= 0).sum(1) < wanted])", "short.append(where[:0])",
+        ("search/test_engine.py::test_k_allowed_items_come_back_when_they_exist",),
+    ),
+    Mutant(
+        "M4", "row -1 of a trie is taken for the last one", "search/trie.py",
+        "known = (wanted >= 0) & (wanted < len(self._inverse))", "known = wanted < len(self._inverse)",
+        ("search/test_trie.py::test_rows_that_no_item_has_are_refused",),
+    ),
+    Mutant(
+        "M5", "codes that nothing chose drift to the origin", "model/quantizer.py",
+        "vectors.copy_(torch.where((counts > 0)[:, None], fresh, vectors))", "vectors.copy_(fresh)",
+        ("model/test_quantizer.py::test_a_code_that_got_nothing_keeps_its_place",),
+    ),
+    Mutant(
+        "M6", "the gradient is never rotated", "model/quantizer.py",
+        'if self.config.gradient == "rotation" else', 'if self.config.gradient == "never" else',
+        ("model/test_official_golden.py",),
+    ),
+    Mutant(
+        "M7", "a modality's dead codes are revived from other modalities", "model/quantizer.py",
+        "own if len(own) else residuals[book])", "residuals[book])",
+        ("model/test_own_codebooks.py::test_dead_codes_are_revived_from_their_own_modality",),
+    ),
+    Mutant(
+        "M8", "a table that does not continue what was seen is believed", "index/live.py",
+        "if not trust or reader.count() != self.alive:", "if reader.count() != self.alive:",
+        ("index/test_index_versions.py::test_another_story_of_equal_length_is_noticed",),
+    ),
+    Mutant(
+        "M9", "ids whose hashes are equal are taken for one", "index/live.py",
+        'for item_id, row in doubtful if rows[int(self.seqs[row])]["id"] == item_id)', "for item_id, row in doubtful)",
+        ("index/test_index_basics.py::test_ids_whose_hashes_collide_are_told_apart",),
+    ),
+    Mutant(
+        "M10", "a second writer adds what another has added meanwhile", "index/writing.py",
+        "if not replace and there:  # another writer was quicker", "if not replace and not there:",
+        ("index/test_index_crash.py::test_processes_adding_the_same_items_add_each_once",),
+    ),
+    Mutant(
+        "M11", "given features are not those of the items that are kept", "index/writing.py",
+        "features[torch.tensor(positions)]", "features[torch.arange(len(positions))]",
+        ("index/test_index_basics.py::test_given_features_go_to_the_items_that_are_kept",),
+    ),
+    Mutant(
+        "M12", "a weaker second entry of a key lowers its scope", "serve/auth.py",
+        "return max(valid or known, key=lambda key: len(key.scopes), default=None)", "return (valid or known or [None])[-1]",
+        ("serve/test_auth.py::test_a_key_that_is_listed_twice_has_its_stronger_role",),
+    ),
+    Mutant(
+        "M13", "a browser's word that a request comes from another site is not heard", "serve/auth.py",
+        'if not same or headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):', "if not same:",
+        ("serve/test_auth.py::test_an_open_server_keeps_other_web_sites_out",),
+    ),
+    Mutant(
+        "M14", "L_rq is not in the loss", "train/quantizer.py",
+        "loss = loss + config.rq_weight * rq + config.mse_weight * mse", "loss = loss + config.mse_weight * mse",
+        ("train/test_without_contrast.py::test_without_l_cl_the_modality_loss_still_teaches",),
+    ),
+    Mutant(
+        "M15", "codebooks never move", "train/quantizer.py",
+        "self.quantizer.update(quantized.codes, quantized.residuals)", "pass",
+        ("train/test_stages.py::test_codebooks_follow_the_vectors_that_they_stand_for",),
+    ),
+    Mutant(
+        "M16", "no L_cl on what codes stand for", "train/quantizer.py",
+        "loss = loss + config.codes_weight * ranking", "pass",
+        ("train/test_pairing.py::test_codes_are_ranked_as_they_will_be_searched",),
+    ),
+    Mutant(
+        "M18", "questions are not augmented (Eq. 11)", "train/generator.py",
+        "Batch(self.augment(frozen.queries[rows], frozen.pool[targets], mu),", "Batch(frozen.queries[rows],",
+        ("train/test_stages.py::test_the_papers_inputs_are_augmented_questions",),
+    ),
+    Mutant(
+        "M20", "norms and biases decay too", "train/loop.py",
+        '"weight_decay": 0.0}]', '"weight_decay": config.weight_decay}]',
+        ("train/test_stages.py::test_weight_decay_is_for_matrices_alone",),
+    ),
+    Mutant(
+        "M21", "under a filter not all that match are compared", "index/searching.py",
+        "return replace(params, rerank=max(params.rerank, matching))", "return params",
+        ("index/test_index_basics.py::test_under_a_filter_all_that_match_are_compared",),
+    ),
+    Mutant(
+        "M22", "folding two tries into one brings deleted items back", "search/engine.py",
+        "new.alive = None if alive is None else torch.as_tensor(alive, device=self.device)", "new.alive = None",
+        ("search/test_engine.py::test_additions_and_deletions_equal_a_fresh_build",),
+    ),
+    Mutant(
+        "M23", "z need not say which modality it is", "train/pairs.py",
+        'loss = loss + self.modality_weight * logs["modality"]', "pass",
+        ("train/test_pairing.py::test_the_weight_counts_and_zero_leaves_the_paper",),
+    ),
+    Mutant(
+        "N1", "a field without effect is not refused", "train/config.py",
+        "raise _no_effect(name, rule.switch, switch)", "pass",
+        ("train/test_every_field.py::test_a_field_that_another_makes_meaningless_is_refused",),
+    ),
+    Mutant(
+        "N2", "a recipe's schedule is not the optimizer's", "train/quantizer.py",
+        "self.config, self.schedule = config, self.recipe.quantizer", "self.config = config",
+        ("train/test_every_field.py::test_another_constant_of_the_recipe_changes_the_run",),
+    ),
+    Mutant(
+        "N3", "a new field enters the fingerprint with its default", "model/genius.py",
+        "return merge(_FIRST_RELEASE, changed(dataclasses", "return merge(_FIRST_RELEASE, to_dict(dataclasses",
+        ("model/test_genius_model.py::test_a_field_that_comes_later_changes_no_fingerprint_until_it_is_used",),
+    ),
+    Mutant(
+        "N4", "the best weights are not the ones that stay", "train/selection.py",
+        "self._put(self.best if self.patience and self.best else self.average)", "self._put(self.average)",
+        ("train/test_selection.py",),
+    ),
+)  # fmt: skip
+
+GONE = {
+    "M3": "renumbering of beams: it had no effect and was deleted",
+    "M17": "distillation from dense vectors: did not help and was deleted",
+    "M19": "a ranking loss beside Eq. 10: never measured and was deleted",
+    "M24": "a weight of nearness chosen after training: nearness is inside the decoder now",
+}
+
+
+@contextmanager
+def applied(mutant: Mutant, root: Path) -> Iterator[bool]:
+    """The copy with this one change; False if its line is not there exactly once."""
+    path = root / "src" / "genius" / mutant.file
+    before = path.read_text(encoding="utf-8") if path.exists() else ""
+    if before.count(mutant.old) != 1:
+        yield False
+        return
+    path.write_text(before.replace(mutant.old, mutant.new), encoding="utf-8")
+    try:
+        yield True
+    finally:
+        path.write_text(before, encoding="utf-8")
+
+
+def noticed(root: Path, tests: tuple[str, ...]) -> tuple[bool, str]:
+    """Whether any of these tests fails in the copy, and the last line of what they say."""
+    paths = [str(Path("tests") / test) for test in tests]
+    places = {"PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *paths]
+    try:
+        run = subprocess.run(
+            command, cwd=root, env={**os.environ, **places}, capture_output=True, text=True, timeout=SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return True, f"not done after {SECONDS} s"
+    if run.returncode not in (0, 1):  # no tests, or none that could be read
+        raise SystemExit(f"pytest {' '.join(paths)}: {run.stdout[-500:]}{run.stderr[-500:]}")
+    failed = [line for line in run.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return run.returncode == 1, (failed or run.stdout.strip().splitlines()[-1:])[0][:200]
+
+
+def judge(mutants: tuple[Mutant, ...], root: Path) -> Iterator[dict[str, Any]]:
+    for mutant in mutants:
+        start = time.monotonic()
+        entry = {name: value for name, value in asdict(mutant).items() if name != "tests"} | {"tests": list(mutant.tests)}
+        with applied(mutant, root) as there:
+            result, words = ("stale", "its line is not there exactly once") if not there else ("", "")
+            if there:
+                killed, words = noticed(root, mutant.tests)
+                result = "killed" if killed else "survived"
+        yield entry | {"result": result, "says": words, "seconds": round(time.monotonic() - start, 1)}
+
+
+def counts(results: dict[str, dict[str, Any]]) -> dict[str, int]:
+    return {kind: sum(entry["result"] == kind for entry in results.values()) for kind in ("killed", "survived", "stale")}
+
+
+def write(path: Path, results: dict[str, dict[str, Any]]) -> None:
+    about = {"date": datetime.date.today().isoformat(), "python": platform.python_version(), **counts(results)}
+    known = [mutant.name for mutant in MUTANTS]
+    body = {"about": about, "gone": GONE, "mutants": [results[name] for name in known if name in results]}
+    path.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="only these mutants; the results of others stay as they are in the file")
+    parser.add_argument("--out", type=Path, help="write the results here, as JSON")
+    args = parser.parse_args()
+    chosen = tuple(mutant for mutant in MUTANTS if not args.names or mutant.name in args.names)
+    results: dict[str, dict[str, Any]] = {}
+    if args.out is not None and args.out.exists() and args.names:
+        results = {entry["name"]: entry for entry in json.loads(args.out.read_text(encoding="utf-8"))["mutants"]}
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        for name in COPIED:
+            source = ROOT / name
+            shutil.copytree(source, root / name) if source.is_dir() else shutil.copy(source, root / name)
+        failing, words = noticed(root, tuple(dict.fromkeys(test for mutant in chosen for test in mutant.tests)))
+        if failing:
+            raise SystemExit(f"a test that fails without any change notices nothing: {words}")
+        for entry in judge(chosen, root):
+            results[entry["name"]] = entry | {"date": datetime.date.today().isoformat()}
+            if args.out is not None:
+                write(args.out, results)
+            print(
+                f"{entry['name']:4s} {entry['result']:9s} {entry['seconds']:6.1f} s  {entry['about']}: {entry['says']}",
+                flush=True,
+            )
+    counted = counts(results)
+    print(counted)
+    raise SystemExit(int(counted["survived"] + counted["stale"] > 0))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,257 @@
+"""CLIP in OpenAI's own layout, and UniIR's CLIP-FF (`clip_ff_large.pth`), which is in it.
+
+CLIP-FF: CLIP's token states mixed by a small T5 encoder, averaged to one vector.
+
+As published: the text tower gives its 77 states after the last norm (no projection: UniIR deletes it), the image
+tower gives its 257 states after the last norm, projected. Text first, then image, go through a two-layer T5 stack with
+its relative positions and no mask at all, and the mean over all 334 outputs is the item's vector. So padding counts: a
+text is padded to its full length with id 0, as OpenAI's tokenizer does, not with the end token.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self, cast
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from genius.blueprint import build
+from genius.encoders.pixels import Pixels
+from genius.encoders.transformers_dual import ClipEncoder, import_transformers
+from genius.encoders.weights import depth, grid_side, heads, load_exactly, reading_sizes, refuse_strangers
+from genius.errors import GeniusError
+from genius.weight_files import read_tensors
+
+MIXER = "mixer.safetensors"  # beside the files of an ordinary CLIP folder
+PREFIX = "t5_layers."
+# OpenAI's name -> transformers' name, inside one transformer block
+BLOCK = {
+    "ln_1": "layer_norm1",
+    "ln_2": "layer_norm2",
+    "attn.out_proj": "self_attn.out_proj",
+    "mlp.c_fc": "mlp.fc1",
+    "mlp.c_proj": "mlp.fc2",
+}
+OPENAI_NAMES = re.compile(
+    r"(visual\.)?transformer\.resblocks\.\d+\.(attn\.in_proj_|(ln_[12]|attn\.out_proj|mlp\.c_fc|mlp\.c_proj)\.)(weight|bias)"
+    r"|(visual\.ln_pre|visual\.ln_post|ln_final)\.(weight|bias)|visual\.(class_embedding|conv1\.weight|proj)"
+    r"|(visual\.)?positional_embedding|token_embedding\.weight|text_projection|logit_scale"
+    r"|input_resolution|context_length|vocab_size"  # numbers that OpenAI's own files carry along
+)
+
+
+class FusingEncoder:
+    """One vector for a picture, a text, or both (CLIP-FF, BLIP-FF): `encode_pairs` with gaps, and two single calls made from it.
+
+    UniIR trained them with a blank for a missing half, not with a mask: a text alone is read beside a picture of zeros (after
+    normalisation: the mean colour), a picture alone beside an empty text. A subclass is also an nn.Module.
+    """
+
+    width: int
+    pixels: Pixels
+
+    def _fuse(self, pixels: Tensor, rows: Tensor, texts: Sequence[str]) -> Tensor:
+        """pixels (p, 3, S, S) and rows (n,), which of them belongs to each of n texts, on the CPU -> (n, width)."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def encode_pairs(self, images: Sequence[Image.Image | None], texts: Sequence[str]) -> Tensor:
+        """n pictures with n texts -> (n, width) float32 on the CPU, raw. A picture may be None, a text empty."""
+        if len(images) != len(texts):
+            raise GeniusError(f"{len(images)} pictures with {len(texts)} texts: one of each for every item")
+        if not images:
+            return torch.empty(0, self.width)
+        present = [picture for picture in images if picture is not None]
+        pixels, rows = self.pixels(present), torch.zeros(len(images), dtype=torch.long)
+        if len(present) < len(images):  # one blank for all that have none
+            pixels = torch.cat([pixels, torch.zeros(1, 3, self.pixels.size, self.pixels.size)])
+        there = torch.tensor([picture is not None for picture in images])
+        rows[there], rows[~there] = torch.arange(len(present)), len(present)
+        return self._fuse(pixels, rows, texts).float().cpu()
+
+    def encode_images(self, images: Sequence[Image.Image]) -> Tensor:
+        """RGB pictures, each beside an empty text -> (n, width)."""
+        return self.encode_pairs(images, [""] * len(images))
+
+    def encode_texts(self, texts: Sequence[str]) -> Tensor:
+        """Texts, each beside a blank picture -> (n, width)."""
+        return self.encode_pairs([None] * len(texts), texts)
+
+
+class ClipFfEncoder(FusingEncoder, ClipEncoder):
+    """One vector for a picture, a text, or both. Raw; search compares by cosine, as UniIR does."""
+
+    family = "clip-ff"
+
+    def __init__(self, model: Any, tokenizer: Any, pixels: Pixels, mixer: Any) -> None:
+        super().__init__(model, tokenizer, pixels)
+        self.mixer = mixer
+        if model.config.text_config.hidden_size != self.width or mixer.config.d_model != self.width:
+            raise GeniusError("CLIP-FF needs text states, projected image states and mixer of one width")
+        self.eval().requires_grad_(False)
+
+    @classmethod
+    def from_state(cls, state: dict[str, Tensor], tokenizer: Any, where: str) -> Self:
+        """The published state dict -> the encoder."""
+        towers = {name: tensor for name, tensor in state.items() if not name.startswith(PREFIX)}
+        if "token_embedding.weight" in towers:  # transformers' CLIP wants the projection that UniIR deleted; it is not used
+            towers.setdefault("text_projection", torch.eye(towers["token_embedding.weight"].shape[1]))
+        model = clip_from_openai(towers, where)
+        mixer = mixer_from_state({n.removeprefix(PREFIX): t for n, t in state.items() if n.startswith(PREFIX)}, where)
+        return cls(model, tokenizer, Pixels(size=model.config.vision_config.image_size), mixer)
+
+    @classmethod
+    def load(cls, directory: Path, spec: dict[str, Any]) -> Self:
+        """Read a folder that `save` wrote."""
+        clip = ClipEncoder.load(directory, spec)
+        path = Path(directory) / MIXER
+        if not path.is_file():
+            raise GeniusError(f"{directory} has no {MIXER}: it is not a CLIP-FF encoder")
+        return cls(clip.model, clip.tokenizer, clip.pixels, mixer_from_state(read_tensors(path), str(path)))
+
+    def save(self, directory: Path) -> None:
+        from safetensors.torch import save_file
+
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        save_file({name: tensor.contiguous() for name, tensor in self.mixer.state_dict().items()}, Path(directory) / MIXER)
+        super().save(directory)
+
+    def _weights(self) -> dict[str, Tensor]:
+        return {**super()._weights(), **{f"mixer.{name}": tensor for name, tensor in self.mixer.state_dict().items()}}
+
+    def _fuse(self, pixels: Tensor, rows: Tensor, texts: Sequence[str]) -> Tensor:
+        vision = self._clip.vision_model
+        states = vision(pixel_values=pixels.to(self.device)).last_hidden_state  # (p, patches + 1, vision width)
+        image = self._clip.visual_projection(vision.post_layernorm(states))  # (p, patches + 1, D)
+        distinct = {text: number for number, text in enumerate(dict.fromkeys(texts))}  # pictures alone share the empty one
+        text = self._clip.text_model(input_ids=self._ids(list(distinct))).last_hidden_state  # (t, length, D), causal
+        which = torch.tensor([distinct[one] for one in texts])
+        joined = torch.cat([text[which.to(self.device)], image[rows.to(self.device)]], dim=1)  # (n, length + patches + 1, D)
+        return cast(Tensor, self.mixer(inputs_embeds=joined).last_hidden_state.mean(dim=1))
+
+    def _ids(self, texts: list[str]) -> Tensor:
+        """(n, length) ids: start, text, end, then zeros."""
+        out = torch.zeros(len(texts), self._length(), dtype=torch.long)
+        for row, ids in zip(out, self.tokenizer(texts, truncation=True, max_length=self._length())["input_ids"], strict=True):
+            row[: len(ids)] = torch.tensor(ids)
+        return out.to(self.device)
+
+
+def mixer_from_state(state: dict[str, Tensor], where: str) -> Any:
+    """UniIR's T5 stack. Sizes are read off the tensors; the rest is T5's default (ReLU, 32 buckets up to distance 128)."""
+    transformers = import_transformers()
+    from transformers.models.t5.modeling_t5 import T5Stack
+
+    state = {name: tensor.detach().float() for name, tensor in state.items() if name != "embed_tokens.weight"}  # never read
+    attention = "block.0.layer.0.SelfAttention"
+    with reading_sizes(where, "UniIR's CLIP-FF"):
+        buckets, number = state[f"{attention}.relative_attention_bias.weight"].shape
+        inner, width = state[f"{attention}.q.weight"].shape
+        hidden = state["block.0.layer.1.DenseReluDense.wi.weight"].shape[0]
+        head = inner // number
+    config = transformers.T5Config(
+        vocab_size=2,  # no ids are read; T5 wants room for its two special ones
+        d_model=width,
+        d_kv=head,
+        d_ff=hidden,
+        num_layers=depth(state, r"block\.(\d+)\."),
+        num_heads=number,
+        relative_attention_num_buckets=buckets,
+        is_encoder_decoder=False,
+        use_cache=False,
+    )
+    mixer = build(lambda: T5Stack(config), {name: tensor.shape for name, tensor in state.items()}, where)
+    mixer.embed_tokens = None  # states come in, not ids
+    load_exactly(mixer, state, where, "UniIR's CLIP-FF")
+    return mixer.eval()
+
+
+# -- CLIP in OpenAI's own layout ------------------------------------------------------------------------------------------------
+
+
+def clip_from_openai(
+    state: dict[str, Tensor],
+    where: str = "the checkpoint",
+    activation: str = "quick_gelu",
+    attention: tuple[int, int] | None = None,
+) -> Any:
+    """OpenAI-layout CLIP weights -> a transformers `CLIPModel`. All sizes are read off the tensors.
+
+    `attention`: heads of the picture and of the text tower, where they are not one for 64 numbers as OpenAI's are."""
+    transformers = import_transformers()
+    if "visual.conv1.weight" not in state or "visual.class_embedding" not in state:
+        resnet = any(name.startswith("visual.layer1") for name in state)
+        kind = "a ResNet CLIP" if resnet else f"no CLIP and no BLIP ({len(state)} tensors, first: {next(iter(state), '')})"
+        raise GeniusError(f"{where} holds {kind}; UniIR's models have a vision transformer in OpenAI's or BLIP's layout")
+    refuse_strangers((name for name in state if not OPENAI_NAMES.fullmatch(name)), where, "OpenAI's CLIP")
+    with reading_sizes(where, "a whole CLIP"):
+        config = _config(transformers, state, where, activation, attention)
+        mapped = _map(state)
+    model = build(lambda: transformers.CLIPModel(config), {name: tensor.shape for name, tensor in mapped.items()}, where)
+    load_exactly(model, mapped, where, "OpenAI's CLIP")
+    return model
+
+
+def _config(transformers: Any, state: dict[str, Tensor], where: str, activation: str, attention: tuple[int, int] | None) -> Any:
+    vision_width, _, patch, _ = state["visual.conv1.weight"].shape
+    grid = grid_side(state["visual.positional_embedding"].shape[0], where)
+    vocabulary, text_width = state["token_embedding.weight"].shape
+    shared = {"hidden_act": activation, "layer_norm_eps": 1e-5}
+    seeing, reading = attention or (heads(vision_width, where), heads(text_width, where))
+    vision = {
+        "hidden_size": vision_width,
+        "intermediate_size": state["visual.transformer.resblocks.0.mlp.c_fc.weight"].shape[0],
+        "num_hidden_layers": depth(state, r"visual\.transformer\.resblocks\.(\d+)\."),
+        "num_attention_heads": seeing,
+        "image_size": grid * patch,
+        "patch_size": patch,
+        **shared,
+    }
+    text = {
+        "vocab_size": vocabulary,
+        "hidden_size": text_width,
+        "intermediate_size": state["transformer.resblocks.0.mlp.c_fc.weight"].shape[0],
+        "num_hidden_layers": depth(state, r"transformer\.resblocks\.(\d+)\."),
+        "num_attention_heads": reading,
+        "max_position_embeddings": state["positional_embedding"].shape[0],
+        "bos_token_id": vocabulary - 2,
+        "eos_token_id": vocabulary - 1,  # the largest id: OpenAI finds the end of the text by argmax
+        "pad_token_id": vocabulary - 1,
+        **shared,
+    }
+    return transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=state["text_projection"].shape[1])
+
+
+def _map(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    out = {
+        "logit_scale": state.get("logit_scale", torch.tensor(4.6052)),
+        "visual_projection.weight": state["visual.proj"].T,
+        "text_projection.weight": state["text_projection"].T,
+        "vision_model.embeddings.class_embedding": state["visual.class_embedding"],
+        "vision_model.embeddings.patch_embedding.weight": state["visual.conv1.weight"],
+        "vision_model.embeddings.position_embedding.weight": state["visual.positional_embedding"],
+        "text_model.embeddings.token_embedding.weight": state["token_embedding.weight"],
+        "text_model.embeddings.position_embedding.weight": state["positional_embedding"],
+    }
+    # "pre_layrnorm" is transformers' own spelling
+    norms = {
+        "visual.ln_pre": "vision_model.pre_layrnorm",
+        "visual.ln_post": "vision_model.post_layernorm",
+        "ln_final": "text_model.final_layer_norm",
+    }
+    for theirs, ours in norms.items():
+        for part in ("weight", "bias"):
+            out[f"{ours}.{part}"] = state[f"{theirs}.{part}"]
+    for theirs, ours in (("visual.transformer", "vision_model.encoder"), ("transformer", "text_model.encoder")):
+        for layer in range(depth(state, re.escape(theirs) + r"\.resblocks\.(\d+)\.")):
+            block, target = f"{theirs}.resblocks.{layer}", f"{ours}.layers.{layer}"
+            for part in ("weight", "bias"):
+                for old, new in BLOCK.items():
+                    out[f"{target}.{new}.{part}"] = state[f"{block}.{old}.{part}"]
+                for name, tensor in zip("qkv", state[f"{block}.attn.in_proj_{part}"].chunk(3), strict=True):
+                    out[f"{target}.self_attn.{name}_proj.{part}"] = tensor
+    return {name: tensor.detach().float().contiguous() for name, tensor in out.items()}

@@ -1,0 +1,255 @@
+"""The re-ranked search on a CPU, planned by cost: compare all vectors, or one decoder row and a code scan.
+
+- A collection whose vectors are read faster than the decoder runs is compared whole: same answers as exhaustive search.
+- Otherwise the decoder's first row picks cells, `genius.search.scan` looks at the codes in them, and the vectors of the best few
+  are compared (or none: the codes' own nearness ranks).
+
+`rerank` is the effort: SCANNED times as many codes are looked at, and the vectors of COMPARED of it are compared. Everything
+that is allowed is compared where that is no more than `rerank`. Filters, deletions and additions are rows passed over or tries
+scanned beside the first; the answer never has fewer than k items while k exist. Knows vectors, codes and masks over rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from genius.errors import GeniusError
+from genius.model.quantizer import ResidualQuantizer
+from genius.search.beam import BROKEN, by_target
+from genius.search.cells import Cells
+from genius.search.decoder import Decoder, Writer
+from genius.search.first_row import FirstRow
+from genius.search.head import CodebookHead
+from genius.search.params import SearchParams, SearchResult
+from genius.search.rerank import Vectors
+from genius.search.scan import CodeScan, Floats, Ints, Mask
+from genius.search.trie import CodeTrie
+
+SCANNED = 15  # codes looked at for each item that `rerank` grants (2,000: 30,000 codes, a third of a millisecond)
+COMPARED = 0.4  # vectors compared for each
+FLAT_BYTES = 20 << 20  # of vectors that are compared whole: about as long as one decoder row and a scan
+FEW = 2  # questions up to which numpy is quicker than torch
+AT_ONCE = 32  # questions whose first rows are decoded together
+DOUBT = 2e-3  # by which a product in half precision may be wrong
+
+
+class QuickSearch:
+    """One collection at one moment: tries, vectors, and what was derived from them. Made again when a trie changes."""
+
+    def __init__(
+        self,
+        quantizer: ResidualQuantizer,
+        writer: Writer,
+        tries: Sequence[CodeTrie],
+        vectors: Vectors | None,
+        before: QuickSearch | None = None,
+    ) -> None:
+        """`before`: what this takes the place of; what it knows of tries that stayed is kept."""
+        self._cells: Sequence[Cells] = () if before is None or before._scan is None else before._scan.cells
+        self.quantizer, self.writer, self.tries, self.vectors = quantizer, writer, list(tries), vectors
+        self.first_row = None
+        if type(writer) is Decoder and isinstance(writer.head, CodebookHead) and writer.dtype == torch.float32:
+            self.first_row = FirstRow(writer, writer.head)
+        self._scan: CodeScan | None = None
+        self._kinds: NDArray[np.uint8] | None = None
+
+    @staticmethod
+    def suits(quantizer: ResidualQuantizer | None, tries: Sequence[CodeTrie]) -> bool:
+        return CodeScan.suits(quantizer, tries)
+
+    @property
+    def scan(self) -> CodeScan:
+        if self._scan is None:
+            self._scan = CodeScan(self.quantizer, self.tries, self._cells)
+        return self._scan
+
+    def search(
+        self, z: Tensor, dense: Tensor, k: int, params: SearchParams, target: Tensor | None, allowed: Tensor | None
+    ) -> SearchResult:
+        """`allowed` (N,) or (Q, N) bool: what is alive and passes the filter; None: everything."""
+        result = SearchResult(
+            torch.full((len(z), k), -1, dtype=torch.long),
+            torch.full((len(z), k), -torch.inf),
+            torch.zeros(len(z), dtype=torch.long),
+        )
+        masks = None if allowed is None else allowed.numpy()
+        if masks is not None and masks.ndim == 2 and len(masks) != len(z):
+            raise GeniusError(f"allowed has {len(masks)} rows for {len(z)} queries")
+        for code, queries in by_target(target, len(z), self.quantizer.config.level_sizes[0], z.device):
+            for part in queries.split(AT_ONCE):
+                self._group(z[part], dense[part], k, params, code, masks, part.numpy(), result)
+        return result
+
+    def _group(
+        self,
+        z: Tensor,
+        dense: Tensor,
+        k: int,
+        params: SearchParams,
+        target: int,
+        masks: Mask | None,
+        queries: Ints,
+        result: SearchResult,
+    ) -> None:
+        """Questions that want the same kind."""
+        whole = self._wants_all(params, target)
+        liked = tables = middles = None
+        for i, query in enumerate(queries.tolist()):
+            mask = masks if masks is None or masks.ndim == 1 else masks[query]
+            share = 1.0 if mask is None else float(np.count_nonzero(mask)) / max(len(mask), 1)
+            few = self._few(target, mask, share, max(params.rerank, k)) if params.reranker == "embeddings" else None
+            if few is not None:
+                found = self._compare(dense[i], few, k)
+            elif whole:
+                found = self._flat(dense[i], target, mask, k)
+            else:
+                if liked is None or tables is None or middles is None:
+                    liked = self._liked(z, target)
+                    tables, middles = self.scan.tables(z, target), (z @ self.scan.means.T).numpy()
+                own = [None if table is None else table[i] for table in tables]
+                found = self._scanned(liked[i], own, middles[i], z[i], dense[i], k, params, mask, share)
+            rows, scores, touched = found
+            result.rows[query, : len(rows)], result.scores[query, : len(rows)] = rows, scores
+            result.touched[query] = touched
+
+    # -- everything --------------------------------------------------------------------------------------------
+
+    def _wants_all(self, params: SearchParams, target: int) -> bool:
+        """Whether reading all vectors is the cheaper plan. Which kind is meant, only the decoder says: it must be told, or there
+        must be but one."""
+        if params.reranker != "embeddings" or self.vectors is None or (target < 0 and self._several):
+            return False
+        return all(part.is_floating_point() for part, _ in self.vectors.parts) and self.vectors.nbytes <= FLAT_BYTES
+
+    @property
+    def _several(self) -> bool:
+        return len({int(kind) for trie in self.tries for kind in np.asarray(trie.node_codes[0])}) > 1
+
+    @property
+    def kinds(self) -> NDArray[np.uint8]:
+        """(rows,) kind of every row that has a code; 255: deleted before."""
+        if self._kinds is None:
+            assert self.vectors is not None
+            self._kinds = np.full(len(self.vectors), 255, np.uint8)
+            for trie in self.tries:
+                for kind in np.asarray(trie.node_codes[0]).tolist():
+                    self._kinds[self._rows(trie, kind)] = kind
+        return self._kinds
+
+    def _rows(self, trie: CodeTrie, target: int) -> Ints:
+        """Rows of one kind, or of all (-1)."""
+        lo, hi = (0, trie.items) if target < 0 else trie.item_range(1, *trie.find([target]))
+        return np.asarray(trie.order[int(lo) : int(hi)], np.int64)
+
+    def _flat(self, dense: Tensor, target: int, mask: Mask | None, k: int) -> tuple[Tensor, Tensor, int]:
+        """All vectors by a product in their own precision; what may be among the best is compared again in float32."""
+        assert self.vectors is not None
+        keep = self.kinds != 255 if target < 0 else self.kinds == target
+        if mask is not None:
+            keep = keep & mask
+        wanted = min(k, int(np.count_nonzero(keep)))
+        if not wanted:
+            return _nothing()
+        parts = [torch.mv(part, dense.to(part.dtype)).float() for part, _ in self.vectors.parts]
+        rough = (parts[0] if len(parts) == 1 else torch.cat(parts)).masked_fill(torch.from_numpy(~keep), -torch.inf)
+        least = rough.topk(wanted).values[-1] - DOUBT * float(dense.norm().clamp(min=1.0))
+        rows, scores, _ = self._compare(dense, (rough >= least).nonzero()[:, 0].numpy(), k)
+        return rows, scores, int(np.count_nonzero(keep))
+
+    def _few(self, target: int, mask: Mask | None, share: float, most: int) -> Ints | None:
+        """The allowed rows, if they are at most `most`."""
+        total = sum(trie.items for trie in self.tries)
+        if total * share > 4 * most and (target < 0 or share == 1.0):
+            return None  # certainly more, without a look at them
+        if mask is not None and np.count_nonzero(mask) > most and target < 0:
+            return None
+        rows = np.concatenate([self._rows(trie, target) for trie in self.tries])
+        if mask is not None:
+            rows = rows[mask[rows]]
+        return rows if len(rows) <= most else None
+
+    def _compare(self, dense: Tensor, rows: Ints, k: int) -> tuple[Tensor, Tensor, int]:
+        assert self.vectors is not None
+        index = torch.from_numpy(np.sort(rows))
+        return (*_best(index, self.vectors.take(index) @ dense, k), len(rows))
+
+    # -- the scan ----------------------------------------------------------------------------------------------
+
+    def _liked(self, z: Tensor, target: int) -> Floats:
+        liked = (
+            self.scan.liked(self.writer, z, target)
+            if self.first_row is None or len(z) > FEW
+            else self._liked_one_by_one(z, target)
+        )
+        if np.isnan(liked).any():
+            raise GeniusError(BROKEN)
+        return liked
+
+    def _liked_one_by_one(self, z: Tensor, target: int) -> Floats:
+        assert self.first_row is not None
+        kinds, size = self.scan.kinds, self.scan.sizes[1]
+        asked = np.arange(kinds) if target < 0 else np.array([target])
+        out = np.full((len(z), kinds, size), -np.inf, np.float32)
+        for i, query in enumerate(z.numpy()):
+            kind, codes = self.first_row.liked(query, asked)
+            out[i, asked] = codes + (kind[asked, None] if target < 0 else 0)
+        return out.reshape(len(z), -1)
+
+    def _scanned(
+        self,
+        liked: Floats,
+        tables: Sequence[Floats | None],
+        middles: Floats,
+        z: Tensor,
+        dense: Tensor,
+        k: int,
+        params: SearchParams,
+        mask: Mask | None,
+        share: float,
+    ) -> tuple[Tensor, Tensor, int]:
+        """A filter lets a share through: so much more is passed over. If too few came of it, the next cells are looked at too."""
+        if share == 0.0:
+            return _nothing()
+        reachable = int(self.scan.counts[liked > -np.inf].sum())
+        budget = int(max(SCANNED * params.rerank, k) / share)
+        places, scores = self.scan.scan(liked, tables, middles, budget, mask)
+        while len(places) < k and budget < reachable:
+            budget *= 4
+            places, scores = self.scan.scan(liked, tables, middles, budget, mask)
+        if not len(places):
+            return _nothing()
+        if params.reranker == "codes":
+            return (*self._by_codes(z, places, scores, k), len(places))
+        least = torch.from_numpy(scores).topk(min(granted(params, k), len(places))).values[-1].numpy()
+        rows, values, _ = self._compare(dense, self.scan.rows_at(places[scores >= least]), k)  # items with one ID go together
+        return rows, values, len(places)
+
+    def _by_codes(self, z: Tensor, places: Ints, scores: Floats, k: int) -> tuple[Tensor, Tensor]:
+        """The best by their reconstructions: those that a length held in steps leaves in doubt are measured exactly."""
+        least = float(torch.from_numpy(scores).topk(min(k, len(places))).values[-1]) - 2 * self.scan.doubt * float(z.norm())
+        near = places[scores >= least]
+        rows = self.scan.rows_at(near)
+        by_row = np.argsort(rows)
+        codes = torch.from_numpy(self.scan.codes_at(near[by_row]))
+        exact = self.scan.lengths.cosine(z[None], torch.zeros(len(near), dtype=torch.long), codes)
+        return _best(torch.from_numpy(rows[by_row]), exact, k)
+
+
+def _best(rows: Tensor, scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The best k; of equals, what came first."""
+    values, at = scores.sort(descending=True, stable=True)
+    return rows[at[:k]], values[:k]
+
+
+def granted(params: SearchParams, k: int) -> int:
+    """Items whose vectors are compared."""
+    return max(int(COMPARED * params.rerank), k)
+
+
+def _nothing() -> tuple[Tensor, Tensor, int]:
+    return torch.empty(0, dtype=torch.long), torch.empty(0), 0

@@ -1,0 +1,55 @@
+"""One style of options over all commands: the same thing has the same name, a default on every device, and a sentence of help."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import click
+import pytest
+import typer
+
+from genius.cli import app
+
+LONG = re.compile(r"--[a-z][a-z0-9]*(-[a-z0-9]+)*")
+
+
+def commands(group: Any, name: str = "genius") -> Iterator[tuple[str, Any]]:
+    for own, one in group.commands.items():
+        if hasattr(one, "commands"):
+            yield from commands(one, f"{name} {own}")
+        else:
+            yield f"{name} {own}", one
+
+
+ALL = dict(commands(typer.main.get_command(app)))
+NO_JSON = {"genius serve", "genius mcp", "genius recipes"}  # they answer in another form
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_options_have_one_style(name: str) -> None:
+    one = ALL[name]
+    assert (one.help or "").strip().split("\n")[0].rstrip().endswith((".", ":")) or len((one.help or "").splitlines()) > 1, (
+        "no sentence"
+    )
+    options: dict[str, click.Option] = {}
+    for parameter in one.params:
+        if isinstance(parameter, click.Option) or hasattr(parameter, "is_flag"):
+            longs = [word for word in parameter.opts if word.startswith("--")]
+            assert all(LONG.fullmatch(word) for word in longs), longs
+            assert longs or parameter.opts == ["-k"], parameter.opts
+            assert (parameter.help or "").rstrip().endswith((".", ")", ":", "...")) or '"' in (parameter.help or ""), (
+                longs,
+                parameter.help,
+            )
+            options |= dict.fromkeys(parameter.opts, parameter)
+        else:
+            assert (parameter.metavar or parameter.name or "").upper() == (parameter.metavar or parameter.name or "").upper()
+    assert "--out" not in options, "what a command writes is --output, -o"
+    if "--output" in options:
+        assert "-o" in options["--output"].opts
+    if "--device" in options:
+        assert options["--device"].default == "auto", "the device is chosen by itself unless somebody says"
+    if name not in NO_JSON:
+        assert "--json" in options

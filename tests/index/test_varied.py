@@ -1,0 +1,124 @@
+"""Varied answers, unwanted ones, duplicates; what may be given for an item or a question; hits in a notebook and a terminal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from typer.testing import CliRunner
+
+from genius import Genius, GeniusError, Index, Item, Modality, Query
+from genius.cli import app
+from genius.cli.screen import inline, protocol
+from genius.index import Hit, Hits
+from genius.index.duplicates import duplicates
+from genius.index.varied import apart, away
+
+COLOURS = ("red", "green", "blue", "orange")
+
+
+def hit(codes: tuple[int, ...], place: int) -> Hit:
+    return Hit(str(place), 1.0 - place / 100, codes, Item(str(place), text="x"), Modality.TEXT)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 3)), min_size=1, max_size=40), st.integers(1, 12))
+def test_varied_answers_are_the_best_of_their_subtrees(codes: list[tuple[int, int, int]], k: int) -> None:
+    hits = Hits(hit(code, place) for place, code in enumerate(codes))
+    chosen = apart(hits, k)
+    assert len(chosen) == min(k, len(hits)) and [h.score for h in chosen] == sorted((h.score for h in chosen), reverse=True)
+    assert chosen[0].id == "0"  # the best answer is always among them
+    if len(set(codes)) >= k:  # then no two have the same ID, and each is the best of its subtree
+        depth = next(d for d in range(1, 4) if len({code[:d] for code in codes}) >= k)
+        own = [h.codes[:depth] for h in chosen]
+        assert len(hits) <= k or len(set(own)) == len(own)
+        assert len(hits) <= k or all(
+            next(h for h in hits if h.codes[:depth] == code).id == c.id for code, c in zip(own, chosen, strict=True)
+        )
+
+
+def test_what_is_unwanted_is_taken_out_of_the_question() -> None:
+    random = torch.Generator().manual_seed(0)
+    wanted, unwanted = (torch.nn.functional.normalize(torch.randn(n, 16, generator=random), dim=1) for n in (20, 1))
+    left = away(wanted, unwanted)
+    assert torch.allclose(left.norm(dim=1), torch.ones(20)) and float((left @ unwanted.T).max()) < 1e-6
+    apart_already = (wanted @ unwanted.T)[:, 0] < 0
+    assert torch.allclose(left[apart_already], wanted[apart_already], atol=1e-6)
+
+
+def fill(index: Index, each: int = 3) -> None:
+    for colour in COLOURS:
+        index.add([Item(f"{colour}{i}", image=Image.new("RGB", (8 + i, 8), colour), metadata={"c": colour}) for i in range(each)])
+
+
+def test_minus_and_diverse_through_the_index_and_the_command(index: Index, model_folder: Path) -> None:
+    fill(index)
+    red = Image.new("RGB", (8, 8), "red")
+    plain = index.search(image=red, k=3)
+    assert {hit.item.metadata["c"] for hit in plain} == {"red"}
+    orange = Image.new("RGB", (8, 8), "orange")
+    before, after = (index.search(image=orange, minus=minus, k=12) for minus in (None, red))
+    scores = [[hit.score for hit in hits if hit.item.metadata["c"] == "red"] for hits in (before, after)]
+    assert min(scores[0]) > 0.3 and max(map(abs, scores[1])) < 0.02  # nothing red is left in the question
+    with pytest.raises(GeniusError, match="nothing is left to look for"):
+        index.search(image=red, minus=red)
+    kinds = [hit.item.metadata["c"] for hit in index.search(image=red, k=4, diverse=True)]
+    assert kinds[0] == "red" and len(set(kinds)) >= 3
+    call = ["search", str(index.path), "a thing", "--minus", "a red thing", "--diverse", "-k", "4", "--json"]
+    done = CliRunner().invoke(app, [*call, "--model", str(model_folder)])
+    assert done.exit_code == 0 and len(json.loads(done.stdout)["hits"]) == 4, done.output
+
+
+def test_duplicates_are_found_and_nothing_else(index: Index, model_folder: Path) -> None:
+    rng = np.random.default_rng(0)
+    pictures = [Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)) for _ in range(12)]
+    index.add([Item(f"p{i}", image=picture) for i, picture in enumerate(pictures)])
+    index.add([Item("again3", image=pictures[3].resize((16, 16), Image.Resampling.BOX)), Item("again3b", image=pictures[3])])
+    index.add([Item("again7", image=pictures[7])])
+    groups = {frozenset(group.ids) for group in duplicates(index, 0.999)}
+    assert groups == {frozenset(("p3", "again3", "again3b")), frozenset(("p7", "again7"))}
+    done = CliRunner().invoke(app, ["duplicates", str(index.path), "--threshold", "0.999", "--model", str(model_folder)])
+    assert done.exit_code == 0 and "2 groups, 3 items more than needed" in done.output, done.output
+
+
+def test_items_and_questions_may_be_given_as_people_have_them(model: Genius, tmp_path: Path) -> None:
+    red = np.zeros((8, 8, 3), np.uint8)
+    red[..., 0] = 255
+    buffer = tmp_path / "red.png"
+    Image.fromarray(red).save(buffer)
+    with Index(tmp_path / "i.genius", model) as index:
+        index.add([{"id": "array", "image": red, "metadata": {"n": 1}}, {"id": "words", "text": "red"}])  # type: ignore[list-item]
+        index.add([Item("grey", image=np.full((8, 8), 90, np.uint8)), Item("bytes", image=buffer.read_bytes())])  # type: ignore[arg-type]
+        for asked in (red, buffer, str(buffer), buffer.read_bytes(), Image.fromarray(red), {"image": red}):
+            assert index.search_many([asked])[0][0].id in ("array", "bytes"), type(asked)  # type: ignore[list-item]
+        assert index.search_many(["red", Query("red")])[0][0].id == "words"
+        with pytest.raises(GeniusError, match="search_many"):
+            index.search(["red", "blue"])  # type: ignore[arg-type]
+        with pytest.raises(GeniusError, match="no 'price': use id, image, text, and metadata"):
+            index.add([{"id": "a", "text": "b", "price": 3}])  # type: ignore[list-item]
+        with pytest.raises(GeniusError, match="expected an Item or a dict, got str"):
+            index.add(["a"])  # type: ignore[list-item]
+        with pytest.raises(GeniusError, match="is no picture"):
+            Query(image=np.zeros((3, 4, 5)))  # type: ignore[arg-type]
+
+
+def test_a_notebook_shows_pictures_and_nothing_runs(index: Index) -> None:
+    fill(index, 2)
+    index.add([Item("<script>", text="<b>words</b>")])
+    shown = index.search("words", k=30)._repr_html_()
+    assert shown.count("data:image/jpeg;base64,") == 8 and "<script>" not in shown and "&lt;b&gt;words" in shown
+    assert Hits()._repr_html_() == "<p>nothing found</p>"
+
+
+def test_terminals_that_show_pictures_are_known() -> None:
+    assert protocol({"TERM": "xterm-kitty"}, True) == "kitty" and protocol({"TERM_PROGRAM": "iTerm.app"}, True) == "iterm"
+    assert protocol({"TERM": "xterm"}, True) is None and protocol({"TERM": "xterm-kitty"}, False) is None
+    picture = Image.effect_noise((300, 200), 90)
+    kitty = inline(picture, "kitty")
+    assert kitty.startswith("\x1b_Ga=T,f=100,m=1;") and kitty.count("\x1b\\") > 1 and "m=0;" in kitty
+    assert inline(picture, "iterm").startswith("\x1b]1337;File=inline=1")

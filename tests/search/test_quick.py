@@ -1,0 +1,205 @@
+"""The search planned by cost: a scan of codes and a comparison of all vectors, against brute force."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from search_reference import tiny_generator, tiny_quantizer
+
+from genius.search import CodeTrie, SearchEngine, SearchParams, batch_scan, lookups, quick
+from genius.search.decoder import Decoder
+from genius.search.first_row import FirstRow
+from genius.search.head import CodebookHead
+from genius.search.scan import CodeScan
+
+SIZES = (3, 6, 4, 5)
+
+
+def own_quantizer(seed: int, own: bool) -> torch.nn.Module:
+    quantizer = tiny_quantizer(SIZES, own_books_from=int(own))
+    random = torch.Generator().manual_seed(seed)
+    for name, buffer in quantizer.named_buffers():
+        if name.startswith("codes"):
+            buffer.copy_(torch.randn(buffer.shape, generator=random) * 0.5)
+    return quantizer
+
+
+def collection(seed: int, items: int) -> tuple[np.ndarray, torch.Tensor, torch.Tensor]:
+    rng = np.random.default_rng(seed)
+    codes = np.stack([np.minimum((rng.random(items) ** 1.5 * size).astype(np.int64), size - 1) for size in SIZES], axis=1)
+    vectors = torch.nn.functional.normalize(torch.from_numpy(rng.standard_normal((items, 8))).float(), dim=1)
+    return codes, vectors, torch.nn.functional.normalize(torch.from_numpy(rng.standard_normal((3, 8))).float(), dim=1)
+
+
+def engine_of(kind: str, quantizer, codes, vectors) -> SearchEngine:
+    return SearchEngine(tiny_generator(SIZES, kind=kind), quantizer, CodeTrie.build(codes, SIZES), vectors)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    items=st.integers(1, 200),
+    own=st.booleans(),
+    target=st.sampled_from([-1, 0, 1, 2]),
+    share=st.sampled_from([0.02, 0.3, 1.0]),
+    budget=st.sampled_from([1, 7, 40]),
+    native=st.booleans(),
+)
+def test_codes_in_the_likeliest_cells_rank_by_cosine(seed, items, own, target, share, budget, native) -> None:
+    """Cells by log p of the decoder until the budget is met; in them, the best k by the cosine of the reconstruction."""
+    codes, vectors, z = collection(seed, items)
+    quantizer = own_quantizer(seed, own)
+    engine = engine_of("own-codebooks" if own else "codebooks", quantizer, codes, vectors)
+    allowed = np.random.default_rng(seed + 1).random(items) < share
+    lookups._scans = lookups.WARM + 1 if native else -1000
+    found = engine.search(
+        z, k=5, params=SearchParams(rerank=budget, reranker="codes"), target=torch.full((3,), target), allowed=allowed
+    )
+    rebuilt = torch.nn.functional.normalize(quantizer.decode(torch.from_numpy(codes)), dim=1)
+    for q in range(3):
+        valid = allowed & ((codes[:, 0] == target) if target >= 0 else True)
+        expected = _likeliest(engine, z[q], codes, target, allowed, max(quick.SCANNED * budget, 5))
+        scores = (rebuilt @ z[q])[expected].sort(descending=True).values[:5]
+        assert torch.allclose(found.scores[q, : len(scores)], scores, atol=1e-5)
+        rows = found.rows[q, : len(scores)]
+        assert valid[rows].all() and torch.allclose((rebuilt @ z[q])[rows], found.scores[q, : len(scores)], atol=1e-5)
+        assert (found.rows[q, len(scores) :] == -1).all() and len(scores) == min(5, int(valid.sum()))
+        assert int(found.touched[q]) == len(expected)
+
+
+def _likeliest(
+    engine: SearchEngine, z: torch.Tensor, codes: np.ndarray, target: int, allowed: np.ndarray, granted: int
+) -> np.ndarray:
+    """Rows of the allowed items in the likeliest cells, by brute force over the generator's own log p."""
+    generator = engine.generator
+    scores = {}
+    with torch.inference_mode():
+        kinds = generator.next_log_probs(z[None], torch.empty(1, 0, dtype=torch.long))[0]
+        for kind, code in {(int(c[0]), int(c[1])) for c in codes if target in (-1, c[0])}:
+            first = generator.next_log_probs(z[None], torch.tensor([[kind]]))[0, code]
+            scores[kind, code] = float(first) + (float(kinds[kind]) if target < 0 else 0.0)
+    share = allowed.mean()
+    if share == 0:
+        return np.empty(0, np.int64)
+    budget = int(granted / share)
+    while True:
+        rows: list[int] = []
+        held = 0
+        for kind, code in sorted(scores, key=lambda cell: -scores[cell]):
+            if held >= budget:
+                break
+            own = np.flatnonzero((codes[:, 0] == kind) & (codes[:, 1] == code))
+            held += len(own)
+            rows += own[allowed[own]].tolist()
+        if len(rows) >= 5 or held >= sum((target in (-1, c[0])) for c in codes):
+            return np.array(rows, np.int64)
+        budget *= 4
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    items=st.integers(1, 150),
+    target=st.sampled_from([0, 1, 2]),
+    share=st.sampled_from([0.0, 0.3, 1.0]),
+    half=st.booleans(),
+)
+def test_a_small_collection_is_compared_whole(seed, items, target, share, half) -> None:
+    """With the kind told, what takes no longer than decoding is exhaustive search, filter and half precision included."""
+    codes, vectors, z = collection(seed, items)
+    stored = vectors.half() if half else vectors
+    allowed = np.random.default_rng(seed + 1).random(items) < share
+    engine = engine_of("codebooks", own_quantizer(seed, False), codes, stored)
+    found = engine.search(z, k=4, params=SearchParams(rerank=1), target=torch.full((3,), target), allowed=allowed)
+    valid = np.flatnonzero(allowed & (codes[:, 0] == target))
+    scores = (stored.float() @ z.T).T[:, valid].sort(dim=1, descending=True).values[:, :4]
+    assert torch.allclose(found.scores[:, : scores.shape[1]], scores, atol=1e-6)
+    assert (found.rows[:, scores.shape[1] :] == -1).all()
+    assert all(np.isin(rows[rows >= 0].numpy(), valid).all() for rows in found.rows)
+
+
+def test_vectors_rank_what_the_scan_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes, vectors, z = collection(5, 400)
+    codes = np.unique(codes, axis=0)  # no two look alike by their codes
+    vectors = vectors[: len(codes)]
+    monkeypatch.setattr(quick, "FLAT_BYTES", 0)
+    engine = engine_of("codebooks", own_quantizer(5, False), codes, vectors)
+    found = engine.search(z, k=3, params=SearchParams(rerank=10))
+    scan = engine.search(z, k=10 * quick.SCANNED, params=SearchParams(rerank=10, reranker="codes"))
+    assert 10 * quick.SCANNED <= int(found.touched.max()) < len(codes)
+    for q in range(3):
+        by_codes = scan.rows[q][scan.rows[q] >= 0]
+        best = by_codes[: quick.granted(SearchParams(rerank=10), 3)]
+        assert torch.allclose(found.scores[q], (vectors[best] @ z[q]).sort(descending=True).values[:3], atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["codebooks", "own-codebooks"])
+def test_the_row_in_numpy_is_the_decoders(kind: str) -> None:
+    generator = tiny_generator(SIZES, kind=kind)
+    decoder = Decoder(generator, torch.device("cpu"))
+    assert isinstance(decoder.head, CodebookHead)
+    scan = CodeScan(generator.nearness.quantizer, [CodeTrie.build(collection(0, 50)[0], SIZES)])
+    z = torch.nn.functional.normalize(torch.randn(4, 8), dim=1)
+    with torch.inference_mode():
+        row, truth = FirstRow(decoder, decoder.head), scan.liked(decoder, z, -1)
+        told = scan.liked(decoder, z, 1).reshape(4, 3, -1)[:, 1]
+    for i in range(4):
+        kinds, codes = row.liked(z[i].numpy(), np.arange(3))
+        assert np.allclose((kinds[:, None] + codes).reshape(-1), truth[i], atol=1e-5)
+        assert np.allclose(row.liked(z[i].numpy(), np.array([1]))[1][0], told[i], atol=1e-5)
+
+
+def test_compiled_and_plain_look_ups_are_bit_equal() -> None:
+    pytest.importorskip("numba")
+    codes, vectors, z = collection(11, 3000)
+    engine = engine_of("codebooks", own_quantizer(11, False), codes, vectors)
+    params = SearchParams(rerank=30, reranker="codes")
+    allowed = np.random.default_rng(0).random(3000) < 0.5
+    answers = []
+    for scans in (-1000, lookups.WARM + 1):
+        lookups._scans = scans
+        answers.append(engine.search(z, k=20, params=params, allowed=allowed))
+    assert torch.equal(answers[0].rows, answers[1].rows) and torch.equal(answers[0].scores, answers[1].scores)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    items=st.integers(1, 300),
+    own=st.booleans(),
+    share=st.sampled_from([None, 0.0, 0.1, 0.7]),
+    reranker=st.sampled_from(["embeddings", "codes"]),
+    cells=st.sampled_from([2, 128]),
+    added=st.integers(0, 30),
+)
+def test_many_at_once_are_scanned_as_one_by_one(seed, items, own, share, reranker, cells, added) -> None:
+    """The tensor form (a GPU's), run here, against brute force: with room for everything, the best of all that is allowed."""
+    codes, vectors, z = collection(seed, items + added)
+    quantizer = own_quantizer(seed, own)
+    engine = engine_of("own-codebooks" if own else "codebooks", quantizer, codes[:items], vectors[:items])
+    if added:
+        engine = engine.changed(items, codes[items:], vectors[items:])
+    allowed = None if share is None else torch.from_numpy(np.random.default_rng(seed + 1).random(items + added) < share)
+    target = torch.tensor([-1, 0, 2])
+    scale = torch.nn.functional.normalize(quantizer.decode(torch.from_numpy(codes)), dim=1)
+    truth = (vectors if reranker == "embeddings" else scale) @ z.T
+    params = SearchParams(rerank=2000, reranker=reranker)  # room for all
+    before, batch_scan.CELLS = batch_scan.CELLS, cells
+    try:
+        with torch.inference_mode():
+            found = engine.scan.search(engine.decoder, z, z, 6, params, target, allowed)
+    finally:
+        batch_scan.CELLS = before
+    for q in range(3):
+        valid = torch.ones(len(codes), dtype=torch.bool) if allowed is None else allowed.clone()
+        if target[q] >= 0:
+            valid &= torch.from_numpy(codes[:, 0]) == target[q]
+        rows = found.rows[q][found.rows[q] >= 0]
+        assert len(rows) == min(6, int(valid.sum())) and valid[rows].all() and len(set(rows.tolist())) == len(rows)
+        assert torch.allclose(truth[rows, q], found.scores[q, : len(rows)], atol=2e-2 if reranker == "codes" else 1e-5)
+        if cells > 2:
+            best = truth[:, q].masked_fill(~valid, -9).topk(len(rows)).values
+            assert torch.allclose(found.scores[q, : len(rows)], best, atol=2e-2 if reranker == "codes" else 1e-5)

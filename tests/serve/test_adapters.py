@@ -1,0 +1,61 @@
+"""The ways in for other programs: an async client, tools for assistants, a LangChain retriever."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+
+import pytest
+
+from genius.index import Index
+
+
+def test_the_async_client_does_what_the_client_does(start_server: Callable[..., object]) -> None:
+    from genius.serve.async_client import AsyncGeniusClient
+    from genius.serve.client import GeniusClient
+
+    url = start_server(items=30).url  # type: ignore[attr-defined]
+
+    async def ask() -> list[list[str]]:
+        async with AsyncGeniusClient(url) as client:
+            answers = await asyncio.gather(*(client.search(f"a {colour} circle", k=3) for colour in ("red", "blue", "green")))
+            assert (await client.explain("a red circle", k=1)).answers
+            return [[hit.id for hit in answer.hits] for answer in answers]
+
+    with GeniusClient(url) as client:
+        expected = [[hit.id for hit in client.search(f"a {colour} circle", k=3).hits] for colour in ("red", "blue", "green")]
+    assert asyncio.run(ask()) == expected
+    methods = {name for name in vars(GeniusClient) if not name.startswith("_")}
+    assert methods <= set(vars(AsyncGeniusClient)), "a method of the client is missing"
+
+
+def test_an_assistant_can_search_show_and_explain(make_index: Callable[..., Index]) -> None:
+    pytest.importorskip("mcp")
+    from genius.serve.mcp_server import make_server
+
+    index = make_index()
+    server = make_server(index)
+
+    def call(name: str, **given: object) -> dict[str, object]:
+        result = asyncio.run(server.call_tool(name, given))
+        parts = getattr(result, "content", None) or (result[0] if isinstance(result, tuple) else result)
+        return json.loads(parts[0].text)  # type: ignore[no-any-return]
+
+    tools = {tool.name for tool in asyncio.run(server.list_tools())}
+    assert tools == {"search", "show", "explain"}
+    hits = call("search", words="a red circle on white paper", count=2, where="price < 50")["hits"]
+    assert hits[0]["id"] == "circle red text" and len(hits) == 2  # type: ignore[index, arg-type]
+    assert call("show", id="circle red text")["metadata"]["colour"] == "red"  # type: ignore[index]
+    assert call("explain", words="red circle", target="text")["written"]
+
+
+def test_langchain_gets_documents(make_index: Callable[..., Index]) -> None:
+    pytest.importorskip("langchain_core")
+    from genius.serve.langchain import GeniusRetriever
+
+    index = make_index()
+    found = GeniusRetriever(index=index, k=3, target="text", where="colour = 'red'").invoke("a red circle on white paper")
+    hits = index.search("a red circle on white paper", target="text", k=3, where="colour = 'red'")
+    assert [one.id for one in found] == [hit.id for hit in hits] and found[0].page_content == hits[0].item.text
+    assert found[0].metadata["colour"] == "red" and found[0].metadata["score"] == hits[0].score
