@@ -18,7 +18,7 @@ from genius.errors import GeniusError
 from genius.files import read_json, write_whole
 from genius.scale.cluster import connected
 from genius.train.config import TrainConfig
-from genius.train..py import first_process
+from genius.train.losses import rank
 from genius.train.run import TRAINING
 from genius.train.run import train as train_here
 
@@ -79,13 +79,13 @@ def run_on_ray(
 
 def _train(arguments: dict[str, Any]) -> None:
     """One process of the group."""
-    trained = train_here(arguments["config"], quiet=arguments["quiet"] or not first_process())
+    trained = train_here(arguments["config"], quiet=arguments["quiet"] or rank() != 0)
     tell(arguments, {"fingerprint": trained.model.fingerprint(), "metrics": trained.metrics})
 
 
 def tell(arguments: dict[str, Any], outcome: dict[str, Any]) -> None:
     """In a process of the group: what came of it. (Ray keeps reports only together with checkpoints of its own.)"""
-    if first_process():
+    if rank() == 0:
         write_whole(arguments["outcome"], lambda path: path.write_text(json.dumps(outcome)))
 
 
