@@ -149,14 +149,18 @@ def main() -> None:
     parser.add_argument("index", type=Path)
     parser.add_argument("--questions", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rerank", type=int, default=0, help="0: IDs to their end, so that Python searches by beams too")
     given = parser.parse_args()
     with Index.open(given.index) as index:
+        config = index.model.config
+        index.model.config = dataclasses.replace(config, search={**config.search, "rerank": given.rerank})
         asked = questions(index, given.questions, given.seed)
         body = {
             "date": datetime.date.today().isoformat(),
             "items": index.count(),
             "model": index.model.fingerprint(),
             "seed": given.seed,
+            "rerank": given.rerank,
             "load": round(os.getloadavg()[0], 1),
             "note": NOTE,
             "runs": [measure(index, vectors, asked) for vectors in (False, True)],

@@ -77,8 +77,8 @@ export class Engine {
     let ranked = [];
     for (let width = beams; wanted > 0; width = Math.max(4 * width, wanted)) {
       let last = null;
-      for (const found of search(this.decoder, this.collection, z, { beams: width, target: kind ?? -1, stop: Math.max(rerank, wanted) })) last = found;
-      ranked = this.rank(last, z, dense, Math.max(rerank, wide));
+      for (const found of search(this.decoder, this.collection, z, { beams: width, target: kind ?? -1, stop: rerank ? Math.max(rerank, wanted) : 0 })) last = found;
+      ranked = this.rank(last, z, dense, rerank ? Math.max(rerank, wide) : Infinity);
       if (ranked.length >= wanted) break;
     }
     const looked = ranked.length, hits = ranked.slice(0, wide), pictured = image !== null;
