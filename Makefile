@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo site test test-gpu lint browser lock sbom clean help
+.PHONY: setup demo site test test-ray test-gpu lint browser lock sbom clean help
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -45,6 +45,10 @@ browser:  ## Chromium for the page's tests, where the system's package manager h
 test: setup browser lint  ## lint, types and the whole test suite
 	OMP_NUM_THREADS=1 GOMP_SPINCOUNT=1000 $(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/serve
 	OMP_NUM_THREADS=2 GOMP_SPINCOUNT=1000 $(BIN)/python -m pytest tests/serve
+
+test-ray: setup  ## indexing, training and serving on Ray, and S3: tests that the suite skips without the extra
+	$(PIP) -e '.[ray-test]'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/scale
 
 test-gpu: setup  ## what only a CUDA device can show; fails where there is none
 	GENIUS_GPU=1 $(BIN)/python -m pytest tests/gpu

@@ -23,6 +23,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("index", "train"),
     ("fit", "evaluate", "serve", "export"),
     ("demo",),
+    ("scale",),
     ("cli",),
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

@@ -105,9 +105,8 @@ def test_an_early_stop_fills_its_budget(monkeypatch: pytest.MonkeyPatch) -> None
     """One beam of two items would do, but what is ranked next costs nothing more: as much as fits is looked at."""
     monkeypatch.setattr(SearchEngine, "_planned", lambda *_: None)  # beams, as on a GPU: ten vectors would simply be compared
     codes = np.array([[0, first, last, 0] for first in range(5) for last in range(2)])
-    engine = engine_of(
-        codes, torch.nn.functional.normalize(torch.randn(10, 8, generator=torch.Generator().manual_seed(0)), dim=1)
-    )
+    vectors = torch.nn.functional.normalize(torch.randn(10, 8, generator=torch.Generator().manual_seed(0)), dim=1)
+    engine = SearchEngine(GENERATOR, None, CodeTrie.build(codes, SIZES), vectors)  # without codebooks nothing is scanned
     z = torch.randn(3, 8, generator=torch.Generator().manual_seed(1))
     for budget, touched in ((2, 2), (5, 4), (6, 6), (9, 8)):
         found = engine.search(z, k=1, params=SearchParams(beams=1, rerank=budget), target=torch.zeros(3, dtype=torch.long))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 
 import typer
 
@@ -28,6 +29,7 @@ COMMANDS: dict[str, typer.Typer] = {
     "demo": app,
     "index": app,
     "upkeep": app,
+    "objects": app,
     "fields": fields_app,
     "search": app,
     "explain": app,
@@ -69,10 +71,20 @@ app.add_typer(export_app, name="export")
 app.add_typer(data_app, name="data")
 
 
+def _with_address(arguments: list[str]) -> list[str]:
+    """`--ray` may stand alone, which typer's options cannot: then it means this machine."""
+    out = []
+    for i, argument in enumerate(arguments):
+        out.append(argument)
+        if argument == "--ray" and (i + 1 == len(arguments) or arguments[i + 1].startswith("-")):
+            out.append("local")
+    return out
+
+
 def main() -> None:
     # threads that wait for each other should soon sleep, not spin: beside other busy processes, spinning makes a search on
     # all cores many times slower, and sleeping at once a third slower on a quiet machine (lab/speed/engine.md). Read when
     # torch is loaded, so it has to be said before
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "5000")
-    app()
+    app(_with_address(sys.argv[1:]))

@@ -14,11 +14,16 @@ from genius.errors import GeniusError
 
 if TYPE_CHECKING:
     from genius.index.ingest import IngestConfig
+    from genius.scale.bulk import BulkReport
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 IndexArgument = Annotated[Path, typer.Argument(help="The index folder, such as my.genius.", metavar="INDEX")]
 DeviceOption = Annotated[str, typer.Option(help="Where the model runs: auto, cpu, cuda, cuda:1.")]
 ModelOption = Annotated[str | None, typer.Option(help="The model's folder or URI, if the index cannot find it by itself.")]
+RayOption = Annotated[
+    str | None,
+    typer.Option(metavar="[ADDRESS]", help="Spread the work over a Ray cluster; without an address, over this machine."),
+]
 SHOWN = 20  # problems printed for people; --json has more
 
 
@@ -32,7 +37,7 @@ def register(app: typer.Typer) -> None:
 @command
 def index(
     paths: Annotated[
-        list[Path], typer.Argument(help="Files and folders: images, texts, JSONL, CSV, TSV, Parquet.", metavar="PATH...")
+        list[Path], typer.Argument(help="Files, folders or s3://...: images, texts, JSONL, CSV, TSV, Parquet.", metavar="PATH...")
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The index folder; made if it is not there.")] = Path(
         "my.genius"
@@ -68,6 +73,9 @@ def index(
     ] = False,
     batch: Annotated[int, typer.Option(min=1, help="Items written at a time; each batch is safe once written.")] = 256,
     thumbnails: Annotated[int, typer.Option(min=0, help="Longest side of stored previews in pixels, 0 for none.")] = 256,
+    ray: RayOption = None,
+    workers: Annotated[int, typer.Option(min=0, help="With --ray: workers; 0: one a GPU, or one a processor.")] = 0,
+    part_rows: Annotated[int, typer.Option(min=1, help="With --ray: items that a worker does in one go.")] = 1024,
     as_json: JsonOption = False,
 ) -> None:
     """Index images, texts and tables. Run it again at any time: only what changed is read again.
@@ -84,7 +92,10 @@ def index(
       genius index notes/ photos/ --prune
 
       genius index photos/ -o my.genius --encoder hf-hub:openai/clip-vit-base-patch32
+
+      genius index rows.parquet -o my.genius --ray ray://head:10001      (docs/scale.md)
     """
+    from genius.cli.addresses import sources_here
     from genius.cli.common import kept_if_interrupted, phases
     from genius.encoders.devices import find_device
     from genius.errors import KEPT
@@ -94,6 +105,7 @@ def index(
     from genius.index.row_items import Columns
     from genius.model.genius import place
 
+    paths = sources_here(paths, output)
     missing = next((path for path in paths if not path.exists()), None)
     if missing is not None:  # before a model is loaded for nothing
         raise GeniusError(f"no such file or folder: {missing}")
@@ -102,8 +114,18 @@ def index(
     if model is not None and encoder is not None:
         raise GeniusError("--encoder fits a model of its own, --model names one: use either")
     config = IngestConfig(Columns(id_column, text_column, image_column), captions, content, prune, outside, batch, exif)
-    where, fit = find_device(device), None
-    if encoder is not None:
+    where, fit, spread = find_device(device), None, None
+    if ray is not None and (encoder is not None or refit or watch):
+        raise GeniusError("--ray adds to an index whose model is there: fit one first, on a sample, without --ray; no --watch")
+    if ray is not None:
+        from genius.scale.bulk import BulkConfig, bulk_index
+
+        chosen = model or (None if read_about(output) is not None else "bundled:mini")
+        how = BulkConfig(ray, workers, part_rows, thumbnails, device)
+        with phases() as tell, kept_if_interrupted():
+            spread = bulk_index(paths, output, chosen, config, how, lambda done, total: tell("indexing", done, total), note)
+        report, items, hint = spread.report, spread.items, None
+    elif encoder is not None:
         from genius.fit.folder import index_with_encoder
 
         with phases() as tell, kept_if_interrupted():
@@ -124,8 +146,11 @@ def index(
     body = {"index": str(output), "items": items, "advice": hint, **report.to_dict()}
     if fit is not None:
         body["fit"] = fit.to_dict()
+    if spread is not None:
+        body |= spread.to_dict()
     if as_json:
         emit(body)
+        _leave_if_failed(spread)
         return
     rate = f", {body['items_per_second']:,.1f} items/s" if report.added + report.replaced else ""
     pruned = f", {report.deleted} deleted" if config.prune else ""
@@ -148,6 +173,7 @@ def index(
         for line in fit.lines():
             print(f"  {line}")
         print(f'next: genius search {output} "what you look for"')
+    _leave_if_failed(spread)
     if watch:
         note(f"looking for changes every {watch:g} s; Ctrl-C ends it")
         for line in _changes(output, paths, config, watch, where):
@@ -167,6 +193,15 @@ def _changes(output: Path, paths: list[Path], config: IngestConfig, every: float
             report = ingest(index, paths, config)
             if report.added or report.replaced or report.deleted:
                 yield f"{report.added} added, {report.replaced} replaced, {report.deleted} deleted: {index.count():,} items"
+
+
+def _leave_if_failed(spread: BulkReport | None) -> None:
+    """Parts that no worker could do are named, and the status says so: running again tries them again."""
+    if spread is not None and spread.failed:
+        for line in spread.failed[:SHOWN]:
+            note(f"not done: {line}")
+        note(f"{len(spread.failed)} of {spread.parts} parts are not done: run it again")
+        raise typer.Exit(1)
 
 
 @command

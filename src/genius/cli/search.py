@@ -123,9 +123,10 @@ def show(item: Item, how: str) -> None:
 
 
 def opened(path: Path, model: str | None, version: int | None) -> Index:
+    from genius.cli.addresses import here
     from genius.index import Index
 
-    return Index.open(path, model, version=version)
+    return Index.open(here(path), model, version=version)
 
 
 def wanted(index: Index, target: str | None, modality: str | None) -> str | None:

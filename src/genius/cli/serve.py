@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from genius.cli.common import command, console, emit
-from genius.cli.index import DeviceOption
+from genius.cli.index import DeviceOption, RayOption
 from genius.errors import GeniusError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
 
 @command
 def serve(
-    index: Path = typer.Argument(help="The index folder, made by `genius index`."),
+    index: Path = typer.Argument(help="The index folder, made by `genius index`; or s3://..., where `genius publish` put it."),
     model: str | None = typer.Option(None, help="The model; by default the one the index was built with."),
     create: bool = typer.Option(False, "--create", help="Create an empty index if there is none (needs --model)."),
     host: str | None = typer.Option(None, help="Address to listen on (127.0.0.1). Beyond this machine only with API keys."),
@@ -41,6 +41,9 @@ def serve(
     batch: int | None = typer.Option(None, help="Most searches that share one pass through the model."),
     timeout: float | None = typer.Option(None, help="Seconds a search may take, waiting included."),
     device: DeviceOption = "auto",
+    workers: int = typer.Option(1, min=1, max=256, help="Processes that answer; they share what they read of the index."),
+    ray: RayOption = None,
+    replicas: str = typer.Option("1", help="With --ray: how many, or at least and at most, such as 2:8."),
     log_level: str | None = typer.Option(None, help="debug, info, warning or error."),
     json_output: bool = typer.Option(False, "--json", help="Print one JSON line with the address when it listens."),
 ) -> None:
@@ -55,11 +58,16 @@ def serve(
         import uvicorn  # noqa: F401
     except ImportError:
         raise GeniusError("serving needs more packages: pip install 'genius-search[serve]'") from None
+    from dataclasses import replace
+
+    from genius.cli.addresses import here
+    from genius.scale.addresses import url_of
     from genius.serve import logs
     from genius.serve.app import create_app
     from genius.serve.auth import KeyRing, check_exposure
-    from genius.serve.run import leave, tls_context
+    from genius.serve.run import leave, serve_as_worker, tls_context
     from genius.serve.run import serve as run
+    from genius.serve.workers import inherited
 
     settings = _settings(
         config,
@@ -80,7 +88,22 @@ def serve(
     check_exposure(settings, known.current())
     tls_context(settings.tls_cert, settings.tls_key)  # before the model is loaded
     logs.configure(settings.log_level)
+    if url_of(index) is not None:  # a copy of it: whoever writes does so where it is published from
+        settings, index = replace(settings, read_only=True), here(index, follow=True)
+    if ray is not None:
+        from genius.scale.cluster import load_ray
+
+        if create or model is not None or workers > 1:
+            raise GeniusError("with --ray an index serves as it is: no --create, --model or --workers")
+        load_ray()
+        _on_ray(index, settings, keys, ray, replicas, device, json_output)
+        leave(0)
+    given = inherited()
+    if workers > 1 and given is None:
+        leave(0 if _look_after(workers, settings, index, json_output) else 1)
     opened = _open(index, model, create, settings.read_only, device)
+    if given is not None:
+        leave(0 if serve_as_worker(create_app(opened, settings, known), settings, *given) else 1)
     if not known.current():
         console.print("[yellow]no API keys:[/] anyone on this machine may search and change the index (GENIUS_API_KEYS, --keys)")
 
@@ -91,6 +114,42 @@ def serve(
 
     finished = run(create_app(opened, settings, known), settings, listening)
     leave(0 if finished else 1)
+
+
+def _on_ray(
+    index: Path, settings: ServeConfig, keys: Path | None, address: str, replicas: str, device: str | None, json_output: bool
+) -> None:
+    import os
+
+    from genius.index.folder import about_of
+    from genius.scale.serving import ReplicaConfig, replica_counts, serve_on_ray
+
+    about_of(index)  # refused here rather than by every replica
+    least, most = replica_counts(replicas)
+
+    def listening(url: str) -> None:
+        if json_output:
+            emit({"url": url, "replicas": replicas, "index": str(index)})
+        console.print(f"[bold]{url}[/]  {replicas} replicas on Ray, read-only")
+
+    config = ReplicaConfig(address, least, most, device=device or "cpu")
+    serve_on_ray(index, settings, keys and keys.absolute(), os.environ, config, listening)
+
+
+def _look_after(workers: int, settings: ServeConfig, index: Path, json_output: bool) -> bool:
+    """Start workers and stay until they are told to stop; this process opens no index itself."""
+    from genius.serve.run import address, bind
+    from genius.serve.workers import Workers
+
+    listener = bind(settings)
+    url = address(listener, settings)
+
+    def listening() -> None:
+        if json_output:
+            emit({"url": url, "workers": workers, "index": str(index)})
+        console.print(f"[bold]{url}[/]  {workers} workers  (Ctrl-C stops)")
+
+    return Workers(listener, workers, settings.drain_s).run(listening)
 
 
 def _settings(file: Path | None, given: dict[str, object]) -> ServeConfig:

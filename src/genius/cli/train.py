@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from genius.cli.common import command, emit, kept_if_interrupted, setting
+from genius.cli.index import RayOption
 from genius.errors import GeniusError
 
 
@@ -25,6 +26,8 @@ def train(
     change: list[str] = typer.Option([], "--set", help="One field: --set generator.steps=500 (TOML values)."),
     listing: bool = typer.Option(False, "--list", help="Name the built-in configs, say what each is, and stop."),
     fields: bool = typer.Option(False, "--fields", help="Show every field of a config and stop."),
+    ray: RayOption = None,
+    workers: int = typer.Option(0, min=0, help="With --ray: processes; 0: one a GPU, or two."),
     quiet: bool = typer.Option(False, "--quiet", "-q", help="No progress on stderr."),
     as_json: bool = typer.Option(False, "--json", help="One JSON object on stdout at the end."),
 ) -> None:
@@ -55,6 +58,12 @@ def train(
     if encoder:
         overrides["encoder_uri"] = encoder
     settings = read_train_config(config, overrides)
+    if ray is not None:
+        from genius.scale.training import train_on_ray
+
+        result = train_on_ray(settings, ray, workers, quiet or as_json)
+        emit({"output": settings.output, **result}) if as_json else print(settings.output)
+        return
     from genius.train.run import train as run
     from genius.train.verdict import next_command, table, verdict
 

@@ -10,6 +10,7 @@ import codecs
 import csv
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
@@ -27,26 +28,64 @@ TABLE_SUFFIXES = frozenset({".jsonl", ".ndjson", ".csv", ".tsv", ".parquet"})
 Row = dict[str, Any]
 
 
-def read_rows(path: Path) -> Iterator[tuple[int, Row | str]]:
-    """(row number from 1, row) of a table file; a string in place of a row says why it could not be read.
+@dataclass(frozen=True, slots=True)
+class RowRange:
+    """A stretch of a table, for reading one file in several places at once: rows from `first` on (counted from 0), `count` of
+    them, and for lines of text the byte at which they begin."""
+
+    first: int
+    count: int
+    byte: int = 0
+
+
+def cut_rows(path: Path, size: int) -> list[RowRange]:
+    """A table in stretches of `size` rows. CSV is one stretch: what its columns hold shows only in all its rows.
+
+    Parquet says how many rows it has; lines of JSON are counted. A file that cannot be read is no stretch at all.
+    """
+    if path.suffix.lower() == ".parquet":
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            with open_plain(path), pq.ParquetFile(path, **_LIMITS) as file:
+                rows = int(file.metadata.num_rows)
+        except (pa.ArrowException, OSError, MemoryError) as error:
+            raise GeniusError(f"cannot read {path}: {str(error).strip().splitlines()[0][:200]}") from None
+        return [RowRange(first, min(size, rows - first)) for first in range(0, rows, size)]
+    if path.suffix.lower() in (".csv", ".tsv"):
+        return [RowRange(0, 1 << 62)]
+    cuts, lines = [0], 0
+    with open_plain(path) as file:
+        for _ in _lines(file):
+            lines += 1
+            if lines % size == 0:
+                cuts.append(file.tell())
+    return [RowRange(i * size, min(size, lines - i * size), byte) for i, byte in enumerate(cuts) if i * size < lines]
+
+
+def read_rows(path: Path, stretch: RowRange | None = None) -> Iterator[tuple[int, Row | str]]:
+    """(row number from 1, row) of a table file, or of a stretch of it; a string in place of a row says why it could not be read.
 
     One bad row costs one row: the reading goes on behind it. A file that cannot be read any further is one clear line.
     """
-    readers: dict[str, Callable[[Path], Iterator[tuple[int, Row | str]]]] = {
+    readers: dict[str, Callable[[Path, RowRange | None], Iterator[tuple[int, Row | str]]]] = {
         ".csv": _read_csv,
         ".tsv": _read_csv,
         ".parquet": _read_parquet,
     }
     try:
-        yield from readers.get(path.suffix.lower(), read_jsonl_rows)(path)
+        yield from readers.get(path.suffix.lower(), read_jsonl_rows)(path, stretch)
     except (OSError, csv.Error) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise GeniusError(f"cannot read {path}: {reason[:300]}") from None
 
 
-def read_jsonl_rows(path: Path) -> Iterator[tuple[int, Row | str]]:
+def read_jsonl_rows(path: Path, stretch: RowRange | None = None) -> Iterator[tuple[int, Row | str]]:
+    part = stretch or RowRange(0, 1 << 62)
     with open_plain(path) as file:
-        for number, line in enumerate(_lines(file), start=1):
+        file.seek(part.byte)
+        for number, line in zip(range(part.first + 1, part.first + part.count + 1), _lines(file), strict=False):
             if isinstance(line, str):
                 yield number, line
                 continue
@@ -72,8 +111,8 @@ def _lines(file: BinaryIO) -> Iterator[bytes | str]:
         yield f"a line of more than {MAX_LINE:,} bytes"
 
 
-def _read_csv(path: Path) -> Iterator[tuple[int, Row | str]]:
-    """Two passes: a column is numeric or boolean only if all its values are."""
+def _read_csv(path: Path, stretch: RowRange | None = None) -> Iterator[tuple[int, Row | str]]:
+    """Two passes: a column is numeric or boolean only if all its values are. Its one stretch is the whole file."""
     kinds: dict[str, set[str]] = {}
     for _, row in csv_rows(path):
         if not isinstance(row, str):
@@ -139,11 +178,11 @@ _LIMITS: dict[str, Any] = {
 }
 
 
-def _read_parquet(path: Path) -> Iterator[tuple[int, Row | str]]:
+def _read_parquet(path: Path, stretch: RowRange | None = None) -> Iterator[tuple[int, Row | str]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    number = 0
+    part = stretch or RowRange(0, 1 << 62)
     try:
         with (
             open_plain(path),
@@ -151,13 +190,30 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, Row | str]]:
         ):
             if len(file.schema_arrow.names) > MAX_COLUMNS:
                 raise GeniusError(f"{len(file.schema_arrow.names):,} columns; at most {MAX_COLUMNS}")
-            for batch in file.iter_batches(batch_size=_batch_size(file.metadata, path.stat().st_size)):
+            groups, number = _groups(file.metadata, part)
+            for batch in file.iter_batches(_batch_size(file.metadata, path.stat().st_size), groups):
                 for row in _batch_rows(batch):
                     number += 1
-                    yield number, row
+                    if number > part.first + part.count:
+                        return
+                    if number > part.first:
+                        yield number, row
     except (pa.ArrowException, UnicodeDecodeError, OverflowError, MemoryError, SystemError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise GeniusError(f"cannot read {path}: {reason[:200]}") from None
+
+
+def _groups(about: Any, part: RowRange) -> tuple[list[int], int]:
+    """Row groups that hold rows of a stretch, and how many rows lie before them."""
+    groups, before, at = [], 0, 0
+    for number in range(about.num_row_groups):
+        end = at + about.row_group(number).num_rows
+        if end <= part.first:
+            before = end
+        elif at < part.first + part.count:
+            groups.append(number)
+        at = end
+    return groups, before
 
 
 def _batch_size(about: Any, packed: int) -> int:

@@ -36,7 +36,9 @@ MODEL, INSIDE = "model", "inside:"
 """A model that was fitted to this collection lies in the index's own folder, and its source says just that: it moves along."""
 
 ENCODED = "encoded"  # features of items on their way in, while a model is fitted to them
-OWN = frozenset({".lock", "items.lance", "cache", ABOUT, LEDGER, ASIDE, MODEL, ENCODED})
+STAGING = "staging"  # rows that several machines write, on their way in
+PUBLISHED = "published.json"  # where copies of it were put
+OWN = frozenset({".lock", "items.lance", "cache", ABOUT, LEDGER, ASIDE, MODEL, ENCODED, STAGING, PUBLISHED})
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from genius.data.readers import TABLE_SUFFIXES, Row, read_rows
+from genius.data.readers import TABLE_SUFFIXES, Row, RowRange, read_rows
 from genius.errors import GeniusError, Problems, printable
 from genius.index import searching, writing
 from genius.index.index import Index
@@ -82,6 +82,7 @@ class Found:
     name: str
     root: Path  # what it must not lead out of
     caption: Path | None = None
+    stretch: RowRange | None = None  # of a table: these rows, not all
 
 
 def ingest(
@@ -96,7 +97,7 @@ def ingest(
     tell = on_progress or (lambda _: None)
     seen: set[str] = set()
     found = list(find_files(paths, config, report))
-    changed = _changed(index, read_items(found, config, report, tell), seen, report, tell)
+    changed = changed_items(index, read_items(found, config, report, tell), seen, report, tell)
     total = writing.write(
         index._state,
         changed,
@@ -127,7 +128,7 @@ def find_files(paths: Sequence[str | Path], config: IngestConfig, report: Ingest
     for given in map(Path, paths):
         root = given.absolute()
         if root.is_file():
-            if _kind(root) is None:
+            if kind_of_file(root) is None:
                 raise GeniusError(f"{given}: cannot index {root.suffix or 'such'} files")
             yield Found(root, root.name, root.parent.resolve())
         elif root.is_dir():
@@ -151,10 +152,10 @@ def _leads_out(path: Path, root: Path, report: IngestReport) -> bool:
 
 
 def _pair_up(named: Path, root: Path, files: list[Path], captions: bool, ignored: Counter[str]) -> Iterator[Found]:
-    pictured = {p.with_suffix("") for p in files if _kind(p) == "image"} if captions else set()
-    texts = {p.with_suffix(""): p for p in reversed(files) if _kind(p) == "text"} if captions else {}
+    pictured = {p.with_suffix("") for p in files if kind_of_file(p) == "image"} if captions else set()
+    texts = {p.with_suffix(""): p for p in reversed(files) if kind_of_file(p) == "text"} if captions else {}
     for path in files:
-        kind = _kind(path)
+        kind = kind_of_file(path)
         if kind is None:
             ignored[path.suffix.lower() or path.name] += 1
         elif kind != "text" or path.with_suffix("") not in pictured:
@@ -162,7 +163,8 @@ def _pair_up(named: Path, root: Path, files: list[Path], captions: bool, ignored
             yield Found(path, f"{named.name}/{path.relative_to(root).as_posix()}", named, caption)
 
 
-def _kind(path: Path) -> str | None:
+def kind_of_file(path: Path) -> str | None:
+    """image, text or table; None for what cannot be indexed."""
     suffix = path.suffix.lower()
     for kind, suffixes in (("image", IMAGE_SUFFIXES), ("text", TEXT_SUFFIXES), ("table", TABLE_SUFFIXES)):
         if suffix in suffixes:
@@ -182,7 +184,7 @@ def read_items(
 ) -> Iterator[tuple[Item, Stamp]]:
     for file in found:
         try:
-            if _kind(file.path) == "table":
+            if kind_of_file(file.path) == "table":
                 yield from _table(file, config, report, tell)
             else:
                 yield _single(file, config)
@@ -194,7 +196,7 @@ def read_items(
 
 def _single(file: Found, config: IngestConfig) -> tuple[Item, Stamp]:
     mark = file_mark(file.path, config.by_content)
-    if _kind(file.path) == "text":
+    if kind_of_file(file.path) == "text":
         return Item(file.name, text=_read_text(file.path)), Stamp(str(file.path), mark)
     text = None
     if file.caption is not None:
@@ -218,7 +220,7 @@ def _read_text(path: Path) -> str:
 def _table(file: Found, config: IngestConfig, report: IngestReport, tell: Callable[[int], None]) -> Iterator[tuple[Item, Stamp]]:
     bad = in_a_row = 0
     try:
-        for number, row in read_rows(file.path):
+        for number, row in read_rows(file.path, file.stretch):
             try:
                 item, mark = _row_item(file, number, row, config)
             except (GeniusError, OSError, ValueError, TypeError, ArithmeticError, RecursionError) as error:
@@ -275,7 +277,7 @@ def _for_digest(value: Any) -> str:
 # -- comparing with the index ----------------------------------------------------------------------------------
 
 
-def _changed(
+def changed_items(
     index: Index, items: Iterator[tuple[Item, Stamp]], seen: set[str], report: IngestReport, tell: Callable[[int], None]
 ) -> Iterator[Stamped]:
     """Those that are new or whose file changed; an id that comes a second time in one run is skipped."""
@@ -290,12 +292,12 @@ def _changed(
         chunk.append((item, stamp))
         held += held_bytes(item)
         if len(chunk) == LOOK_UP or held > MAX_HELD:
-            yield from _compare(index, chunk, report, tell)
+            yield from compare(index, chunk, report, tell)
             chunk, held = [], 0
-    yield from _compare(index, chunk, report, tell)
+    yield from compare(index, chunk, report, tell)
 
 
-def _compare(
+def compare(
     index: Index, chunk: list[tuple[Item, Stamp]], report: IngestReport, tell: Callable[[int], None]
 ) -> Iterator[Stamped]:
     known = index._columns([item.id for item, _ in chunk], ["_stamp"], "skip")

@@ -11,6 +11,7 @@ of several commits appears as one.
 
 from __future__ import annotations
 
+import json
 import secrets
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,6 +37,33 @@ POSITION_BITS, SEQ_SHIFT = 20, 36
 MAX_BATCH = 1 << POSITION_BITS
 NEVER = timedelta(days=36_500)
 INDEX_FROM = 10_000  # rows; a smaller table is scanned as quickly
+UNUSED = -2  # Lance's number for a column of a data file that the table does not have
+
+
+def metadata_schema(columns: Mapping[str, Kind]) -> pa.Schema:
+    """Metadata columns as the table has them."""
+    import pyarrow as pa
+
+    types = {"text": pa.string(), "number": pa.float64(), "boolean": pa.bool_()}
+    return pa.schema([pa.field(name, types[kind]) for name, kind in columns.items()])
+
+
+def arrow_rows(schema: pa.Schema, columns: Mapping[str, Any]) -> pa.Table:
+    """Columns of values -> an arrow table with a checksum for each row; absent columns are null."""
+    import pyarrow as pa
+
+    n = len(columns["id"])
+    arrays = []
+    for field in schema:
+        if field.name not in columns:
+            arrays.append(pa.nulls(n, field.type))
+        elif field.name in ("_codes", "_embedding"):
+            flat = pa.array(np.ascontiguousarray(columns[field.name]).reshape(-1))
+            arrays.append(pa.FixedSizeListArray.from_arrays(flat, field.type.list_size).cast(field.type))
+        else:
+            arrays.append(pa.array(columns[field.name], field.type))
+    rows = pa.Table.from_arrays(arrays, schema=schema)
+    return rows.set_column(schema.get_field_index(SUM), schema.field(SUM), pa.array(row_sums(rows), pa.int64()))
 
 
 class Store:
@@ -219,7 +247,7 @@ class Store:
         return stray
 
     def _acknowledge(self) -> None:
-        version, book = self._newest(), self.ledger.read()
+        version, book = self.newest(), self.ledger.read()
         if book is None or version != book.head:
             with database_errors("count"):
                 items = int(self._table.count_rows())
@@ -227,17 +255,18 @@ class Store:
 
     def begin_ledger(self, about: Mapping[str, Any], version: int | None = None) -> Book:
         """A new ledger for what is on the disk, at a version (the newest): of a new index, an older one, or a repaired one."""
-        commit.set_aside(self.folder, self._newest() if version is None else version)
+        commit.set_aside(self.folder, self.newest() if version is None else version)
         self._connect()
         sums = commit.record(self.folder, commit.table_files(self.folder), self.durable)
         with database_errors("count"):
-            head = self._newest()
+            head = self.newest()
             shown = frozenset(commit.versions_on_disk(self.folder))  # what was one before there were ledgers still is
             book = Book(about, head, int(self._table.count_rows()), shown, sums)
         self.ledger.rewrite(book, self.durable)
         return book
 
-    def _newest(self) -> int:
+    def newest(self) -> int:
+        """The newest version on the disk, acknowledged or not."""
         with database_errors("read the index"):
             self._table.checkout_latest()
             return int(self._table.version)
@@ -245,7 +274,7 @@ class Store:
     def next_seq(self, long: bool = False) -> int:
         """First `_seq` of a commit on top of the newest version; `long`: of more rows than a batch has."""
         nonce = secrets.randbits(SEQ_SHIFT - POSITION_BITS - long)
-        return ((self._newest() + 1) << SEQ_SHIFT) | (nonce << POSITION_BITS)
+        return ((self.newest() + 1) << SEQ_SHIFT) | (nonce << POSITION_BITS)
 
     def prepare_sums(self) -> None:
         """A table of format 1 has no column for checksums of rows."""
@@ -257,12 +286,9 @@ class Store:
                 self._table.add_columns(pa.schema([pa.field(SUM, pa.int64())]))
 
     def add_columns(self, columns: Mapping[str, Kind]) -> None:
-        import pyarrow as pa
-
-        types = {"text": pa.string(), "number": pa.float64(), "boolean": pa.bool_()}
         with database_errors("add metadata columns"):
             self._table.checkout_latest()
-            self._table.add_columns(pa.schema([pa.field(name, types[kind]) for name, kind in columns.items()]))
+            self._table.add_columns(metadata_schema(columns))
 
     def drop_columns(self, names: Sequence[str]) -> None:
         with database_errors("drop metadata columns"):
@@ -281,27 +307,39 @@ class Store:
 
     def table(self, columns: Mapping[str, Any]) -> pa.Table:
         """Columns of values -> an arrow table of this table's schema; absent columns are null."""
-        import pyarrow as pa
-
-        schema = self._table.schema
-        n = len(columns["id"])
-        arrays = []
-        for field in schema:
-            if field.name not in columns:
-                arrays.append(pa.nulls(n, field.type))
-            elif field.name in ("_codes", "_embedding"):
-                flat = pa.array(np.ascontiguousarray(columns[field.name]).reshape(-1))
-                arrays.append(pa.FixedSizeListArray.from_arrays(flat, field.type.list_size).cast(field.type))
-            else:
-                arrays.append(pa.array(columns[field.name], field.type))
-        rows = pa.Table.from_arrays(arrays, schema=schema)
-        return rows.set_column(schema.get_field_index(SUM), schema.field(SUM), pa.array(row_sums(rows), pa.int64()))
+        return arrow_rows(self._table.schema, columns)
 
     def append(self, rows: pa.Table) -> None:
         """All rows or none."""
         with database_errors("add items"):
             self._table.checkout_latest()
             self._table.add(rows)
+
+    def append_files(self, fragments: Sequence[Mapping[str, Any]]) -> None:
+        """Take in data files that others wrote and that lie in the table's folder already: Lance's own notes of them, as JSON,
+        each with the `names` of its columns. All or none; no row is read or written. Needs pylance (the extra `ray`)."""
+        import lance
+        from lance.fragment import FragmentMetadata
+
+        with database_errors("add items"):
+            table = lance.dataset(str(table_folder(self.folder)))
+            number = {field.name(): field.id() for field in table.lance_schema.fields()}
+            taken = []
+            for fragment in fragments:
+                body = {**fragment["fragment"], "files": [dict(file) for file in fragment["fragment"]["files"]]}
+                for file in body["files"]:  # a writer counts its own columns; here they have the table's numbers
+                    file["fields"] = [number.get(fragment["names"][field], UNUSED) for field in file["fields"]]
+                taken.append(FragmentMetadata.from_json(json.dumps(body)))
+            lance.LanceDataset.commit(
+                str(table_folder(self.folder)), lance.LanceOperation.Append(taken), read_version=table.version
+            )
+
+    def reserve(self) -> int:
+        """First `_seq` on top of the newest version, of a range that no other commit will ever use: the versions that it could
+        have been used by are passed by. For rows that are written long before they are committed."""
+        newest = self.newest()
+        self.pass_by(newest)
+        return (newest + 1) << SEQ_SHIFT
 
     def replace(self, rows: pa.Table) -> None:
         """Insert rows, each in place of the one with its id if there is one. One commit: all or none."""
@@ -334,7 +372,7 @@ class Store:
         import pyarrow as pa
 
         with database_errors("write to the index"):
-            while self._newest() <= version:
+            while self.newest() <= version:
                 self._table.add_columns(pa.schema([pa.field("_passing", pa.bool_())]))
                 self._table.drop_columns(["_passing"])
 
@@ -354,9 +392,9 @@ class Store:
                     if self._table.count_rows() >= INDEX_FROM and not self._table.list_indices():
                         self._table.create_index("_seq", config=BTree())
                     for _ in range(5):
-                        before = self._newest()
+                        before = self.newest()
                         self._table.optimize(cleanup_older_than=NEVER)
-                        if self._newest() == before:
+                        if self.newest() == before:
                             break
                     else:
                         return  # it is never done: then dropping old versions would make a new one, and drop that which counts

@@ -45,7 +45,7 @@ def write(
         raise GeniusError(f"batch_size must be a whole number from 1 to {MAX_BATCH:,}, got {batch_size!r}")
     total = AddReport()
     at = 0
-    for batch in _batched(items, batch_size):
+    for batch in batched(items, batch_size):
         part = None if features is None else features[slice(at, at + len(batch))]
         if part is not None and len(part) != len(batch):
             raise GeniusError(f"features end at row {at + len(part)}, but there are more items")
@@ -57,7 +57,7 @@ def write(
     return total
 
 
-def _batched(items: Iterable[Stamped], size: int) -> Iterator[list[Stamped]]:
+def batched(items: Iterable[Stamped], size: int) -> Iterator[list[Stamped]]:
     batch: list[Stamped] = []
     held = 0
     for pair in items:
@@ -128,7 +128,7 @@ def commit(state: OpenIndex, ready: Prepared, replace: bool, on_error: OnError, 
                 state.store.replace(table)
             else:
                 state.store.append(table)
-        _follow(state, gone)
+        follow(state, gone)
         report.added += len(ready.items) - len(gone)
         report.replaced += len(gone)
         state.commits += 1
@@ -158,7 +158,7 @@ def _without_unused(
     return columns, fresh, conflicts
 
 
-def _follow(state: OpenIndex, gone: list[int]) -> None:
+def follow(state: OpenIndex, gone: list[int]) -> None:
     """Bring the search side up to date. The commit is safe already: trouble here is the next reader's to report."""
     with contextlib.suppress(GeniusError), state.lock:
         state.current(gone)
@@ -184,7 +184,7 @@ def delete(state: OpenIndex, ids: str | Iterable[str], missing: Literal["raise",
             if seqs:
                 state.store.delete(seqs)
         if seqs:
-            _follow(state, list(rows.values()))
+            follow(state, list(rows.values()))
         return len(seqs)
 
 

@@ -1,4 +1,4 @@
-"""Run the app under uvicorn: one process, JSON logs, TLS by two files, and a SIGTERM that lets everyone finish."""
+"""Run the app under uvicorn: one process, or one of several on a socket; JSON logs, and a SIGTERM that lets everyone finish."""
 
 from __future__ import annotations
 
@@ -54,9 +54,10 @@ class _Server(uvicorn.Server):
     """uvicorn finishes open requests on SIGTERM. This also turns `/readyz` to 503 at once, and ends with status 0. And it
     opens the door itself: connections are watched from their first byte, TLS handshakes included."""
 
-    def __init__(self, config: uvicorn.Config, service: Service, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service, tls: ssl.SSLContext | None, alone: bool = True) -> None:
         super().__init__(config)
-        self._service, self._tls = service, tls
+        self._service, self._tls, self._alone = service, tls, alone
+        self.on_answering: Callable[[], None] = lambda: None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # uvicorn would raise the signal again after the drain; nothing is logged here: handlers interrupt writes
@@ -85,10 +86,13 @@ class _Server(uvicorn.Server):
 
         patience = settings.header_timeout_s if self._tls is not None else None
         for listener in sockets or []:
+            # beside others, one connection at a time: who is idle takes the next, and nobody takes them all
             opening = asyncio.get_running_loop().create_server(
-                connect, sock=listener, ssl=self._tls, backlog=1024, ssl_handshake_timeout=patience
+                connect, sock=listener, ssl=self._tls, backlog=1024 if self._alone else 1, ssl_handshake_timeout=patience
             )
             self.servers.append(await opening)
+            listener.listen(1024)  # how many may wait is another matter
+        self.on_answering()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         event("drain", open_connections=len(self.server_state.connections))
@@ -104,12 +108,29 @@ def serve(app: FastAPI, config: ServeConfig, on_listening: Callable[[str], None]
     return bool(app.state.service.drained)
 
 
-def build(app: FastAPI, config: ServeConfig) -> tuple[uvicorn.Server, socket.socket, str]:
-    """The server, not yet running, the socket it will listen on, and its address."""
-    tls = tls_context(config.tls_cert, config.tls_key)
-    listener = _bind(config)
-    _allow_many_files()
+def serve_as_worker(app: FastAPI, config: ServeConfig, listener: socket.socket, ready: int) -> bool:
+    """The same on a socket that others answer on, too; `ready`: a pipe to say on that this one does now."""
+    server, _, _ = build(app, config, listener)
+
+    def say() -> None:
+        os.write(ready, b"1")
+        os.close(ready)
+
+    server.on_answering = say
+    server.run(sockets=[listener])
+    return bool(app.state.service.drained)
+
+
+def address(listener: socket.socket, config: ServeConfig) -> str:
     host, port = listener.getsockname()[:2]
+    return f"http{'s' if config.tls_cert else ''}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def build(app: FastAPI, config: ServeConfig, shared: socket.socket | None = None) -> tuple[_Server, socket.socket, str]:
+    """The server, not yet running, the socket it will listen on (`shared`: one that others listen on, too), and its address."""
+    tls = tls_context(config.tls_cert, config.tls_key)
+    listener = shared or bind(config)
+    _allow_many_files()
     options = uvicorn.Config(
         app,
         log_config=None,
@@ -121,10 +142,10 @@ def build(app: FastAPI, config: ServeConfig) -> tuple[uvicorn.Server, socket.soc
         proxy_headers=bool(config.trusted_proxies),
         forwarded_allow_ips=list(config.trusted_proxies),
         ws="none",
+        loop="asyncio",  # whatever else is installed: connections are watched with what this loop does
         lifespan="on",
     )
-    url = f"http{'s' if tls else ''}://{f'[{host}]' if ':' in host else host}:{port}"
-    return _Server(options, app.state.service, tls), listener, url
+    return _Server(options, app.state.service, tls, alone=shared is None), listener, address(listener, config)
 
 
 def leave(status: int) -> NoReturn:
@@ -150,7 +171,7 @@ def _allow_many_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _bind(config: ServeConfig) -> socket.socket:
+def bind(config: ServeConfig) -> socket.socket:
     try:
         found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = found[0]

@@ -1,0 +1,252 @@
+"""Object stores (`s3://BUCKET/...`): sources are copied from there, and an index is published there and followed from there.
+
+An index lives on a disk, where its codes are mapped and its writer holds a lock; no object store has either. So what is in the
+store is a copy: its files never change once written, and the ledger, sent last, says which of them make a version. Who follows it
+fetches what is new and then the ledger, so that only whole versions are ever seen, and compares checksums on opening. One writer:
+the disk's. Publishing is refused where something else lies in the store, or more than this index knows of. (Two machines that
+publish copies of one index at the very same moment are not kept apart: the store is asked before, not while.)
+
+Knows files and the ledger; talks to the store through pyarrow, which comes with the index anyway.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from genius.errors import GeniusError
+from genius.files import read_json, write_whole
+from genius.index.checksums import size_in
+from genius.index.commit import manifest_name, table_folder
+from genius.index.folder import ABOUT, MODEL, PUBLISHED, about_of
+from genius.index.ledger import LEDGER, Book, Ledger
+from genius.index.lock import WriterLock
+
+EVERY_S = 5.0  # between looks at an index that is followed
+TRIES = 5  # of a fetch whose files are cleaned up meanwhile
+
+
+class Place:
+    """A folder in an object store."""
+
+    def __init__(self, url: str) -> None:
+        from pyarrow import fs
+
+        self.url, self.root = url, url.removeprefix("s3://")
+        endpoint = urlsplit(os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or "")
+        options: dict[str, Any] = {"scheme": endpoint.scheme, "endpoint_override": endpoint.netloc} if endpoint.netloc else {}
+        region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+        with self._errors("reach"):
+            self.store = fs.S3FileSystem(**options, **({"region": region} if region else {}))
+
+    @contextmanager
+    def _errors(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except (OSError, ValueError) as error:
+            if isinstance(error, GeniusError):
+                raise
+            raise GeniusError(f"cannot {doing} {self.url}: {' '.join(str(error).split())[:300]}") from None
+
+    def files(self) -> dict[str, tuple[int, int]]:
+        """Name below this place -> size and time of everything there."""
+        from pyarrow import fs
+
+        with self._errors("list"):
+            found = self.store.get_file_info(fs.FileSelector(self.root, recursive=True, allow_not_found=True))
+        names = {info.path.removeprefix(f"{self.root}/"): info for info in found if info.type == fs.FileType.File}
+        return {name: (info.size, info.mtime_ns or 0) for name, info in names.items()}
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            with self._errors("read"), self.store.open_input_stream(f"{self.root}/{name}") as stream:
+                body: bytes = stream.read()
+                return body
+        except FileNotFoundError:
+            return None
+
+    def fetch(self, name: str, target: Path) -> None:
+        """One object into a file, whole or not at all."""
+
+        def copy(path: Path) -> None:
+            with self._errors("read"), self.store.open_input_stream(f"{self.root}/{name}") as stream, path.open("wb") as file:
+                shutil.copyfileobj(stream, file, 1 << 20)
+
+        write_whole(target, copy)
+
+    def send(self, source: Path, name: str) -> None:
+        with (
+            self._errors("write to"),
+            source.open("rb") as file,
+            self.store.open_output_stream(f"{self.root}/{name}") as stream,
+        ):
+            shutil.copyfileobj(file, stream, 1 << 20)
+
+    def remove(self, name: str) -> None:
+        with self._errors("write to"), contextlib.suppress(FileNotFoundError):
+            self.store.delete_file(f"{self.root}/{name}")
+
+
+# -- sources -------------------------------------------------------------------------------------------------------
+
+
+def fetch_sources(url: str, folder: Path) -> Path:
+    """Everything under `url` as files under `folder`, with the store's times, so that what did not change is not read again."""
+    place = Place(url)
+    found = place.files()
+    single = not found and place.store.get_file_info(place.root).is_file
+    if not found and not single:
+        raise GeniusError(f"there is nothing at {url}")
+    target = folder / place.root
+    if single:
+        about = place.store.get_file_info(place.root)
+        found, place.root, target = {target.name: (about.size, about.mtime_ns or 0)}, str(Path(place.root).parent), target.parent
+    for name, (size, time) in found.items():
+        path = (target / name).resolve()
+        if not path.is_relative_to(target.resolve()):
+            raise GeniusError(f"{url} holds an object whose name leads out of it: {name!r}")
+        if not path.is_file() or (path.stat().st_size, path.stat().st_mtime_ns) != (size, time):
+            place.fetch(name, path)
+            os.utime(path, ns=(time, time))
+    if single:
+        return target / next(iter(found))
+    for path in target.rglob("*"):
+        if path.is_file() and path.relative_to(target).as_posix() not in found:
+            path.unlink()
+    return target
+
+
+# -- an index ------------------------------------------------------------------------------------------------------
+
+
+def publish(folder: Path, url: str) -> Book:
+    """Copy an index to the store, or bring the copy there up to date; what it says now. Writers wait meanwhile."""
+    about_of(folder)
+    place = Place(url)
+    with WriterLock(folder / ".lock", 30.0).hold():
+        book = Ledger(folder).read()
+        if book is None:
+            raise GeniusError(f"{folder} is of an earlier format: genius optimize {folder} brings it up to date")
+        there, before = place.files(), _book(place)
+        _refuse_another(folder, place, book, before, there)
+        table = table_folder(folder)
+        for name in sorted(book.files, key=lambda name: name.startswith("_versions")):  # what defines a version after its data
+            if there.get(f"{table.name}/{name}", (-1, 0))[0] != size_in(book.files[name]):
+                place.send(table / name, f"{table.name}/{name}")
+        for path in [folder / ABOUT, *sorted((folder / MODEL).rglob("*"))]:
+            if path.is_file():
+                place.send(path, path.relative_to(folder).as_posix())
+        place.send(folder / LEDGER, LEDGER)  # from here on the new version counts
+        noted = {**_published(folder), place.url: _mark(book)}
+        write_whole(folder / PUBLISHED, lambda path: path.write_text(json.dumps(noted)))
+        for name in there:
+            if name.startswith(f"{table.name}/") and name.removeprefix(f"{table.name}/") not in book.files:
+                place.remove(name)
+    return book
+
+
+def _refuse_another(folder: Path, place: Place, book: Book, before: Book | None, there: dict[str, Any]) -> None:
+    """Unless nothing is there, or a version of this very index, or what was published from here last (and cleaned up since)."""
+    if before is None:
+        if there:
+            raise GeniusError(f"{place.url} holds something else ({next(iter(there))!r}): choose another place")
+        return
+    if before.about["id"] != book.about["id"]:
+        raise GeniusError(f"{place.url} holds another index: choose another place")
+    name = manifest_name(before.head)
+    ours = before.head in book.shown and book.files.get(name) == before.files.get(name)
+    if not ours and _published(folder).get(place.url) != _mark(before):
+        raise GeniusError(f"{place.url} holds changes that this copy of the index does not have: somebody else publishes there")
+
+
+def _published(folder: Path) -> dict[str, str]:
+    """Where this index was published, and what was there afterwards."""
+    try:
+        noted: dict[str, str] = read_json(folder / PUBLISHED)
+        return noted
+    except (FileNotFoundError, GeniusError):
+        return {}
+
+
+def _mark(book: Book) -> str:
+    return f"{book.head} {book.files.get(manifest_name(book.head))}"
+
+
+def _book(place: Place) -> Book | None:
+    body = place.read(LEDGER)
+    if body is None:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / LEDGER).write_bytes(body)
+        return Ledger(Path(folder)).read()
+
+
+def fetch_index(url: str, folder: Path) -> Book:
+    """Bring a local copy of a published index up to date. Who has it open moves on by itself, to whole versions only."""
+    place = Place(url)
+    for _ in range(TRIES):
+        try:
+            return _fetch(place, folder)
+        except FileNotFoundError:
+            continue  # cleaned up since the ledger was read: there is a newer one
+    raise GeniusError(f"{url} changes faster than it can be copied, or files of it are missing")
+
+
+def _fetch(place: Place, folder: Path) -> Book:
+    book = _book(place)
+    if book is None:
+        raise GeniusError(f"no index at {place.url} (genius publish INDEX {place.url} puts one there)")
+    table = table_folder(folder)
+    for name, noted in book.files.items():
+        path = table / name
+        if not path.is_file() or path.stat().st_size != size_in(noted):
+            place.fetch(f"{table.name}/{name}", path)
+    for name in place.files():
+        if name == ABOUT or (name.startswith(f"{MODEL}/") and ".." not in name):
+            place.fetch(name, folder / name)
+    with tempfile.TemporaryDirectory() as scratch:
+        place.fetch(LEDGER, Path(scratch) / LEDGER)
+        found = Ledger(Path(scratch)).read()
+        if found is None or found.head != book.head:
+            raise FileNotFoundError(LEDGER)  # published again meanwhile
+        write_whole(folder / LEDGER, lambda path: shutil.copyfile(Path(scratch) / LEDGER, path))
+    for path in table.rglob("*"):
+        if path.is_file() and path.relative_to(table).as_posix() not in book.files:
+            path.unlink()
+    return book
+
+
+def local_copy(url: str) -> Path:
+    """Where the local copy of a published index is kept, brought up to date: GENIUS_CACHE, or ~/.cache/genius."""
+    cache = Path(os.environ.get("GENIUS_CACHE") or Path.home() / ".cache" / "genius")
+    folder = cache / f"{hashlib.blake2b(url.encode(), digest_size=8).hexdigest()}-{Path(url).name}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with WriterLock(folder / ".fetching", 600.0).hold():
+        fetch_index(url, folder)
+    return folder
+
+
+def follow(url: str, every_s: float = EVERY_S) -> threading.Thread:
+    """Keep the local copy up to date, in a thread that ends with the process. A store that is away is tried again."""
+
+    def run() -> None:
+        while True:
+            threading.Event().wait(every_s)
+            with contextlib.suppress(GeniusError, OSError):
+                local_copy(url)
+
+    thread = threading.Thread(target=run, name="genius-follow", daemon=True)
+    thread.start()
+    return thread

@@ -1,0 +1,183 @@
+"""Parts, records and the one commit, without Ray: the same index as one process makes, whatever breaks off where."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scale_fixtures import Killed
+
+from genius.data.readers import cut_rows, read_rows
+from genius.errors import GeniusError
+from genius.index import Index
+from genius.index.check import check
+from genius.index.ingest import IngestConfig, IngestReport, ingest
+from genius.index.store import Store
+from genius.scale import taking_in
+from genius.scale.bulk import BulkConfig, BulkReport, bulk_index
+from genius.scale.parts import cut
+from genius.scale.staging import Staging
+from lab.ray.compare import contents, differences, make_sources
+
+pytest.importorskip("lance", reason="needs the extra: pip install 'genius-search[ray]'")
+
+SMALL = BulkConfig(part_rows=32)
+CONFIG = IngestConfig(batch_size=32)
+Spread = Callable[..., Callable[[Any], None]]
+
+
+def run(sources: Path, output: Path, model: str, spread: Callable[[Any], None], **options: Any) -> BulkReport:
+    return bulk_index([sources], output, model, options.pop("ingest", CONFIG), options.pop("config", SMALL), spread=spread)
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> tuple[Path, set[str]]:
+    return tmp_path / "sources", make_sources(tmp_path / "sources", rows=150, pictures=12)
+
+
+def test_it_is_the_index_that_one_process_makes(tmp_path: Path, sources: Any, model_folder: str, in_turn: Spread) -> None:
+    folder, ids = sources
+    plain = Index(tmp_path / "plain.genius", model_folder)
+    told = ingest(plain, [folder], CONFIG)
+    report = run(folder, tmp_path / "bulk.genius", model_folder, in_turn())
+    assert report.report.added == len(ids) == told.added and report.parts > 4
+    assert sorted(report.report.problems) == sorted(told.problems)  # both bad pictures, by name
+    with Index.open(tmp_path / "bulk.genius") as opened:
+        assert contents(opened).keys() == ids
+        assert set(differences(plain, opened).values()) == {0}
+        assert opened.count("price < 10") == plain.count("price < 10") > 0
+    assert not check(tmp_path / "bulk.genius").problems
+
+
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_a_run_that_was_killed_is_gone_on_with(
+    tmp_path: Path, sources: Any, model_folder: str, in_turn: Spread, after: int
+) -> None:
+    folder, ids = sources
+    output = tmp_path / "bulk.genius"
+    with pytest.raises(Killed):
+        run(folder, output, model_folder, in_turn(after))
+    with Index.open(output, read_only=True) as opened:
+        assert len(opened) == 0  # nothing half done is seen
+    report = run(folder, output, model_folder, in_turn())
+    assert report.resumed == after and report.report.added == len(ids)
+    again = run(folder, output, model_folder, in_turn())
+    assert again.resumed == 0 and again.report.added == again.report.replaced == 0 and again.report.unchanged == len(ids)
+    with Index.open(output, read_only=True) as opened:
+        assert contents(opened).keys() == ids  # `contents` fails for an id that comes twice
+    assert [path.name for path in (output / "staging").iterdir()] == [".lock"] and not check(output).problems
+
+
+@pytest.mark.parametrize("where", ["links", "append", "acknowledge", "clear"])
+def test_the_commit_happens_once_wherever_it_is_killed(
+    tmp_path: Path, sources: Any, model_folder: str, in_turn: Spread, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, ids = sources
+    output = tmp_path / "bulk.genius"
+
+    def die(*_: Any, **__: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        if where == "links":
+            patch.setattr(Store, "append_files", die)
+        elif where == "append":
+            patch.setattr(taking_in, "_unfit", die)
+        elif where == "acknowledge":
+            patch.setattr(taking_in, "follow", die)
+        else:
+            patch.setattr(shutil, "rmtree", die)  # the job is forgotten, its records are still there
+        with pytest.raises(Killed):
+            run(folder, output, model_folder, in_turn())
+    report = run(folder, output, model_folder, in_turn())
+    assert report.report.added + report.report.unchanged == len(ids)
+    with Index.open(output, read_only=True) as opened:
+        assert contents(opened).keys() == ids
+    assert not check(output).problems
+
+
+def test_a_living_index_is_added_to_while_others_write(tmp_path: Path, sources: Any, model_folder: str, in_turn: Spread) -> None:
+    from genius import Item
+
+    folder, ids = sources
+    output = tmp_path / "bulk.genius"
+    run(folder, output, model_folder, in_turn())
+    lines = (folder / "rows.jsonl").read_text().splitlines()
+    changed = {**json.loads(lines[0]), "text": "quite another text"}
+    (folder / "rows.jsonl").write_text(
+        "\n".join([json.dumps(changed), *lines[1:], json.dumps({"id": "new", "text": "new"})]) + "\n"
+    )
+    other = Index(output, model_folder)
+
+    def meanwhile(work: Any) -> None:
+        in_turn()(work)
+        other.add([Item("foreign", text="written while the workers were at it")])
+
+    report = run(folder, output, model_folder, meanwhile)
+    assert (report.report.added, report.report.replaced, report.report.unchanged) == (1, 1, len(ids) - 1)
+    assert other.get("r0").text == "quite another text" and "foreign" in other and len(other) == len(ids) + 2
+    assert {hit.id for hit in other.search("quite another text", k=3)} >= {"r0"}
+    with Index.open(output) as fresh:
+        assert contents(fresh) == contents(other) and not check(output).problems
+
+
+def test_ids_that_come_twice_and_columns_that_contradict_are_named(tmp_path: Path, model_folder: str, in_turn: Spread) -> None:
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    one = [{"id": f"a{i}", "text": f"text {i}", "size": i} for i in range(40)]
+    two = [{"id": f"b{i}", "text": f"word {i}", "size": f"size {i}" if i % 2 else None} for i in range(40)]
+    for name, rows in (("1.jsonl", one), ("2.jsonl", [*two, {"id": "a7", "text": "again"}])):
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    report = run(folder, tmp_path / "bulk.genius", model_folder, in_turn())
+    plain = Index(tmp_path / "plain.genius", model_folder)
+    told = ingest(plain, [folder], CONFIG)
+    assert report.report.added == told.added == 60
+    assert sorted(report.report.problems) == sorted(told.problems)
+    with Index.open(tmp_path / "bulk.genius") as opened:
+        assert contents(opened) == contents(plain)
+        assert opened.columns() == plain.columns() and opened.get("a7").text == "text 7"
+
+
+def test_a_part_keeps_its_name_until_its_source_changes(tmp_path: Path, sources: Any) -> None:
+    folder, _ = sources
+    first = cut([folder], CONFIG, 32, "model", IngestReport())
+    assert [part.name for part in cut([folder], CONFIG, 32, "model", IngestReport())] == [part.name for part in first]
+    assert not {part.name for part in first} & {part.name for part in cut([folder], CONFIG, 32, "other", IngestReport())}
+    with (folder / "rows.jsonl").open("a") as file:
+        file.write('{"id": "z", "text": "z"}\n')
+    again = {part.name: part for part in cut([folder], CONFIG, 32, "model", IngestReport())}
+    lost = [part for part in first if part.name not in again]
+    assert lost and all(part.files[0].name.endswith("rows.jsonl") for part in lost)
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
+@pytest.mark.parametrize("size", [1, 7, 32, 1000])
+def test_stretches_are_the_whole_table(sources: Any, name: str, size: int) -> None:
+    path = sources[0] / name
+    whole = list(read_rows(path))
+    parts = [list(read_rows(path, stretch)) for stretch in cut_rows(path, size)]
+    assert [row for part in parts for row in part] == whole and all(len(part) <= size for part in parts)
+
+
+def test_two_drivers_do_not_share_a_staging_folder(tmp_path: Path, sources: Any, model_folder: str, in_turn: Spread) -> None:
+    folder, _ = sources
+    output = tmp_path / "bulk.genius"
+
+    def second(work: Any) -> None:
+        with pytest.raises(GeniusError, match="written by another"):
+            run(folder, output, model_folder, in_turn())
+        in_turn()(work)
+
+    assert not run(folder, output, model_folder, second).failed
+    assert Staging(output).range() is None
+
+
+def test_settings_that_do_not_go_together_are_one_line(tmp_path: Path, sources: Any, model_folder: str, in_turn: Spread) -> None:
+    with pytest.raises(GeniusError, match="--prune"):
+        run(sources[0], tmp_path / "a.genius", model_folder, in_turn(), ingest=IngestConfig(prune=True))
+    with pytest.raises(GeniusError, match="rows of a part"):
+        run(sources[0], tmp_path / "a.genius", model_folder, in_turn(), config=BulkConfig(part_rows=1 << 21))

@@ -1,0 +1,149 @@
+"""Sources and indexes in an S3 of this machine (moto's server): fetched, published, followed; and refused in one line."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from genius import Index, Item
+from genius.errors import GeniusError
+from genius.index.check import check
+from genius.index.ingest import ingest
+from genius.scale.addresses import url_of
+from genius.scale.objects import Place, fetch_index, fetch_sources, publish
+
+pytest.importorskip("moto", reason="needs moto and flask: pip install 'genius-search[dev]'")
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    settings = {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true",
+    }  # fmt: skip
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                break
+            except OSError:
+                assert time.monotonic() < deadline and server.poll() is None
+                time.sleep(0.1)
+        import urllib.request
+
+        urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{port}/shelf", method="PUT"), timeout=30).close()
+        yield "s3://shelf"
+    finally:
+        server.kill()
+        server.wait()
+        for name, value in before.items():
+            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+
+
+def put(url: str, name: str, body: bytes, folder: Path) -> None:
+    path = folder / "put"
+    path.write_bytes(body)
+    Place(url).send(path, name)
+
+
+def test_sources_are_fetched_and_only_what_changed_is_read_again(bucket: str, tmp_path: Path, model_folder: str) -> None:
+    url = f"{bucket}/texts"
+    for name in ("a", "b", "deep/c"):
+        put(url, f"{name}.txt", f"the text {name}".encode(), tmp_path)
+    index = Index(tmp_path / "i.genius", model_folder)
+    local = fetch_sources(url, tmp_path / "copy")
+    assert ingest(index, [local]).added == 3 and "texts/deep/c.txt" in index
+    assert ingest(index, [fetch_sources(url, tmp_path / "copy")]).unchanged == 3
+    time.sleep(1.1)  # the store counts whole seconds
+    put(url, "a.txt", b"quite another text", tmp_path)
+    Place(url).remove("b.txt")
+    assert not (fetch_sources(url, tmp_path / "copy") / "b.txt").exists()
+    report = ingest(index, [local])
+    assert (report.replaced, report.unchanged) == (1, 1) and index.get("texts/a.txt").text == "quite another text"
+    assert fetch_sources(f"{url}/deep/c.txt", tmp_path / "other").read_text() == "the text deep/c"
+    with pytest.raises(GeniusError, match="nothing at"):
+        fetch_sources(f"{bucket}/none", tmp_path / "copy")
+
+
+def test_an_index_is_published_and_followed_by_those_who_have_it_open(bucket: str, tmp_path: Path, model_folder: str) -> None:
+    url = f"{bucket}/shop.genius"
+    index = Index(tmp_path / "i.genius", model_folder)
+    index.add([Item(f"{n}", text=f"thing {n}") for n in range(30)])
+    publish(index.path, url)
+    copy = tmp_path / "copy.genius"
+    fetch_index(url, copy)
+    reader = Index.open(copy, read_only=True)
+    assert len(reader) == 30 and [h.id for h in reader.search("thing 7")] == [h.id for h in index.search("thing 7")]
+    index.upsert([Item("7", text="seven no more"), Item("new", text="new")])
+    index.delete("3")
+    assert len(reader) == 30 and reader.get("7").text == "thing 7"  # not published yet
+    publish(index.path, url)
+    fetch_index(url, copy)
+    assert len(reader) == 30 and "new" in reader and "3" not in reader and reader.get("7").text == "seven no more"
+    from datetime import timedelta
+
+    index.optimize(keep=timedelta(0))  # other files altogether
+    publish(index.path, url)
+    fetch_index(url, copy)
+    assert len(reader) == 30 and reader.get("new").text == "new" and not check(copy).problems
+
+
+def test_somebody_elses_place_is_not_written_to(bucket: str, tmp_path: Path, model_folder: str) -> None:
+    url = f"{bucket}/taken.genius"
+    one, other = Index(tmp_path / "1.genius", model_folder), Index(tmp_path / "2.genius", model_folder)
+    one.add([Item("a", text="a")])
+    publish(one.path, url)
+    with pytest.raises(GeniusError, match="another index"):
+        publish(other.path, url)
+    fetch_index(url, tmp_path / "fork.genius")
+    one.add([Item("b", text="b")])
+    publish(one.path, url)
+    fork = Index(tmp_path / "fork.genius", model_folder)
+    with pytest.raises(GeniusError, match="somebody else"):
+        publish(fork.path, url)
+    for name in ("c", "d", "e"):  # as far, and farther
+        fork.add([Item(name, text=name)])
+        with pytest.raises(GeniusError, match="somebody else"):
+            publish(fork.path, url)
+    with pytest.raises(GeniusError, match="holds something else"):
+        publish(one.path, bucket)
+    with pytest.raises(GeniusError, match="no index at"):
+        fetch_index(f"{bucket}/nowhere", tmp_path / "n.genius")
+
+
+def test_addresses() -> None:
+    assert url_of(Path("s3://b/a.genius")) == url_of("s3://b/a.genius/") == "s3://b/a.genius"
+    assert url_of("photos/s3:/b") is None and url_of("C:/photos") is None
+
+
+def test_the_commands_take_addresses(bucket: str, tmp_path: Path, model_folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner
+
+    from genius.cli import app
+
+    monkeypatch.setenv("GENIUS_CACHE", str(tmp_path / "cache"))
+    put(f"{bucket}/notes", "a.txt", b"a red bicycle", tmp_path)
+    output, run = tmp_path / "n.genius", CliRunner().invoke
+    done = run(app, ["index", f"{bucket}/notes", "-o", str(output), "--model", model_folder])
+    assert done.exit_code == 0 and "1 added" in done.output, done.output
+    assert run(app, ["publish", str(output), f"{bucket}/n.genius"]).exit_code == 0
+    found = run(app, ["search", f"{bucket}/n.genius", "--text", "bicycle", "--json"])
+    assert found.exit_code == 0 and "notes/a.txt" in found.output, found.output
+    refused = run(app, ["index", str(tmp_path), "-o", f"{bucket}/new.genius"])
+    assert refused.exit_code == 2 and "genius publish" in refused.output
+    assert run(app, ["publish", str(output), "elsewhere"]).exit_code == 2

@@ -1,0 +1,59 @@
+"""`genius serve --workers 2`: two processes on one socket and one index; they share what they read, and one may die."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import psutil
+
+
+def search(url: str, text: str = "a red circle") -> httpx.Response:
+    """On a connection of its own, so that either worker may take it."""
+    return httpx.post(f"{url}/v1/search", json={"text": text, "k": 3}, timeout=30, trust_env=False)
+
+
+@contextmanager
+def asleep(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def until(what: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_two_workers_answer_see_each_others_writes_and_outlive_a_kill(start_server: Callable[..., Any]) -> None:
+    server = start_server("--workers", "2")
+    parent = psutil.Process(server.process.pid)
+    first = {child.pid for child in parent.children()}
+    assert len(first) == 2
+    one, other = first
+
+    with asleep(other):  # so `one` answers, and writes
+        assert search(server.url).status_code == 200
+        body = {"items": [{"id": "zebra-1", "text": "a striped zebra"}]}
+        assert httpx.post(f"{server.url}/v1/items", json=body, timeout=30, trust_env=False).status_code == 200
+    with asleep(one):  # the other has not written it, and knows of it at once
+        shown = httpx.get(f"{server.url}/v1/items/zebra-1", timeout=30, trust_env=False)
+        assert shown.status_code == 200 and shown.json()["text"] == "a striped zebra"
+
+    os.kill(one, signal.SIGKILL)
+    until(lambda: {child.pid for child in parent.children() if child.status() != psutil.STATUS_ZOMBIE} != first)
+    assert all(search(server.url).status_code == 200 for _ in range(5))  # the other goes on meanwhile
+    until(lambda: len([child for child in parent.children() if child.status() != psutil.STATUS_ZOMBIE]) == 2)
+
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(60) == 0
+    assert not [pid for pid in first if psutil.pid_exists(pid)]
