@@ -122,7 +122,7 @@ class Scann:
     ]
 
     def build(self, vectors: Floats) -> None:
-        import scann  # type: ignore[import-untyped]
+        import scann
 
         self.size = vectors.nbytes + len(vectors) * vectors.shape[1] // 4
         leaves = max(16, int(2 * len(vectors) ** 0.5))
