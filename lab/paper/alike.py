@@ -12,6 +12,7 @@ from typing import Any
 from genius.encoders.registry import resolve
 from genius.errors import GeniusError
 from genius.files import read_json
+from genius.train.config import RULES
 from genius.train.run import CONFIG, TRAINING
 
 Recipe = dict[str, Any]
@@ -54,7 +55,7 @@ def flat(body: Mapping[str, Any], before: str = "") -> Recipe:
 def refuse_unlike(first: str, recipes: Mapping[str, Recipe], changes: Mapping[str, Collection[str]]) -> None:
     """One clear line where a row's recipe differs from the first row's in more than what the row is about (`changes`)."""
     for row, recipe in recipes.items():
-        about = {*changes.get(first, ()), *changes.get(row, ())}
+        about = {*changes.get(first, ()), *changes.get(row, ()), *_idle(recipes[first]), *_idle(recipe)}
         for name in sorted(recipes[first].keys() | recipe.keys()):
             old, new = recipes[first].get(name), recipe.get(name)
             if (
@@ -67,6 +68,11 @@ def refuse_unlike(first: str, recipes: Mapping[str, Recipe], changes: Mapping[st
                 f"{first!r} and {row!r} were trained differently ({name}: {_shown(old)} and {_shown(new)}), so they do not "
                 f"compare: give a model with the same settings, or train the first row here too (--variant '{first}=train')"
             )
+
+
+def _idle(recipe: Recipe) -> set[str]:
+    """Fields that another one leaves without effect."""
+    return {name for rule in RULES if rule.switch in recipe and rule.off(recipe[rule.switch]) for name in rule.ignored}
 
 
 def _beside(name: str) -> bool:

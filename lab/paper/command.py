@@ -26,7 +26,7 @@ def reproduce_experiment(
     train: Annotated[str, typer.Option(help="Training data, for rows that must be trained here.")] = "",
     base: Annotated[str, typer.Option(help="Training config that ablations change one line of.")] = "builtin:paper",
     work: Annotated[Path, typer.Option(help="Where models trained here are kept; a second call finds them.")] = Path("reproduce"),
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the report.")] = None,
+    out: Annotated[Path | None, typer.Option("--output", "--out", "-o", help="Folder for the report.")] = None,
     change: Annotated[
         list[str] | None, typer.Option("--set", help="One field of the training config: --set generator.steps=500.")
     ] = None,

@@ -128,15 +128,16 @@ class Everything:
 
         return Item(name, text="t", metadata={"price": 3})
 
-    def search_many(self, queries: list[Any], request: Any) -> Any:
+    def search_each(self, queries: list[Any], requests: list[Any]) -> Any:
         from genius.index import Hit, Hits
         from genius.index.filters import compile_where
         from genius.types import Modality
 
-        if request.where is not None:
-            compile_where(request.where, {"price": "number", "name": "text"})  # type: ignore[dict-item]
         one = Hit("a", 0.5, (1, 2), self._item("a"), Modality.TEXT)
-        return [Hits([one] * min(request.k, 3)) for _ in queries]
+        for request in requests:
+            if request.where is not None:
+                compile_where(request.where, {"price": "number", "name": "text"})  # type: ignore[dict-item]
+        return [Hits([one] * min(request.k, 3)) for request in requests]
 
     def _write(self, items: Iterable[Any]) -> Any:
         from genius.pictures import load_image

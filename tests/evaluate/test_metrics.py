@@ -26,8 +26,7 @@ def random_case(seed: int, queries: int = 60, pool: int = 80, k: int = 30) -> tu
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_equal_ranx(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")  # compiling takes 20 s, and what it computes here no time at all
+def test_equal_ranx(seed: int, tmp_path: Path) -> None:
     ranx = pytest.importorskip("ranx", reason="ranx is not installed")
     rows, scores, positives = random_case(seed)
     query_ids, pool_ids = [f"q{i}" for i in range(len(rows))], [f"d{i}" for i in range(80)]

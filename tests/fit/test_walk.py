@@ -163,7 +163,7 @@ def test_python(clip: Path, tmp_path: Path) -> None:
         index.add(items)
         assert [hit.id.split("-")[0] for hit in index.search(text="green", k=3)] == ["green"] * 3
         assert index.search(image=photo("purple", 77), target="image", k=1)[0].id.startswith("purple")
-    with pytest.raises(GeniusError, match="expected items"):
+    with pytest.raises(GeniusError, match="expected an Item"):
         Genius.from_encoder(clip).fit(["a"])  # type: ignore[list-item]
     with pytest.raises(GeniusError, match="none of the"):
         Genius.from_encoder(clip).fit([Item("x", image=tmp_path / "gone.png")])

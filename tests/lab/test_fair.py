@@ -79,7 +79,7 @@ def test_rows_are_trained_alike_and_a_second_call_goes_on(tmp_path: Path) -> Non
     np.save(folder / "texts.npy", random.standard_normal((2 * products, 6)).astype(np.float16))
     meta = {"titles": list(range(products)), "test": list(range(50, products)), "queries": questions, "texts": 2 * products}
     (folder / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
-    fields = {"model.decoder": "nano", "model.width": 8, "model.projection": 8, "model.hidden": 8, "run.validations": 2}
+    fields = {"model.decoder": "nano", "model.width": 8, "model.projection": 8, "model.hidden": 8}
     stages = {"encoder": 4, "quantizer": 3, "generator": 3}
     fields |= {f"{stage}.batch": 16 for stage in stages} | {f"{stage}.steps": steps for stage, steps in stages.items()}
     rows = fair.rows_of(("table-4", "table-5"))
@@ -96,7 +96,7 @@ def test_rows_are_trained_alike_and_a_second_call_goes_on(tmp_path: Path) -> Non
     lines = {line["row"]: line for line in body["lines"]}
     assert set(lines) == {"GENIUS", "w/o query augmentation", "256 x 5"}
     assert set(lines["GENIUS"]["hit@5"]) == {"universal", "local"} and set(lines["256 x 5"]["hit@5"]) == {"local"}
-    assert lines["GENIUS"]["looks"] and lines["w/o query augmentation"]["config"]["generator"]["augmentation"] == "none"
+    assert lines["GENIUS"]["looks"] and lines["w/o query augmentation"]["config"]["generator"]["inputs"] == "questions"
     first = lines["GENIUS"]["config"]
     assert first["encoder"]["hard_negatives"] == 0 == first["quantizer"]["hard_negatives"] == first["encoder"]["modality_weight"]
     other = lines["256 x 5"]["config"]

@@ -44,7 +44,7 @@ def test_memory_and_time_of_every_part(tmp_path: Path) -> None:
         "model.level_sizes": [3, 8, 8],
     }
     batches = {f"{stage}.batch": 32 for stage in ("encoder", "quantizer", "generator")}
-    config = read_train_config("builtin:paper", {**small, **batches})
+    config = read_train_config("builtin:paper", {**small, **batches, "encoder.train": "heads"})
     run = memory.Run(tmp_path / "features", config, memory.Meter(tmp_path / "out.json", {"device": "CPU"}), steps=4)
     run.all(asked=8)
     body = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))

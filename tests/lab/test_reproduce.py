@@ -121,7 +121,7 @@ def test_rows_that_were_trained_differently_are_refused(world: World, tmp_path: 
     body = json.loads((world.model / "training" / "config.json").read_text(encoding="utf-8"))
     planned = flat(to_dict(read_train_config("builtin:tiny", {**like, "model.width": 32, "output": "elsewhere", "seed": 5})))
     refuse_unlike("a", {"a": flat(body), "b": planned}, {})  # the same recipe, another place, other dice
-    for field, value in (("quantizer.lr", 1.0), ("generator.steps", 31), ("run.patience", 1), ("model.decoder", "small")):
+    for field, value in (("quantizer.lr", 1.0), ("generator.steps", 31), ("quantizer.batch", 65), ("model.decoder", "small")):
         with pytest.raises(GeniusError, match=field):
             refuse_unlike("a", {"a": flat(body), "b": {**planned, field: value}}, {})
         refuse_unlike("a", {"a": flat(body), "b": {**planned, field: value}}, {"b": [field]})  # it is what the row is about

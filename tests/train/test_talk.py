@@ -114,6 +114,7 @@ def test_ctrl_c_keeps_every_step_and_the_run_goes_on_exactly(tmp_path: Path, mon
 
 
 def test_a_second_ctrl_c_does_not_wait() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts this in the background has it ignored
     with pytest.raises(KeyboardInterrupt), Interrupt() as heard:
         os.kill(os.getpid(), signal.SIGINT)
         assert heard.asked
