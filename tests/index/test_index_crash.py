@@ -7,13 +7,16 @@ import shutil
 import tempfile
 import threading
 from pathlib import Path
+from typing import Any
 
 import processes
 import pytest
 from crash import kill_and_check
 
 from genius import Genius, GeniusError, Index, Item
+from genius.index.commit import table_folder
 from genius.index.lock import WriterLock
+from genius.index.store import Store
 
 
 def test_killed_writers_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
@@ -123,3 +126,21 @@ def test_damage_is_reported_in_one_line(index: Index, model: Genius) -> None:
     with pytest.raises(GeniusError) as caught:
         Index(index.path, model)
     assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_ends_early_does_not_count(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LanceDB may commit a data file whose last bytes the disk did not take."""
+    index.add([Item("a", text="a")])
+    append = Store.append
+
+    def cut_off(self: Store, rows: Any) -> None:
+        append(self, rows)
+        newest = max((table_folder(self.folder) / "data").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+        os.truncate(newest, newest.stat().st_size - 30)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "append", cut_off)
+        with pytest.raises(GeniusError, match="ends early"):
+            index.add([Item("b", text="b")])
+    assert len(index) == 1 and [hit.id for hit in index.search(text="a")] == ["a"]
+    assert index.add([Item("b", text="b")]).added == 1 and len(index) == 2  # what was cut off is in nobody's way

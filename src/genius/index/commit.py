@@ -14,7 +14,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -26,6 +26,7 @@ from genius.index.ledger import Book, Damaged, Ledger
 
 TABLE = "items"
 VERSIONS, HINT = "_versions", "latest_version_hint.json"
+ENDINGS = {".lance": b"LANC", ".manifest": b"LANC", ".arrow": b"ARROW1"}  # of files that are whole
 ASIDE = "aside"
 VERIFY_UP_TO = 1 << 30
 """Bytes of a table whose checksums are compared whenever it is opened; of a larger one only sizes (`genius check` does all)."""
@@ -92,6 +93,19 @@ def acknowledge(folder: Path, ledger: Ledger, version: int, items: int, durable:
     with _disk(folder):
         sums = record(folder, fresh, durable)
     ledger.acknowledge(version, items, sums, durable)
+
+
+def refuse_cut_off(folder: Path, before: Collection[str]) -> None:
+    """One clear line if a file that is new since `before` ends early. LanceDB has been seen to commit a data file whose last
+    bytes a full disk did not take: such a change must not count."""
+    for name in table_files(folder):
+        ending = ENDINGS.get(Path(name).suffix)
+        if ending is None or name in before:
+            continue
+        with _disk(folder), (table_folder(folder) / name).open("rb") as file:
+            file.seek(-min(len(ending), file.seek(0, os.SEEK_END)), os.SEEK_END)
+            if file.read() != ending:
+                raise GeniusError("cannot add items: a file ends early, as when the disk is full; nothing that was there is lost")
 
 
 def record(folder: Path, names: Iterable[str], durable: bool) -> dict[str, str]:

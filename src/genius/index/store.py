@@ -223,8 +223,10 @@ class Store:
     def change(self) -> Iterator[None]:
         """Whatever is written inside counts as a whole, and is on the disk, when the block ends; after an error, none of it."""
         self.recover()
+        before = set(commit.table_files(self.folder))
         try:
             yield
+            commit.refuse_cut_off(self.folder, before)
             self._acknowledge()
         except BaseException:
             with suppress(GeniusError):
