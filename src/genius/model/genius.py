@@ -179,9 +179,10 @@ class Genius(nn.Module):
     def fingerprint(self) -> str:
         """Hex digest of the configuration and every weight, the encoder's included. Changes when any of them does."""
         digest = hashlib.sha256(json.dumps(_identity(self.config), sort_keys=True).encode())
+        kinds = self.generator.nearness.kinds if self.generator.config.head == "codebooks" else 1
         for name, tensor in sorted(self.state_dict().items()):
             digest.update(name.encode())
-            digest.update(as_one_number(name, tensor.detach()).cpu().contiguous().view(torch.uint8).numpy().tobytes())
+            digest.update(as_one_number(name, tensor.detach(), kinds).cpu().contiguous().view(torch.uint8).numpy().tobytes())
         digest.update((self.encoder.fingerprint() if self.encoder is not None else "").encode())
         return digest.hexdigest()[:32]
 

@@ -131,9 +131,9 @@ def for_each_kind(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -
     return {name: tensor.repeat_interleave(3) if name in old else tensor for name, tensor in tensors.items()}
 
 
-def as_one_number(name: str, tensor: Tensor) -> Tensor:
-    """A weight as it was before that, if its kinds do not differ: what fingerprints are made of must not change."""
-    if not name.endswith(SCALES) or len(tensor) % 3:
+def as_one_number(name: str, tensor: Tensor, kinds: int) -> Tensor:
+    """A weight as it was before that, if its `kinds` do not differ: what fingerprints are made of must not change."""
+    if not name.endswith(SCALES):
         return tensor
-    by_kind = tensor.view(-1, 3)
+    by_kind = tensor.view(-1, kinds)
     return by_kind[:, 0] if bool((by_kind == by_kind[:, :1]).all()) else tensor
