@@ -95,7 +95,9 @@ class Backend:
 
     def _search(self, jobs: Sequence[Job]) -> list[Answers]:
         k = max(job.request.k + (job.without is not None) for job in jobs)  # the best k of more are the best k
-        requests = [replace(job.request, k=k, min_score=None) for job in jobs]
+        # ... but answers that differ are chosen for their number
+        own = [job.request.k + (job.without is not None) if job.request.diverse else k for job in jobs]
+        requests = [replace(job.request, k=most, min_score=None) for job, most in zip(jobs, own, strict=True)]
         hits = self.index.search_each([job.query for job in jobs], requests)
         return [_answers(job, found) for job, found in zip(jobs, hits, strict=True)]
 

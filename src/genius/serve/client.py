@@ -96,18 +96,9 @@ class GeniusClient:
         diverse: bool = False,
     ) -> SearchResponse:
         """Find items with words, a picture (path, bytes or PIL), or both; or like an indexed item, by its id."""
-        picture = None if image is None else _base64(image)
-        question = {
-            "text": text,
-            "image": picture,
-            "like": like,
-            "instruction": instruction,
-            "target": target,
-            "modality": modality,
-        }
+        question = {"text": text, "like": like, "instruction": instruction, "target": target, "modality": modality}
         wanted = {"k": k, "where": where, "min_score": min_score, "beams": beams, "rerank": rerank, "diverse": diverse or None}
-        body = {name: value for name, value in {**question, **wanted}.items() if value is not None}
-        return self._call(SearchResponse, "POST", "/v1/search", body)
+        return self._call(SearchResponse, "POST", "/v1/search", _question(image, **question, **wanted))
 
     def explain(
         self,
@@ -122,10 +113,7 @@ class GeniusClient:
     ) -> ExplainResponse:
         """How the answers to a question come about: which codes were written, how likely each was, what lives below it."""
         fields = {"text": text, "like": like, "instruction": instruction, "target": target, "k": k, "where": where}
-        fields["image"] = None if image is None else _base64(image)
-        return self._call(
-            ExplainResponse, "POST", "/v1/explain", {name: value for name, value in fields.items() if value is not None}
-        )
+        return self._call(ExplainResponse, "POST", "/v1/explain", _question(image, **fields))
 
     # -- items -------------------------------------------------------------------------------------------------
 
@@ -235,6 +223,13 @@ def _body(item: Item) -> dict[str, Any]:
     if item.image is not None:
         body["image"] = _base64(item.image)
     return body
+
+
+def _question(image: ImageInput | None, **fields: Any) -> dict[str, Any]:
+    """A question as JSON: what was not said is not sent."""
+    return {
+        name: value for name, value in {**fields, "image": None if image is None else _base64(image)}.items() if value is not None
+    }
 
 
 def _base64(image: ImageInput) -> str:
