@@ -1,25 +1,87 @@
 """An encoder for a model that was trained on features or converted from published files.
 
-The encoder is checked against what there is (`genius.data.probe`), joined with the heads that training left beside the model, and
-stored in the model's folder, so that the model searches pictures and texts from then on, wherever it is copied to.
+Is it the one that the features came from? Widths must fit, the stamp that extraction left must name the same weights, and where
+the pictures and texts are at hand a few rows are encoded again and must agree. Then it is joined with the heads that training
+left beside the model and stored in the model's folder, so that the model searches pictures and texts wherever it is copied to.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
+from genius.data.collection import Collection
+from genius.data.extract import STAMP
 from genius.data.features import FeatureSet
 from genius.data.opening import open_collection
-from genius.data.probe import check_rows, check_stamp, check_widths
-from genius.encoders.base import Encoder
+from genius.encoders.base import Encoder, encode_items
 from genius.encoders.heads import HEADS, Heads, read_heads
 from genius.encoders.registry import load_encoder
 from genius.errors import GeniusError
 from genius.model.genius import ENCODER, Genius
+from genius.train.sources import Towers
+from genius.types import Item, Modality
+
+ROWS, LOOKED_AT = 4, 20_000  # encoded again of each kind, and how far into the pool they are looked for
+AGREE = 0.99  # cosine of a row with itself: half precision and other devices round
+
+
+def check_widths(encoder: Encoder, image: int, text: int, uri: str) -> None:
+    """Vectors of this encoder, or of its towers where heads come later, are as wide as the features."""
+    towers = getattr(encoder, "heads", None)
+    own = {(encoder.width, encoder.width)}
+    if towers is not None:
+        own.add((int(towers.image_width), int(towers.text_width)))
+    if (image, text) not in own:
+        raise GeniusError(f"the encoder {uri} is {encoder.width} wide, the features {image} and {text}: they are not its own")
+
+
+def check_stamp(encoder: Encoder, folder: Path, uri: str) -> bool:
+    """Whether the folder says which encoder made it; if it names another, one clear line."""
+    path = folder / STAMP
+    if not path.is_file():
+        return False
+    try:
+        made_by = str(json.loads(path.read_text(encoding="utf-8"))["encoder"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise GeniusError(f"cannot read {path}") from None
+    if made_by.removesuffix("-towers") != encoder.fingerprint():
+        raise GeniusError(f"the features in {folder} were made by another encoder than {uri}")
+    return True
+
+
+def check_rows(encoder: Encoder, features: FeatureSet, collection: Collection, uri: str) -> int:
+    """Encode a few candidates of each kind again and compare; how many were."""
+    row = {name: i for i, name in enumerate(features.pool_ids)}
+    chosen: dict[Modality, list[Item]] = {modality: [] for modality in Modality}
+    for item in islice(collection.pool(), LOOKED_AT):
+        if item.id in row and len(chosen[item.modality]) < ROWS:
+            chosen[item.modality].append(item)
+    items = [item for some in chosen.values() for item in some]
+    if not items:
+        raise GeniusError(f"none of the features' candidates is in {collection.name}: nothing to compare with")
+    again = encode_items(encoder, items)[0]
+    stored = features.pool[torch.tensor([row[item.id] for item in items])]
+    for kind in ("image", "text"):
+        mask = getattr(again, f"{kind}_mask")
+        if not torch.equal(mask, getattr(stored, f"{kind}_mask").cpu()):
+            raise GeniusError(f"{collection.name} and the features disagree about which candidates have a {kind}")
+        if not mask.any():
+            continue
+        old, new = getattr(stored, kind)[mask].float().cpu(), getattr(again, kind)[mask].float().cpu()
+        alike = F.cosine_similarity(old, new, dim=1)
+        if alike.min() < AGREE:
+            worst = [item for item, has in zip(items, mask.tolist(), strict=True) if has][int(alike.argmin())]
+            raise GeniusError(
+                f"the features were not made by {uri}: the {kind} of {worst.id} encoded again has a cosine of {alike.min():.2f}"
+            )
+    return len(items)
 
 
 def encoder_of_features(uri: str, data: FeatureSet, folder: Path | None) -> Encoder:
@@ -64,7 +126,11 @@ def attach_encoder(
     if data:
         if known is None:
             raise GeniusError("to encode rows again, name the features they are compared with, too")
-        reader = _Bare(encoder) if known.pool.image.shape[1] != encoder.width else encoder
+        reader: Any = encoder
+        if known.pool.image.shape[1] != encoder.width:  # features that were taken before the heads
+            reader = Towers(encoder)
+            if reader.image_width != reader.text_width:
+                raise GeniusError("towers of two widths cannot be encoded again here: leave --data out")
         rows = check_rows(reader, known, open_collection(data, split=split), uri)
         checked.append(f"{rows} rows encoded again")
     heads = read_heads(folder / HEADS)
@@ -74,27 +140,6 @@ def attach_encoder(
     checked.insert(0, f"width {encoder.width}")
     _store(encoder, folder)
     return checked
-
-
-class _Bare:
-    """An encoder of frozen towers without its heads, for features that were taken before them."""
-
-    def __init__(self, encoder: Any) -> None:
-        self.encoder, self.width = encoder, int(encoder.heads.image_width)
-        if self.width != int(encoder.heads.text_width):
-            raise GeniusError("towers of two widths cannot be encoded again here: leave --data out")
-
-    def encode_images(self, images: Any) -> torch.Tensor:
-        return self.encoder.tower_images(images)  # type: ignore[no-any-return]
-
-    def encode_texts(self, texts: Any) -> torch.Tensor:
-        return self.encoder.tower_texts(texts)  # type: ignore[no-any-return]
-
-    def save(self, directory: Path) -> None:
-        raise NotImplementedError
-
-    def fingerprint(self) -> str:
-        return str(self.encoder.fingerprint())
 
 
 def _store(encoder: Encoder, folder: Path) -> None:

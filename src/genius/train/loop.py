@@ -25,12 +25,10 @@ from torch import Tensor, nn
 from genius.errors import GeniusError
 from genius.files import write_whole
 from genius.train.capture import CapturedStep
-from genius.train.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
-from genius.train.config import RunConfig, StageConfig
-from genius.train.interrupt import Interrupt
+from genius.train.checkpoint import Interrupt, latest_checkpoint, load_checkpoint, save_checkpoint
+from genius.train.config import RunConfig, Schedule, StageConfig
 from genius.train.losses import rank, world_size
 from genius.train.progress import Journal
-from genius.train.recipes import Schedule
 from genius.train.selection import Selection
 
 CHECKPOINT_SECONDS = 30.0  # a checkpoint at least this often

@@ -85,7 +85,7 @@ def _from_collection(config: TrainConfig, runtime: Runtime, folder: Path) -> tup
         loop = with_steps(config.encoder, stage.order.count)
         finish(stage, lambda: run_stage(stage, loop, runtime, folder / "encoder"), runtime, folder)
         stage.requires_grad_(False)
-    reader: Any = _Towers(encoder) if config.encoder.train == "heads" else encoder
+    reader: Any = Towers(encoder) if config.encoder.train == "heads" else encoder
     options = ExtractConfig(half=False, rank=runtime.rank, world=runtime.world)
     runtime.journal.note(f"features: {config.data} through {config.encoder_uri}")
     data = extract(reader, collection, folder / "features", options)
@@ -98,7 +98,7 @@ def _from_collection(config: TrainConfig, runtime: Runtime, folder: Path) -> tup
     return data, encoder, config
 
 
-class _Towers:
+class Towers:
     """An encoder of frozen towers seen before its heads, padded to one width so that features fit one file."""
 
     def __init__(self, encoder: Any) -> None:
