@@ -29,7 +29,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from genius.data.features import FeatureSet
-from genius.encoders.heads import Heads
+from genius.encoders.towers import Heads
 from genius.evaluate.metrics import hit_at, judge
 from genius.features import Features
 from genius.fit.collection import KEPT, Fit, FitConfig, fit_collection

@@ -27,7 +27,7 @@ from genius.data.mbeir import MBeir
 from genius.data.synthetic import write_synthetic_mbeir
 from genius.encoders import devices
 from genius.encoders.base import sent_to_workers
-from genius.encoders.pixels import Pixels
+from genius.encoders.inputs import Pixels
 from genius.encoders.registry import load_encoder
 from genius.errors import GeniusError
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from genius import Genius, GeniusError, Index, Item
-from genius.index import swap as swapping
+from genius.index import folder as swapping
 
 
 def two(tmp_path: Path, model: Genius) -> tuple[Path, Path]:

@@ -95,8 +95,7 @@ def index(
 
       genius index rows.parquet -o my.genius --ray ray://head:10001      (docs/scale.md)
     """
-    from genius.cli.addresses import sources_here
-    from genius.cli.common import kept_if_interrupted, phases
+    from genius.cli.common import kept_if_interrupted, phases, sources_here
     from genius.encoders.devices import find_device
     from genius.errors import KEPT
     from genius.index.folder import read_about

@@ -123,7 +123,7 @@ def show(item: Item, how: str) -> None:
 
 
 def opened(path: Path, model: str | None, version: int | None) -> Index:
-    from genius.cli.addresses import here
+    from genius.cli.common import here
     from genius.index import Index
 
     return Index.open(here(path), model, version=version)

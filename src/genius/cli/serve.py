@@ -60,7 +60,7 @@ def serve(
         raise GeniusError("serving needs more packages: pip install 'genius-search[serve]'") from None
     from dataclasses import replace
 
-    from genius.cli.addresses import here
+    from genius.cli.common import here
     from genius.scale.addresses import url_of
     from genius.serve import logs
     from genius.serve.app import create_app

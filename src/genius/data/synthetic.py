@@ -21,8 +21,7 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from genius.data.features import FeatureSet
-from genius.data.mbeir import DIRECTIONS
-from genius.data.mbeir_files import DATASET_IDS, ROWS, UNION_QUERIES
+from genius.data.mbeir import DATASET_IDS, DIRECTIONS, ROWS, UNION_QUERIES
 from genius.features import Features
 from genius.types import Modality
 

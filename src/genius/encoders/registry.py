@@ -30,8 +30,8 @@ FAMILIES: dict[str, str] = {
     # family -> "module:class"; the class has `load(directory, spec) -> Encoder`
     "clip": "genius.encoders.transformers_dual:ClipEncoder",
     "siglip": "genius.encoders.transformers_dual:SiglipEncoder",
-    "open-clip": "genius.encoders.open_clip:OpenClipFolder",
-    "uniir": "genius.encoders.uniir:UniirCheckpoint",
+    "open-clip": "genius.encoders.checkpoints:OpenClipFolder",
+    "uniir": "genius.encoders.checkpoints:UniirCheckpoint",
     "clip-ff": "genius.encoders.uniir_clip:ClipFfEncoder",
     "blip-sf": "genius.encoders.uniir_blip:BlipSfEncoder",
     "blip-ff": "genius.encoders.uniir_blip:BlipFfEncoder",

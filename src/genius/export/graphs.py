@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from genius.encoders.base import Encoder
+from genius.encoders.inputs import Pixels
 from genius.encoders.mini import MiniEncoder
-from genius.encoders.pixels import Pixels
 from genius.encoders.transformers_dual import DualEncoder
 from genius.errors import GeniusError
 from genius.features import Features

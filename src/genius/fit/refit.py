@@ -18,13 +18,24 @@ from genius.errors import GeniusError
 from genius.fit.collection import Fit, FitConfig, Say, fit_vectors
 from genius.fit.questions import MOST, make_up
 from genius.fit.unfitted import settled
-from genius.index.copying import good_rows, resealed, whole_schema
-from genius.index.folder import INSIDE, MODEL, about_of, describe_model, load_model, make_folder, open_store, write_about
-from genius.index.lock import WriterLock
+from genius.index.backup import good_rows, resealed, whole_schema
+from genius.index.folder import (
+    INSIDE,
+    MODEL,
+    WriterLock,
+    about_of,
+    beside,
+    clear,
+    describe_model,
+    load_model,
+    make_folder,
+    open_store,
+    swap,
+    write_about,
+)
 from genius.index.reader import Reader
 from genius.index.searching import to_item
 from genius.index.store import Store
-from genius.index.swap import beside, clear, swap
 from genius.model.genius import Genius
 from genius.types import Item, Modality
 

@@ -15,9 +15,8 @@ from typing import TypeVar
 
 from genius.errors import GeniusError
 from genius.index import cache
-from genius.index.folder import FORMAT, about_of, open_or_create, upgrade
+from genius.index.folder import FORMAT, WriterLock, about_of, open_or_create, upgrade
 from genius.index.live import HistoryDiverged, Live
-from genius.index.lock import WriterLock
 from genius.index.reader import Reader, Vanished
 from genius.model.genius import Genius
 from genius.types import Modality

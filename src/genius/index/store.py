@@ -24,9 +24,8 @@ import numpy as np
 
 from genius.errors import GeniusError
 from genius.index import commit
-from genius.index.checksums import SUM, file_sum, row_sums
 from genius.index.commit import TABLE, manifest_name, table_folder
-from genius.index.ledger import Book, Damaged, Ledger
+from genius.index.ledger import SUM, Book, Damaged, Ledger, file_sum, row_sums
 from genius.index.metadata import Kind
 from genius.index.reader import Reader, Vanished, database_errors
 

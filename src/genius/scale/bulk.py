@@ -15,9 +15,9 @@ from time import monotonic
 from typing import Any
 
 from genius.errors import GeniusError
+from genius.index.folder import WriterLock
 from genius.index.index import Index
 from genius.index.ingest import IngestConfig, IngestReport
-from genius.index.lock import WriterLock
 from genius.scale.cluster import connected
 from genius.scale.part_writer import PartWriter
 from genius.scale.parts import Part, cut

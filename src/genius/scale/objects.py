@@ -26,11 +26,9 @@ from urllib.parse import urlsplit
 
 from genius.errors import GeniusError
 from genius.files import read_json, write_whole
-from genius.index.checksums import size_in
 from genius.index.commit import manifest_name, table_folder
-from genius.index.folder import ABOUT, MODEL, PUBLISHED, about_of
-from genius.index.ledger import LEDGER, Book, Ledger
-from genius.index.lock import WriterLock
+from genius.index.folder import ABOUT, MODEL, PUBLISHED, WriterLock, about_of
+from genius.index.ledger import LEDGER, Book, Ledger, size_in
 
 EVERY_S = 5.0  # between looks at an index that is followed
 TRIES = 5  # of a fetch whose files are cleaned up meanwhile

@@ -16,8 +16,8 @@ from starlette.responses import Response
 
 from genius.index import Index
 from genius.serve.auth import KeyRing, Keys
+from genius.serve.bodies import BodyLimit
 from genius.serve.errors import install_handlers
-from genius.serve.limits import BodyLimit
 from genius.serve.logs import Observe, event
 from genius.serve.routes import items, page, search, system
 from genius.serve.schemas import ItemBody, ItemsRequest, SearchBody

@@ -20,8 +20,7 @@ from PIL import Image
 from genius.errors import GeniusError, PictureError
 from genius.index import Hits, Index
 from genius.index.plane import plane
-from genius.pictures.formats import SVG, WEB_TYPES
-from genius.pictures.load import WORKING_SIDE, load_image, loaded, opened
+from genius.pictures.load import SVG, WEB_TYPES, WORKING_SIDE, load_image, loaded, opened
 from genius.search import SearchRequest
 from genius.serve.schemas import (
     Answers,

@@ -17,12 +17,12 @@ import torch
 import torch.nn.functional as F
 
 from genius.data.collection import Collection
+from genius.data.datasets import open_collection
 from genius.data.extract import STAMP
 from genius.data.features import FeatureSet
-from genius.data.opening import open_collection
 from genius.encoders.base import Encoder, encode_items
-from genius.encoders.heads import HEADS, Heads, read_heads
 from genius.encoders.registry import load_encoder
+from genius.encoders.towers import HEADS, Heads, read_heads
 from genius.errors import GeniusError
 from genius.model.genius import ENCODER, Genius
 from genius.train.sources import Towers

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from genius.config import merge, to_dict
 from genius.data.features import FeatureSet
 from genius.encoders.base import Encoder
-from genius.encoders.heads import HEADS, Heads
+from genius.encoders.towers import HEADS, Heads
 from genius.errors import GeniusError
 from genius.files import write_whole
 from genius.model.fitting import choose_level_sizes

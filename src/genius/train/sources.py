@@ -66,8 +66,8 @@ def synthetic(size: str, seed: int) -> FeatureSet:
 
 def _from_collection(config: TrainConfig, runtime: Runtime, folder: Path) -> tuple[FeatureSet, Encoder, TrainConfig]:
     """Pictures and texts -> (towers trained if asked) -> features, extracted once and kept for the next start."""
+    from genius.data.datasets import open_collection
     from genius.data.extract import ExtractConfig, extract
-    from genius.data.opening import open_collection
     from genius.encoders.registry import load_encoder
 
     assert config.encoder_uri is not None  # `check_source`

@@ -13,8 +13,7 @@ from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 
 from genius.errors import GeniusError
-from genius.serve.audit import Change, Outcome
-from genius.serve.auth import Caller, Scope, authorize, client_of, guard_open_server, identify
+from genius.serve.auth import Caller, Change, Outcome, Scope, authorize, client_of, guard_open_server, identify
 from genius.serve.errors import ApiError
 from genius.serve.schemas import ErrorResponse, check_id
 from genius.serve.service import Service
