@@ -30,11 +30,10 @@ from torch import Tensor
 
 from genius.data.features import FeatureSet
 from genius.encoders.towers import Heads
-from genius.evaluate.metrics import hit_at, judge
 from genius.features import Features
 from genius.fit.collection import KEPT, Fit, FitConfig, fit_collection
 from genius.fit.questions import PICTURE, Questions
-from genius.nearest import nearest_rows
+from genius.ranking import hit_at, judge, nearest_rows
 from genius.search import CodeTrie, SearchEngine, SearchParams
 from genius.train.config import EncoderStageConfig, RunConfig
 from genius.train.encoder import HeadsStage

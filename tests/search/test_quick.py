@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from search_reference import tiny_generator, tiny_quantizer
 
 from genius.search import CodeTrie, SearchEngine, SearchParams, batch_scan, lookups, quick
-from genius.search.decoder import Decoder
+from genius.search.decoder import CodebookHead, Decoder
 from genius.search.first_row import FirstRow
-from genius.search.head import CodebookHead
 from genius.search.scan import CodeScan
 
 SIZES = (3, 6, 4, 5)

@@ -20,7 +20,7 @@ def _as_json(shown: Shown) -> dict[str, Any]:
 
 def _photos(output: Path) -> dict[str, Any]:
     """The on-ramp on photos, where a package with samples is installed."""
-    from genius.demo.photos import ask_with_parts, sample_photos
+    from genius.demo.showcase import ask_with_parts, sample_photos
 
     files = sample_photos()
     place = output.with_name(f"{output.stem}-photos{output.suffix}")

@@ -30,7 +30,7 @@ from genius.model.generator import Generator
 from genius.model.genius import Genius, GeniusConfig
 from genius.model.knows import knows
 from genius.model.quantizer import ResidualQuantizer
-from genius.nearest import nearest_rows
+from genius.ranking import nearest_rows
 from genius.search import CodeTrie, SearchEngine, SearchParams
 from genius.train.config import GeneratorStageConfig, ModelConfig, RunConfig
 from genius.train.generator import Frozen, GeneratorStage

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from genius.errors import GeniusError
 from genius.model.codebooks import Codebooks, nearest
-from genius.nearest import nearest_rows
+from genius.ranking import nearest_rows
 
 NEIGHBOURS = 8  # of an item, towards which points between items lie
 FIRST = 2  # levels below keep their vectors and codes when levels are fitted to each other

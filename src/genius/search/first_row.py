@@ -10,8 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from genius.search.decoder import Decoder
-from genius.search.head import CodebookHead
+from genius.search.decoder import CodebookHead, Decoder
 
 Floats = NDArray[np.float32]
 

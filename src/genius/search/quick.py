@@ -22,9 +22,8 @@ from genius.errors import GeniusError
 from genius.model.quantizer import ResidualQuantizer
 from genius.search.beam import BROKEN, by_target
 from genius.search.cells import Cells
-from genius.search.decoder import Decoder, Writer
+from genius.search.decoder import CodebookHead, Decoder, Writer
 from genius.search.first_row import FirstRow
-from genius.search.head import CodebookHead
 from genius.search.params import SearchParams, SearchResult
 from genius.search.rerank import Vectors
 from genius.search.scan import CodeScan, Floats, Ints, Mask

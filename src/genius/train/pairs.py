@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from genius.data.features import FeatureSet
 from genius.features import Features
-from genius.nearest import nearest_rows
+from genius.ranking import nearest_rows
 from genius.train.config import PairConfig
 from genius.train.loop import Stage, once, step_seed
 from genius.train.losses import contrastive, gather_rows

@@ -15,7 +15,7 @@ from genius.data.features import FeatureSet
 from genius.features import Features
 from genius.model.fusion import Fusion, FusionConfig
 from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
-from genius.nearest import nearest_rows
+from genius.ranking import nearest_rows
 from genius.train.config import ModelConfig, QuantizerStageConfig
 from genius.train.loop import once
 from genius.train.losses import reconstruction_loss, residual_loss

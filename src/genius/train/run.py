@@ -24,7 +24,6 @@ from genius.files import write_whole
 from genius.model.fitting import choose_level_sizes
 from genius.model.genius import Genius, GeniusConfig
 from genius.train.attach import encoder_of_features, join_heads
-from genius.train.confidence import calibrate
 from genius.train.config import STAGES, TrainConfig, that_trains, with_steps
 from genius.train.encoder import HeadsStage
 from genius.train.generator import Frozen, GeneratorStage, Honest, generator_config
@@ -33,6 +32,7 @@ from genius.train.loop import Runtime, finish, make_accelerator, run_stage, send
 from genius.train.pairs import Embedded
 from genius.train.progress import Journal
 from genius.train.quantizer import QuantizerStage, quantizer_config
+from genius.train.selection import calibrate
 from genius.train.shifted import honest_offsets
 from genius.train.sources import check_source, load_source
 

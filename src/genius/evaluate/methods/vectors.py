@@ -136,7 +136,8 @@ class DenseTold:
     def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> Answer:
         rows = np.full((len(queries), k), -1, np.int64)
         scores, touched, seconds = np.full((len(queries), k), -np.inf), np.zeros(len(queries), np.int64), 0.0
-        wanted, bytes_per_item = space.wanted()[torch.from_numpy(queries)].numpy(), 0.0
+        told = space.wanted() if space.target is None else space.target.cpu()
+        wanted, bytes_per_item = told[torch.from_numpy(queries)].numpy(), 0.0
         for kind in np.unique(wanted):
             mine = np.flatnonzero(wanted == kind)
             own = np.flatnonzero((space.modality[pool.rows].numpy() == kind) | (kind < 0))  # -1: answers of several kinds
