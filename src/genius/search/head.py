@@ -1,4 +1,4 @@
-"""What a decoder's head is, and the paper's: a free row for every code. Ours is `decoder.CodebookHead`: nearness to the codebooks.
+"""What a decoder's head is, and the paper's: a free row for every code. Ours is `decoder.CodebookHead`: nearness to codebooks.
 
 A head says what a code is read as, and log p of every code of a level. Rows are beams of all queries, flat. Matrices may be int8
 on the CPU (`Int8Matrix`). Knows weights; nothing of attention, beams or tries.
