@@ -11,8 +11,8 @@ from pathlib import Path
 
 from genius.demo.showcase import demo_items
 from genius.encoders.base import encode_items
+from genius.model.confidence import knows, save_knows
 from genius.model.genius import Genius
-from genius.model.knows import knows, save_knows
 
 ITEMS, SEED = 1500, 0
 

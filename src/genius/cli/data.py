@@ -109,7 +109,7 @@ def encode(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")] = False,
 ) -> None:
     """Write the ID (codes) of every row of a feature file."""
-    from genius.encoders.devices import find_device
+    from genius.encoders.base import find_device
     from genius.evaluate.sources import encode_file
     from genius.model.genius import Genius
 
@@ -139,7 +139,7 @@ def search(
     """
     from rich.progress import track
 
-    from genius.encoders.devices import find_device
+    from genius.encoders.base import find_device
     from genius.evaluate.sources import search_file
     from genius.model.genius import Genius
 

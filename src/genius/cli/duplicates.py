@@ -30,7 +30,7 @@ def duplicates(
 
       genius duplicates my.genius --threshold 0.99 --json
     """
-    from genius.encoders.devices import find_device
+    from genius.encoders.base import find_device
     from genius.index import Index
     from genius.index.duplicates import duplicates as find
     from genius.model.genius import place

@@ -96,7 +96,7 @@ def index(
       genius index rows.parquet -o my.genius --ray ray://head:10001      (docs/scale.md)
     """
     from genius.cli.common import kept_if_interrupted, phases, sources_here
-    from genius.encoders.devices import find_device
+    from genius.encoders.base import find_device
     from genius.errors import KEPT
     from genius.index.folder import read_about
     from genius.index.index import Index
@@ -211,7 +211,7 @@ def info(
 ) -> None:
     """What an index holds: items by kind, metadata columns for --where, its model, its size."""
     from genius.index.folder import INSIDE, MODEL, about_of, describe, open_store
-    from genius.model.knows import load_knows
+    from genius.model.confidence import load_knows
 
     about = about_of(path)
     store = open_store(path, about)

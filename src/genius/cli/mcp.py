@@ -20,7 +20,7 @@ def mcp(path: IndexArgument, model: ModelOption = None, device: DeviceOption = "
 
       {"mcpServers": {"photos": {"command": "genius", "args": ["mcp", "/home/me/my.genius"]}}}
     """
-    from genius.encoders.devices import find_device
+    from genius.encoders.base import find_device
     from genius.index import Index
     from genius.model.genius import place
     from genius.serve.mcp_server import make_server

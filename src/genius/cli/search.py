@@ -71,7 +71,7 @@ def search(
 
       genius search my.genius "a bicycle" --minus "a child" --diverse --open
     """
-    from genius.encoders.devices import find_device
+    from genius.encoders.base import find_device
     from genius.index.searching import wanted_kind, why_nothing
     from genius.model.genius import place
     from genius.search import SearchRequest

@@ -164,7 +164,7 @@ def _settings(file: Path | None, given: dict[str, object]) -> ServeConfig:
 
 
 def _open(path: Path, model: str | None, create: bool, read_only: bool, device: str) -> Index:
-    from genius.encoders.devices import find_device
+    from genius.encoders.base import find_device
     from genius.index import Index
     from genius.model.genius import place
 

@@ -83,7 +83,7 @@ def load_encoder(uri: str | Path, device: str = "cpu", share: int = 0) -> Encode
 
     `device` is cpu, cuda, cuda:N or auto: a GPU where there is one, for process number `share` the next one in turn.
     """
-    from genius.encoders.devices import find_device
+    from genius.encoders.base import find_device
 
     place = find_device(device, share)  # before weights are read
     encoder = _load(uri)

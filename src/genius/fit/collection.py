@@ -24,11 +24,11 @@ from genius.encoders.base import Encoder
 from genius.errors import GeniusError
 from genius.features import Features
 from genius.fit.questions import Questions
+from genius.model.confidence import knows
 from genius.model.fitting import choose_level_sizes
 from genius.model.fusion import Fusion, FusionConfig
 from genius.model.generator import Generator
 from genius.model.genius import Genius, GeniusConfig
-from genius.model.knows import knows
 from genius.model.quantizer import ResidualQuantizer
 from genius.ranking import nearest_rows
 from genius.search import CodeTrie, SearchEngine, SearchParams

@@ -24,10 +24,9 @@ from genius.encoders.base import Encoder, OnError, encode_items, encode_queries
 from genius.errors import GeniusError
 from genius.features import Features
 from genius.files import read_json, write_whole
-from genius.model.confidence import Confidence
+from genius.model.confidence import Confidence, Knows, load_knows, save_knows
 from genius.model.fusion import Fusion, FusionConfig, score_fusion
 from genius.model.generator import Generator, GeneratorConfig
-from genius.model.knows import Knows, load_knows, save_knows
 from genius.model.nearness import as_one_number, for_each_kind, one_for_all
 from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
 from genius.types import Item, Query

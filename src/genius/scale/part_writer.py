@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from genius.encoders.devices import find_device
+from genius.encoders.base import find_device
 from genius.index import metadata as meta
 from genius.index.cache import hash_id
 from genius.index.commit import table_folder

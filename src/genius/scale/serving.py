@@ -24,7 +24,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from genius.encoders.devices import find_device
+from genius.encoders.base import find_device
 from genius.errors import GeniusError
 from genius.index.index import Index
 from genius.model.genius import place
