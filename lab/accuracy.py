@@ -50,7 +50,7 @@ METHODS = (
     "no-decoder-default",
     "codes",
 )
-FEW = ("dense", "dense-told", "genius", "genius-r", "default", "default-codes", "no-decoder-r")
+FEW = ("dense", "dense-told", "genius", "genius-r", "default")
 TOLD = ("dense", "dense-told", "genius", "genius-r", "default")
 LARGE = ("dense", "dense-told", "genius", "genius-r", "default")
 RERANK = 2500  # items that the default search may look at

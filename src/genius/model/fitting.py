@@ -5,7 +5,7 @@ start alike; a modality of few items learns its later codes from points between 
 these items by heart and no others; later levels are fitted to each other at the end.
 
 Level by level a codebook does not know that later ones will mend its errors. `fit_together` moves the later levels' vectors, and
-`choose_again` picks codes, with all other levels in view: the same bits, a smaller error. Modality and first code stay: they are
+`choose_again` picks codes, with all other levels in view: the same bits, a smaller error. The `settled` levels stay: they are
 what prefixes rank by. Knows codebooks and vectors, no training.
 """
 
@@ -21,7 +21,6 @@ from genius.nearest import nearest_rows
 
 NEIGHBOURS = 8  # of an item, towards which points between items lie
 BETWEEN = 2  # levels from here on learn from points between items too
-SETTLED = 2  # levels below keep their vectors and codes when levels are fitted to each other
 
 LEVELS = 8  # after the modality, where a collection's sizes are chosen
 BELOW_FIRST = 40  # items below a first code, of all modalities together
@@ -194,7 +193,7 @@ def fit_together(quantizer: Codebooks, z: Tensor, codes: Tensor, sweeps: int = 3
     rest = z.float() - quantizer.decode(codes)
     counts: dict[int, Tensor] = {}
     for _ in range(sweeps):
-        for level in reversed(range(SETTLED, quantizer.config.levels)):
+        for level in reversed(range(quantizer.config.settled, quantizer.config.levels)):
             book = quantizer.codebook(level)
             rows = quantizer.rows_of(level, codes[:, level], codes[:, 0])
             wanted = torch.zeros_like(book).index_add_(0, rows, rest + book[rows])
@@ -211,7 +210,7 @@ def choose_again(quantizer: Codebooks, z: Tensor, codes: Tensor, sweeps: int = 1
     codes, modality = codes.clone(), codes[:, 0]
     rest = z.float() - quantizer.decode_prefix(codes)
     for _ in range(sweeps):
-        for level in range(SETTLED, quantizer.config.levels):
+        for level in range(quantizer.config.settled, quantizer.config.levels):
             rest = rest + quantizer.vectors(level, codes[:, level], modality)
             codes[:, level] = quantizer.pick(rest, level, modality)
             rest = rest - quantizer.vectors(level, codes[:, level], modality)
