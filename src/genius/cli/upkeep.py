@@ -16,6 +16,7 @@ from genius.scale.addresses import url_of
 
 VersionOption = Annotated[int | None, typer.Option(help="An older version instead of the newest (genius info --versions).")]
 SHOWN = 50  # lines printed for people; --json has more
+FieldArgument = Annotated[str, typer.Argument(help="The field's name.", metavar="FIELD")]
 
 
 def register(app: typer.Typer) -> None:
@@ -150,9 +151,6 @@ def restore(
         emit(result.to_dict())
     else:
         print(f"{path}: {result.items:,} items of {source}, version {result.version}")
-
-
-FieldArgument = Annotated[str, typer.Argument(help="The field's name.", metavar="FIELD")]
 
 
 @command

@@ -29,6 +29,10 @@ from genius.instructions import instruction_for
 from genius.types import IMAGE_SUFFIXES, Item, Modality, Query
 
 COLUMNS = {"query_text", "query_image", "instruction", "target", "text", "image", "id", "query_id", "dataset"}
+TITLES = {"coco": "COCO", "flickr30k": "Flickr30K"}
+TRAIN = {"train", "restval"}  # Karpathy's extra validation images are trained on, as everywhere
+
+SCHEMES = ("mbeir", "coco", "flickr30k", "pairs", "images")
 
 
 def read_pairs(path: Path) -> Iterator[tuple[int, Row | str]]:
@@ -197,10 +201,6 @@ def _digest(*parts: object) -> str:
     return digest.hexdigest()[:16]
 
 
-TITLES = {"coco": "COCO", "flickr30k": "Flickr30K"}
-TRAIN = {"train", "restval"}  # Karpathy's extra validation images are trained on, as everywhere
-
-
 class Karpathy:
     """One split. Images are `ROOT/filepath/filename` (COCO) or below `ROOT/images`, `ROOT/flickr30k-images` or ROOT."""
 
@@ -268,9 +268,6 @@ class Karpathy:
 
     def fingerprint(self) -> str:
         return files_fingerprint([self._file], self.split)
-
-
-SCHEMES = ("mbeir", "coco", "flickr30k", "pairs", "images")
 
 
 def open_collection(

@@ -56,6 +56,26 @@ UNION_QUERIES = {"union_train": "mbeir_union_up_train.jsonl", "union_val": "mbei
 _TASK_FILE = re.compile(r"mbeir_(?P<name>[A-Za-z0-9_\-]+)_task(?P<task>\d+)_(?P<split>[a-z]+)\.jsonl$")
 _DATASET_FILE = re.compile(r"mbeir_(?P<name>[A-Za-z0-9_\-]+?)_(?P<split>[a-z]+)\.jsonl$")
 LFS_POINTER = b"version https://git-lfs"
+__all__ = ["DIRECTIONS", "ROWS", "MBeir", "candidate", "order_of", "read_instructions", "read_lines", "read_qrels", "task_of"]
+
+IMAGE, TEXT, PAIR = Modality.IMAGE, Modality.TEXT, Modality.PAIR
+
+DIRECTIONS: dict[int, tuple[Modality, Modality]] = {
+    # M-BEIR's task number -> (what the query is, what is wanted); 5 is reserved there
+    0: (TEXT, IMAGE), 1: (TEXT, TEXT), 2: (TEXT, PAIR),
+    3: (IMAGE, TEXT), 4: (IMAGE, IMAGE), 5: (IMAGE, PAIR),
+    6: (PAIR, TEXT), 7: (PAIR, IMAGE), 8: (PAIR, PAIR),
+}  # fmt: skip
+
+TITLES: dict[str, str] = {
+    "visualnews": "VisualNews", "fashion200k": "Fashion200K", "webqa": "WebQA", "edis": "EDIS", "nights": "NIGHTS",
+    "oven": "OVEN", "infoseek": "InfoSeek", "fashioniq": "FashionIQ", "cirr": "CIRR", "mscoco": "MSCOCO",
+    "flickr30k": "Flickr30K",
+}  # fmt: skip
+
+WIDE = {"fashion200k", "fashioniq"}  # reported at 10, 20, 50 instead of 1, 5, 10
+_QID = re.compile(rb'[{,]\s*"qid"\s*:\s*"([^"\\]+)"')  # inside a text the quotation marks would be escaped
+_TASK_ID = re.compile(rb'[{,]\s*"task_id"\s*:\s*(\d+)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,28 +145,6 @@ def refuse_pointer(path: Path) -> None:
         return  # whoever reads the file says what is wrong with it
     if start == LFS_POINTER:
         raise GeniusError(f"{path} is a Git LFS pointer, not the file itself: run 'git lfs pull' in the download")
-
-
-__all__ = ["DIRECTIONS", "ROWS", "MBeir", "candidate", "order_of", "read_instructions", "read_lines", "read_qrels", "task_of"]
-
-IMAGE, TEXT, PAIR = Modality.IMAGE, Modality.TEXT, Modality.PAIR
-
-DIRECTIONS: dict[int, tuple[Modality, Modality]] = {
-    # M-BEIR's task number -> (what the query is, what is wanted); 5 is reserved there
-    0: (TEXT, IMAGE), 1: (TEXT, TEXT), 2: (TEXT, PAIR),
-    3: (IMAGE, TEXT), 4: (IMAGE, IMAGE), 5: (IMAGE, PAIR),
-    6: (PAIR, TEXT), 7: (PAIR, IMAGE), 8: (PAIR, PAIR),
-}  # fmt: skip
-
-TITLES: dict[str, str] = {
-    "visualnews": "VisualNews", "fashion200k": "Fashion200K", "webqa": "WebQA", "edis": "EDIS", "nights": "NIGHTS",
-    "oven": "OVEN", "infoseek": "InfoSeek", "fashioniq": "FashionIQ", "cirr": "CIRR", "mscoco": "MSCOCO",
-    "flickr30k": "Flickr30K",
-}  # fmt: skip
-
-WIDE = {"fashion200k", "fashioniq"}  # reported at 10, 20, 50 instead of 1, 5, 10
-_QID = re.compile(rb'[{,]\s*"qid"\s*:\s*"([^"\\]+)"')  # inside a text the quotation marks would be escaped
-_TASK_ID = re.compile(rb'[{,]\s*"task_id"\s*:\s*(\d+)')
 
 
 def task_of(key: str) -> Task:

@@ -32,17 +32,6 @@ from genius.types import Item, Modality, Query, load_image
 
 CELL, PADDING, LABEL, LEFT = 132, 10, 34, 250
 INK, FAINT, PAPER, CARD, ACCENT = "#1b1f24", "#667080", "#f6f7f9", "#ffffff", "#2f6fed"
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """A query, how to say it, and its hits."""
-
-    title: str
-    query: Query
-    hits: list[Hit]
-
-
 # (title, text, id of an item whose picture is the query's image, target)
 SEARCHES: tuple[tuple[str, str | None, str | None, Modality], ...] = (
     ("text -> image", "physician", None, Modality.IMAGE),
@@ -56,14 +45,28 @@ SEARCHES: tuple[tuple[str, str | None, str | None, Modality], ...] = (
     ("text -> pair", "keep a secret", None, Modality.PAIR),
 )
 
+TONE = re.compile(r"\s*(medium )?(light|dark|medium) skin tone\b")
+
+UNNAMED = "a drawing without a name"  # OpenMoji has some of its own, which Unicode does not list
+
+ENCODER = "bundled:mini"
+SAMPLES = {"skimage": "data", "sklearn": "datasets/images"}  # package -> where its pictures lie
+LEAST = 200  # pixels of the shorter side of what counts as a photo
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A query, how to say it, and its hits."""
+
+    title: str
+    query: Query
+    hits: list[Hit]
+
 
 def _face(item: Item) -> str:
     """The same for drawings that differ in the tone of skin alone."""
     name, toned = str(item.metadata.get("name", "")), item.metadata.get("set") == "openmoji" and item.image is not None
     return TONE.sub("", name) if toned and name not in ("", UNNAMED) else item.id
-
-
-TONE = re.compile(r"\s*(medium )?(light|dark|medium) skin tone\b")
 
 
 def run_showcase(index: Index, items: Sequence[Item], k: int = 8) -> list[Shown]:
@@ -81,9 +84,6 @@ def run_showcase(index: Index, items: Sequence[Item], k: int = 8) -> list[Shown]
                 faces.setdefault(_face(hit.item), hit)
         shown.append(Shown(title, query, list(faces.values())[:k]))
     return shown
-
-
-UNNAMED = "a drawing without a name"  # OpenMoji has some of its own, which Unicode does not list
 
 
 def demo_items() -> list[Item]:
@@ -212,11 +212,6 @@ def _wrap(text: str, width: int) -> list[str]:
 
 def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
-
-
-ENCODER = "bundled:mini"
-SAMPLES = {"skimage": "data", "sklearn": "datasets/images"}  # package -> where its pictures lie
-LEAST = 200  # pixels of the shorter side of what counts as a photo
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,12 @@ from genius.types import ImageInput, Item, Query
 
 Precision = Literal["fp32", "bf16", "fp16"]
 PRECISIONS: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+OnError = Literal["raise", "skip"]
+OnPicture = Callable[[int, Image.Image], None]
+"""Hears of each picture as it is opened, with its item's position, in the thread that opened it."""
+
+T = TypeVar("T")
+LARGEST = 1024  # pixels of the longer side: for encoders that do not shrink pictures themselves
 
 
 def find_device(name: str = "auto", share: int = 0) -> torch.device:
@@ -60,14 +66,6 @@ def precision(encoder: object, name: Precision) -> AbstractContextManager[Any]:
     if name not in PRECISIONS:
         raise GeniusError(f"no precision {name!r}: use fp32, {', '.join(PRECISIONS)}")
     return torch.autocast(device_of(encoder).type, PRECISIONS[name])
-
-
-OnError = Literal["raise", "skip"]
-OnPicture = Callable[[int, Image.Image], None]
-"""Hears of each picture as it is opened, with its item's position, in the thread that opened it."""
-
-T = TypeVar("T")
-LARGEST = 1024  # pixels of the longer side: for encoders that do not shrink pictures themselves
 
 
 @runtime_checkable

@@ -31,6 +31,16 @@ from genius.weight_files import read_tensors
 CLIP_HUB = "openai/clip-vit-large-patch14"
 BERT_HUB = "google-bert/bert-base-uncased"
 END = "<|endoftext|>"
+CONFIG = "open_clip_config.json"
+WEIGHTS = ("open_clip_model.safetensors", "model.safetensors")
+OTHER_TOWERS = {"timm_model_name": "timm", "hf_model_name": "a language model"}
+OTHER_WAYS = {
+    "pool_type": ("tok", "argmax"),
+    "attentional_pool": (False,),
+    "no_ln_pre": (False,),
+    "embed_cls": (False,),
+    "no_causal_mask": (False,),
+}
 
 
 class UniirCheckpoint:
@@ -119,18 +129,6 @@ def _by_class(name: str) -> Callable[[Path], Any]:
     return lambda path: getattr(import_transformers(), name).from_pretrained(
         path.parent, local_files_only=True, trust_remote_code=False
     )
-
-
-CONFIG = "open_clip_config.json"
-WEIGHTS = ("open_clip_model.safetensors", "model.safetensors")
-OTHER_TOWERS = {"timm_model_name": "timm", "hf_model_name": "a language model"}
-OTHER_WAYS = {
-    "pool_type": ("tok", "argmax"),
-    "attentional_pool": (False,),
-    "no_ln_pre": (False,),
-    "embed_cls": (False,),
-    "no_causal_mask": (False,),
-}
 
 
 class OpenClipFolder:

@@ -21,6 +21,13 @@ from torch import Tensor
 from genius.errors import GeniusError
 from genius.files import read_json
 
+MAX_SIDE = 8192  # of what a tower may ask for: it comes out of a file, and every picture is brought to it
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+THIN = 16  # times the shorter side: a longer picture is cropped before it is resized, or it would grow without bound
+PREPARED = "genius-prepared"  # marks a picture that needs no more shrinking: by its size alone it cannot be told
+FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC, "lanczos": Image.Resampling.LANCZOS}
+
 
 class Tokens:
     """A tokenizer with a length limit; id 0 pads unless the file names another."""
@@ -58,14 +65,6 @@ class Tokens:
 
     def digest(self) -> str:
         return hashlib.sha256(self.tokenizer.to_str().encode()).hexdigest()
-
-
-MAX_SIDE = 8192  # of what a tower may ask for: it comes out of a file, and every picture is brought to it
-CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
-CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
-THIN = 16  # times the shorter side: a longer picture is cropped before it is resized, or it would grow without bound
-PREPARED = "genius-prepared"  # marks a picture that needs no more shrinking: by its size alone it cannot be told
-FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC, "lanczos": Image.Resampling.LANCZOS}
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,8 @@ from genius.errors import GeniusError
 from genius.features import Features
 from genius.weight_files import fingerprint, read_shapes, read_tensors
 
+HEADS, IMAGE, TEXT, TOKENIZER = "heads.safetensors", "image.onnx", "text.onnx", "tokenizer.json"
+
 
 class Head(nn.Module):
     """A linear map plus a small residual MLP on the normalised input."""
@@ -85,9 +87,6 @@ def read_heads(path: Path) -> Heads | None:
     heads = Heads(sizes["image_width"], sizes["text_width"], sizes["width"], sizes["hidden"])
     heads.load_state_dict(tensors)
     return heads.eval()
-
-
-HEADS, IMAGE, TEXT, TOKENIZER = "heads.safetensors", "image.onnx", "text.onnx", "tokenizer.json"
 
 
 class Tower(Protocol):

@@ -32,6 +32,8 @@ from genius.model.genius import Genius
 from genius.weight_files import SCALE, SMALL, pack, unpack
 
 NEVER = -1e30  # log p of a code that a level does not have
+OPSET = 20
+LONGEST = 4096  # of a size that may differ from call to call
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,10 +267,6 @@ class _Table(nn.Module):
 
 
 assert SPECIALS > START  # the start token is one of the rows before the codes
-
-
-OPSET = 20
-LONGEST = 4096  # of a size that may differ from call to call
 
 
 def export_onnx(model: Genius, directory: Path) -> dict[str, int]:

@@ -36,6 +36,22 @@ from genius.types import Modality
 CELL = 48  # pixels of one small picture's side
 COLUMNS = ROWS = 32  # of a sheet
 QUALITY = 40  # of WebP
+MOST = 200_000  # items: a tab loads them all
+TEXT = 160  # letters of an item's words that are shown
+PAGE = (
+    "index.html",
+    "style.css",
+    "app.js",
+    "mosaic.js",
+    "worker.js",
+    "engine.js",
+    "beam.js",
+    "collection.js",
+    "tokens.js",
+    "pixels.js",
+    "onnx.js",
+    "ops.js",
+)
 
 
 class Sheets:
@@ -74,24 +90,6 @@ class Sheets:
         write_whole(path, lambda target: sheet.save(target, format="WEBP", quality=QUALITY, method=6))
         self.sheets, self._open = self.sheets + 1, None
         self.bytes += path.stat().st_size
-
-
-MOST = 200_000  # items: a tab loads them all
-TEXT = 160  # letters of an item's words that are shown
-PAGE = (
-    "index.html",
-    "style.css",
-    "app.js",
-    "mosaic.js",
-    "worker.js",
-    "engine.js",
-    "beam.js",
-    "collection.js",
-    "tokens.js",
-    "pixels.js",
-    "onnx.js",
-    "ops.js",
-)
 
 
 @dataclass(frozen=True, slots=True)

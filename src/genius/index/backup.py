@@ -40,6 +40,8 @@ from genius.index.store import Store
 if TYPE_CHECKING:
     import pyarrow as pa
 
+ATTEMPTS = 5  # of a copy whose version is cleaned away meanwhile
+
 
 def whole_schema(reader: Reader) -> Any:
     """The table's schema, with a column for checksums also where the table is too old to have one."""
@@ -115,9 +117,6 @@ def _mask(values: np.ndarray) -> Any:
     import pyarrow as pa
 
     return pa.array(values)
-
-
-ATTEMPTS = 5  # of a copy whose version is cleaned away meanwhile
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,18 @@ from genius.types import Modality
 
 # where a file system has no locks, newer releases would fall back to a file that outlives its process: refuse instead
 _STRICT: dict[str, Any] = {"fallback_to_soft": False} if "fallback_to_soft" in signature(FileLock.__init__).parameters else {}
+FORMAT = 2
+"""Of the folder. 1: no ledger, no checksums; read as it is, and brought to 2 by the first change. See docs/trust.md."""
+
+ABOUT = "genius.json"
+MAX_ABOUT = 1 << 20  # bytes of it
+MODEL, INSIDE = "model", "inside:"
+"""A model that was fitted to this collection lies in the index's own folder, and its source says just that: it moves along."""
+
+ENCODED = "encoded"  # features of items on their way in, while a model is fitted to them
+STAGING = "staging"  # rows that several machines write, on their way in
+PUBLISHED = "published.json"  # where copies of it were put
+OWN = frozenset({".lock", "items.lance", "cache", ABOUT, LEDGER, ASIDE, MODEL, ENCODED, STAGING, PUBLISHED})
 
 
 class WriterLock:
@@ -159,20 +171,6 @@ def _beside(folder: Path) -> str:
 
 def _record(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.swap.json")
-
-
-FORMAT = 2
-"""Of the folder. 1: no ledger, no checksums; read as it is, and brought to 2 by the first change. See docs/trust.md."""
-
-ABOUT = "genius.json"
-MAX_ABOUT = 1 << 20  # bytes of it
-MODEL, INSIDE = "model", "inside:"
-"""A model that was fitted to this collection lies in the index's own folder, and its source says just that: it moves along."""
-
-ENCODED = "encoded"  # features of items on their way in, while a model is fitted to them
-STAGING = "staging"  # rows that several machines write, on their way in
-PUBLISHED = "published.json"  # where copies of it were put
-OWN = frozenset({".lock", "items.lance", "cache", ABOUT, LEDGER, ASIDE, MODEL, ENCODED, STAGING, PUBLISHED})
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,8 @@ SUM = "_sum"
 ROW = ("id", "text", "modality", "_seq", "_metadata", "_image", "_image_bytes", "_thumbnail", "_source", "_stamp")
 VECTORS = ("_codes", "_embedding")
 MAPPED_FROM = 1 << 20  # bytes; smaller files are quicker read than mapped
+LEDGER = "ledger.jsonl"
+LEDGER_FORMAT = 1
 
 
 def file_sum(path: Path) -> str:
@@ -112,10 +114,6 @@ def unseal(text: str) -> dict[str, Any]:
     if seal(body) != text:
         raise ValueError("it is not as it was written (its checksum differs)")
     return body
-
-
-LEDGER = "ledger.jsonl"
-LEDGER_FORMAT = 1
 
 
 class Damaged(GeniusError):

@@ -40,6 +40,12 @@ OF_HIT, OF_ANSWER = 2 * GROUPS + 2, 2 * GROUPS + 2  # weights
 DEPTH = 10  # hits that the second one looks at
 RIDGE = 1e-3
 Floats = npt.NDArray[np.float64]
+KNOWS = "knows.json"
+MAX_KNOWS = 1 << 16  # bytes of it
+USUAL = 0.75  # share of a model's own items that lie within the distance that is stored
+STRANGE = 0.7  # share of other items beyond it from which they look unlike what the model knows
+MARGIN = 0.02  # codes of a small collection describe it nearly without error: rounding must not count
+FEW = 20  # items that say nothing yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,14 +155,6 @@ def _logistic(features: Floats, labels: Floats) -> tuple[float, ...]:
 
     optimizer.step(loss)  # type: ignore[no-untyped-call]
     return tuple(weights.tolist())
-
-
-KNOWS = "knows.json"
-MAX_KNOWS = 1 << 16  # bytes of it
-USUAL = 0.75  # share of a model's own items that lie within the distance that is stored
-STRANGE = 0.7  # share of other items beyond it from which they look unlike what the model knows
-MARGIN = 0.02  # codes of a small collection describe it nearly without error: rounding must not count
-FEW = 20  # items that say nothing yet
 
 
 @dataclass(frozen=True, slots=True)

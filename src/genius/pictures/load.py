@@ -62,6 +62,26 @@ NAMES = f"PNG, JPEG, WebP, GIF, BMP, AVIF{', HEIC' if HEIF else ''} or TIFF"
 
 
 LARGE = 16_000_000  # bytes: freed blocks of this size are worth giving back
+_left_over = threading.Event()  # something large was decoded since the last `tidy`
+
+MAX_PIXELS = 64_000_000
+"""Larger images are refused before they are decoded (decompression bombs)."""
+
+WORKING_SIDE = 1600
+"""Encoders see at most a few hundred pixels and an index keeps at most this many: no more of a large picture is kept."""
+
+ImageInput: TypeAlias = "Image.Image | str | Path | bytes"
+"""An opened picture, a path to one, or the bytes of one."""
+
+# Bytes of memory a pixel while decoding, measured (lab/trust/memory.py): Pillow keeps RGB in 4 bytes, and some
+# decoders hold the whole picture several times. HEIF's is not measured but on the safe side.
+COST = {"WEBP": 17, "AVIF": 16, "HEIF": 16}
+USUAL_COST, NARROW_COST = 8, 4  # NARROW: modes of one byte a pixel
+PROGRESSIVE_COST = 7  # libjpeg keeps the coefficients of the whole picture, however small it is decoded
+
+MAKE, MODEL, CHANGED, DETAILS, PLACE = 271, 272, 306, 0x8769, 0x8825
+TAKEN = 36867
+DATE = re.compile(r"(\d{4}):(\d\d):(\d\d) (\d\d):(\d\d):(\d\d)")
 
 
 class Budget:
@@ -103,7 +123,6 @@ def _find_trim() -> Callable[[int], int] | None:
 
 
 _trim = _find_trim()
-_left_over = threading.Event()  # something large was decoded since the last `tidy`
 
 
 def give_back(freed: int) -> None:
@@ -120,23 +139,9 @@ def tidy() -> None:
         _trim(0)
 
 
-MAX_PIXELS = 64_000_000
-"""Larger images are refused before they are decoded (decompression bombs)."""
-
 DECODING = Budget(256_000_000)
 """Of all threads: one picture of 40 megapixels or more at a time, or several smaller ones."""
 
-WORKING_SIDE = 1600
-"""Encoders see at most a few hundred pixels and an index keeps at most this many: no more of a large picture is kept."""
-
-ImageInput: TypeAlias = "Image.Image | str | Path | bytes"
-"""An opened picture, a path to one, or the bytes of one."""
-
-# Bytes of memory a pixel while decoding, measured (lab/trust/memory.py): Pillow keeps RGB in 4 bytes, and some
-# decoders hold the whole picture several times. HEIF's is not measured but on the safe side.
-COST = {"WEBP": 17, "AVIF": 16, "HEIF": 16}
-USUAL_COST, NARROW_COST = 8, 4  # NARROW: modes of one byte a pixel
-PROGRESSIVE_COST = 7  # libjpeg keeps the coefficients of the whole picture, however small it is decoded
 
 warnings.filterwarnings("ignore", module=r"PIL\..*")  # of odd files; what matters is an error (and ours are stricter)
 
@@ -237,11 +242,6 @@ def _upright(picture: Image.Image, small: Image.Image) -> Image.Image:
     }
     turn = turns.get(picture.getexif().get(0x0112, 1))
     return small if turn is None else small.transpose(turn)
-
-
-MAKE, MODEL, CHANGED, DETAILS, PLACE = 271, 272, 306, 0x8769, 0x8825
-TAKEN = 36867
-DATE = re.compile(r"(\d{4}):(\d\d):(\d\d) (\d\d):(\d\d):(\d\d)")
 
 
 def exif_of(path: Path) -> dict[str, str | float]:

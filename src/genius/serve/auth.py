@@ -55,6 +55,8 @@ LOOK_AGAIN_S = 1.0  # between looks at the key file
 LINE = "expected 'read KEY', 'write KEY' or 'admin KEY', then name=NAME and expires=DATE where wanted"
 
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
+Outcome = Literal["done", "failed", "refused", "unknown"]
+"""`unknown`: the caller was told that it takes too long; a second line of the same request says how it ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,10 +291,6 @@ def owner_of(scope: AsgiScope) -> str:
     """The caller's share of the work, known or not."""
     caller = scope.get("state", {}).get("caller")
     return caller.owner if isinstance(caller, Caller) else client_of(scope)
-
-
-Outcome = Literal["done", "failed", "refused", "unknown"]
-"""`unknown`: the caller was told that it takes too long; a second line of the same request says how it ended."""
 
 
 @dataclass(slots=True)

@@ -35,6 +35,8 @@ from genius.serve.settings import ServeConfig
 
 MAX_ASPECT = 100  # encoders resize by the shorter side: a 1 x 30,000 picture would grow, not shrink
 DRAIN_S, DRAIN_BYTES = 10.0, 256_000_000  # how long and how much of a refused body is read and dropped
+M = TypeVar("M", bound=BaseModel)
+MAX_FIELDS, MAX_FIELD_BYTES = 32, 1_000_000
 
 
 @dataclass(slots=True, eq=False)
@@ -237,10 +239,6 @@ class _Refused(PictureError):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
-
-
-M = TypeVar("M", bound=BaseModel)
-MAX_FIELDS, MAX_FIELD_BYTES = 32, 1_000_000
 
 
 def media_type(request: Request) -> str:

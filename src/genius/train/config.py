@@ -22,6 +22,10 @@ from genius.search.params import SearchParams
 
 RecipeName = Literal["default", "paper", "published"]
 Reduction = Literal["mean", "sum"]
+BUILTIN = "builtin:"
+STAGES = ("encoder", "quantizer", "generator")
+CONFIGS = Path(__file__).parent / "configs"
+AnyStage = TypeVar("AnyStage", bound="StageConfig")
 
 
 @dataclass(frozen=True)
@@ -87,12 +91,6 @@ RECIPES: dict[RecipeName, Recipe] = {
         generator=Schedule(eps=1e-6, warm_up=500),
     ),
 }
-
-
-BUILTIN = "builtin:"
-STAGES = ("encoder", "quantizer", "generator")
-CONFIGS = Path(__file__).parent / "configs"
-AnyStage = TypeVar("AnyStage", bound="StageConfig")
 
 
 @dataclass(frozen=True)

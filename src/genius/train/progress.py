@@ -17,6 +17,10 @@ from genius.files import write_whole
 METRICS = "metrics.jsonl"
 ESTIMATE_AFTER = 3  # steps that are timed before people are told how long a stage takes
 EVERY = 20.0  # seconds between lines where there is no terminal
+ROWS = {"dense": "dense, exhaustive", "genius": "GENIUS, log p alone", "genius_r": "GENIUS^R"}
+AT = (1, 5, 10)
+POOR = 0.5  # hit@5 of an exhaustive search below which the vectors, not the codes, are what to work on
+KEPT = 0.9  # share of dense below which the decoder is
 
 
 class Journal:
@@ -118,12 +122,6 @@ class Bar:
     def _left(self, step: int) -> str:
         seconds = (time.monotonic() - self.started) / max(step - self.first, 1) * (self.total - step)
         return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
-ROWS = {"dense": "dense, exhaustive", "genius": "GENIUS, log p alone", "genius_r": "GENIUS^R"}
-AT = (1, 5, 10)
-POOR = 0.5  # hit@5 of an exhaustive search below which the vectors, not the codes, are what to work on
-KEPT = 0.9  # share of dense below which the decoder is
 
 
 def table(values: Mapping[str, float]) -> list[str]:

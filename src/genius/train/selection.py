@@ -26,6 +26,7 @@ from genius.ranking import hit_at, judge, nearest_rows, nearest_scored
 
 AVERAGE, BEST = "average.", "best."
 AT = (1, 5, 10)  # hits that are counted
+LEAST = 40  # questions below which nothing can be calibrated
 
 
 class Selection:
@@ -141,9 +142,6 @@ def generator_hits(
         found = [engine.search(z, k=max(AT), params=params).rows.cpu() for z in queries.split(64)]
         out.update(hit_rates(torch.cat(found), data, name.replace("-", "_")))
     return out
-
-
-LEAST = 40  # questions below which nothing can be calibrated
 
 
 class Lists(NamedTuple):
