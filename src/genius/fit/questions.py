@@ -18,9 +18,8 @@ from torch import Tensor
 from genius.encoders.base import Encoder, encode_queries
 from genius.errors import GeniusError
 from genius.features import Features
-from genius.names import name_of
 from genius.pictures.load import loaded
-from genius.types import Item, Modality, Query
+from genius.types import Item, Modality, Query, name_of
 
 MOST = 400  # questions of each sort
 SIDE = 400  # pixels of a cut-out: more than encoders see

@@ -38,7 +38,7 @@ def save_checkpoint(
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}, temporary / WEIGHTS)
-        torch.save(optimizer, temporary / OPTIMIZER)
+        torch.save(_cpu(optimizer), temporary / OPTIMIZER)
         (temporary / PROGRESS).write_text(json.dumps({"step": step, **progress}), encoding="utf-8")
         for path in temporary.iterdir():
             with path.open("rb") as file:
@@ -55,6 +55,16 @@ def save_checkpoint(
         if old != target:
             shutil.rmtree(old, ignore_errors=True)
     return target
+
+
+def _cpu(state: Any) -> Any:
+    if isinstance(state, Tensor):
+        return state.detach().cpu()
+    if isinstance(state, dict):
+        return {name: _cpu(value) for name, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(_cpu(value) for value in state)
+    return state
 
 
 def latest_checkpoint(folder: Path) -> Path | None:

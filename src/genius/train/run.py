@@ -28,7 +28,8 @@ from genius.train.config import STAGES, TrainConfig, that_trains, with_steps
 from genius.train.encoder import HeadsStage
 from genius.train.generator import Frozen, GeneratorStage, Honest, generator_config
 from genius.train.holdout import Split, few_questions, judged_pool, split, with_honest
-from genius.train.loop import Runtime, finish, make_accelerator, run_stage, send
+from genius.train.loop import Runtime, finish, make_accelerator, run_stage
+from genius.train.losses import send
 from genius.train.pairs import Embedded
 from genius.train.progress import Journal
 from genius.train.quantizer import QuantizerStage, quantizer_config
