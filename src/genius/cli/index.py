@@ -139,7 +139,7 @@ def index(
             report, items = ingest(opened, paths, config, lambda count: tell("indexing", count, 0)), opened.count()
             hint = opened.advice()
     if refit and fit is None:
-        from genius.fit.refit import refit as fit_anew
+        from genius.fit.folder import refit as fit_anew
 
         fit, hint = fit_anew(output, say=None if as_json else note), None
     body = {"index": str(output), "items": items, "advice": hint, **report.to_dict()}

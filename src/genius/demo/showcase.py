@@ -23,8 +23,8 @@ from typing import Any
 from PIL import Image, ImageDraw, ImageFont
 
 from genius.errors import GeniusError
+from genius.fit.collection import cut_out
 from genius.fit.folder import index_with_encoder
-from genius.fit.questions import cut_out
 from genius.index import Hit, Index
 from genius.index.ingest import IngestConfig
 from genius.search import SearchRequest

@@ -79,7 +79,7 @@ class Embedded:
 
 
 class Fitting(Protocol):
-    """An encoder on its way to becoming a model (`genius.fit.unfitted.Unfitted`)."""
+    """An encoder on its way to becoming a model (`genius.fit.collection.Unfitted`)."""
 
     def fit(self, items: Iterable[Item]) -> Genius: ...
 
