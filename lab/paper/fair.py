@@ -8,7 +8,7 @@ question is in the pool while anything is trained, and validation questions shar
 T5-small's shape and is trained until its validation stops rising; the JSON holds the whole curve. All test questions, three
 seeds, and intervals of the difference to the first row, question by question.
 Jobs run side by side on one GPU, the most important rows first; after every job the JSON is written, and a second call goes on.
-Calls on several machines share the work by `--seeds` and `--rows`; `--also` takes their rows over, with `--seconds 0` nothing more.
+Calls on several machines share the work by `--seeds` and `--rows`; `--also` takes their rows over (`--seconds 0`: nothing more).
 """
 
 from __future__ import annotations
