@@ -273,7 +273,7 @@ class Run:
         del third, frozen
         rows = torch.linspace(0, len(data.queries) - 1, min(asked, len(data.queries))).long()
         some = data.take_queries(rows)
-        methods = ("dense", "genius", "genius-r")
+        methods = ("dense", "genius", "genius-r", "default")
         with self.meter.part(f"evaluation, {len(rows)} questions over all candidates") as entry:
             found = evaluate(
                 model, some, EvalConfig(methods=methods, pools=("universal",), survival=0, bootstrap=0, reference="")
