@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 
 from genius.errors import GeniusError
-from genius.scale.addresses import url_of
+from genius.files import url_of
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -61,7 +61,7 @@ def serve(
     from dataclasses import replace
 
     from genius.cli.common import here
-    from genius.scale.addresses import url_of
+    from genius.files import url_of
     from genius.serve import logs
     from genius.serve.app import create_app
     from genius.serve.auth import KeyRing, check_exposure

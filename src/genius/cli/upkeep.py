@@ -12,7 +12,7 @@ import typer
 from genius.cli.common import add_group, command, console, emit
 from genius.cli.index import IndexArgument, JsonOption, ModelOption
 from genius.errors import GeniusError
-from genius.scale.addresses import url_of
+from genius.files import url_of
 
 VersionOption = Annotated[int | None, typer.Option(help="An older version instead of the newest (genius info --versions).")]
 SHOWN = 50  # lines printed for people; --json has more
