@@ -32,7 +32,7 @@ from genius.data.mbeir import DIRECTIONS, MBeir
 from genius.encoders.base import encode_queries
 from genius.errors import GeniusError
 from genius.evaluate.harness import UNIVERSAL, EvalConfig, build_methods
-from genius.evaluate.methods.base import Pool, Space
+from genius.evaluate.methods import Pool, Space
 from genius.ranking import Floats, bootstrap_interval_of_average, hit_at, judge
 from genius.types import Query, load_image
 from lab.robustness_inputs import Case, cases, other_task

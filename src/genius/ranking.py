@@ -1,7 +1,7 @@
 """Ranked lists: exhaustive top k by inner product, and what a list is worth.
 
 The one place for both. (The judge of an evaluation, which takes its pool block by block and settles equal scores in double
-precision, is `genius.evaluate.methods.vectors`.) Knows vectors, rows and positives; nothing of models. M-BEIR calls a *hit rate*
+precision, is `genius.evaluate.methods`.) Knows vectors, rows and positives; nothing of models. M-BEIR calls a *hit rate*
 "Recall@k": 1 when any positive is among the first k. We report it under that name as `hit@k`, and the share of positives
 found as `recall@k` beside it.
 """

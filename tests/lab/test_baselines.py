@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from genius.data.features import FeatureSet
 from genius.data.synthetic import synthetic_features
 from genius.errors import GeniusError
+from genius.evaluate.generative import Writer
 from genius.evaluate.harness import EvalConfig, evaluate
-from genius.evaluate.methods.generative import Writer
-from genius.evaluate.methods.vectors import code_bits
+from genius.evaluate.methods import code_bits
 from genius.model.fusion import FusionConfig
 from genius.model.generator import GeneratorConfig
 from genius.model.genius import Genius, GeniusConfig

@@ -17,9 +17,20 @@ from genius.data.collection import Task
 from genius.data.features import FeatureSet
 from genius.data.mbeir import order_of, task_of
 from genius.errors import GeniusError
-from genius.evaluate.methods.base import Answer, Ints, Method, Pool, Space
-from genius.evaluate.methods.generative import BeamMethod, Decodings, EngineMethod
-from genius.evaluate.methods.vectors import Backend, CodesExhaustive, Dense, DenseTold, FeatureFusion, ScoreFusion
+from genius.evaluate.generative import BeamMethod, Decodings, EngineMethod
+from genius.evaluate.methods import (
+    Answer,
+    Backend,
+    CodesExhaustive,
+    Dense,
+    DenseTold,
+    FeatureFusion,
+    Ints,
+    Method,
+    Pool,
+    ScoreFusion,
+    Space,
+)
 from genius.model.genius import Genius
 from genius.ranking import Floats, bootstrap_interval, bootstrap_interval_of_average, holm, judge, paired_p_value, per_query
 from genius.search import SEARCHES, SearchParams

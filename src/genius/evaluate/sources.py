@@ -26,7 +26,7 @@ from genius.encoders.base import Encoder, PairEncoder
 from genius.encoders.registry import load_encoder, resolve
 from genius.encoders.towers import HEADS, read_heads
 from genius.errors import GeniusError
-from genius.evaluate.methods.vectors import FeatureFusion
+from genius.evaluate.methods import FeatureFusion
 from genius.files import write_whole
 from genius.model.genius import Genius
 from genius.search import CodeTrie, beam_search
