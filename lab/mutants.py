@@ -71,12 +71,12 @@ MUTANTS = (
         ("model/test_own_codebooks.py::test_dead_codes_are_revived_from_their_own_modality",),
     ),
     Mutant(
-        "M8", "a table that does not continue what was seen is believed", "index/live.py",
+        "M8", "a table that does not continue what was seen is believed", "index/opened.py",
         "if not trust or reader.count() != self.alive:", "if reader.count() != self.alive:",
         ("index/test_index_versions.py::test_another_story_of_equal_length_is_noticed",),
     ),
     Mutant(
-        "M9", "ids whose hashes are equal are taken for one", "index/live.py",
+        "M9", "ids whose hashes are equal are taken for one", "index/opened.py",
         'for item_id, row in doubtful if rows[int(self.seqs[row])]["id"] == item_id)', "for item_id, row in doubtful)",
         ("index/test_index_basics.py::test_ids_whose_hashes_collide_are_told_apart",),
     ),

@@ -17,8 +17,7 @@ import numpy as np
 import torch
 
 from genius.index import searching
-from genius.index.live import Live
-from genius.index.opened import OpenIndex
+from genius.index.opened import Live, OpenIndex
 from genius.index.reader import PAYLOAD
 from genius.index.results import Hit, Hits
 from genius.search import SearchParams, SearchRequest

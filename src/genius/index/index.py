@@ -1,6 +1,6 @@
 """`Index`: items on disk that can be added, deleted, filtered and searched while others do the same.
 
-The door of this room. The table (store.py) is the truth; the search side (live.py) follows it. Every call sees one
+The door of this room. The table (store.py) is the truth; the search side (opened.py) follows it. Every call sees one
 version: its filter, its search and the items it returns belong together. What a write has returned from survives
 any crash.
 """

@@ -19,8 +19,7 @@ from genius.errors import GeniusError
 from genius.index import metadata as meta
 from genius.index.cache import hash_id
 from genius.index.filters import compile_where
-from genius.index.live import Live
-from genius.index.opened import RETRIES, OpenIndex
+from genius.index.opened import RETRIES, Live, OpenIndex
 from genius.index.reader import PAYLOAD, Reader, Vanished
 from genius.index.results import Hit, Hits, PrefixView
 from genius.model.confidence import DEPTH, Confidence

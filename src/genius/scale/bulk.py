@@ -32,8 +32,7 @@ from genius.index.commit import table_folder
 from genius.index.folder import WriterLock
 from genius.index.index import Index
 from genius.index.ingest import IngestConfig, IngestReport
-from genius.index.live import Live
-from genius.index.opened import OpenIndex
+from genius.index.opened import Live, OpenIndex
 from genius.index.reader import Reader
 from genius.index.writing import follow
 from genius.scale.cluster import connected, load_ray
