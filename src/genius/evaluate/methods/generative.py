@@ -228,9 +228,11 @@ class EngineMethod:
     def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> Answer:
         model = space.model
         trie = CodeTrie.build(space.codes[pool.rows], model.config.quantizer.level_sizes)
-        vectors = space.vectors(pool.rows) if self.params.reranker == "embeddings" else None
+        vectors = space.stored(pool) if self.params.reranker == "embeddings" else None
         writer = None if self.decoder else NoDecoder(model.quantizer)
-        engine = SearchEngine(model.generator, model.quantizer, trie, vectors, device=str(space.device), writer=writer)
+        engine = SearchEngine(
+            model.generator, model.quantizer, trie, vectors, str(space.device), writer=writer, beside=space.place != space.device
+        )
         rows = np.full((len(queries), k), -1, np.int64)
         scores = np.full((len(queries), k), -np.inf)
         touched = np.zeros(len(queries), np.int64)
