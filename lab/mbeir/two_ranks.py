@@ -76,7 +76,9 @@ def train_here(kind: RecipeName, folder: Path, small: bool, device: str) -> None
     config = with_sizes(config, data, runtime)
     trained = train_stages(config, data, runtime, folder / "training")
     assert trained.heads is not None
-    tensors = {f"heads.{name}": tensor for name, tensor in trained.heads.state_dict().items()} | dict(trained.model.state_dict())
+    tensors = {f"heads.{name}": tensor for name, tensor in trained.heads.state_dict().items()} | dict(
+        trained.model.network.state_dict()
+    )
     save_file(
         {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, folder / f"result-{rank}.safetensors"
     )

@@ -18,7 +18,7 @@ from genius.cli import app
 from genius.cli.screen import inline, protocol
 from genius.index import Hit, Hits
 from genius.index.duplicates import duplicates
-from genius.index.varied import apart, away
+from genius.index.varied import apart
 
 COLOURS = ("red", "green", "blue", "orange")
 
@@ -42,13 +42,19 @@ def test_varied_answers_are_the_best_of_their_subtrees(codes: list[tuple[int, in
         )
 
 
-def test_what_is_unwanted_is_taken_out_of_the_question() -> None:
-    random = torch.Generator().manual_seed(0)
-    wanted, unwanted = (torch.nn.functional.normalize(torch.randn(n, 16, generator=random), dim=1) for n in (20, 1))
-    left = away(wanted, unwanted)
-    assert torch.allclose(left.norm(dim=1), torch.ones(20)) and float((left @ unwanted.T).max()) < 1e-6
-    apart_already = (wanted @ unwanted.T)[:, 0] < 0
-    assert torch.allclose(left[apart_already], wanted[apart_already], atol=1e-6)
+def test_what_is_unwanted_is_taken_out_of_each_question_that_says_so(model: Genius) -> None:
+    words = [f"{colour} {thing}" for colour in COLOURS for thing in ("box", "ball", "car", "hat")]
+    unwanted = [None if i % 3 == 0 else f"{words[-i]} old" for i in range(len(words))]
+    plain, bare = model.embed_queries([Query(word) for word in words]), {None: None}
+    bare |= {said: model.embed_queries([Query(said)]).z[0] for said in unwanted if said is not None}  # type: ignore[dict-item]
+    mixed = model.embed_queries([Query(word, minus=said) for word, said in zip(words, unwanted, strict=True)])  # type: ignore[arg-type]
+    assert len(mixed.z) == len(mixed.dense) == len(mixed.modality) == len(words)
+    for before, after, said in zip(plain.z, mixed.z, unwanted, strict=True):
+        away = bare[said]
+        if away is None or float(before @ away) <= 0:
+            assert torch.allclose(before, after, atol=1e-6)
+        else:
+            assert abs(float(after @ away)) < 1e-5 and abs(float(after.norm()) - 1) < 1e-5
 
 
 def fill(index: Index, each: int = 3) -> None:

@@ -54,7 +54,7 @@ from genius.index.prepare import Stamp
 from genius.index.reader import Reader
 from genius.index.searching import to_item
 from genius.index.store import Store
-from genius.model.genius import Genius, place
+from genius.model.genius import Genius
 from genius.types import Item, Modality
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ def _index(
         fit.model.source = f"local-dir:{(output / MODEL).absolute()}"
     with Index(output, None if fit is None else fit.model, thumbnails=thumbnails) as index:
         _check_encoder(index, uri)
-        place(index.model, device)
+        index.model.to(device)
         if encoded is None and (output / ENCODED).is_dir() and index.model.encoder is not None:
             encoded = Encoded(output / ENCODED, index.model.encoder.fingerprint())
         before = 0 if encoded is None else _write(index, encoded, paths, config, heard)

@@ -29,7 +29,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genius.data.readers import cut_rows
-from genius.encoders.base import find_device
 from genius.errors import GeniusError
 from genius.files import read_json, sync_directory, sync_file, write_whole
 from genius.index import metadata as meta
@@ -42,7 +41,6 @@ from genius.index.metadata import Kind
 from genius.index.prepare import prepare
 from genius.index.store import POSITION_BITS, SEQ_SHIFT, Store, arrow_rows, metadata_schema
 from genius.index.writing import batched
-from genius.model.genius import place
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -233,7 +231,7 @@ class PartWriter:
         import lance
 
         self.index = Index.open(index, read_only=True)
-        place(self.index.model, find_device(device))
+        self.index.model.to(device)
         self.config, self.thumbnails = config, thumbnails
         self.staging = Staging(index)
         self.storage_version: str = lance.dataset(str(table_folder(index))).data_storage_version
