@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from genius import Genius, GeniusError, Index, Item, Modality, Query
 from genius.cli import app
-from genius.cli.screen import inline, protocol
+from genius.cli.search import inline, protocol
 from genius.index import Hit, Hits
 from genius.index.duplicates import duplicates
 from genius.index.varied import apart

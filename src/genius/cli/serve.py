@@ -1,4 +1,4 @@
-"""`genius serve INDEX`: the index over HTTP, and a page to search it."""
+"""`genius serve INDEX`: the index over HTTP, and a page to search it. `genius mcp INDEX`: the same as tools for assistants."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from genius.cli.common import command, console, emit
-from genius.cli.index import DeviceOption, RayOption
+from genius.cli.index import DeviceOption, IndexArgument, ModelOption, RayOption
 from genius.errors import GeniusError
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     app.command("serve")(serve)
+    app.command("mcp")(mcp)
 
 
 @command
@@ -171,3 +172,19 @@ def _open(path: Path, model: str | None, create: bool, read_only: bool, device: 
     index = Index(path, model, create=create, read_only=read_only)
     index.model.to(where)
     return index
+
+
+@command
+def mcp(path: IndexArgument, model: ModelOption = None, device: DeviceOption = "auto") -> None:
+    """Serve an index to assistants over the Model Context Protocol, on stdin and stdout. It only reads.
+
+    Example of an assistant's configuration:
+
+      {"mcpServers": {"photos": {"command": "genius", "args": ["mcp", "/home/me/my.genius"]}}}
+    """
+    from genius.index import Index
+    from genius.serve.mcp_server import make_server
+
+    with Index.open(path, model, read_only=True) as index:
+        index.model.to(device)
+        make_server(index).run()
