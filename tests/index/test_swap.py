@@ -81,6 +81,7 @@ def test_two_may_finish_it_at_once(model: Genius, tmp_path: Path, monkeypatch: p
     settle, opened = swapping.settle, []
 
     def meanwhile(path: Path) -> None:
+        monkeypatch.setattr(swapping, "settle", settle)  # whoever opens it comes there as usual
         settle(path)
         opened.append({item.id for item in Index.open(path, model).items()})
         settle(path)

@@ -18,7 +18,7 @@ from genius.cli import app
 from genius.cli.search import inline, protocol
 from genius.index import Hit, Hits
 from genius.index.duplicates import duplicates
-from genius.index.varied import apart
+from genius.index.searching import apart
 
 COLOURS = ("red", "green", "blue", "orange")
 
