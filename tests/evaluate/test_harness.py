@@ -14,9 +14,10 @@ from genius.evaluate.harness import EvalConfig, Evaluation, build_methods, evalu
 from genius.evaluate.ids import IdTable, PlainBeam, items_of, prefix_survival, ranked
 from genius.evaluate.methods import Answer, Ints, Pool, Space
 from genius.features import Features
+from genius.model.config import GeniusConfig
 from genius.model.fusion import FusionConfig
 from genius.model.generator import GeneratorConfig
-from genius.model.genius import Genius, GeniusConfig
+from genius.model.genius import Genius
 from genius.model.quantizer import QuantizerConfig
 from genius.search import CodeTrie, beam_search
 from genius.types import Modality

@@ -47,9 +47,10 @@ def model_folder(folder: Path) -> Path:
 
     from genius.encoders.inputs import Tokens
     from genius.encoders.mini import MiniConfig, MiniEncoder
+    from genius.model.config import GeniusConfig
     from genius.model.fusion import FusionConfig
     from genius.model.generator import GeneratorConfig
-    from genius.model.genius import Genius, GeniusConfig
+    from genius.model.genius import Genius
     from genius.model.quantizer import QuantizerConfig
 
     torch.manual_seed(0)

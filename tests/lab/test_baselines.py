@@ -15,9 +15,10 @@ from genius.errors import GeniusError
 from genius.evaluate.generative import Writer
 from genius.evaluate.harness import EvalConfig, evaluate
 from genius.evaluate.methods import code_bits
+from genius.model.config import GeniusConfig
 from genius.model.fusion import FusionConfig
 from genius.model.generator import GeneratorConfig
-from genius.model.genius import Genius, GeniusConfig
+from genius.model.genius import Genius
 from genius.model.quantizer import QuantizerConfig
 from lab.paper import identifiers
 from lab.paper.baselines import BASELINES, build_baselines

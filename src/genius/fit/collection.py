@@ -31,10 +31,11 @@ from genius.encoders.registry import load_encoder
 from genius.errors import GeniusError
 from genius.features import Features
 from genius.model.confidence import knows
+from genius.model.config import GeniusConfig
 from genius.model.fitting import choose_level_sizes
 from genius.model.fusion import Fusion, FusionConfig
 from genius.model.generator import Generator
-from genius.model.genius import Genius, GeniusConfig
+from genius.model.genius import Genius
 from genius.model.quantizer import ResidualQuantizer
 from genius.pictures.load import loaded
 from genius.ranking import nearest_rows

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from genius.blueprint import build
 from genius.errors import GeniusError
+from genius.model.config import GeniusConfig
 from genius.model.fusion import FusionConfig
 from genius.model.generator import GeneratorConfig
-from genius.model.genius import Genius, GeniusConfig
+from genius.model.genius import Genius
 from genius.model.quantizer import QuantizerConfig
 from genius.torch_file import read_checkpoint
 from genius.weight_files import reading_sizes

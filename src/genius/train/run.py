@@ -21,8 +21,9 @@ from genius.encoders.base import Encoder
 from genius.encoders.towers import HEADS, Heads
 from genius.errors import GeniusError
 from genius.files import write_whole
+from genius.model.config import GeniusConfig
 from genius.model.fitting import choose_level_sizes
-from genius.model.genius import Genius, GeniusConfig
+from genius.model.genius import Genius
 from genius.train.attach import encoder_of_features, join_heads
 from genius.train.config import STAGES, TrainConfig, that_trains, with_steps
 from genius.train.encoder import HeadsStage
