@@ -5,22 +5,20 @@ from __future__ import annotations
 import base64
 import html
 import io
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from genius.errors import GeniusError
 from genius.pictures.load import loaded
-
-if TYPE_CHECKING:
-    from genius.index.results import Hits
 
 SIDE, SHOWN = 160, 24
 CARD = "display:inline-block;width:170px;margin:4px;vertical-align:top;font:12px sans-serif;overflow-wrap:anywhere"
 
 
-def grid(hits: Hits) -> str:
+def grid(hits: Sequence[Any], why: str | None) -> str:
     cards = "".join(_card(rank, hit) for rank, hit in enumerate(hits[:SHOWN], start=1))
     more = f"<p>... and {len(hits) - SHOWN} more</p>" if len(hits) > SHOWN else ""
-    return f"<div>{cards}{more}</div>" if hits else f"<p>{html.escape(hits.why or 'nothing found')}</p>"
+    return f"<div>{cards}{more}</div>" if hits else f"<p>{html.escape(why or 'nothing found')}</p>"
 
 
 def _card(rank: int, hit: Any) -> str:

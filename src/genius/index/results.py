@@ -48,7 +48,7 @@ class Hits(list[Hit]):
         """A grid of pictures, in a notebook."""
         from genius.index.notebook import grid
 
-        return grid(self)
+        return grid(self, self.why)
 
     def __repr__(self) -> str:
         return super().__repr__() if self or self.why is None else f"[]  # {self.why}"
