@@ -9,7 +9,7 @@ import argparse
 import random
 from pathlib import Path
 
-from genius.demo.showcase import demo_items
+from genius.demo import demo_items
 from genius.encoders.base import encode_items
 from genius.model.confidence import knows, save_knows
 from genius.model.genius import Genius

@@ -24,13 +24,12 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from genius.blueprint import build, check_fit
 from genius.config import from_dict
 from genius.encoders.inputs import Pixels, Tokens
 from genius.encoders.registry import write_spec
 from genius.errors import GeniusError
 from genius.features import Features
-from genius.weight_files import fingerprint, read_shapes, read_tensors
+from genius.weight_files import build, check_fit, fingerprint, read_shapes, read_tensors
 
 HEADS, IMAGE, TEXT, TOKENIZER = "heads.safetensors", "image.onnx", "text.onnx", "tokenizer.json"
 

@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from genius.blueprint import build, check_fit
 from genius.config import to_dict
 from genius.encoders.base import Encoder, OnError, encode_items, encode_queries, find_device
 from genius.errors import GeniusError
@@ -31,7 +30,17 @@ from genius.model.generator import Generator
 from genius.model.nearness import as_one_number, for_each_kind, one_for_all
 from genius.model.quantizer import ResidualQuantizer
 from genius.types import Item, Query
-from genius.weight_files import check_digests, pack, plain_names, read_shapes, read_tensors, unpack, write_digests
+from genius.weight_files import (
+    build,
+    check_digests,
+    check_fit,
+    pack,
+    plain_names,
+    read_shapes,
+    read_tensors,
+    unpack,
+    write_digests,
+)
 
 WEIGHTS, ENCODER = "model.safetensors", "encoder"
 
