@@ -3,8 +3,8 @@
     python -m lab.paper.sets fashion OUT --features FOLDER --pictures PARQUET --size 1500
     python -m lab.paper.sets icons   OUT --features FOLDER --pictures ICONS   --size 8000
 
-`OUT/train` has no candidate that answers a test question, `OUT/test` is over all of them; `OUT/items.jsonl` and `OUT/pictures` are
-for cards of codes (`python -m lab reproduce figure-3 --items`). The pictures are other people's: they stay where they are made.
+`OUT/train` has no candidate that answers a test question, `OUT/test` is over all; `OUT/items.jsonl` and `OUT/pictures` are for
+cards of codes (`python -m lab reproduce figure-3 --items`). The pictures are other people's: they stay where they are made.
 Towers of two widths become one by the heads of `lab.paper.fair`.
 """
 
