@@ -66,9 +66,9 @@ def page() -> str:
     bodies = {name: json.loads(path.read_text(encoding="utf-8")) for name, path in FILES.items() if path.exists()}
     blocks = [
         "# M-BEIR's size on one card, and the paper's findings",
-        "Made by `python -m lab.paper.measured` from JSON in `lab/mbeir` and `lab/paper`, which the programs named below wrote. The "
-        "real M-BEIR was not at hand: sizes and shapes are its own, vectors and pictures are made up, and the fair tables are of "
-        "fashion photos.",
+        "Made by `python -m lab.paper.measured` from JSON in `lab/mbeir` and `lab/paper`, which the programs named below "
+        "wrote. The real M-BEIR was not at hand: sizes and shapes are its own, vectors and pictures are made up, and the fair "
+        "tables are of fashion photos.",
     ]
     parts = {"extract_rate": extraction, "memory": memory, "two_ranks": two_ranks, "fair": fair}
     for name, write in parts.items():
@@ -139,9 +139,10 @@ def memory(body: dict[str, Any]) -> Iterator[str]:
     )
     yield table(["hours of training", "this card", "four cards of 24 GB, estimated", "paper, 4 x RTX 3090"], rows)
     yield (
-        f"The estimate divides by {FOUR_CARDS:.2f}, what four RTX 3090 do of an H200 by their data sheets in bf16 products (by the "
-        f"bandwidth of their memory it would be {4 * 0.936 / 4.8:.2f}), with nothing lost between them: it was not run. Both are for the "
-        "batches of 256 of the paper's text; with which its own hours were taken it does not say, and its public code has 8,000 and 1,024."
+        f"The estimate divides by {FOUR_CARDS:.2f}, what four RTX 3090 do of an H200 by their data sheets in bf16 products "
+        f"(by the bandwidth of their memory it would be {4 * 0.936 / 4.8:.2f}), with nothing lost between them: it was not "
+        "run. Both are for the batches of 256 of the paper's text; with which its own hours were taken it does not say, and "
+        "its public code has 8,000 and 1,024."
     )
 
 
