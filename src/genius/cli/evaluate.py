@@ -13,7 +13,6 @@ from genius.cli.common import command, console, emit
 from genius.cli.index import DeviceOption
 from genius.errors import GeniusError
 
-
 SAID_EVERY = 10.0  # seconds between lines of progress that do not go to a terminal
 
 
@@ -34,7 +33,7 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 def progress_line() -> Any:
-    """A callback for feature extraction: rows, rate, time left, in one line that is redrawn on a terminal, now and then elsewhere."""
+    """A callback for feature extraction: rows, rate, time left; redrawn on a terminal, a line now and then elsewhere."""
     import time
 
     began: dict[str, tuple[float, int]] = {}  # part -> when it was first heard of, and how much was there already
