@@ -37,9 +37,9 @@ from genius.index.commit import table_folder
 from genius.index.folder import STAGING
 from genius.index.index import Index
 from genius.index.ingest import Found, IngestConfig, IngestReport, changed_items, file_mark, find_files, kind_of_file, read_items
-from genius.index.metadata import Kind
+from genius.index.metadata import Kind, arrow_rows, metadata_schema
 from genius.index.prepare import prepare
-from genius.index.store import POSITION_BITS, SEQ_SHIFT, Store, arrow_rows, metadata_schema
+from genius.index.store import POSITION_BITS, SEQ_SHIFT, Store
 from genius.index.writing import batched
 
 if TYPE_CHECKING:
