@@ -19,9 +19,9 @@ from genius.data.mbeir import MBeir
 from genius.data.synthetic import write_synthetic_mbeir
 from genius.errors import GeniusError
 from genius.model.genius import Genius
-from genius.train.attach import attach_encoder, join_heads
 from genius.train.config import read_train_config
 from genius.train.run import train
+from genius.train.sources import attach_encoder, join_heads
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 import fake_encoder

@@ -38,7 +38,7 @@ def official(
     model = convert_official(quantizer, generator)
     model.save_pretrained(output)
     if encoder:
-        from genius.train.attach import attach_encoder
+        from genius.train.sources import attach_encoder
 
         attach_encoder(output, encoder)
     config = model.config

@@ -99,7 +99,7 @@ def attach(
 
     Example: genius attach model uniir:clip_sf_large.pth --features features/test --data mbeir:M-BEIR
     """
-    from genius.train.attach import attach_encoder
+    from genius.train.sources import attach_encoder
 
     checked = attach_encoder(model, encoder, features=features, data=data, split=split)
     if json:

@@ -24,7 +24,6 @@ from genius.files import write_whole
 from genius.model.config import GeniusConfig
 from genius.model.fitting import choose_level_sizes
 from genius.model.genius import Genius
-from genius.train.attach import encoder_of_features, join_heads
 from genius.train.config import STAGES, TrainConfig, that_trains, with_steps
 from genius.train.encoder import HeadsStage
 from genius.train.estimate import say_how_long
@@ -37,7 +36,7 @@ from genius.train.progress import Journal
 from genius.train.quantizer import QuantizerStage, quantizer_config
 from genius.train.selection import calibrate
 from genius.train.shifted import honest_offsets
-from genius.train.sources import check_source, load_source
+from genius.train.sources import check_source, encoder_of_features, join_heads, load_source
 
 TRAINING, CONFIG = "training", "config.json"
 HEADS_WIDTH = 256  # of heads where the config names none
