@@ -140,7 +140,7 @@ def _card(title: str, chosen: Mapping[str, Sequence[str]], counts: Mapping[str, 
     """A row of tiles for each kind: pictures, words, or a picture above its words."""
     side, gap, words, large, small = 104, 10, 5, ImageFont.load_default(17), ImageFont.load_default(11)
     across = max((len(names) for names in chosen.values()), default=1)
-    line = small.getbbox("Ag")[3] + 3
+    line = round(small.getbbox("Ag")[3]) + 3
     heights = {"image": side, "text": words * line, "pair": side + words * line}
     total = 44 + sum(30 + heights[kind] for kind, names in chosen.items() if names)
     card = Image.new("RGB", (max(across, 2) * (side + gap) + gap, total), "white")

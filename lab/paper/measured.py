@@ -224,7 +224,7 @@ def _gap(entry: dict[str, Any]) -> str:
 
 
 def _dense(body: dict[str, Any]) -> str:
-    shown = {}
+    shown: dict[tuple[str, str], list[float]] = {}
     for line in body["lines"]:
         for pool, methods in line["hit@5"].items():
             if line["row"] == BASE:
