@@ -1,4 +1,4 @@
-"""Varied answers, unwanted ones, duplicates; what may be given for an item or a question; hits in a notebook and a terminal."""
+"""Varied answers, unwanted ones, duplicates; what may be given for an item or a question; hits in a notebook."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 
 from genius import Genius, GeniusError, Index, Item, Modality, Query
 from genius.cli import app
-from genius.cli.search import inline, protocol
 from genius.index import Hit, Hits
 from genius.index.duplicates import duplicates
 from genius.index.searching import apart
@@ -119,12 +118,3 @@ def test_a_notebook_shows_pictures_and_nothing_runs(index: Index) -> None:
     shown = index.search("words", k=30)._repr_html_()
     assert shown.count("data:image/jpeg;base64,") == 8 and "<script>" not in shown and "&lt;b&gt;words" in shown
     assert Hits()._repr_html_() == "<p>nothing found</p>"
-
-
-def test_terminals_that_show_pictures_are_known() -> None:
-    assert protocol({"TERM": "xterm-kitty"}, True) == "kitty" and protocol({"TERM_PROGRAM": "iTerm.app"}, True) == "iterm"
-    assert protocol({"TERM": "xterm"}, True) is None and protocol({"TERM": "xterm-kitty"}, False) is None
-    picture = Image.effect_noise((300, 200), 90)
-    kitty = inline(picture, "kitty")
-    assert kitty.startswith("\x1b_Ga=T,f=100,m=1;") and kitty.count("\x1b\\") > 1 and "m=0;" in kitty
-    assert inline(picture, "iterm").startswith("\x1b]1337;File=inline=1")

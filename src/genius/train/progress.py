@@ -69,7 +69,7 @@ class Journal:
 
     def note(self, text: str) -> None:
         if not self.quiet:
-            self.console.print(text, highlight=False)
+            self.console.print(text, highlight=False, soft_wrap=True)
 
     def bar(self, stage: str, total: int, done: int) -> Bar:
         return Bar(self, stage, total, done)
