@@ -2,7 +2,7 @@
 
 The world is coloured shapes: a thing is a colour, a shape and a size; its picture is drawn, its text is
 "a small red circle". All 16 tasks of M-BEIR follow from that, with several positives where M-BEIR has them, its file names,
-what it leaves out, and what its records leave out (`mbeir_files`).
+what it leaves out, and what its records leave out (`mbeir`).
 Knows nothing of models; the same seed gives the same bytes.
 """
 

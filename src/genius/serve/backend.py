@@ -24,7 +24,6 @@ from genius.index.searching import why_nothing
 from genius.pictures.load import SVG, WEB_TYPES, WORKING_SIDE, load_image, loaded, opened
 from genius.search import SearchRequest
 from genius.serve.schemas import (
-    Answers,
     ChildCode,
     CodesResponse,
     CodeStep,
@@ -74,6 +73,16 @@ class Job:
 
 
 LARGE_LANE = "large"
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What one search found, on its way to the response."""
+
+    hits: list[HitOut]
+    answerable: float | None = None
+    doubtful: bool = False
+    why: str | None = None
 
 
 class Backend:

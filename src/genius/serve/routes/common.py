@@ -14,8 +14,8 @@ from starlette.requests import ClientDisconnect
 
 from genius.errors import GeniusError
 from genius.serve.auth import Caller, Change, Outcome, Scope, authorize, client_of, guard_open_server, identify
-from genius.serve.errors import ApiError
-from genius.serve.schemas import ErrorResponse, check_id
+from genius.serve.errors import ApiError, ErrorResponse
+from genius.serve.schemas import check_id
 from genius.serve.service import Service
 
 T = TypeVar("T")
