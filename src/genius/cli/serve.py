@@ -92,7 +92,7 @@ def serve(
     if url_of(index) is not None:  # a copy of it: whoever writes does so where it is published from
         settings, index = replace(settings, read_only=True), here(index, follow=True)
     if ray is not None:
-        from genius.scale.cluster import load_ray
+        from genius.scale import load_ray
 
         if create or model is not None or workers > 1:
             raise GeniusError("with --ray an index serves as it is: no --create, --model or --workers")

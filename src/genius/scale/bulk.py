@@ -35,7 +35,7 @@ from genius.index.ingest import IngestConfig, IngestReport
 from genius.index.opened import Live, OpenIndex
 from genius.index.reader import Reader
 from genius.index.writing import follow
-from genius.scale.cluster import connected, load_ray
+from genius.scale import connected, load_ray
 from genius.scale.parts import DATA, Part, PartWriter, Record, Staging, cut
 
 AT_ONCE = 10_000  # rows named in one condition
