@@ -3,7 +3,8 @@
     python -m lab.paper.measured --take FOLDER        results of the programs (their JSONs) -> lab/mbeir, lab/paper
     python -m lab.paper.measured --out docs/results/mbeir.md
 
-Knows the JSONs of `lab.mbeir` and `lab.paper.fair`; measures nothing.
+Analyses on small sets (`lab.paper.sets`) are in `lab/paper/little`, as `python -m lab reproduce` wrote them. Knows the JSONs of
+these programs; measures nothing.
 """
 
 from __future__ import annotations
@@ -77,7 +78,30 @@ def page() -> str:
     for write, names in parts.items():
         known = [bodies[name] for name in names if name in bodies]
         blocks += list(write(*known)) if known else []
-    return "\n\n".join(blocks) + "\n"
+    return "\n\n".join([*blocks, *analyses()]) + "\n"
+
+
+def analyses() -> Iterator[str]:
+    """The paper's analyses on small sets, with their pictures where they are ours to show."""
+    files = sorted((LAB / "paper" / "little").glob("*/*.json"))
+    if files:
+        yield "## The paper's analyses on small sets"
+        yield (
+            "`python -m lab.paper.sets` makes the sets, `lab/paper/little.toml` is `builtin:paper` at a size for two "
+            "cores, and each of "
+            "these is one `python -m lab reproduce NAME --data SET/test --model MODEL`. Cards of codes show other "
+            "people's pictures, so "
+            "only their counts are here."
+        )
+    for path in files:
+        body = json.loads(path.read_text(encoding="utf-8"))
+        yield f"### {body['title']} ({path.parent.name})"
+        facts = {key: value for key, value in body["about"].items() if key in ("date", "device", "queries", "candidates")}
+        yield ", ".join(f"{key} {value}" for key, value in facts.items()) + "."
+        yield body["body"]
+        picture = f"{path.parent.name}-{path.stem}.png"
+        if (LAB.parent / "docs" / "images" / picture).exists():
+            yield f"![{body['title']}](../images/{picture})"
 
 
 def extraction(body: dict[str, Any]) -> Iterator[str]:
