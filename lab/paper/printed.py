@@ -2,7 +2,7 @@
 
 Percentages, all as printed. Where two tables print the same cell differently, or a cell cannot be right, `MISPRINTS` says so and
 why; such cells are marked where they are shown. `AVERAGES` are the printed means: those of Table 2's CLIP-SF and BLIP-FF are not
-the means of its own cells (49.0 and 45.2) but of the supplement's.
+the means of its own cells (49.05 and 45.2) but of the supplement's.
 """
 
 from __future__ import annotations

@@ -92,7 +92,13 @@ def test_rows_are_trained_alike_and_a_second_call_goes_on(tmp_path: Path) -> Non
     assert results.has(group[0].name, 0) and not results.has(group[0].name, 1) and not results.has("256 x 5", 0)
     small = fair.Job(0, tuple(row for row in rows if row.name == "256 x 5"), "fashion", folder, tmp_path, None, fields)
     elsewhere = fair.Results(tmp_path / "elsewhere.json", about, rows)
-    elsewhere.add(fair.run_job(small)[0])
+    elsewhere.add(next(fair.attempt(small)))
+    alone = fair.Results(tmp_path / "alone.json", about, rows)
+    alone.join(tmp_path / "elsewhere.json")
+    alone.lines[0]["seed"], alone.hits = 7, {key.replace("|0|", "|7|"): value for key, value in alone.hits.items()}
+    alone.join(tmp_path / "out.json")
+    alone.write()  # a row whose seed the first row does not have yet: nothing to say, and nothing breaks
+    assert {entry["row"] for entry in json.loads(alone.path.read_text())["differences"]} == {"GENIUS", "w/o query augmentation"}
     results.join(tmp_path / "elsewhere.json")
     results.join(tmp_path / "elsewhere.json")  # once is enough
     results.write()
