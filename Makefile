@@ -48,7 +48,7 @@ test: setup browser lint  ## lint, types and the whole test suite
 
 test-ray: setup  ## indexing, training and serving on Ray, and S3: tests that the suite skips without the extra
 	$(PIP) -e '.[ray-test]'
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/scale
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/scale 'tests/site/test_tutorials.py::test_a_tutorial_runs_from_top_to_bottom[scale]'
 
 test-gpu: setup  ## what only a CUDA device can show; fails where there is none
 	GENIUS_GPU=1 $(BIN)/python -m pytest tests/gpu
