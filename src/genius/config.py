@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import tomllib
 import types
 import typing
 from pathlib import Path
@@ -70,6 +69,8 @@ def read_config(cls: type[C], path: str | Path) -> C:
 
 def read_values(path: str | Path) -> Any:
     """What a TOML or JSON file holds."""
+    import tomllib
+
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")

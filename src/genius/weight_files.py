@@ -135,8 +135,8 @@ def unpack(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
     out = {}
     for name in plain_names(stored):
         scale = stored.get(name + SCALE)
-        value = stored[name].float()
+        value = stored[name]
         if scale is not None and (value.ndim < 2 or scale.shape != value.shape[:1]):
             raise GeniusError(f"the weights {name} of shape {tuple(value.shape)} has scales of shape {tuple(scale.shape)}")
-        out[name] = value if scale is None else value * scale.float().view(-1, *(1,) * (value.ndim - 1))
+        out[name] = value.float() if scale is None else value * scale.float().view(-1, *(1,) * (value.ndim - 1))
     return out

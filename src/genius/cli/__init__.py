@@ -5,6 +5,8 @@ A file here exposes `register(app)`. Heavy imports stay inside the commands, so 
 
 from __future__ import annotations
 
+import atexit
+import gc
 import importlib
 import os
 import sys
@@ -87,4 +89,5 @@ def main() -> None:
     # torch is loaded, so it has to be said before
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "5000")
+    atexit.register(gc.freeze)  # or Python would look through all of torch for garbage before it ends: a third of a second
     app(_with_address(sys.argv[1:]))

@@ -8,7 +8,6 @@ import functools
 import json
 import sys
 import time
-import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
@@ -63,6 +62,8 @@ def emit(value: Any) -> None:
 
 def setting(entry: str) -> tuple[str, Any]:
     """`--set name=value`: the value as TOML reads it, or a bare word."""
+    import tomllib  # its patterns are compiled when it is loaded: no command waits for them that has no settings
+
     name, equals, value = entry.partition("=")
     if not equals or not name.strip():
         raise GeniusError(f"--set wants name=value, got {entry!r}")

@@ -13,7 +13,7 @@ from genius.cli.common import command, emit, note
 from genius.cli.index import DeviceOption, IndexArgument, JsonOption, ModelOption
 from genius.cli.screen import inline, protocol
 from genius.errors import GeniusError
-from genius.types import Item, Query
+from genius.types import Item, Modality, Query
 
 if TYPE_CHECKING:
     from genius.index import Index
@@ -133,8 +133,7 @@ def wanted(index: Index, target: str | None, modality: str | None) -> str | None
     """What is looked for where nobody said: something to look at, if the index has such things."""
     if target is not None or modality is not None:
         return None if target == "any" else target
-    kinds = index.info()["modalities"]
-    return "image" if kinds["image"] or kinds["pair"] else None
+    return "image" if index.kinds() & {Modality.IMAGE, Modality.PAIR} else None
 
 
 def check_asked(text: str | None, image: Path | None) -> None:

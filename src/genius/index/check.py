@@ -163,8 +163,9 @@ def _caches(folder: Path, about: About, report: CheckReport) -> dict[str, cache.
         name = f"cache/{path.name}"
         try:
             text = (path / cache.BASE).read_text()
-            if parse_json(text).get("format") == 1:
-                report.notes.append(f"{name} is of format 1; it is built anew when needed")
+            number = parse_json(text).get("format")
+            if number in (1, 2):
+                report.notes.append(f"{name} is of format {number}; it is built anew when needed")
                 continue
             noted = unseal(text)
             wrong = cache.damage(path, noted["files"], FAST_LIMIT if report.fast else 2**63)

@@ -317,6 +317,10 @@ class Index:
         the 64 fullest next codes."""
         return searching.below(self._state, prefix, limit, offset, per_child)
 
+    def kinds(self) -> set[Modality]:
+        """Kinds of items that there are; one whose last item was just deleted may still be named."""
+        return self._state.consistent(self._state.kinds)
+
     def info(self) -> dict[str, Any]:
         """What this index is, for people and machines."""
         return self._state.consistent(lambda: describe(self.path, self.about, self._state.reader()))

@@ -45,7 +45,10 @@ class Live:
         self._engine: SearchEngine | None = None
         self._folded = 0  # rows that the engine's first trie stands for; the others are its second
         self._stale = True  # rows were added or died since the engine was made
-        self.advance(reader)
+        if base.exactly(reader):
+            reader.kept = base.kept
+        else:
+            self.advance(reader)
 
     @classmethod
     def verified(cls, model: Genius, base: Base, reader: Reader) -> Live | None:

@@ -68,14 +68,13 @@ class OpenIndex:
     # -- opening -----------------------------------------------------------------------------------------------
 
     def _open(self, reader: Reader) -> Live:
-        count = reader.count()
-        live = self._from_cache(reader, count)
+        live = self._from_cache(reader)
         if live is not None:
             return live
-        if count >= CACHE_FROM and not self.read_only:
+        if not self.read_only and reader.count() >= CACHE_FROM:
             try:
                 with self.writer.hold():  # one process builds; the next finds it
-                    live = self._from_cache(reader, count)
+                    live = self._from_cache(reader)
                     return live if live is not None else self.rebuild(reader)
             except GeniusError:
                 pass  # a busy writer or a read-only folder: do without a cache
@@ -84,9 +83,14 @@ class OpenIndex:
     def _in_memory(self, reader: Reader) -> Live:
         return Live(self.model, cache.build(reader, self.key.level_sizes, self.key.width, None), reader)
 
-    def _from_cache(self, reader: Reader, count: int) -> Live | None:
+    def _from_cache(self, reader: Reader) -> Live | None:
         cached = cache.newest(self.cache, self.key, reader.version)
-        if cached is None or count - cached.items > REBUILD_SHARE * count:
+        if cached is None:
+            return None
+        if cached.exactly(reader):
+            return Live(self.model, cached, reader)
+        count = reader.count()
+        if count - cached.items > REBUILD_SHARE * count:
             return None
         live = Live.verified(self.model, cached, reader)
         return None if live is None or live.wasteful else live

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import json
 import secrets
+import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,35 +68,62 @@ def arrow_rows(schema: pa.Schema, columns: Mapping[str, Any]) -> pa.Table:
     return rows.set_column(schema.get_field_index(SUM), schema.field(SUM), pa.array(row_sums(rows), pa.int64()))
 
 
+class _Opened:
+    """LanceDB's own handles. `view`: the folder, or a temporary one that stands for it."""
+
+    def __init__(self, folder: Path, view: Path | TemporaryDirectory[str]) -> None:
+        import lancedb
+
+        self.folder, self.view = folder, None if isinstance(view, Path) else view
+        with database_errors(f"open the index {folder}"):
+            self.database: Any = lancedb.connect(view if isinstance(view, Path) else Path(view.name))
+            self.table: Any = self.database.open_table(TABLE)  # for the writer
+            self.watch: Any = self.database.open_table(TABLE)  # for seeing what is newest, by any thread
+
+    def at(self, version: int) -> tuple[Any, object]:
+        with database_errors(f"open version {version} of {self.folder}"):
+            table = self.database.open_table(TABLE)
+            table.checkout(version)
+            return table, self.view
+
+
 class Store:
-    """The table of one index folder, for its writer; `at(version)` gives readers."""
+    """The table of one index folder, for its writer; `at(version)` gives readers. LanceDB is loaded when it is first needed."""
 
     def __init__(self, folder: Path, durable: bool = True) -> None:
         self.folder = folder
         self.durable = durable  # whether a change waits for the disk
         self.ledger = Ledger(folder)
-        self._connect()
+        self._opening = threading.RLock()
+        self._opened: _Opened | None = None
 
     def _connect(self) -> None:
-        self._view: Any = None
-        try:
-            self._open(self.folder)
-        except GeniusError:
-            book = None
-            with suppress(GeniusError):
-                book = self.ledger.read()
-            if book is None or max(commit.versions_on_disk(self.folder), default=0) <= book.head:
-                raise
-            self._view = commit.view_without_strays(self.folder, book.head)
-            self._open(Path(self._view.name))
+        """Forget what is open: the next use opens it anew."""
+        with self._opening:
+            self._opened = None
 
-    def _open(self, place: Path) -> None:
-        import lancedb
+    @property
+    def _open(self) -> _Opened:
+        with self._opening:
+            if self._opened is None:
+                try:
+                    self._opened = _Opened(self.folder, self.folder)
+                except GeniusError:
+                    book = None
+                    with suppress(GeniusError):
+                        book = self.ledger.read()
+                    if book is None or max(commit.versions_on_disk(self.folder), default=0) <= book.head:
+                        raise
+                    self._opened = _Opened(self.folder, commit.view_without_strays(self.folder, book.head))
+            return self._opened
 
-        with database_errors(f"open the index {self.folder}"):
-            self._database: Any = lancedb.connect(place)
-            self._table: Any = self._database.open_table(TABLE)  # for the writer
-            self._watch: Any = self._database.open_table(TABLE)  # for seeing what is newest, by any thread
+    @property
+    def _table(self) -> Any:
+        return self._open.table
+
+    @property
+    def _watch(self) -> Any:
+        return self._open.watch
 
     @classmethod
     def create(cls, folder: Path, levels: int, width: int, durable: bool = True) -> Store:
@@ -159,12 +188,9 @@ class Store:
             book = self.ledger.read()
             if book is not None and version not in book.shown:
                 raise Vanished(f"there is no version {version} of {self.folder} (genius info --versions lists them)")
-            self._check_manifest(version)
-            return self.peek(version)
+            noted = self._check_manifest(version)
+            return self.peek(version) if noted is None else self._reader(version, noted)
         except Vanished:
-            if self._view is not None:  # made before this version was
-                self._connect()
-                return self.peek(version)
             book = self.ledger.read()
             if book is not None and book.head == version:
                 gone = commit.missing_head(self.folder, book)
@@ -172,23 +198,38 @@ class Store:
             raise
 
     def peek(self, version: int) -> Reader:
-        """A version as LanceDB shows it, acknowledged or not: for repairing."""
-        with database_errors(f"open version {version} of {self.folder}"):
-            table = self._database.open_table(TABLE)
-            table.checkout(version)
-            return Reader(table, version, self._mark(version), self._view)
+        """A version as LanceDB shows it, acknowledged or not, opened at once: for repairing."""
+        reader = self._reader(version, None)
+        _ = reader.columns
+        return reader
 
-    def _check_manifest(self, version: int) -> None:
+    def _reader(self, version: int, noted: str | None) -> Reader:
+        return Reader(lambda: self._checked_out(version), version, self._mark(version), noted)
+
+    def _checked_out(self, version: int) -> tuple[Any, object]:
+        """LanceDB's table at a version, and what has to stay while it is read from."""
+        with self._opening:
+            try:
+                return self._open.at(version)
+            except Vanished:
+                if self._open.view is None:
+                    raise
+                self._connect()  # the view was made before this version was
+                return self._open.at(version)
+
+    def _check_manifest(self, version: int) -> str | None:
+        """The noted checksum of the file that defines a version, after comparing; None: none was noted."""
         book, name = self.ledger.read(), manifest_name(version)
         noted = None if book is None else book.files.get(name)
         if noted is None:
-            return
+            return None
         try:
             same = file_sum(table_folder(self.folder) / name) == noted
         except FileNotFoundError:
             raise Vanished(f"cannot open version {version} of {self.folder}: a file of this version is gone") from None
         if not same:
             raise Damaged(f"{self.folder} is damaged: {name} is not as it was written; genius repair {self.folder}")
+        return noted
 
     def _mark(self, version: int) -> tuple[int, int] | None:
         """Time and size of the file that defines a version; None if it is gone or named in another way."""
@@ -242,7 +283,7 @@ class Store:
             gone = commit.missing_head(self.folder, book)
             raise Damaged(f"{self.folder} is damaged: {gone}; genius repair {self.folder}")
         stray = commit.set_aside(self.folder, book.head)
-        if stray or self._view is not None:
+        if stray or (self._opened is not None and self._opened.view is not None):
             self._connect()
         if book.cleaning:
             commit.forget_cleaned(self.folder, self.ledger, self.durable)
