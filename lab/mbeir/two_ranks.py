@@ -95,7 +95,9 @@ def train_here(kind: RecipeName, folder: Path, small: bool, device: str, nudge: 
     config = with_sizes(config, data, runtime)
     trained = train_stages(config, data, runtime, folder / "training")
     assert trained.heads is not None
-    tensors = {f"heads.{name}": tensor for name, tensor in trained.heads.state_dict().items()} | dict(trained.model.state_dict())
+    tensors = {f"heads.{name}": tensor for name, tensor in trained.heads.state_dict().items()} | dict(
+        trained.model.network.state_dict()
+    )
     tensors[IDS] = trained.model.encode(through_heads(trained.heads, data).pool)
     kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     save_file(kept, folder / f"result-{rank}.safetensors")

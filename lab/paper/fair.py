@@ -250,7 +250,7 @@ def run_job(job: Job) -> Iterator[dict[str, Any]]:
         third = GeneratorStage(parts.train, frozen, honest, second.quantizer, config.model, config.generator, job.seed, BEAMS)
         looks = bench.run(third, config, config.run)
         times["stage 3"] = time.monotonic() - begun
-        model = assemble(config, second, third).eval()
+        model = assemble(config, second, third)
         begun = time.monotonic()
         found = measured(model, data.test, row)
         times["search"] = time.monotonic() - begun

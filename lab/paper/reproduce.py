@@ -272,7 +272,7 @@ def _train(name: str, row: AblationRow, request: Request, data: FeatureSet) -> G
     from genius.train.run import train
 
     config = read_train_config(request.base, _changes(name, row, request, data.pool.width))
-    return train(config, data, quiet=True).model.to(request.device).eval()
+    return train(config, data, quiet=True).model.to(request.device)
 
 
 def _changes(name: str, row: AblationRow, request: Request, width: int) -> dict[str, Any]:

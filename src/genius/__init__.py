@@ -27,7 +27,7 @@ def __getattr__(name: str) -> Any:
     if name == "Genius":
         from genius.model.genius import Genius
 
-        Genius.fitting = _unfitted
+        Genius._fitting = _unfitted
         return Genius
     if name == "Index":
         from genius.index import Index

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from genius.errors import GeniusError
 
-M = TypeVar("M", bound=nn.Module)
+M = TypeVar("M")
 SLACK_NUMBERS, SLACK_TENSORS = 1 << 20, 512  # for masks, positions and the like, which are in no file
 
 _SIZED = frozenset({torch.empty, torch.zeros, torch.ones, torch.randn, torch.rand})

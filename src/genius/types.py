@@ -127,13 +127,15 @@ class Item:
 class Query:
     """A question: `text` and/or `image`, and what is wanted, as words (`instruction`) or a kind (`target`).
 
-    `target` alone picks a default instruction; an instruction alone leaves the modality to the model.
+    `target` alone picks a default instruction; an instruction alone leaves the modality to the model. `minus` is what answers
+    should not be like, as another question: words, a picture, or both.
     """
 
     text: str | None = None
     image: ImageInput | None = None
     instruction: str | None = None
     target: Modality | None = None
+    minus: Query | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "text", _clean_text(self.text))
@@ -144,6 +146,7 @@ class Query:
                 raise GeniusError(f"{text[:40]!r} is not valid Unicode text")
         if self.target is not None:
             object.__setattr__(self, "target", Modality.parse(self.target))
+        object.__setattr__(self, "minus", None if self.minus is None else Query.of(self.minus))
         if self.image is None and self.text is None:
             raise GeniusError("a query needs a text, an image, or both")
 

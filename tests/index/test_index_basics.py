@@ -104,7 +104,16 @@ def test_a_target_is_what_people_mean_by_it(index: Index) -> None:
 def test_nothing_found_says_why(
     asked: str | None, strict: bool, counts: dict[str, int], where: str | None, least: float | None, said: str
 ) -> None:
-    assert said in why_nothing(asked, strict, counts, where, least)
+    target = None if asked is None else Modality.parse(asked)
+    assert said in why_nothing(target, SearchRequest(10, where, least, strict=strict), counts)
+
+
+def test_nothing_found_says_why_to_python_too(index: Index) -> None:
+    assert "the index is empty" in repr(index.search("a"))
+    index.add([Item("a", text="a")])
+    found = index.search("a", target="image")
+    assert found == [] and found.why is not None and "no item has a picture, there are 1 text" in found._repr_html_()
+    assert index.search("a").why is None
 
 
 def test_hits_know_codes_that_the_model_gives(index: Index, model: Genius) -> None:

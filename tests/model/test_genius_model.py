@@ -50,7 +50,7 @@ def test_save_and_load_give_the_same_model(tmp_path: Path) -> None:
 def test_the_fingerprint_changes_with_any_weight() -> None:
     model = tiny()
     seen = {model.fingerprint()}
-    for name, tensor in model.state_dict().items():
+    for name, tensor in model.network.state_dict().items():
         tensor.view(-1)[0] += 1
         seen.add(model.fingerprint())
         assert len(seen) == 2, name

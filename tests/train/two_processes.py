@@ -56,7 +56,10 @@ def run(kind: str, output: Path) -> int:
         module.fit_codebooks = lambda *_: (_ for _ in ()).throw(AssertionError("codebooks are fitted by the first process alone"))
     trained = train_stages(config, small_data(), runtime, output / "training")
     assert trained.heads is not None
-    tensors = {**trained.model.state_dict(), **{f"heads.{name}": tensor for name, tensor in trained.heads.state_dict().items()}}
+    tensors = {
+        **trained.model.network.state_dict(),
+        **{f"heads.{name}": tensor for name, tensor in trained.heads.state_dict().items()},
+    }
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, output / f"result-{runtime.rank}.safetensors")
     (output / f"world-{runtime.rank}").write_text(str(runtime.world))
     accelerator.wait_for_everyone()

@@ -30,13 +30,11 @@ def duplicates(
 
       genius duplicates my.genius --threshold 0.99 --json
     """
-    from genius.encoders.devices import find_device
     from genius.index import Index
     from genius.index.duplicates import duplicates as find
-    from genius.model.genius import place
 
     with Index.open(path, model, read_only=True) as index:
-        place(index.model, find_device(device))
+        index.model.to(device)
         groups = list(find(index, threshold))
     if as_json:
         emit({"groups": [{"ids": list(group.ids), "least": group.least} for group in groups]})

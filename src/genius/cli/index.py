@@ -103,7 +103,6 @@ def index(
     from genius.index.index import Index
     from genius.index.ingest import IngestConfig, ingest
     from genius.index.row_items import Columns
-    from genius.model.genius import place
 
     paths = sources_here(paths, output)
     missing = next((path for path in paths if not path.exists()), None)
@@ -136,7 +135,7 @@ def index(
     else:
         chosen = model or (None if read_about(output) is not None else "bundled:mini")
         with Index(output, chosen, thumbnails=thumbnails) as opened, phases() as tell, kept_if_interrupted():
-            place(opened.model, where)
+            opened.model.to(where)
             report, items = ingest(opened, paths, config, lambda count: tell("indexing", count, 0)), opened.count()
             hint = opened.advice()
     if refit and fit is None:
@@ -184,10 +183,9 @@ def _changes(output: Path, paths: list[Path], config: IngestConfig, every: float
     """Index again and again; a line for each time that something had changed."""
     from genius.index.index import Index
     from genius.index.ingest import ingest
-    from genius.model.genius import place
 
     with Index.open(output) as index:
-        place(index.model, where)
+        index.model.to(where)
         while True:
             time.sleep(every)
             report = ingest(index, paths, config)

@@ -20,11 +20,9 @@ def mcp(path: IndexArgument, model: ModelOption = None, device: DeviceOption = "
 
       {"mcpServers": {"photos": {"command": "genius", "args": ["mcp", "/home/me/my.genius"]}}}
     """
-    from genius.encoders.devices import find_device
     from genius.index import Index
-    from genius.model.genius import place
     from genius.serve.mcp_server import make_server
 
     with Index.open(path, model, read_only=True) as index:
-        place(index.model, find_device(device))
+        index.model.to(device)
         make_server(index).run()

@@ -30,6 +30,9 @@ WordsArgument = Annotated[str | None, typer.Argument(help="What to look for, in 
 InstructionOption = Annotated[str | None, typer.Option(help="What is wanted, in your own words; --target picks a default.")]
 WhereOption = Annotated[str | None, typer.Option(help="A condition on metadata: \"price < 50 AND colour IN ('red', 'blue')\".")]
 
+MinusOption = Annotated[str | None, typer.Option(help="What answers should not be like: words, or a picture's path.")]
+ModalityOption = Annotated[str | None, typer.Option(help="Exactly this kind of item: image, text or pair.")]
+
 
 def register(app: typer.Typer) -> None:
     app.command("search")(search)
@@ -42,7 +45,7 @@ def search(
     text: TextOption = None,
     image: ImageOption = None,
     target: TargetOption = None,
-    modality: Annotated[str | None, typer.Option(help="Exactly this kind of item: image, text or pair.")] = None,
+    modality: ModalityOption = None,
     instruction: InstructionOption = None,
     k: Annotated[int, typer.Option("-k", help="How many answers.")] = 10,
     where: WhereOption = None,
@@ -51,7 +54,7 @@ def search(
     rerank: Annotated[
         int | None, typer.Option(help="Items re-ranked by embedding; 0: decode IDs to the end, as in the paper.")
     ] = None,
-    minus: Annotated[str | None, typer.Option(help="What answers should not be like: words, or a picture's path.")] = None,
+    minus: MinusOption = None,
     diverse: Annotated[bool, typer.Option("--diverse", help="Answers that differ: one a subtree of codes.")] = False,
     open_first: Annotated[bool, typer.Option("--open", help="Open the first answer's picture.")] = False,
     version: Annotated[int | None, typer.Option(help="Search an older version (genius info --versions).")] = None,
@@ -71,9 +74,7 @@ def search(
 
       genius search my.genius "a bicycle" --minus "a child" --diverse --open
     """
-    from genius.encoders.devices import find_device
-    from genius.index.searching import wanted_kind, why_nothing
-    from genius.model.genius import place
+    from genius.index.searching import wanted_kind
     from genius.search import SearchRequest
 
     if words is not None and text is not None:
@@ -81,20 +82,17 @@ def search(
     text = words if text is None else text
     check_asked(text, image)
     with opened(path, model, version) as index:
-        place(index.model, find_device(device))
+        index.model.to(device)
         request = SearchRequest(k, where, min_score, beams, rerank, strict=modality is not None, diverse=diverse)
         kind = wanted(index, target, modality)
-        query = Query(text=text, image=image, instruction=instruction, target=wanted_kind(kind, modality))
-        hits = index.search_many([query], request, minus=minus)[0]
+        query = Query(text, image, instruction, wanted_kind(kind, modality), None if minus is None else Query.of(minus))
+        hits = index.search_many([query], request)[0]
         if not hits and target is None and modality is None and kind is not None:  # nobody asked for pictures
-            kind = None
-            hits = index.search_many([replace(query, target=None)], request, minus=minus)[0]
-        counts = index.info()["modalities"] if not hits else {}
+            hits = index.search_many([replace(query, target=None)], request)[0]
         hint = None if as_json else index.advice()
-    reason = None if hits else why_nothing(modality or kind, modality is not None, counts, where, min_score)
     if as_json:
         body = {"hits": [hit.to_dict() for hit in hits], "answerable": hits.answerable, "doubtful": hits.doubtful}
-        emit(body if reason is None else {**body, "why": reason})
+        emit(body if hits.why is None else {**body, "why": hits.why})
         return
     shows = protocol()
     for rank, hit in enumerate(hits, start=1):
@@ -106,8 +104,8 @@ def search(
         typer.launch(str(hits[0].item.image))
     if hits and hits.doubtful:
         print(f"probably nothing like that here: an answer is in this index with {100 * (hits.answerable or 0):.0f} %")
-    if reason is not None:
-        print(reason)
+    if hits.why is not None:
+        print(hits.why)
     if hint is not None:
         note(f"note: {hint}")
 

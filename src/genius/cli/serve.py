@@ -166,9 +166,8 @@ def _settings(file: Path | None, given: dict[str, object]) -> ServeConfig:
 def _open(path: Path, model: str | None, create: bool, read_only: bool, device: str) -> Index:
     from genius.encoders.devices import find_device
     from genius.index import Index
-    from genius.model.genius import place
 
     where = find_device(device)  # before a model is loaded for nothing
     index = Index(path, model, create=create, read_only=read_only)
-    place(index.model, where)
+    index.model.to(where)
     return index

@@ -141,7 +141,6 @@ def fit_vectors(
     model = Genius(body, encoder)
     for own, fitted in ((model.fusion, fusion), (model.quantizer, quantizer), (model.generator, decoder)):
         own.load_state_dict(fitted.state_dict())
-    model.eval()
     fit = Fit(model, len(z))
     if judge is not None and len(judge):
         asked = embed(fusion, judge.features[slice(0, JUDGED)])

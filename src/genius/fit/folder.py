@@ -24,7 +24,6 @@ from genius.index.folder import ENCODED, INSIDE, MODEL, make_folder, read_about
 from genius.index.index import Index
 from genius.index.ingest import IngestConfig, IngestReport, find_files, ingest, read_items
 from genius.index.prepare import Stamp
-from genius.model.genius import place
 from genius.types import Item
 
 AT_ONCE = 256  # items encoded between two looks at the disk
@@ -100,7 +99,7 @@ def _index(
         fit.model.source = f"local-dir:{(output / MODEL).absolute()}"
     with Index(output, None if fit is None else fit.model, thumbnails=thumbnails) as index:
         _check_encoder(index, uri)
-        place(index.model, device)
+        index.model.to(device)
         if encoded is None and (output / ENCODED).is_dir() and index.model.encoder is not None:
             encoded = Encoded(output / ENCODED, index.model.encoder.fingerprint())
         before = 0 if encoded is None else _write(index, encoded, paths, config, heard)

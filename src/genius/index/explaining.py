@@ -102,13 +102,15 @@ class Explanation:
     answerable: float | None = None
     doubtful: bool = False
     pictures: frozenset[str] = field(default=frozenset())  # ids among the examples that have a picture
+    why: str | None = None  # where nothing was found: why, and what to do
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         answers = [{**a.hit.to_dict(), "log_p": list(a.log_p), "lost_at": a.lost_at} for a in self.answers]
         written = [{**asdict(w), "tree": w.tree()} for w in self.written]
         body = {"answers": answers, "written": written, "scanned": self.scanned}
-        return {**body, "answerable": self.answerable, "doubtful": self.doubtful, "pictures": sorted(self.pictures)}
+        rest = {"answerable": self.answerable, "doubtful": self.doubtful, "pictures": sorted(self.pictures), "why": self.why}
+        return body | rest
 
 
 def explain(
@@ -131,7 +133,7 @@ def explain(
         live = state.current()
         engine = live.engine()
         if engine is None or live.alive == 0:
-            return Explanation([], [], True, hits.answerable, hits.doubtful)
+            return Explanation([], [], True, hits.answerable, hits.doubtful, why=hits.why)
         written, likely = [], {}
         for number, one in enumerate(asked):
             own = torch.tensor([-1 if one.target is None else int(one.target)])
@@ -154,6 +156,7 @@ def explain(
         hits.answerable,
         hits.doubtful,
         pictures,
+        hits.why,
     )
 
 

@@ -15,10 +15,10 @@ SIDE, SHOWN = 160, 24
 CARD = "display:inline-block;width:170px;margin:4px;vertical-align:top;font:12px sans-serif;overflow-wrap:anywhere"
 
 
-def grid(hits: Sequence[Any]) -> str:
+def grid(hits: Sequence[Any], why: str | None) -> str:
     cards = "".join(_card(rank, hit) for rank, hit in enumerate(hits[:SHOWN], start=1))
     more = f"<p>... and {len(hits) - SHOWN} more</p>" if len(hits) > SHOWN else ""
-    return f"<div>{cards}{more}</div>" if hits else "<p>nothing found</p>"
+    return f"<div>{cards}{more}</div>" if hits else f"<p>{html.escape(why or 'nothing found')}</p>"
 
 
 def _card(rank: int, hit: Any) -> str:

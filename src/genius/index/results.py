@@ -42,12 +42,16 @@ class Hits(list[Hit]):
     """The hits of one question, best first."""
 
     answerable: float | None = None  # probability that the collection holds an answer at all; None: not calibrated
+    why: str | None = None  # where nothing was found: why, and what to do
 
     def _repr_html_(self) -> str:
         """A grid of pictures, in a notebook."""
         from genius.index.notebook import grid
 
-        return grid(self)
+        return grid(self, self.why)
+
+    def __repr__(self) -> str:
+        return super().__repr__() if self or self.why is None else f"[]  # {self.why}"
 
     @property
     def doubtful(self) -> bool:

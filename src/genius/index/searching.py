@@ -7,7 +7,7 @@ index holds, in the words of that kind, and the answers are put together.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -268,20 +268,20 @@ def _together(parts: Sequence[Hits], k: int) -> Hits:
     return whole
 
 
-def why_nothing(asked: str | None, strict: bool, counts: dict[str, int], where: str | None, min_score: float | None) -> str:
-    """Why a search found nothing, and what to do. `counts`: items of the index by kind; `asked`: the wanted kind."""
+def why_nothing(target: Modality | None, request: SearchRequest, counts: Mapping[str, int]) -> str:
+    """Why a search found nothing, and what to do. `counts`: items of the index by kind."""
     held = ", ".join(f"{count:,} {kind}{'s' if count != 1 else ''}" for kind, count in counts.items() if count)
     if not held:
         return "nothing found: the index is empty; add files with genius index"
-    if where is not None:
-        wanted = f" of what is wanted ({asked})" if asked else ""
-        return f"nothing found: nothing{wanted} matches the condition {where!r}; search without it, or change it"
-    if min_score is not None:
-        return f"nothing found: no answer scores {min_score:g} or more; lower the score, or leave it out"
-    if asked is not None:
-        kinds = (Modality.parse(asked),) if strict else MEANT[Modality.parse(asked)]
+    if target is not None:
+        kinds = (target,) if request.strict else MEANT[target]
         if not any(counts.get(kind.label) for kind in kinds):
-            wanted = {"image": "a picture", "text": "words", "pair": "a picture and words"}[Modality.parse(asked).label]
-            what = f"is of the kind {asked}" if strict else f"has {wanted}"
+            wanted = {"image": "a picture", "text": "words", "pair": "a picture and words"}[target.label]
+            what = f"is of the kind {target.label}" if request.strict else f"has {wanted}"
             return f"nothing found: no item {what}, there are {held}; leave the target out to look for anything"
+    if request.where is not None:
+        wanted = f" of what is wanted ({target.label})" if target is not None else ""
+        return f"nothing found: nothing{wanted} matches the condition {request.where!r}; search without it, or change it"
+    if request.min_score is not None:
+        return f"nothing found: no answer scores {request.min_score:g} or more; lower the score, or leave it out"
     return f"nothing found among {held}"

@@ -1,15 +1,7 @@
-"""Answers that differ from each other, and questions that say what is not wanted.
-
-Both come from what the index has anyway: the codes say which answers are alike, the vectors which way a question points. Knows
-hits, vectors and codes; nothing of how hits are found.
-"""
+"""Answers that differ from each other: the codes say which are alike. Knows hits; nothing of how they are found."""
 
 from __future__ import annotations
 
-import torch.nn.functional as F
-from torch import Tensor
-
-from genius.errors import GeniusError
 from genius.index.results import Hits
 
 WIDER = 8  # times as many answers are looked at for varied ones
@@ -31,11 +23,3 @@ def apart(hits: Hits, k: int) -> Hits:
     out = Hits(hits[place] for place in sorted((chosen + rest)[:k]))
     out.answerable = hits.answerable
     return out
-
-
-def away(wanted: Tensor, unwanted: Tensor) -> Tensor:
-    """(Q, D) unit vectors without what they share with an unwanted one (1, D)."""
-    left = wanted - (wanted @ unwanted.T).clamp(min=0) * unwanted
-    if bool((left.norm(dim=1) < 1e-3).any()):
-        raise GeniusError("what is wanted and what is not are the same: nothing is left to look for")
-    return F.normalize(left, dim=1)

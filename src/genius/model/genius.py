@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
+import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from genius.blueprint import build, check_fit
 from genius.config import changed, from_dict, merge, to_dict
 from genius.encoders.base import Encoder, OnError, encode_items, encode_queries
+from genius.encoders.devices import find_device
 from genius.errors import GeniusError
 from genius.features import Features
 from genius.files import read_json, write_whole
@@ -85,11 +87,33 @@ class Fitting(Protocol):
     def fit(self, items: Iterable[Item]) -> Genius: ...
 
 
-class Genius(nn.Module):
+class Network(nn.Module):
+    """The weights of a model, named as in its file."""
+
+    def __init__(self, config: GeniusConfig) -> None:
+        super().__init__()
+        self.fusion = Fusion(config.fusion)
+        self.quantizer = ResidualQuantizer(config.quantizer)
+        self.generator = Generator(config.generator, self.quantizer)
+        self.eval()
+
+
+class Genius:
     """The model: pictures and words -> vectors -> codes, and how likely each code is.
 
-    Get one with `Genius.from_pretrained("bundled:mini")` (or a folder, `"local-dir:…"`, `"hf-hub:…"`), or fit one to your own
-    items with `Genius.from_encoder(uri).fit(items)`; then `Index(path, model)` holds items and searches them.
+    Get one with `Genius.from_pretrained("bundled:mini")`, or fit one to your own items with
+    `Genius.from_encoder(uri).fit(items)`; then `Index(path, model)` holds items and searches them.
+
+    Args:
+        config: sizes and settings, without the weights.
+        encoder: what turns pictures and texts into vectors; None for a model that works on stored features only.
+
+    Attributes:
+        config: as given.
+        encoder: as given. Its weights have their own files and fingerprint.
+        network: the weights as a torch module with the parts `fusion`, `quantizer` and `generator`.
+        source: where it was loaded from, so that an index can find its model again.
+        knows: how closely its codes describe the items it was made from.
 
     >>> from genius import Genius, Item, Query
     >>> model = Genius.from_pretrained("bundled:mini")
@@ -100,22 +124,16 @@ class Genius(nn.Module):
     """
 
     def __init__(self, config: GeniusConfig, encoder: Encoder | None = None) -> None:
-        super().__init__()
         self.config = config
-        self.fusion = Fusion(config.fusion)
-        self.quantizer = ResidualQuantizer(config.quantizer)
-        self.generator = Generator(config.generator, self.quantizer)
+        self.network = Network(config)
+        self.source: str | None = None
+        self.knows: Knows | None = None
         self._take(encoder)
-        self.eval()
 
     def _take(self, encoder: Encoder | None) -> None:
         if encoder is not None and encoder.width != self.config.width:
             raise GeniusError(f"the encoder is {encoder.width} wide, the model expects {self.config.width}")
-        self.__dict__["encoder"] = encoder  # not a submodule: its weights have their own files and fingerprint
-
-    encoder: Encoder | None
-    source: str | None = None  # the URI it was loaded from, so that an index can find its model again
-    knows: Knows | None = None  # how closely its codes describe the items it was made from
+        self.encoder = encoder
 
     def __repr__(self) -> str:
         sizes = " x ".join(map(str, self.config.quantizer.level_sizes))
@@ -123,15 +141,50 @@ class Genius(nn.Module):
         return f"Genius({self.source or 'not saved'!r}, {self.config.width} wide, IDs of {sizes}, {encoder})"
 
     @property
+    def fusion(self) -> Fusion:
+        """Two vectors of an item or a question -> one, z."""
+        return self.network.fusion
+
+    @property
+    def quantizer(self) -> ResidualQuantizer:
+        """z -> codes, and back."""
+        return self.network.quantizer
+
+    @property
+    def generator(self) -> Generator:
+        """The decoder: z and the codes so far -> log p of the next."""
+        return self.network.generator
+
+    @property
     def device(self) -> torch.device:
         """Where codes and log p are computed."""
         return self.generator.device
+
+    def to(self, device: str | torch.device) -> Genius:
+        """Move the model and its encoder; returns the model.
+
+        Args:
+            device: cpu, cuda, cuda:N, or auto: a GPU where there is one.
+
+        >>> Genius.from_pretrained("bundled:mini").to("cpu").device
+        device(type='cpu')
+        """
+        where = find_device(str(device))
+        self.network.to(where)
+        if isinstance(self.encoder, nn.Module):
+            self.encoder.to(where)
+        return self
 
     # -- embedding ---------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def embed(self, features: Features, chunk: int = 4096) -> tuple[Tensor, Tensor]:
-        """Features -> (z, dense), unit vectors on the model's device. Chunked: memory does not grow with N."""
+        """What an encoder gave -> (z, dense), unit vectors (N, D): what codes are made of, and what re-ranking compares.
+
+        Args:
+            features: N items or questions as two vectors each and which of them are there.
+            chunk: rows at a time, so that memory does not grow with N.
+        """
         features.check(self.config.width)
         z, dense = [], []
         for i in range(0, max(len(features), 1), chunk):
@@ -143,16 +196,29 @@ class Genius(nn.Module):
         return fused, torch.cat(dense) if dense else fused  # not a second copy of what may be gigabytes
 
     def confidence(self, reranker: str) -> Confidence | None:
-        """How scores of one way of re-ranking become probabilities; None where the model was not calibrated for it."""
+        """How scores become probabilities; None where the model was not calibrated for it.
+
+        Args:
+            reranker: where the scores come from: embeddings, codes or none.
+        """
         weights = self.config.confidence.get(reranker)
         return None if weights is None else Confidence.read(weights)
 
     def encode(self, features: Features) -> Tensor:
-        """Features of items -> codes (N, M) int64."""
+        """Codes (N, M) of items, int64.
+
+        Args:
+            features: the items as an encoder gave them.
+        """
         return self.quantizer.encode(self.embed(features)[0], features.modality.to(self.device))
 
     def embed_items(self, items: Sequence[Item], *, on_error: OnError = "raise", batch_size: int = 64) -> Embedded:
-        """Vectors of items. `on_error="skip"` leaves out what cannot be read and says so in `problems`; `kept` are the others.
+        """Vectors of items.
+
+        Args:
+            items: what to embed.
+            on_error: "raise", or "skip" to leave out what cannot be read: `problems` says what, `kept` are the others.
+            batch_size: items that the encoder takes at a time.
 
         >>> model = Genius.from_pretrained("bundled:mini")
         >>> model.embed_items([Item("1", text="a red bicycle"), Item("2", text="a blue boat")]).z.shape
@@ -163,11 +229,26 @@ class Genius(nn.Module):
         return Embedded(z, dense, features.modality.to(self.device), kept, problems)
 
     def embed_queries(self, queries: Sequence[Query], *, batch_size: int = 64) -> Embedded:
-        """Vectors of questions; their instructions, or those of the kinds they ask for, are part of them."""
-        told = self.config.instructions
-        features = encode_queries(self._encoder(), queries, batch_size=batch_size, instructions=told)
+        """Vectors of questions; their instructions, or those of the kinds they ask for, are part of them.
+
+        Args:
+            queries: what to embed. What is not wanted (`Query.minus`) is taken out of each.
+            batch_size: questions that the encoder takes at a time.
+
+        >>> model = Genius.from_pretrained("bundled:mini")
+        >>> wanted, unwanted = model.embed_queries([Query("a bicycle", minus="a child"), Query("a child")]).z
+        >>> abs(float(wanted @ unwanted)) < 1e-6
+        True
+        """
+        unwanted = [query.minus for query in queries if query.minus is not None]
+        asked = [*queries, *unwanted]
+        features = encode_queries(self._encoder(), asked, batch_size=batch_size, instructions=self.config.instructions)
         z, dense = self.embed(features)
-        return Embedded(z, dense, features.modality.to(self.device), list(range(len(queries))), [])
+        if unwanted:
+            rows = torch.tensor([row for row, query in enumerate(queries) if query.minus is not None])
+            z, dense = (_away(vectors, rows, len(queries)) for vectors in (z, dense))
+        modality = features.modality[: len(queries)].to(self.device)
+        return Embedded(z, dense, modality, list(range(len(queries))), [])
 
     def _encoder(self) -> Encoder:
         if self.encoder is None:
@@ -177,23 +258,38 @@ class Genius(nn.Module):
     # -- save and load -----------------------------------------------------------------------------------------
 
     def fingerprint(self) -> str:
-        """Hex digest of the configuration and every weight, the encoder's included. Changes when any of them does."""
+        """Hex digest of the configuration and every weight, the encoder's included: an index refuses a model with another.
+
+        >>> Genius.from_pretrained("bundled:mini").fingerprint() == Genius.from_pretrained("bundled:mini").fingerprint()
+        True
+        """
         digest = hashlib.sha256(json.dumps(_identity(self.config), sort_keys=True).encode())
         kinds = self.generator.nearness.kinds if self.generator.config.head == "codebooks" else 1
-        for name, tensor in sorted(self.state_dict().items()):
+        for name, tensor in sorted(self.network.state_dict().items()):
             digest.update(name.encode())
             digest.update(as_one_number(name, tensor.detach(), kinds).cpu().contiguous().view(torch.uint8).numpy().tobytes())
         digest.update((self.encoder.fingerprint() if self.encoder is not None else "").encode())
         return digest.hexdigest()[:32]
 
     def save_pretrained(self, directory: str | Path, *, dtype: torch.dtype = torch.float32, encoder: bool = True) -> None:
-        """Write the model folder. Files appear whole or not at all. `dtype=torch.int8`: the small format of `weight_files`."""
+        """Write the model folder, which `from_pretrained` reads. Files appear whole or not at all.
+
+        Args:
+            directory: where; it is made if it is not there.
+            dtype: of the weights. `torch.int8` writes about a quarter of the bytes.
+            encoder: whether an encoder of its own is written, too.
+
+        >>> import tempfile
+        >>> Genius.from_pretrained("bundled:mini").save_pretrained(folder := tempfile.mkdtemp())
+        >>> Genius.from_pretrained(folder).config.width
+        256
+        """
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         if dtype == torch.int8:
-            tensors = pack(self.state_dict(), half=(".codes_",))  # codes decide IDs: they keep more digits
+            tensors = pack(self.network.state_dict(), half=(".codes_",))  # codes decide IDs: they keep more digits
         else:
-            tensors = {name: tensor.detach().cpu().to(dtype).contiguous() for name, tensor in self.state_dict().items()}
+            tensors = {name: tensor.detach().cpu().to(dtype).contiguous() for name, tensor in self.network.state_dict().items()}
         body = {"format": FORMAT, "model": to_dict(self.config)}
         write_whole(directory / WEIGHTS, lambda path: save_file(tensors, path, metadata={"format": "pt"}))
         if encoder and self.encoder is not None and self.config.encoder is None:
@@ -203,23 +299,34 @@ class Genius(nn.Module):
             save_knows(directory, self.knows)
         write_whole(directory / CONFIG, lambda path: path.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8"))
 
-    fitting: ClassVar[Callable[[str], Fitting] | None] = (
-        None  # how an encoder becomes a model: the front door says, from a room above
-    )
+    _fitting: ClassVar[Callable[[str], Fitting] | None] = None  # the front door sets it, from a room above
 
     @classmethod
     def from_encoder(cls, uri: str | Path) -> Fitting:
-        """An encoder (`hf-hub:openai/clip-vit-base-patch32`, a folder) that `.fit(items)` turns into a model: no pairs needed."""
-        if cls.fitting is None:
+        """An encoder that `.fit(items)` turns into a model for these items: no pairs of question and answer are needed.
+
+        Args:
+            uri: `hf-hub:openai/clip-vit-base-patch32`, a folder with a checkpoint, or `bundled:mini`.
+
+        >>> model = Genius.from_encoder("bundled:mini").fit([Item("a.jpg", image="a.jpg")])  # doctest: +SKIP
+        """
+        if cls._fitting is None:
             raise GeniusError("from_encoder is a door of the package: from genius import Genius")
-        return cls.fitting(str(uri))
+        return cls._fitting(str(uri))
 
     @classmethod
     def from_pretrained(cls, source: str | Path, *, device: str | torch.device = "cpu") -> Genius:
-        """Load from a folder, `local-dir:PATH`, `hf-hub:OWNER/NAME[@REVISION]` or `bundled:NAME`.
+        """Load a model.
 
         The folder may be a stranger's: nothing in it is run, its sizes are compared with its weights before anything is
         built, and its config can name no checkpoint outside of it.
+
+        Args:
+            source: a folder, `local-dir:PATH`, `hf-hub:OWNER/NAME[@REVISION]` or `bundled:NAME`.
+            device: where it runs: cpu, cuda, cuda:N or auto.
+
+        >>> Genius.from_pretrained("bundled:mini").config.width
+        256
         """
         from genius.encoders.registry import load_encoder, resolve
 
@@ -229,15 +336,15 @@ class Genius(nn.Module):
         shapes = read_shapes(path)
         shapes = {name: shapes[name] for name in plain_names(shapes)}
         model = build(lambda: cls(config), shapes, str(path))
-        own = model.state_dict()
+        own = model.network.state_dict()
         check_fit(
-            model,
+            model.network,
             {name: own[name].shape if one_for_all(name, shape, own) else shape for name, shape in shapes.items()},
             str(path),
         )
         check_digests(directory)
         try:
-            model.load_state_dict(for_each_kind(unpack(read_tensors(path)), own))
+            model.network.load_state_dict(for_each_kind(unpack(read_tensors(path)), own))
         except GeniusError as error:
             raise GeniusError(f"cannot load the model at {directory}: {error}") from None
         model._try(directory)
@@ -259,6 +366,17 @@ class Genius(nn.Module):
         except Exception as error:  # whatever a config of nonsense leads to
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise GeniusError(f"the model at {directory} does not compute: {reason[:200]}") from None
+
+
+def _away(vectors: Tensor, rows: Tensor, queries: int) -> Tensor:
+    """(Q, D) unit vectors of questions, those of `rows` without what they share with the unwanted ones that follow them."""
+    asked, unwanted = vectors[:queries].clone(), vectors[queries:]
+    wanted = asked[rows]
+    left = wanted - (wanted * unwanted).sum(1, keepdim=True).clamp(min=0) * unwanted
+    if bool((left.norm(dim=1) < 1e-3).any()):
+        raise GeniusError("what is wanted and what is not are the same: nothing is left to look for")
+    asked[rows] = F.normalize(left, dim=1)
+    return asked
 
 
 # What the first release wrote of a model with all defaults. A fingerprint is made of this and of what differs from the defaults,
@@ -330,11 +448,3 @@ def _encoder_uri(directory: Path, uri: str) -> str:
             f"model's folder (uniir:NAME.pth), or save the encoder as a folder of safetensors (local-dir:PATH)"
         )
     return f"uniir:{inside}"
-
-
-def place(model: Genius, device: torch.device | str) -> Genius:
-    """Move a model and its encoder, which is no part of its weights."""
-    model.to(device)
-    if isinstance(model.encoder, nn.Module):
-        model.encoder.to(device)
-    return model

@@ -32,7 +32,7 @@ def convert_official(quantizer: str | Path, generator: str | Path) -> Genius:
         weights = {**_fusion(rq), **_codebooks(rq), **_decoder(gen, config.generator.layers)}
     shapes = {name: tensor.shape for name, tensor in weights.items()}
     model = build(lambda: Genius(config), shapes, f"{quantizer} with {generator}")
-    expected = model.state_dict()
+    expected = model.network.state_dict()
     for name, tensor in weights.items():
         if name not in expected or tensor.shape != expected[name].shape:
             wanted = tuple(expected[name].shape) if name in expected else "no such tensor"

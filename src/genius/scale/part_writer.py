@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from genius.encoders.devices import find_device
 from genius.index import metadata as meta
 from genius.index.cache import hash_id
 from genius.index.commit import table_folder
@@ -20,7 +19,6 @@ from genius.index.ingest import IngestConfig, IngestReport, changed_items, read_
 from genius.index.prepare import prepare
 from genius.index.store import arrow_rows, metadata_schema
 from genius.index.writing import batched
-from genius.model.genius import place
 from genius.scale.parts import MAX_ROWS, Part
 from genius.scale.staging import Record, Staging
 
@@ -37,7 +35,7 @@ class PartWriter:
         import lance
 
         self.index = Index.open(index, read_only=True)
-        place(self.index.model, find_device(device))
+        self.index.model.to(device)
         self.config, self.thumbnails = config, thumbnails
         self.staging = Staging(index)
         self.storage_version: str = lance.dataset(str(table_folder(index))).data_storage_version

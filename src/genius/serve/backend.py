@@ -20,6 +20,7 @@ from PIL import Image
 from genius.errors import GeniusError, PictureError
 from genius.index import Hits, Index
 from genius.index.plane import plane
+from genius.index.searching import why_nothing
 from genius.pictures.formats import SVG, WEB_TYPES
 from genius.pictures.load import WORKING_SIDE, load_image, loaded, opened
 from genius.search import SearchRequest
@@ -296,7 +297,8 @@ def _answers(job: Job, found: Hits) -> Answers:
         HitOut(**_shown(hit.item, hit.codes), score=float(hit.score), probability=hit.probability)
         for hit in islice(wanted, job.request.k)
     ]
-    return Answers(hits, found.answerable, found.doubtful)
+    why = found.why if not found or hits else why_nothing(None, replace(job.request, where=None), {"item": len(found)})
+    return Answers(hits, found.answerable, found.doubtful, why)
 
 
 def _png(picture: Image.Image) -> bytes:

@@ -80,8 +80,13 @@ class SearchBody(Strict):
         None, ge=0, le=100_000, description="How many candidates to re-rank; the model's default if absent."
     )
     diverse: bool = Field(False, description="Answers that differ: one of each group of items with like codes.")
+    minus: str | None = Field(None, max_length=8000, description="What answers should not be like, in words.")
+    minus_image: str | None = Field(
+        None, description="A picture that answers should not be like, as base64.", json_schema_extra={"contentEncoding": "base64"}
+    )
+    minus_like: ItemId | None = Field(None, description="The id of an indexed item that answers should not be like.")
 
-    _texts = field_validator("text", "instruction", "where")(_no_nul)
+    _texts = field_validator("text", "instruction", "where", "minus")(_no_nul)
 
     @model_validator(mode="after")
     def _asks_something(self) -> SearchBody:
@@ -89,6 +94,8 @@ class SearchBody(Strict):
             raise ValueError("send a text, an image, or 'like' with an item's id")
         if self.image is not None and self.like is not None:
             raise ValueError("send either an image or 'like', not both")
+        if self.minus_image is not None and self.minus_like is not None:
+            raise ValueError("send either 'minus_image' or 'minus_like', not both")
         if self.target is not None and self.modality is not None:
             raise ValueError("target and modality both say what is wanted: send one of them")
         return self
@@ -209,6 +216,7 @@ class Answers:
     hits: list[HitOut]
     answerable: float | None = None
     doubtful: bool = False
+    why: str | None = None
 
 
 class SearchResponse(BaseModel):
@@ -217,6 +225,7 @@ class SearchResponse(BaseModel):
         None, description="Probability that the index holds an answer at all; null where the model was not calibrated."
     )
     doubtful: bool = Field(False, description="Whether there is probably nothing like that here.")
+    why: str | None = Field(None, description="Where nothing was found: why, and what to do.")
     took_ms: float = Field(description="Time in the server, waiting included.")
     batch_size: int = Field(description="How many queries shared the pass through the model.")
 
@@ -285,6 +294,7 @@ class ExplainResponse(BaseModel):
     answerable: float | None
     doubtful: bool
     thumbnails: dict[str, str] = Field(description="Pictures of the examples, by id.")
+    why: str | None = Field(None, description="Where nothing was found: why, and what to do.")
 
 
 class AddResponse(BaseModel):

@@ -102,9 +102,12 @@ class Runtime:
 
 
 class OneProcess:
-    """What `run_stage` asks of an accelerator, for one process on the CPU: short fits need no package for that."""
+    """What `run_stage` asks of an accelerator, for one process: short fits need no package for that."""
 
-    device, process_index, num_processes, is_main_process = torch.device("cpu"), 0, 1, True
+    process_index, num_processes, is_main_process = 0, 1, True
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self.device = torch.device(device)
 
     def prepare(self, *parts: Any) -> tuple[Any, ...]:
         return parts
@@ -186,7 +189,7 @@ def run_stage(stage: Stage, config: StageConfig, runtime: Runtime, folder: Path)
     looks = {round(config.steps * (i + 1) / LOOKS) for i in range(LOOKS)} if run.patience else set()
     with journal.bar(stage.name, config.steps, start) as bar, Interrupt() as ctrl_c:
         for step in range(start, config.steps):
-            logs = _step(stage, module, optimizer, config, runtime, step, recorder)
+            logs = take_step(stage, module, optimizer, config, runtime, step, recorder)
             selection.update()
             done = step + 1
             if done % run.log_every == 0 or done == config.steps:
@@ -235,8 +238,8 @@ def _look(stage: Stage, selection: Selection, runtime: Runtime, step: int) -> bo
 
 def finish(stage: Stage, run: Callable[[], dict[str, float]], runtime: Runtime, folder: Path) -> dict[str, float]:
     """Run a stage, or read back what it left when it has already finished."""
-    weights, values = folder / f"{stage.name}.safetensors", folder / f"{stage.name}.json"
-    if weights.exists() and values.exists():
+    weights, values = _results(folder, stage.name)
+    if finished(folder, stage.name):
         _restore(stage, load_file(weights), weights)
         stage.to(runtime.device).eval()
         runtime.journal.note(f"{stage.name}: already trained")
@@ -249,6 +252,15 @@ def finish(stage: Stage, run: Callable[[], dict[str, float]], runtime: Runtime, 
     runtime.accelerator.wait_for_everyone()
     stage.eval()
     return result
+
+
+def _results(folder: Path, name: str) -> tuple[Path, Path]:
+    return folder / f"{name}.safetensors", folder / f"{name}.json"
+
+
+def finished(folder: Path, name: str) -> bool:
+    """Whether a stage of the run in this folder was trained to its end."""
+    return all(path.exists() for path in _results(folder, name))
 
 
 class Recorder:
@@ -276,7 +288,7 @@ class Recorder:
         return self.captured(batch)
 
 
-def _step(
+def take_step(
     stage: Stage, module: Any, optimizer: Any, config: StageConfig, runtime: Runtime, step: int, recorder: Recorder
 ) -> list[dict[str, Tensor]]:
     torch.manual_seed(step_seed(runtime.seed, stage.name, step, runtime.rank))

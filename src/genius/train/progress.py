@@ -64,7 +64,7 @@ class Journal:
 
     def note(self, text: str) -> None:
         if not self.quiet:
-            self.console.print(text, highlight=False)
+            self.console.print(text, highlight=False, soft_wrap=True)
 
     def bar(self, stage: str, total: int, done: int) -> Bar:
         return Bar(self, stage, total, done)
@@ -75,8 +75,8 @@ class Journal:
 
 
 class Bar:
-    """The moving line of one stage on a terminal, a line now and then elsewhere. In both cases, how long it will take is said as
-    soon as a few steps are done. Quiet, it does nothing."""
+    """The moving line of one stage on a terminal, a line now and then elsewhere. In both cases, how long it will take is said
+    more exactly than before the start once a few steps are done. Quiet, it does nothing."""
 
     def __init__(self, journal: Journal, stage: str, total: int, done: int) -> None:
         self.progress: Any = None
@@ -116,4 +116,9 @@ class Bar:
 
     def _left(self, step: int) -> str:
         seconds = (time.monotonic() - self.started) / max(step - self.first, 1) * (self.total - step)
-        return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+        return spoken(seconds)
+
+
+def spoken(seconds: float) -> str:
+    """A time for people."""
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

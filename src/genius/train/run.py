@@ -27,6 +27,7 @@ from genius.train.attach import encoder_of_features, join_heads
 from genius.train.confidence import calibrate
 from genius.train.config import STAGES, TrainConfig, that_trains, with_steps
 from genius.train.encoder import HeadsStage
+from genius.train.estimate import say_how_long
 from genius.train.generator import Frozen, GeneratorStage, Honest, generator_config
 from genius.train.holdout import Split, few_questions, judged_pool, split, with_honest
 from genius.train.loop import Runtime, finish, make_accelerator, run_stage, send
@@ -86,6 +87,7 @@ def train_stages(config: TrainConfig, data: FeatureSet, runtime: Runtime, folder
     metrics: dict[str, dict[str, float]] = {}
     parts = hold_out(config, data, runtime)
     config = counted(config, len(parts.train.visits()), runtime)
+    say_how_long(config, parts, runtime, folder)
     heads = None
     if config.encoder.train == "heads":
         stage = HeadsStage(parts.train, parts.validation, config.model.width, config.encoder, config.seed, runtime.device)

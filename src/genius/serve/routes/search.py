@@ -20,6 +20,7 @@ EXAMPLES = {
     "a picture": {"image": TINY_PNG, "k": 5},
     "a picture, but different": {"image": TINY_PNG, "text": "the same in blue", "target": "image"},
     "like an item, but different": {"like": "photos/bike.jpg", "text": "the same in blue"},
+    "not like something": {"text": "a bicycle", "minus": "a child", "diverse": True},
 }
 
 

@@ -1,5 +1,5 @@
 // Puts the page together: reads the address, asks the server, shows the answer. The only module with a flow.
-import { $, h, plural } from "./dom.js";
+import { $, h, plural, shorten } from "./dom.js";
 import * as api from "./api.js";
 import * as state from "./state.js";
 import { fill, offerFields, setUpAsk } from "./ask.js";
@@ -94,12 +94,12 @@ async function showSearch(current, signal) {
     put(notice({ title: "The picture is gone", lines: ["Pictures stay on this page only, and it was reloaded. Drop the picture again to repeat the search."] }));
     return;
   }
-  const request = { text: current.q || undefined, like: current.like || undefined, target: current.target || undefined, where: current.where || undefined, k: Number(current.k) };
+  const request = { text: current.q || undefined, like: current.like || undefined, target: current.target || undefined, where: current.where || undefined, k: Number(current.k), minus_like: current.minus || undefined };
   const answer = await api.search(request, picture?.blob, signal);
   scores = new Map(answer.hits.map((hit) => [hit.id, hit.score]));
   if (!answer.hits.length) {
     say("No results");
-    put(nothingFound(current));
+    put(nothingFound(current, answer.why));
     return;
   }
   const found = summary(answer.hits.length, request, answer);
@@ -109,7 +109,8 @@ async function showSearch(current, signal) {
   // where anything is wanted, what can be looked at comes first; each part is best first
   const pictured = (hit) => Boolean(hit.thumbnail_url);
   const hits = current.target ? answer.hits : [...answer.hits.filter(pictured), ...answer.hits.filter((hit) => !pictured(hit))];
-  put(h("p", { class: "row" }, why), ...(reasons ? [reasons] : []), grid(hits, { open, label: "Results", selected: current.item }));
+  const without = current.minus && button(`Not like ${shorten(current.minus, 40)} ×`, () => state.go({ minus: "" }));
+  put(h("p", { class: "row" }, why, without), ...(reasons ? [reasons] : []), grid(hits, { open, label: "Results", selected: current.item }));
 }
 
 async function showMap(current, signal) {
@@ -119,20 +120,11 @@ async function showMap(current, signal) {
   if (!current.item) $("codes-title")?.focus({ preventScroll: true });
 }
 
-function nothingFound(current) {
+function nothingFound(current, why) {
   const actions = [];
   if (current.where) actions.push(button("Search without the filter", () => state.go({ where: "" }), true));
   if (current.target) actions.push(button("Look for anything", () => state.go({ target: "" }), !current.where));
-  const kinds = { image: "images", text: "texts", pair: "image + text pairs" };
-  return notice({
-    title: "Nothing matches",
-    lines: [
-      current.where && `No item that fits was found where ${current.where}.`,
-      current.target && `Only ${kinds[current.target] ?? "one kind"} were looked for.`,
-      !current.where && !current.target && (about.items === 0 ? "This index is empty." : "Try other words or another picture."),
-    ],
-    actions,
-  });
+  return notice({ title: "Nothing matches", lines: [why], actions });
 }
 
 async function showStart(current, signal) {
