@@ -19,7 +19,7 @@ from PIL import Image
 
 from genius.errors import GeniusError, PictureError
 from genius.index import Hits, Index
-from genius.index.plane import plane
+from genius.index.plane import Placed, Planes
 from genius.index.searching import why_nothing
 from genius.pictures.formats import SVG, WEB_TYPES
 from genius.pictures.load import WORKING_SIDE, load_image, loaded, opened
@@ -80,6 +80,7 @@ LARGE_LANE = "large"
 class Backend:
     def __init__(self, index: Index, query_side: int = 1024) -> None:
         self.index = index
+        self.planes = Planes(index)
         self._query_side = query_side
         self._counts: dict[tuple[int, ...], int] = {}  # items below a prefix, of version `_counted`
         self._counted = -1
@@ -206,10 +207,18 @@ class Backend:
         picture.save(buffer, "JPEG", quality=85)
         return buffer.getvalue(), "image/jpeg"
 
-    def map(self) -> MapResponse:
-        """A sample of items on a plane."""
-        shown = [PlacedOut(**_shown(at.item, at.codes), x=round(at.x, 4), y=round(at.y, 4)) for at in plane(self.index)]
-        return MapResponse(count=self.index.count(), items=shown)
+    def map(self, ids: Sequence[str] = ()) -> MapResponse:
+        """A sample of items on a plane, and where these lie on it."""
+        plane, alive, drawing = self.planes.now()
+        if plane is None:
+            return MapResponse(count=0, method="pca", drawing=False, items=[], found=[])
+        found = [_at(at) for at in self.planes.locate(plane, ids)] if ids else []
+        items = [_at(at) for at in plane.placed(alive)]
+        return MapResponse(count=len(alive), method=plane.method, drawing=drawing, items=items, found=found)
+
+    def close(self) -> None:
+        self.planes.close()
+        self.index.close()
 
     # -- codes -------------------------------------------------------------------------------------------------
 
@@ -288,6 +297,13 @@ def _shown(item: Item, codes: Sequence[int]) -> dict[str, Any]:
         "image_url": f"/v1/images/{address}" if pictured else None,
         "thumbnail_url": f"/v1/thumbnails/{address}" if pictured else None,
     }
+
+
+def _at(placed: Placed) -> PlacedOut:
+    label: Target = placed.modality.label  # type: ignore[assignment]
+    small = None if placed.modality is Modality.TEXT else f"/v1/thumbnails/{quote(placed.id, safe='')}"
+    x, y = round(placed.x, 4), round(placed.y, 4)
+    return PlacedOut(id=placed.id, modality=label, title=placed.title, codes=list(placed.codes), thumbnail_url=small, x=x, y=y)
 
 
 def _answers(job: Job, found: Hits) -> Answers:

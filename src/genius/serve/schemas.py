@@ -190,16 +190,24 @@ class ItemDetail(ItemOut):
     path: list[CodeStep]
 
 
-class PlacedOut(ItemOut):
+class PlacedOut(BaseModel):
     """An item on the map: both coordinates are from 0 to 1."""
 
+    id: str
+    modality: Target
+    title: str
+    codes: list[int]
+    thumbnail_url: str | None = None
     x: float
     y: float
 
 
 class MapResponse(BaseModel):
     count: int = Field(description="Items in the index.")
-    items: list[PlacedOut] = Field(description="A sample of them, where they lie on a plane.")
+    method: Literal["umap", "pca"] = Field(description="How the plane was drawn.")
+    drawing: bool = Field(description="Whether a better plane is being drawn: ask again in some seconds.")
+    items: list[PlacedOut] = Field(description="A sample of the index, where it lies on a plane.")
+    found: list[PlacedOut] = Field(description="The items that were asked for by id, those in the sample among them.")
 
 
 class HitOut(ItemOut):

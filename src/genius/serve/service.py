@@ -276,7 +276,7 @@ class Service:
         # pictures first, since they become searches
         lines: tuple[Batcher[Any, Any], ...] = (self.decoding, self.batcher, self.writing, self.reading)
         done = [line.close(max(0.0, deadline - time.monotonic())) for line in lines]
-        self.backend.index.close()
+        self.backend.close()
         self.drained = all(done)
         return self.drained
 

@@ -2,6 +2,7 @@
 import { $, codeHue, codeName, h, KINDS, number, svg } from "./dom.js";
 import * as api from "./api.js";
 import * as state from "./state.js";
+import { refusal, remove } from "./changes.js";
 import { face, titleOf } from "./results.js";
 
 let running = null;
@@ -61,6 +62,7 @@ function content(item, score) {
   const twins = h("section", { class: "twins" });
   nearDuplicates(item, twins, running.signal);
   parts.push(actions(item), twins, path(item), facts(item, score));
+  if (!refusal()) parts.push(h("button", { type: "button", class: "plain small", id: "delete-item", onclick: () => remove(item) }, "Delete this item"));
   return parts;
 }
 
