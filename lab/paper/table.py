@@ -42,7 +42,7 @@ class Table:
         return directory / f"{self.name}.md"
 
     def to_json(self) -> dict[str, Any]:
-        return {"experiment": self.name, "title": self.title, "about": self.about, "results": self.results}
+        return {"experiment": self.name, "title": self.title, "about": self.about, "body": self.body, "results": self.results}
 
 
 def plots(width: float, height: float, columns: int = 1) -> tuple[Any, Any]:

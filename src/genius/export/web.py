@@ -1,8 +1,9 @@
 """A collection as a folder that a browser searches by itself: the model's parts, the IDs, small pictures, and a page.
 
-No server computes anything: any host of files serves the folder. What is ranked by what the codes stand for needs nothing but
-the codes, a few bytes an item; with `vectors` the stored ones are exported too, and answers are those of `Index.search`. Small
-pictures lie on large sheets: a browser loads a few files instead of thousands.
+No server computes anything: any host of files serves the folder. The tab has two searches. It compares all items, by what their
+codes stand for (`default-codes`) or, with `vectors`, by the stored ones (`default`); or it answers with the IDs that beams wrote
+(`genius`). Names are those of `genius.search.params.SEARCHES`. Small pictures lie on large sheets: a browser loads a few files
+instead of thousands.
 """
 
 from __future__ import annotations
@@ -189,7 +190,7 @@ def _about(model: Genius, index: Index, sheets: Sheets, vectors: bool) -> dict[s
         "starts": [[int(first[level]) + own[level] * int(kind) for kind in kinds] for level in range(generator.levels)],
         "decoder": {"layers": generator.layers, "heads": generator.heads, "levels": generator.levels, "d_kv": generator.d_kv},
         "pixels": {"size": pixels.size, "mean": list(pixels.mean), "std": list(pixels.std)},
-        "search": {"beams": params.beams, "rerank": params.rerank},
+        "search": {"beams": params.beams},
         "vectors": vectors,
         "confidence": None if sure is None else sure.to_dict(),
         "instructions": [[instruction_for(q, t) for t in kinds] for q in kinds] if model.config.instructions else None,
