@@ -32,7 +32,7 @@ import torch
 
 from genius.config import to_dict
 from genius.data.features import FeatureSet
-from genius.encoders.heads import Heads
+from genius.encoders.towers import Heads
 from genius.evaluate.harness import EvalConfig, evaluate
 from genius.train.config import RunConfig, TrainConfig, read_train_config
 from genius.train.encoder import HeadsStage

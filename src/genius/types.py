@@ -6,10 +6,11 @@ something findable, `Query` a question; `Modality` is what an item *is* and what
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, TypeAlias
 
 from PIL import Image
@@ -28,6 +29,11 @@ __all__ = [
     "load_image",
     "modality_of",
 ]
+
+NO_WORD = re.compile(
+    r"(?i)^(img|dsc[nf]?|dcim|image|photo|picture|pic|pxl|scan|screenshot|file|untitled|copy|whatsapp|mvi|p|wp|gopr)?[\W\d_]*$"
+)
+NAMED = ("tags", "keywords", "title", "name", "label", "category")  # metadata that says what a picture shows
 
 
 class Modality(IntEnum):
@@ -183,3 +189,14 @@ def coerce_content(value: ContentInput) -> dict[str, Any]:
         looks_like_file = len(value) < 4096 and "\n" not in value and Path(value).suffix.lower() in IMAGE_SUFFIXES
         return {"text": None, "image": value} if looks_like_file and Path(value).is_file() else {"text": value, "image": None}
     raise GeniusError(f"cannot use a {type(value).__name__} as text or image")
+
+
+def name_of(item: Item) -> str | None:
+    """The words of a picture's tags, or of its file name, where they say something."""
+    for key in NAMED:
+        value = item.metadata.get(key)
+        if isinstance(value, str) and value.strip():
+            return value.strip()
+    path = PurePath(item.image) if isinstance(item.image, (str, PurePath)) else PurePath(item.id)
+    words = [w for w in re.split(r"[\W\d_]+", path.stem) if len(w) > 2]
+    return None if NO_WORD.match(path.stem) or not words else " ".join(words)

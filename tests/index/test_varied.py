@@ -17,7 +17,7 @@ from genius import Genius, GeniusError, Index, Item, Modality, Query
 from genius.cli import app
 from genius.index import Hit, Hits
 from genius.index.duplicates import duplicates
-from genius.index.varied import apart
+from genius.index.searching import apart
 
 COLOURS = ("red", "green", "blue", "orange")
 

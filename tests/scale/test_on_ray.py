@@ -18,9 +18,9 @@ import pytest
 from genius.index import Index
 from genius.index.check import check
 from genius.index.ingest import IngestConfig, ingest
+from genius.scale import connected
 from genius.scale.bulk import BulkConfig, bulk_index
-from genius.scale.cluster import connected
-from genius.scale.staging import RECORDS, Staging
+from genius.scale.parts import RECORDS, Staging
 from lab.ray.compare import differences, make_sources
 from lab.ray.processes import mark, marked
 

@@ -22,8 +22,7 @@ LAUNCHER = (
 
 
 def test_the_async_client_does_what_the_client_does(start_server: Callable[..., object]) -> None:
-    from genius.serve.async_client import AsyncGeniusClient
-    from genius.serve.client import GeniusClient
+    from genius.serve.client import AsyncGeniusClient, GeniusClient
 
     url = start_server(items=30).url  # type: ignore[attr-defined]
 

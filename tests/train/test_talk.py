@@ -13,17 +13,15 @@ from train_fixtures import SMALL, small_config, small_data
 from typer.testing import CliRunner
 
 from genius.cli import app
+from genius.cli.train import fields_page
 from genius.train import estimate as estimating
 from genius.train import progress
-from genius.train.checkpoint import latest_checkpoint
+from genius.train.checkpoint import Interrupt, latest_checkpoint
 from genius.train.config import RunConfig, builtin_about, builtin_names, read_train_config
-from genius.train.fields_page import fields_page
 from genius.train.generator import GeneratorStage
-from genius.train.interrupt import Interrupt
 from genius.train.loop import LOOKS, OneProcess, Runtime
-from genius.train.progress import Journal
+from genius.train.progress import Journal, next_command, table, verdict
 from genius.train.run import hold_out, train, with_sizes
-from genius.train.verdict import next_command, table, verdict
 
 PAGE = Path(__file__).parents[2] / "docs" / "training-fields.md"
 

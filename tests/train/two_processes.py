@@ -13,9 +13,9 @@ from safetensors.torch import save_file
 from train_fixtures import change_recipe, small_config, small_data
 
 from genius.train import generator
+from genius.train.config import RECIPES, RecipeName
 from genius.train.loop import Runtime, make_accelerator
 from genius.train.progress import Journal
-from genius.train.recipes import RECIPES, RecipeName
 from genius.train.run import train_stages
 
 KINDS = {

@@ -10,7 +10,7 @@ import typer
 from genius.cli.common import command, console, emit
 
 if TYPE_CHECKING:
-    from genius.demo.showcase import Shown
+    from genius.demo import Shown
 
 
 def _as_json(shown: Shown) -> dict[str, Any]:
@@ -20,7 +20,7 @@ def _as_json(shown: Shown) -> dict[str, Any]:
 
 def _photos(output: Path) -> dict[str, Any]:
     """The on-ramp on photos, where a package with samples is installed."""
-    from genius.demo.photos import ask_with_parts, sample_photos
+    from genius.demo import ask_with_parts, sample_photos
 
     files = sample_photos()
     place = output.with_name(f"{output.stem}-photos{output.suffix}")
@@ -44,7 +44,7 @@ def register(app: typer.Typer) -> None:
         """
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        from genius.demo.showcase import contact_sheet, demo_items, run_showcase
+        from genius.demo import contact_sheet, demo_items, run_showcase
         from genius.index import Index
         from genius.model.genius import Genius
 

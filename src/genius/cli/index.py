@@ -95,9 +95,8 @@ def index(
 
       genius index rows.parquet -o my.genius --ray ray://head:10001      (docs/scale.md)
     """
-    from genius.cli.addresses import sources_here
-    from genius.cli.common import kept_if_interrupted, phases
-    from genius.encoders.devices import find_device
+    from genius.cli.common import kept_if_interrupted, phases, sources_here
+    from genius.encoders.base import find_device
     from genius.errors import KEPT
     from genius.index.folder import read_about
     from genius.index.index import Index
@@ -139,7 +138,7 @@ def index(
             report, items = ingest(opened, paths, config, lambda count: tell("indexing", count, 0)), opened.count()
             hint = opened.advice()
     if refit and fit is None:
-        from genius.fit.refit import refit as fit_anew
+        from genius.fit.folder import refit as fit_anew
 
         fit, hint = fit_anew(output, say=None if as_json else note), None
     body = {"index": str(output), "items": items, "advice": hint, **report.to_dict()}
@@ -210,7 +209,7 @@ def info(
 ) -> None:
     """What an index holds: items by kind, metadata columns for --where, its model, its size."""
     from genius.index.folder import INSIDE, MODEL, about_of, describe, open_store
-    from genius.model.knows import load_knows
+    from genius.model.confidence import load_knows
 
     about = about_of(path)
     store = open_store(path, about)

@@ -1,4 +1,4 @@
-"""`genius search`: ask an index."""
+"""`genius search`: ask an index. `genius duplicates`: items of an index that are nearly the same."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from genius.types import Item, Modality, Query
 if TYPE_CHECKING:
     from genius.index import Index
 
+
 TextOption = Annotated[str | None, typer.Option("--text", "-t", help="What to look for, in words.")]
 ImageOption = Annotated[
     Path | None, typer.Option("--image", "-i", help="A picture to look for; with --text: changed as it says.")
@@ -36,6 +37,7 @@ ModalityOption = Annotated[str | None, typer.Option(help="Exactly this kind of i
 
 def register(app: typer.Typer) -> None:
     app.command("search")(search)
+    app.command("duplicates")(duplicates)
 
 
 @command
@@ -121,7 +123,7 @@ def show(item: Item, how: str) -> None:
 
 
 def opened(path: Path, model: str | None, version: int | None) -> Index:
-    from genius.cli.addresses import here
+    from genius.cli.common import here
     from genius.index import Index
 
     return Index.open(here(path), model, version=version)
@@ -144,3 +146,37 @@ def about(item: Item) -> str:
     text = " ".join(item.text.split()) if item.text else ""
     parts = [text if len(text) <= 70 else text[:69] + "…", ", ".join(f"{key}={value}" for key, value in item.metadata.items())]
     return "".join(f"  {part}" for part in parts if part)
+
+
+@command
+def duplicates(
+    path: IndexArgument,
+    threshold: Annotated[float, typer.Option(min=0.0, max=1.0, help="How like two items must be: 1 is the same vector.")] = 0.97,
+    model: ModelOption = None,
+    device: DeviceOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Find items that are nearly the same: the same photo twice, resized, or taken a second later.
+
+    Examples:
+
+      genius duplicates my.genius
+
+      genius duplicates my.genius --threshold 0.99 --json
+    """
+    from genius.index import Index
+    from genius.index.duplicates import duplicates as find
+
+    with Index.open(path, model, read_only=True) as index:
+        index.model.to(device)
+        groups = list(find(index, threshold))
+    if as_json:
+        emit({"groups": [{"ids": list(group.ids), "least": group.least} for group in groups]})
+        return
+    for group in groups:
+        print(f"{group.least:.4f}  {'  '.join(group.ids)}")
+    print(
+        f"{len(groups)} groups, {sum(len(group.ids) - 1 for group in groups)} items more than needed"
+        if groups
+        else "no duplicates"
+    )

@@ -17,13 +17,11 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from genius.blueprint import build
-from genius.encoders.pixels import Pixels, read_pixels
+from genius.encoders.inputs import Pixels, read_pixels
 from genius.encoders.registry import write_spec
-from genius.encoders.weights import fingerprint
 from genius.errors import GeniusError
 from genius.files import read_json
-from genius.weight_files import read_shapes
+from genius.weight_files import build, fingerprint, read_shapes
 
 
 class DualEncoder(nn.Module):

@@ -17,15 +17,13 @@ import numpy as np
 import torch
 
 from genius.index import searching
-from genius.index.live import Live
-from genius.index.opened import OpenIndex
+from genius.index.opened import Live, OpenIndex
 from genius.index.reader import PAYLOAD
 from genius.index.results import Hit, Hits
-from genius.names import name_of
 from genius.search import SearchParams, SearchRequest
 from genius.search.params import whole
 from genius.search.trace import Candidate, Trace
-from genius.types import Item, Modality, Query
+from genius.types import Item, Modality, Query, name_of
 
 Prefix = tuple[int, ...]
 LOOKED_AT = 24  # items below a code whose words are counted

@@ -1,6 +1,6 @@
 """`Index`: items on disk that can be added, deleted, filtered and searched while others do the same.
 
-The door of this room. The table (store.py) is the truth; the search side (live.py) follows it. Every call sees one
+The door of this room. The table (store.py) is the truth; the search side (opened.py) follows it. Every call sees one
 version: its filter, its search and the items it returns belong together. What a write has returned from survives
 any crash.
 """
@@ -8,10 +8,10 @@ any crash.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 from genius.encoders.base import batched
 from genius.errors import GeniusError
 from genius.features import Features
-from genius.index import explaining, fields, likeness, searching, varied, writing
+from genius.index import explaining, fields, likeness, searching, writing
 from genius.index.backup import Copied, snapshot
 from genius.index.explaining import Explanation
 from genius.index.fields import Field
@@ -30,10 +30,10 @@ from genius.index.opened import OpenIndex
 from genius.index.prepare import Stamped
 from genius.index.reader import PAYLOAD
 from genius.index.results import AddReport, Hits, PrefixView
-from genius.index.searching import gather, spread, wanted_kind
+from genius.index.searching import wanted_kind
+from genius.index.writing import OnError
 from genius.model.genius import Genius
 from genius.search import SearchParams, SearchRequest
-from genius.search.params import MAX_K
 from genius.types import ContentInput, ImageInput, Item, Modality, Query
 
 ANY = SearchRequest()  # ten answers, as the model likes to search
@@ -131,8 +131,8 @@ class Index:
         state = self._state
         if state.about.source is None and state.model.source is None:
             raise GeniusError("this index's model was never saved, so another process cannot load it: save it, or pass the path")
-        options = {"read_only": state.read_only, "version": state.pinned, **state.options}
-        return _reopen, (self.path.absolute(), state.model.source or state.about.source, options)
+        options: Any = {"read_only": state.read_only, "version": state.pinned, **state.options}
+        return partial(Index.open, self.path.absolute(), state.model.source or state.about.source, **options), ()
 
     def __copy__(self) -> Index:
         return self.__deepcopy__({})
@@ -165,7 +165,7 @@ class Index:
         items: Iterable[Item | Mapping[str, Any]],
         *,
         batch_size: int = 256,
-        on_error: Literal["raise", "skip"] = "raise",
+        on_error: OnError = "raise",
         on_progress: Callable[[AddReport], None] | None = None,
         features: Features | None = None,
     ) -> AddReport:
@@ -175,46 +175,38 @@ class Index:
         report. `on_error="skip"` leaves out what cannot be read, and the report says what. `features` gives the encoder's output
         for `items` and spares running it.
         """
-        return self._write(items, False, batch_size, on_error, on_progress, features)
-
-    def upsert(
-        self,
-        items: Iterable[Item | Mapping[str, Any]],
-        *,
-        batch_size: int = 256,
-        on_error: Literal["raise", "skip"] = "raise",
-        on_progress: Callable[[AddReport], None] | None = None,
-        features: Features | None = None,
-    ) -> AddReport:
-        """Add items, each in place of the one with its id if there is one. A batch appears whole or not at all. `batch_size`,
-        `on_error`, `on_progress` and `features` as for `add`."""
-        return self._write(items, True, batch_size, on_error, on_progress, features)
-
-    def _write(
-        self,
-        items: Iterable[Item | Mapping[str, Any]],
-        replace: bool,
-        batch_size: int,
-        on_error: Literal["raise", "skip"],
-        on_progress: Callable[[AddReport], None] | None,
-        features: Features | None,
-    ) -> AddReport:
-        if isinstance(items, Item):
-            items = [items]
-        if not isinstance(items, Iterable):
-            raise GeniusError(f"expected items, got {type(items).__name__}")
-        pairs: Iterator[Stamped] = ((Item.of(item), None) for item in items)
         return writing.write(
             self._state,
-            pairs,
-            replace=replace,
+            _stamped(items),
+            replace=False,
             batch_size=batch_size,
             on_error=on_error,
             on_progress=on_progress,
             features=features,
         )
 
-    def delete(self, ids: str | Iterable[str], *, missing: Literal["raise", "skip"] = "raise") -> int:
+    def upsert(
+        self,
+        items: Iterable[Item | Mapping[str, Any]],
+        *,
+        batch_size: int = 256,
+        on_error: OnError = "raise",
+        on_progress: Callable[[AddReport], None] | None = None,
+        features: Features | None = None,
+    ) -> AddReport:
+        """Add items, each in place of the one with its id if there is one. A batch appears whole or not at all. `batch_size`,
+        `on_error`, `on_progress` and `features` as for `add`."""
+        return writing.write(
+            self._state,
+            _stamped(items),
+            replace=True,
+            batch_size=batch_size,
+            on_error=on_error,
+            on_progress=on_progress,
+            features=features,
+        )
+
+    def delete(self, ids: str | Iterable[str], *, missing: OnError = "raise") -> int:
         """Delete the items with these `ids`; returns how many. An unknown id is an error before anything is deleted, unless
         `missing="skip"`."""
         return writing.delete(self._state, ids, missing)
@@ -251,41 +243,23 @@ class Index:
     # -- reading -----------------------------------------------------------------------------------------------
 
     @overload
-    def get(self, ids: str, *, missing: Literal["raise", "skip"] = "raise") -> Item: ...  # type: ignore[overload-overlap]
+    def get(self, ids: str, *, missing: OnError = "raise") -> Item: ...  # type: ignore[overload-overlap]
     @overload
-    def get(self, ids: Sequence[str], *, missing: Literal["raise", "skip"] = "raise") -> list[Item]: ...
-    def get(self, ids: str | Sequence[str], *, missing: Literal["raise", "skip"] = "raise") -> Item | list[Item]:
+    def get(self, ids: Sequence[str], *, missing: OnError = "raise") -> list[Item]: ...
+    def get(self, ids: str | Sequence[str], *, missing: OnError = "raise") -> Item | list[Item]:
         """The items with these ids, in this order; one id gives one item. An unknown id is an error, or with `missing="skip"`
         left out.
 
         An image is the path it was added with, or the stored bytes when it came without one.
         """
-        if isinstance(ids, str):
-            return self._fetch([ids], "raise")[0]
-        return self._fetch(ids, missing)
+        wanted = [ids] if isinstance(ids, str) else ids
+        rows = self._columns(writing.check_ids(wanted), [*PAYLOAD, "_image_bytes"], "raise" if isinstance(ids, str) else missing)
+        items = [searching.to_item(rows[item_id]) for item_id in wanted if item_id in rows]
+        return items[0] if isinstance(ids, str) else items
 
-    def _fetch(self, ids: Sequence[str], missing: Literal["raise", "skip"]) -> list[Item]:
-        distinct = writing.check_ids(ids)
-        rows = self._columns(distinct, [*PAYLOAD, "_image_bytes"], missing)
-        wanted = list(ids)
-        return [searching.to_item(rows[item_id]) for item_id in wanted if item_id in rows]
-
-    def _columns(
-        self, wanted: list[str], columns: Sequence[str], missing: Literal["raise", "skip"] = "raise"
-    ) -> dict[str, dict[str, Any]]:
+    def _columns(self, wanted: list[str], columns: Sequence[str], missing: OnError = "raise") -> dict[str, dict[str, Any]]:
         """Table columns of items by id."""
-
-        def call() -> dict[str, dict[str, Any]]:
-            with self._state.lock:
-                live = self._state.current()
-                rows = live.find(writing.check_ids(wanted))
-                writing.check_missing(wanted, rows, missing)
-                seqs = {item_id: int(live.seqs[row]) for item_id, row in rows.items()}
-                reader = live.reader
-            found = reader.rows(list(seqs.values()), columns)
-            return {item_id: found[seq] for item_id, seq in seqs.items()}
-
-        return self._state.consistent(call)
+        return self._state.consistent(lambda: searching.columns_of(self._state, wanted, columns, missing))
 
     def thumbnail(self, item_id: str) -> bytes | None:
         """The JPEG preview of the item `item_id`, None if it has none."""
@@ -377,42 +351,7 @@ class Index:
     def search_each(self, queries: Sequence[Query | ContentInput], requests: Sequence[SearchRequest]) -> list[Hits]:
         """The same for `queries` with `requests` of their own: all share one pass through the encoder, equal requests one
         search."""
-        if len(queries) != len(requests):
-            raise GeniusError(f"{len(requests)} requests for {len(queries)} queries")
-        alike: dict[SearchRequest, list[int]] = {}
-        for place, request in enumerate(requests):
-            searching.check(request)
-            if request.diverse:  # answers that differ are chosen among more
-                request = replace(request, k=min(varied.WIDER * request.k, MAX_K), diverse=False)
-            alike.setdefault(request, []).append(place)
-        if not queries:
-            return []
-        given = [Query.of(query) for query in queries]
-        groups = []
-        for request, places in alike.items():
-            own = [given[place] for place in places]
-            groups.append((request, places, *((own, range(len(own))) if request.strict else spread(own, self._state.kinds()))))
-        asked = [query for *_, some, _ in groups for query in some]
-        embedded = self.model.embed_queries(asked)
-        targets = torch.tensor([-1 if query.target is None else int(query.target) for query in asked])
-        pictured = embedded.modality != Modality.TEXT
-        parts, first = [], 0
-        for request, _, some, _ in groups:
-            at = slice(first, first + len(some))
-            vectors = searching.QueryVectors(embedded.z[at], embedded.dense[at], targets[at], pictured[at])
-            vectors.check(self.about.width)
-            parts.append((vectors, request))
-            first += len(some)
-        found = self._state.consistent(lambda: searching.search(self._state, parts))
-        answers: dict[int, Hits] = {}
-        for (request, places, _, owner), hits in zip(groups, found, strict=True):
-            answers.update(zip(places, gather(hits, owner, request.k), strict=True))
-        out = [varied.apart(answers[i], asks.k) if asks.diverse else answers[i] for i, asks in enumerate(requests)]
-        if not all(out):
-            counts = self.info()["modalities"]
-            for one, query, request in zip(out, given, requests, strict=True):
-                one.why = None if one else searching.why_nothing(query.target, request, counts)
-        return out
+        return searching.answer(self._state, queries, requests)
 
     def vectors(self, batch: int = 256) -> Iterator[tuple[list[str], Tensor, list[Modality]]]:
         """Ids, stored vectors (n, D) and kinds of all items of one version, `batch` at a time."""
@@ -453,5 +392,9 @@ class Index:
         )
 
 
-def _reopen(path: Path, source: str, options: dict[str, Any]) -> Index:
-    return Index(path, source, create=False, **options)
+def _stamped(items: Iterable[Item | Mapping[str, Any]]) -> Iterator[Stamped]:
+    if isinstance(items, Item):
+        items = [items]
+    if not isinstance(items, Iterable):
+        raise GeniusError(f"expected items, got {type(items).__name__}")
+    return ((Item.of(item), None) for item in items)

@@ -22,7 +22,7 @@ from genius.index.index import Index
 from genius.index.prepare import MAX_HELD, MAX_TEXT, Stamp, Stamped, held_bytes
 from genius.index.results import AddReport
 from genius.index.row_items import Columns, to_item
-from genius.pictures.exif import exif_of
+from genius.pictures.load import exif_of
 from genius.types import IMAGE_SUFFIXES, Item
 
 TEXT_SUFFIXES = frozenset({".txt", ".md", ".rst"})

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -19,19 +20,21 @@ from genius.errors import GeniusError
 from genius.index import metadata as meta
 from genius.index.cache import hash_id
 from genius.index.filters import compile_where
-from genius.index.live import Live
-from genius.index.opened import RETRIES, OpenIndex
+from genius.index.folder import describe
+from genius.index.opened import RETRIES, Live, OpenIndex
 from genius.index.reader import PAYLOAD, Reader, Vanished
 from genius.index.results import Hit, Hits, PrefixView
+from genius.index.writing import OnError, check_ids, check_missing
 from genius.model.confidence import DEPTH, Confidence
 from genius.search import SearchParams, SearchRequest
-from genius.search.params import whole
-from genius.types import Item, Modality, Query
+from genius.search.params import MAX_K, whole
+from genius.types import ContentInput, Item, Modality, Query
 
 FULL_SCAN = 50_000
 """A filter that lets at most this many items through is answered by re-ranking them all: as quick as decoding, and
 exact. Codes were learnt without the filter, so a beam may have to look far for the few that match."""
 
+WIDER = 8  # times as many answers are looked at for ones that differ
 WIDE_BEAMS, WIDE_RERANK = 200, 20_000  # at least, for a filter that lets more through
 
 MEANT = {
@@ -94,6 +97,46 @@ class _Ranked:
     codes: list[NDArray[np.int64]]
     seqs: list[NDArray[np.int64]]
     scores: list[NDArray[np.float32]]
+
+
+def answer(state: OpenIndex, queries: Sequence[Query | ContentInput], requests: Sequence[SearchRequest]) -> list[Hits]:
+    """The hits of each query under its own request: one pass through the encoder for all, one search for equal requests."""
+    if len(queries) != len(requests):
+        raise GeniusError(f"{len(requests)} requests for {len(queries)} queries")
+    alike: dict[SearchRequest, list[int]] = {}
+    for place, request in enumerate(requests):
+        check(request)
+        if request.diverse:  # answers that differ are chosen among more
+            request = replace(request, k=min(WIDER * request.k, MAX_K), diverse=False)
+        alike.setdefault(request, []).append(place)
+    if not queries:
+        return []
+    given = [Query.of(query) for query in queries]
+    groups = []
+    for request, places in alike.items():
+        own = [given[place] for place in places]
+        groups.append((request, places, *((own, range(len(own))) if request.strict else spread(own, state.kinds()))))
+    asked = [query for *_, some, _ in groups for query in some]
+    embedded = state.model.embed_queries(asked)
+    targets = torch.tensor([-1 if query.target is None else int(query.target) for query in asked])
+    pictured = embedded.modality != Modality.TEXT
+    parts, first = [], 0
+    for request, _, some, _ in groups:
+        at = slice(first, first + len(some))
+        vectors = QueryVectors(embedded.z[at], embedded.dense[at], targets[at], pictured[at])
+        vectors.check(state.about.width)
+        parts.append((vectors, request))
+        first += len(some)
+    found = state.consistent(lambda: search(state, parts))
+    answers: dict[int, Hits] = {}
+    for (request, places, _, owner), hits in zip(groups, found, strict=True):
+        answers.update(zip(places, gather(hits, owner, request.k), strict=True))
+    out = [apart(answers[i], asks.k) if asks.diverse else answers[i] for i, asks in enumerate(requests)]
+    if not all(out):
+        counts = state.consistent(lambda: describe(state.path, state.about, state.reader()))["modalities"]
+        for one, query, request in zip(out, given, requests, strict=True):
+            one.why = None if one else why_nothing(query.target, request, counts)
+    return out
 
 
 def search(state: OpenIndex, groups: Sequence[tuple[QueryVectors, SearchRequest]]) -> list[list[Hits]]:
@@ -160,6 +203,18 @@ def _run(
     rows, scores = result.rows.cpu().numpy(), result.scores.float().cpu().numpy()
     kept = [row >= 0 for row in rows]
     return [row[keep] for row, keep in zip(rows, kept, strict=True)], [s[keep] for s, keep in zip(scores, kept, strict=True)]
+
+
+def columns_of(state: OpenIndex, wanted: list[str], columns: Sequence[str], missing: OnError) -> dict[str, dict[str, Any]]:
+    """Table columns of items by id, of one version."""
+    with state.lock:
+        live = state.current()
+        rows = live.find(check_ids(wanted))
+        check_missing(wanted, rows, missing)
+        seqs = {item_id: int(live.seqs[row]) for item_id, row in rows.items()}
+        reader = live.reader
+    found = reader.rows(list(seqs.values()), columns)
+    return {item_id: found[seq] for item_id, seq in seqs.items()}
 
 
 def stream(state: OpenIndex, columns: Sequence[str], where: str | None = None) -> Iterator[dict[str, Any]]:
@@ -266,6 +321,24 @@ def _together(parts: Sequence[Hits], k: int) -> Hits:
     sure = [hits.answerable for hits in parts if hits.answerable is not None]
     whole.answerable = max(sure, default=None)  # there is an answer if there is one of either kind
     return whole
+
+
+def apart(hits: Hits, k: int) -> Hits:
+    """The best hit of each of k subtrees: those of the shortest prefix of codes that tells at least k of them apart."""
+    if len(hits) <= k:
+        return hits
+    chosen: list[int] = []
+    for depth in range(1, len(hits[0].codes) + 1):
+        firsts: dict[tuple[int, ...], int] = {}
+        for place, hit in enumerate(hits):
+            firsts.setdefault(hit.codes[:depth], place)
+        chosen = sorted(firsts.values())
+        if len(chosen) >= k:
+            break
+    rest = [place for place in range(len(hits)) if place not in set(chosen)]  # where there are too few subtrees
+    out = Hits(hits[place] for place in sorted((chosen + rest)[:k]))
+    out.answerable = hits.answerable
+    return out
 
 
 def why_nothing(target: Modality | None, request: SearchRequest, counts: Mapping[str, int]) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from genius.errors import GeniusError
 from genius.model.codebooks import Codebooks, nearest
-from genius.nearest import nearest_rows
+from genius.ranking import nearest_rows
 
 NEIGHBOURS = 8  # of an item, towards which points between items lie
 BETWEEN = 2  # levels from here on learn from points between items too

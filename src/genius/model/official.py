@@ -13,14 +13,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from genius.blueprint import build
-from genius.encoders.weights import reading_sizes
 from genius.errors import GeniusError
+from genius.model.config import GeniusConfig
 from genius.model.fusion import FusionConfig
 from genius.model.generator import GeneratorConfig
-from genius.model.genius import Genius, GeniusConfig
+from genius.model.genius import Genius
 from genius.model.quantizer import QuantizerConfig
 from genius.torch_file import read_checkpoint
+from genius.weight_files import build, reading_sizes
 
 
 def convert_official(quantizer: str | Path, generator: str | Path) -> Genius:

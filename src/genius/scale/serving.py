@@ -26,7 +26,7 @@ from starlette.responses import Response
 
 from genius.errors import GeniusError
 from genius.index.index import Index
-from genius.scale.cluster import LOCAL, connected
+from genius.scale import LOCAL, connected
 from genius.serve.app import create_app
 from genius.serve.auth import ENVIRONMENT, KeyRing, check_exposure
 from genius.serve.errors import error_response

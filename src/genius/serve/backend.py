@@ -21,11 +21,9 @@ from genius.errors import GeniusError, PictureError
 from genius.index import Hits, Index
 from genius.index.plane import Placed, Planes
 from genius.index.searching import why_nothing
-from genius.pictures.formats import SVG, WEB_TYPES
-from genius.pictures.load import WORKING_SIDE, load_image, loaded, opened
+from genius.pictures.load import SVG, WEB_TYPES, WORKING_SIDE, load_image, loaded, opened
 from genius.search import SearchRequest
 from genius.serve.schemas import (
-    Answers,
     ChildCode,
     CodesResponse,
     CodeStep,
@@ -75,6 +73,16 @@ class Job:
 
 
 LARGE_LANE = "large"
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What one search found, on its way to the response."""
+
+    hits: list[HitOut]
+    answerable: float | None = None
+    doubtful: bool = False
+    why: str | None = None
 
 
 class Backend:

@@ -1,18 +1,17 @@
 """What goes over the wire, as pydantic models: requests are strict, answers are typed for the client.
 
-Knows shapes and limits that never change; limits that an operator may set are checked in `limits.py`.
+Knows shapes and limits that never change; limits that an operator may set are checked in `bodies.py`.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
-from genius.pictures.formats import NAMES
+from genius.pictures.load import NAMES
 
 Target = Literal["image", "text", "pair"]
 EXACT = 2**53  # integers beyond are not exact in JSON, nor in the index
@@ -217,16 +216,6 @@ class HitOut(ItemOut):
     probability: float | None = Field(None, description="That it answers the question; null where the model was not calibrated.")
 
 
-@dataclass(frozen=True)
-class Answers:
-    """What one search found, on its way to the response."""
-
-    hits: list[HitOut]
-    answerable: float | None = None
-    doubtful: bool = False
-    why: str | None = None
-
-
 class SearchResponse(BaseModel):
     hits: list[HitOut]
     answerable: float | None = Field(
@@ -402,15 +391,3 @@ class AuditResponse(BaseModel):
 
 class Health(BaseModel):
     status: Literal["ok", "ready"]
-
-
-class ErrorBody(BaseModel):
-    code: str
-    message: str
-    request_id: str
-
-
-class ErrorResponse(BaseModel):
-    """Every answer that is not a success."""
-
-    error: ErrorBody

@@ -17,14 +17,13 @@ from genius.errors import GeniusError, PictureError
 from genius.index import Index
 from genius.index.searching import wanted_kind
 from genius.search import SearchRequest
-from genius.serve.audit import Audit, Change
-from genius.serve.auth import Caller, KeyRing, Keys
-from genius.serve.backend import LARGE_LANE, Backend, Job, Missing
+from genius.serve.auth import Audit, Caller, Change, KeyRing, Keys
+from genius.serve.backend import LARGE_LANE, Answers, Backend, Job, Missing
 from genius.serve.batching import Batcher, Closed, Expired, QueueFull
+from genius.serve.bodies import Arrivals, check_pictures, decode_base64, decode_picture
 from genius.serve.errors import ApiError
-from genius.serve.limits import Arrivals, check_pictures, decode_base64, decode_picture
 from genius.serve.logs import Metrics, event
-from genius.serve.schemas import Answers, SearchBody
+from genius.serve.schemas import SearchBody
 from genius.serve.settings import ServeConfig
 from genius.types import ImageInput, Query
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from genius.serve.bodies import read_search
-from genius.serve.routes.common import BODY_ERRORS, allowed, answer, body_doc, caller_of, form_of, unless_gone
+from genius.serve.routes import BODY_ERRORS, allowed, answer, body_doc, caller_of, form_of, unless_gone
 from genius.serve.schemas import ExplainResponse, SearchBody, SearchResponse
 
 router = APIRouter(tags=["search"])

@@ -10,7 +10,7 @@ from fastapi.responses import Response
 from genius.serve.backend import CHILDREN, parse_prefix
 from genius.serve.errors import ApiError
 from genius.serve.logs import CONTENT_TYPE
-from genius.serve.routes.common import READ_ERRORS, allowed, answer, caller_of, documented, service_of
+from genius.serve.routes import READ_ERRORS, allowed, answer, caller_of, documented, service_of
 from genius.serve.schemas import (
     AuditResponse,
     ChangeOut,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from genius.errors import GeniusError
 from genius.evaluate.ids import Candidates, IdTable, PlainBeam, items_of, prefix_survival, ranked
-from genius.evaluate.methods.base import Answer, Ints, Pool, Space
+from genius.evaluate.methods import Answer, Ints, Pool, Space
 from genius.model.generator import Generator
 from genius.model.quantizer import ResidualQuantizer
 from genius.search import CodeTrie, SearchEngine, SearchParams, beam_search

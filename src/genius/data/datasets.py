@@ -1,14 +1,15 @@
-"""Your own data: a file of pairs (JSONL, CSV, Parquet) or a folder of captioned images.
+"""Datasets by name: `open_collection` opens `mbeir:DIR`, `coco:DIR`, `pairs:FILE` ..., or a bare path whose kind is evident.
 
-A pair is a query and the item that answers it, one line each. Columns (any may be absent, paths are relative to
-the file):
+Your own data is a file of pairs (JSONL, CSV, Parquet) or a folder of captioned images. A pair is a query and the item that
+answers it, one line each. Columns (any may be absent, paths are relative to the file):
 
     query_text, query_image, instruction, target      what is asked
     text, image, id                                   the item; without `id`, equal content is one item
     query_id, dataset                                 optional: several lines may judge one query; names of result rows
 
 A folder of images takes captions from `metadata.csv` or `metadata.jsonl` (`file_name`, `text`), or from a `.txt`
-beside each picture, and asks both ways: caption -> image, image -> caption.
+beside each picture, and asks both ways: caption -> image, image -> caption. COCO and Flickr30K are read in Karpathy's splits
+(`dataset_coco.json` or `dataset_flickr30k.json` beside the images), as two tasks of the same kind.
 """
 
 from __future__ import annotations
@@ -19,13 +20,19 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from genius.data.collection import JudgedQuery, Problems, Task, files_fingerprint
+from genius.data.collection import Collection, JudgedQuery, Problems, Task, files_fingerprint
+from genius.data.mbeir import MBeir
 from genius.data.readers import TABLE_SUFFIXES, Row, csv_rows, read_rows
 from genius.errors import GeniusError
+from genius.files import parse_json
 from genius.instructions import instruction_for
 from genius.types import IMAGE_SUFFIXES, Item, Modality, Query
 
 COLUMNS = {"query_text", "query_image", "instruction", "target", "text", "image", "id", "query_id", "dataset"}
+TITLES = {"coco": "COCO", "flickr30k": "Flickr30K"}
+TRAIN = {"train", "restval"}  # Karpathy's extra validation images are trained on, as everywhere
+
+SCHEMES = ("mbeir", "coco", "flickr30k", "pairs", "images")
 
 
 def read_pairs(path: Path) -> Iterator[tuple[int, Row | str]]:
@@ -192,3 +199,106 @@ def _digest(*parts: object) -> str:
         digest.update(part if isinstance(part, bytes) else str(part).encode("utf-8", "surrogatepass"))
         digest.update(b"\x00")
     return digest.hexdigest()[:16]
+
+
+class Karpathy:
+    """One split. Images are `ROOT/filepath/filename` (COCO) or below `ROOT/images`, `ROOT/flickr30k-images` or ROOT."""
+
+    def __init__(self, root: str | Path, *, split: str = "test") -> None:
+        root = Path(root)
+        self._file = root if root.is_file() else self._find(root)
+        self.root = self._file.parent
+        try:
+            body = parse_json(self._file.read_bytes())
+            images, dataset = body["images"], str(body.get("dataset", "coco"))
+        except (ValueError, KeyError, TypeError):
+            raise GeniusError(f"{self._file} is not a Karpathy split file") from None
+        wanted = TRAIN if split == "train" else {split}
+        self._images: list[dict[str, Any]] = [image for image in images if image.get("split") in wanted]
+        if not self._images:
+            raise GeniusError(f"{self._file} has no images of split {split!r}")
+        self.split, self.name = split, dataset
+        title = TITLES.get(dataset, dataset)
+        self.tasks: tuple[Task, ...] = (
+            Task(f"{dataset}_text_to_image", title, Modality.TEXT, Modality.IMAGE),
+            Task(f"{dataset}_image_to_text", title, Modality.IMAGE, Modality.TEXT),
+        )
+
+    @staticmethod
+    def _find(root: Path) -> Path:
+        found = sorted(root.glob("dataset_*.json"))
+        if not found:
+            raise GeniusError(f"no Karpathy split file (dataset_coco.json, dataset_flickr30k.json) in {root}")
+        return found[0]
+
+    def _path(self, image: dict[str, Any]) -> str:
+        name = str(image["filename"])
+        if image.get("filepath"):
+            return str(self.root / str(image["filepath"]) / name)
+        for folder in ("images", "flickr30k-images", "."):
+            if (self.root / folder / name).is_file():
+                return str(self.root / folder / name)
+        return str(self.root / name)
+
+    def _captions(self, image: dict[str, Any]) -> Iterator[tuple[str, str]]:
+        for number, sentence in enumerate(image["sentences"]):
+            yield f"{self.name}:t{image['imgid']}.{number}", str(sentence["raw"])
+
+    def queries(self) -> Iterator[JudgedQuery]:
+        to_image, to_text = (instruction_for(task.query, task.target) for task in self.tasks)
+        for image in self._images:
+            picture = f"{self.name}:i{image['imgid']}"
+            for name, caption in self._captions(image):
+                yield JudgedQuery(f"q-{name}", Query(text=caption, instruction=to_image), (picture,), 0)
+            texts = tuple(name for name, _ in self._captions(image))
+            yield JudgedQuery(f"q-{picture}", Query(image=self._path(image), instruction=to_text), texts, 1)
+
+    def pool(self) -> Iterator[Item]:
+        for image in self._images:
+            yield Item(f"{self.name}:i{image['imgid']}", image=self._path(image))
+            for name, caption in self._captions(image):
+                yield Item(name, text=caption)
+
+    def local_pool(self, task: int) -> Iterator[str]:
+        for image in self._images:
+            if task == 0:
+                yield f"{self.name}:i{image['imgid']}"
+            else:
+                yield from (name for name, _ in self._captions(image))
+
+    def fingerprint(self) -> str:
+        return files_fingerprint([self._file], self.split)
+
+
+def open_collection(
+    source: str | Path, *, split: str = "test", seed: int = 0, tasks: tuple[str, ...] | None = None
+) -> Collection:
+    """Open `mbeir:DIR`, `coco:DIR`, `flickr30k:DIR`, `pairs:FILE`, `images:DIR`, or a path whose kind is evident."""
+    scheme, path = scheme_of(source)
+    if scheme == "mbeir":
+        return MBeir(path, split=split, seed=seed, tasks=tasks)
+    if tasks:
+        raise GeniusError("only a dataset in M-BEIR's layout has tasks to choose from")
+    if scheme in ("coco", "flickr30k"):
+        return Karpathy(path, split=split)
+    return ImageFolder(path) if scheme == "images" else Pairs(path)
+
+
+def scheme_of(source: str | Path) -> tuple[str, Path]:
+    """(scheme, path) of a dataset's name; without a scheme, the one that the path looks like."""
+    scheme, _, rest = str(source).partition(":")
+    if scheme in SCHEMES and rest:
+        return scheme, Path(rest)
+    return _guess(Path(source)), Path(source)
+
+
+def _guess(path: Path) -> str:
+    if path.is_file():
+        return "pairs"
+    if (path / "query").is_dir() and (path / "cand_pool").is_dir():
+        return "mbeir"
+    if path.is_dir() and any(path.glob("dataset_*.json")):
+        return "coco"
+    if path.is_dir():
+        return "images"
+    raise GeniusError(f"no dataset at {path}: give a folder, a file of pairs, or {', '.join(f'{s}:PATH' for s in SCHEMES)}")

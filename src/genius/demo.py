@@ -1,14 +1,19 @@
-"""The demo: its collection, one search of each kind over it, and the contact sheet of what comes back.
+"""The demo: its collections, one search of each kind over them, and the contact sheet of what comes back.
 
-The collection is about 11,600 drawings from three packages that pip installs by name, and their words. Drawings are indexed as
+The first is about 11,600 drawings from three packages that pip installs by name, and their words. Drawings are indexed as
 images *without* their names: the model must see what they show. The words of the emoji and of Font Awesome's search terms are
 indexed as texts and pairs, so that every kind of answer can be asked for. The sheet is a PNG with a row for each query.
+
+The second is the on-ramp on real photos: two dozen samples of scikit-image, asked with parts of them. No CLIP can be shipped, so
+the bundled encoder stands in for one: it knows drawings, and words find no photos with it, but a part of a photo often finds
+the whole.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import random
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,23 +23,15 @@ from typing import Any
 from PIL import Image, ImageDraw, ImageFont
 
 from genius.errors import GeniusError
+from genius.fit.collection import cut_out
+from genius.fit.folder import index_with_encoder
 from genius.index import Hit, Index
+from genius.index.ingest import IngestConfig
 from genius.search import SearchRequest
 from genius.types import Item, Modality, Query, load_image
 
 CELL, PADDING, LABEL, LEFT = 132, 10, 34, 250
 INK, FAINT, PAPER, CARD, ACCENT = "#1b1f24", "#667080", "#f6f7f9", "#ffffff", "#2f6fed"
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """A query, how to say it, and its hits."""
-
-    title: str
-    query: Query
-    hits: list[Hit]
-
-
 # (title, text, id of an item whose picture is the query's image, target)
 SEARCHES: tuple[tuple[str, str | None, str | None, Modality], ...] = (
     ("text -> image", "physician", None, Modality.IMAGE),
@@ -48,14 +45,28 @@ SEARCHES: tuple[tuple[str, str | None, str | None, Modality], ...] = (
     ("text -> pair", "keep a secret", None, Modality.PAIR),
 )
 
+TONE = re.compile(r"\s*(medium )?(light|dark|medium) skin tone\b")
+
+UNNAMED = "a drawing without a name"  # OpenMoji has some of its own, which Unicode does not list
+
+ENCODER = "bundled:mini"
+SAMPLES = {"skimage": "data", "sklearn": "datasets/images"}  # package -> where its pictures lie
+LEAST = 200  # pixels of the shorter side of what counts as a photo
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A query, how to say it, and its hits."""
+
+    title: str
+    query: Query
+    hits: list[Hit]
+
 
 def _face(item: Item) -> str:
     """The same for drawings that differ in the tone of skin alone."""
     name, toned = str(item.metadata.get("name", "")), item.metadata.get("set") == "openmoji" and item.image is not None
     return TONE.sub("", name) if toned and name not in ("", UNNAMED) else item.id
-
-
-TONE = re.compile(r"\s*(medium )?(light|dark|medium) skin tone\b")
 
 
 def run_showcase(index: Index, items: Sequence[Item], k: int = 8) -> list[Shown]:
@@ -73,9 +84,6 @@ def run_showcase(index: Index, items: Sequence[Item], k: int = 8) -> list[Shown]
                 faces.setdefault(_face(hit.item), hit)
         shown.append(Shown(title, query, list(faces.values())[:k]))
     return shown
-
-
-UNNAMED = "a drawing without a name"  # OpenMoji has some of its own, which Unicode does not list
 
 
 def demo_items() -> list[Item]:
@@ -204,3 +212,40 @@ def _wrap(text: str, width: int) -> list[str]:
 
 def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A part of a photo, and what it found."""
+
+    part: Image.Image
+    photo: str  # the file that it was cut out of
+    first: str  # the file that was found first
+
+
+def sample_photos() -> list[Path]:
+    """Pictures of the packages that are installed; none is imported."""
+    found = []
+    for package, folder in SAMPLES.items():
+        spec = importlib.util.find_spec(package)
+        for place in spec.submodule_search_locations or () if spec is not None else ():
+            files = sorted(path for path in (Path(place) / folder).glob("*") if path.suffix in (".png", ".jpg"))
+            found += [path for path in files if _large(path)]
+    return found
+
+
+def ask_with_parts(photos: list[Path], output: Path, seed: int = 0) -> list[Found]:
+    """Index photos as `genius index PHOTOS -o OUTPUT --encoder bundled:mini` does, and ask with a part of each."""
+    index_with_encoder(photos, output, ENCODER, IngestConfig())
+    rng, found = random.Random(seed), []
+    with Index.open(output) as index:
+        for path in photos:
+            part = cut_out(load_image(path), rng)
+            first = index.search(image=part, target="image", k=1)[0]
+            found.append(Found(part, path.name, Path(str(first.item.image)).name))
+    return found
+
+
+def _large(path: Path) -> bool:
+    with Image.open(path) as picture:
+        return min(picture.size) >= LEAST

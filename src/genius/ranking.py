@@ -1,7 +1,9 @@
-"""Metrics of ranked lists, per query, and what may be said about their means.
+"""Ranked lists: exhaustive top k by inner product, and what a list is worth.
 
-Knows rows and positives, nothing of models. M-BEIR calls a *hit rate* "Recall@k": 1 when any positive is among the
-first k. We report it under that name as `hit@k`, and the share of positives found as `recall@k` beside it.
+The one place for both. (The judge of an evaluation, which takes its pool block by block and settles equal scores in double
+precision, is `genius.evaluate.methods`.) Knows vectors, rows and positives; nothing of models. M-BEIR calls a *hit rate*
+"Recall@k": 1 when any positive is among the first k. We report it under that name as `hit@k`, and the share of positives
+found as `recall@k` beside it.
 """
 
 from __future__ import annotations
@@ -11,11 +13,30 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from genius.errors import GeniusError
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+PRODUCTS = 2**28  # held at a time: a gigabyte
+
+
+def nearest_scored(queries: Tensor, pool: Tensor, k: int, chunk: int = 2048) -> tuple[Tensor, Tensor]:
+    """(Q, k) scores and rows of the pool, best first; fewer columns where the pool is smaller than k."""
+    k = min(k, pool.shape[0])
+    chunk = max(1, min(chunk, PRODUCTS // max(pool.shape[0], 1)))
+    found = [(part @ pool.T).topk(k, dim=1) for part in queries.split(chunk)]
+    return torch.cat([best.values for best in found]), torch.cat([best.indices for best in found])
+
+
+def nearest_rows(queries: Tensor, pool: Tensor, k: int, chunk: int = 2048) -> Tensor:
+    """(Q, k) rows of the pool, best first."""
+    return nearest_scored(queries, pool, k, chunk)[1]
+
+
+# -- what a list is worth ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
