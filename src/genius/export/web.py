@@ -2,8 +2,8 @@
 
 No server computes anything: any host of files serves the folder. The tab has two searches. It compares all items, by what their
 codes stand for (`default-codes`) or, with `vectors`, by the stored ones (`default`); or it answers with the IDs that beams wrote
-(`genius`). Names are those of `genius.search.params.SEARCHES`. Small pictures lie on large sheets: a browser loads a few files
-instead of thousands.
+(`genius`). Names are those of `genius.search.params.SEARCHES`.
+Small pictures lie on large sheets: a browser loads a few files instead of thousands.
 """
 
 from __future__ import annotations
