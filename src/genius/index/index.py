@@ -119,9 +119,7 @@ class Index:
         return self.count()
 
     def __contains__(self, item_id: object) -> bool:
-        if not isinstance(item_id, str):
-            return False
-        return self._state.consistent(lambda: item_id in self._state.find([item_id]))
+        return isinstance(item_id, str) and self._state.consistent(lambda: item_id in self._state.find([item_id]))
 
     def __repr__(self) -> str:
         return f"Index({str(self.path)!r}, {self.count()} items, version {self.version})"
