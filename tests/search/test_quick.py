@@ -102,18 +102,23 @@ def _likeliest(
 @given(
     seed=st.integers(0, 2**31),
     items=st.integers(1, 150),
-    target=st.sampled_from([0, 1, 2]),
+    target=st.sampled_from([-1, 0, 1, 2]),
     share=st.sampled_from([0.0, 0.3, 1.0]),
     half=st.booleans(),
 )
 def test_a_small_collection_is_compared_whole(seed, items, target, share, half) -> None:
-    """With the kind told, what takes no longer than decoding is exhaustive search, filter and half precision included."""
+    """What takes no longer than decoding is exhaustive search, filter and half precision included: with the kind told, or so few
+    that all codes would be looked at. One question finds what many at once do."""
     codes, vectors, z = collection(seed, items)
     stored = vectors.half() if half else vectors
     allowed = np.random.default_rng(seed + 1).random(items) < share
     engine = engine_of("codebooks", own_quantizer(seed, False), codes, stored)
-    found = engine.search(z, k=4, params=SearchParams(rerank=1), target=torch.full((3,), target), allowed=allowed)
-    valid = np.flatnonzero(allowed & (codes[:, 0] == target))
+    params = SearchParams(rerank=10)  # for 150 items
+    found = engine.search(z, k=4, params=params, target=torch.full((3,), target), allowed=allowed)
+    alone = engine.search(z[1:2], k=4, params=params, target=torch.tensor([target]), allowed=allowed)
+    assert torch.equal(found.rows[1], alone.rows[0]) and torch.equal(found.scores[1], alone.scores[0])
+    assert not items or engine._quick is None or engine._quick._scan is None  # no cell was cut
+    valid = np.flatnonzero(allowed & ((codes[:, 0] == target) | (target < 0)))
     scores = (stored.float() @ z.T).T[:, valid].sort(dim=1, descending=True).values[:, :4]
     assert torch.allclose(found.scores[:, : scores.shape[1]], scores, atol=1e-6)
     assert (found.rows[:, scores.shape[1] :] == -1).all()

@@ -292,7 +292,7 @@ class Index:
     def below(self, prefix: Sequence[int | None] = (), *, limit: int = 20, offset: int = 0, per_child: int = 0) -> PrefixView:
         """What lives under `prefix`, the first codes of an ID, None for any code: `limit` of its items from `offset` on.
         `per_child`: also the first items of the 64 fullest next codes."""
-        return searching.below(self._state, prefix, limit, offset, per_child)
+        return explaining.below(self._state, prefix, limit, offset, per_child)
 
     def kinds(self) -> set[Modality]:
         """Kinds of items that there are; one whose last item was just deleted may still be named."""
