@@ -40,7 +40,7 @@ def rows() -> list[tuple[str, str, str, str]]:
             "kills",
         ),
         (
-            f"one worker of Ray against none, {overhead['items']:,} pictures, processor time of all processes",
+            f"one worker of Ray against none, {overhead['items']:,} items, processor time of all processes",
             "at most 1.25 x",
             f"{overhead['overhead']['all']} x with Ray's start ({overhead['cpu_s']['one_worker']:.0f} s against"
             f" {overhead['cpu_s']['without']:.0f} s), {overhead['overhead']['work']} x without it"
