@@ -26,6 +26,7 @@ from genius.search.cells import Cells
 from genius.search.decoder import Decoder, Writer
 from genius.search.first_row import FirstRow
 from genius.search.head import CodebookHead
+from genius.search.lookups import least_of_best
 from genius.search.params import SearchParams, SearchResult
 from genius.search.rerank import Vectors
 from genius.search.scan import CodeScan, Floats, Ints, Mask
@@ -241,13 +242,13 @@ class QuickSearch:
             return _nothing()
         if params.reranker == "codes":
             return (*self._by_codes(z, places, scores, k), len(places))
-        least = torch.from_numpy(scores).topk(min(granted(params, k), len(places))).values[-1].numpy()
+        least = least_of_best(scores, min(granted(params, k), len(places)))
         rows, values, _ = self._compare(dense, self.scan.rows_at(places[scores >= least]), k)  # items with one ID go together
         return rows, values, len(places)
 
     def _by_codes(self, z: Tensor, places: Ints, scores: Floats, k: int) -> tuple[Tensor, Tensor]:
         """The best by their reconstructions: those that a length held in steps leaves in doubt are measured exactly."""
-        least = float(torch.from_numpy(scores).topk(min(k, len(places))).values[-1]) - 2 * self.scan.doubt * float(z.norm())
+        least = float(least_of_best(scores, min(k, len(places)))) - 2 * self.scan.doubt * float(z.norm())
         near = places[scores >= least]
         rows = self.scan.rows_at(near)
         by_row = np.argsort(rows)

@@ -91,14 +91,15 @@ class CodeScan:
 
         liked (cells,), tables: per kind (sum of K,), middles (kinds,) dots with what the kinds take off."""
         chosen = self._choose(liked, budget)
+        kinds = chosen // self.sizes[1]
         parts = []
-        for kind in np.unique(chosen // self.sizes[1]).tolist():
-            own, table = chosen[chosen // self.sizes[1] == kind], tables[kind]
+        for kind in sorted(set(kinds.tolist())):
+            own, table = chosen[kinds == kind], tables[kind]
             assert table is not None
             shared = middles[kind] + table[own % self.sizes[1]]
             for first, cells in zip(self.firsts, self.cells, strict=True):
                 positions, scores = look_up(self._stretches(cells, own, shared, table), allowed)
-                parts.append((positions + first if first else positions, scores))
+                parts.append((positions + np.int64(first) if first else positions, scores))
         if len(parts) == 1:
             return parts[0]
         return np.concatenate([NOWHERE, *(part[0] for part in parts)]), np.concatenate([NOTHING, *(part[1] for part in parts)])
