@@ -50,10 +50,13 @@ METHODS = (
     "no-decoder-default",
     "codes",
 )
-FEW = ("dense", "dense-told", "genius", "genius-r", "default", "default-codes", "no-decoder-r")
+FEW = ("dense", "dense-told", "genius", "genius-r", "default")
 TOLD = ("dense", "dense-told", "genius", "genius-r", "default")
 LARGE = ("dense", "dense-told", "genius", "genius-r", "default")
 RERANK = 2500  # items that the default search may look at
+MOST = 60  # items that GENIUS^R may look at
+WIDE = 200  # beams of a second GENIUS and GENIUS^R, whose likeliest MOST items count
+AT_ONCE = 512  # questions decoded together
 
 
 @dataclass(frozen=True)
@@ -158,9 +161,7 @@ class Bench:
         self, name: str, seed: int, trained: Trained, test: FeatureSet, methods: tuple[str, ...], target: str = "unknown"
     ) -> None:
         start = time.monotonic()
-        fixed = {"pools": ("universal",), "rerank": RERANK, "depth": 10, "survival": 0}
-        settings = EvalConfig(methods=methods, target=target, seed=seed, **fixed)  # type: ignore[arg-type]
-        found = evaluate(trained.model, test, settings)
+        found = dict(self._searches(trained, test, methods, target, seed))
         entry: dict[str, Any] = {
             "name": name,
             "seed": seed,
@@ -168,7 +169,7 @@ class Bench:
             "pool": len(test.pool),
             "questions": len(test.queries),
         }
-        entry |= {"methods": dict(summaries(found)), "training": trained.metrics, "seconds": round(time.monotonic() - start, 1)}
+        entry |= {"methods": found, "training": trained.metrics, "seconds": round(time.monotonic() - start, 1)}
         self.lines.append(entry)
         self.write()
         for method, values in entry["methods"].items():
@@ -176,6 +177,18 @@ class Bench:
             shown = f"{values['mean']:.3f} / {values['worst']:.3f}  {values['touched']:7.0f}  {hits}"
             print(f"{name:12s} {seed} {target[:5]} {method:18s} {shown}", flush=True)
         print(f"{time.monotonic() - self.started:.0f} s", flush=True)
+
+    def _searches(
+        self, trained: Trained, test: FeatureSet, methods: tuple[str, ...], target: str, seed: int
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Every method's summary, and those of GENIUS and GENIUS^R with more beams."""
+        fixed = {"pools": ("universal",), "rerank": RERANK, "depth": 10, "survival": 0, "most": MOST, "batch": AT_ONCE}
+        settings = EvalConfig(methods=methods, target=target, seed=seed, **fixed)  # type: ignore[arg-type]
+        yield from summaries(evaluate(trained.model, test, settings))
+        wide = dataclasses.replace(settings, methods=("dense", "dense-told", "genius", "genius-r"), beams=(WIDE,))
+        for name, found in summaries(evaluate(trained.model, test, wide)):
+            if name in ("genius", "genius-r"):
+                yield f"{name}@{WIDE}", found
 
     def mix(self, seed: int, trained: Trained, test: FeatureSet) -> None:
         """Does log p add anything to dense when both are told the kind? Weights learned on held-out training questions."""

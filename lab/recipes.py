@@ -54,8 +54,6 @@ REASONS: dict[str, str] = {
     "quantizer.temperature": "5.2: 0.01",
     "recipe.symmetric": "Eq. 3 goes from queries to targets; the public code goes both ways",
     "recipe.all_positives": "Eq. 3 has one target; ours does not push a question's other answers away",
-    "recipe.reduction": "Eq. 7 and L_mse are printed as squared norms, so sums; the public code takes means (of L_rq over levels "
-    "and dimensions, 6,912 times smaller; of L_mse over dimensions of unit vectors, 768 times), with the same weights of 100. Eq. 10 is a sum over codes, or their mean",
     "quantizer.codes_weight": "beyond the paper",
     "recipe.start_from_sum": "beyond the paper: z starts as the encoder's own sum",
     "quantizer.quantize_from": "beyond the paper: L_cl alone first",
@@ -87,6 +85,10 @@ What no field says:
 - The public code computes in float16 with a loss scale, this one in bfloat16 on a GPU (`run.precision = "auto"`).
 - On several GPUs the public code's contrastive gradient is divided by their number (it gathers without summing what the other
   processes say); here it is that of one process with the whole batch, so the weights of Eq. 8 do not depend on the machine.
+- Sums or means: the paper prints the norms of Eq. 7 and of L_mse, and Eq. 10, as sums; its public code takes means (of L_rq over
+  levels and dimensions, 6,912 times smaller; of L_mse over dimensions of unit vectors, 768 times; of Eq. 10 over codes) with the
+  same weights of 100. With sums these weights leave little of L_cl, and z nearly collapses, so all three take means.
+  `--set model.recipe=paper-sums` is the paper with its sums.
 - Eq. 9's "MLP" is one linear layer, as in the public code.
 - The up-sampled training file (1,332,790 lines for 1,150,203 questions) is `--split union_train`; the paper says 1.1 M.
 """
@@ -101,7 +103,8 @@ def recipes_page() -> str:
     lines = [
         "# Three recipes",
         "",
-        "`builtin:paper` is the paper, section 5.2 and its equations, to the letter. `builtin:published` is what its public code does.",
+        "`builtin:paper` is the paper, section 5.2 and its equations, to the letter (but for sums, see below). `builtin:published` is what",
+        "its public code does.",
         "`builtin:default` is ours. Train with any: `genius train builtin:paper --data FEATURES --output MODEL`. This page is made",
         "from the configs by `python -m lab recipes --out docs/recipes.md`, from a clone.",
         "",

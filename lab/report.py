@@ -20,6 +20,8 @@ NAMES = {
     "dense-told": "dense, exhaustive, told the wanted kind",
     "genius": "**GENIUS**: 50 beams, ranked by log p",
     "genius-r": "**GENIUS^R**: the same beams, re-ranked by vectors",
+    "genius@200": "the same with 200 beams, the 60 likeliest items",
+    "genius-r@200": "200 beams, the 60 likeliest items re-ranked by vectors",
     "default": "**default**: stops early, re-ranks what is below the beams",
     "default-codes": "default, re-ranked by codes: no vector stored",
     "no-decoder": "no decoder: 50 beams by nearness",

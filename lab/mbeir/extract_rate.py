@@ -50,6 +50,7 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 LENGTH = 77  # of CLIP's texts at most
 WORDS = 20  # of a caption here
+WHOLE_WAY = "pictures/s, whole way"
 
 
 def clip(shape: dict[str, Any], device: torch.device) -> ClipEncoder:
@@ -198,12 +199,48 @@ def measured_limit(device: torch.device, size: int, seconds: float) -> float:
     return 2 * size**3 / repeated(lambda: left @ right, device, seconds)
 
 
-def measure(shape: dict[str, Any], pictures: int, texts: int, batch: int, workers: int, seconds: float) -> dict[str, Any]:
+class Sheet:
+    """What is known so far, written and said after every line."""
+
+    def __init__(self, output: Path, about: dict[str, Any]) -> None:
+        self.output, self.about = output, about
+        self.lines: list[dict[str, Any]] = []
+
+    def add(self, what: str, rate: float) -> None:
+        used = rate * self.about["operations"][what.split("/")[0]]
+        shares = {
+            "share_of_sheet": used / self.about["sheet"],
+            "share_of_measured_product": used / self.about["measured_product"],
+        }
+        self.lines.append({"what": what, "rate": round(rate, 1)} | {name: round(share, 4) for name, share in shares.items()})
+        if what == WHOLE_WAY:
+            self.about["hours_for_mbeir"] = round(5_600_000 / rate / 3600, 2)  # as if every candidate were a picture
+        self.output.parent.mkdir(parents=True, exist_ok=True)
+        self.output.write_text(json.dumps({**self.about, "lines": self.lines}, indent=1) + "\n", encoding="utf-8")
+        said = " ".join(f"{100 * share:5.1f} % {name.replace('_', ' ')}" for name, share in shares.items())
+        print(f"{what:28} {rate:10,.0f}  {said}", flush=True)
+
+
+def measure(
+    output: Path, shape: dict[str, Any], pictures: int, texts: int, batch: int, workers: int, seconds: float
+) -> dict[str, Any]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     cuda = device.type == "cuda"
     encoder = clip(shape, device)
-    limit = measured_limit(device, 8192 if cuda else 256, seconds)
     tokens = len(encoder.tokenizer(format_text(caption(0, shape["words"])))["input_ids"])
+    limit = measured_limit(device, 8192 if cuda else 256, seconds)
+    name = torch.cuda.get_device_name() if cuda else "CPU"
+    sheet = Sheet(output, {
+        "date": datetime.date.today().isoformat(), "device": name, "cores": os.cpu_count(), "workers": workers,
+        "batch": batch, "pictures": pictures, "texts": texts, "tokens": tokens, "shape": shape,
+        "precision": "bf16" if cuda else "fp32",
+        "operations": {"pictures": picture_operations(shape), "texts": text_operations(shape, tokens)},
+        "sheet": next((value for card, value in SHEET.items() if card in name), limit), "measured_product": limit,
+    })  # fmt: skip
+    print(f"{name}: a product {limit / 1e12:.1f} T/s", flush=True)
+    for what, rate in towers_alone(encoder, shape, batch, tokens, seconds).items():
+        sheet.add(f"{what}, tower alone", rate)
+    sheet.add("texts/s, whole way", whole_way(encoder, Made(texts, (), shape["words"]), 4 * batch, 0, cuda))
     with tempfile.TemporaryDirectory() as folder:
         jobs = [(i, f"{folder}/{i}.jpg") for i in range(min(pictures, 1024))]
         if workers:
@@ -211,26 +248,8 @@ def measure(shape: dict[str, Any], pictures: int, texts: int, batch: int, worker
                 files = list(pool.map(draw, jobs, chunksize=16))
         else:
             files = [draw(job) for job in jobs]
-        rates = {
-            "pictures/s, whole way": whole_way(encoder, Made(pictures, files, shape["words"]), batch, workers, cuda),
-            "texts/s, whole way": whole_way(encoder, Made(texts, (), shape["words"]), 4 * batch, 0, cuda),
-        }
-    rates |= {f"{name}, tower alone": rate for name, rate in towers_alone(encoder, shape, batch, tokens, seconds).items()}
-    device_name = torch.cuda.get_device_name() if cuda else "CPU"
-    sheet = next((value for name, value in SHEET.items() if name in device_name), limit)
-    counted = {"pictures": picture_operations(shape), "texts": text_operations(shape, tokens)}
-    lines = []
-    for name, rate in rates.items():
-        used = rate * counted[name.split("/")[0]]
-        lines.append(
-            {"what": name, "rate": round(rate, 1), "share_of_sheet": used / sheet, "share_of_measured_product": used / limit}
-        )
-    return {
-        "date": datetime.date.today().isoformat(), "device": device_name, "cores": os.cpu_count(), "workers": workers,
-        "batch": batch, "pictures": pictures, "texts": texts, "shape": shape, "precision": "bf16" if cuda else "fp32",
-        "operations": counted, "sheet": sheet, "measured_product": limit, "lines": lines,
-        "hours_for_mbeir": round(5_600_000 / rates["pictures/s, whole way"] / 3600, 2),
-    }  # fmt: skip
+        sheet.add(WHOLE_WAY, whole_way(encoder, Made(pictures, files, shape["words"]), batch, workers, cuda))
+    return {**sheet.about, "lines": sheet.lines}
 
 
 def main() -> None:
@@ -243,15 +262,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="of every measurement that is repeated")
     parser.add_argument("--small", action="store_true", help="a tiny CLIP, to try the program")
     args = parser.parse_args()
-    found = measure(SMALL if args.small else LARGE, args.pictures, args.texts, args.batch, args.workers, args.seconds)
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    args.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    for line in found["lines"]:
-        shares = (
-            f"{100 * line['share_of_sheet']:5.1f} % of the sheet  {100 * line['share_of_measured_product']:5.1f} % of a product"
-        )
-        print(f"{line['what']:28} {line['rate']:10,.0f}  {shares}")
-    print(f"a product here: {found['measured_product'] / 1e12:.0f} T/s; 5.6 million pictures: {found['hours_for_mbeir']} h")
+    shape = SMALL if args.small else LARGE
+    found = measure(args.output, shape, args.pictures, args.texts, args.batch, args.workers, args.seconds)
+    print(f"5.6 million pictures: {found['hours_for_mbeir']} h")
 
 
 if __name__ == "__main__":

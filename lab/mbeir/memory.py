@@ -133,16 +133,22 @@ def own_memory() -> float:
     return 0.0
 
 
+class TimeUp(Exception):
+    """No part begins after this."""
+
+
 class Meter:
     """Seconds and peaks of each part, written as soon as it is over."""
 
-    def __init__(self, output: Path, about: dict[str, Any]) -> None:
-        self.output, self.about = output, about
+    def __init__(self, output: Path, about: dict[str, Any], end: float) -> None:
+        self.output, self.about, self.end = output, about, end
         self.parts: list[dict[str, Any]] = []
         self.cuda = torch.cuda.is_available()
 
     @contextmanager
     def part(self, name: str) -> Iterator[dict[str, Any]]:
+        if time.perf_counter() > self.end:
+            raise TimeUp(name)
         if self.cuda:
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
@@ -267,7 +273,7 @@ class Run:
         del third, frozen
         rows = torch.linspace(0, len(data.queries) - 1, min(asked, len(data.queries))).long()
         some = data.take_queries(rows)
-        methods = ("dense", "genius", "genius-r")
+        methods = ("dense", "genius", "genius-r", "default")
         with self.meter.part(f"evaluation, {len(rows)} questions over all candidates") as entry:
             found = evaluate(
                 model, some, EvalConfig(methods=methods, pools=("universal",), survival=0, bootstrap=0, reference="")
@@ -286,7 +292,9 @@ def main() -> None:
     parser.add_argument("--asked", type=int, default=256, help="questions of the evaluation")
     parser.add_argument("--card", type=float, default=22.0, help="GiB of GPU memory that may be used; 0: all")
     parser.add_argument("--set", action="append", default=[], help="one field of the config, name=JSON")
+    parser.add_argument("--seconds", type=float, default=3600, help="no part begins later than this; what is done is written")
     args = parser.parse_args()
+    end = time.perf_counter() + args.seconds
     if args.card and torch.cuda.is_available():
         whole = torch.cuda.get_device_properties(0).total_memory / GIB
         torch.cuda.set_per_process_memory_fraction(min(1.0, args.card / whole))
@@ -313,8 +321,11 @@ def main() -> None:
             if writer.exitcode:
                 raise SystemExit("the features could not be written")
         print(f"features written in {time.perf_counter() - start:.0f} s", flush=True)
-        run = Run(folder, config, Meter(args.output, about), args.steps)
-        run.all(args.asked)
+        run = Run(folder, config, Meter(args.output, about, end), args.steps)
+        try:
+            run.all(args.asked)
+        except TimeUp as late:
+            print(f"time is up before: {late}", flush=True)
     stages = {name: hours for name, hours in run.hours.items() if not name.startswith("stage 1")}
     told = {"hours_on_this_card": run.hours, "hours_of_the_recipe": round(sum(stages.values()), 2)}
     told["hours_on_four_24_gb_cards, estimated"] = round(sum(stages.values()) / FOUR_CARDS, 2)

@@ -27,26 +27,35 @@ from safetensors.torch import load_file, save_file
 
 from genius.data.synthetic import synthetic_features
 from genius.train import generator
-from genius.train.config import read_train_config
+from genius.train.config import TrainConfig, read_train_config
 from genius.train.loop import Runtime, make_accelerator
 from genius.train.progress import Journal
+from genius.train.recipes import RECIPES, RecipeName
 from genius.train.run import train_stages, with_sizes
 from genius.types import Modality
 
-KINDS = ("paper", "default")
-# Layers that start at zero have gradients of about zero, which Adam blows up to the size of all others: rounding would show.
+KINDS: tuple[RecipeName, ...] = ("paper", "default")
 SAME: dict[str, Any] = {
     "encoder.train": "heads", "encoder.dropout": 0.0, "encoder.steps": 6, "encoder.batch": 256, "quantizer.steps": 8,
-    "quantizer.batch": 256, "quantizer.start_from_sum": False, "quantizer.clip": 0.0, "generator.steps": 8,
-    "generator.batch": 256,
-    "generator.lr": 1e-4, "run.patience": 0, "run.precision": "fp32", "run.record": False, "held_out": 0.1,
+    "quantizer.batch": 256, "generator.steps": 8, "generator.batch": 256, "generator.lr": 1e-4, "run.patience": 0,
+    "run.precision": "fp32", "held_out": 0.1,
 }  # fmt: skip
 LARGE = {"model.width": 256, "model.level_sizes": [3, 256, 256, 256], "model.decoder": "mini"}
+LONGEST = 120  # seconds of one training
 SMALL = {"model.width": 16, "model.level_sizes": [3, 8, 8], "model.decoder": "nano", "model.projection": 16, "model.hidden": 16}
 SMALL |= {f"{stage}.batch": 32 for stage in ("encoder", "quantizer", "generator")}
 
 
-def train_here(kind: str, folder: Path, small: bool, device: str) -> None:
+def config_of(kind: RecipeName, folder: Path, small: bool, device: str) -> TrainConfig:
+    """The recipe in this process, without what shows rounding: layers that start at zero have gradients of about zero, which Adam
+    blows up to the size of all others, and clipping divides by a norm."""
+    recipe = RECIPES[kind]
+    RECIPES[kind] = dataclasses.replace(recipe, start_from_sum=False, quantizer=dataclasses.replace(recipe.quantizer, clip=0.0))
+    changes = {**SAME, **(SMALL if small else LARGE), "output": str(folder), "device": device, "seed": 0}
+    return read_train_config(f"builtin:{kind}", changes)
+
+
+def train_here(kind: RecipeName, folder: Path, small: bool, device: str) -> None:
     """All three stages in this process, alone or as a rank of several."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     world = int(os.environ.get("WORLD_SIZE", "1"))
@@ -55,8 +64,7 @@ def train_here(kind: str, folder: Path, small: bool, device: str) -> None:
             torch.cuda.set_device(0)
         torch.distributed.init_process_group("gloo")
         os.environ["LOCAL_RANK"] = "0"  # one card for all
-    changes = {**SAME, **(SMALL if small else LARGE), "output": str(folder), "device": device, "seed": 0}
-    config = read_train_config(f"builtin:{kind}", changes)
+    config = config_of(kind, folder, small, device)
     plain = generator.generator_config
     generator.generator_config = lambda model: dataclasses.replace(plain(model), dropout=0.0)
     accelerator = make_accelerator(device)
@@ -89,9 +97,11 @@ def launch(kind: str, world: int, folder: Path, small: bool, device: str) -> flo
     several = ["-m", "torch.distributed.run", "--nproc-per-node", str(world), "--master-port", str(port)]
     start = time.monotonic()
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **({"ACCELERATE_USE_CPU": "true"} if device == "cpu" else {})}
-    done = subprocess.run(
-        [sys.executable, *(several if world > 1 else []), *own], env=environment, capture_output=True, text=True
-    )
+    command = [sys.executable, *(several if world > 1 else []), *own]
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LONGEST)
+    except subprocess.TimeoutExpired as late:
+        raise SystemExit(f"{kind} in {world} processes took more than {LONGEST} s\n{(late.stderr or b'')[-3000:]!r}") from None
     if done.returncode:
         raise SystemExit(done.stderr[-3000:])
     return time.monotonic() - start

@@ -17,7 +17,7 @@ WORDS = [
     *("car", "house", "tree", "bird", "cat", "dog", "boat", "lamp", "chair", "table", "shoe", "hat", "bag", "clock", "bridge"),
     *("garden", "river", "stone", "window", "door", "bottle", "plate", "spoon", "kettle", "bicycle", "train"),
 ]
-QUESTIONS = ["a red car", "old wooden chair", "bird on a tree", "bright yellow lamp", "small round table", "blue boat"]
+QUESTIONS = [f"{WORDS[i % 12]} {WORDS[12 + 7 * i % 26]}" for i in range(48)]
 
 
 def make_sources(folder: Path, rows: int, pictures: int, seed: int = 0) -> set[str]:
@@ -61,7 +61,7 @@ def contents(index: Index) -> dict[str, tuple[Any, ...]]:
 
 
 def answers(index: Index) -> list[list[tuple[str, float]]]:
-    return [[(hit.id, round(hit.score, 6)) for hit in index.search(question, k=20)] for question in QUESTIONS]
+    return [[(hit.id, hit.score) for hit in index.search(question, k=20)] for question in QUESTIONS]
 
 
 def differences(one: Index, other: Index) -> dict[str, int]:

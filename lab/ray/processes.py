@@ -13,6 +13,7 @@ MARK = "GENIUS_PROOF"
 def mark() -> None:
     """To be called before Ray starts: what it starts inherits the mark."""
     os.environ[MARK] = f"{os.getpid()}"
+    os.environ.setdefault("RAY_worker_niceness", "0")  # its 15 would make a proof on a shared machine wait for everyone else
 
 
 def marked(title: str) -> list[int]:

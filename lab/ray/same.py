@@ -1,9 +1,6 @@
-"""The same sources indexed by Ray's workers and without Ray: the same content, and what Ray costs in processor time.
+"""The same sources indexed by two of Ray's workers and without Ray: the same ids, codes, vectors, metadata and answers?
 
-Processor time is that of everything that a run starts: the command, and for Ray its store, raylet, agents and workers, from start
-to end. `work` leaves out what starting costs: a run over one single item is subtracted from either side.
-
-    python -m lab.ray.same --rows 19000 --pictures 1000
+python -m lab.ray.same --rows 19000 --pictures 1000
 """
 
 from __future__ import annotations
@@ -24,14 +21,16 @@ from typing import Any
 import psutil
 
 from genius.index import Index
-from lab.ray.compare import differences, make_sources
-from lab.ray.processes import keep
+from lab.ray.compare import QUESTIONS, differences, make_sources
+from lab.ray.processes import keep, mark
 
 RESULT = Path(__file__).parent / "same.json"
 
 
 def run(sources: Path, output: Path, *options: str) -> dict[str, Any]:
-    """`genius index` as a process: what it says, and the processor time of it and of everything that it started."""
+    """`genius index` as a process: what it says, and the processor time of it and of everything that it started.
+
+    For Ray that is its store, raylet, agents and workers, from start to end."""
     command = [sys.executable, "-m", "genius", "index", str(sources), "-o", str(output), "--json", *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     spent: dict[int, float] = {}
@@ -59,13 +58,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=19_000)
     parser.add_argument("--pictures", type=int, default=1000)
-    parser.add_argument("--skip-overhead", action="store_true")
     options = parser.parse_args()
+    mark()
     folder = Path(tempfile.mkdtemp(prefix="genius-same-"))
     try:
         ids = make_sources(folder / "sources", options.rows, options.pictures)
-        (folder / "one").mkdir()
-        (folder / "one" / "a.txt").write_text("one single item")
         plain = run(folder / "sources", folder / "plain.genius")
         two = run(folder / "sources", folder / "two.genius", "--ray", "--workers", "2")
         with Index.open(folder / "plain.genius", read_only=True) as a, Index.open(folder / "two.genius", read_only=True) as b:
@@ -75,23 +72,12 @@ def main() -> None:
             "date": f"{datetime.now(UTC):%Y-%m-%d}",
             "settings": {**vars(options), "model": "bundled:mini", "threads": os.environ.get("OMP_NUM_THREADS")},
             "items": len(ids),
+            "questions": len(QUESTIONS),
             "added": {"without": plain["said"]["added"], "two_workers": two["said"]["added"]},
             "different": found,
             "cpu_s": {"without": plain["cpu_s"], "two_workers": two["cpu_s"]},
             "wall_s": {"without": plain["wall_s"], "two_workers": two["wall_s"]},
         }
-        if not options.skip_overhead:
-            one = run(folder / "sources", folder / "worker.genius", "--ray", "--workers", "1")
-            idle = {
-                "without": run(folder / "one", folder / "idle.genius")["cpu_s"],
-                "one_worker": run(folder / "one", folder / "idle-ray.genius", "--ray", "--workers", "1")["cpu_s"],
-            }
-            body["cpu_s"] |= {"one_worker": one["cpu_s"]}
-            body["cpu_s_of_starting"] = idle
-            body["overhead"] = {
-                "all": round(one["cpu_s"] / plain["cpu_s"], 2),
-                "work": round((one["cpu_s"] - idle["one_worker"]) / (plain["cpu_s"] - idle["without"]), 2),
-            }
         body["load_average"] = [round(value, 1) for value in os.getloadavg()]
         keep(RESULT, body)
     finally:

@@ -347,3 +347,32 @@ def test_candidate_recall_of_the_engine_by_brute_force(model: Genius, data: Feat
         assert answer.touched[q] >= min(len(below), budget)
         if answer.touched[q] == len(below) and not set(below.tolist()) & set(space.positives[q]):
             assert answer.reached[q] == 0.0
+
+
+def test_a_large_pools_vectors_stay_where_they_lie(model: Genius, data: FeatureSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """5.6 million vectors are not copied for the default search, and beside a card they stay beside it."""
+    from genius.evaluate.methods import generative
+
+    engines: list[generative.SearchEngine] = []
+
+    class Watched(generative.SearchEngine):
+        def __init__(self, *args: object, **named: object) -> None:
+            super().__init__(*args, **named)  # type: ignore[arg-type]
+            engines.append(self)
+
+    monkeypatch.setattr(generative, "SearchEngine", Watched)
+    space = Space(model, data)
+    space.place = torch.device("cpu", 0)  # another device than the model's, as beside a card
+    method = build_methods(space, EvalConfig(methods=("default",)))[0]
+    half = np.unique([*range(0, 240, 2), *(row for rows in space.positives[:8] for row in rows)])
+    everything, some = Pool("all", np.arange(240)), Pool("some", half)
+    answers = [method.answer(space, pool, np.arange(8), 5).rows for pool in (everything, some)]
+    whole, part = (engine.vectors for engine in engines)
+    assert (
+        whole is not None and part is not None and whole.place.type == "cpu" and not engines[0]._recordable(method.params, None)
+    )
+    assert whole.parts[0][0].data_ptr() == space.dense.data_ptr() and len(part) == len(half)
+    usual = Space(model, data)
+    assert all(
+        (method.answer(usual, p, np.arange(8), 5).rows == a).all() for p, a in zip((everything, some), answers, strict=True)
+    )

@@ -89,3 +89,20 @@ def test_a_recorded_training_step_is_the_plain_one(tmp_path: Path, monkeypatch: 
         lines = [json.loads(line) for line in (output / "training" / "metrics.jsonl").read_text().splitlines()]
         losses.append([line["loss"] for line in lines if line["stage"] == "generator" and "loss" in line])
     assert len(losses[0]) == 12 and losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
+def test_vectors_beside_the_card_are_compared_and_not_held() -> None:
+    torch.manual_seed(0)
+    generator = Generator(GeneratorConfig(width=64, level_sizes=SIZES, d_model=64, layers=1, heads=2, d_kv=32, d_ff=64)).cuda()
+    codes = np.stack([np.random.default_rng(0).integers(0, size, 200_000) for size in SIZES], 1)
+    vectors = F.normalize(torch.randn(200_000, 64), dim=1).half()
+    z, params = F.normalize(torch.randn(16, 64), dim=1), SearchParams(beams=20, rerank=500)
+    found, held = [], []
+    for beside in (False, True):
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated()
+        engine = SearchEngine(generator, None, CodeTrie.build(codes, SIZES), vectors, "cuda", "exact", beside=beside)
+        held.append(torch.cuda.memory_allocated() - before)
+        found.append(engine.search(z, k=5, params=params).rows.cpu())
+        del engine
+    assert torch.equal(*found) and held[0] - held[1] >= vectors.nbytes

@@ -34,10 +34,10 @@ def test_a_difference_is_found_only_where_there_is_one() -> None:
 
 def test_rows_share_what_they_can() -> None:
     rows = fair.rows_of(("table-4", "table-5"))
-    assert [row.name for row in rows][:2] == [fair.BASE, "w/o modality-decoupled"] and len(rows) == 11
+    assert [row.name for row in rows][:2] == [fair.BASE, "w/o modality-decoupled"] and len(rows) == 12
     assert rows[0].tables == ("table-4", "table-5")  # 4096 x 9 is the first row of both
     groups = list(fair.grouped(rows))
-    assert len(groups) == 10 and [row.name for row in groups[0]] == [fair.BASE, "w/o query augmentation"]
+    assert len(groups) == 11 and [row.name for row in groups[0]] == [fair.BASE, "w/o query augmentation"]
 
 
 def a_set(tasks: list[int], pairs: list[tuple[int, int]], pool: int = 12) -> FeatureSet:
@@ -89,9 +89,14 @@ def test_rows_are_trained_alike_and_a_second_call_goes_on(tmp_path: Path) -> Non
     for entry in fair.attempt(fair.Job(0, group, "fashion", folder, tmp_path, None, fields)):
         results.add(entry)
     results = fair.Results(tmp_path / "out.json", about, rows)  # another call
-    assert results.has(group[0], 0) and not results.has(group[0], 1) and not results.has(rows[-1], 0)
-    small = fair.Job(0, (rows[-1],), "fashion", folder, tmp_path, None, fields)
-    results.add(fair.run_job(small)[0])
+    assert results.has(group[0].name, 0) and not results.has(group[0].name, 1) and not results.has("256 x 5", 0)
+    small = fair.Job(0, tuple(row for row in rows if row.name == "256 x 5"), "fashion", folder, tmp_path, None, fields)
+    elsewhere = fair.Results(tmp_path / "elsewhere.json", about, rows)
+    elsewhere.add(fair.run_job(small)[0])
+    results.join(tmp_path / "elsewhere.json")
+    results.join(tmp_path / "elsewhere.json")  # once is enough
+    results.write()
+    assert [line["row"] for line in results.lines] == ["GENIUS", "w/o query augmentation", "256 x 5"]
     body = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
     lines = {line["row"]: line for line in body["lines"]}
     assert set(lines) == {"GENIUS", "w/o query augmentation", "256 x 5"}

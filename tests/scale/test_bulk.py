@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import groupby
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from scale_fixtures import Killed
 
 from genius.data.readers import cut_rows, read_rows
 from genius.errors import GeniusError
-from genius.index import Index
+from genius.index import Index, prepare, writing
+from genius.index import ingest as read
 from genius.index.check import check
-from genius.index.ingest import IngestConfig, IngestReport, ingest
+from genius.index.ingest import Found, IngestConfig, IngestReport, ingest
 from genius.index.store import Store
 from genius.scale import taking_in
 from genius.scale.bulk import BulkConfig, BulkReport, bulk_index
@@ -51,6 +56,40 @@ def test_it_is_the_index_that_one_process_makes(tmp_path: Path, sources: Any, mo
         assert set(differences(plain, opened).values()) == {0}
         assert opened.count("price < 10") == plain.count("price < 10") > 0
     assert not check(tmp_path / "bulk.genius").problems
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    sources=st.lists(st.one_of(st.just(None), st.lists(st.booleans(), max_size=40)), max_size=40),
+    parts=st.integers(1, 4),
+    size=st.integers(1, 20),
+)
+def test_who_is_encoded_together_follows_from_the_sources_alone(
+    sources: list[list[bool] | None], parts: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else vectors of workers and of one process would differ in their last bits. None: a text file; bools: rows, good or bad."""
+    for module, name, value in ((read, "WINDOW", 8), (prepare, "AT_ONCE", 4), (writing, "AT_ONCE", 4)):
+        monkeypatch.setattr(module, name, value)
+    with TemporaryDirectory() as folder:
+        for number, rows in enumerate(sources):
+            path = Path(folder) / f"{number:02}"
+            if rows is None:
+                path.with_suffix(".txt").write_text("words" if number % 5 else "")  # an empty one is skipped
+            else:
+                lines = [json.dumps({"id": f"{number}-{i}", "text": "words"}) if good else "{" for i, good in enumerate(rows)]
+                path.with_suffix(".jsonl").write_text("".join(f"{line}\n" for line in lines))
+        told = IngestReport()
+
+        def passes(files: Iterable[Found]) -> list[list[str]]:
+            found = []
+            for batch in writing.batched(read.read_items(files, CONFIG, told, lambda _: None), size):
+                assert len(batch) <= size
+                numbered = zip(prepare._passes(batch), batch, strict=True)
+                found += [[item.id for _, (item, _) in some] for _, some in groupby(numbered, lambda pair: pair[0])]
+            return found
+
+        alone = passes(list(read.find_files([folder], CONFIG, told)))
+        assert [ids for part in cut([folder], CONFIG, 8 * parts, "", told) for ids in passes(part.files)] == alone
 
 
 @pytest.mark.parametrize("after", [0, 1, 3])

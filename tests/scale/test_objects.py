@@ -8,7 +8,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
@@ -17,7 +19,7 @@ from genius.errors import GeniusError
 from genius.index.check import check
 from genius.index.ingest import ingest
 from genius.scale.addresses import url_of
-from genius.scale.objects import Place, fetch_index, fetch_sources, publish
+from genius.scale.objects import CLAIMS, Place, fetch_index, fetch_sources, publish
 
 pytest.importorskip("moto", reason="needs moto and flask: pip install 'genius-search[dev]'")
 
@@ -124,6 +126,47 @@ def test_somebody_elses_place_is_not_written_to(bucket: str, tmp_path: Path, mod
         publish(one.path, bucket)
     with pytest.raises(GeniusError, match="no index at"):
         fetch_index(f"{bucket}/nowhere", tmp_path / "n.genius")
+
+
+def test_two_who_publish_forks_at_once_do_not_both_succeed(bucket: str, tmp_path: Path, model_folder: str) -> None:
+    one = Index(tmp_path / "1.genius", model_folder)
+    one.add([Item("a", text="a")])
+    for number in range(3):
+        url = f"{bucket}/fork{number}.genius"
+        publish(one.path, url)
+        fetch_index(url, tmp_path / f"fork{number}.genius")
+        forks = [one, Index(tmp_path / f"fork{number}.genius", model_folder)]
+        for name, fork in enumerate(forks):
+            fork.add([Item(f"{number}-{name}", text="mine")])
+        together = Barrier(2)
+
+        def go(fork: Index, url: str = url, together: Barrier = together) -> bool:
+            together.wait()
+            try:
+                publish(fork.path, url)
+            except GeniusError as error:
+                assert "publishes there" in str(error)
+                return False
+            return True
+
+        with ThreadPoolExecutor(2) as pool:
+            done = list(pool.map(go, forks))
+        assert sum(done) <= 1
+        fetch_index(url, tmp_path / f"copy{number}.genius")
+        with Index.open(tmp_path / f"copy{number}.genius") as copy:
+            assert [f"{number}-{name}" in copy for name in (0, 1)] == done and not check(copy.path).problems
+
+
+def test_a_claim_keeps_others_out_until_it_is_forgotten(bucket: str, tmp_path: Path, model_folder: str) -> None:
+    url = f"{bucket}/claimed.genius"
+    index = Index(tmp_path / "i.genius", model_folder)
+    index.add([Item("a", text="a")])
+    put(url, f"{CLAIMS}/somebody", b"host since yesterday", tmp_path)
+    with pytest.raises(GeniusError, match=r"host since yesterday publishes there, too.*--alone"):
+        publish(index.path, url)
+    assert set(Place(url).files()) == {f"{CLAIMS}/somebody"}  # nothing else, and no claim of who was refused
+    publish(index.path, url, alone=True)
+    assert not [name for name in Place(url).files() if name.startswith(CLAIMS)]
 
 
 def test_addresses() -> None:

@@ -20,6 +20,9 @@ def register(app: typer.Typer) -> None:
 def publish(
     path: IndexArgument,
     url: Annotated[str, typer.Argument(help="Where to: s3://BUCKET/NAME.genius.", metavar="URL")],
+    alone: Annotated[
+        bool, typer.Option("--alone", help="Nobody else publishes there: forget what a publish that was killed left.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Copy an index to an object store, or bring the copy there up to date: only what is new is sent.
@@ -33,7 +36,7 @@ def publish(
     address = url_of(url)
     if address is None:
         raise GeniusError(f"not an address in an object store: {url} (s3://BUCKET/NAME.genius)")
-    book = send(path, address)
+    book = send(path, address, alone)
     if as_json:
         emit({"index": str(path), "url": address, "version": book.head, "items": book.items})
     else:

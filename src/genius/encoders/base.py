@@ -88,13 +88,15 @@ def encode_items(
     encoder: Encoder,
     items: Sequence[Item],
     *,
-    batch_size: int = 64,
+    batch_size: int | Sequence[int] = 64,
     on_error: OnError = "raise",
     on_progress: Callable[[int], None] | None = None,
     on_picture: OnPicture | None = None,
     workers: PictureWorkers | None = None,
 ) -> tuple[Features, list[int], list[str]]:
     """Items -> features of those that could be read, their positions, and one line for each that could not.
+
+    `batch_size` is one for all batches, or that of each.
 
     Pictures are opened by a few threads, at most one batch ahead, so memory does not grow with the collection. Each is
     decoded once: `on_picture` sees it (its shorter side at least `WORKING_SIDE` pixels, or all it has) before it is
@@ -161,7 +163,7 @@ def _encode(
     rows: Sequence[_Row],
     encoder: Encoder | PairEncoder,
     encode_batch: Callable[[_Batch], Features],
-    batch_size: int,
+    batch_size: int | Sequence[int],
     on_error: OnError,
     on_progress: Callable[[int], None] | None,
     on_picture: OnPicture | None = None,

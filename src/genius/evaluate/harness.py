@@ -55,6 +55,7 @@ class EvalConfig:
     tasks: tuple[str, ...] = ()  # keys to keep; empty: all
     cutoffs: tuple[int, ...] = (1, 5, 10)  # k of hit@k and recall@k, besides those that a task names itself
     depth: int = 50  # items ranked for every query; at least the largest cut-off
+    most: int = 0  # items of the likeliest beams that a beam method re-ranks; 0: those of all its beams
     rerank: int | None = None  # budget of the default search; None: the model's own
     target: Literal["unknown", "given"] = "unknown"  # given: tell the search which modality is wanted (not the paper's way)
     backend: Backend = "auto"  # of the exhaustive methods
@@ -246,7 +247,7 @@ def _beam_method(name: str, beams: int, several: bool, decodings: Decodings, con
     label = f"{name}@{beams}" if several else name
     search = SEARCHES[name.replace("no-decoder", "genius")]
     sample = config.survival if name in SURVIVAL else 0
-    return BeamMethod(label, decodings, beams, search["reranker"], not name.startswith("no-decoder"), sample)
+    return BeamMethod(label, decodings, beams, search["reranker"], not name.startswith("no-decoder"), sample, most=config.most)
 
 
 # -- judging -------------------------------------------------------------------------------------------------------

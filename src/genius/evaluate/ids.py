@@ -79,6 +79,11 @@ class Candidates:
     rows: Ints  # (C,) pool row
     counts: Ints  # (Q,)
 
+    def first(self, most: int) -> Candidates:
+        """At most so many of every query, those of its best beams."""
+        place = np.arange(len(self.owner)) - np.repeat(np.cumsum(self.counts) - self.counts, self.counts)
+        return Candidates(self.owner[place < most], self.rows[place < most], np.minimum(self.counts, most))
+
 
 def items_of(table: IdTable, ids: Ints) -> Candidates:
     """(Q, B) ID numbers in beam order (-1: none) -> their items. An ID that came twice counts once."""

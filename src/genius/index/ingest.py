@@ -27,6 +27,7 @@ from genius.types import IMAGE_SUFFIXES, Item
 
 TEXT_SUFFIXES = frozenset({".txt", ".md", ".rst"})
 MAX_TEXT_FILE = 1_000_000
+WINDOW = 256  # files or rows of a source, counted from its start, out of which items are encoded together
 LOOK_UP = 1024  # items compared with the index at a time
 MAX_BAD = 10_000  # rows in a row that cannot be used, after which a table is given up
 NAMED_ROWS = 500  # bad rows of one table that get a line each: they must not crowd out what is said of other files
@@ -182,27 +183,31 @@ def _hidden(path: Path) -> bool:
 def read_items(
     found: Iterable[Found], config: IngestConfig, report: IngestReport, tell: Callable[[int], None]
 ) -> Iterator[tuple[Item, Stamp]]:
-    for file in found:
+    begun = 0  # where the files began that come since the last table
+    for number, file in enumerate(found):
         try:
             if kind_of_file(file.path) == "table":
-                yield from _table(file, config, report, tell)
+                begun = number + 1
+                for row, item, mark in _table(file, config, report, tell):
+                    yield item, Stamp(str(file.path), mark, (number, (row - 1) // WINDOW))
             else:
-                yield _single(file, config)
+                item, mark = _single(file, config)
+                yield item, Stamp(str(file.path), mark, (begun, (number - begun) // WINDOW))
         except (GeniusError, OSError) as error:
             report.problems.append(f"{file.name}: {error}")
             report.doubtful.add(str(file.path))
             tell(1)
 
 
-def _single(file: Found, config: IngestConfig) -> tuple[Item, Stamp]:
+def _single(file: Found, config: IngestConfig) -> tuple[Item, str]:
     mark = file_mark(file.path, config.by_content)
     if kind_of_file(file.path) == "text":
-        return Item(file.name, text=_read_text(file.path)), Stamp(str(file.path), mark)
+        return Item(file.name, text=_read_text(file.path)), mark
     text = None
     if file.caption is not None:
         text, mark = _read_text(file.caption), f"{mark}+{file_mark(file.caption, config.by_content)}"
     about = exif_of(file.path) if config.exif else {}
-    return Item(file.name, image=file.path, text=text, metadata=about), Stamp(str(file.path), mark)
+    return Item(file.name, image=file.path, text=text, metadata=about), mark
 
 
 def _read_text(path: Path) -> str:
@@ -217,7 +222,10 @@ def _read_text(path: Path) -> str:
     return text
 
 
-def _table(file: Found, config: IngestConfig, report: IngestReport, tell: Callable[[int], None]) -> Iterator[tuple[Item, Stamp]]:
+def _table(
+    file: Found, config: IngestConfig, report: IngestReport, tell: Callable[[int], None]
+) -> Iterator[tuple[int, Item, str]]:
+    """Row number, item and mark."""
     bad = in_a_row = 0
     try:
         for number, row in read_rows(file.path, file.stretch):
@@ -233,7 +241,7 @@ def _table(file: Found, config: IngestConfig, report: IngestReport, tell: Callab
                     raise GeniusError(f"{in_a_row:,} rows in a row cannot be used: the rest of the file is left out") from None
                 continue
             in_a_row = 0
-            yield item, Stamp(str(file.path), mark)
+            yield number, item, mark
     finally:
         if bad > NAMED_ROWS:
             report.problems.append(f"{file.name}: {bad - NAMED_ROWS:,} more rows cannot be used", bad - NAMED_ROWS)

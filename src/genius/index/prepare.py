@@ -6,7 +6,8 @@ Knows the model; knows nothing of versions, locks or what the table holds.
 from __future__ import annotations
 
 import io
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -69,11 +70,12 @@ class Stamp:
 
     source: str
     mark: str
+    window: tuple[int, int] = (0, 0)  # of its source (`ingest.WINDOW`): items of two windows are never encoded together
 
 
 Stamped: TypeAlias = tuple[Item, Stamp | None]
 
-AT_ONCE = 32  # items that are encoded together
+AT_ONCE = 32  # items that are encoded together, at most
 MAX_ID = 512
 MAX_TEXT = 1_000_000
 MAX_HELD = 64 << 20  # bytes of items that are held in memory at a time, whatever a caller says of their number
@@ -141,6 +143,7 @@ def prepare(
     Each picture is decoded once, in threads: the encoder's input and what is stored of it are made there.
     """
     sound, metadata, problems = _sound(batch, on_error)
+    passes = _passes(batch) if features is None else [0] * len(batch)
     items = [batch[position][0] for position in sound]
     pictures = [Picture()] * len(items)
 
@@ -152,12 +155,14 @@ def prepare(
     if features is None:
         if model.encoder is None:
             raise GeniusError("this model has no encoder: it works on pre-extracted features only")
-        read, kept, unread = encode_items(model.encoder, items, batch_size=AT_ONCE, on_error=on_error, on_picture=keep)
+        sizes = _sizes(passes, sound)
+        read, kept, unread = encode_items(model.encoder, items, batch_size=sizes, on_error=on_error, on_picture=keep)
     else:
         kept, unread = _look(items, on_error, keep)
         read = features[torch.tensor([sound[row] for row in kept], dtype=torch.long)]
     chosen = [items[row] for row in kept]
-    codes, embeddings = _quantize(model, read, torch.tensor([int(item.modality) for item in chosen], dtype=torch.long))
+    modality = torch.tensor([int(item.modality) for item in chosen], dtype=torch.long)
+    codes, embeddings = _quantize(model, read, modality, _sizes(passes, (sound[row] for row in kept)))
     return Prepared(
         chosen,
         [metadata[row] for row in kept],
@@ -167,6 +172,25 @@ def prepare(
         embeddings,
         problems + unread,
     )
+
+
+def _passes(batch: Sequence[Stamped]) -> list[int]:
+    """For each item, which pass through the encoder it takes. A vector's last bits depend on who shares the pass, so that follows
+    from the sources alone: workers who share them out, and one process that reads them all, make the same passes."""
+    passes: list[int] = []
+    current, size, window = 0, 0, None
+    for _, stamp in batch:
+        here = None if stamp is None else stamp.window
+        if size == AT_ONCE or here != window:
+            current, size, window = current + 1, 0, here
+        passes.append(current)
+        size += 1
+    return passes
+
+
+def _sizes(passes: Sequence[int], positions: Iterable[int]) -> list[int]:
+    """How many of these items, which are in order, each pass has."""
+    return list(Counter(passes[position] for position in positions).values())
 
 
 def _sound(batch: Sequence[Stamped], on_error: OnError) -> tuple[list[int], list[dict[str, Any]], list[str]]:
@@ -206,14 +230,20 @@ def _look(items: Sequence[Item], on_error: OnError, keep: OnPicture) -> tuple[li
     return kept, problems
 
 
-def _quantize(model: Genius, features: Features, modality: Tensor) -> tuple[NDArray[np.uint16], NDArray[np.float16]]:
+def _quantize(
+    model: Genius, features: Features, modality: Tensor, sizes: Sequence[int]
+) -> tuple[NDArray[np.uint16], NDArray[np.float16]]:
     quantizer = model.quantizer
     if not len(features):
         return np.empty((0, quantizer.config.levels), np.uint16), np.empty((0, model.config.width), np.float16)
-    z, dense = model.embed(features)
-    check_finite(dense, "vectors of the encoder")
-    codes = quantizer.encode(z, modality.to(z.device) if quantizer.config.labelled else None)
-    return codes.cpu().numpy().astype(np.uint16), dense.float().cpu().numpy().astype(np.float16)
+    codes, vectors, start = [], [], 0
+    for kinds in modality.split(list(sizes)):
+        z, dense = model.embed(features[start : start + len(kinds)])
+        check_finite(dense, "vectors of the encoder")
+        codes.append(quantizer.encode(z, kinds.to(z.device) if quantizer.config.labelled else None))
+        vectors.append(dense.float())
+        start += len(kinds)
+    return torch.cat(codes).cpu().numpy().astype(np.uint16), torch.cat(vectors).cpu().numpy().astype(np.float16)
 
 
 def _check(item: Item) -> dict[str, Any]:

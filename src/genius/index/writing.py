@@ -18,7 +18,7 @@ from genius.features import Features
 from genius.index import fields
 from genius.index import metadata as meta
 from genius.index.opened import OpenIndex
-from genius.index.prepare import MAX_HELD, Prepared, Stamped, held_bytes, prepare
+from genius.index.prepare import AT_ONCE, MAX_HELD, Prepared, Stamped, held_bytes, prepare
 from genius.index.reader import Reader
 from genius.index.results import AddReport
 from genius.index.store import MAX_BATCH
@@ -58,16 +58,23 @@ def write(
 
 
 def batched(items: Iterable[Stamped], size: int) -> Iterator[list[Stamped]]:
+    """At most `size` items a batch, fewer where they are large, and where a batch would end within one pass of the encoder."""
     batch: list[Stamped] = []
     held = 0
+    window, count = None, 0  # items of the window that we are in
     for pair in items:
         if not isinstance(pair[0], Item):
             raise GeniusError(f"expected an Item, got {type(pair[0]).__name__}")
+        here = None if pair[1] is None else pair[1].window
+        window, count = here, count + 1 if here == window else 1
         batch.append(pair)
         held += held_bytes(pair[0])
-        if len(batch) == size or held > MAX_HELD:
-            yield batch
-            batch, held = [], 0
+        while len(batch) == size or held > MAX_HELD:
+            begun = 0 if here is None else count % AT_ONCE  # items of a pass that is not full
+            end = len(batch) - begun if begun < len(batch) else len(batch)
+            yield batch[:end]
+            batch = batch[end:]
+            held = sum(held_bytes(item) for item, _ in batch)
     if batch:
         yield batch
 

@@ -38,6 +38,7 @@ class QuantizerConfig:
     patience: float = 4.0
     published_revival: bool = False
     encode_sweeps: int = 0  # how often later codes are chosen again in view of all the others (lower error; 0: as the paper)
+    settled: int = 2  # the levels below are never chosen again, nor moved when levels are fitted to each other
     # > 0: from this level on every modality has codebooks of its own. A code is read after the modality's, so three tables
     # cost no bit of the ID, and texts do not share their codes with pictures. 0: one codebook a level, as the paper.
     own_books_from: int = 0
@@ -50,6 +51,8 @@ class QuantizerConfig:
             raise GeniusError(f"level 0 has one code per modality, so size 3, not {self.level_sizes[0]}")
         if self.shared and len(set(self.level_sizes[1:])) > 1:
             raise GeniusError("a shared codebook needs levels of equal size")
+        if self.settled < 1:
+            raise GeniusError(f"settled is {self.settled}; the modality at least is never chosen again")
         if self.own_books_from and (self.shared or not self.labelled):
             raise GeniusError("codebooks of each modality (own_books_from) need a modality code that is told, and are not shared")
 

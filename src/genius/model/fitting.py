@@ -5,7 +5,7 @@ start alike; a modality of few items learns its later codes from points between 
 these items by heart and no others; later levels are fitted to each other at the end.
 
 Level by level a codebook does not know that later ones will mend its errors. `fit_together` moves the later levels' vectors, and
-`choose_again` picks codes, with all other levels in view: the same bits, a smaller error. Modality and first code stay: they are
+`choose_again` picks codes, with all other levels in view: the same bits, a smaller error. The `settled` levels stay: they are
 what prefixes rank by. Knows codebooks and vectors, no training.
 """
 
@@ -20,7 +20,7 @@ from genius.model.codebooks import Codebooks, nearest
 from genius.nearest import nearest_rows
 
 NEIGHBOURS = 8  # of an item, towards which points between items lie
-FIRST = 2  # levels below keep their vectors and codes when levels are fitted to each other
+BETWEEN = 2  # levels from here on learn from points between items too
 
 LEVELS = 8  # after the modality, where a collection's sizes are chosen
 BELOW_FIRST = 40  # items below a first code, of all modalities together
@@ -63,7 +63,7 @@ def fit_codebooks(
         residual, kinds = torch.cat([z, points]), torch.cat([modality, more])
     codes = []
     for level in range(quantizer.config.levels):
-        seen = real if level < FIRST else len(residual)
+        seen = real if level < BETWEEN else len(residual)
         if not (quantizer.config.shared and level > 1):
             _fit_level(quantizer, level, residual[:seen], None if kinds is None else kinds[:seen], iterations, seed + level)
         codes.append(quantizer.pick(residual, level, kinds))
@@ -74,7 +74,7 @@ def fit_codebooks(
 
 def _between_few(quantizer: Codebooks, z: Tensor, modality: Tensor, between: int, seed: int) -> tuple[Tensor, Tensor]:
     """Points (P, D) and modalities (P,) that bring each modality to `between` vectors a code of the later levels."""
-    size = max(quantizer.config.level_sizes[FIRST:], default=0)
+    size = max(quantizer.config.level_sizes[BETWEEN:], default=0)
     points, kinds = [z[:0]], [modality[:0]]
     random = torch.Generator(z.device).manual_seed(seed)
     for kind in range(3):
@@ -193,7 +193,7 @@ def fit_together(quantizer: Codebooks, z: Tensor, codes: Tensor, sweeps: int = 3
     rest = z.float() - quantizer.decode(codes)
     counts: dict[int, Tensor] = {}
     for _ in range(sweeps):
-        for level in reversed(range(FIRST, quantizer.config.levels)):
+        for level in reversed(range(quantizer.config.settled, quantizer.config.levels)):
             book = quantizer.codebook(level)
             rows = quantizer.rows_of(level, codes[:, level], codes[:, 0])
             wanted = torch.zeros_like(book).index_add_(0, rows, rest + book[rows])
@@ -210,7 +210,7 @@ def choose_again(quantizer: Codebooks, z: Tensor, codes: Tensor, sweeps: int = 1
     codes, modality = codes.clone(), codes[:, 0]
     rest = z.float() - quantizer.decode_prefix(codes)
     for _ in range(sweeps):
-        for level in range(FIRST, quantizer.config.levels):
+        for level in range(quantizer.config.settled, quantizer.config.levels):
             rest = rest + quantizer.vectors(level, codes[:, level], modality)
             codes[:, level] = quantizer.pick(rest, level, modality)
             rest = rest - quantizer.vectors(level, codes[:, level], modality)

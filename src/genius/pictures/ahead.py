@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from itertools import accumulate
 from types import TracebackType
 from typing import TypeVar
 
@@ -29,11 +30,15 @@ Shrink = Callable[[Image.Image], Image.Image]
 
 
 def open_ahead(
-    sources: Sequence[ImageInput | None], open_one: Callable[[int, ImageInput], T], batch_size: int, threads: int = THREADS
+    sources: Sequence[ImageInput | None],
+    open_one: Callable[[int, ImageInput], T],
+    batch_size: int | Sequence[int],
+    threads: int = THREADS,
 ) -> Iterator[tuple[int, list[T | GeniusError | None]]]:
     """(start, results) batch by batch: `open_one(position, source)` of each source, None where there is none.
 
     A `GeniusError` it raises stands in its place. While the caller is busy with one batch, threads open the next.
+    `batch_size` is one for all batches, or that of each.
     """
 
     def attempt(position: int) -> T | GeniusError | None:
@@ -43,7 +48,9 @@ def open_ahead(
         except GeniusError as error:
             return error
 
-    batches = [range(start, min(start + batch_size, len(sources))) for start in range(0, len(sources), batch_size)]
+    if isinstance(batch_size, int):
+        batch_size = [min(batch_size, len(sources) - start) for start in range(0, len(sources), batch_size)]
+    batches = [range(end - size, end) for size, end in zip(batch_size, accumulate(batch_size), strict=True)]
     if len(sources) == 1 or all(source is None for source in sources):
         for batch in batches:  # nothing to wait for: no threads
             yield batch.start, [attempt(position) for position in batch]

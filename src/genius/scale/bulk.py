@@ -18,7 +18,7 @@ from genius.errors import GeniusError
 from genius.index.index import Index
 from genius.index.ingest import IngestConfig, IngestReport
 from genius.index.lock import WriterLock
-from genius.scale.cluster import connected
+from genius.scale.cluster import connected, load_ray
 from genius.scale.part_writer import PartWriter
 from genius.scale.parts import Part, cut
 from genius.scale.staging import Staging
@@ -81,6 +81,8 @@ def bulk_index(
     `spread`: another way than Ray to have the parts done."""
     if ingest.prune:
         raise GeniusError("--prune compares all sources with the index: run `genius index --prune` without --ray afterwards")
+    if spread is None:
+        load_ray()  # what is missing is said before an index is made
     started = monotonic()
     report = BulkReport(IngestReport())
     with Index(output.absolute(), model, thumbnails=config.thumbnails) as index:

@@ -3,8 +3,9 @@
 An index lives on a disk, where its codes are mapped and its writer holds a lock; no object store has either. So what is in the
 store is a copy: its files never change once written, and the ledger, sent last, says which of them make a version. Who follows it
 fetches what is new and then the ledger, so that only whole versions are ever seen, and compares checksums on opening. One writer:
-the disk's. Publishing is refused where something else lies in the store, or more than this index knows of. (Two machines that
-publish copies of one index at the very same moment are not kept apart: the store is asked before, not while.)
+the disk's. Publishing is refused where something else lies in the store, or more than this index knows of, and while somebody
+else publishes there: everybody lays down a claim first, and then looks for those of others. Stores show what was written to
+everyone at once, so of two at the same moment one at least sees the other, and goes.
 
 Knows files and the ledger; talks to the store through pyarrow, which comes with the index anyway.
 """
@@ -15,11 +16,14 @@ import contextlib
 import hashlib
 import json
 import os
+import platform
+import secrets
 import shutil
 import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -32,6 +36,7 @@ from genius.index.folder import ABOUT, MODEL, PUBLISHED, about_of
 from genius.index.ledger import LEDGER, Book, Ledger
 from genius.index.lock import WriterLock
 
+CLAIMS = "publishing"  # folder of who publishes at the moment
 EVERY_S = 5.0  # between looks at an index that is followed
 TRIES = 5  # of a fetch whose files are cleaned up meanwhile
 
@@ -131,15 +136,17 @@ def fetch_sources(url: str, folder: Path) -> Path:
 # -- an index ------------------------------------------------------------------------------------------------------
 
 
-def publish(folder: Path, url: str) -> Book:
-    """Copy an index to the store, or bring the copy there up to date; what it says now. Writers wait meanwhile."""
+def publish(folder: Path, url: str, alone: bool = False) -> Book:
+    """Copy an index to the store, or bring the copy there up to date; what it says now. Writers wait meanwhile.
+
+    `alone`: the caller knows that nobody else publishes there; claims in the store are of those who were killed."""
     about_of(folder)
     place = Place(url)
-    with WriterLock(folder / ".lock", 30.0).hold():
+    with WriterLock(folder / ".lock", 30.0).hold(), _claim(place, alone):
         book = Ledger(folder).read()
         if book is None:
             raise GeniusError(f"{folder} is of an earlier format: genius optimize {folder} brings it up to date")
-        there, before = place.files(), _book(place)
+        there, before = {name: about for name, about in place.files().items() if not _is_claim(name)}, _book(place)
         _refuse_another(folder, place, book, before, there)
         table = table_folder(folder)
         for name in sorted(book.files, key=lambda name: name.startswith("_versions")):  # what defines a version after its data
@@ -155,6 +162,29 @@ def publish(folder: Path, url: str) -> Book:
             if name.startswith(f"{table.name}/") and name.removeprefix(f"{table.name}/") not in book.files:
                 place.remove(name)
     return book
+
+
+@contextmanager
+def _claim(place: Place, alone: bool) -> Iterator[None]:
+    """Inside, nobody else publishes here: everybody writes a claim first, and then looks for those of others."""
+    mine = f"{CLAIMS}/{secrets.token_hex(8)}"
+    with tempfile.NamedTemporaryFile("w") as file:
+        file.write(f"{platform.node()} since {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC\n")
+        file.flush()
+        place.send(Path(file.name), mine)
+    try:
+        for other in [name for name in place.files() if _is_claim(name) and name != mine]:
+            if not alone:
+                who = (place.read(other) or b"somebody").decode(errors="replace").strip()
+                raise GeniusError(f"{place.url}: {who} publishes there, too; if that was killed: genius publish --alone")
+            place.remove(other)
+        yield
+    finally:
+        place.remove(mine)
+
+
+def _is_claim(name: str) -> bool:
+    return name.startswith(f"{CLAIMS}/")
 
 
 def _refuse_another(folder: Path, place: Place, book: Book, before: Book | None, there: dict[str, Any]) -> None:

@@ -67,8 +67,10 @@ class SearchEngine:
         device: str | torch.device = "cpu",
         precision: Precision = "auto",
         writer: Writer | None = None,
+        beside: bool = False,
     ) -> None:
-        """`embeddings` (N, D) by item row: fp32, fp16 or `Int8Rows`, possibly memory-mapped. `precision` of the decoder:
+        """`embeddings` (N, D) by item row: fp32, fp16 or `Int8Rows`, possibly memory-mapped; `beside`: they stay in host memory,
+        and a search brings the rows that it compares to the device. `precision` of the decoder:
         "exact" is float32; "fast" is float16 products on CUDA, int8 on the CPU; "auto" is exact where beams are the answer and
         fast where they only pick what is re-ranked. `writer` takes the place of the generator's decoder (an ablation)."""
         for part in (generator, quantizer):
@@ -91,7 +93,7 @@ class SearchEngine:
         self.delta_codes = np.empty((0, trie.levels), dtype=np.int64)
         self.rows = int(trie.order.max()) + 1 if trie.items else 0  # rows given so far, dead or alive
         self.alive: Tensor | None = None  # (rows,) bool; None while nothing is deleted
-        self.vectors = None if embeddings is None else Vectors(embeddings, self.device)
+        self.vectors = None if embeddings is None else Vectors(embeddings, self.device, beside)
         if self.vectors is not None and len(self.vectors) < self.rows:
             raise GeniusError(f"{len(self.vectors)} embeddings for {self.rows} item rows")
         if self.vectors is not None:
@@ -220,7 +222,7 @@ class SearchEngine:
             and self.alive is None
             and self.delta is None
             and self.base.trie.items > 0
-            and (self.vectors is None or len(self.vectors.parts) == 1)
+            and (self.vectors is None or (len(self.vectors.parts) == 1 and self.vectors.place == self.device))
         )
 
     def _planned(self, params: SearchParams) -> QuickSearch | None:

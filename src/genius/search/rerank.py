@@ -43,10 +43,11 @@ Rows = NDArray[Any] | Tensor | Int8Rows
 
 
 class Vectors:
-    """Item vectors (N, D) by row: fp32, fp16 or int8, in memory, memory-mapped or on the device; grows by parts."""
+    """Item vectors (N, D) by row: fp32, fp16 or int8, on the device, or `beside` it in memory or mapped; grows by parts."""
 
-    def __init__(self, rows: Rows, device: torch.device) -> None:
+    def __init__(self, rows: Rows, device: torch.device, beside: bool = False) -> None:
         self.device = device
+        self.place = torch.device("cpu") if beside else device
         self.parts: list[tuple[Tensor, Tensor | None]] = []
         self.starts: list[int] = []
         self.count = 0
@@ -72,10 +73,10 @@ class Vectors:
 
     def _place(self, array: NDArray[Any] | Tensor) -> Tensor:
         if isinstance(array, Tensor):
-            return array.detach().to(self.device)
+            return array.detach().to(self.place)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # read-only maps are only ever read
-            return torch.from_numpy(np.asarray(array)).to(self.device)
+            return torch.from_numpy(np.asarray(array)).to(self.place)
 
     @property
     def width(self) -> int:
@@ -107,8 +108,9 @@ class Vectors:
 
     def _rows(self, part: int, row: Tensor) -> Tensor:
         values, scales = self.parts[part]
-        taken = values.index_select(0, row).float()  # three times as fast as values[row] on a CPU
-        return taken if scales is None else taken * scales[row][:, None]
+        row = row.to(self.place)
+        taken = values.index_select(0, row).to(self.device).float()  # three times as fast as values[row] on a CPU
+        return taken if scales is None else taken * scales[row].to(self.device)[:, None]
 
 
 class Reconstructions:

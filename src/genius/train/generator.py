@@ -28,7 +28,7 @@ from genius.train.shifted import Offsets, ShiftedItems
 
 # What the decoder bends nearness by, |U h|^2, costs so many nats a unit. Without it a few thousand honest offsets are learned by
 # heart, and every search by log p is worse, most of all for items that come later (docs/results/accuracy.md).
-MODEST = 10.0
+MODEST = 100.0
 RIVALS = 32  # candidates of an honest question among which log p must rank its answer
 
 

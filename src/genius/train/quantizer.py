@@ -26,6 +26,9 @@ KMEANS_SAMPLE = 200_000  # vectors for k-means (the whole training set below tha
 # When codebooks are fitted anew at the end: sweeps that fit the later levels' codebooks to each other, and how many items a
 # code there should be; a modality with fewer learns its later codes from points between them too.
 TOGETHER, BETWEEN = 3, 8
+# Modality and two codes: after them most IDs are told apart, so beams are chosen by them, and the second code must be near by
+# itself, not only once later ones have mended it.
+SETTLED = 3
 
 
 def quantizer_config(model: ModelConfig) -> QuantizerConfig:
@@ -38,6 +41,7 @@ def quantizer_config(model: ModelConfig) -> QuantizerConfig:
         gradient=model.constants.gradient,
         published_revival=model.constants.published_revival,
         encode_sweeps=model.encode_sweeps,
+        settled=SETTLED,
         own_books_from=int(model.constants.own_books and told and not model.shared),
     )
 

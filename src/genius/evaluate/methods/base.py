@@ -90,6 +90,10 @@ class Space:
             dense[i : i + chunk] = ranked.to(self.dtype)
         return codes, dense
 
+    def stored(self, pool: Pool) -> Tensor:
+        """(n, D) the same of a whole pool, where they lie: on the device, or beside it where there are many."""
+        return self.dense if len(pool) == len(self.dense) else self.dense[torch.from_numpy(pool.rows).to(self.place)]
+
     def vectors(self, rows: Ints) -> Tensor:
         """(n, D) what the model re-ranks with, of these rows of the pool, on its device."""
         return self.dense[torch.from_numpy(rows).to(self.place)].to(self.device)

@@ -154,6 +154,7 @@ class BeamMethod:
     rerank: Literal["none", "embeddings", "codes"] = "none"
     decoder: bool = True  # False: nearness alone writes
     sample: int = 0  # queries on which the survival of gold prefixes in the beams is followed level by level
+    most: int = 0  # items that are re-ranked, those of the likeliest beams; 0: of all
     writer: Author | None = None  # None: the model under test
 
     def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> Answer:
@@ -161,6 +162,8 @@ class BeamMethod:
         found = self.decodings.get(space, writer, pool, queries, self.beams)
         start = time.perf_counter()
         candidates = items_of(found.table, found.ids)
+        if self.most:
+            candidates = candidates.first(self.most)
         rows, scores = ranked(candidates, k, self._scores(space, writer, pool, queries, candidates))
         seconds = found.seconds + time.perf_counter() - start
         stored = found.trie_bytes
@@ -225,9 +228,11 @@ class EngineMethod:
     def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> Answer:
         model = space.model
         trie = CodeTrie.build(space.codes[pool.rows], model.config.quantizer.level_sizes)
-        vectors = space.vectors(pool.rows) if self.params.reranker == "embeddings" else None
+        vectors = space.stored(pool) if self.params.reranker == "embeddings" else None
         writer = None if self.decoder else NoDecoder(model.quantizer)
-        engine = SearchEngine(model.generator, model.quantizer, trie, vectors, device=str(space.device), writer=writer)
+        engine = SearchEngine(
+            model.generator, model.quantizer, trie, vectors, str(space.device), writer=writer, beside=space.place != space.device
+        )
         rows = np.full((len(queries), k), -1, np.int64)
         scores = np.full((len(queries), k), -np.inf)
         touched = np.zeros(len(queries), np.int64)
