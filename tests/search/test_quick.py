@@ -125,6 +125,17 @@ def test_a_small_collection_is_compared_whole(seed, items, target, share, half) 
     assert all(np.isin(rows[rows >= 0].numpy(), valid).all() for rows in found.rows)
 
 
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**31), count=st.integers(1, 9000), steps=st.sampled_from([1, 3, 50, 10**6]), native=st.booleans())
+def test_the_least_of_the_best_is_the_one_that_sorting_finds(seed, count, steps, native) -> None:
+    """Scores with many equals among them, compiled or not."""
+    rng = np.random.default_rng(seed)
+    scores = (rng.integers(0, steps, count) / steps - 0.3).astype(np.float32)
+    wanted = int(rng.integers(1, count + 1))
+    scan._scans = scan.WARM + 1 if native else -1000
+    assert scan.least_of_best(scores, wanted) == np.sort(scores)[count - wanted]
+
+
 def test_vectors_rank_what_the_scan_found(monkeypatch: pytest.MonkeyPatch) -> None:
     codes, vectors, z = collection(5, 400)
     codes = np.unique(codes, axis=0)  # no two look alike by their codes

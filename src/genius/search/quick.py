@@ -26,7 +26,7 @@ from genius.search.beam import BROKEN, by_target
 from genius.search.decoder import CodebookHead, Decoder, Writer
 from genius.search.params import SearchParams, SearchResult
 from genius.search.rerank import Vectors
-from genius.search.scan import Cells, CodeScan, Floats, Ints, Mask
+from genius.search.scan import Cells, CodeScan, Floats, Ints, Mask, least_of_best
 from genius.search.trie import CodeTrie
 
 SCANNED = 15  # codes looked at for each item that `rerank` grants (2,000: 30,000 codes, a third of a millisecond)
@@ -308,13 +308,13 @@ class QuickSearch:
             return _nothing()
         if params.reranker == "codes":
             return (*self._by_codes(z, places, scores, k), len(places))
-        least = torch.from_numpy(scores).topk(min(granted(params, k), len(places))).values[-1].numpy()
+        least = least_of_best(scores, min(granted(params, k), len(places)))
         rows, values, _ = self._compare(dense, self.scan.rows_at(places[scores >= least]), k)  # items with one ID go together
         return rows, values, len(places)
 
     def _by_codes(self, z: Tensor, places: Ints, scores: Floats, k: int) -> tuple[Tensor, Tensor]:
         """The best by their reconstructions: those that a length held in steps leaves in doubt are measured exactly."""
-        least = float(torch.from_numpy(scores).topk(min(k, len(places))).values[-1]) - 2 * self.scan.doubt * float(z.norm())
+        least = float(least_of_best(scores, min(k, len(places)))) - 2 * self.scan.doubt * float(z.norm())
         near = places[scores >= least]
         rows = self.scan.rows_at(near)
         by_row = np.argsort(rows)
