@@ -120,7 +120,8 @@ def look_up(scan: Stretches, allowed: NDArray[np.bool_] | None) -> Found:
     """Sorted positions and cosines of the allowed items in some stretches of a trie."""
     global _scans
     _scans += 1
-    kernel = compiled() if _scans > WARM else None
+    # a trie that spells out every level has no tails, and numba cannot index an empty tuple of where they start
+    kernel = compiled() if _scans > WARM and len(scan.starts) else None
     return by_numpy(scan, allowed) if kernel is None else by_numba(kernel, scan, allowed)
 
 
