@@ -150,7 +150,7 @@ def cards(body: dict[str, Any]) -> Svg:
     svg.text(
         left,
         66,
-        f"{len(body['cards'])} of {body['second_codes']} codes: those with the most kinds of things, then the fullest; {body['pictures']} drawings",
+        f"{len(body['cards'])} of {body['second_codes']} codes, the fullest; {body['pictures']} drawings",
         14,
         SOFT,
     )
