@@ -88,6 +88,7 @@ class Job:
     work: Path
     products: int | None
     overrides: dict[str, Any]
+    judged: int = JUDGED  # validation questions
 
 
 @cache
@@ -134,7 +135,7 @@ class Parts:
 
 
 @cache
-def parts_of(name: str, folder: Path, products: int | None) -> Parts:
+def parts_of(name: str, folder: Path, products: int | None, judged: int) -> Parts:
     data = (fashion if name == "fashion" else icons)(folder, products)
     new = torch.zeros(len(data.test.pool), dtype=torch.bool)
     new[data.test.pairs[:, 1]] = True
@@ -147,7 +148,7 @@ def parts_of(name: str, folder: Path, products: int | None) -> Parts:
         train = train.take_queries(kept)
     else:
         honest = without(honest, new)
-    return Parts(train, few_questions(honest, JUDGED), with_local_pools(data.test))
+    return Parts(train, few_questions(honest, judged), with_local_pools(data.test))
 
 
 def with_local_pools(test: FeatureSet) -> FeatureSet:
@@ -166,7 +167,7 @@ class Bench:
     """Where a job's stages run."""
 
     def __init__(self, job: Job) -> None:
-        self.job, self.parts = job, parts_of(job.data, job.features, job.products)
+        self.job, self.parts = job, parts_of(job.data, job.features, job.products, job.judged)
         self.accelerator = make_accelerator("auto")
 
     def config(self, row: Row) -> TrainConfig:
@@ -412,6 +413,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=290, help="no longer than this; a second call goes on")
     parser.add_argument("--also", type=Path, nargs="+", default=[], help="JSONs of other calls, whose rows are taken over")
     parser.add_argument("--products", type=int, help="only the first so many fashion products, for a trial")
+    parser.add_argument("--judged", type=int, default=JUDGED, help="validation questions")
     parser.add_argument("--set", action="append", default=[], help="one field in every row alike, name=JSON")
     args = parser.parse_args()
     overrides = {name: json.loads(value) for name, _, value in (entry.partition("=") for entry in args.set)}
@@ -428,7 +430,7 @@ def main() -> None:
         results.join(path)
     with tempfile.TemporaryDirectory() as work:
         jobs = [
-            Job(seed, group, args.data, args.features, Path(work), args.products, overrides)
+            Job(seed, group, args.data, args.features, Path(work), args.products, overrides, args.judged)
             for seed in map(int, args.seeds.split(","))  # seed by seed, the first row first: a run that is cut says something
             for group in grouped([row for row in asked if not results.has(row.name, seed)])
         ]

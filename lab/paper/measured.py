@@ -22,6 +22,7 @@ from lab.mbeir.memory import FOUR_CARDS
 from lab.paper import printed
 from lab.paper.alike import flat
 from lab.paper.analyses import B2
+from lab.paper.experiment import read_experiment
 from lab.paper.fair import BASE, BEAMS, SUMS
 
 LAB = Path(__file__).parents[1]
@@ -31,6 +32,7 @@ FILES = {
     "two_ranks": LAB / "mbeir" / "two_ranks.json",
     "two_ranks_cpu": LAB / "mbeir" / "two_ranks_cpu.json",
     "fair": LAB / "paper" / "fair_fashion.json",
+    "fair_small": LAB / "paper" / "fair_small.json",
 }
 STAGES = {"stage 2, fusion and codebooks": "quantizer", "stage 3, decoder": "generator"}
 
@@ -44,14 +46,14 @@ def take(folder: Path) -> None:
         source = folder / f"{name}.json"
         if source.exists():
             body = json.loads(source.read_text(encoding="utf-8"))
-            path.write_text(json.dumps(compact(body) if name == "fair" else body, indent=1) + "\n", encoding="utf-8")
+            path.write_text(json.dumps(compact(body) if name.startswith("fair") else body, indent=1) + "\n", encoding="utf-8")
 
 
 def compact(body: dict[str, Any]) -> dict[str, Any]:
-    """The first row's whole config once, of the others what differs."""
+    """The first row's whole config once (another's, where it is not there yet), of the others what differs."""
     if "config" in body["about"]:
         return body
-    base = next(line["config"] for line in body["lines"] if line["row"] == BASE)
+    base = next((line["config"] for line in body["lines"] if line["row"] == BASE), body["lines"][-1]["config"])
     lines = []
     for line in body["lines"]:
         own, first = flat(line["config"]), flat(base)
@@ -73,7 +75,8 @@ def page() -> str:
         "tables are of fashion photos.",
     ]
     parts: dict[Callable[..., Iterator[str]], tuple[str, ...]] = {
-        extraction: ("extract_rate",), memory: ("memory",), two_ranks: ("two_ranks", "two_ranks_cpu"), fair: ("fair",),
+        extraction: ("extract_rate",), memory: ("memory",), two_ranks: ("two_ranks", "two_ranks_cpu"),
+        fair: ("fair", "fair_small"),
     }  # fmt: skip
     for write, names in parts.items():
         known = [bodies[name] for name in names if name in bodies]
@@ -97,7 +100,7 @@ def analyses() -> Iterator[str]:
         body = json.loads(path.read_text(encoding="utf-8"))
         yield f"### {body['title']} ({path.parent.name})"
         facts = {key: value for key, value in body["about"].items() if key in ("date", "device", "queries", "candidates")}
-        yield ", ".join(f"{key} {value}" for key, value in facts.items()) + "."
+        yield ", ".join(f"{key} {value}" for key, value in facts.items()) + f". `{body['about']['command']}`"
         yield body["body"]
         picture = f"{path.parent.name}-{path.stem}.png"
         if (LAB.parent / "docs" / "images" / picture).exists():
@@ -207,50 +210,64 @@ def two_ranks(*bodies: dict[str, Any]) -> Iterator[str]:
 # -- fair tables ---------------------------------------------------------------------------------------------------
 
 
-def fair(body: dict[str, Any]) -> Iterator[str]:
-    about, settings = body["about"], body["about"]["settings"]
-    seeds = sorted({line["seed"] for line in body["lines"]})
+def fair(*bodies: dict[str, Any]) -> Iterator[str]:
     yield "## Tables 4 and 5, rows trained alike"
     yield (
-        f"`python -m lab.paper.fair {settings['data']}`, {about['date']}, {about['device']}, seeds "
-        f"{', '.join(map(str, seeds))}. Every row is "
-        f"`builtin:paper` (no hard negatives, no modality loss, in the heads neither) with T5-small, {BEAMS} beams, "
-        f"all test questions; no "
-        "item that answers one is in the pool while anything is trained. In all rows alike: "
-        + ", ".join(f"`{name}` {value}" for name, value in settings["same"].items())
-        + ". Hits at five, mean of the tasks, in percent; intervals (95 %) of the difference to the first row over "
-        "questions and seeds. A "
-        "finding holds where the interval and every seed agree with the paper, which has every row below the first."
+        f"`python -m lab.paper.fair`: every row is `builtin:paper` (no hard negatives, no modality loss, in the heads "
+        f"neither) with {BEAMS} "
+        "beams and all test questions; no item that answers one is in the pool while anything is trained. Hits at five, "
+        "mean of the "
+        "tasks, in percent; intervals (95 %) of the difference to the first row, over questions and seeds. A finding "
+        "holds where the "
+        "interval and every seed agree with the paper, which has every row below the first."
     )
-    for name, title in (("table-4", "Table 4, the whole pool"), ("table-5", "Table 5, each task's own pool")):
-        rows = list(_fair_rows(name, body))
-        if rows:
-            yield f"### {title}"
-            header = [
-                "",
-                "seeds",
-                "plain",
-                "difference",
-                "the paper's finding",
-                "re-ranked",
-                "difference ",
-                "paper, plain",
-                "paper's difference",
-            ]
-            yield table(header, rows)
-    yield _dense(body)
+    for body in bodies:
+        yield from _run(body)
+
+
+def _run(body: dict[str, Any]) -> Iterator[str]:
+    about, settings, model = body["about"], body["about"]["settings"], body["about"]["config"]["model"]
+    seeds = sorted({line["seed"] for line in body["lines"]})
+    codes = " x ".join(map(str, model["level_sizes"]))
+    size = f" of {settings['products']} products" if settings.get("products") else ""
+    yield f"### {settings['data'].capitalize()}{size}, codes {codes}, decoder {model['decoder']} ({about['device']})"
+    same = ", ".join(f"`{name}` {value}" for name, value in settings["same"].items())
+    yield f"{about['date']}, seeds {', '.join(map(str, seeds))}. In all rows alike: {same}."
+    if not body["differences"]:
+        yield _without_first(body["lines"])
+    for name in dict.fromkeys(entry["table"] for entry in body["differences"]):
+        experiment = read_experiment(name)
+        where = "the whole pool" if experiment.pools[0] == "universal" else "each task's own pool"
+        header = ["", "seeds", "plain", "difference", "the paper's finding", "re-ranked", "difference ", "paper, plain"]
+        yield f"{experiment.title}, {where}:"
+        yield table([*header, "paper's difference"], list(_fair_rows(name, body)))
+    if body["differences"]:
+        yield _dense(body)
     yield _stopped(body["lines"])
+    if "note" in about:
+        yield about["note"]
+
+
+def _without_first(lines: list[dict[str, Any]]) -> str:
+    """Rows of a run that ended before its first one was there."""
+    rows = []
+    for line in lines:
+        hits = next(iter(line["hit@5"].values()))
+        rows.append(
+            [f"{line['row']}, seed {line['seed']}", *(f"{100 * np.mean(list(own.values())):.1f}" for own in hits.values())]
+        )
+    return table(["", *next(iter(lines[0]["hit@5"].values()))], rows)
 
 
 def _fair_rows(name: str, body: dict[str, Any]) -> Iterator[list[str]]:
     by = {(entry["method"], entry["row"]): entry for entry in body["differences"] if entry["table"] == name}
-    theirs = {row: float(np.mean(list(values.values()))) for row, values in printed.TABLES[name].items()}
-    first = next(iter(theirs.values()))
+    theirs = {row: float(np.mean(list(values.values()))) for row, values in printed.TABLES.get(name, {}).items()}
+    first = next(iter(theirs.values()), 0.0)
     for (method, row), plain in by.items():
         if method != "genius":
             continue
         other = by["genius-r", row]
-        paper = theirs.get(row, first if row == BASE else None)
+        paper = theirs.get(row, first if row == BASE and theirs else None)
         finding = "" if row in (BASE, SUMS) else plain["finding"]
         gaps = ["", ""] if row == BASE else [_gap(plain), _gap(other)]
         yield [
@@ -285,11 +302,10 @@ def _stopped(lines: list[dict[str, Any]]) -> str:
     rising = [line for line in lines if line["looks"] and line["looks"][-1][1] >= max(value for _, value in line["looks"])]
     steps = [line["looks"][-1][0] for line in lines if line["looks"]]
     return (
-        f"Of {len(lines)} decoders, {len(lines) - len(rising)} had passed their best value on the validation "
-        f"questions when training ended "
-        f"(after {min(steps):,} to {max(steps):,} steps; 20 looks, ended after 3 without a better one); in "
-        f"{len(rising)} the last look was the best. "
-        "The JSON has every curve."
+        f"Of {len(lines)} decoders, {len(lines) - len(rising)} had passed their best value on the validation questions "
+        f"when training "
+        f"ended (after {min(steps):,} to {max(steps):,} steps); in {len(rising)} the last look was the best. The JSON has "
+        f"every curve."
     )
 
 

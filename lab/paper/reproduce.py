@@ -29,7 +29,7 @@ from genius.train.config import read_train_config
 from genius.types import Item
 from lab.paper import analyses
 from lab.paper import printed as paper
-from lab.paper.alike import flat, recipe_of, refuse_unlike
+from lab.paper.alike import ALL, Recipe, flat, recipe_of, refuse_unlike
 from lab.paper.experiment import AblationRow, Experiment, Request, listing, read_experiment
 from lab.paper.figure_4 import speed
 from lab.paper.table import Table, beside_printed
@@ -133,6 +133,10 @@ def _baselines(experiment: Experiment, request: Request, model: Genius, data: Fe
 def _methods(
     name: str, experiment: Experiment, request: Request, model: Genius, data: FeatureSet, tasks: list[Task], say: Say
 ) -> Table:
+    if experiment.single and request.train:
+        planned = read_train_config(request.base, _changes(name, AblationRow("single"), request, data.pool.width))
+        recipes = {ALL: recipe_of(request.model), "single task": flat(to_dict(planned))}
+        refuse_unlike(ALL, {row: _on_features(own) for row, own in recipes.items()}, {})
     methods = tuple(m for m in experiment.methods if m != "feature-fusion")  # comes under its encoder's name, with --dense
     config = _config(experiment, request, tasks, methods=methods)
     others = other_encoders(request.dense, request.source(), data)
@@ -241,8 +245,12 @@ def _refuse_unlike(name: str, experiment: Experiment, request: Request, given: M
             recipes[row.name] = flat(to_dict(planned))
     first = experiment.rows[0].name
     if any(row.name not in given for row in experiment.rows):  # trained here: on the features that the given model's encoder made
-        recipes = {row: {k: v for k, v in own.items() if not k.startswith("encoder.")} for row, own in recipes.items()}
+        recipes = {row: _on_features(own) for row, own in recipes.items()}
     refuse_unlike(first, recipes, changes)
+
+
+def _on_features(recipe: Recipe) -> Recipe:
+    return {name: value for name, value in recipe.items() if not name.startswith("encoder.")}
 
 
 def _not_as_named(row: AblationRow, model: Genius) -> list[str]:

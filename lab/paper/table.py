@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import io
 import json
 from collections.abc import Mapping
@@ -36,13 +37,14 @@ class Table:
     def write(self, directory: Path, command: str = "") -> Path:
         directory.mkdir(parents=True, exist_ok=True)
         (directory / f"{self.name}.md").write_text(self.markdown(command), encoding="utf-8")
-        (directory / f"{self.name}.json").write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+        (directory / f"{self.name}.json").write_text(json.dumps(self.to_json(command), indent=1) + "\n", encoding="utf-8")
         for name, picture in self.pictures.items():
             (directory / name).write_bytes(picture)
         return directory / f"{self.name}.md"
 
-    def to_json(self) -> dict[str, Any]:
-        return {"experiment": self.name, "title": self.title, "about": self.about, "body": self.body, "results": self.results}
+    def to_json(self, command: str = "") -> dict[str, Any]:
+        about = {"date": datetime.date.today().isoformat(), **self.about, **({"command": command} if command else {})}
+        return {"experiment": self.name, "title": self.title, "about": about, "body": self.body, "results": self.results}
 
 
 def plots(width: float, height: float, columns: int = 1) -> tuple[Any, Any]:

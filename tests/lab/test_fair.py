@@ -58,7 +58,7 @@ def test_nothing_that_is_asked_for_in_the_test_is_trained_with(monkeypatch: pyte
     test = a_set([0, 1], [(0, 3), (1, 7)])
     monkeypatch.setattr(fair, "fashion", lambda *_: Data(train, test))
     monkeypatch.setattr(fair, "HELD_OUT", 0.5)
-    parts = fair.parts_of.__wrapped__("fashion", Path(), None)
+    parts = fair.parts_of.__wrapped__("fashion", Path(), None, 600)
     assert set(parts.train.pool_ids) == set(map(str, range(12))) - {"3", "7"}
     trained = {parts.train.pool_ids[row] for row in parts.train.pairs[:, 1].tolist()}
     judged = {parts.validation.pool_ids[row] for row in parts.validation.pairs[:, 1].tolist()}

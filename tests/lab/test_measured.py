@@ -11,10 +11,12 @@ import pytest
 from lab.paper import measured
 from lab.paper.fair import BASE
 
+SIZES = {"width": 8, "level_sizes": [3, 4], "decoder": "nano"}
+
 
 def a_line(row: str, seed: int, looks: list[list[float]], **model: Any) -> dict[str, Any]:
     hits = {"universal": {"dense": {"a": 0.5}, "genius": {"a": 0.2}, "genius-r": {"a": 0.4}}}
-    return {"row": row, "seed": seed, "looks": looks, "config": {"seed": seed, "model": {"width": 8, **model}}, "hit@5": hits}
+    return {"row": row, "seed": seed, "looks": looks, "config": {"seed": seed, "model": {**SIZES, **model}}, "hit@5": hits}
 
 
 def a_body() -> dict[str, Any]:
@@ -39,6 +41,7 @@ def test_rows_are_kept_as_what_they_change(tmp_path: Path, monkeypatch: pytest.M
     assert measured.compact(kept) == kept  # once is enough
     page = measured.page()
     assert "| w/o L_cl | 2 | 5.0 | -15.0 [-18.0, -12.0] | holds |" in page and "| -46.8 |" in page
+    assert "### Fashion, codes 3 x 4, decoder nano (card)" in page
     assert "hits 50.0 (universal pool; plain keeps 0.40 of it, re-ranked 0.80)" in page
     assert "Of 2 decoders, 1 had passed their best value" in page
 
