@@ -3,20 +3,22 @@
 The time of everything that a run starts counts. Both have one thread, and take turns. What starting costs, Ray's store, raylet
 and agents above all, is measured by runs over one single item, and reported apart: `all` has it in, `work` leaves it out.
 
-    python -m lab.ray.overhead --pictures 5000 --rows 5000 --turns 3
+    python -m lab.ray.overhead --pictures 5000 --turns 3
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import random
 import shutil
 import statistics
+import sys
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
-from lab.ray.compare import make_sources
+from lab.ray.cost import picture
 from lab.ray.processes import keep, mark
 from lab.ray.same import run
 
@@ -26,23 +28,29 @@ WAYS = {"without": (), "one_worker": ("--ray", "--workers", "1")}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=5000)
     parser.add_argument("--pictures", type=int, default=5000)
     parser.add_argument("--turns", type=int, default=3)
     options = parser.parse_args()
     mark()
     folder = Path(tempfile.mkdtemp(prefix="genius-overhead-"))
     spent: dict[str, dict[str, list[float]]] = {kind: {way: [] for way in WAYS} for kind in ("all", "start")}
+    each = []
     try:
-        ids = make_sources(folder / "sources", options.rows, options.pictures)
-        (folder / "one").mkdir()
+        for name in ("sources", "one"):
+            (folder / name).mkdir()
+        chance = random.Random(0)
+        for number in range(options.pictures):
+            (folder / "sources" / f"{number:06}.jpg").write_bytes(picture(chance))
         (folder / "one" / "a.txt").write_text("one single item")
         for _ in range(options.turns):
             for way, words in WAYS.items():
                 for kind, sources in (("all", "sources"), ("start", "one")):
                     output = folder / f"{way}.genius"
-                    spent[kind][way].append(run(folder / sources, output, *words)["cpu_s"])
+                    found = run(folder / sources, output, *words)
                     shutil.rmtree(output)
+                    spent[kind][way].append(found["cpu_s"])
+                    each.append({"way": way, "what": kind, **{name: found[name] for name in ("cpu_s", "cpu_of", "wall_s")}})
+                    print(each[-1], file=sys.stderr, flush=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     middle = {kind: {way: statistics.median(times) for way, times in ways.items()} for kind, ways in spent.items()}
@@ -50,15 +58,15 @@ def main() -> None:
     body = {
         "what": "genius index --ray --workers 1 against without --ray: processor seconds of all processes, medians of turns",
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "settings": {**vars(options), "model": "bundled:mini", "threads": 1},
-        "items": len(ids),
+        "settings": {**vars(options), "picture": "640 x 480 JPEG", "model": "bundled:mini", "threads": 1},
+        "items": options.pictures,
         "cpu_s": middle["all"],
         "cpu_s_of_starting": middle["start"],
         "overhead": {
             "all": round(middle["all"]["one_worker"] / middle["all"]["without"], 2),
             "work": round(work["one_worker"] / work["without"], 2),
         },
-        "each": spent,
+        "each": each,
         "load_average": [round(value, 1) for value in os.getloadavg()],
     }
     keep(RESULT, body)

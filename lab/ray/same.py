@@ -31,22 +31,23 @@ RESULT = Path(__file__).parent / "same.json"
 
 
 def run(sources: Path, output: Path, *options: str, threads: int = 1) -> dict[str, Any]:
-    """`genius index` as a process: what it says, and the processor time of it and of everything that it started.
+    """`genius index` as a process: what it says, and the processor time of it and of everything that it starts.
 
-    For Ray that is its store, raylet, agents and workers, from start to end. `threads`: 0 for as many as there are processors."""
+    `cpu_of`: the command's own, the workers', and that of Ray's store, raylet and agents. `threads`: 0 for one a processor."""
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     environment |= {"OMP_NUM_THREADS": f"{threads}"} if threads else {}
     command = [sys.executable, "-m", "genius", "index", str(sources), "-o", str(output), "--json", *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment)
-    spent: dict[int, float] = {}
+    spent: dict[int, tuple[str, float]] = {}
 
     def watch() -> None:
         mine = psutil.Process(process.pid)
         while process.poll() is None:
             try:
                 for one in [mine, *mine.children(recursive=True)]:
-                    times = one.cpu_times()
-                    spent[one.pid] = times.user + times.system
+                    times, title = one.cpu_times(), " ".join(one.cmdline()[:1])
+                    who = "command" if one is mine else "workers" if title.startswith("ray::PartWriter") else "ray"
+                    spent[one.pid] = who, times.user + times.system
             except psutil.Error:
                 pass
             time.sleep(0.25)
@@ -56,7 +57,9 @@ def run(sources: Path, output: Path, *options: str, threads: int = 1) -> dict[st
     watcher.start()
     text, _ = process.communicate()
     assert process.returncode == 0, text
-    return {"cpu_s": round(sum(spent.values()), 1), "wall_s": round(time.monotonic() - started, 1), "said": json.loads(text)}
+    cpu_of = {who: round(sum(cpu for by, cpu in spent.values() if by == who), 1) for who in ("command", "workers", "ray")}
+    wall = round(time.monotonic() - started, 1)
+    return {"cpu_s": round(sum(cpu_of.values()), 1), "cpu_of": cpu_of, "wall_s": wall, "said": json.loads(text)}
 
 
 def main() -> None:
