@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import types
 import typing
@@ -46,11 +47,16 @@ def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
+@functools.cache
+def _hints(cls: Any) -> dict[str, Any]:
+    return typing.get_type_hints(cls)  # they are strings, and making sense of them takes a while
+
+
 def from_dict(cls: type[C], values: Any, where: str = "config") -> C:
     """Build dataclass `cls` from a mapping; nested dataclasses and tuples included."""
     if not isinstance(values, dict):
         raise GeniusError(f"{where}: expected a table of {cls.__name__} fields, got {type(values).__name__}")
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cast(Any, cls))
     known = {f.name for f in dataclasses.fields(cast(Any, cls)) if f.init}
     unknown = sorted(set(values) - known)
     if unknown:

@@ -223,8 +223,9 @@ def load(folder: Path, key: CacheKey) -> Base | None:
         trie = load_trie(folder / "trie.safetensors")
         if any(len(array) != about["items"] for array in arrays.values()) or trie.items != about["items"]:
             return None
-        mapped: Any = np.memmap if about["items"] else np.fromfile
-        kept = Kept(arrays["seqs"], np.load(folder / SPANS), mapped(folder / SHOWN, np.uint8))
+        spans = np.load(folder / SPANS, mmap_mode="r" if about["items"] else None)
+        body = np.memmap(folder / SHOWN, np.uint8, mode="r") if about["items"] else np.empty(0, np.uint8)
+        kept = Kept(arrays["seqs"], spans, body)
         return Base(version=int(about["version"]), trie=trie, manifest=about["manifest"], kept=kept, **arrays)
     except (OSError, ValueError, KeyError):  # GeniusError is a ValueError
         return None

@@ -119,9 +119,7 @@ class Index:
         return self.count()
 
     def __contains__(self, item_id: object) -> bool:
-        if not isinstance(item_id, str):
-            return False
-        return self._state.consistent(lambda: item_id in self._state.find([item_id]))
+        return isinstance(item_id, str) and self._state.consistent(lambda: item_id in self._state.find([item_id]))
 
     def __repr__(self) -> str:
         return f"Index({str(self.path)!r}, {self.count()} items, version {self.version})"
@@ -294,7 +292,7 @@ class Index:
     def below(self, prefix: Sequence[int | None] = (), *, limit: int = 20, offset: int = 0, per_child: int = 0) -> PrefixView:
         """What lives under `prefix`, the first codes of an ID, None for any code: `limit` of its items from `offset` on.
         `per_child`: also the first items of the 64 fullest next codes."""
-        return searching.below(self._state, prefix, limit, offset, per_child)
+        return explaining.below(self._state, prefix, limit, offset, per_child)
 
     def kinds(self) -> set[Modality]:
         """Kinds of items that there are; one whose last item was just deleted may still be named."""

@@ -58,7 +58,8 @@ class Kept:
 
     def __init__(self, seqs: NDArray[np.int64], spans: NDArray[np.int64], body: NDArray[np.uint8]) -> None:
         """`spans` (N, 2): where the row's values, a JSON list in the order of PAYLOAD, begin and end in `body`."""
-        self.seqs, self.spans, self.body = seqs, spans, body
+        # ordinary arrays over the same memory: numpy takes its time to cut a piece out of a memory-map
+        self.seqs, self.spans, self.body = (np.asarray(array).view(np.ndarray) for array in (seqs, spans, body))
 
     def rows(self, wanted: Sequence[int]) -> dict[int, dict[str, Any]]:
         """`_seq` -> what is shown, of those that exist; `wanted` ascending."""

@@ -1,6 +1,7 @@
 """The re-ranked search on a CPU, planned by cost: compare all vectors, or one decoder row and a code scan.
 
-- A collection whose vectors are read faster than the decoder runs is compared whole: same answers as exhaustive search.
+- A collection whose vectors are read faster than the decoder runs is compared whole: same answers as exhaustive search. Many
+  questions read them once.
 - Otherwise the decoder's first row picks cells, `genius.search.scan` looks at the codes in them, and the vectors of the best few
   are compared (or none: the codes' own nearness ranks). For a single question that row is computed in numpy (`FirstRow`): it is
   so little work that calling torch costs more than the arithmetic.
@@ -25,12 +26,14 @@ from genius.search.beam import BROKEN, by_target
 from genius.search.decoder import CodebookHead, Decoder, Writer
 from genius.search.params import SearchParams, SearchResult
 from genius.search.rerank import Vectors
-from genius.search.scan import Cells, CodeScan, Floats, Ints, Mask
+from genius.search.scan import Cells, CodeScan, Floats, Ints, Mask, least_of_best
 from genius.search.trie import CodeTrie
 
 SCANNED = 15  # codes looked at for each item that `rerank` grants (2,000: 30,000 codes, a third of a millisecond)
 COMPARED = 0.4  # vectors compared for each
 FLAT_BYTES = 20 << 20  # of vectors that are compared whole: about as long as one decoder row and a scan
+PICKED = 5  # vectors read in a row in the time of one that is picked out
+READ = 4096  # vectors that many questions are compared with at a time: they stay in the cache meanwhile
 FEW = 2  # questions up to which numpy is quicker than torch
 AT_ONCE = 32  # questions whose first rows are decoded together
 DOUBT = 2e-3  # by which a product in half precision may be wrong
@@ -165,17 +168,20 @@ class QuickSearch:
     ) -> None:
         """Questions that want the same kind."""
         whole, most = self._wants_all(params, target), max(params.rerank, k)
-        liked = tables = middles = few = None
+        liked = tables = middles = few = rough = None
         share, shared = 1.0, masks is None or masks.ndim == 1
         for i, query in enumerate(queries.tolist()):
             mask = masks if masks is None or shared else masks[query]
             if i == 0 or not shared:
                 share = 1.0 if mask is None else float(np.count_nonzero(mask)) / max(len(mask), 1)
                 few = self._few(target, mask, most) if params.reranker == "embeddings" else None
+                if few is not None and whole and PICKED * len(few) > len(self.kinds):
+                    few = None
             if few is not None:
                 found = self._compare(dense[i], few, k)
             elif whole:
-                found = self._flat(dense[i], target, mask, k)
+                rough = self._products(dense) if rough is None else rough
+                found = self._flat(rough[i], dense[i], target, mask, k)
             else:
                 if liked is None or tables is None or middles is None:
                     liked = self._liked(z, target)
@@ -190,8 +196,10 @@ class QuickSearch:
 
     def _wants_all(self, params: SearchParams, target: int) -> bool:
         """Whether reading all vectors is the cheaper plan. Which kind is meant, only the decoder says: it must be told, or there
-        must be but one."""
-        if params.reranker != "embeddings" or self.vectors is None or (target < 0 and self._several):
+        must be but one, or so few items that the codes of all would be looked at, whatever the decoder says."""
+        if params.reranker != "embeddings" or self.vectors is None:
+            return False
+        if target < 0 and sum(trie.items for trie in self.tries) > SCANNED * params.rerank and self._several:
             return False
         return all(part.is_floating_point() for part, _ in self.vectors.parts) and self.vectors.nbytes <= FLAT_BYTES
 
@@ -217,17 +225,24 @@ class QuickSearch:
         lo, hi = (0, trie.items) if target < 0 else trie.item_range(1, *trie.find([target]))
         return int(lo), int(hi)
 
-    def _flat(self, dense: Tensor, target: int, mask: Mask | None, k: int) -> tuple[Tensor, Tensor, int]:
-        """All vectors by a product in their own precision; what may be among the best is compared again in float32."""
+    def _products(self, dense: Tensor) -> Tensor:
+        """(Q, rows) of questions and all vectors: one by one in the vectors' own precision, many in float32."""
         assert self.vectors is not None
+        parts = [part for part, _ in self.vectors.parts]
+        if len(dense) <= FEW:
+            return torch.stack([torch.cat([torch.mv(part, one.to(part.dtype)).float() for part in parts]) for one in dense])
+        pieces = [piece for part in parts for piece in part.split(READ)]
+        return torch.cat([dense @ piece.float().T for piece in pieces], 1)
+
+    def _flat(self, rough: Tensor, dense: Tensor, target: int, mask: Mask | None, k: int) -> tuple[Tensor, Tensor, int]:
+        """The best of all by their products (rows,); what may be among them is compared again, one way for everyone."""
         keep = self.kinds != 255 if target < 0 else self.kinds == target
         if mask is not None:
             keep = keep & mask
         wanted = min(k, int(np.count_nonzero(keep)))
         if not wanted:
             return _nothing()
-        parts = [torch.mv(part, dense.to(part.dtype)).float() for part, _ in self.vectors.parts]
-        rough = (parts[0] if len(parts) == 1 else torch.cat(parts)).masked_fill(torch.from_numpy(~keep), -torch.inf)
+        rough = rough.masked_fill(torch.from_numpy(~keep), -torch.inf)
         least = rough.topk(wanted).values[-1] - DOUBT * float(dense.norm().clamp(min=1.0))
         rows, scores, _ = self._compare(dense, (rough >= least).nonzero()[:, 0].numpy(), k)
         return rows, scores, int(np.count_nonzero(keep))
@@ -293,13 +308,13 @@ class QuickSearch:
             return _nothing()
         if params.reranker == "codes":
             return (*self._by_codes(z, places, scores, k), len(places))
-        least = torch.from_numpy(scores).topk(min(granted(params, k), len(places))).values[-1].numpy()
+        least = least_of_best(scores, min(granted(params, k), len(places)))
         rows, values, _ = self._compare(dense, self.scan.rows_at(places[scores >= least]), k)  # items with one ID go together
         return rows, values, len(places)
 
     def _by_codes(self, z: Tensor, places: Ints, scores: Floats, k: int) -> tuple[Tensor, Tensor]:
         """The best by their reconstructions: those that a length held in steps leaves in doubt are measured exactly."""
-        least = float(torch.from_numpy(scores).topk(min(k, len(places))).values[-1]) - 2 * self.scan.doubt * float(z.norm())
+        least = float(least_of_best(scores, min(k, len(places)))) - 2 * self.scan.doubt * float(z.norm())
         near = places[scores >= least]
         rows = self.scan.rows_at(near)
         by_row = np.argsort(rows)

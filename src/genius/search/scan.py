@@ -32,9 +32,11 @@ from genius.search.trie import CodeTrie
 
 NORMS_AT_ONCE = 65_536
 STEP = 2.0**-12  # in which one over a length is held: 0.02 % of a unit vector's; reconstructions shorter than 1/16 count as that
-Found = tuple[NDArray[np.int64], NDArray[np.float32]]
+Found = tuple[NDArray[Any], NDArray[np.float32]]  # positions (whole numbers of 4 or 8 bytes), scores
 EVERYONE = np.empty(0, np.bool_)
 
+BINS = 2048
+MANY = 4096  # scores from which counting them pays
 WARM = 50  # scans by numpy before a process pays for the compiled one
 _scans = 0
 
@@ -146,13 +148,56 @@ def by_numpy(scan: Stretches, allowed: NDArray[np.bool_] | None) -> Found:
 
 def by_numba(kernel: Callable[..., int], scan: Stretches, allowed: NDArray[np.bool_] | None) -> Found:
     cells = scan.cells
-    positions, scores = np.empty(scan.items, np.int64), np.empty(scan.items, np.float32)
+    # half the bytes where they do: room that is taken anew for every scan is cleared by the system first
+    positions = np.empty(scan.items, np.int32 if cells.trie.items < 1 << 31 else np.int64)
+    scores = np.empty(scan.items, np.float32)
+    starts = tuple(scan.starts.tolist())  # not an array: as many levels as there are, known when it is compiled
     count = kernel(
-        scan.lo, scan.hi, scan.shared, cells.last_codes, cells.last_child, scan.node_start, cells.tails, scan.starts, scan.table,
+        scan.lo, scan.hi, scan.shared, cells.last_codes, cells.last_child, scan.node_start, cells.tails, starts, scan.table,
         cells.inverse, np.float32(STEP), cells.order, cells.item_start,
         EVERYONE if allowed is None else allowed, positions, scores,
     )  # fmt: skip
     return positions[:count], scores[:count]
+
+
+def least_of_best(scores: NDArray[np.float32], wanted: int) -> np.float32:
+    """The `wanted`-th largest score."""
+    if _scans > WARM and compiled_least() is not None and len(scores) > MANY:
+        return np.float32(compiled_least()(scores, wanted))  # type: ignore[misc]
+    return np.float32(np.partition(scores, len(scores) - wanted)[len(scores) - wanted])
+
+
+@cache
+def compiled_least() -> Callable[..., float] | None:
+    if importlib.util.find_spec("numba") is None:
+        return None
+    import numba
+
+    return numba.njit(cache=True, nogil=True)(_least)  # type: ignore[no-any-return]
+
+
+def _least(scores: Any, wanted: int) -> Any:
+    """Scores are counted in bins; only the bin that holds the wanted one is sorted."""
+    low = high = scores[0]
+    for i in range(len(scores)):
+        low, high = min(low, scores[i]), max(high, scores[i])
+    if not high > low:
+        return low
+    bins = np.zeros(BINS, np.int64)
+    scale = np.float32(BINS - 1) / (high - low)
+    for i in range(len(scores)):
+        bins[np.int64((scores[i] - low) * scale)] += 1
+    at, above = BINS - 1, 0
+    while above + bins[at] < wanted:
+        above += bins[at]
+        at -= 1
+    own, count = np.empty(bins[at], np.float32), 0
+    for i in range(len(scores)):
+        if np.int64((scores[i] - low) * scale) == at:
+            own[count] = scores[i]
+            count += 1
+    own.sort()
+    return own[count - (wanted - above)]
 
 
 @cache
@@ -251,14 +296,15 @@ class CodeScan:
 
         liked (cells,), tables: per kind (sum of K,), middles (kinds,) dots with what the kinds take off."""
         chosen = self._choose(liked, budget)
+        kinds = chosen // self.sizes[1]
         parts = []
-        for kind in np.unique(chosen // self.sizes[1]).tolist():
-            own, table = chosen[chosen // self.sizes[1] == kind], tables[kind]
+        for kind in sorted(set(kinds.tolist())):
+            own, table = chosen[kinds == kind], tables[kind]
             assert table is not None
             shared = middles[kind] + table[own % self.sizes[1]]
             for first, cells in zip(self.firsts, self.cells, strict=True):
                 positions, scores = look_up(self._stretches(cells, own, shared, table), allowed)
-                parts.append((positions + first if first else positions, scores))
+                parts.append((positions + np.int64(first) if first else positions, scores))
         if len(parts) == 1:
             return parts[0]
         return np.concatenate([NOWHERE, *(part[0] for part in parts)]), np.concatenate([NOTHING, *(part[1] for part in parts)])
