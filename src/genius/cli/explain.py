@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from genius.cli.common import command, emit
-from genius.cli.index import IndexArgument, JsonOption, ModelOption
+from genius.cli.index import DeviceOption, IndexArgument, JsonOption, ModelOption
 from genius.cli.search import (
     ImageOption,
     InstructionOption,
@@ -53,6 +53,7 @@ def explain(
     ] = None,
     neighbours: Annotated[int, typer.Option(min=0, help="Items shown under each code of an item.")] = 3,
     model: ModelOption = None,
+    device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """Show how the IDs of answers are written: at every step the codes that were kept and rejected, how likely each was
@@ -70,6 +71,7 @@ def explain(
     if sum((bool(text or image), bool(ids), prefix is not None)) != 1:
         raise GeniusError("explain a query (words, --text, --image), items (--id), or codes (--prefix)")
     with opened(path, model, None) as index:
+        index.model.to(device)
         if prefix is not None:
             _explain_prefix(index, _parse_prefix(prefix), neighbours, as_json)
             return

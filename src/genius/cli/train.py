@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from genius.cli.common import command, emit, kept_if_interrupted, setting
-from genius.cli.index import RayOption
+from genius.cli.index import DeviceOption, RayOption
 from genius.errors import GeniusError
 
 FIELD = re.compile(r"    (\w+): ([^=#]+?) = ([^#]+?)(?:  # (.*))?$")  # a line of a config's class
@@ -30,6 +30,7 @@ def train(
     change: list[str] = typer.Option([], "--set", help="One field: --set generator.steps=500 (TOML values)."),
     listing: bool = typer.Option(False, "--list", help="Name the built-in configs, say what each is, and stop."),
     fields: bool = typer.Option(False, "--fields", help="Show every field of a config and stop."),
+    device: DeviceOption = "auto",
     ray: RayOption = None,
     workers: int = typer.Option(0, min=0, help="With --ray: processes; 0: one a GPU, or two."),
     quiet: bool = typer.Option(False, "--quiet", "-q", help="No progress on stderr."),
@@ -59,6 +60,8 @@ def train(
         overrides["data"] = data
     if encoder:
         overrides["encoder_uri"] = encoder
+    if device != "auto":
+        overrides["device"] = device
     settings = read_train_config(config, overrides)
     if ray is not None:
         from genius.scale.training import train_on_ray

@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -181,7 +183,7 @@ def _index(
     tell: Tell | None,
     say: Say | None,
 ) -> OnRamp:
-    heard, said = tell or (lambda *_: None), say or (lambda _: None)
+    heard, said, started = tell or (lambda *_: None), say or (lambda _: None), time.monotonic()
     about = read_about(output)
     if about is not None and about.source != INSIDE:
         raise GeniusError(
@@ -196,6 +198,8 @@ def _index(
         some = _encode(unfitted, encoded, paths, config, heard)
         if not len(encoded):
             encoded.remove()
+            with suppress(OSError):  # it holds something else
+                output.rmdir()
             raise GeniusError(f"nothing to index under {', '.join(map(str, paths))}: no picture, text or table could be read")
         said("making up questions")
         questions = make_up(unfitted.encoder, [item for item, _ in some])
@@ -213,6 +217,7 @@ def _index(
         before = 0 if encoded is None else _write(index, encoded, paths, config, heard)
         report = ingest(index, paths, config, lambda count: heard("indexing", count, 0))
         report.added, report.unchanged = report.added + before, report.unchanged - before
+        report.seconds = time.monotonic() - started - (0.0 if fit is None else fit.seconds)
         if encoded is not None:
             encoded.remove()
         return OnRamp(report, fit, index.count(), index.advice())

@@ -36,8 +36,9 @@ def say_how_long(config: TrainConfig, parts: Split, runtime: Runtime, folder: Pa
         return
     left = {name: seconds for name, seconds in estimate(config, parts, runtime).items() if not finished(folder, name)}
     each = ", ".join(f"{name} {spoken(seconds)}" for name, seconds in left.items())
+    sooner = "; a stage that gets no better ends sooner" if runtime.run.patience else ""
     if left:
-        runtime.journal.note(f"this will take about {spoken(sum(left.values()))} here ({each})")
+        runtime.journal.note(f"this will take about {spoken(sum(left.values()))} here ({each}{sooner})")
 
 
 def estimate(config: TrainConfig, parts: Split, runtime: Runtime) -> dict[str, float]:
