@@ -57,7 +57,7 @@ test-gpu: setup  ## what only a CUDA device can show; fails where there is none
 lock: setup  ## requirements.lock: the versions that were tested, with hashes
 	$(PIP) -e '.[release]'
 	$(BIN)/python -m pip freeze --exclude-editable | grep -vE '^torch(==| @)' > $(VENV)/installed.txt
-	$(BIN)/uv pip compile pyproject.toml --extra all --python-version 3.11 -c constraints.txt -c $(VENV)/installed.txt \
+	UV_FIND_LINKS="$$PIP_FIND_LINKS" $(BIN)/uv pip compile pyproject.toml --extra all --python-version 3.11 -c constraints.txt -c $(VENV)/installed.txt \
 	  --generate-hashes --no-emit-package torch --no-emit-index-url --no-annotate --custom-compile-command "make lock" --quiet -o requirements.lock
 
 sbom: setup  ## sbom.json: what GENIUS is made of, as CycloneDX

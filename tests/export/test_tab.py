@@ -243,3 +243,17 @@ def test_a_bad_call_is_one_line(index: Index, tmp_path: Path, exported: tuple[Pa
     empty = Index(tmp_path / "empty.genius", index.model, durable=False)
     with pytest.raises(GeniusError, match="has 0"):
         export_web(empty, tmp_path / "out")
+
+
+def test_a_larger_encoder_is_refused_in_one_line(tmp_path: Path) -> None:
+    from fake_encoder import fake_model, register
+
+    register()
+    fake_model().save_pretrained(tmp_path / "model")
+    other = Index(tmp_path / "other.genius", Genius.from_pretrained(str(tmp_path / "model")), durable=False)
+    other.add([Item("1", text="a text")])
+    other.close()
+    command = ["export", "web", str(other.path), "-o", str(tmp_path / "out"), "--model", str(tmp_path / "model")]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 2 and "only a model with the encoder of bundled:mini" in result.output.replace("\n", " ")
+    assert "Traceback" not in result.output and not (tmp_path / "out").exists()

@@ -142,7 +142,10 @@ def export_web(
 
 def _check(model: Genius, index: Index) -> None:
     if not isinstance(model.encoder, MiniEncoder):
-        raise GeniusError("only a model with the encoder of bundled:mini fits into a tab; others can be exported as ONNX files")
+        raise GeniusError(
+            "only a model with the encoder of bundled:mini fits into a tab (a CLIP alone is 150 MB and more): "
+            "use genius serve, or genius export onnx for the parts"
+        )
     if model.config.generator.head != "codebooks":
         raise GeniusError("a tab needs a decoder that is tied to its codebooks; this model's has a table of its own")
     if model.encoder.tokens.tokenizer.model.__class__.__name__ != "WordPiece":

@@ -131,8 +131,9 @@ async function showMap(current, signal) {
   scores = new Map();
   const asked = asking(current) ? await ask(current, signal) : { answer: null };
   if (!asked) return;
+  const parts = await mapView(current, asked.answer?.hits ?? null, open, signal);
   say("");
-  put(...(await mapView(current, asked.answer?.hits ?? null, open, signal)));
+  put(...parts);
   if (!current.item) $("codes-title")?.focus({ preventScroll: true });
 }
 

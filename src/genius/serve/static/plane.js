@@ -5,6 +5,7 @@ import * as api from "./api.js";
 import { gone } from "./changes.js";
 
 const CELL = 62; // pixels that a face has for itself
+const EDGE = 32; // that nothing stands in, so that no face is cut
 const FARTHEST = 1, NEAREST = 40;
 const WORDS_FROM = 2; // zoom from which texts are written out
 const PRESS = 6; // pixels that a finger may move while it presses
@@ -42,8 +43,8 @@ class Plane {
   }
 
   at(point) {
-    const { zoom, x, y } = this.view;
-    return [point.x * this.frame.clientWidth * zoom + x, point.y * this.frame.clientHeight * zoom + y];
+    const { zoom, x, y } = this.view, across = this.frame.clientWidth - 2 * EDGE, down = this.frame.clientHeight - 2 * EDGE;
+    return [(EDGE + point.x * across) * zoom + x, (EDGE + point.y * down) * zoom + y];
   }
 
   // Which points get a face: the first of each cell. Cells lie still while the plane is moved.
