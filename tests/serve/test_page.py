@@ -14,6 +14,8 @@ import pytest
 from chromium import NEEDED, launched
 from serve_fixtures import draw, encoded
 
+from genius import Index
+
 pytestmark = NEEDED
 
 
@@ -217,6 +219,18 @@ def test_detail_more_like_this_and_like_this_but(open_page: Callable[..., Any]) 
     assert cards(page) != alike and page.input_value("#text") == "yellow"
 
 
+def test_less_like_this_and_back(open_page: Callable[..., Any], make_index: Callable[..., Index]) -> None:
+    index = make_index()
+    page = open_page("#q=a+red+circle&target=image")
+    before = cards(page)
+    page.click(".card[data-id='circle/red.png']")
+    page.click("#less-like")
+    after, unwanted = cards(page), index.get("circle/red.png").image
+    assert after == [hit.id for hit in index.search("a red circle", target="image", minus=unwanted, k=24)] != before  # type: ignore[arg-type]
+    page.click("text=Not like circle/red.png")
+    assert cards(page) == before
+
+
 def test_walking_the_codes(open_page: Callable[..., Any]) -> None:
     page = open_page("#q=blue+ring&item=ring%2Fblue.png")
     settled(page)
@@ -288,7 +302,7 @@ def test_error_states_help(open_page: Callable[..., Any]) -> None:
     page.wait_for_selector("#results .score")
     page.goto(page.url.split("#")[0] + "#q=red&where=price+%3E+999")
     page.wait_for_selector(".notice")
-    assert "Nothing matches" in page.inner_text(".notice")
+    assert "Nothing matches" in page.inner_text(".notice") and "matches the condition 'price > 999'" in page.inner_text(".notice")
     page.goto(page.url.split("#")[0] + "#q=red&item=nobody")
     until(page, "document.querySelector('#detail').textContent.includes('gone')")
 
