@@ -168,15 +168,15 @@ def cards(body: dict[str, Any]) -> Svg:
             svg.text(x + 14, y + 95, "none of the words that were asked", 13, SOFT)
     y = top + rows * (high + gap) + 22
     svg.text(left, y, f"Code {body['deeper']['code']} divided by the next code", 16, INK, weight=700)
-    x = float(left)
+    at = left
     for group in groups:
         room = 18 + 28 * len(group)
-        if x + room > svg.width - left:
+        if at + room > svg.width - left:
             break
-        svg.rect(x, y + 18, room, 52, WASH, LINE)
+        svg.rect(at, y + 18, room, 52, WASH, LINE)
         for i, name in enumerate(group):
-            thing(svg, name, x + 23 + 28 * i, y + 44, 22, False)
-        x += room + 10
+            thing(svg, name, at + 23 + 28 * i, y + 44, 22, False)
+        at += room + 10
     own = body["names_whose_code_holds_the_thing"]
     said = f"Of {len(body['names'])} names, {own} are given a second code below which the thing itself is found."
     svg.text(left, y + 108, said, 14, SOFT)
