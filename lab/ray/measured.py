@@ -64,9 +64,9 @@ def rows() -> list[tuple[str, str, str, str]]:
             "`genius serve --workers 2` against 1 on two processors",
             "at least 1.5 x, memory shared",
             f"{workers['ratio']} x ({rates['two']:.0f} against {rates['one']:.0f} questions a second, {cost['two']:.1f} and"
-            f" {cost['one']:.1f} ms of processor time each; {workers['ratio_to_one_thread']} x of one worker with one thread), while"
-            f" other programs had {workers['cores_of_others']['one']:.1f} of the two processors; the index is mapped once for all:"
-            f" {held['index_pss_mb']} MB of shares where both count {held['index_rss_mb']} MB",
+            f" {cost['one']:.1f} ms of processor time each; {workers['ratio_to_one_thread']} x of one worker with one thread),"
+            f" while other programs had {workers['cores_of_others']['one']:.1f} of the two processors; the index is mapped once"
+            f" for all: {held['index_pss_mb']} MB of shares where both count {held['index_rss_mb']} MB",
             "workers",
         ),
     ]
