@@ -22,6 +22,7 @@ def rows() -> list[tuple[str, str, str, str]]:
     same, kills, overhead = read("same"), read("kills"), read("overhead")
     training, rolling, workers = read("training"), read("rolling"), read("workers")
     other, weights = same["different"], training["largest_difference_of_a_weight"]
+    cost = workers["processor_ms_per_query"]
     start, held, rates = overhead["cpu_s_of_starting"], workers["memory"]["two"], workers["queries_per_second"]
     return [
         (
@@ -62,9 +63,10 @@ def rows() -> list[tuple[str, str, str, str]]:
         (
             "`genius serve --workers 2` against 1 on two processors",
             "at least 1.5 x, memory shared",
-            f"{workers['ratio']} x ({rates['two']:.0f} against {rates['one']:.0f} questions a second;"
-            f" {workers['ratio_to_one_thread']} x of one worker with one thread);"
-            f" the index is mapped once: {held['index_pss_mb']} MB of shares where both count {held['index_rss_mb']} MB",
+            f"{workers['ratio']} x ({rates['two']:.0f} against {rates['one']:.0f} questions a second, {cost['two']:.1f} and"
+            f" {cost['one']:.1f} ms of processor time each; {workers['ratio_to_one_thread']} x of one worker with one thread),"
+            f" while other programs had {workers['cores_of_others']['one']:.1f} of the two processors; the index is mapped once"
+            f" for all: {held['index_pss_mb']} MB of shares where both count {held['index_rss_mb']} MB",
             "workers",
         ),
     ]
