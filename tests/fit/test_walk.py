@@ -136,7 +136,7 @@ def test_what_cannot_be_is_said_in_one_line(clip: Path, photos: Photos, tmp_path
     assert run("index", folder, "-o", index, "--encoder", clip).exit_code == 0
     for call, said in (
         (("index", empty, "-o", tmp_path / "e.genius", "--encoder", clip), "nothing to index"),
-        (("index", spoiled, "-o", tmp_path / "s.genius", "--encoder", clip), "nothing to index"),
+        (("index", spoiled, "-o", tmp_path / "s.genius", "--encoder", clip), "could be read (spoiled/0.jpg: cannot read"),
         (
             ("index", folder, "-o", tmp_path / "w.genius", "--encoder", words),
             "reads texts only: choose an encoder with a picture",

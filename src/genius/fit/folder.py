@@ -28,7 +28,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from genius.encoders.base import batched, encode_items
-from genius.errors import GeniusError
+from genius.errors import GeniusError, Problems
 from genius.features import Features
 from genius.files import read_json, write_whole
 from genius.fit.collection import MOST, Fit, FitConfig, Say, Unfitted, fit_vectors, make_up, settled
@@ -195,12 +195,14 @@ def _index(
         unfitted = Unfitted(uri, device)
         make_folder(output)
         encoded = Encoded(output / ENCODED, unfitted.encoder.fingerprint())
-        some = _encode(unfitted, encoded, paths, config, heard)
+        some, problems = _encode(unfitted, encoded, paths, config, heard)
         if not len(encoded):
             encoded.remove()
             with suppress(OSError):  # it holds something else
                 output.rmdir()
-            raise GeniusError(f"nothing to index under {', '.join(map(str, paths))}: no picture, text or table could be read")
+            why = f" ({problems[0]})" if problems else ""
+            where = ", ".join(map(str, paths))
+            raise GeniusError(f"nothing to index under {where}: no picture, text or table could be read{why}")
         said("making up questions")
         questions = make_up(unfitted.encoder, [item for item, _ in some])
         rows = [encoded.rows[key] for _, key in some]
@@ -231,9 +233,9 @@ def _check_encoder(index: Index, uri: str) -> None:
 
 def _encode(
     unfitted: Unfitted, encoded: Encoded, paths: Sequence[str | Path], config: IngestConfig, tell: Tell
-) -> list[tuple[Item, Key]]:
-    """Encode what is not encoded yet; some items, to make up questions from."""
-    nowhere = IngestReport()  # problems are reported when items are written
+) -> tuple[list[tuple[Item, Key]], Problems]:
+    """Encode what is not encoded yet; some items, to make up questions from, and what could not be read."""
+    nowhere = IngestReport()  # those who get an index hear of problems when items are written
     found = list(find_files(paths, config, nowhere))
     some: list[tuple[Item, Key]] = []
     stride = max(1, len(found) // (4 * MOST))
@@ -243,12 +245,13 @@ def _encode(
         fresh = [(item, stamp) for item, stamp in batch if _key(item, stamp) not in encoded and item.id not in seen]
         seen.update(item.id for item, _ in batch)
         if fresh:
-            features, kept, _ = encode_items(unfitted.encoder, [item for item, _ in fresh], on_error="skip", batch_size=32)
+            features, kept, bad = encode_items(unfitted.encoder, [item for item, _ in fresh], on_error="skip", batch_size=32)
+            nowhere.problems += bad
             encoded.add([_key(*fresh[row]) for row in kept], features)
         some += [(item, _key(item, stamp)) for item, stamp in batch[::stride] if _key(item, stamp) in encoded and _light(item)]
         done += len(batch)
         tell("encoding", len(batch), max(len(found), done))
-    return some
+    return some, nowhere.problems
 
 
 def _write(index: Index, encoded: Encoded, paths: Sequence[str | Path], config: IngestConfig, tell: Tell) -> int:
