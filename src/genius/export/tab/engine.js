@@ -126,7 +126,9 @@ export class Engine {
       const at = (starts[level][kind] + this.collection.code(place, level)) * width;
       for (let i = 0; i < width; i++) sum[i] += this.books[at + i];
     }
-    return Math.max(Math.hypot(...sum), 1e-12);
+    let square = 0;
+    for (let i = 0; i < width; i++) square += sum[i] * sum[i];
+    return Math.max(Math.sqrt(square), 1e-12);
   }
 
   // The ID being written to its end, for people to watch: yields the beams of every level.
