@@ -168,7 +168,7 @@ def cards(body: dict[str, Any]) -> Svg:
             svg.text(x + 14, y + 95, "none of the words that were asked", 13, SOFT)
     y = top + rows * (high + gap) + 22
     svg.text(left, y, f"Code {body['deeper']['code']} divided by the next code", 16, INK, weight=700)
-    x = float(left)
+    x = left
     for group in groups:
         room = 18 + 28 * len(group)
         if x + room > svg.width - left:
