@@ -3,7 +3,7 @@
     python -m lab.front.constants COLLECTION --out lab/front/constants.json
 
 For every true answer: how many items stand in cells that the decoder likes better than its own, and how many of those looked at
-have better codes. `genius.search.quick.SCANNED` and `COMPARED` are chosen on the first half; what is reported elsewhere is of all.
+have better codes. `genius.search.quick.SCANNED` and `COMPARED` are chosen on one half; what is reported elsewhere is of all.
 """
 
 from __future__ import annotations
