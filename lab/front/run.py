@@ -178,7 +178,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("collection", type=Path)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--rivals", default="flat,ivfpq,ivfpq8,opq,ivfrq,rabitq,scann,lance-pq,lance-rq,usearch,hnsw")
+    parser.add_argument("--rivals", default=",".join(RIVALS))
     parser.add_argument("--questions", type=int, default=300)
     parser.add_argument("--task", default="text->image")
     args = parser.parse_args()
