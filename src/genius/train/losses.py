@@ -55,7 +55,8 @@ def gather_halves(rows: Tensor) -> Tensor:
     """Rows (2B, ...), queries and then their targets, of all processes as one process has them: all queries, then all targets."""
     if world_size() == 1:
         return rows
-    return _all_gather(rows).unflatten(0, (world_size(), 2, len(rows) // 2)).transpose(0, 1).flatten(0, 2)
+    halves = _all_gather(rows).view(world_size(), 2, len(rows) // 2, *rows.shape[1:])
+    return halves.transpose(0, 1).flatten(0, 2)
 
 
 def rank() -> int:
