@@ -39,14 +39,14 @@ from genius.types import Modality
 
 KINDS: tuple[RecipeName, ...] = ("paper", "default")
 SAME: dict[str, Any] = {
-    "encoder.train": "heads", "encoder.dropout": 0.0, "encoder.steps": 6, "encoder.batch": 256, "quantizer.steps": 8,
+    "encoder.train": "heads", "encoder.dropout": 0.0, "encoder.steps": 6, "encoder.batch": 256, "quantizer.steps": 12,
     "quantizer.batch": 256, "generator.steps": 8, "generator.batch": 256, "generator.lr": 1e-4, "run.patience": 0,
     "run.precision": "fp32", "run.log_every": 1, "held_out": 0.1,
 }  # fmt: skip
 LARGE = {"model.width": 256, "model.level_sizes": [3, 256, 256, 256], "model.decoder": "mini"}
 IDS = "ids of the pool"
 NUDGE = 1e-7
-SMALL = {"model.width": 16, "model.level_sizes": [3, 8, 8], "model.decoder": "nano", "model.projection": 16, "model.hidden": 16}
+SMALL = {"model.width": 16, "model.level_sizes": [3, 60, 40], "model.decoder": "nano", "model.projection": 16, "model.hidden": 16}
 SMALL |= {f"{stage}.batch": 32 for stage in ("encoder", "quantizer", "generator")}
 
 

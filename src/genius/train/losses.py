@@ -51,6 +51,14 @@ def gather_rows(rows: Tensor) -> Tensor:
     return _GatherRows.apply(rows) if rows.requires_grad else _all_gather(rows)  # type: ignore[no-untyped-call, no-any-return]
 
 
+def gather_halves(rows: Tensor) -> Tensor:
+    """Rows (2B, ...), queries and then their targets, of all processes as one process has them: all queries, then all targets."""
+    if world_size() == 1:
+        return rows
+    halves = _all_gather(rows).view(world_size(), 2, len(rows) // 2, *rows.shape[1:])
+    return halves.transpose(0, 1).flatten(0, 2)
+
+
 def rank() -> int:
     return dist.get_rank() if world_size() > 1 else 0
 
