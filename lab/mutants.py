@@ -67,7 +67,7 @@ MUTANTS = (
     ),
     Mutant(
         "M7", "a modality's dead codes are revived from other modalities", "model/quantizer.py",
-        "own if len(own) else residuals[book])", "residuals[book])",
+        "own if len(own) else everyone)", "everyone)",
         ("model/test_own_codebooks.py::test_dead_codes_are_revived_from_their_own_modality",),
     ),
     Mutant(
@@ -107,7 +107,7 @@ MUTANTS = (
     ),
     Mutant(
         "M15", "codebooks never move", "train/quantizer.py",
-        "self.quantizer.update(quantized.codes, quantized.residuals)", "pass",
+        "self.quantizer.update(quantized.codes, quantized.residuals, gather_halves)", "pass",
         ("train/test_stages.py::test_codebooks_follow_the_vectors_that_they_stand_for",),
     ),
     Mutant(
