@@ -152,8 +152,8 @@ Two constants of ours (codes looked at and vectors compared for each item that `
 **Choose flat search** (we do it for you) while all vectors are read faster than anything is looked up: about 40,000 items of width 256.
 It is exact, and an index folder of that size is searched so without being asked.
 
-**Choose HNSW or ScaNN** when memory is no matter: a kilobyte an item buys three to fifty times our speed at the same recall, and they need no
-model. **Choose RaBitQ** (Faiss `IVF,RaBitQ`, vectors on disk) when 50 bytes an item are allowed: it is quicker than we are, too.
+**Choose HNSW or ScaNN** when memory is no matter: a kilobyte an item buys two to fifty times our speed at the same recall (HNSW at 0.95 of a
+million: twice for single questions, as many in batches), and they need no model. **Choose RaBitQ** (Faiss `IVF,RaBitQ`, vectors on disk) when 50 bytes an item are allowed: it is quicker than we are, too.
 
 **Choose this** when the collection must fit in about 20 bytes an item of memory and still be found: codes, cells and lengths are 14 - 25 bytes
 an item, vectors stay on disk, and of what was measured below 50 bytes only this keeps more than 0.95 of exhaustive search at a million; when items

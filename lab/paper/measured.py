@@ -90,11 +90,10 @@ def analyses() -> Iterator[str]:
     if files:
         yield "## The paper's analyses on small sets"
         yield (
-            "`python -m lab.paper.sets` makes the sets, `lab/paper/little.toml` is `builtin:paper` at a size for two "
-            "cores, and each of "
-            "these is one `python -m lab reproduce NAME --data SET/test --model MODEL`. Cards of codes show other "
-            "people's pictures, so "
-            "only their counts are here."
+            "`python -m lab.paper.sets` makes the sets, `lab/paper/little.toml` is `builtin:paper` at a size for two cores, "
+            "and each of these is one command. Cards of codes show other people's pictures, so only their counts are here. "
+            "Times were taken while other programs shared the two cores. A model for a single task has as many epochs as the "
+            "one for all, so fewer steps."
         )
     for path in files:
         body = json.loads(path.read_text(encoding="utf-8"))
