@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from genius import flatten
+import genius.flatten as flatten
 from genius.errors import GeniusError
 from genius.index import metadata as meta
 from genius.index.reader import Reader
