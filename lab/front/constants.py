@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from genius.search import CodeTrie, SearchEngine, SearchParams, lookups
+from genius.search import CodeTrie, SearchEngine, SearchParams
+from genius.search import scan as scanning
 from lab.front.run import Front, K
 
 CODES = (4000, 7500, 10_000, 15_000, 20_000, 30_000, 40_000, 60_000, 90_000, 120_000)
@@ -30,7 +31,7 @@ def ranks(front: Front) -> NDArray[np.int64]:
     collection, model = front.collection, front.collection.model
     trie = CodeTrie.build(collection.codes.astype(np.int32), model.config.quantizer.level_sizes)
     engine = SearchEngine(model.generator, model.quantizer, trie, collection.z)
-    lookups._scans = lookups.WARM + 1
+    scanning._scans = scanning.WARM + 1
     z = torch.from_numpy(front.asked.z)
     engine.search(z[:1], k=K, params=SearchParams(reranker="codes"), target=torch.tensor([front.wanted]))
     assert engine._quick is not None

@@ -57,8 +57,8 @@ def filters(rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         backend = Backend(Index.open(serve.build(Path(folder), ITEMS, "bundled:mini")[0]))
         jobs = {
-            name: [Job(query, SearchRequest(10, where)) for query, where in zip(queries, wheres, strict=True)]
-            for name, wheres in conditions.items()
+            name: [Job(query, SearchRequest(10, where)) for query, where in zip(queries, filtered, strict=True)]
+            for name, filtered in conditions.items()
         }
         least = dict.fromkeys(jobs, float("inf"))
         for turn in range(rounds + 1):  # in turns, so that a busy machine is busy for all

@@ -29,6 +29,8 @@ BESIDE = (
     "run.record",
     "search",
 )
+ALL = "all tasks"  # the model beside those for single tasks: it is always given
+WAY = ", or train the first row here too (--variant '{}=train')"
 CHOSEN = ("model.width", "model.level_sizes")  # 0 and empty: left to the data
 
 
@@ -66,7 +68,7 @@ def refuse_unlike(first: str, recipes: Mapping[str, Recipe], changes: Mapping[st
                 continue
             raise GeniusError(
                 f"{first!r} and {row!r} were trained differently ({name}: {_shown(old)} and {_shown(new)}), so they do not "
-                f"compare: give a model with the same settings, or train the first row here too (--variant '{first}=train')"
+                f"compare: give a model with the same settings{'' if first == ALL else WAY.format(first)}"
             )
 
 

@@ -5,26 +5,24 @@ Each takes a model and data and gives a `Table` with pictures. Knows nothing of 
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFont
 
 from genius.data.features import FeatureSet
 from genius.errors import GeniusError
 from genius.evaluate.report import table
+from genius.flatten import flattened
 from genius.model.genius import Genius
 from genius.pictures.load import loaded
 from genius.train.config import TrainConfig, with_steps
@@ -69,22 +67,6 @@ def closeness(questions: torch.Tensor, answers: torch.Tensor) -> dict[str, float
     return {"own": own.mean().item(), "others": others.mean().item(), "nearest": first.float().mean().item()}
 
 
-def flattened(points: np.ndarray) -> np.ndarray:
-    """(n, 2) by UMAP, in a process of its own: its compiler leaves this one's threads in a state that slows torch down."""
-    if importlib.util.find_spec("umap") is None:
-        raise GeniusError("the map needs umap-learn: pip install 'genius-search[lab]'")
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(_umap, points).result()
-
-
-def _umap(points: np.ndarray) -> np.ndarray:
-    import umap
-
-    near = min(15, len(points) - 1)
-    flat: np.ndarray = umap.UMAP(n_neighbors=near, metric="cosine", random_state=0, n_jobs=1).fit_transform(points)
-    return flat
-
-
 def embedding_map(name: str, title: str, models: Mapping[str, Genius], data: FeatureSet, say: Say) -> Table:
     """UMAP of z-hat, one map a model."""
     figure, axes = plots(6 * len(models), 5.5, len(models))
@@ -94,15 +76,15 @@ def embedding_map(name: str, title: str, models: Mapping[str, Genius], data: Fea
         questions, answers, kinds = reconstructions(model, data)
         flat = flattened(torch.cat([questions, answers]).numpy())
         count = len(questions)
-        place.scatter(*flat[:count].T, s=4, c=COLOURS["question"], label="questions")
         for kind in Modality:
             own = flat[count:][(kinds == int(kind)).numpy()]
             if len(own):
-                place.scatter(*own.T, s=4, c=COLOURS[kind.label], label=f"answers: {kind.label}s")
+                place.scatter(*own.T, s=26, alpha=0.35, lw=0, c=COLOURS[kind.label], label=f"answers: {kind.label}s")
+        place.scatter(*flat[:count].T, s=3, lw=0, c=COLOURS["question"], label="questions")  # above what answers them
         place.set_title(row)
         place.set_xticks([])
         place.set_yticks([])
-        place.legend(fontsize=7, markerscale=3)
+        place.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=4, frameon=False)
         results.append({"row": row, "questions": count, **closeness(questions, answers)})
     header = ["", "cosine with its own answer", "with any other", "its own is the nearest"]
     rows = [[r["row"], f"{r['own']:.3f}", f"{r['others']:.3f}", f"{100 * r['nearest']:.1f} %"] for r in results]
@@ -128,7 +110,7 @@ def pattern(level: int, code: int, levels: int) -> str:
 
 
 def code_cards(
-    name: str, title: str, model: Genius, data: FeatureSet, items: Mapping[str, Item], level: int, cards: int, shown: int = 6
+    name: str, title: str, model: Genius, data: FeatureSet, items: Mapping[str, Item], level: int, cards: int, shown: int = 8
 ) -> Table:
     """Pictures and texts that share one code of a level, kind beside kind."""
     codes = model.encode(data.pool).cpu().numpy()
@@ -143,8 +125,9 @@ def code_cards(
         groups = {kind.label: rows[kinds[rows] == int(kind)] for kind in Modality}
         written = pattern(level, code, levels)
         chosen = {kind: [data.pool_ids[row] for row in own[:shown]] for kind, own in groups.items()}
-        results.append({"codes": written, "counts": {kind: len(own) for kind, own in groups.items()}, "items": chosen})
-        pictures[f"{name}-{number + 1}.png"] = _card(written, chosen, items)
+        counts = {kind: len(own) for kind, own in groups.items()}
+        results.append({"codes": written, "counts": counts, "items": chosen})
+        pictures[f"{name}-{number + 1}.png"] = _card(written, chosen, counts, items)
     header = ["codes", *(f"{kind.label}s" for kind in Modality)]
     body = table(header, [[r["codes"], *map(str, r["counts"].values())] for r in results])
     if model.config.quantizer.own_books_from:
@@ -153,24 +136,29 @@ def code_cards(
     return Table(name, title, body, {"candidates": len(data.pool)}, results, pictures)
 
 
-def _card(title: str, chosen: Mapping[str, Sequence[str]], items: Mapping[str, Item], side: int = 96) -> bytes:
-    rows = max((len(names) for names in chosen.values()), default=0)
-    width, line = 2 * side + 40, side + 12
-    card = Image.new("RGB", (len(chosen) * width, 40 + max(rows, 1) * line), "white")
+def _card(title: str, chosen: Mapping[str, Sequence[str]], counts: Mapping[str, int], items: Mapping[str, Item]) -> bytes:
+    """A row of tiles for each kind: pictures, words, or a picture above its words."""
+    side, gap, words, large, small = 104, 10, 5, ImageFont.load_default(17), ImageFont.load_default(11)
+    across = max((len(names) for names in chosen.values()), default=1)
+    line = round(small.getbbox("Ag")[3]) + 3
+    heights = {"image": side, "text": words * line, "pair": side + words * line}
+    total = 44 + sum(30 + heights[kind] for kind, names in chosen.items() if names)
+    card = Image.new("RGB", (max(across, 2) * (side + gap) + gap, total), "white")
     draw = ImageDraw.Draw(card)
-    draw.text((8, 6), title, fill="black")
-    for column, (kind, names) in enumerate(chosen.items()):
-        left = column * width + 8
-        draw.text((left, 22), f"{kind}s", fill="#666666")
-        for row, item in enumerate(names):
-            top = 40 + row * line
-            known = items.get(item, Item(item, text=item))
-            text_left = left
+    draw.text((gap, 10), title, fill="black", font=large)
+    top = 44
+    for kind, names in chosen.items():
+        if not names:
+            continue
+        draw.text((gap, top), f"{counts[kind]:,} {kind}s", fill="#777777", font=small)
+        for column, name in enumerate(names):
+            known, left, below = items.get(name, Item(name, text=name)), gap + column * (side + gap), top + 18
             if known.image is not None:
-                card.paste(_small(known, side), (left, top))
-                text_left += side + 6
-            words = textwrap.wrap(known.text or "", 15 if known.image is not None else 30)[:6]
-            draw.multiline_text((text_left, top + 4), "\n".join(words), fill="black", spacing=2)
+                card.paste(_small(known, side), (left, below))
+                below += side
+            wrapped = textwrap.wrap(known.text or "", side // 6)[:words]
+            draw.multiline_text((left, below + 2), "\n".join(wrapped), fill="black", spacing=2, font=small)
+        top += 30 + heights[kind]
     out = io.BytesIO()
     card.save(out, format="PNG")
     return out.getvalue()

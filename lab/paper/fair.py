@@ -7,7 +7,7 @@ heads that are trained once a seed, without hard negatives or modality loss, and
 question is in the pool while anything is trained, and validation questions share no answer with training ones. The decoder has
 T5-small's shape and is trained until its validation stops rising; the JSON holds the whole curve. All test questions, three
 seeds, and intervals of the difference to the first row, question by question.
-Jobs run side by side on one GPU, the most important rows first; after every job the JSON is written, and a second call goes on.
+Jobs run side by side on one GPU, seed by seed; after every row the JSON is written, and a second call goes on.
 Calls on several machines share the work by `--seeds` and `--rows`; `--also` takes their rows over (`--seconds 0`: nothing more).
 """
 
@@ -18,6 +18,7 @@ import datetime
 import json
 import multiprocessing
 import os
+import queue
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -31,7 +32,7 @@ import torch
 
 from genius.config import to_dict
 from genius.data.features import FeatureSet
-from genius.encoders.heads import Heads
+from genius.encoders.towers import Heads
 from genius.evaluate.harness import EvalConfig, evaluate
 from genius.train.config import RunConfig, TrainConfig, read_train_config
 from genius.train.encoder import HeadsStage
@@ -46,8 +47,6 @@ from lab.paper.compare import Difference, difference
 from lab.paper.experiment import read_experiment
 
 BASE, SUMS = "GENIUS", "norms as printed"
-# the paper's pools of each; the first two are what a plain call runs
-TABLES = {"table-4": "universal", "table-5": "local", "supplement-3": "universal", "supplement-5": "local"}
 HELD_OUT = 0.06  # of the training questions, by group; a quarter of that is what stages are judged by
 # In every row alike: the paper's epochs of stage 2 and as many of stage 3 as validation asks for, with larger batches and rates,
 # since here are 75,000 questions where the paper has 1.1 million.
@@ -61,11 +60,12 @@ SAME: dict[str, Any] = {
     "generator.epochs": 8,
     "generator.batch": 512,
     "generator.lr": 4e-4,
-    "run.patience": 3,
+    "run.patience": 20,  # as many as there are looks: a decoder may rise late, so none stops early, and the best weights stay
 }
 HEADS_WIDTH = 256
 JUDGED = 600
 BEAMS = 30  # as the paper's ablations
+DONE: multiprocessing.Queue[dict[str, Any]] | None = None  # in a process of `run_all`
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,13 @@ class Job:
     work: Path
     products: int | None
     overrides: dict[str, Any]
+    judged: int = JUDGED  # validation questions
+
+
+@cache
+def pool_of(table: str) -> str:
+    """Where the paper's table searches."""
+    return read_experiment(table).pools[0]
 
 
 def rows_of(tables: tuple[str, ...]) -> list[Row]:
@@ -128,7 +135,7 @@ class Parts:
 
 
 @cache
-def parts_of(name: str, folder: Path, products: int | None) -> Parts:
+def parts_of(name: str, folder: Path, products: int | None, judged: int) -> Parts:
     data = (fashion if name == "fashion" else icons)(folder, products)
     new = torch.zeros(len(data.test.pool), dtype=torch.bool)
     new[data.test.pairs[:, 1]] = True
@@ -141,7 +148,7 @@ def parts_of(name: str, folder: Path, products: int | None) -> Parts:
         train = train.take_queries(kept)
     else:
         honest = without(honest, new)
-    return Parts(train, few_questions(honest, JUDGED), with_local_pools(data.test))
+    return Parts(train, few_questions(honest, judged), with_local_pools(data.test))
 
 
 def with_local_pools(test: FeatureSet) -> FeatureSet:
@@ -160,7 +167,7 @@ class Bench:
     """Where a job's stages run."""
 
     def __init__(self, job: Job) -> None:
-        self.job, self.parts = job, parts_of(job.data, job.features, job.products)
+        self.job, self.parts = job, parts_of(job.data, job.features, job.products, job.judged)
         self.accelerator = make_accelerator("auto")
 
     def config(self, row: Row) -> TrainConfig:
@@ -212,16 +219,20 @@ class Bench:
         return torch.device(self.accelerator.device)
 
 
-def attempt(job: Job) -> list[dict[str, Any]]:
-    """A job that fails takes no other one with it."""
+def attempt(job: Job) -> Iterator[dict[str, Any]]:
+    """Every row as soon as it is done. A job that fails takes no other one with it."""
     torch.set_num_threads(1)
+    missing = [row.name for row in job.rows]
     try:
-        return run_job(job)
+        for entry in run_job(job):
+            missing.remove(entry["row"])
+            yield entry
     except Exception as error:
-        return [{"row": row.name, "seed": job.seed, "error": f"{type(error).__name__}: {error}"} for row in job.rows]
+        for name in missing:
+            yield {"row": name, "seed": job.seed, "error": f"{type(error).__name__}: {error}"}
 
 
-def run_job(job: Job) -> list[dict[str, Any]]:
+def run_job(job: Job) -> Iterator[dict[str, Any]]:
     """Stage 2 once, stage 3 for every row."""
     start = time.monotonic()
     bench = Bench(job)
@@ -234,25 +245,23 @@ def run_job(job: Job) -> list[dict[str, Any]]:
     bench.run(second, first, replace(first.run, patience=0))  # stage 2 as in the paper: so many epochs, the last weights
     second.finish()
     times = {"stage 2": time.monotonic() - start}
-    out = []
     for row, config in zip(job.rows, configs, strict=True):
         begun = time.monotonic()
         frozen, honest = freeze(second, parts, config)
         third = GeneratorStage(parts.train, frozen, honest, second.quantizer, config.model, config.generator, job.seed, BEAMS)
         looks = bench.run(third, config, config.run)
         times["stage 3"] = time.monotonic() - begun
-        model = assemble(config, second, third).eval()
+        model = assemble(config, second, third)
         begun = time.monotonic()
         found = measured(model, data.test, row)
         times["search"] = time.monotonic() - begun
         entry = {"row": row.name, "seed": job.seed, "looks": looks, "config": to_dict(config), "found": found}
-        out.append({**entry, "seconds": {name: round(seconds, 1) for name, seconds in times.items()}})
-    return out
+        yield {**entry, "seconds": {name: round(seconds, 1) for name, seconds in times.items()}}
 
 
 def measured(model: Any, test: FeatureSet, row: Row) -> dict[str, dict[str, Any]]:
     """pool -> method -> task -> (Q,) whether each question's answer was among the first five."""
-    pools = tuple(dict.fromkeys(TABLES[table] for table in row.tables))
+    pools = tuple(dict.fromkeys(map(pool_of, row.tables)))
     fixed: dict[str, Any] = {"beams": (BEAMS,), "pools": pools, "depth": 10, "batch": 256}
     config = EvalConfig(methods=("dense", "genius", "genius-r"), bootstrap=0, survival=0, reference="", **fixed)
     found = evaluate(model, test, config)
@@ -314,10 +323,11 @@ class Results:
 
     def differences(self, method: str) -> Iterator[tuple[str, str, Difference]]:
         """(table, row, against the first row)."""
-        for table, pool in TABLES.items():
-            base = self.of(BASE, pool, method)
+        for table in dict.fromkeys(table for row in self.rows for table in row.tables):
+            base = self.of(BASE, pool_of(table), method)
             for row in self.rows:
-                if table in row.tables and (mine := self.of(row.name, pool, method)) and base:
+                mine = self.of(row.name, pool_of(table), method) if table in row.tables else {}
+                if mine.keys() & base.keys():  # else: no seed in common, nothing to say yet
                     yield table, row.name, difference(mine, base)
 
     def write(self) -> None:
@@ -349,7 +359,8 @@ def run_all(jobs: list[Job], results: Results, processes: int, seconds: float) -
     """Every job that can end in time, side by side."""
     end = time.monotonic() + seconds
     context = multiprocessing.get_context("spawn")
-    with context.Pool(processes) as pool:
+    done: multiprocessing.Queue[dict[str, Any]] = context.Queue()
+    with context.Pool(processes, hand_over, (done,)) as pool:
         first: dict[int, Job] = {}
         for job in jobs:
             first.setdefault(job.seed, job)
@@ -360,18 +371,29 @@ def run_all(jobs: list[Job], results: Results, processes: int, seconds: float) -
             print("time is up before any row began", flush=True)
             return
         print(f"heads ready, {end - time.monotonic():.0f} s left", flush=True)
-        found = pool.imap_unordered(attempt, jobs)
-        for _ in jobs:
+        pool.map_async(work, jobs, chunksize=1)
+        for _ in range(sum(len(job.rows) for job in jobs)):
             try:
-                entries = found.next(timeout=max(end - time.monotonic(), 0.1))
-            except multiprocessing.TimeoutError:
+                entry = done.get(timeout=max(end - time.monotonic(), 0.1))
+            except queue.Empty:
                 print("time is up: what is not done is left for another call", flush=True)
                 return  # what still runs is ended with the pool
-            for entry in entries:
-                if "error" not in entry:
-                    results.add(entry)
-                said = entry.get("error") or entry["seconds"]
-                print(f"{end - time.monotonic():5.0f} s left  {entry['row']} seed {entry['seed']} {said}", flush=True)
+            said = entry.get("error") or entry["seconds"]
+            print(f"{end - time.monotonic():5.0f} s left  {entry['row']} seed {entry['seed']} {said}", flush=True)
+            if "error" not in entry:
+                results.add(entry)
+
+
+def hand_over(done: multiprocessing.Queue[dict[str, Any]]) -> None:
+    """What a process is begun with: where it says what it has."""
+    global DONE
+    DONE = done
+
+
+def work(job: Job) -> None:
+    assert DONE is not None
+    for entry in attempt(job):
+        DONE.put(entry)
 
 
 def prepare(job: Job) -> None:
@@ -391,6 +413,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=290, help="no longer than this; a second call goes on")
     parser.add_argument("--also", type=Path, nargs="+", default=[], help="JSONs of other calls, whose rows are taken over")
     parser.add_argument("--products", type=int, help="only the first so many fashion products, for a trial")
+    parser.add_argument("--judged", type=int, default=JUDGED, help="validation questions")
     parser.add_argument("--set", action="append", default=[], help="one field in every row alike, name=JSON")
     args = parser.parse_args()
     overrides = {name: json.loads(value) for name, _, value in (entry.partition("=") for entry in args.set)}
@@ -407,12 +430,10 @@ def main() -> None:
         results.join(path)
     with tempfile.TemporaryDirectory() as work:
         jobs = [
-            Job(seed, group, args.data, args.features, Path(work), args.products, overrides)
-            for table in args.tables.split(",")
-            for seed in map(int, args.seeds.split(","))
-            for group in grouped([row for row in asked if row.tables[0] == table and not results.has(row.name, seed)])
+            Job(seed, group, args.data, args.features, Path(work), args.products, overrides, args.judged)
+            for seed in map(int, args.seeds.split(","))  # seed by seed, the first row first: a run that is cut says something
+            for group in grouped([row for row in asked if not results.has(row.name, seed)])
         ]
-        jobs.sort(key=lambda job: job.rows[0].name == SUMS)  # last
         if jobs and args.seconds > 0:
             run_all(jobs, results, args.processes, args.seconds)
     results.write()

@@ -18,8 +18,8 @@ from PIL import Image
 
 from genius.data.features import FeatureSet
 from genius.encoders.base import encode_queries
+from genius.evaluate.generative import BeamMethod, Decodings
 from genius.evaluate.harness import EvalConfig, Evaluation, evaluate
-from genius.evaluate.methods.generative import BeamMethod, Decodings
 from genius.evaluate.report import method_title, table
 from genius.model.genius import Genius
 from genius.types import Query
@@ -132,15 +132,19 @@ def _tables(sizes: list[int], results: list[dict[str, Any]], encoder: dict[str, 
 
 def _drawn(results: list[dict[str, Any]], encoder: dict[str, float]) -> bytes:
     keys = {"features given": "queries_per_second"} | ({"with the encoder (words)": "with_encoder_text"} if encoder else {})
-    figure, axes = plots(6 * len(keys), 4, len(keys))
+    figure, axes = plots(5 * len(keys) + 2, 4, len(keys))
+    shown = [r[key] for r in results for key in keys.values() if key in r]
     for place, (title, key) in zip(axes[0], keys.items(), strict=True):
         for method in dict.fromkeys(r["method"] for r in results if "method" in r):
             points = [(r["candidates"], r[key]) for r in results if r.get("method") == method]
             place.plot(*zip(*points, strict=True), marker="o", label=method_title(method))
-        place.set_xscale("log")
-        place.set_yscale("log")
+        for scale, axis in ((place.set_xscale, place.xaxis), (place.set_yscale, place.yaxis)):
+            scale("log", subs=(2, 5))
+            axis.set_major_formatter("{x:,.0f}")
+            axis.set_minor_formatter("{x:,.0f}")
+        place.set_ylim(0.8 * min(shown), 1.25 * max(shown))  # the same on both: what the encoder costs is seen
         place.set_xlabel("candidates")
         place.set_ylabel("questions a second")
         place.set_title(title)
-        place.legend(fontsize=7)
+    axes[0][-1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False)
     return png(figure)

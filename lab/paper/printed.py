@@ -2,7 +2,7 @@
 
 Percentages, all as printed. Where two tables print the same cell differently, or a cell cannot be right, `MISPRINTS` says so and
 why; such cells are marked where they are shown. `AVERAGES` are the printed means: those of Table 2's CLIP-SF and BLIP-FF are not
-the means of its own cells (49.0 and 45.2) but of the supplement's.
+the means of its own cells (49.05 and 45.2) but of the supplement's.
 """
 
 from __future__ import annotations
@@ -46,6 +46,11 @@ MISPRINTS: dict[tuple[str, str, str], str] = {
 
 def misprints(table: str) -> set[tuple[str, str]]:
     return {(method, task) for name, method, task in MISPRINTS if name == table}
+
+
+def printed_number(value: float) -> str:
+    """As the paper prints it: one digit, two for the few values below one."""
+    return f"{value:.2f}" if 0 < value < 1 and round(value, 1) != value else f"{value:.1f}"
 
 
 def _row(order: Sequence[str], *values: float) -> Row:

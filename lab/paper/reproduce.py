@@ -19,15 +19,8 @@ from genius.data.features import FeatureSet
 from genius.data.mbeir import DIRECTIONS, ROWS
 from genius.errors import GeniusError
 from genius.evaluate.harness import EvalConfig, Evaluation, evaluate, tasks_of
-from genius.evaluate.methods.vectors import code_bits
-from genius.evaluate.report import (
-    average_cell,
-    main_cell,
-    main_table,
-    method_title,
-    printed_number,
-    table,
-)
+from genius.evaluate.methods import code_bits
+from genius.evaluate.report import average_cell, main_cell, method_title, table
 from genius.evaluate.sources import features_folder, load_features, other_encoders
 from genius.model.generator import SIZES
 from genius.model.genius import Genius
@@ -36,10 +29,10 @@ from genius.train.config import read_train_config
 from genius.types import Item
 from lab.paper import analyses
 from lab.paper import printed as paper
-from lab.paper.alike import flat, recipe_of, refuse_unlike
+from lab.paper.alike import ALL, Recipe, flat, recipe_of, refuse_unlike
 from lab.paper.experiment import AblationRow, Experiment, Request, listing, read_experiment
 from lab.paper.figure_4 import speed
-from lab.paper.table import Table
+from lab.paper.table import Table, beside_printed
 
 ENCODERS = ("CLIP-FF", "BLIP-SF", "BLIP-FF")  # dense rows beside CLIP-SF, which is the model's own encoder (score-fusion)
 FULL_MBEIR = 5_000_000  # the union pool has 5.6 million candidates
@@ -140,13 +133,17 @@ def _baselines(experiment: Experiment, request: Request, model: Genius, data: Fe
 def _methods(
     name: str, experiment: Experiment, request: Request, model: Genius, data: FeatureSet, tasks: list[Task], say: Say
 ) -> Table:
+    if experiment.single and request.train:
+        planned = read_train_config(request.base, _changes(name, AblationRow("single"), request, data.pool.width))
+        recipes = {ALL: recipe_of(request.model), "single task": flat(to_dict(planned))}
+        refuse_unlike(ALL, {row: _on_features(own) for row, own in recipes.items()}, {})
     methods = tuple(m for m in experiment.methods if m != "feature-fusion")  # comes under its encoder's name, with --dense
     config = _config(experiment, request, tasks, methods=methods)
     others = other_encoders(request.dense, request.source(), data)
     extra = _baselines(experiment, request, model, data, say)
     evaluation = evaluate(model, data, config, extra=[*others, *extra], progress=say)
     printed: Mapping[str, paper.Row] = paper.TABLES.get(name, {}) if _is_mbeir(evaluation.tasks) else {}
-    body = "\n\n".join(main_table(evaluation, pool, printed, paper.misprints(name)) for pool in evaluation.pools)
+    body = "\n\n".join(beside_printed(evaluation, pool, printed, paper.misprints(name)) for pool in evaluation.pools)
     if _about_other_data(evaluation, printed):
         body += f"\n\n{OTHER_DATA}"
     if experiment.baselines and not extra:
@@ -248,8 +245,12 @@ def _refuse_unlike(name: str, experiment: Experiment, request: Request, given: M
             recipes[row.name] = flat(to_dict(planned))
     first = experiment.rows[0].name
     if any(row.name not in given for row in experiment.rows):  # trained here: on the features that the given model's encoder made
-        recipes = {row: {k: v for k, v in own.items() if not k.startswith("encoder.")} for row, own in recipes.items()}
+        recipes = {row: _on_features(own) for row, own in recipes.items()}
     refuse_unlike(first, recipes, changes)
+
+
+def _on_features(recipe: Recipe) -> Recipe:
+    return {name: value for name, value in recipe.items() if not name.startswith("encoder.")}
 
 
 def _not_as_named(row: AblationRow, model: Genius) -> list[str]:
@@ -272,7 +273,7 @@ def _train(name: str, row: AblationRow, request: Request, data: FeatureSet) -> G
     from genius.train.run import train
 
     config = read_train_config(request.base, _changes(name, row, request, data.pool.width))
-    return train(config, data, quiet=True).model.to(request.device).eval()
+    return train(config, data, quiet=True).model.to(request.device)
 
 
 def _changes(name: str, row: AblationRow, request: Request, width: int) -> dict[str, Any]:
@@ -301,7 +302,7 @@ def _ablation_body(name: str, experiment: Experiment, found: dict[str, Evaluatio
         rows = []
         for row, evaluation in found.items():
             cells = [main_cell(evaluation.find(task.key, method, pool), mark=False) for task in tasks]
-            theirs = [printed_number(printed[row][task.key]) for task in tasks] if row in printed else []
+            theirs = [paper.printed_number(printed[row][task.key]) for task in tasks] if row in printed else []
             rows.append([row, *cells, average_cell(evaluation, method, pool), *theirs])
         blocks.append(table(header, rows))
     if _about_other_data(next(iter(found.values())), printed):
@@ -330,7 +331,7 @@ def _text_to_image(
             result = evaluation.find(task.key, method, "local")
             rows.append([method_title(method), *(main_cell(replace(result, main=f"hit@{k}"), mark=False) for k in (1, 5, 10))])
         printed = known.get(task.key.partition("_")[0].replace("mscoco", "coco"), {})
-        rows += [[f"{method_title(who)} (paper)", *map(printed_number, values)] for who, values in printed.items()]
+        rows += [[f"{method_title(who)} (paper)", *map(paper.printed_number, values)] for who, values in printed.items()]
         blocks.append(table(header, rows))
     return Table(name, experiment.title, "\n\n".join(blocks), evaluation.about, evaluation.to_json()["results"])
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import datetime
 import io
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from genius.evaluate.harness import Evaluation
+from genius.evaluate.report import main_rows, method_title, table
+from lab.paper.printed import Row, printed_number
 
 
 @dataclass
@@ -31,13 +37,14 @@ class Table:
     def write(self, directory: Path, command: str = "") -> Path:
         directory.mkdir(parents=True, exist_ok=True)
         (directory / f"{self.name}.md").write_text(self.markdown(command), encoding="utf-8")
-        (directory / f"{self.name}.json").write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+        (directory / f"{self.name}.json").write_text(json.dumps(self.to_json(command), indent=1) + "\n", encoding="utf-8")
         for name, picture in self.pictures.items():
             (directory / name).write_bytes(picture)
         return directory / f"{self.name}.md"
 
-    def to_json(self) -> dict[str, Any]:
-        return {"experiment": self.name, "title": self.title, "about": self.about, "results": self.results}
+    def to_json(self, command: str = "") -> dict[str, Any]:
+        about = {"date": datetime.date.today().isoformat(), **self.about, **({"command": command} if command else {})}
+        return {"experiment": self.name, "title": self.title, "about": about, "body": self.body, "results": self.results}
 
 
 def plots(width: float, height: float, columns: int = 1) -> tuple[Any, Any]:
@@ -59,3 +66,19 @@ def png(figure: Any) -> bytes:
     figure.savefig(out, format="png", dpi=110)
     plt.close(figure)
     return out.getvalue()
+
+
+def beside_printed(evaluation: Evaluation, pool: str, printed: Mapping[str, Row], misprints: set[tuple[str, str]]) -> str:
+    """Our table with the paper's columns after our own."""
+    header, rows = main_rows(evaluation, pool)
+    keys = [task.key for task in evaluation.tasks]
+    for name, theirs in printed.items():
+        known = [theirs[key] for key in keys if key in theirs]
+        if not known:
+            continue
+        header.append(f"{method_title(name)} (paper)")
+        for key, row in zip(keys, rows, strict=False):
+            marked = " (misprint)" if (name, key) in misprints else ""
+            row.append(printed_number(theirs[key]) + marked if key in theirs else "–")
+        rows[-1].append(f"{sum(known) / len(known):.1f}" if len(known) == len(keys) else "–")
+    return table(header, rows)

@@ -93,6 +93,7 @@ def test_an_unreadable_picture_stops_late_and_nothing_is_done_twice(whole: Path,
     (root / last).write_bytes(good[:40])
     result = extract(root, tmp_path / "features")
     assert result.exit_code == 2 and result.stderr.count("genius: ") == 1 and "cannot" in result.stderr, result.output
+    assert result.stderr.splitlines()[-1].startswith("genius: ") and "\r" not in result.stderr  # not behind a line of progress
     done = len(list((tmp_path / "features" / "progress").glob("*.json")))
     assert done > 0
     (root / last).write_bytes(good)

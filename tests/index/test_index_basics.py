@@ -14,7 +14,7 @@ from PIL import Image
 from genius import Genius, GeniusError, Index, Item, Modality, Query
 from genius.index import searching
 from genius.index.searching import why_nothing
-from genius.search import SearchEngine, SearchParams, SearchRequest
+from genius.search import SearchEngine, SearchParams, SearchRequest, quick
 
 COLOURS = {"red": (220, 20, 20), "green": (20, 200, 20), "blue": (20, 20, 220), "white": (250, 250, 250)}
 
@@ -105,7 +105,16 @@ def test_a_target_is_what_people_mean_by_it(index: Index) -> None:
 def test_nothing_found_says_why(
     asked: str | None, strict: bool, counts: dict[str, int], where: str | None, least: float | None, said: str
 ) -> None:
-    assert said in why_nothing(asked, strict, counts, where, least)
+    target = None if asked is None else Modality.parse(asked)
+    assert said in why_nothing(target, SearchRequest(10, where, least, strict=strict), counts)
+
+
+def test_nothing_found_says_why_to_python_too(index: Index) -> None:
+    assert "the index is empty" in repr(index.search("a"))
+    index.add([Item("a", text="a")])
+    found = index.search("a", target="image")
+    assert found == [] and found.why is not None and "no item has a picture, there are 1 text" in found._repr_html_()
+    assert index.search("a").why is None
 
 
 def test_hits_know_codes_that_the_model_gives(index: Index, model: Genius) -> None:
@@ -430,8 +439,9 @@ def test_ids_whose_hashes_collide_are_told_apart(model: Genius, tmp_path: Path, 
     assert {item.id for item in Index(tmp_path / "same.genius", model).items()} == {*names, "stranger"} - {names[2]}
 
 
-def test_under_a_filter_all_that_match_are_compared(model: Genius, tmp_path: Path) -> None:
+def test_under_a_filter_all_that_match_are_compared(model: Genius, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However few beams and items the settings name: the answer is brute force's."""
+    monkeypatch.setattr(quick, "FLAT_BYTES", 0)  # a collection of this size would be compared whole anyhow
     items = [Item(f"t{i}", text=f"word{i} thing{i % 7}", metadata={"n": i}) for i in range(200)]
     index = Index(tmp_path / "filtered.genius", model)
     index.add(items)

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import genius.index.live
 import genius.index.opened
 import genius.index.writing
 from genius import Genius, GeniusError, Index, Item
@@ -241,14 +240,14 @@ def test_many_small_commits_are_tidied_up(index: Index, monkeypatch: pytest.Monk
 
 
 def test_rows_left_by_upserts_are_dropped_in_time(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(genius.index.live, "WASTE_FROM", 10)
+    monkeypatch.setattr(genius.index.opened, "WASTE_FROM", 10)
     for _ in range(10):
         index.upsert(texts(0, 5))
     assert len(index._state.live.seqs) < 30 and len(everything(index)) == 5
 
 
 def test_many_alternating_adds_and_searches_keep_the_engine_small(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(genius.index.live, "MAX_ADDITIONS", 3)
+    monkeypatch.setattr(genius.index.opened, "MAX_ADDITIONS", 3)
     for i in range(12):
         index.add(texts(i, i + 1))
         if i % 3 == 2:

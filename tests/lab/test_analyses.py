@@ -35,6 +35,7 @@ def test_a_card_shows_what_it_can_and_says_what_it_cannot() -> None:
     good = BytesIO()
     Image.new("RGB", (40, 20), "red").save(good, "PNG")
     items = {"a": Item("a", image=good.getvalue()), "b": Item("b", image=b"no picture"), "c": Item("c", text="a word")}
-    card = Image.open(BytesIO(_card("*,5", {"image": ["a", "b"], "text": ["c", "unknown"], "pair": []}, items))).convert("RGB")
-    assert card.getpixel((8 + 48, 40 + 48)) == (255, 0, 0)  # the picture, in the middle of its place
-    assert card.size == (3 * (2 * 96 + 40), 40 + 2 * 108)
+    chosen = {"image": ["a", "b"], "text": ["c", "unknown"], "pair": []}
+    card = Image.open(BytesIO(_card("*,5", chosen, {"image": 2, "text": 2, "pair": 0}, items))).convert("RGB")
+    assert card.getpixel((10 + 52, 44 + 18 + 52)) == (255, 0, 0)  # the picture, in the middle of its tile
+    assert card.width == 2 * (104 + 10) + 10

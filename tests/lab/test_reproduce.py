@@ -11,9 +11,11 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from genius.config import to_dict
+from genius.data.features import FeatureSet
 from genius.data.mbeir import ROWS
 from genius.errors import GeniusError
 from genius.train.config import RULES, read_train_config
+from genius.train.run import train
 from lab.__main__ import app
 from lab.paper import analyses, reproduce
 from lab.paper import printed as paper
@@ -175,10 +177,15 @@ def test_single_task_rows_are_models_of_one_tasks_questions(world: World, tmp_pa
     text = 'title = "Alone"\nkind = "methods"\npools = ["local"]\nmethods = ["genius"]\nsingle = true\nbeams = [4, 5]\n'
     (tmp_path / "alone.toml").write_text(text + 'tasks = ["mscoco_task0", "cirr_task7"]\n')
     settings = [f"--set={key}={json.dumps(value)}" for key, value in world.quick.items()]
-    found = call(
-        "reproduce", str(tmp_path / "alone.toml"), "--data", str(world.test), "--model", str(world.model), "--json",
-        "--train", str(world.train), "--base", "lab/paper/tiny.toml", "--work", str(tmp_path / "work"), *settings,
-    )  # fmt: skip
+    asked = ["reproduce", str(tmp_path / "alone.toml"), "--data", str(world.test), "--json", "--train", str(world.train)]
+    asked += ["--base", "lab/paper/tiny.toml", "--work", str(tmp_path / "work"), *settings]
+    other = CliRunner().invoke(app, [*asked, "--model", str(world.model)])  # trained longer than the single ones would be
+    assert other.exit_code == 2 and "'all tasks' and 'single task' were trained differently" in other.output
+    assert "queries in" not in other.output  # said before anything is searched
+    data = FeatureSet.load(world.train)
+    fixed = {"encoder.train": "none", "output": str(tmp_path / "all"), "data": str(world.train), "model.width": data.pool.width}
+    train(read_train_config("lab/paper/tiny.toml", {**world.quick, **fixed, "device": "cpu"}), data, quiet=True)
+    found = call(*asked, "--model", str(tmp_path / "all"))
     alone = [r for r in found["results"] if r["method"] == "genius, single task"]
     assert [r["task"] for r in alone] == ["mscoco_task0", "cirr_task7"]
     kept = {path.name for path in (tmp_path / "work" / "alone").iterdir()}
@@ -186,8 +193,6 @@ def test_single_task_rows_are_models_of_one_tasks_questions(world: World, tmp_pa
 
 
 def test_cards_show_the_candidates_of_features(world: World, tmp_path: Path) -> None:
-    from genius.data.features import FeatureSet
-
     red = tmp_path / "red.png"
     Image.new("RGB", (96, 96), (255, 0, 0)).save(red)
     rows = [{"id": name, "image": str(red), "text": "seen"} for name in FeatureSet.load(world.test).pool_ids]
@@ -195,9 +200,8 @@ def test_cards_show_the_candidates_of_features(world: World, tmp_path: Path) -> 
     where = ["--data", str(world.test), "--model", str(world.model), "--out", str(tmp_path / "out"), "--json"]
     found = call("reproduce", "figure-3", *where, "--items", str(tmp_path / "items.jsonl"))
     card = Image.open(tmp_path / "out" / "figure-3-1.png").convert("RGB")
-    first = next(kind for kind, names in found["results"][0]["items"].items() if names)
-    column = ["image", "text", "pair"].index(first)
-    assert card.getpixel((column * 232 + 8 + 48, 40 + 48)) == (255, 0, 0)
+    assert any(found["results"][0]["items"].values())
+    assert card.getpixel((10 + 52, 44 + 18 + 52)) == (255, 0, 0)  # in the first tile of the first kind
     assert "codebooks of its own" in (tmp_path / "out" / "figure-3.md").read_text()  # this model's codes are not shared
 
 

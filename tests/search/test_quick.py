@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from search_reference import tiny_generator, tiny_quantizer
 
-from genius.search import CodeTrie, SearchEngine, SearchParams, batch_scan, lookups, quick
-from genius.search.decoder import Decoder
-from genius.search.first_row import FirstRow
-from genius.search.head import CodebookHead
+from genius.search import CodeTrie, SearchEngine, SearchParams, batch_scan, quick, scan
+from genius.search.decoder import CodebookHead, Decoder
+from genius.search.quick import FirstRow
 from genius.search.scan import CodeScan
 
 SIZES = (3, 6, 4, 5)
@@ -54,7 +53,7 @@ def test_codes_in_the_likeliest_cells_rank_by_cosine(seed, items, own, target, s
     quantizer = own_quantizer(seed, own)
     engine = engine_of("own-codebooks" if own else "codebooks", quantizer, codes, vectors)
     allowed = np.random.default_rng(seed + 1).random(items) < share
-    lookups._scans = lookups.WARM + 1 if native else -1000
+    scan._scans = scan.WARM + 1 if native else -1000
     found = engine.search(
         z, k=5, params=SearchParams(rerank=budget, reranker="codes"), target=torch.full((3,), target), allowed=allowed
     )
@@ -133,8 +132,8 @@ def test_the_least_of_the_best_is_the_one_that_sorting_finds(seed, count, steps,
     rng = np.random.default_rng(seed)
     scores = (rng.integers(0, steps, count) / steps - 0.3).astype(np.float32)
     wanted = int(rng.integers(1, count + 1))
-    lookups._scans = lookups.WARM + 1 if native else -1000
-    assert lookups.least_of_best(scores, wanted) == np.sort(scores)[count - wanted]
+    scan._scans = scan.WARM + 1 if native else -1000
+    assert scan.least_of_best(scores, wanted) == np.sort(scores)[count - wanted]
 
 
 def test_vectors_rank_what_the_scan_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,8 +174,8 @@ def test_compiled_and_plain_look_ups_are_bit_equal() -> None:
     params = SearchParams(rerank=30, reranker="codes")
     allowed = np.random.default_rng(0).random(3000) < 0.5
     answers = []
-    for scans in (-1000, lookups.WARM + 1):
-        lookups._scans = scans
+    for scans in (-1000, scan.WARM + 1):
+        scan._scans = scans
         answers.append(engine.search(z, k=20, params=params, allowed=allowed))
     assert torch.equal(answers[0].rows, answers[1].rows) and torch.equal(answers[0].scores, answers[1].scores)
 

@@ -13,6 +13,8 @@ from genius.cli.common import command, console, emit
 from genius.cli.index import DeviceOption
 from genius.errors import GeniusError
 
+SAID_EVERY = 10.0  # seconds between lines of progress that do not go to a terminal
+
 
 def register(app: typer.Typer) -> None:
     app.command("eval")(evaluate_command)
@@ -31,20 +33,27 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 def progress_line() -> Any:
-    """A callback for feature extraction that redraws one line on stderr: rows, rate, time left."""
+    """A callback for feature extraction: rows, rate, time left; redrawn on a terminal, a line now and then elsewhere."""
     import time
 
     began: dict[str, tuple[float, int]] = {}  # part -> when it was first heard of, and how much was there already
+    said = 0.0
 
     def show(part: str, done: int, total: int) -> None:
-        start, there = began.setdefault(part, (time.monotonic(), done))
-        passed = time.monotonic() - start
+        nonlocal said
+        now = time.monotonic()
+        start, there = began.setdefault(part, (now, done))
+        passed = now - start
+        if not console.is_terminal and done < total and now - said < SAID_EVERY:
+            return
+        said = now
         line = f"features of {part}: {done:,} of {total:,}"
         if passed > 1 and done > there:
             rate = (done - there) / passed
             hours, rest = divmod(int((total - done) / rate), 3600)
             line += f", {rate:,.0f} a second" + (f", {hours}:{rest // 60:02}:{rest % 60:02} left" if done < total else "")
-        console.print(line, end="\r" if done < total else "\n", highlight=False)
+        redrawn = console.is_terminal and done < total
+        console.print(line.ljust(80) if redrawn else line, end="\r" if redrawn else "\n", highlight=False)
 
     return show
 
@@ -100,7 +109,7 @@ def evaluate_command(
 
     Example: genius eval bundled:mini mbeir:M-BEIR --methods dense,genius,genius-r --beams 30,50 -o results
     """
-    from genius.encoders.devices import find_device
+    from genius.encoders.base import find_device
     from genius.evaluate.harness import EvalConfig, evaluate
     from genius.evaluate.report import markdown, write_report
     from genius.evaluate.sources import Source, load_features, load_other, other_encoders

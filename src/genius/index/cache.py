@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 
 from genius.errors import GeniusError
 from genius.files import write_whole
-from genius.index.checksums import file_sum, seal, size_in, unseal
+from genius.index.ledger import file_sum, seal, size_in, unseal
 from genius.index.reader import PAYLOAD, Kept, Reader
 from genius.search import CodeTrie
 

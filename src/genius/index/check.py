@@ -18,10 +18,9 @@ from genius.errors import GeniusError, Problems
 from genius.files import parse_json
 from genius.index import cache, commit
 from genius.index import metadata as meta
-from genius.index.checksums import ROW, SUM, VECTORS, row_sums, size_in, unseal
 from genius.index.commit import ASIDE, hint_is_right, table_folder, versions_on_disk
 from genius.index.folder import About, about_of
-from genius.index.ledger import LEDGER, Book, Ledger
+from genius.index.ledger import LEDGER, ROW, SUM, VECTORS, Book, Ledger, row_sums, size_in, unseal
 from genius.index.reader import Reader
 from genius.index.store import Store
 

@@ -10,7 +10,7 @@ import torch
 
 from genius.index.folder import INSIDE
 from genius.index.opened import OpenIndex
-from genius.model.knows import distances
+from genius.model.confidence import distances
 from genius.search import SearchParams
 from genius.types import Modality
 

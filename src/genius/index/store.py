@@ -22,14 +22,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from genius.errors import GeniusError
 from genius.index import commit
-from genius.index.checksums import SUM, file_sum, row_sums
 from genius.index.commit import TABLE, manifest_name, table_folder
-from genius.index.ledger import Book, Damaged, Ledger
-from genius.index.metadata import Kind
+from genius.index.ledger import SUM, Book, Damaged, Ledger, file_sum
+from genius.index.metadata import Kind, arrow_rows, item_schema, metadata_schema
 from genius.index.reader import Reader, Vanished, database_errors
 
 if TYPE_CHECKING:
@@ -40,32 +37,6 @@ MAX_BATCH = 1 << POSITION_BITS
 NEVER = timedelta(days=36_500)
 INDEX_FROM = 10_000  # rows; a smaller table is scanned as quickly
 UNUSED = -2  # Lance's number for a column of a data file that the table does not have
-
-
-def metadata_schema(columns: Mapping[str, Kind]) -> pa.Schema:
-    """Metadata columns as the table has them."""
-    import pyarrow as pa
-
-    types = {"text": pa.string(), "number": pa.float64(), "boolean": pa.bool_()}
-    return pa.schema([pa.field(name, types[kind]) for name, kind in columns.items()])
-
-
-def arrow_rows(schema: pa.Schema, columns: Mapping[str, Any]) -> pa.Table:
-    """Columns of values -> an arrow table with a checksum for each row; absent columns are null."""
-    import pyarrow as pa
-
-    n = len(columns["id"])
-    arrays = []
-    for field in schema:
-        if field.name not in columns:
-            arrays.append(pa.nulls(n, field.type))
-        elif field.name in ("_codes", "_embedding"):
-            flat = pa.array(np.ascontiguousarray(columns[field.name]).reshape(-1))
-            arrays.append(pa.FixedSizeListArray.from_arrays(flat, field.type.list_size).cast(field.type))
-        else:
-            arrays.append(pa.array(columns[field.name], field.type))
-    rows = pa.Table.from_arrays(arrays, schema=schema)
-    return rows.set_column(schema.get_field_index(SUM), schema.field(SUM), pa.array(row_sums(rows), pa.int64()))
 
 
 class _Opened:
@@ -129,30 +100,12 @@ class Store:
     def create(cls, folder: Path, levels: int, width: int, durable: bool = True) -> Store:
         """A new empty table; a half-made one of a crashed attempt is overwritten, one that ever held rows is not."""
         import lancedb
-        import pyarrow as pa
 
         if commit.holds_data(folder):
             raise Damaged(f"{folder} holds a table with items: it is not made anew; genius repair {folder}")
-        schema = pa.schema(
-            [
-                pa.field("id", pa.string(), nullable=False),
-                pa.field("text", pa.string()),
-                pa.field("modality", pa.string(), nullable=False),
-                pa.field("_seq", pa.int64(), nullable=False),
-                pa.field("_codes", pa.list_(pa.uint16(), levels), nullable=False),
-                pa.field("_embedding", pa.list_(pa.float16(), width), nullable=False),
-                pa.field("_metadata", pa.string()),
-                pa.field("_image", pa.string()),
-                pa.field("_image_bytes", pa.binary()),
-                pa.field("_thumbnail", pa.binary()),
-                pa.field("_source", pa.string()),  # the file it was read from
-                pa.field("_stamp", pa.string()),  # changes when that file, or its row in it, does
-                pa.field(SUM, pa.int64()),  # of all of the above
-            ]
-        )
         with database_errors(f"create an index at {folder}"):
             mode = "overwrite" if table_folder(folder).exists() else "create"
-            lancedb.connect(folder).create_table(TABLE, schema=schema, mode=mode)
+            lancedb.connect(folder).create_table(TABLE, schema=item_schema(levels, width), mode=mode)
         return cls(folder, durable)
 
     @classmethod
@@ -289,6 +242,13 @@ class Store:
             commit.forget_cleaned(self.folder, self.ledger, self.durable)
         return stray
 
+    @contextmanager
+    def _newest_table(self, doing: str) -> Iterator[Any]:
+        """LanceDB's table at its newest version; what goes wrong with it inside is one line."""
+        with database_errors(doing):
+            self._table.checkout_latest()
+            yield self._table
+
     def _acknowledge(self) -> None:
         version, book = self.newest(), self.ledger.read()
         if book is None or version != book.head:
@@ -323,30 +283,26 @@ class Store:
         """A table of format 1 has no column for checksums of rows."""
         import pyarrow as pa
 
-        with database_errors("add a column"):
-            self._table.checkout_latest()
-            if SUM not in self._table.schema.names:
-                self._table.add_columns(pa.schema([pa.field(SUM, pa.int64())]))
+        with self._newest_table("add a column") as table:
+            if SUM not in table.schema.names:
+                table.add_columns(pa.schema([pa.field(SUM, pa.int64())]))
 
     def add_columns(self, columns: Mapping[str, Kind]) -> None:
-        with database_errors("add metadata columns"):
-            self._table.checkout_latest()
-            self._table.add_columns(metadata_schema(columns))
+        with self._newest_table("add metadata columns") as table:
+            table.add_columns(metadata_schema(columns))
 
     def drop_columns(self, names: Sequence[str]) -> None:
-        with database_errors("drop metadata columns"):
-            self._table.checkout_latest()
-            self._table.drop_columns(list(names))
+        with self._newest_table("drop metadata columns") as table:
+            table.drop_columns(list(names))
 
     def update(self, columns: Mapping[str, Sequence[Any]]) -> None:
         """Give rows, named by `_seq`, other values in some columns; nothing else of them is written."""
         import pyarrow as pa
 
-        with database_errors("change metadata"):
-            self._table.checkout_latest()
-            types = {field.name: field.type for field in self._table.schema}
+        with self._newest_table("change metadata") as table:
+            types = {field.name: field.type for field in table.schema}
             values = pa.table({name: pa.array(column, types[name]) for name, column in columns.items()})
-            self._table.merge_insert("_seq").when_matched_update_all().execute(values)
+            table.merge_insert("_seq").when_matched_update_all().execute(values)
 
     def table(self, columns: Mapping[str, Any]) -> pa.Table:
         """Columns of values -> an arrow table of this table's schema; absent columns are null."""
@@ -354,9 +310,8 @@ class Store:
 
     def append(self, rows: pa.Table) -> None:
         """All rows or none."""
-        with database_errors("add items"):
-            self._table.checkout_latest()
-            self._table.add(rows)
+        with self._newest_table("add items") as table:
+            table.add(rows)
 
     def append_files(self, fragments: Sequence[Mapping[str, Any]]) -> None:
         """Take in data files that others wrote and that lie in the table's folder already: Lance's own notes of them, as JSON,
@@ -386,29 +341,25 @@ class Store:
 
     def replace(self, rows: pa.Table) -> None:
         """Insert rows, each in place of the one with its id if there is one. One commit: all or none."""
-        with database_errors("write items"):
-            self._table.checkout_latest()
-            self._table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(rows)
+        with self._newest_table("write items") as table:
+            table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(rows)
 
     def overwrite(self, schema: Any, rows: Iterator[pa.RecordBatch]) -> None:
         """These rows in place of all that are there, and their columns in place of the table's."""
         import pyarrow as pa
 
-        with database_errors("write items"):
-            self._table.checkout_latest()
-            self._table.add(pa.RecordBatchReader.from_batches(schema, rows), mode="overwrite")
+        with self._newest_table("write items") as table:
+            table.add(pa.RecordBatchReader.from_batches(schema, rows), mode="overwrite")
 
     def delete(self, seqs: Sequence[int]) -> None:
-        with database_errors("delete items"):
-            self._table.checkout_latest()
-            self._table.delete(f"_seq IN ({', '.join(str(int(seq)) for seq in seqs)})")
+        with self._newest_table("delete items") as table:
+            table.delete(f"_seq IN ({', '.join(str(int(seq)) for seq in seqs)})")
 
     def drop_indices(self) -> None:
         """Row indexes can be made again; `compact` does."""
-        with database_errors("drop row indexes"):
-            self._table.checkout_latest()
-            for index in self._table.list_indices():
-                self._table.drop_index(index.name)
+        with self._newest_table("drop row indexes") as table:
+            for index in table.list_indices():
+                table.drop_index(index.name)
 
     def pass_by(self, version: int) -> None:
         """Reach a higher version than this, so that who had it open notices that what is there now is another."""

@@ -6,6 +6,7 @@ exponential averages. Knows nothing of losses' weights or training loops.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -87,10 +88,11 @@ class ResidualQuantizer(Codebooks):
         return rotate_to(residual, vector) if self.config.gradient == "rotation" else residual + (vector - residual).detach()
 
     @torch.no_grad()
-    def update(self, codes: Tensor, residuals: list[Tensor]) -> None:
+    def update(self, codes: Tensor, residuals: list[Tensor], gather: Callable[[Tensor], Tensor] = lambda rows: rows) -> None:
         """Move the codebooks towards the mean of what they were chosen for (EMA, 4.2.4).
 
-        Sums are taken over all processes, so that every process holds the same codebooks.
+        Sums are taken over all processes, so that every process holds the same codebooks. `gather`: rows of all processes in the
+        order in which one process would have them, so that dead codes are put where one process puts them.
         """
         counts = [torch.zeros_like(self.get_buffer(f"sizes_{b}")) for b in range(self.books)]
         sums = [torch.zeros_like(self.get_buffer(f"sums_{b}")) for b in range(self.books)]
@@ -104,16 +106,18 @@ class ResidualQuantizer(Codebooks):
         for book in range(self.books):
             if book == 0 and self.config.modality_code == "classifier":
                 continue  # its vectors stay zero: the label takes no part in the residuals
-            if not self.config.own_books(book):
-                self._move(book, slice(None), counts[book], sums[book], residuals[book])
-                continue
-            for kind in range(3):
-                own, block = residuals[book][codes[:, 0] == kind], self._block(book, kind)
-                # a process without this modality in its share must still take part in the revival
-                self._move(book, block, counts[book][block], sums[book][block], own if len(own) else residuals[book])
+            blocks = (
+                enumerate([self._block(book, kind) for kind in range(3)]) if self.config.own_books(book) else [(-1, slice(None))]
+            )
+            for kind, block in blocks:
+                dead = self._move(book, block, counts[book][block], sums[book][block]).nonzero()[:, 0]
+                if len(dead):  # the same on every process
+                    everyone, kinds = gather(residuals[book].detach()), gather(codes[:, 0])
+                    own = everyone[kinds == kind]
+                    self._revive(book, block, dead, own if len(own) else everyone)
 
-    def _move(self, book: int, block: slice, counts: Tensor, sums: Tensor, residual: Tensor) -> None:
-        """Move one codebook, or one modality's block of it; `residual` (n, D) is what its codes were chosen for here."""
+    def _move(self, book: int, block: slice, counts: Tensor, sums: Tensor) -> Tensor:
+        """Move one codebook, or one modality's block of it; which of its codes are dead."""
         decay, eps = self.config.decay, self.config.epsilon
         sizes, averages = self.get_buffer(f"sizes_{book}")[block], self.get_buffer(f"sums_{book}")[block]
         sizes.lerp_(counts, 1 - decay)
@@ -133,14 +137,13 @@ class ResidualQuantizer(Codebooks):
             dead = unused > self.config.patience * expected.clamp(min=1)
             if book == 0 and self.config.labelled:
                 dead = torch.zeros_like(dead)  # an absent modality is absent, not dead
-        self._revive(book, block, dead, residual)
+        return dead
 
-    def _revive(self, book: int, block: slice, dead: Tensor, residual: Tensor) -> None:
-        """Put dead codes on random residuals of this step (the same on every process)."""
-        rows = dead.nonzero()[:, 0]
-        if rows.numel() == 0 or residual.shape[0] == 0:
+    def _revive(self, book: int, block: slice, rows: Tensor, residual: Tensor) -> None:
+        """Put dead codes on random residuals (n, D) of this step; the first process draws for all."""
+        if residual.shape[0] == 0:
             return
-        picks = residual[torch.randint(residual.shape[0], (rows.numel(),), device=residual.device)].detach().float()
+        picks = residual[torch.randint(residual.shape[0], (len(rows),), device=residual.device)].float()
         if _several_processes():
             dist.broadcast(picks, src=0)
         sizes = self.get_buffer(f"sizes_{book}")[block]
