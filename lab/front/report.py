@@ -156,9 +156,9 @@ It is exact, and an index folder of that size is searched so without being asked
 million: twice for single questions, as many in batches), and they need no model. **Choose RaBitQ** (Faiss `IVF,RaBitQ`, vectors on disk) when 50 bytes an item are allowed: it is quicker than we are, too.
 
 **Choose this** when the collection must fit in about 20 bytes an item of memory and still be found: codes, cells and lengths are 14 - 25 bytes
-an item, vectors stay on disk, and of what was measured below 50 bytes only this keeps more than 0.95 of exhaustive search at a million; when items
+an item, vectors stay on disk, and at 0.95 of exhaustive search of a million nothing that was measured below 50 bytes is quicker, nor reads so few vectors from the disk; when items
 are of several kinds and questions cross them; when items come and go and filters must hold exactly; when the answer should come with an ID that
-says something, and a probability. Speed is not the reason: product codes of 16 bytes (30 in memory, with their lists) that look at 1,600 vectors on disk
+says something, and a probability. Speed is no reason below that: product codes of 8 or 16 bytes (22 or 30 in memory, with their lists) that look at 1,600 vectors on disk
 are quicker as far as they reach.
 """
 
