@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 
 import pytest
@@ -29,10 +30,10 @@ def test_six_questions_are_answered_on_the_first_screen(page: str) -> None:
 
 
 def test_the_figures_are_those_of_the_files() -> None:
-    bodies = [measured(f"accuracy_{name}")["lines"] for name in ("fashion", "icons")]
-    lines = [next(line for line in body if line["name"] == "all items") for body in bodies]
-    assert min(line["methods"]["default"]["worst"] for line in lines) >= 0.99  # "keeps 0.99 and more on every task"
-    assert min(line["methods"]["genius"]["mean"] for line in lines) >= 0.955  # "0.96 and more on average"
+    for name in ("fashion", "icons"):
+        found = [line["methods"] for line in measured(f"accuracy_{name}")["lines"] if line["name"] == "all items"]
+        assert min(one["default"]["worst"] for one in found) >= 0.99  # "keeps 0.99 and more on every task", in every training
+        assert statistics.mean(one["genius"]["mean"] for one in found) >= 0.945  # "0.95 and more on average"
     body = read("icons_1m")
     assert body is not None and body["items"] == 1_000_000 and body["threads"] == 1
     ours = next(lines for name, lines in contenders(body).items() if name.startswith("ours"))
