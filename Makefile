@@ -48,7 +48,7 @@ test: setup browser lint  ## lint, types and the whole test suite
 
 test-ray: setup  ## indexing, training and serving on Ray, and S3: tests that the suite skips without the extra
 	$(PIP) -e '.[ray-test]'
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/scale
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/scale 'tests/site/test_tutorials.py::test_a_tutorial_runs_from_top_to_bottom[scale]'
 
 test-gpu: setup  ## what only a CUDA device can show; fails where there is none
 	GENIUS_GPU=1 $(BIN)/python -m pytest tests/gpu
@@ -57,7 +57,7 @@ test-gpu: setup  ## what only a CUDA device can show; fails where there is none
 lock: setup  ## requirements.lock: the versions that were tested, with hashes
 	$(PIP) -e '.[release]'
 	$(BIN)/python -m pip freeze --exclude-editable | grep -vE '^torch(==| @)' > $(VENV)/installed.txt
-	$(BIN)/uv pip compile pyproject.toml --extra all --python-version 3.11 -c constraints.txt -c $(VENV)/installed.txt \
+	UV_FIND_LINKS="$$PIP_FIND_LINKS" $(BIN)/uv pip compile pyproject.toml --extra all --python-version 3.11 -c constraints.txt -c $(VENV)/installed.txt \
 	  --generate-hashes --no-emit-package torch --no-emit-index-url --no-annotate --custom-compile-command "make lock" --quiet -o requirements.lock
 
 sbom: setup  ## sbom.json: what GENIUS is made of, as CycloneDX

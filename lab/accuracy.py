@@ -29,7 +29,7 @@ import torch.nn.functional as F
 
 from genius.config import to_dict
 from genius.data.features import FeatureSet
-from genius.encoders.heads import Heads
+from genius.encoders.towers import Heads
 from genius.evaluate.harness import EvalConfig, Evaluation, evaluate
 from genius.features import Features
 from genius.model.fitting import neighbours

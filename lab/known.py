@@ -9,10 +9,10 @@ import argparse
 import random
 from pathlib import Path
 
-from genius.demo.showcase import demo_items
+from genius.demo import demo_items
 from genius.encoders.base import encode_items
+from genius.model.confidence import knows, save_knows
 from genius.model.genius import Genius
-from genius.model.knows import knows, save_knows
 
 ITEMS, SEED = 1500, 0
 

@@ -52,7 +52,7 @@ def learned_mix(model: Genius, honest: FeatureSet, test: FeatureSet) -> dict[str
 @torch.inference_mode()
 def candidates(model: Genius, data: FeatureSet, chunk: int = 64) -> tuple[Tensor, Tensor, Tensor]:
     """Of the nearest items of the wanted kind: (Q, C, 2) standard dense scores and log p, (Q, C) which are right; (Q,) tasks."""
-    device = next(model.parameters()).device
+    device = model.device
     pool, ranked = (rows.to(device) for rows in model.embed(data.pool.to(device)))
     z, asked = (rows.to(device) for rows in model.embed(data.queries.to(device)))
     kinds = data.pool.modality.to(device)

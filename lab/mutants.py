@@ -42,7 +42,7 @@ class Mutant:
 MUTANTS = (
     Mutant(
         "M1", "a search that stops early does not fill its budget", "search/beam.py",
-        "ranked, done, max(beams, stop), stop)", "ranked, done, beams, stop)",
+        "order, done, max(beams, stop), stop)", "order, done, beams, stop)",
         ("search/test_engine.py::test_an_early_stop_fills_its_budget",),
     ),
     Mutant(
@@ -67,16 +67,16 @@ MUTANTS = (
     ),
     Mutant(
         "M7", "a modality's dead codes are revived from other modalities", "model/quantizer.py",
-        "own if len(own) else residuals[book])", "residuals[book])",
+        "own if len(own) else everyone)", "everyone)",
         ("model/test_own_codebooks.py::test_dead_codes_are_revived_from_their_own_modality",),
     ),
     Mutant(
-        "M8", "a table that does not continue what was seen is believed", "index/live.py",
+        "M8", "a table that does not continue what was seen is believed", "index/opened.py",
         "if not trust or reader.count() != self.alive:", "if reader.count() != self.alive:",
         ("index/test_index_versions.py::test_another_story_of_equal_length_is_noticed",),
     ),
     Mutant(
-        "M9", "ids whose hashes are equal are taken for one", "index/live.py",
+        "M9", "ids whose hashes are equal are taken for one", "index/opened.py",
         'for item_id, row in doubtful if rows[int(self.seqs[row])]["id"] == item_id)', "for item_id, row in doubtful)",
         ("index/test_index_basics.py::test_ids_whose_hashes_collide_are_told_apart",),
     ),
@@ -107,7 +107,7 @@ MUTANTS = (
     ),
     Mutant(
         "M15", "codebooks never move", "train/quantizer.py",
-        "self.quantizer.update(quantized.codes, quantized.residuals)", "pass",
+        "self.quantizer.update(quantized.codes, quantized.residuals, gather_halves)", "pass",
         ("train/test_stages.py::test_codebooks_follow_the_vectors_that_they_stand_for",),
     ),
     Mutant(
@@ -151,8 +151,8 @@ MUTANTS = (
         ("train/test_every_field.py::test_another_constant_of_the_recipe_changes_the_run",),
     ),
     Mutant(
-        "N3", "a new field enters the fingerprint with its default", "model/genius.py",
-        "return merge(_FIRST_RELEASE, changed(dataclasses", "return merge(_FIRST_RELEASE, to_dict(dataclasses",
+        "N3", "a new field enters the fingerprint with its default", "model/config.py",
+        "return merge(_FIRST_RELEASE, changed(dataclasses", "return merge(_FIRST_RELEASE, dataclasses.asdict(dataclasses",
         ("model/test_genius_model.py::test_a_field_that_comes_later_changes_no_fingerprint_until_it_is_used",),
     ),
     Mutant(

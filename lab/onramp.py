@@ -29,12 +29,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from genius.data.features import FeatureSet
-from genius.encoders.heads import Heads
-from genius.evaluate.metrics import hit_at, judge
+from genius.encoders.towers import Heads
 from genius.features import Features
-from genius.fit.collection import KEPT, Fit, FitConfig, fit_collection
-from genius.fit.questions import PICTURE, Questions
-from genius.nearest import nearest_rows
+from genius.fit.collection import KEPT, PICTURE, Fit, FitConfig, Questions, fit_collection
+from genius.ranking import hit_at, judge, nearest_rows
 from genius.search import CodeTrie, SearchEngine, SearchParams
 from genius.train.config import EncoderStageConfig, RunConfig
 from genius.train.encoder import HeadsStage

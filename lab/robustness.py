@@ -18,27 +18,26 @@ import random
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from genius import Genius
 from genius.data.collection import JudgedQuery
 from genius.data.features import FeatureSet
 from genius.data.mbeir import DIRECTIONS, MBeir
+from genius.encoders.base import encode_queries
 from genius.errors import GeniusError
-from genius.evaluate.metrics import Floats, bootstrap_interval_of_average, hit_at, judge
-from genius.nearest import nearest_rows
-from genius.search import CodeTrie, SearchEngine, SearchParams
+from genius.evaluate.harness import UNIVERSAL, EvalConfig, build_methods
+from genius.evaluate.methods import Pool, Space
+from genius.ranking import Floats, bootstrap_interval_of_average, hit_at, judge
 from genius.types import Query, load_image
 from lab.robustness_inputs import Case, cases, other_task
 
 HERE = Path(__file__).parent
-NONE = -1  # target code: not told
 
 
 @dataclass(frozen=True)
@@ -51,67 +50,39 @@ class Asked:
     answers: tuple[int, ...]  # rows of the pool
 
 
-# -- searching -----------------------------------------------------------------------------------------------------
+# -- searching, as `genius eval` does ------------------------------------------------------------------------------
 
 
-def modes(model: Genius) -> dict[str, SearchParams | None]:
-    """None: exhaustive. The model's own settings; the same to full depth with 50 beams, as `genius eval`."""
-    own = SearchParams.of_model(model)
-    full = replace(own, beams=50)
-    return {
-        "dense": None,
-        "default": own,
-        "default, codes": own.named("default-codes"),
-        "GENIUS^R": full.named("genius-r"),
-        "GENIUS": full.named("genius"),
-    }
+METHODS = {"dense": "dense", "default": "default", "default-codes": "default, codes", "genius-r": "GENIUS^R", "genius": "GENIUS"}
+"""The harness's methods, and how the tables call them. Where a target is told, dense search is told it, too."""
 
 
-class Collection:
-    """The pool, embedded once."""
-
-    def __init__(self, model: Genius, data: FeatureSet) -> None:
-        self.model, self.modality = model, data.pool.modality
-        z, self.dense = model.embed(data.pool)
-        codes = model.quantizer.encode(z, self.modality.to(model.device)).cpu().numpy()
-        trie = CodeTrie.build(codes, model.config.quantizer.level_sizes)
-        self.engine = SearchEngine(model.generator, model.quantizer, trie, self.dense)
-
-    def search(self, z: Tensor, dense: Tensor, target: Tensor, params: SearchParams | None, k: int = 5) -> Tensor:
-        """(Q, k) rows. A target is a filter of the exhaustive search and the first code of the others."""
-        if params is None:
-            return self.exhaustive(dense, target, k)
-        found = []
-        for i in range(0, len(z), 64):
-            part = slice(i, i + 64)
-            found.append(self.engine.search(z[part], k=k, params=params, dense=dense[part], target=target[part]).rows)
-        return torch.cat(found)
-
-    def exhaustive(self, dense: Tensor, target: Tensor, k: int) -> Tensor:
-        """(Q, k) rows of the nearest items, of the kind that is told where one is."""
-        found = torch.empty(len(dense), k, dtype=torch.long)
-        for kind in target.unique().tolist():
-            asked = (target == kind).nonzero()[:, 0]
-            items = torch.arange(len(self.dense)) if kind == NONE else (self.modality == kind).nonzero()[:, 0]
-            found[asked] = items[nearest_rows(dense[asked], self.dense[items], k)]
-        return found
-
-
-def ask(case: Case, queries: list[Asked], collection: Collection) -> dict[str, Floats]:
+def ask(case: Case, queries: list[Asked], model: Genius, features: FeatureSet) -> dict[str, Floats]:
     """Mode -> (Q,) hit@5 of the queries that the case touches; the others are NaN."""
     start = time.perf_counter()
     rows = [i for i, query in enumerate(queries) if query.task in case.touches]
     touched = [queries[i] for i in rows]
-    vectors = collection.model.embed_queries(
-        [case.change(q.query, q.task, random.Random(f"{case.name}:{q.id}")) for q in touched]
+    spoiled = [case.change(q.query, q.task, random.Random(f"{case.name}:{q.id}")) for q in touched]
+    assert model.encoder is not None
+    data = FeatureSet(
+        encode_queries(model.encoder, spoiled, instructions=model.config.instructions),
+        features.pool,
+        torch.tensor([(place, row) for place, query in enumerate(touched) for row in query.answers]),
+        [f"{query.task}:{query.id}" for query in touched],
+        features.pool_ids,
+        torch.tensor([query.task for query in touched]),
     )
-    codes = {t: {"": NONE, "right": DIRECTIONS[t][1], "wrong": DIRECTIONS[other_task(t)][1]}[case.told] for t in case.touches}
-    target = torch.tensor([int(codes[q.task]) for q in touched])
+    space = Space(model, data)
+    if case.told:
+        kinds = {t: DIRECTIONS[t if case.told == "right" else other_task(t)][1] for t in case.touches}
+        space.target = torch.tensor([int(kinds[query.task]) for query in touched], device=space.device)
+    names = ["dense-told" if case.told and name == "dense" else name for name in METHODS]
+    everyone, pool = np.arange(len(touched)), Pool(UNIVERSAL, np.arange(len(features.pool)))
     out = {}
-    for name, params in modes(collection.model).items():
-        found = collection.search(vectors.z, vectors.dense, target, params).numpy()
-        out[name] = np.full(len(queries), np.nan)
-        out[name][rows] = hit_at(judge(found, [q.answers for q in touched]), 5)
+    for method, shown in zip(build_methods(space, EvalConfig(tuple(names), survival=0)), METHODS.values(), strict=True):
+        found = method.answer(space, pool, everyone, 5)
+        out[shown] = np.full(len(queries), np.nan)
+        out[shown][rows] = hit_at(judge(found.rows, space.positives), 5)
     case.seconds = time.perf_counter() - start
     return out
 
@@ -195,7 +166,6 @@ def main() -> None:
     args = parser.parse_args()
     model, features, data = Genius.from_pretrained(args.model), FeatureSet.load(args.features), MBeir(args.icons)
     queries = pick(data, features, args.queries)
-    collection = Collection(model, features)
     drawn = [coloured(q.query) for q in queries if q.query.image is not None]
     threads = f"{torch.get_num_threads()} thread(s)"
     report: dict[str, Any] = {
@@ -207,7 +177,7 @@ def main() -> None:
     }  # fmt: skip
     clean: dict[str, Floats] = {}
     for case in cases(args.icons):
-        hits = ask(case, queries, collection)
+        hits = ask(case, queries, model, features)
         clean = clean or hits
         found = compare(case, hits, clean, np.array([q.task for q in queries], dtype=float))
         report["cases"].append({"name": case.name, "tasks": list(case.touches), "seconds": case.seconds, "modes": found})

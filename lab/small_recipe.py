@@ -20,8 +20,8 @@ import torch
 
 from genius.data.features import FeatureSet
 from genius.train.config import read_train_config
+from genius.train.progress import table, verdict
 from genius.train.run import train
-from genius.train.verdict import table, verdict
 from lab.fashion.data import load
 
 PAIRS = 2000

@@ -3,15 +3,16 @@
     python -m lab.tab demo.genius      exports the index (with and without vectors), asks 200 questions in Chromium on one thread,
                                        and writes lab/results/tab.json
 
-Questions are names of items, drawn with a seed, and ask for every kind in turn. Needs Chromium and playwright.
+Questions are names of items, drawn with a seed, and ask for every kind in turn. The tab's own default is compared with Python's
+`default-codes` or (with vectors) `default`, its other search with plain `genius`. Needs Chromium and playwright.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import datetime
 import functools
+import gzip
 import http.server
 import json
 import os
@@ -21,12 +22,16 @@ import statistics
 import tempfile
 import threading
 import time
+from itertools import islice
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from genius.export.web import export_web
 from genius.index import Index
 from genius.search import SearchParams
+from genius.types import Query
 
 OUT = Path(__file__).parent / "results" / "tab.json"
 KINDS = (None, "image", "text", "pair")
@@ -35,6 +40,7 @@ NOTE = (
     "one thread of Chromium beside whatever else the machine did: `load` says how many processes wanted its two cores. "
     "`first_answer_s` is from Enter to the answers, `first_answer_cpu_s` what the browser's processes worked in that time"
 )
+PLAIN = 50  # of the questions are asked of plain GENIUS too: its beams are by far the slowest here
 TIE = 2e-6  # scores that differ by less are equal in single precision: their order is nobody's promise
 
 
@@ -111,31 +117,18 @@ def same(answer: list[dict[str, Any]], hits: list[tuple[str, float]]) -> bool:
     return True
 
 
-def measure(index: Index, vectors: bool, asked: list[dict[str, Any]]) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as place:
-        done = export_web(index, Path(place) / "site", vectors=vectors)
-        seen = in_chromium(Path(place) / "site", asked)
-    reranker: Any = "embeddings" if vectors else "codes"
-    params = dataclasses.replace(SearchParams.of_model(index.model), reranker=reranker)
+def agree(index: Index, search: str, asked: list[dict[str, Any]], answers: list[dict[str, Any]]) -> dict[str, Any]:
+    """How many answers of the tab are those of a search of Python, by its name."""
+    params = SearchParams.of_model(index.model).named(search)
     equal = exact = 0
-    for question, answer in zip(asked, seen["answers"], strict=True):
-        hits = [
-            (h.id, h.score) for h in index.search(question["text"], target=question["target"], k=question["k"], params=params)
-        ]
+    for question, answer in zip(asked, answers, strict=True):
+        found = index.search(question["text"], target=question["target"], k=question["k"], params=params)
+        hits = [(hit.id, hit.score) for hit in found]
         equal += same(answer["items"], hits)
         exact += [item["id"] for item in answer["items"]] == [item for item, _ in hits]
-    times = [answer["ms"] for answer in seen["answers"]]
-    sizes: dict[str, int] = {}
-    for name, size in done.files.items():
-        kind = "pictures" if "sheet" in name else "model" if ".onnx" in name else "vectors" if "vectors" in name else "rest"
-        sizes[kind] = sizes.get(kind, 0) + size
+    times = [answer["ms"] for answer in answers]
     return {
-        "ranked_by": reranker,
-        "megabytes": round(done.bytes / 1e6, 2),
-        "megabytes_by_part": {kind: round(size / 1e6, 2) for kind, size in sizes.items()},
-        "loaded_s": round(seen["loaded_s"], 2),
-        "first_answer_s": round(seen["first_answer_s"], 2),
-        "first_answer_cpu_s": round(seen["first_answer_cpu_s"], 2),
+        "search": search,
         "questions": len(asked),
         "equal_to_python": equal,
         "equal_without_allowing_for_ties": exact,
@@ -144,28 +137,68 @@ def measure(index: Index, vectors: bool, asked: list[dict[str, Any]]) -> dict[st
     }
 
 
+def measure(index: Index, vectors: bool, asked: list[dict[str, Any]]) -> dict[str, Any]:
+    """The folder with or without vectors: its own default, and (the same in both, so once) plain GENIUS."""
+    with tempfile.TemporaryDirectory() as place:
+        export_web(index, Path(place) / "site", vectors=vectors)
+        return look_at(index, Path(place) / "site", vectors, asked)
+
+
+def look_at(index: Index, folder: Path, vectors: bool, asked: list[dict[str, Any]]) -> dict[str, Any]:
+    few = asked[:: max(len(asked) // PLAIN, 1)]
+    ways = [("default", "default", asked)] if vectors else [("default", "default-codes", asked), ("genius", "genius", few)]
+    seen = in_chromium(folder, [{**question, "search": way} for way, _, part in ways for question in part])
+    answers, searches = iter(seen["answers"]), []
+    for _, name, part in ways:
+        searches.append(agree(index, name, part, list(islice(answers, len(part)))))
+    sizes: dict[str, int] = {}
+    for path in (path for path in folder.rglob("*") if path.is_file()):
+        name = path.name
+        kind = "pictures" if "sheet" in name else "model" if ".onnx" in name else "vectors" if "vectors" in name else "rest"
+        sizes[kind] = sizes.get(kind, 0) + path.stat().st_size
+    return {
+        "vectors": vectors,
+        "megabytes": round(sum(sizes.values()) / 1e6, 2),
+        "megabytes_by_part": {kind: round(size / 1e6, 2) for kind, size in sizes.items()},
+        "loaded_s": round(seen["loaded_s"], 2),
+        "first_answer_s": round(seen["first_answer_s"], 2),
+        "first_answer_cpu_s": round(seen["first_answer_cpu_s"], 2),
+        "searches": searches,
+    }
+
+
+def whole_numbers(index: Index, asked: list[dict[str, Any]]) -> dict[str, Any]:
+    """What vectors as int8 (a scale a row) would weigh, and how often the ten best of all would stay as they are."""
+    rows = np.concatenate([part.astype(np.float32) for _, part in index._state.reader().embeddings()])
+    scale = np.abs(rows).max(1, keepdims=True) / 127
+    small = np.round(rows / scale).astype(np.int8)
+    size = len(gzip.compress(small.tobytes() + scale.astype("<f2").tobytes(), 9))
+    z = index.model.embed_queries([Query(text=question["text"]) for question in asked]).dense.cpu().numpy()
+    before, after = (np.argsort(-(z @ kept.T), 1, kind="stable")[:, :10] for kept in (rows, small * scale))
+    return {"megabytes": round(size / 1e6, 2), "questions": len(asked), "same_ten_in_order": int((before == after).all(1).sum())}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m lab.tab", description=__doc__)
     parser.add_argument("index", type=Path)
     parser.add_argument("--questions", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--rerank", type=int, default=0, help="0: IDs to their end, so that Python searches by beams too")
     given = parser.parse_args()
     with Index.open(given.index) as index:
-        config = index.model.config
-        index.model.config = dataclasses.replace(config, search={**config.search, "rerank": given.rerank})
         asked = questions(index, given.questions, given.seed)
-        body = {
+        body: dict[str, Any] = {
             "date": datetime.date.today().isoformat(),
             "items": index.count(),
             "model": index.model.fingerprint(),
             "seed": given.seed,
-            "rerank": given.rerank,
             "load": round(os.getloadavg()[0], 1),
             "note": NOTE,
-            "runs": [measure(index, vectors, asked) for vectors in (False, True)],
+            "vectors_as_int8": whole_numbers(index, asked),
+            "folders": [],
         }
-    OUT.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+        for vectors in (False, True):  # what is there is kept, should the rest be cut off
+            body["folders"].append(measure(index, vectors, asked))
+            OUT.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(body, indent=1))
 
 

@@ -1,4 +1,4 @@
-"""`python -m lab.draw`: write every picture of the documentation. `--record` runs the real search of the beam's picture again."""
+"""`python -m lab.draw`: write every picture of the documentation. `--record` searches and measures again what they show."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ import argparse
 import json
 from pathlib import Path
 
-from lab.draw import beam, ideas
+from lab.draw import beam, figures, ideas
 from lab.draw.svg import Svg
 
 HERE = Path(__file__).parent
 PICTURES = HERE.parents[1] / "docs" / "pictures"
-RECORDED = HERE / "beam.json"
+RECORDED = {"beam.json": beam.record, "figures.json": figures.record}
 
 
 def pictures() -> dict[str, Svg]:
     """File name -> drawing."""
-    recorded = json.loads(RECORDED.read_text(encoding="utf-8"))
+    seen, measured = (json.loads((HERE / name).read_text(encoding="utf-8")) for name in RECORDED)
     return {
-        "beam.svg": beam.draw(recorded),
+        "beam.svg": beam.draw(seen),
+        "codes.svg": figures.cards(measured),
+        "plane.svg": figures.plane(measured),
+        "answers.svg": figures.sheet(measured),
         "two-ways.svg": ideas.two_ways(),
         "residuals.svg": ideas.residuals(),
         "trie.svg": ideas.trie(),
@@ -27,9 +30,10 @@ def pictures() -> dict[str, Svg]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m lab.draw", description=__doc__)
-    parser.add_argument("--record", action="store_true", help="search again before drawing")
+    parser.add_argument("--record", action="store_true", help="search and measure again before drawing")
     if parser.parse_args().record:
-        RECORDED.write_text(json.dumps(beam.record(), indent=1) + "\n", encoding="utf-8")
+        for name, record in RECORDED.items():
+            (HERE / name).write_text(json.dumps(record(), indent=1) + "\n", encoding="utf-8")
     PICTURES.mkdir(exist_ok=True)
     for name, svg in pictures().items():
         (PICTURES / name).write_text(str(svg), encoding="utf-8")

@@ -23,10 +23,10 @@ from genius.index.prepare import Picture, Prepared
 from genius.index.results import AddReport
 from genius.index.writing import commit
 from genius.model.codebooks import nearest
+from genius.model.config import GeniusConfig
 from genius.model.fitting import kmeans
 from genius.model.fusion import FusionConfig
 from genius.model.generator import GeneratorConfig
-from genius.model.genius import GeniusConfig
 from genius.model.quantizer import QuantizerConfig
 from genius.search import SearchParams
 

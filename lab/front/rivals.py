@@ -200,6 +200,9 @@ RIVALS: dict[str, Callable[[], Any]] = {
     "flat": lambda: Faiss("Faiss flat", "Flat", [{}]),
     "hnsw": lambda: Faiss("Faiss HNSW16", "HNSW16", [{"ef": ef} for ef in (16, 32, 64, 128, 256, 512)], ef_construction=40),
     "ivfpq": lambda: Faiss("Faiss IVF, PQ 16 B fast-scan", "IVF{cells},PQ32x4fs", _probes(100, 400, 1600)),
+    # half the codes, so that with lists of numbers and centroids a million items take less than 24 bytes each
+    "ivfpq-small": lambda: Faiss("Faiss IVF, PQ 8 B fast-scan", "IVF{cells},PQ16x4fs", _probes(100, 400, 1600, 6400)),
+    "opq-small": lambda: Faiss("Faiss IVF, OPQ 8 B", "OPQ8,IVF{cells},PQ8", _probes(100, 400, 1600, 6400)),
     "ivfpq8": lambda: Faiss("Faiss IVF, PQ 16 B of 8 bits", "IVF{cells},PQ16", _probes(100, 400, 1600)),
     "opq": lambda: Faiss("Faiss IVF, OPQ 16 B", "OPQ16,IVF{cells},PQ16", _probes(100, 400, 1600)),
     "ivfrq": lambda: Faiss("Faiss IVF, residual quantizer 16 B", "IVF{cells},RQ16x8", _probes(100, 400, 1600)),

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from genius.search import CodeTrie, SearchEngine, SearchParams, lookups
+from genius.search import CodeTrie, SearchEngine, SearchParams, scan
 from lab.front.data import Collection
 from lab.front.rivals import RIVALS
 
@@ -34,7 +34,7 @@ ADDED = 10_000
 OURS: list[tuple[str, SearchParams]] = [
     (f"ours, {name}", SearchParams(rerank=rerank, reranker=reranker))  # type: ignore[arg-type]
     for reranker, name in (("embeddings", "vectors on disk"), ("codes", "codes only"))
-    for rerank in (100, 250, 500, 1000, 2000, 4000, 8000)
+    for rerank in (100, 250, 500, 1000, 2000, 3000, 4000, 8000)
 ]
 
 
@@ -99,7 +99,7 @@ class Front:
         trie = CodeTrie.build(codes, model.config.quantizer.level_sizes)
         engine = SearchEngine(model.generator, model.quantizer, trie, self.collection.z)
         target = torch.tensor([self.wanted])
-        lookups._scans = lookups.WARM + 1  # a process that has searched for a while
+        scan._scans = scan.WARM + 1  # a process that has searched for a while
         engine.search(torch.from_numpy(self.asked.z[:1]), k=K, target=target, params=SearchParams(reranker="codes"))
         build = time.process_time() - start
         assert engine._quick is not None
@@ -178,7 +178,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("collection", type=Path)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--rivals", default="flat,ivfpq,ivfpq8,opq,ivfrq,rabitq,scann,lance-pq,lance-rq,usearch,hnsw")
+    parser.add_argument("--rivals", default=",".join(RIVALS))
     parser.add_argument("--questions", type=int, default=300)
     parser.add_argument("--task", default="text->image")
     args = parser.parse_args()

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from genius.data.datasets import open_collection
 from genius.data.features import FeatureSet
-from genius.data.opening import open_collection
 from genius.encoders.registry import load_encoder
 from genius.features import Features
 from genius.instructions import format_text, query_text

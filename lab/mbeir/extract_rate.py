@@ -31,8 +31,8 @@ from PIL import Image
 
 from genius.data.collection import JudgedQuery, Task
 from genius.data.extract import ExtractConfig, extract
-from genius.encoders.devices import precision
-from genius.encoders.pixels import Pixels
+from genius.encoders.base import precision
+from genius.encoders.inputs import Pixels
 from genius.encoders.transformers_dual import ClipEncoder
 from genius.instructions import format_text
 from genius.types import Item, Modality, Query

@@ -269,7 +269,7 @@ class Run:
         third = GeneratorStage(data, frozen, None, second.quantizer, config.model, config.generator, 0)
         whole = with_steps(config.generator, len(data.visits())).steps
         self.learn("stage 3, decoder", third, whole)
-        model = assemble(config, second, third).eval()
+        model = assemble(config, second, third)
         del third, frozen
         rows = torch.linspace(0, len(data.queries) - 1, min(asked, len(data.queries))).long()
         some = data.take_queries(rows)

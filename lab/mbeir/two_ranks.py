@@ -31,10 +31,9 @@ from torch import Tensor
 from genius.data.synthetic import synthetic_features
 from genius.features import Features
 from genius.train import generator
-from genius.train.config import TrainConfig, read_train_config
+from genius.train.config import RECIPES, RecipeName, TrainConfig, read_train_config
 from genius.train.loop import Runtime, make_accelerator
 from genius.train.progress import METRICS, Journal
-from genius.train.recipes import RECIPES, RecipeName
 from genius.train.run import through_heads, train_stages, with_sizes
 from genius.types import Modality
 
@@ -95,7 +94,8 @@ def train_here(kind: RecipeName, folder: Path, small: bool, device: str, nudge: 
     config = with_sizes(config, data, runtime)
     trained = train_stages(config, data, runtime, folder / "training")
     assert trained.heads is not None
-    tensors = {f"heads.{name}": tensor for name, tensor in trained.heads.state_dict().items()} | dict(trained.model.state_dict())
+    state = trained.model.network.state_dict()
+    tensors = {f"heads.{name}": tensor for name, tensor in trained.heads.state_dict().items()} | dict(state)
     tensors[IDS] = trained.model.encode(through_heads(trained.heads, data).pool)
     kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     save_file(kept, folder / f"result-{rank}.safetensors")

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from genius.features import Features
-from genius.nearest import nearest_rows
+from genius.ranking import nearest_rows
 from lab.mini.augment import plain
 from lab.mini.data import Bench, Questions, TextTable, compose
 from lab.mini.student import Student

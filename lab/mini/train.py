@@ -25,8 +25,8 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
+from genius.encoders.inputs import Tokens
 from genius.encoders.mini import MiniConfig, MiniEncoder
-from genius.encoders.tokens import Tokens
 from genius.model.fusion import Fusion, FusionConfig
 from genius.weight_files import pack, unpack
 from lab.mini.batches import Draws

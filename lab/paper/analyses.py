@@ -5,15 +5,12 @@ Each takes a model and data and gives a `Table` with pictures. Knows nothing of 
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +22,7 @@ from PIL import Image, ImageDraw, ImageFont
 from genius.data.features import FeatureSet
 from genius.errors import GeniusError
 from genius.evaluate.report import table
+from genius.flatten import flattened
 from genius.model.genius import Genius
 from genius.pictures.load import loaded
 from genius.train.config import TrainConfig, with_steps
@@ -67,22 +65,6 @@ def closeness(questions: torch.Tensor, answers: torch.Tensor) -> dict[str, float
     others = (scores.sum(1) - own) / max(scores.shape[1] - 1, 1)
     first = (scores > own[:, None]).sum(1) == 0
     return {"own": own.mean().item(), "others": others.mean().item(), "nearest": first.float().mean().item()}
-
-
-def flattened(points: np.ndarray) -> np.ndarray:
-    """(n, 2) by UMAP, in a process of its own: its compiler leaves this one's threads in a state that slows torch down."""
-    if importlib.util.find_spec("umap") is None:
-        raise GeniusError("the map needs umap-learn: pip install 'genius-search[lab]'")
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(_umap, points).result()
-
-
-def _umap(points: np.ndarray) -> np.ndarray:
-    import umap
-
-    near = min(15, len(points) - 1)
-    flat: np.ndarray = umap.UMAP(n_neighbors=near, metric="cosine", random_state=0, n_jobs=1).fit_transform(points)
-    return flat
 
 
 def embedding_map(name: str, title: str, models: Mapping[str, Genius], data: FeatureSet, say: Say) -> Table:

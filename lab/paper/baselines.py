@@ -18,8 +18,8 @@ from torch import Tensor
 
 from genius.data.features import FeatureSet
 from genius.errors import GeniusError
-from genius.evaluate.methods.base import Method
-from genius.evaluate.methods.generative import Author, BeamMethod, Decodings
+from genius.evaluate.generative import Author, BeamMethod, Decodings
+from genius.evaluate.methods import Method
 from genius.features import Features
 from genius.files import write_whole
 from genius.model.fusion import score_fusion

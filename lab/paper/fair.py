@@ -32,7 +32,7 @@ import torch
 
 from genius.config import to_dict
 from genius.data.features import FeatureSet
-from genius.encoders.heads import Heads
+from genius.encoders.towers import Heads
 from genius.evaluate.harness import EvalConfig, evaluate
 from genius.train.config import RunConfig, TrainConfig, read_train_config
 from genius.train.encoder import HeadsStage
@@ -251,7 +251,7 @@ def run_job(job: Job) -> Iterator[dict[str, Any]]:
         third = GeneratorStage(parts.train, frozen, honest, second.quantizer, config.model, config.generator, job.seed, BEAMS)
         looks = bench.run(third, config, config.run)
         times["stage 3"] = time.monotonic() - begun
-        model = assemble(config, second, third).eval()
+        model = assemble(config, second, third)
         begun = time.monotonic()
         found = measured(model, data.test, row)
         times["search"] = time.monotonic() - begun

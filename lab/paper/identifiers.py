@@ -17,7 +17,7 @@ from torch import Tensor
 from genius.model.codebooks import nearest
 from genius.model.fitting import kmeans
 from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
-from genius.nearest import nearest_rows
+from genius.ranking import nearest_rows
 
 Ints = npt.NDArray[np.int64]
 SMALL = 4096  # rows of a cluster that is split on the CPU

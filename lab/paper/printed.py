@@ -48,6 +48,11 @@ def misprints(table: str) -> set[tuple[str, str]]:
     return {(method, task) for name, method, task in MISPRINTS if name == table}
 
 
+def printed_number(value: float) -> str:
+    """As the paper prints it: one digit, two for the few values below one."""
+    return f"{value:.2f}" if 0 < value < 1 and round(value, 1) != value else f"{value:.1f}"
+
+
 def _row(order: Sequence[str], *values: float) -> Row:
     return dict(zip(order, values, strict=True))
 

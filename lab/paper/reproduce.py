@@ -19,15 +19,8 @@ from genius.data.features import FeatureSet
 from genius.data.mbeir import DIRECTIONS, ROWS
 from genius.errors import GeniusError
 from genius.evaluate.harness import EvalConfig, Evaluation, evaluate, tasks_of
-from genius.evaluate.methods.vectors import code_bits
-from genius.evaluate.report import (
-    average_cell,
-    main_cell,
-    main_table,
-    method_title,
-    printed_number,
-    table,
-)
+from genius.evaluate.methods import code_bits
+from genius.evaluate.report import average_cell, main_cell, method_title, table
 from genius.evaluate.sources import features_folder, load_features, other_encoders
 from genius.model.generator import SIZES
 from genius.model.genius import Genius
@@ -39,7 +32,7 @@ from lab.paper import printed as paper
 from lab.paper.alike import ALL, Recipe, flat, recipe_of, refuse_unlike
 from lab.paper.experiment import AblationRow, Experiment, Request, listing, read_experiment
 from lab.paper.figure_4 import speed
-from lab.paper.table import Table
+from lab.paper.table import Table, beside_printed
 
 ENCODERS = ("CLIP-FF", "BLIP-SF", "BLIP-FF")  # dense rows beside CLIP-SF, which is the model's own encoder (score-fusion)
 FULL_MBEIR = 5_000_000  # the union pool has 5.6 million candidates
@@ -150,7 +143,7 @@ def _methods(
     extra = _baselines(experiment, request, model, data, say)
     evaluation = evaluate(model, data, config, extra=[*others, *extra], progress=say)
     printed: Mapping[str, paper.Row] = paper.TABLES.get(name, {}) if _is_mbeir(evaluation.tasks) else {}
-    body = "\n\n".join(main_table(evaluation, pool, printed, paper.misprints(name)) for pool in evaluation.pools)
+    body = "\n\n".join(beside_printed(evaluation, pool, printed, paper.misprints(name)) for pool in evaluation.pools)
     if _about_other_data(evaluation, printed):
         body += f"\n\n{OTHER_DATA}"
     if experiment.baselines and not extra:
@@ -280,7 +273,7 @@ def _train(name: str, row: AblationRow, request: Request, data: FeatureSet) -> G
     from genius.train.run import train
 
     config = read_train_config(request.base, _changes(name, row, request, data.pool.width))
-    return train(config, data, quiet=True).model.to(request.device).eval()
+    return train(config, data, quiet=True).model.to(request.device)
 
 
 def _changes(name: str, row: AblationRow, request: Request, width: int) -> dict[str, Any]:
@@ -309,7 +302,7 @@ def _ablation_body(name: str, experiment: Experiment, found: dict[str, Evaluatio
         rows = []
         for row, evaluation in found.items():
             cells = [main_cell(evaluation.find(task.key, method, pool), mark=False) for task in tasks]
-            theirs = [printed_number(printed[row][task.key]) for task in tasks] if row in printed else []
+            theirs = [paper.printed_number(printed[row][task.key]) for task in tasks] if row in printed else []
             rows.append([row, *cells, average_cell(evaluation, method, pool), *theirs])
         blocks.append(table(header, rows))
     if _about_other_data(next(iter(found.values())), printed):
@@ -338,7 +331,7 @@ def _text_to_image(
             result = evaluation.find(task.key, method, "local")
             rows.append([method_title(method), *(main_cell(replace(result, main=f"hit@{k}"), mark=False) for k in (1, 5, 10))])
         printed = known.get(task.key.partition("_")[0].replace("mscoco", "coco"), {})
-        rows += [[f"{method_title(who)} (paper)", *map(printed_number, values)] for who, values in printed.items()]
+        rows += [[f"{method_title(who)} (paper)", *map(paper.printed_number, values)] for who, values in printed.items()]
         blocks.append(table(header, rows))
     return Table(name, experiment.title, "\n\n".join(blocks), evaluation.about, evaluation.to_json()["results"])
 

@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
+from genius.data.datasets import open_collection
 from genius.data.features import FeatureSet
-from genius.data.opening import open_collection
 from lab.accuracy import without
 from lab.paper.fair import Bench, Job, Parts
 

@@ -5,9 +5,14 @@ from __future__ import annotations
 import datetime
 import io
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from genius.evaluate.harness import Evaluation
+from genius.evaluate.report import main_rows, method_title, table
+from lab.paper.printed import Row, printed_number
 
 
 @dataclass
@@ -61,3 +66,19 @@ def png(figure: Any) -> bytes:
     figure.savefig(out, format="png", dpi=110)
     plt.close(figure)
     return out.getvalue()
+
+
+def beside_printed(evaluation: Evaluation, pool: str, printed: Mapping[str, Row], misprints: set[tuple[str, str]]) -> str:
+    """Our table with the paper's columns after our own."""
+    header, rows = main_rows(evaluation, pool)
+    keys = [task.key for task in evaluation.tasks]
+    for name, theirs in printed.items():
+        known = [theirs[key] for key in keys if key in theirs]
+        if not known:
+            continue
+        header.append(f"{method_title(name)} (paper)")
+        for key, row in zip(keys, rows, strict=False):
+            marked = " (misprint)" if (name, key) in misprints else ""
+            row.append(printed_number(theirs[key]) + marked if key in theirs else "–")
+        rows[-1].append(f"{sum(known) / len(known):.1f}" if len(known) == len(keys) else "–")
+    return table(header, rows)

@@ -30,9 +30,9 @@ from typing import Any
 from genius.index import Index
 from genius.index.check import check
 from genius.index.ingest import IngestConfig, ingest
+from genius.scale import load_ray
 from genius.scale.bulk import BulkConfig, bulk_index
-from genius.scale.cluster import load_ray
-from genius.scale.staging import RECORDS, Staging
+from genius.scale.parts import RECORDS, Staging
 from lab.ray.compare import differences, make_sources
 from lab.ray.processes import mark, marked
 

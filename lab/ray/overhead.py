@@ -31,7 +31,6 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     options = parser.parse_args()
     mark()
-    os.environ["OMP_NUM_THREADS"] = "1"
     folder = Path(tempfile.mkdtemp(prefix="genius-overhead-"))
     spent: dict[str, dict[str, list[float]]] = {kind: {way: [] for way in WAYS} for kind in ("all", "start")}
     try:

@@ -25,7 +25,7 @@ import httpx
 
 from genius import Item
 from genius.index import Index
-from genius.scale.cluster import connected
+from genius.scale import connected
 from genius.scale.serving import ReplicaConfig, deploy
 from genius.serve.settings import ServeConfig
 from lab.ray.compare import WORDS

@@ -25,7 +25,7 @@ import torch
 from safetensors.torch import load_file
 
 from genius.data.synthetic import synthetic_features
-from genius.scale.cluster import connected
+from genius.scale import connected
 from genius.scale.training import run_on_ray, tell
 from genius.train.config import TrainConfig, read_train_config
 from genius.train.run import train

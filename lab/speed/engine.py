@@ -19,7 +19,7 @@ from torch import Tensor
 
 from genius.errors import GeniusError
 from genius.model.generator import Generator, GeneratorConfig
-from genius.nearest import nearest_rows
+from genius.ranking import nearest_rows
 from genius.search.beam import beam_search
 from genius.search.engine import SearchEngine
 from genius.search.params import SearchParams

@@ -24,9 +24,10 @@ import torch
 
 from genius.data.synthetic import synthetic_features
 from genius.evaluate.harness import EvalConfig, evaluate
+from genius.model.config import GeniusConfig
 from genius.model.fusion import FusionConfig
 from genius.model.generator import SIZES, GeneratorConfig
-from genius.model.genius import Genius, GeniusConfig
+from genius.model.genius import Genius
 from genius.model.quantizer import QuantizerConfig
 from genius.types import Modality
 

@@ -16,7 +16,7 @@ from genius.types import Item, Modality, Query
 from genius.version import __version__
 
 if TYPE_CHECKING:
-    from genius.fit.unfitted import Unfitted
+    from genius.fit.collection import Unfitted
     from genius.index import Index
     from genius.model.genius import Genius
 
@@ -27,7 +27,7 @@ def __getattr__(name: str) -> Any:
     if name == "Genius":
         from genius.model.genius import Genius
 
-        Genius.fitting = _unfitted
+        Genius._fitting = _unfitted
         return Genius
     if name == "Index":
         from genius.index import Index
@@ -37,6 +37,6 @@ def __getattr__(name: str) -> Any:
 
 
 def _unfitted(uri: str) -> Unfitted:
-    from genius.fit.unfitted import Unfitted
+    from genius.fit.collection import Unfitted
 
     return Unfitted(uri)

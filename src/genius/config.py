@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
-import tomllib
 import types
 import typing
 from pathlib import Path
@@ -47,11 +47,16 @@ def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
+@functools.cache
+def _hints(cls: Any) -> dict[str, Any]:
+    return typing.get_type_hints(cls)  # they are strings, and making sense of them takes a while
+
+
 def from_dict(cls: type[C], values: Any, where: str = "config") -> C:
     """Build dataclass `cls` from a mapping; nested dataclasses and tuples included."""
     if not isinstance(values, dict):
         raise GeniusError(f"{where}: expected a table of {cls.__name__} fields, got {type(values).__name__}")
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cast(Any, cls))
     known = {f.name for f in dataclasses.fields(cast(Any, cls)) if f.init}
     unknown = sorted(set(values) - known)
     if unknown:
@@ -70,6 +75,8 @@ def read_config(cls: type[C], path: str | Path) -> C:
 
 def read_values(path: str | Path) -> Any:
     """What a TOML or JSON file holds."""
+    import tomllib
+
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")

@@ -1,10 +1,12 @@
-"""Files that appear whole or not at all, that are on the disk when we say so, and JSON that a stranger may have written."""
+"""Files that appear whole or not at all, that are on the disk when we say so, JSON that a stranger may have written, and
+addresses in an object store that stand in place of paths."""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterable
@@ -141,3 +143,9 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError("nested too deep") from None
+
+
+def url_of(path: str | Path) -> str | None:
+    """The address of something in an object store; None for a path. (A `Path` of it has lost one of its slashes.)"""
+    found = re.fullmatch(r"s3:/{1,2}([^/].*)", str(path))
+    return f"s3://{found[1].rstrip('/')}" if found else None

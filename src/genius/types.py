@@ -6,10 +6,11 @@ something findable, `Query` a question; `Modality` is what an item *is* and what
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, TypeAlias
 
 from PIL import Image
@@ -28,6 +29,11 @@ __all__ = [
     "load_image",
     "modality_of",
 ]
+
+NO_WORD = re.compile(
+    r"(?i)^(img|dsc[nf]?|dcim|image|photo|picture|pic|pxl|scan|screenshot|file|untitled|copy|whatsapp|mvi|p|wp|gopr)?[\W\d_]*$"
+)
+NAMED = ("tags", "keywords", "title", "name", "label", "category")  # metadata that says what a picture shows
 
 
 class Modality(IntEnum):
@@ -127,13 +133,15 @@ class Item:
 class Query:
     """A question: `text` and/or `image`, and what is wanted, as words (`instruction`) or a kind (`target`).
 
-    `target` alone picks a default instruction; an instruction alone leaves the modality to the model.
+    `target` alone picks a default instruction; an instruction alone leaves the modality to the model. `minus` is what answers
+    should not be like, as another question: words, a picture, or both.
     """
 
     text: str | None = None
     image: ImageInput | None = None
     instruction: str | None = None
     target: Modality | None = None
+    minus: Query | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "text", _clean_text(self.text))
@@ -144,6 +152,7 @@ class Query:
                 raise GeniusError(f"{text[:40]!r} is not valid Unicode text")
         if self.target is not None:
             object.__setattr__(self, "target", Modality.parse(self.target))
+        object.__setattr__(self, "minus", None if self.minus is None else Query.of(self.minus))
         if self.image is None and self.text is None:
             raise GeniusError("a query needs a text, an image, or both")
 
@@ -180,3 +189,14 @@ def coerce_content(value: ContentInput) -> dict[str, Any]:
         looks_like_file = len(value) < 4096 and "\n" not in value and Path(value).suffix.lower() in IMAGE_SUFFIXES
         return {"text": None, "image": value} if looks_like_file and Path(value).is_file() else {"text": value, "image": None}
     raise GeniusError(f"cannot use a {type(value).__name__} as text or image")
+
+
+def name_of(item: Item) -> str | None:
+    """The words of a picture's tags, or of its file name, where they say something."""
+    for key in NAMED:
+        value = item.metadata.get(key)
+        if isinstance(value, str) and value.strip():
+            return value.strip()
+    path = PurePath(item.image) if isinstance(item.image, (str, PurePath)) else PurePath(item.id)
+    words = [w for w in re.split(r"[\W\d_]+", path.stem) if len(w) > 2]
+    return None if NO_WORD.match(path.stem) or not words else " ".join(words)

@@ -1,25 +1,35 @@
-"""Weights on disk as safetensors: the header is looked at before anything is read, and every failure is one line.
+"""Weights on disk as safetensors, and modules that are no larger than the weights that are there; every failure is one line.
 
-`digests.json` says what the files beside it looked like when they were written, and is compared when they are loaded: it
-notices a flipped bit or an exchanged file; a folder without one is read as it is. Configs are left out, so that they can be
-edited by hand: they are checked against the weights themselves.
+The header of a file is looked at before anything is read. `digests.json` says what the files beside it looked like when they
+were written, and is compared when they are loaded: it notices a flipped bit or an exchanged file; a folder without one is read
+as it is. Configs are left out, so that they can be edited by hand: they are checked against the weights themselves.
 
 Small files hold matrices as int8 with one scale per row (`pack`), the rest as half precision. What is loaded is float32 again.
 Packing what `unpack` gave changes nothing, so a model that was loaded from a small file saves to the same values and keeps its
 fingerprint.
+
+A config is a few bytes, and may ask for a terabyte, for a million layers, or for nonsense. `build` makes a module while the
+numbers it asks for are counted, and stops once they exceed what its file of weights holds. Random starting values are zeros,
+which cost next to nothing: the file's come over them. Readers of published checkpoints map names first; what they cannot place
+must not pass in silence (`load_exactly`), because a tower with one random layer still gives vectors.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from genius.errors import GeniusError
 from genius.files import open_plain, read_json, write_whole
@@ -32,6 +42,17 @@ _COVERED = frozenset({".safetensors", ".onnx", ".model", ".txt", ".pth"})
 _TOKENIZERS = frozenset({"tokenizer.json", "vocab.json"})
 SCALE = ".scale"  # suffix of the per-row scales of an int8 matrix
 SMALL = 4096  # tensors of fewer values are not worth a scale
+HEAD_WIDTH = 64
+"""CLIP, BLIP and BERT have one attention head per 64 channels. A state dict does not say."""
+
+M = TypeVar("M")
+SLACK_NUMBERS, SLACK_TENSORS = 1 << 20, 512  # for masks, positions and the like, which are in no file
+
+_SIZED = frozenset({torch.empty, torch.zeros, torch.ones, torch.randn, torch.rand})
+_RANDOM = frozenset({torch.randn, torch.rand})
+_FILLS = frozenset(
+    {"uniform_", "normal_", "trunc_normal_", "kaiming_uniform_", "kaiming_normal_", "xavier_uniform_", "xavier_normal_"}
+)
 
 
 def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
@@ -135,8 +156,158 @@ def unpack(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
     out = {}
     for name in plain_names(stored):
         scale = stored.get(name + SCALE)
-        value = stored[name].float()
+        value = stored[name]
         if scale is not None and (value.ndim < 2 or scale.shape != value.shape[:1]):
             raise GeniusError(f"the weights {name} of shape {tuple(value.shape)} has scales of shape {tuple(scale.shape)}")
-        out[name] = value if scale is None else value * scale.float().view(-1, *(1,) * (value.ndim - 1))
+        out[name] = value.float() if scale is None else value * scale.float().view(-1, *(1,) * (value.ndim - 1))
     return out
+
+
+def load_exactly(module: nn.Module, state: Mapping[str, Tensor], where: str, what: str) -> None:
+    """Copy `state` into `module`. Names, then shapes, must agree; the first that does not is named."""
+    expected = {name: tensor for name, tensor in module.state_dict().items() if not name.endswith("position_ids")}
+    missing = [name for name in expected if name not in state]
+    unknown = [name for name in state if name not in expected]
+    if missing or unknown:
+        raise GeniusError(
+            f"{where} is not {what}: {len(missing)} tensors missing, {len(unknown)} unknown (first: {(missing + unknown)[0]})"
+        )
+    wrong = [name for name, tensor in expected.items() if tensor.shape != state[name].shape]
+    if wrong:
+        sizes = f"{tuple(state[wrong[0]].shape)} instead of {tuple(expected[wrong[0]].shape)}"
+        raise GeniusError(f"{where} is not {what}: {len(wrong)} tensors have another shape (first: {wrong[0]}, {sizes})")
+    module.load_state_dict(dict(state), strict=False)
+
+
+@contextmanager
+def reading_sizes(where: str, what: str) -> Iterator[None]:
+    """Sizes are read off tensors that a stranger may have shaped: one line for those that are missing or impossible."""
+    try:
+        yield
+    except GeniusError:
+        raise
+    except KeyError as error:
+        raise GeniusError(f"{where} is not {what}: tensor {error} is missing") from None
+    except (ValueError, IndexError, TypeError, ArithmeticError, RuntimeError):
+        raise GeniusError(f"{where} is not {what}: a tensor has another number of dimensions, or none") from None
+
+
+def refuse_strangers(strangers: Iterable[str], where: str, what: str) -> None:
+    """Tensors that no part of the published model has: this is another model."""
+    names = list(strangers)
+    if names:
+        raise GeniusError(f"{where} is not {what}: {len(names)} tensors unknown (first: {names[0]})")
+
+
+def depth(state: Mapping[str, Tensor], pattern: str) -> int:
+    """1 + the largest number that the pattern's group finds: how many layers there are."""
+    return 1 + max((int(m.group(1)) for name in state if (m := re.match(pattern, name))), default=-1)
+
+
+def heads(width: int, where: str) -> int:
+    if width % HEAD_WIDTH:
+        raise GeniusError(f"{where} has a tower {width} wide; one head per {HEAD_WIDTH} channels does not fit")
+    return width // HEAD_WIDTH
+
+
+def grid_side(positions: int, where: str) -> int:
+    """Patches along one side of a square picture, from the number of positions (patches and a class token)."""
+    side = math.isqrt(max(0, positions - 1))
+    if side * side + 1 != positions:
+        raise GeniusError(f"{where} has {positions} image positions, which is no square of patches and a class token")
+    return side
+
+
+def fingerprint(
+    tensors: Mapping[str, Tensor], settings: Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
+) -> str:
+    """32 hex digits over names, values (as fp32) and settings, in sorted order."""
+    digest = hashlib.sha256(json.dumps(settings or {}, sort_keys=True, default=str).encode())
+    for name, tensor in sorted(tensors.items()):
+        value = tensor.detach().cpu().contiguous()
+        value = value.float() if value.is_floating_point() else value
+        digest.update(name.encode())
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
+    for name, content in sorted((files or {}).items()):
+        digest.update(name.encode())
+        digest.update(content)
+    return digest.hexdigest()[:32]
+
+
+def build(make: Callable[[], M], shapes: Mapping[str, Sequence[int]], where: str) -> M:
+    """What `make` builds, if the tensors of `shapes` can fill it; else one line that begins with `where`.
+
+    The caller loads every weight: those here are zeros.
+    """
+    try:
+        with _Frame(shapes):
+            return make()
+    except GeniusError:
+        raise
+    except _Exceeded:
+        raise GeniusError(f"{where}: the sizes that are named make a larger model than the weights fill") from None
+    except Exception as error:  # impossible sizes raise almost anything
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise GeniusError(f"{where}: the sizes that are named make no model ({reason[:200]})") from None
+
+
+def check_fit(module: nn.Module, shapes: Mapping[str, Sequence[int]], where: str) -> None:
+    """Every tensor of the module is in the file with its shape, and no other."""
+    expected = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    missing, unknown = sorted(expected.keys() - shapes.keys()), sorted(shapes.keys() - expected.keys())
+    wrong = sorted(name for name in expected.keys() & shapes.keys() if expected[name] != tuple(shapes[name]))
+    if missing or unknown or wrong:
+        first = (missing or unknown or wrong)[0]
+        raise GeniusError(
+            f"{where} does not fit its config: {len(missing)} tensors missing, {len(unknown)} unknown, "
+            f"{len(wrong)} of other shapes (first: {first})"
+        )
+
+
+class _Exceeded(Exception):
+    pass
+
+
+class _Frame(TorchFunctionMode):
+    """Counts what factories are asked for, before they are asked; gives zeros for random values."""
+
+    def __init__(self, shapes: Mapping[str, Sequence[int]]) -> None:
+        super().__init__()
+        self.numbers = 4 * sum(math.prod(shape) for shape in shapes.values()) + SLACK_NUMBERS
+        self.tensors = 16 * len(shapes) + SLACK_TENSORS
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _SIZED:
+            size = _size(args, kwargs)
+            self._spend(math.prod(size))
+            if func in _RANDOM:
+                return torch.zeros(size, dtype=kwargs.get("dtype"), device=kwargs.get("device"))
+        elif func is torch.full:
+            self._spend(math.prod(args[0] if args else kwargs["size"]))
+        elif func is torch.arange:
+            self._spend(max(0, int(_length(args, kwargs))))
+        elif func is torch.eye:
+            self._spend(int(args[0]) * int(args[1] if len(args) > 1 else args[0]))
+        elif getattr(func, "__name__", "") in _FILLS:
+            target = args[0] if args else kwargs["tensor"]
+            target.detach().zero_()  # not left as it is: some draw again until the values please them
+            return target
+        return func(*args, **kwargs)
+
+    def _spend(self, numbers: int) -> None:
+        self.numbers -= numbers
+        self.tensors -= 1
+        if self.numbers < 0 or self.tensors < 0:
+            raise _Exceeded
+
+
+def _size(args: Any, kwargs: Mapping[str, Any]) -> tuple[int, ...]:
+    size = kwargs["size"] if "size" in kwargs else args[0] if args and not isinstance(args[0], int) else args
+    return tuple(int(n) for n in size)
+
+
+def _length(args: Any, kwargs: Mapping[str, Any]) -> float:
+    start, end = (0, args[0]) if len(args) == 1 else (args[0], args[1]) if args else (kwargs.get("start", 0), kwargs["end"])
+    step = args[2] if len(args) > 2 else kwargs.get("step", 1)
+    return float((end - start) / step)

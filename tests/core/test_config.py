@@ -8,7 +8,7 @@ import pytest
 
 from genius.config import from_dict, read_config, to_dict
 from genius.errors import GeniusError
-from genius.model.genius import GeniusConfig
+from genius.model.config import GeniusConfig
 
 
 def test_round_trip() -> None:

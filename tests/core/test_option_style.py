@@ -24,6 +24,10 @@ def commands(group: Any, name: str = "genius") -> Iterator[tuple[str, Any]]:
 
 
 ALL = dict(commands(typer.main.get_command(app)))
+ON_A_DEVICE = {f"genius {name}" for name in (
+    "demo", "index", "search", "explain", "duplicates", "serve", "mcp", "train", "eval", "features encode", "features search",
+    "features extract",
+)}  # fmt: skip
 NO_JSON = {"genius serve", "genius mcp", "genius recipes"}  # they answer in another form
 
 
@@ -51,5 +55,6 @@ def test_options_have_one_style(name: str) -> None:
         assert "-o" in options["--output"].opts
     if "--device" in options:
         assert options["--device"].default == "auto", "the device is chosen by itself unless somebody says"
+    assert ("--device" in options) == (name in ON_A_DEVICE)
     if name not in NO_JSON:
         assert "--json" in options

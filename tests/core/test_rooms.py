@@ -31,7 +31,7 @@ FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
 def room_of(module: str) -> str:
     parts = module.split(".")
-    known = parts[0] == "genius" and len(parts) > 1 and (SRC / "genius" / parts[1]).is_dir()
+    known = parts[0] == "genius" and len(parts) > 1 and (parts[1] in FLOOR or (SRC / "genius" / parts[1]).is_dir())
     return parts[1] if known and parts[1] != "pictures" else "words"
 
 

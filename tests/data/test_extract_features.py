@@ -11,10 +11,10 @@ from PIL import Image
 from shapes_encoder import ShapesEncoder
 from torch import Tensor
 
+from genius.data.datasets import open_collection
 from genius.data.extract import ExtractConfig, extract
 from genius.data.features import FeatureSet
 from genius.data.mbeir import MBeir
-from genius.data.opening import open_collection
 from genius.data.synthetic import write_synthetic_mbeir
 from genius.encoders.base import encode_items, encode_queries
 from genius.errors import GeniusError

@@ -25,9 +25,9 @@ from genius.data.extract import ExtractConfig, extract
 from genius.data.features import FeatureSet
 from genius.data.mbeir import MBeir
 from genius.data.synthetic import write_synthetic_mbeir
-from genius.encoders import devices
+from genius.encoders import base
 from genius.encoders.base import sent_to_workers
-from genius.encoders.pixels import Pixels
+from genius.encoders.inputs import Pixels
 from genius.encoders.registry import load_encoder
 from genius.errors import GeniusError
 
@@ -142,17 +142,17 @@ def test_half_precision_is_used_and_never_mixed_with_full(root: Path, tmp_path: 
 
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert devices.find_device("auto", 3) == torch.device("cpu")
+    assert base.find_device("auto", 3) == torch.device("cpu")
     with pytest.raises(GeniusError, match="has no GPU"):
-        devices.find_device("cuda")
+        base.find_device("cuda")
     for name in ("gpu", "meta"):
         with pytest.raises(GeniusError, match="no device"):
-            devices.find_device(name)
+            base.find_device(name)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert [devices.find_device("auto", share).index for share in range(4)] == [0, 1, 0, 1]  # each process its own GPU in turn
+    assert [base.find_device("auto", share).index for share in range(4)] == [0, 1, 0, 1]  # each process its own GPU in turn
     with pytest.raises(GeniusError, match="has 2 GPUs"):
-        devices.find_device("cuda:2")
+        base.find_device("cuda:2")
     moved: list[torch.device] = []
     monkeypatch.setattr(nn.Module, "to", lambda self, place: moved.append(place) or self)
     load_encoder(ENCODER, "auto", share=1)

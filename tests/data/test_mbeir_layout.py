@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from genius.data.collection import Collection, check_collection
-from genius.data.mbeir import ROWS, MBeir, order_of, read_instructions, read_lines, task_of
-from genius.data.mbeir_files import DATASET_IDS
-from genius.data.opening import open_collection
+from genius.data.datasets import open_collection
+from genius.data.mbeir import DATASET_IDS, ROWS, MBeir, order_of, read_instructions, read_lines, task_of
 from genius.data.synthetic import write_synthetic_mbeir
 from genius.errors import GeniusError
 from genius.types import Modality

@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from genius.data.coco import Karpathy
 from genius.data.collection import check_collection
-from genius.data.opening import open_collection
-from genius.data.pairs import ImageFolder, Pairs
+from genius.data.datasets import ImageFolder, Karpathy, Pairs, open_collection
 from genius.errors import GeniusError
 from genius.types import Modality
 

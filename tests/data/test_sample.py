@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from genius.data.collection import Collection, check_collection
+from genius.data.collection import Collection, Sample, check_collection
 from genius.data.mbeir import MBeir
-from genius.data.sample import Sample
 from genius.data.synthetic import write_synthetic_mbeir
 from genius.errors import GeniusError
 

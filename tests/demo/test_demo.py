@@ -24,7 +24,7 @@ def genius(folder: Path, *arguments: str) -> Any:
 
 
 def test_the_collection_is_what_the_readme_says() -> None:
-    from genius.demo.showcase import demo_items
+    from genius.demo import demo_items
 
     items = demo_items()
     drawings = [item for item in items if item.image is not None and item.text is None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,32 @@ def test_long_texts_are_cut_and_empty_batches_are_empty(tmp_path: Path, tokenize
     encoder = load_encoder(write_folder(tiny_clip(), "clip", tokenizer_file, tmp_path / "model"))
     assert torch.isfinite(encoder.encode_texts(["blue " * 500])).all()
     assert encoder.encode_texts([]).shape == encoder.encode_images([]).shape == (0, 48)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda folder: [path.unlink() for path in folder.glob("tokenizer*")], "it has no tokenizer: put its tokenizer.json"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{"), "cannot load the clip encoder"),
+        (lambda folder: _without_unknown_words(folder / "tokenizer.json"), "cannot load the clip encoder"),
+    ],
+)
+def test_a_tokenizer_that_is_missing_or_broken_gets_one_line(
+    tmp_path: Path, tokenizer_file: Path, spoil: Callable[[Path], object], said: str
+) -> None:
+    folder = write_folder(tiny_clip(), "clip", tokenizer_file, tmp_path / "model")
+    spoil(folder)
+    with pytest.raises(GeniusError, match=said) as caught:
+        load_encoder(folder)
+    assert "\n" not in str(caught.value)
+
+
+def _without_unknown_words(path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    few = Tokenizer(models.WordLevel({"<|endoftext|>": 0, "red": 1}, unk_token="<|nothing|>"))
+    few.pre_tokenizer = pre_tokenizers.Whitespace()
+    few.save(str(path))
 
 
 def test_uniir_checkpoint_equals_the_clip_it_was_made_from(

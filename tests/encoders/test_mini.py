@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from genius import GeniusError, Item
 from genius.encoders.base import Encoder, encode_items
+from genius.encoders.inputs import Tokens
 from genius.encoders.mini import MiniConfig, MiniEncoder
 from genius.encoders.registry import load_encoder
-from genius.encoders.tokens import Tokens
 from genius.weight_files import pack, unpack
 
 TINY = MiniConfig(

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from genius import GeniusError
-from genius.encoders.pixels import Pixels, read_pixels
+from genius.encoders.inputs import Pixels, read_pixels
 from genius.types import load_image
 
 
@@ -49,7 +49,7 @@ def test_thin_pictures_do_not_grow(fit: Literal["crop", "squash", "pad"], size: 
 def test_cropping_first_is_cropping_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     picture = Image.effect_noise((40, 800), 60).convert("RGB")
     usual = np.asarray(Pixels(16, resize=20)._fitted(picture), int)
-    monkeypatch.setattr("genius.encoders.pixels.THIN", 2)
+    monkeypatch.setattr("genius.encoders.inputs.THIN", 2)
     assert np.abs(np.asarray(Pixels(16, resize=20)._fitted(picture), int) - usual).max() <= 2
 
 

@@ -12,11 +12,9 @@ from torch import nn
 
 from genius import GeniusError, Item
 from genius.encoders.base import encode_items
-from genius.encoders.heads import Heads
-from genius.encoders.pixels import Pixels
+from genius.encoders.inputs import Pixels, Tokens
 from genius.encoders.registry import load_encoder
-from genius.encoders.tokens import Tokens
-from genius.encoders.towers import ModuleTower, OnnxTower, TowersEncoder, mean_pool
+from genius.encoders.towers import Heads, ModuleTower, OnnxTower, TowersEncoder, mean_pool
 
 pytest.importorskip("onnxruntime")
 

@@ -173,9 +173,10 @@ def test_momentum_copies_queues_and_unused_attention_change_nothing(
 def test_any_of_them_may_stand_under_a_model(
     kind: str, tmp_path: Path, tokenizer_file: Path, pictures: list[Image.Image]
 ) -> None:
+    from genius.model.config import GeniusConfig
     from genius.model.fusion import FusionConfig
     from genius.model.generator import GeneratorConfig
-    from genius.model.genius import Genius, GeniusConfig
+    from genius.model.genius import Genius
     from genius.model.quantizer import QuantizerConfig
 
     encoder = load(kind, tmp_path / "u", tokenizer_file)

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from trec import read_run
 from typer.testing import CliRunner
 
 from genius.cli import app
 from genius.data.features import FeatureSet
 from genius.data.mbeir import ROWS
-from genius.evaluate.metrics import judge, per_query
-from genius.evaluate.report import read_run
 from genius.model.fusion import score_fusion
+from genius.ranking import judge, per_query
 
 World = Any  # tests/helpers/small_world.py
 

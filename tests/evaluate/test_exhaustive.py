@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from genius.errors import GeniusError
-from genius.evaluate.methods.vectors import exhaustive, pick_backend
+from genius.evaluate.methods import exhaustive, pick_backend
 
 
 def world(queries: int = 70, pool: int = 900, width: int = 24, copies: int = 40) -> tuple[torch.Tensor, torch.Tensor]:

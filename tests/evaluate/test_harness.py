@@ -9,14 +9,15 @@ import torch
 from genius.data.features import FeatureSet
 from genius.data.synthetic import synthetic_features
 from genius.errors import GeniusError
+from genius.evaluate.generative import BeamMethod, Decodings, NoDecoder
 from genius.evaluate.harness import EvalConfig, Evaluation, build_methods, evaluate
 from genius.evaluate.ids import IdTable, PlainBeam, items_of, prefix_survival, ranked
-from genius.evaluate.methods.base import Answer, Ints, Pool, Space
-from genius.evaluate.methods.generative import BeamMethod, Decodings, NoDecoder
+from genius.evaluate.methods import Answer, Ints, Pool, Space
 from genius.features import Features
+from genius.model.config import GeniusConfig
 from genius.model.fusion import FusionConfig
 from genius.model.generator import GeneratorConfig
-from genius.model.genius import Genius, GeniusConfig
+from genius.model.genius import Genius
 from genius.model.quantizer import QuantizerConfig
 from genius.search import CodeTrie, beam_search
 from genius.types import Modality
@@ -289,7 +290,7 @@ def test_decodings_are_shared_but_never_across_pools(model: Genius, data: Featur
 
 
 def _writer(space: Space):  # type: ignore[no-untyped-def]
-    from genius.evaluate.methods.generative import Author
+    from genius.evaluate.generative import Author
 
     return Author.of(space)
 
@@ -327,7 +328,7 @@ def test_the_report_counts_the_queries_that_were_asked(model: Genius, data: Feat
 
 def test_candidate_recall_of_the_engine_by_brute_force(model: Genius, data: FeatureSet) -> None:
     """The items below the beams when the search stops, found without the engine."""
-    from genius.evaluate.methods.generative import EngineMethod
+    from genius.evaluate.generative import EngineMethod
     from genius.search import SearchParams
 
     space, queries = Space(model, data), np.arange(60)
@@ -351,7 +352,7 @@ def test_candidate_recall_of_the_engine_by_brute_force(model: Genius, data: Feat
 
 def test_a_large_pools_vectors_stay_where_they_lie(model: Genius, data: FeatureSet, monkeypatch: pytest.MonkeyPatch) -> None:
     """5.6 million vectors are not copied for the default search, and beside a card they stay beside it."""
-    from genius.evaluate.methods import generative
+    from genius.evaluate import generative
 
     engines: list[generative.SearchEngine] = []
 

@@ -12,9 +12,10 @@ from shapes_encoder import ShapesEncoder
 from genius.data.synthetic import COLOURS, SHAPES, SIZES, Thing
 from genius.errors import GeniusError
 from genius.evaluate.mteb import GeniusSearch
+from genius.model.config import GeniusConfig
 from genius.model.fusion import FusionConfig
 from genius.model.generator import GeneratorConfig
-from genius.model.genius import Genius, GeniusConfig
+from genius.model.genius import Genius
 from genius.model.quantizer import QuantizerConfig
 from genius.search import SearchParams
 

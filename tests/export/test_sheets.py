@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from genius.export import sheets as module
-from genius.export.sheets import CELL, COLUMNS, Sheets
+from genius.export import web as module
+from genius.export.web import CELL, COLUMNS, Sheets
 
 ROWS = 2  # of a sheet here: large ones take seconds to compress
 

@@ -1,7 +1,7 @@
 """`genius export`: the parts compute what the model computes, and a tab of a real browser answers as Python does.
 
-One export serves all: tracing a model takes seconds. IDs are written to their end here (`rerank=0`), so that beams decide: where
-vectors may be compared before that, Python takes whatever way is cheaper on the machine.
+One export serves all: tracing a model takes seconds. The tab's two searches have names in Python: `default` (by stored vectors,
+`default-codes` without) and `genius`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ pytestmark = [
     pytest.mark.skipif("mini" not in bundled_names(), reason="the bundled weights are not in this checkout"),
     pytest.mark.timeout(1200),  # tracing five graphs, and 90 searches on one thread, perhaps beside much other work
 ]
-BEAMS, RERANK, QUESTIONS = 12, 0, 80  # the laboratory asks 200 of the demo (lab/tab.py)
+BEAMS, QUESTIONS = 12, 80  # the laboratory asks 200 of the demo (lab/tab.py)
 KINDS = (None, "image", "text", "pair")
 
 
@@ -50,7 +50,7 @@ def things() -> list[Thing]:
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
     model = Genius.from_pretrained("bundled:mini")
-    model.config = dataclasses.replace(model.config, search={"beams": BEAMS, "rerank": RERANK})
+    model.config = dataclasses.replace(model.config, search={"beams": BEAMS})
     index = Index(tmp_path_factory.mktemp("tab") / "things.genius", model, durable=False)
     items: list[Item] = []
     for n, thing in enumerate(things()):
@@ -143,7 +143,7 @@ def questions() -> list[dict[str, Any]]:
     return [{"text": text, "target": KINDS[i % 4], "k": 8} for i, text in enumerate(texts[:QUESTIONS])]
 
 
-ASK = """async ([questions, bare]) => {
+ASK = """async ([questions, bare, search]) => {
     const { Engine } = await import("./engine.js");
     const unpack = async (name) => {
         const body = (await fetch(`data/${name}.gz`)).body.pipeThrough(new DecompressionStream("gzip"));
@@ -152,7 +152,7 @@ ASK = """async ([questions, bare]) => {
     const engine = await Engine.open(unpack);
     if (bare) engine.vectors = undefined;
     return questions.map((question) => {
-        const { hits, answerable } = engine.ask(question);
+        const { hits, answerable } = engine.ask({ ...question, search });
         return { ids: hits.map((hit) => engine.items[hit.item].id), scores: hits.map((hit) => hit.score), answerable };
     });
 }"""
@@ -198,10 +198,11 @@ def compare(
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="needs the Debian package chromium")
 def test_a_tab_answers_as_python_does(page: Any, index: Index, questions: list[dict[str, Any]]) -> None:
-    params = SearchParams(beams=BEAMS, rerank=RERANK)
-    compare(page.evaluate(ASK, [questions, False]), index, questions, params, sure=True)
-    few = questions[::8]  # without vectors only the ranking differs
-    compare(page.evaluate(ASK, [few, True]), index, few, dataclasses.replace(params, reranker="codes"), sure=False)
+    params = SearchParams.of_model(index.model)
+    compare(page.evaluate(ASK, [questions, False, "default"]), index, questions, params.named("default"), sure=True)
+    few = questions[::2]
+    compare(page.evaluate(ASK, [few, True, "default"]), index, few, params.named("default-codes"), sure=False)
+    compare(page.evaluate(ASK, [few, False, "genius"]), index, few, params.named("genius"), sure=False)
 
 
 @pytest.mark.browser
@@ -218,6 +219,12 @@ def test_a_person_sees_the_id_being_written(page: Any, index: Index) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     faults = [(fault["impact"], fault["id"]) for fault in axe.run(page).response["violations"]]
     assert not [fault for fault in faults if fault[0] in ("serious", "critical")], faults
+    page.check("input[name=search][value=genius]", force=True)  # plain GENIUS: what the beams wrote, by log p
+    until(page, "tab.done !== null && tab.done.hits[0].score < 0")
+    written = index.search("a large red circle", target="image", k=1, params=SearchParams.of_model(index.model).named("genius"))
+    assert page.evaluate("tab.done.hits[0].score") == pytest.approx(written[0].score, abs=1e-3)
+    assert "log p" in page.inner_text("#hits") and "written" in page.inner_text("#status")
+    page.check("input[name=search][value=default]", force=True)
     # a picture asks too: one that is there is found first
     picture = {"name": "mine.png", "mimeType": "image/png", "buffer": png(things()[5])}
     page.fill("#text", "")
@@ -236,3 +243,17 @@ def test_a_bad_call_is_one_line(index: Index, tmp_path: Path, exported: tuple[Pa
     empty = Index(tmp_path / "empty.genius", index.model, durable=False)
     with pytest.raises(GeniusError, match="has 0"):
         export_web(empty, tmp_path / "out")
+
+
+def test_a_larger_encoder_is_refused_in_one_line(tmp_path: Path) -> None:
+    from fake_encoder import fake_model, register
+
+    register()
+    fake_model().save_pretrained(tmp_path / "model")
+    other = Index(tmp_path / "other.genius", Genius.from_pretrained(str(tmp_path / "model")), durable=False)
+    other.add([Item("1", text="a text")])
+    other.close()
+    command = ["export", "web", str(other.path), "-o", str(tmp_path / "out"), "--model", str(tmp_path / "model")]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 2 and "only a model with the encoder of bundled:mini" in result.output.replace("\n", " ")
+    assert "Traceback" not in result.output and not (tmp_path / "out").exists()

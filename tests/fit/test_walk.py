@@ -107,6 +107,18 @@ def test_a_run_that_is_broken_off_goes_on(
     assert len(answers(index, "red", "-k", 100)) == 4 * len(COLOURS)
 
 
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.filterwarnings("error")
+def test_very_few_pictures_are_a_collection_too(clip: Path, tmp_path: Path, count: int) -> None:
+    folder, index = tmp_path / "few", tmp_path / "few.genius"
+    folder.mkdir()
+    for number, colour in enumerate(list(COLOURS)[:count]):
+        photo(colour, number).save(folder / f"{colour}.png")
+    made = run("index", folder, "-o", index, "--encoder", clip)
+    assert made.exit_code == 0 and f"{count} items" in made.output and "one by one" in made.output, made.output
+    assert answers(index, "a photo of red")[0]["id"] == "few/red.png"
+
+
 def test_what_cannot_be_is_said_in_one_line(clip: Path, photos: Photos, tmp_path: Path) -> None:
     folder, index, empty, words = photos(3), tmp_path / "my.genius", tmp_path / "empty", tmp_path / "words"
     empty.mkdir()
@@ -124,7 +136,7 @@ def test_what_cannot_be_is_said_in_one_line(clip: Path, photos: Photos, tmp_path
     assert run("index", folder, "-o", index, "--encoder", clip).exit_code == 0
     for call, said in (
         (("index", empty, "-o", tmp_path / "e.genius", "--encoder", clip), "nothing to index"),
-        (("index", spoiled, "-o", tmp_path / "s.genius", "--encoder", clip), "nothing to index"),
+        (("index", spoiled, "-o", tmp_path / "s.genius", "--encoder", clip), "could be read (spoiled/0.jpg: cannot read"),
         (
             ("index", folder, "-o", tmp_path / "w.genius", "--encoder", words),
             "reads texts only: choose an encoder with a picture",
@@ -140,7 +152,7 @@ def test_what_cannot_be_is_said_in_one_line(clip: Path, photos: Photos, tmp_path
         result = run(*call)
         assert result.exit_code == 2 and said in result.output and len(result.output.splitlines()) <= 2, result.output
         assert "Traceback" not in result.output
-    assert not (tmp_path / "w.genius").exists() or not list((tmp_path / "w.genius").iterdir())
+    assert not [path.name for path in tmp_path.glob("*.genius") if path != index], "a call that failed left something behind"
 
 
 def test_a_full_disk_loses_nothing(clip: Path, photos: Photos, tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ import torch
 from safetensors.torch import save_file
 
 from genius.features import Features
+from genius.model.config import GeniusConfig
 from genius.model.fusion import FusionConfig
 from genius.model.generator import GeneratorConfig
-from genius.model.genius import Genius, GeniusConfig
+from genius.model.genius import Genius
 from genius.model.quantizer import QuantizerConfig
 from genius.search import CodeTrie, beam_search
 

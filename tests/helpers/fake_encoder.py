@@ -18,9 +18,10 @@ from PIL import Image
 from torch import Tensor
 
 from genius.encoders import registry
+from genius.model.config import GeniusConfig
 from genius.model.fusion import FusionConfig
 from genius.model.generator import GeneratorConfig
-from genius.model.genius import Genius, GeniusConfig
+from genius.model.genius import Genius
 from genius.model.quantizer import QuantizerConfig
 
 WORDS = 97

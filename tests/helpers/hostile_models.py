@@ -45,11 +45,12 @@ def model_folder(folder: Path) -> Path:
     """A small whole model with the bundled encoder's layout, all sizes its own."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
+    from genius.encoders.inputs import Tokens
     from genius.encoders.mini import MiniConfig, MiniEncoder
-    from genius.encoders.tokens import Tokens
+    from genius.model.config import GeniusConfig
     from genius.model.fusion import FusionConfig
     from genius.model.generator import GeneratorConfig
-    from genius.model.genius import Genius, GeniusConfig
+    from genius.model.genius import Genius
     from genius.model.quantizer import QuantizerConfig
 
     torch.manual_seed(0)

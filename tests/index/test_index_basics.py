@@ -12,8 +12,9 @@ from fake_encoder import fake_model
 from PIL import Image
 
 from genius import Genius, GeniusError, Index, Item, Modality, Query
+from genius.index import searching
 from genius.index.searching import why_nothing
-from genius.search import SearchEngine, SearchParams, SearchRequest
+from genius.search import SearchEngine, SearchParams, SearchRequest, quick
 
 COLOURS = {"red": (220, 20, 20), "green": (20, 200, 20), "blue": (20, 20, 220), "white": (250, 250, 250)}
 
@@ -104,7 +105,16 @@ def test_a_target_is_what_people_mean_by_it(index: Index) -> None:
 def test_nothing_found_says_why(
     asked: str | None, strict: bool, counts: dict[str, int], where: str | None, least: float | None, said: str
 ) -> None:
-    assert said in why_nothing(asked, strict, counts, where, least)
+    target = None if asked is None else Modality.parse(asked)
+    assert said in why_nothing(target, SearchRequest(10, where, least, strict=strict), counts)
+
+
+def test_nothing_found_says_why_to_python_too(index: Index) -> None:
+    assert "the index is empty" in repr(index.search("a"))
+    index.add([Item("a", text="a")])
+    found = index.search("a", target="image")
+    assert found == [] and found.why is not None and "no item has a picture, there are 1 text" in found._repr_html_()
+    assert index.search("a").why is None
 
 
 def test_hits_know_codes_that_the_model_gives(index: Index, model: Genius) -> None:
@@ -287,6 +297,28 @@ def test_queries_with_requests_of_their_own_equal_one_by_one(index: Index) -> No
         index.search_each(queries[:2], requests[:1])
 
 
+@pytest.mark.parametrize("room", [1 << 20, 100])
+@pytest.mark.parametrize("few", [50_000, 10])
+def test_searches_with_filters_of_their_own_are_as_if_alone(
+    index: Index, monkeypatch: pytest.MonkeyPatch, room: int, few: int
+) -> None:
+    """Whether they share the engine's search, in one part or in several, and whether all that match are compared or not."""
+    monkeypatch.setattr(searching, "MASK_BYTES", room)
+    monkeypatch.setattr(searching, "FULL_SCAN", few)
+    index.add([Item(f"{i}", text=f"word{i} thing{i % 9}", metadata={"n": i}) for i in range(60)])
+    index.delete(["5", "17"])
+    wheres = ["n < 30", "n >= 30", "n < 0", None, "n = 12 OR n = 13", "n < 30", "n < 59"]
+    requests = [SearchRequest(1 + 3 * (i % 2), where) for i, where in enumerate(wheres)]
+    requests.append(SearchRequest(4, "n < 40", rerank=5))
+    queries = [Query(text=f"word{3 * i}", target=Modality.TEXT if i % 3 else None) for i in range(len(requests))]
+    together = index.search_each(queries, requests)
+    for query, request, hits in zip(queries, requests, together, strict=True):
+        alone = index.search_many([query], request)[0]
+        assert [(h.id, h.probability) for h in alone] == [(h.id, h.probability) for h in hits]
+        np.testing.assert_allclose([h.score for h in alone], [h.score for h in hits], atol=1e-5)
+    assert [len(hits) for hits in together] == [1, 4, 0, 4, 1, 4, 1, 4]
+
+
 def test_features_can_stand_in_for_the_encoder(index: Index, model: Genius, tmp_path: Path) -> None:
     from genius.encoders.base import encode_items
 
@@ -407,8 +439,9 @@ def test_ids_whose_hashes_collide_are_told_apart(model: Genius, tmp_path: Path, 
     assert {item.id for item in Index(tmp_path / "same.genius", model).items()} == {*names, "stranger"} - {names[2]}
 
 
-def test_under_a_filter_all_that_match_are_compared(model: Genius, tmp_path: Path) -> None:
+def test_under_a_filter_all_that_match_are_compared(model: Genius, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However few beams and items the settings name: the answer is brute force's."""
+    monkeypatch.setattr(quick, "FLAT_BYTES", 0)  # a collection of this size would be compared whole anyhow
     items = [Item(f"t{i}", text=f"word{i} thing{i % 7}", metadata={"n": i}) for i in range(200)]
     index = Index(tmp_path / "filtered.genius", model)
     index.add(items)

@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from genius import Genius, GeniusError, Index, Item, Query
-from genius.index.live import Live
-from genius.index.opened import OpenIndex
+from genius.index.opened import Live, OpenIndex
 from genius.index.reader import Reader, Vanished
 from genius.search import SearchParams
 

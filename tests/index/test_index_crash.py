@@ -15,7 +15,7 @@ from crash import kill_and_check
 
 from genius import Genius, GeniusError, Index, Item
 from genius.index.commit import table_folder
-from genius.index.lock import WriterLock
+from genius.index.folder import WriterLock
 from genius.index.store import Store
 
 

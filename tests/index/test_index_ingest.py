@@ -7,8 +7,11 @@ import csv
 import io
 import json
 import os
+import struct
+import zlib
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -59,9 +62,72 @@ def test_a_folder_becomes_items_and_skips_say_why(index: Index, folder: Path) ->
         len(report.problems) == 3
         and "broken.jpg" in problems
         and "empty.txt: empty" in problems
-        and "latin.txt: not UTF-8" in problems
+        and "latin.txt is not UTF-8" in problems
     )
     assert sum(heard) == 6
+
+
+def claims(width: int, height: int) -> bytes:
+    """A PNG of a few bytes that says it is this large."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
+
+
+def test_odd_pictures_are_items_or_say_why(index: Index, tmp_path: Path) -> None:
+    folder = tmp_path / "odd"
+    folder.mkdir()
+    names = ("with spaces (1).png", "ünïcødé 日本 🎨.png", "long" + "x" * 200 + ".png", "-rf.png", "a'b\"c;--.png")
+    for name in (*names, "new\nline.png", "bare.png", "blank.png", "latin.png", "marked.png"):
+        (folder / name).write_bytes(png("red"))
+    (folder / "bare.txt").write_text("")  # an empty caption says nothing of its picture
+    (folder / "blank.txt").write_text(" \n")
+    (folder / "latin.txt").write_bytes(b"caf\xe9")
+    (folder / "marked.txt").write_text("a red square", encoding="utf-8-sig")
+    (folder / "loop").symlink_to(folder)
+    (folder / "dangling.png").symlink_to("nowhere.png")
+    red, blue = (Image.new("RGB", (20, 10), colour) for colour in ("red", "blue"))
+    red.save(folder / "film.gif", save_all=True, append_images=[blue, red], duration=40)
+    red.convert("CMYK").save(folder / "press.jpg")
+    Image.fromarray(np.arange(200, dtype=np.uint16).reshape(10, 20) * 300).save(folder / "deep.png")
+    red.quantize(4).save(folder / "clear.png", transparency=0)
+    (folder / "bomb.png").write_bytes(claims(60_000, 60_000))
+    (folder / "nothing.jpg").write_bytes(b"")
+    report = ingest(index, [folder])
+    items = {item.id.removeprefix("odd/"): item for item in index.items()}
+    assert set(items) == {*names, "bare.png", "blank.png", "marked.png", "film.gif", "press.jpg", "deep.png", "clear.png"}
+    assert items["bare.png"].text is None and items["blank.png"].text is None and items["marked.png"].text == "a red square"
+    problems = "\n".join(report.problems)
+    for name, why in (
+        ("bomb.png", "more than"),
+        ("nothing.jpg", "cannot read"),
+        ("latin.png", "latin.txt is not UTF-8 text"),
+        ("new\\nline.png", "no control characters"),
+    ):
+        assert any(name in line and why in line for line in report.problems), (name, problems)
+    assert report.problems.total == 4 and all("\n" not in line for line in report.problems)
+    assert ingest(index, [folder]).unchanged == len(items)
+    for name in items:
+        assert index.get(f"odd/{name}").id == f"odd/{name}"
+
+
+def test_tables_with_marks_and_holes(index: Index, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(png("red"))
+    (tmp_path / "b.png").write_bytes(png("blue"))
+    rows = "file_name,text,price\na.png,red shoes,3\nb.png,,\nmissing.png,gone,4\n"
+    (tmp_path / "marked.csv").write_text(rows, encoding="utf-8-sig")
+    holes = {"id": ["p1", None, "p3", "p4"], "text": ["words", "more", None, ""], "price": [1.5, None, 2.0, float("nan")]}
+    pq.write_table(pa.table({**holes, "when": [None] * 4}), tmp_path / "holes.parquet")
+    report = ingest(index, [tmp_path / "marked.csv", tmp_path / "holes.parquet"])
+    found = {item.text: item for item in index.items()}
+    assert set(found) == {"red shoes", None, "words", "more"} and found["red shoes"].modality is Modality.PAIR
+    assert found["red shoes"].metadata["price"] == 3 and found[None].modality is Modality.IMAGE
+    assert found["words"].id == "p1" and "price" not in found["more"].metadata and "when" not in found["words"].metadata
+    problems = "\n".join(report.problems)
+    assert report.problems.total == 3 and "missing.png" in problems and problems.count("holes.parquet, row") == 2
 
 
 def test_a_second_run_reads_only_what_changed(index: Index, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

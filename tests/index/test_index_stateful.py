@@ -15,7 +15,6 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-import genius.index.live
 import genius.index.opened
 import genius.index.store
 from genius import Genius, GeniusError, Index, Item, Query
@@ -152,8 +151,8 @@ class IndexMachine(RuleBasedStateMachine):
 def test_same_answers_as_a_dictionary(model: Genius, monkeypatch: pytest.MonkeyPatch, cache_from: int) -> None:
     monkeypatch.setattr(genius.index.opened, "CACHE_FROM", cache_from)
     monkeypatch.setattr(genius.index.store, "INDEX_FROM", cache_from)
-    monkeypatch.setattr(genius.index.live, "MERGE_FROM", 4)
-    monkeypatch.setattr(genius.index.live, "WASTE_FROM", 10)
+    monkeypatch.setattr(genius.index.opened, "MERGE_FROM", 4)
+    monkeypatch.setattr(genius.index.opened, "WASTE_FROM", 10)
     IndexMachine.model = model
     torch.manual_seed(0)
     from hypothesis.stateful import run_state_machine_as_test

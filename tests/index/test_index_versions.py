@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import subprocess
+import sys
 import threading
 from datetime import timedelta
 from pathlib import Path
@@ -12,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import genius.index.live
 import genius.index.opened
 import genius.index.writing
 from genius import Genius, GeniusError, Index, Item
 from genius.index import cache
+from genius.index.reader import PAYLOAD
 from genius.index.repair import repair
 from genius.search import CodeTrie, SearchRequest
 
@@ -83,6 +85,55 @@ def test_a_cache_is_used_and_brought_up_to_date(index: Index, model: Genius, mon
     assert everything(again) == everything(index) and len(everything(again)) == 53
 
 
+def shown(index: Index) -> list[tuple[str, object]]:
+    return [(hit.id, hit.item) for hit in index.search("w1", k=20)]
+
+
+@pytest.mark.usefixtures("cached")
+def test_hits_of_a_cached_version_are_shown_without_the_table_and_say_what_the_table_says(index: Index, model: Genius) -> None:
+    odd = [Item("é", text='say "ä" \\ 😀', metadata={"n": 1.5, "what": "x\ty"}), Item("bare", text="w1")]
+    index.add([*texts(0, 30), *odd])
+    index.delete("t7")
+    index.upsert([Item("t8", text="w1 anew", metadata={"n": -1})])
+    index.optimize()
+    first = Index(index.path, model)
+    reader = first._state.live.reader
+    assert "_opened" not in vars(reader) and reader.kept is not None
+    found = shown(first)
+    assert "_opened" not in vars(reader) and len(found) == 20  # nobody opened the table for it
+    reader.kept = None
+    assert shown(first) == found and "_opened" in vars(reader)
+    reader.kept = first._state.live.base.kept
+    everyone = first._state.live.seqs[~first._state.live.dead]
+    from_cache = reader.rows([*everyone, 5], PAYLOAD)
+    reader.kept = None
+    assert from_cache == reader.rows(everyone, PAYLOAD) and len(from_cache) == 31
+
+
+@pytest.mark.usefixtures("cached")
+def test_what_changed_since_the_cache_was_made_is_shown_as_it_is_now(index: Index, model: Genius) -> None:
+    index.add(texts(0, 30))
+    index.optimize()
+    running = Index(index.path, model)
+    assert running.get("t3").metadata == {"n": 3}
+    index.rename_field("n", "number")  # rows keep their numbers, and are other than the cache says
+    for one in (running, Index(index.path, model)):
+        assert one._state.reader().kept is None or one._state.live.base.version == index.version
+        assert {tuple(hit.item.metadata) for hit in one.search("w1", k=30)} == {("number",)}
+
+
+def test_searching_a_cached_index_does_not_load_the_database(tmp_path: Path) -> None:
+    index = Index(tmp_path / "things.genius", "bundled:mini")
+    index.add(texts(0, 30))
+    index.optimize()
+    code = (
+        f"import sys; from genius import Index; index = Index.open({str(index.path)!r}); "
+        "assert len(index.search('w1')) == 10 and index.kinds(); index.advice(); "
+        "assert not {'lancedb', 'pyarrow', 'pandas', 'transformers', 'numba'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
 @pytest.mark.usefixtures("cached")
 def test_a_damaged_or_foreign_cache_is_not_believed(index: Index, model: Genius) -> None:
     index.add(texts(0, 40))
@@ -98,6 +149,7 @@ def test_a_damaged_or_foreign_cache_is_not_believed(index: Index, model: Genius)
         lambda: cut("embeddings.npy"),
         lambda: cut("trie.safetensors"),
         lambda: (folder / "seqs.npy").unlink(),
+        lambda: cut("shown.bin"),
         lambda: cut("base.json"),
         lambda: (folder / "base.json").write_text(json.dumps({**about, "fingerprint": "0" * 32})),
         lambda: (folder / "base.json").write_text(json.dumps({**about, "index": "another"})),
@@ -188,14 +240,14 @@ def test_many_small_commits_are_tidied_up(index: Index, monkeypatch: pytest.Monk
 
 
 def test_rows_left_by_upserts_are_dropped_in_time(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(genius.index.live, "WASTE_FROM", 10)
+    monkeypatch.setattr(genius.index.opened, "WASTE_FROM", 10)
     for _ in range(10):
         index.upsert(texts(0, 5))
     assert len(index._state.live.seqs) < 30 and len(everything(index)) == 5
 
 
 def test_many_alternating_adds_and_searches_keep_the_engine_small(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(genius.index.live, "MAX_ADDITIONS", 3)
+    monkeypatch.setattr(genius.index.opened, "MAX_ADDITIONS", 3)
     for i in range(12):
         index.add(texts(i, i + 1))
         if i % 3 == 2:

@@ -1,4 +1,4 @@
-"""Varied answers, unwanted ones, duplicates; what may be given for an item or a question; hits in a notebook and a terminal."""
+"""Varied answers, unwanted ones, duplicates; what may be given for an item or a question; hits in a notebook."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from typer.testing import CliRunner
 
 from genius import Genius, GeniusError, Index, Item, Modality, Query
 from genius.cli import app
-from genius.cli.screen import inline, protocol
 from genius.index import Hit, Hits
 from genius.index.duplicates import duplicates
-from genius.index.varied import apart, away
+from genius.index.searching import apart
 
 COLOURS = ("red", "green", "blue", "orange")
 
@@ -42,13 +41,19 @@ def test_varied_answers_are_the_best_of_their_subtrees(codes: list[tuple[int, in
         )
 
 
-def test_what_is_unwanted_is_taken_out_of_the_question() -> None:
-    random = torch.Generator().manual_seed(0)
-    wanted, unwanted = (torch.nn.functional.normalize(torch.randn(n, 16, generator=random), dim=1) for n in (20, 1))
-    left = away(wanted, unwanted)
-    assert torch.allclose(left.norm(dim=1), torch.ones(20)) and float((left @ unwanted.T).max()) < 1e-6
-    apart_already = (wanted @ unwanted.T)[:, 0] < 0
-    assert torch.allclose(left[apart_already], wanted[apart_already], atol=1e-6)
+def test_what_is_unwanted_is_taken_out_of_each_question_that_says_so(model: Genius) -> None:
+    words = [f"{colour} {thing}" for colour in COLOURS for thing in ("box", "ball", "car", "hat")]
+    unwanted = [None if i % 3 == 0 else f"{words[-i]} old" for i in range(len(words))]
+    plain, bare = model.embed_queries([Query(word) for word in words]), {None: None}
+    bare |= {said: model.embed_queries([Query(said)]).z[0] for said in unwanted if said is not None}  # type: ignore[dict-item]
+    mixed = model.embed_queries([Query(word, minus=said) for word, said in zip(words, unwanted, strict=True)])  # type: ignore[arg-type]
+    assert len(mixed.z) == len(mixed.dense) == len(mixed.modality) == len(words)
+    for before, after, said in zip(plain.z, mixed.z, unwanted, strict=True):
+        away = bare[said]
+        if away is None or float(before @ away) <= 0:
+            assert torch.allclose(before, after, atol=1e-6)
+        else:
+            assert abs(float(after @ away)) < 1e-5 and abs(float(after.norm()) - 1) < 1e-5
 
 
 def fill(index: Index, each: int = 3) -> None:
@@ -113,12 +118,3 @@ def test_a_notebook_shows_pictures_and_nothing_runs(index: Index) -> None:
     shown = index.search("words", k=30)._repr_html_()
     assert shown.count("data:image/jpeg;base64,") == 8 and "<script>" not in shown and "&lt;b&gt;words" in shown
     assert Hits()._repr_html_() == "<p>nothing found</p>"
-
-
-def test_terminals_that_show_pictures_are_known() -> None:
-    assert protocol({"TERM": "xterm-kitty"}, True) == "kitty" and protocol({"TERM_PROGRAM": "iTerm.app"}, True) == "iterm"
-    assert protocol({"TERM": "xterm"}, True) is None and protocol({"TERM": "xterm-kitty"}, False) is None
-    picture = Image.effect_noise((300, 200), 90)
-    kitty = inline(picture, "kitty")
-    assert kitty.startswith("\x1b_Ga=T,f=100,m=1;") and kitty.count("\x1b\\") > 1 and "m=0;" in kitty
-    assert inline(picture, "iterm").startswith("\x1b]1337;File=inline=1")

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from genius.data.features import FeatureSet
-from genius.train.config import read_train_config
-from genius.train.recipes import RECIPES, RecipeName
+from genius.train.config import RECIPES, RecipeName, read_train_config
 from lab.mbeir import extract_rate, memory, two_ranks
 
 

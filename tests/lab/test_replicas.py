@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.ray import measured
 from lab.ray.cost import RATES, cost, table
 from lab.ray.replicas import Service, simulate
 
@@ -33,3 +34,7 @@ def test_the_page_shows_what_the_arithmetic_says() -> None:
     rates = json.loads(RATES.read_text())["items_per_core_second"]
     assert table(rates["pictures"], 256, 0.0) in PAGE.read_text()
     assert cost(3600 * 50, 50, 256, 0)["worker_hours"] == 1
+
+
+def test_the_page_shows_what_was_measured() -> None:
+    assert measured.table() in PAGE.read_text()

@@ -30,7 +30,7 @@ def in_turn() -> Callable[..., Callable[[Any], None]]:
 
     def spread(parts: int = 10**9) -> Callable[[Any], None]:
         def run(work: Any) -> None:
-            from genius.scale.part_writer import PartWriter
+            from genius.scale.parts import PartWriter
 
             writer = PartWriter(*work.arguments())
             for number, part in enumerate(work.parts):

@@ -22,10 +22,9 @@ from genius.index import ingest as read
 from genius.index.check import check
 from genius.index.ingest import Found, IngestConfig, IngestReport, ingest
 from genius.index.store import Store
-from genius.scale import taking_in
+from genius.scale import bulk
 from genius.scale.bulk import BulkConfig, BulkReport, bulk_index
-from genius.scale.parts import cut
-from genius.scale.staging import Staging
+from genius.scale.parts import Staging, cut
 from lab.ray.compare import contents, differences, make_sources
 
 pytest.importorskip("lance", reason="needs the extra: pip install 'genius-search[ray]'")
@@ -125,9 +124,9 @@ def test_the_commit_happens_once_wherever_it_is_killed(
         if where == "links":
             patch.setattr(Store, "append_files", die)
         elif where == "append":
-            patch.setattr(taking_in, "_unfit", die)
+            patch.setattr(bulk, "_unfit", die)
         elif where == "acknowledge":
-            patch.setattr(taking_in, "follow", die)
+            patch.setattr(bulk, "follow", die)
         else:
             patch.setattr(shutil, "rmtree", die)  # the job is forgotten, its records are still there
         with pytest.raises(Killed):

@@ -16,9 +16,9 @@ import pytest
 
 from genius import Index, Item
 from genius.errors import GeniusError
+from genius.files import url_of
 from genius.index.check import check
 from genius.index.ingest import ingest
-from genius.scale.addresses import url_of
 from genius.scale.objects import CLAIMS, Place, fetch_index, fetch_sources, publish
 
 pytest.importorskip("moto", reason="needs moto and flask: pip install 'genius-search[dev]'")

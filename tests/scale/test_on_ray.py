@@ -18,9 +18,9 @@ import pytest
 from genius.index import Index
 from genius.index.check import check
 from genius.index.ingest import IngestConfig, ingest
+from genius.scale import connected
 from genius.scale.bulk import BulkConfig, bulk_index
-from genius.scale.cluster import connected
-from genius.scale.staging import RECORDS, Staging
+from genius.scale.parts import RECORDS, Staging
 from lab.ray.compare import differences, make_sources
 from lab.ray.processes import mark, marked
 
@@ -46,14 +46,14 @@ def kill_a_worker(output: Path, killed: list[int]) -> None:
 @pytest.mark.ray
 @pytest.mark.timeout(600)
 def test_two_workers_one_of_them_killed_make_the_same_index(tmp_path: Path, ray: None) -> None:
-    ids = make_sources(tmp_path / "sources", rows=120, pictures=8)
-    config = IngestConfig(batch_size=16)
+    ids = make_sources(tmp_path / "sources", rows=300, pictures=8)
+    config = IngestConfig(batch_size=32)
     killed: list[int] = []
     output = tmp_path / "bulk.genius"
     killer = threading.Thread(target=kill_a_worker, args=(output, killed))
     killer.start()
     told: list[int] = []
-    how = BulkConfig(workers=2, part_rows=16)
+    how = BulkConfig(workers=2, part_rows=32)
     report = bulk_index([tmp_path / "sources"], output, "bundled:mini", config, how, lambda done, _: told.append(done))
     killer.join()
     assert killed and not report.failed and report.report.added == len(ids) and sum(told) >= len(ids)
@@ -63,9 +63,7 @@ def test_two_workers_one_of_them_killed_make_the_same_index(tmp_path: Path, ray:
     plain = Index(tmp_path / "plain.genius", "bundled:mini")
     ingest(plain, [tmp_path / "sources"], config)
     with Index.open(output) as opened:
-        found = differences(plain, opened)
-    assert found["only_in_one"] == found["other_columns"] == 0
-    assert found["codes"] <= 1, found  # batches that a kill cut otherwise may round otherwise
+        assert set(differences(plain, opened).values()) == {0}  # to the last bit of a vector, and after a kill
     assert not check(output).problems
 
 

@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from search_reference import tiny_generator, tiny_quantizer
 
-from genius.search import CodeTrie, SearchEngine, SearchParams, batch_scan, lookups, quick
-from genius.search.decoder import Decoder
-from genius.search.first_row import FirstRow
-from genius.search.head import CodebookHead
+from genius.search import CodeTrie, SearchEngine, SearchParams, batch_scan, quick, scan
+from genius.search.decoder import CodebookHead, Decoder
+from genius.search.quick import FirstRow
 from genius.search.scan import CodeScan
 
 SIZES = (3, 6, 4, 5)
@@ -54,7 +53,7 @@ def test_codes_in_the_likeliest_cells_rank_by_cosine(seed, items, own, target, s
     quantizer = own_quantizer(seed, own)
     engine = engine_of("own-codebooks" if own else "codebooks", quantizer, codes, vectors)
     allowed = np.random.default_rng(seed + 1).random(items) < share
-    lookups._scans = lookups.WARM + 1 if native else -1000
+    scan._scans = scan.WARM + 1 if native else -1000
     found = engine.search(
         z, k=5, params=SearchParams(rerank=budget, reranker="codes"), target=torch.full((3,), target), allowed=allowed
     )
@@ -103,22 +102,38 @@ def _likeliest(
 @given(
     seed=st.integers(0, 2**31),
     items=st.integers(1, 150),
-    target=st.sampled_from([0, 1, 2]),
+    target=st.sampled_from([-1, 0, 1, 2]),
     share=st.sampled_from([0.0, 0.3, 1.0]),
     half=st.booleans(),
 )
 def test_a_small_collection_is_compared_whole(seed, items, target, share, half) -> None:
-    """With the kind told, what takes no longer than decoding is exhaustive search, filter and half precision included."""
+    """What takes no longer than decoding is exhaustive search, filter and half precision included: with the kind told, or so few
+    that all codes would be looked at. One question finds what many at once do."""
     codes, vectors, z = collection(seed, items)
     stored = vectors.half() if half else vectors
     allowed = np.random.default_rng(seed + 1).random(items) < share
     engine = engine_of("codebooks", own_quantizer(seed, False), codes, stored)
-    found = engine.search(z, k=4, params=SearchParams(rerank=1), target=torch.full((3,), target), allowed=allowed)
-    valid = np.flatnonzero(allowed & (codes[:, 0] == target))
+    params = SearchParams(rerank=10)  # for 150 items
+    found = engine.search(z, k=4, params=params, target=torch.full((3,), target), allowed=allowed)
+    alone = engine.search(z[1:2], k=4, params=params, target=torch.tensor([target]), allowed=allowed)
+    assert torch.equal(found.rows[1], alone.rows[0]) and torch.equal(found.scores[1], alone.scores[0])
+    assert not items or engine._quick is None or engine._quick._scan is None  # no cell was cut
+    valid = np.flatnonzero(allowed & ((codes[:, 0] == target) | (target < 0)))
     scores = (stored.float() @ z.T).T[:, valid].sort(dim=1, descending=True).values[:, :4]
     assert torch.allclose(found.scores[:, : scores.shape[1]], scores, atol=1e-6)
     assert (found.rows[:, scores.shape[1] :] == -1).all()
     assert all(np.isin(rows[rows >= 0].numpy(), valid).all() for rows in found.rows)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**31), count=st.integers(1, 9000), steps=st.sampled_from([1, 3, 50, 10**6]), native=st.booleans())
+def test_the_least_of_the_best_is_the_one_that_sorting_finds(seed, count, steps, native) -> None:
+    """Scores with many equals among them, compiled or not."""
+    rng = np.random.default_rng(seed)
+    scores = (rng.integers(0, steps, count) / steps - 0.3).astype(np.float32)
+    wanted = int(rng.integers(1, count + 1))
+    scan._scans = scan.WARM + 1 if native else -1000
+    assert scan.least_of_best(scores, wanted) == np.sort(scores)[count - wanted]
 
 
 def test_vectors_rank_what_the_scan_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,8 +174,8 @@ def test_compiled_and_plain_look_ups_are_bit_equal() -> None:
     params = SearchParams(rerank=30, reranker="codes")
     allowed = np.random.default_rng(0).random(3000) < 0.5
     answers = []
-    for scans in (-1000, lookups.WARM + 1):
-        lookups._scans = scans
+    for scans in (-1000, scan.WARM + 1):
+        scan._scans = scans
         answers.append(engine.search(z, k=20, params=params, allowed=allowed))
     assert torch.equal(answers[0].rows, answers[1].rows) and torch.equal(answers[0].scores, answers[1].scores)
 

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import sys
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from genius.index import Index
 
+HELPERS = Path(__file__).parents[1] / "helpers"
+LAUNCHER = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); import fake_encoder; fake_encoder.register(); "
+    "from genius.cli import main; main()"
+)
+
 
 def test_the_async_client_does_what_the_client_does(start_server: Callable[..., object]) -> None:
-    from genius.serve.async_client import AsyncGeniusClient
-    from genius.serve.client import GeniusClient
+    from genius.serve.client import AsyncGeniusClient, GeniusClient
 
     url = start_server(items=30).url  # type: ignore[attr-defined]
 
@@ -48,6 +57,40 @@ def test_an_assistant_can_search_show_and_explain(make_index: Callable[..., Inde
     assert hits[0]["id"] == "circle red text" and len(hits) == 2  # type: ignore[index, arg-type]
     assert call("show", id="circle red text")["metadata"]["colour"] == "red"  # type: ignore[index]
     assert call("explain", words="red circle", target="text")["written"]
+
+
+def test_an_assistant_starts_the_command_and_asks_it(make_index: Callable[..., Index], model_folder: Path) -> None:
+    """`genius mcp` as assistants run it: a process of its own, spoken to over its standard input and output."""
+    mcp = pytest.importorskip("mcp", reason="the package mcp is not installed: pip install 'genius-search[mcp]'")
+    index = make_index()
+    arguments = ["-c", LAUNCHER, str(HELPERS), "mcp", str(index.path), "--model", str(model_folder)]
+    started = mcp.StdioServerParameters(command=sys.executable, args=arguments, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+    async def talk() -> None:
+        async with mcp.Client(started) as client:
+            listed = (await client.list_tools()).tools
+            assert {tool.name for tool in listed} == {"search", "show", "explain"} and all(tool.description for tool in listed)
+
+            async def call(name: str, **given: object) -> dict[str, Any]:
+                result = await client.call_tool(name, given)
+                assert not result.is_error, result.content
+                return json.loads(result.content[0].text)  # type: ignore[no-any-return]
+
+            found = await call("search", words="a red circle on white paper", count=5, minus="a square")
+            expected = index.search("a red circle on white paper", minus="a square", k=5)
+            assert [hit["id"] for hit in found["hits"]] == [hit.id for hit in expected]
+            assert (await call("search", words="a", where="price > 1000"))["why_nothing"].startswith("nothing found")
+            assert (await call("show", id="circle red text"))["metadata"]["colour"] == "red"
+            assert (await call("explain", words="red circle", target="text"))["written"]
+            for name, given, said in (
+                ("show", {"id": "nobody"}, "nobody"),
+                ("search", {"words": "a", "where": "no_such = 1"}, "no_such"),
+                ("search", {"words": "a", "target": "sound"}, "sound"),
+            ):
+                refused = await client.call_tool(name, given)
+                assert refused.is_error and said in refused.content[0].text and "Traceback" not in refused.content[0].text
+
+    asyncio.run(asyncio.wait_for(talk(), 120))
 
 
 def test_langchain_gets_documents(make_index: Callable[..., Index]) -> None:

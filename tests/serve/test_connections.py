@@ -146,7 +146,7 @@ def test_idle_connections_are_closed(run: Any) -> None:
 @pytest.mark.parametrize("spare", [128, 4])
 def test_who_waits_longest_makes_room(run: Any, spare: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Five times as many half-sent requests as there are places: every search is answered at once all the same."""
-    monkeypatch.setattr("genius.serve.connections.SPARE", spare)
+    monkeypatch.setattr("genius.serve.run.SPARE", spare)
     server = run(max_connections=8, header_timeout_s=30)
     server.index.go.set()
     stuck = [server.connect(b"GET / HTTP/1.1\r\nHost: local") for _ in range(40)]
@@ -203,7 +203,7 @@ def test_slow_bodies_stop_nobody_and_end(run: Any) -> None:
 
 
 def test_the_rest_of_a_refused_body_does_not_keep_the_connection(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("genius.serve.connections.LINGER_S", 0.5)
+    monkeypatch.setattr("genius.serve.run.LINGER_S", 0.5)
     server = run(body_timeout_s=0.3)
     one = server.connect(
         b"POST /v1/search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99999\r\n\r\n{"

@@ -13,8 +13,7 @@ from starlette.testclient import TestClient
 
 from genius.errors import GeniusError
 from genius.serve.app import create_app
-from genius.serve.audit import Change
-from genius.serve.auth import Caller
+from genius.serve.auth import Caller, Change
 from genius.serve.settings import ServeConfig
 from genius.types import Item
 

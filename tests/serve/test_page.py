@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from chromium import NEEDED, launched
@@ -67,6 +68,12 @@ def settled(page: Any) -> None:
     until(page, "document.querySelector('#results').dataset.shown === location.hash")
 
 
+def stop_the_clock(page: Any) -> None:
+    """From here on time passes in the page when a test says so: what is shown for some seconds stays."""
+    page.clock.install()
+    page.clock.pause_at(time.time() + 3600)
+
+
 def cards(page: Any) -> list[str]:
     settled(page)
     return [
@@ -82,21 +89,34 @@ def search(page: Any, text: str) -> list[str]:
     return cards(page)
 
 
-def drop(page: Any, data: bytes, name: str, kind: str) -> None:
-    """Drop a file on the page as a browser does."""
-    transfer = page.evaluate_handle(
-        """([data, name, kind]) => {
-            const bytes = Uint8Array.from(atob(data), (c) => c.charCodeAt(0));
-            const transfer = new DataTransfer();
-            transfer.items.add(new File([bytes], name, { type: kind }));
-            return transfer;
-        }""",
-        [base64.b64encode(data).decode(), name, kind],
-    )
-    for event in ("dragenter", "dragover"):
-        page.dispatch_event("body", event, {"dataTransfer": transfer})
+FILES = """([files]) => {
+    const transfer = new DataTransfer();
+    for (const [data, name, kind] of files) {
+        transfer.items.add(new File([Uint8Array.from(atob(data), (c) => c.charCodeAt(0))], name, { type: kind }));
+    }
+    return transfer;
+}"""
+
+
+def drop(page: Any, data: bytes, name: str, kind: str, zone: str = "") -> None:
+    drop_all(page, [(data, name, kind)], zone)
+
+
+def drop_all(page: Any, files: list[tuple[bytes, str, str]], zone: str = "") -> None:
+    """Drop files on the page as a browser does, on one of its two places if one is named."""
+    transfer = page.evaluate_handle(FILES, [[[base64.b64encode(data).decode(), name, kind] for data, name, kind in files]])
+    page.dispatch_event("body", "dragenter", {"dataTransfer": transfer})
     assert page.is_visible("#drop")
-    page.dispatch_event("body", "drop", {"dataTransfer": transfer})
+    let_go(page, transfer, zone)
+
+
+def let_go(page: Any, transfer: Any, zone: str) -> None:
+    where = {"clientX": 1, "clientY": 1}
+    if zone:
+        box = page.query_selector(f"#drop [data-zone={zone}]").bounding_box()
+        where = {"clientX": box["x"] + box["width"] / 2, "clientY": box["y"] + box["height"] / 2}
+    page.dispatch_event("body", "dragover", {"dataTransfer": transfer, **where})
+    page.dispatch_event("body", "drop", {"dataTransfer": transfer, **where})
     assert not page.is_visible("#drop")
 
 
@@ -197,6 +217,17 @@ def test_detail_more_like_this_and_like_this_but(open_page: Callable[..., Any]) 
     assert cards(page) != alike and page.input_value("#text") == "yellow"
 
 
+def test_less_like_this_and_back(open_page: Callable[..., Any]) -> None:
+    page = open_page("#q=red+circle")
+    before = cards(page)
+    page.click(".card[data-id='circle-red-pair']")
+    with page.expect_request("**/v1/search") as sent:
+        page.click("#less-like")
+    assert sent.value.post_data_json["minus_like"] == "circle-red-pair" and cards(page) != before
+    page.click("text=Not like circle-red-pair")
+    assert cards(page) == before
+
+
 def test_walking_the_codes(open_page: Callable[..., Any]) -> None:
     page = open_page("#q=blue+ring&item=ring%2Fblue.png")
     settled(page)
@@ -268,7 +299,7 @@ def test_error_states_help(open_page: Callable[..., Any]) -> None:
     page.wait_for_selector("#results .score")
     page.goto(page.url.split("#")[0] + "#q=red&where=price+%3E+999")
     page.wait_for_selector(".notice")
-    assert "Nothing matches" in page.inner_text(".notice")
+    assert "Nothing matches" in page.inner_text(".notice") and "matches the condition 'price > 999'" in page.inner_text(".notice")
     page.goto(page.url.split("#")[0] + "#q=red&item=nobody")
     until(page, "document.querySelector('#detail').textContent.includes('gone')")
 
@@ -348,16 +379,23 @@ def test_controls_have_names(open_page: Callable[..., Any]) -> None:
     assert page.get_attribute("#status", "aria-live") == "polite"
 
 
-def test_a_key_is_asked_for_and_pictures_load_with_it(open_page: Callable[..., Any], start_server: Callable[..., Any]) -> None:
-    key = "read-key-0123456789abc"
-    server = start_server(environ={"GENIUS_API_KEYS": f"read:{key}"}, items=12)
-    page = open_page(url=server.url)
+KEY = "read-key-0123456789abc"
+
+
+@pytest.fixture(scope="module")
+def keyed(start_server: Callable[..., Any]) -> Any:
+    """A server with a key that may only read."""
+    return start_server(environ={"GENIUS_API_KEYS": f"read:{KEY}"}, items=12)
+
+
+def test_a_key_is_asked_for_and_pictures_load_with_it(open_page: Callable[..., Any], keyed: Any) -> None:
+    page = open_page(url=keyed.url)
     page.wait_for_selector("#key-dialog[open]")
     page.fill("#key", "wrong-key-0123456789")
     page.press("#key", "Enter")
     until(page, "document.querySelector('.notice.bad')?.textContent.includes('not known')")
     page.wait_for_selector("#key-dialog[open]")
-    page.fill("#key", key)
+    page.fill("#key", KEY)
     page.press("#key", "Enter")
     page.wait_for_selector("#results .card img")
     until(page, "[...document.querySelectorAll('.card img')].every((image) => image.naturalWidth > 0)")
@@ -411,14 +449,244 @@ def test_a_map_of_the_collection(open_page: Callable[..., Any]) -> None:
     page.click(".area >> nth=0")
     settled(page)
     assert "under" in page.inner_text("#results .hint >> nth=0")
-    page.click("text=Plane")
+    page.click(".map-tab >> text=Plane")
     settled(page)
-    assert page.locator(".dot").count() == 108
-    before = page.eval_on_selector(".plane-layer", "(layer) => layer.getBoundingClientRect().width")
+    assert page.get_attribute(".plane", "data-items") == "108" and "differ most" in page.inner_text("#results")
+    until(page, "document.querySelectorAll('.dot').length > 0")
+    before = page.locator(".dot").count()
     page.click("text=Closer")
-    assert page.eval_on_selector(".plane-layer", "(layer) => layer.getBoundingClientRect().width") > before
-    page.eval_on_selector(".dot >> nth=5", "(dot) => dot.click()")
+    page.click("text=Whole")
+    assert page.locator(".dot").count() == before
+    page.focus(".plane")  # all of it by keyboard
+    for key in ("+", "+", "ArrowRight", "ArrowDown", "-", "0", "="):
+        page.keyboard.press(key)
+    middle = page.inner_text(".plane-middle")
+    page.keyboard.press("Enter")
     page.wait_for_selector("#detail .path")
+    assert "Enter opens it" in middle and page.inner_text("#detail-title")[:8] in middle
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#detail", state="hidden")
+    page.click("text=Whole")
+    page.click(".dot >> nth=0")
+    page.wait_for_selector("#detail .path")
+
+
+def test_the_plane_moves_under_a_finger_and_presses_open(open_page: Callable[..., Any]) -> None:
+    page = open_page("#map=plane")
+    settled(page)
+    page.click("text=Closer")
+    page.click("text=Closer")
+    place = "document.querySelector('.dot').getBoundingClientRect().x"
+    box, before = page.query_selector(".plane").bounding_box(), page.evaluate(place)
+    page.mouse.move(box["x"] + 200, box["y"] + 200)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 260, box["y"] + 220, steps=4)
+    page.mouse.up()
+    assert page.evaluate(place) - before == pytest.approx(60, abs=2) and page.is_hidden("#detail")  # moved, not opened
+    faces = "[...document.querySelectorAll('.dot')].map((dot) => dot.style.transform).join()"
+    before = page.evaluate(faces)
+    page.mouse.wheel(0, -300)
+    until(page, f"before => {faces} !== before", before)
+
+
+def test_a_search_from_the_map_marks_its_answers_there(open_page: Callable[..., Any]) -> None:
+    page = open_page("#map=plane")
+    settled(page)
+    page.fill("#text", "red circle")
+    page.press("#text", "Enter")
+    until(page, "location.hash.includes('q=')")
+    settled(page)
+    assert "24 answers marked" in page.inner_text(".marked")
+    until(page, "document.querySelectorAll('.dot.hit').length > 0")
+    ranks = page.eval_on_selector_all(".dot.hit", "(all) => all.map((dot) => Number(dot.textContent.match(/\\d+$/)[0]))")
+    assert 1 in ranks and len(set(ranks)) == len(ranks)  # the best is never hidden by another
+    page.click(".map-tab >> text=Areas")
+    settled(page)
+    assert 0 < page.locator(".area.hit").count() < page.locator(".area").count()
+    page.click("text=Show them as a list")
+    found = cards(page)
+    assert len(found) == 24 and page.input_value("#text") == "red circle"
+    page.click("text=On the map")
+    settled(page)
+    assert page.locator(".plane").count() == 1
+
+
+def test_a_better_plane_takes_the_place_of_the_first(open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    cards(page)
+    asked: list[str] = []
+
+    def answer(route: Any) -> None:
+        body = route.fetch().json()
+        asked.append(route.request.url)
+        later = len(asked) > 1
+        route.fulfill(json={**body, "method": "umap" if later else "pca", "drawing": not later})
+
+    page.route("**/v1/map*", answer)
+    page.click("#nav-map")
+    page.click(".map-tab >> text=Plane")
+    settled(page)
+    assert "being drawn" in page.inner_text("#results")
+    until(page, "document.querySelector('#results').textContent.includes('drawn by UMAP')")
+    assert len(asked) == 2 and page.get_attribute(".plane", "data-items") == "108"
+
+
+def listed(url: str, name: str) -> int:
+    import httpx
+
+    return int(httpx.get(f"{url}/v1/items/{name}", trust_env=False, timeout=60).status_code)
+
+
+@pytest.fixture(scope="module")
+def shelf(start_server: Callable[..., Any]) -> Any:
+    """A server to change: every test has ids of its own."""
+    return start_server(items=12)
+
+
+def test_pictures_are_added_by_dropping_them(open_page: Callable[..., Any], shelf: Any) -> None:
+    page = open_page(url=shelf.url)
+    cards(page)
+    before = int(page.inner_text("#count").split()[0])
+    drop(page, encoded(draw("ring", "blue")), "new ring.png", "image/png", zone="change")
+    page.wait_for_selector("#add-dialog[open]")
+    assert page.evaluate("document.activeElement.className") == "add-words"
+    page.keyboard.type("a blue ring that was dropped")
+    drop_into = page.evaluate_handle(
+        FILES, [[[base64.b64encode(encoded(draw("bar", "red"))).decode(), "circle/red.png", "image/png"]]]
+    )
+    page.dispatch_event("body", "drop", {"dataTransfer": drop_into})  # one more, whose id is taken
+    assert page.locator("#add-list li").count() == 2 and page.inner_text("#add-go") == "Add 2 items"
+    page.click("#add-go")
+    until(page, "document.querySelector('.add-said')?.textContent.includes('there already')")
+    assert page.locator("#add-list li").count() == 1 and page.inner_text("#count") == f"{before + 1} items"
+    page.fill(".add-name", "a/second bar.png")
+    page.press(".add-name", "Enter")
+    until(page, "!document.querySelector('#add-dialog').open")
+    assert listed(shelf.url, "new%20ring.png") == listed(shelf.url, "a%2Fsecond%20bar.png") == 200
+    page.click(".toast >> nth=0 >> text=Show")
+    page.wait_for_selector("#detail .path")
+    assert "a blue ring that was dropped" in page.inner_text("#detail") and "image + text" in page.inner_text("#detail")
+    assert page.eval_on_selector("#detail .picture", "(image) => image.decode().then(() => image.naturalWidth)") > 0
+
+
+def test_several_pictures_and_words_alone_and_what_is_no_picture(open_page: Callable[..., Any], shelf: Any) -> None:
+    page = open_page(url=shelf.url)
+    cards(page)
+    before = int(page.inner_text("#count").split()[0])
+    several = [(encoded(draw("bar", colour)), f"bar-{colour}.png", "image/png") for colour in ("red", "blue")]
+    drop_all(page, [*several, (b"%PDF-1.7", "paper.pdf", "application/pdf"), (b"\x89PNG broken", "broken.png", "image/png")])
+    assert "paper.pdf" in page.inner_text("#toasts")  # several cannot be searched with: they are to be added
+    assert page.locator("#add-list li").count() == 3
+    page.click("#add-note")
+    page.keyboard.type("words without a picture")
+    page.click("#add-go")
+    until(page, "document.querySelectorAll('#add-list li').length === 1")
+    until(page, "document.querySelector('.add-said').textContent.includes('read')")  # the broken one stays and says why
+    assert page.inner_text("#count") == f"{before + 3} items"
+    page.click("#add-list [aria-label^=Leave]")
+    page.click("#add-cancel")
+    assert any(name.startswith("words 2") for name in search(page, "words without a picture"))
+
+
+def test_deleting_can_be_undone_until_it_is_sent(open_page: Callable[..., Any], shelf: Any) -> None:
+    page = open_page("#q=red+circle", url=shelf.url)
+    first, second, *_ = cards(page)
+    stop_the_clock(page)
+    page.focus(f".card[data-id='{first}']")
+    page.keyboard.press("Delete")
+    assert not page.is_visible(f".card[data-id='{first}']") and listed(shelf.url, quote(first, safe="")) == 200
+    assert page.evaluate("document.activeElement.dataset.id") == second  # the keyboard goes on
+    page.keyboard.press("Control+z")
+    assert page.is_visible(f".card[data-id='{first}']") and page.locator(".toast").count() == 0
+    page.click(f".card[data-id='{second}']")
+    page.wait_for_selector("#delete-item")
+    page.click("#delete-item")
+    page.wait_for_selector("#detail", state="hidden")
+    page.click(".toast >> text=Undo")
+    assert page.is_visible(f".card[data-id='{second}']") and listed(shelf.url, quote(second, safe="")) == 200
+    transfer = page.evaluate_handle("new DataTransfer()")
+    page.dispatch_event(f".card[data-id='{first}']", "dragstart", {"dataTransfer": transfer})
+    page.dispatch_event("body", "dragenter", {"dataTransfer": transfer})
+    assert "Delete it" in page.inner_text("#drop")
+    let_go(page, transfer, "change")
+    assert not page.is_visible(f".card[data-id='{first}']")
+    page.goto("about:blank")  # leaving sends what was waiting
+    deadline = time.monotonic() + 15
+    while listed(shelf.url, quote(first, safe="")) != 404:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert listed(shelf.url, quote(second, safe="")) == 200
+
+
+def test_a_deletion_is_sent_after_its_time(open_page: Callable[..., Any], shelf: Any) -> None:
+    page = open_page("#q=red+circle", url=shelf.url)
+    first = cards(page)[0]
+    before = int(page.inner_text("#count").split()[0])
+    stop_the_clock(page)
+    page.focus(f".card[data-id='{first}']")
+    page.keyboard.press("Delete")
+    page.clock.run_for(7000)
+    assert listed(shelf.url, quote(first, safe="")) == 200
+    page.clock.run_for(2000)
+    until(page, "document.querySelector('#toasts').textContent.includes('is deleted')")
+    assert listed(shelf.url, quote(first, safe="")) == 404 and page.inner_text("#count") == f"{before - 1} items"
+
+
+@pytest.mark.parametrize("guard", ["read-only", "key"])
+def test_where_nothing_may_be_changed_the_page_says_why(
+    open_page: Callable[..., Any], start_server: Callable[..., Any], keyed: Any, guard: str
+) -> None:
+    server = start_server("--read-only", items=6) if guard == "read-only" else keyed
+    page = open_page(url=server.url)
+    if guard == "key":
+        page.wait_for_selector("#key-dialog[open]")
+        page.fill("#key", KEY)
+        page.press("#key", "Enter")
+    page.wait_for_selector("#results .card")
+    stop_the_clock(page)
+    why = "read-only" if guard == "read-only" else "may search, not change"
+    assert page.is_hidden("#add-open")
+    drop(page, encoded(draw("ring", "blue")), "ring.png", "image/png", zone="change")
+    until(page, "why => document.querySelector('#toasts').textContent.includes(why)", why)
+    assert page.locator("#add-dialog[open]").count() == 0
+    page.evaluate("document.querySelector('#toasts').replaceChildren()")
+    page.focus(".card >> nth=0")
+    page.keyboard.press("Delete")
+    until(page, "why => document.querySelector('#toasts').textContent.includes(why)", why)
+    assert page.is_visible(".card >> nth=0")
+    page.click(".card >> nth=0")
+    page.wait_for_selector("#detail .path")
+    assert page.locator("#delete-item").count() == 0
+
+
+def test_the_list_of_keys_is_the_documented_one(open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    cards(page)
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("?")
+    page.wait_for_selector("#keys-dialog[open]")
+    shown = page.eval_on_selector_all("#keys-dialog kbd", "(all) => all.map((key) => key.textContent)")
+    documented = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+    assert all(f"`{key}`" in documented for key in shown)
+    page.keyboard.press("Escape")
+    until(page, "!document.querySelector('#keys-dialog').open")
+
+
+def test_adding_on_a_phone(open_page: Callable[..., Any], shelf: Any, tmp_path: Path) -> None:
+    page = open_page(url=shelf.url, viewport={"width": 360, "height": 740}, is_mobile=True, has_touch=True)
+    cards(page)
+    (tmp_path / "phone.png").write_bytes(encoded(draw("cross", "green")))
+    page.tap("#add-open")
+    page.set_input_files("#add-files", tmp_path / "phone.png")
+    page.wait_for_selector("#add-list li")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    page.fill(".add-words", "a green cross")
+    page.tap("#add-go")
+    until(page, "!document.querySelector('#add-dialog').open")
+    assert listed(shelf.url, "phone.png") == 200
+    page.goto(page.url.split("#")[0] + "#map=plane")
+    settled(page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
 
 
 def test_near_duplicates_stand_beside_an_item(open_page: Callable[..., Any], live: Any) -> None:

@@ -23,8 +23,7 @@ from starlette.testclient import TestClient
 from genius.errors import GeniusError
 from genius.index import Index
 from genius.serve import GeniusClient, auth
-from genius.serve.audit import Audit, Change
-from genius.serve.auth import Caller, KeyRing, Keys
+from genius.serve.auth import Audit, Caller, Change, KeyRing, Keys
 from genius.serve.run import tls_context
 
 READ, WRITE, ADMIN, NEW = (f"{name}-key-0123456789" for name in ("read", "write", "admin", "new"))

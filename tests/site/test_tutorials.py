@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -32,5 +33,7 @@ def test_a_tutorial_runs_from_top_to_bottom(page: Path, tmp_path: Path, monkeypa
         for line in body.splitlines():
             program, *arguments = shlex.split(line, comments=True)
             assert program == "genius"
+            if "--ray" in arguments and find_spec("ray") is None:  # an extra that is not everywhere
+                continue
             result = CliRunner().invoke(app, arguments)
             assert result.exit_code == 0, f"{line}\n{result.output[-1500:]}"

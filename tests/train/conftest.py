@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from genius.train.recipes import RECIPES
+from genius.train.config import RECIPES
 
 
 @pytest.fixture(autouse=True)

@@ -19,9 +19,9 @@ from genius.data.mbeir import MBeir
 from genius.data.synthetic import write_synthetic_mbeir
 from genius.errors import GeniusError
 from genius.model.genius import Genius
-from genius.train.attach import attach_encoder, join_heads
 from genius.train.config import read_train_config
 from genius.train.run import train
+from genius.train.sources import attach_encoder, join_heads
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 import fake_encoder
@@ -104,7 +104,7 @@ def test_training_on_features_stores_the_encoder_it_is_told(place: Path, tmp_pat
 
 
 def test_heads_need_towers_to_sit_on(place: Path) -> None:
-    from genius.encoders.heads import Heads
+    from genius.encoders.towers import Heads
 
     with pytest.raises(GeniusError, match="has none to put them on"):
         join_heads(fake_encoder.FakeEncoder(32), Heads(32, 32, 16))

@@ -17,11 +17,10 @@ from genius.data.features import FeatureSet
 from genius.errors import GeniusError
 from genius.search import SearchParams
 from genius.train import loop
-from genius.train.config import RULES, STAGES, RunConfig, TrainConfig, read_train_config
+from genius.train.config import RULES, STAGES, Recipe, RunConfig, Schedule, TrainConfig, read_train_config
 from genius.train.generator import GeneratorStage
 from genius.train.loop import Runtime
 from genius.train.quantizer import QuantizerStage
-from genius.train.recipes import Recipe, Schedule
 from genius.train.run import train
 
 

@@ -11,11 +11,9 @@ import torch
 from train_fixtures import small_config
 
 from genius.data.synthetic import COLOURS, SHAPES, SIZES, Thing
-from genius.encoders.heads import Heads
+from genius.encoders.inputs import Pixels, Tokens
 from genius.encoders.mini import MiniConfig, MiniEncoder
-from genius.encoders.pixels import Pixels
-from genius.encoders.tokens import Tokens
-from genius.encoders.towers import ModuleTower, TowersEncoder
+from genius.encoders.towers import Heads, ModuleTower, TowersEncoder
 from genius.errors import GeniusError
 from genius.model.genius import Genius
 from genius.train.config import EncoderStageConfig
@@ -59,7 +57,7 @@ def encoder(tmp_path: Path) -> Path:
 
 
 def test_whole_towers_learn_from_pairs(pairs: Path, encoder: Path, tmp_path: Path) -> None:
-    from genius.data.opening import open_collection
+    from genius.data.datasets import open_collection
     from genius.encoders.registry import load_encoder
 
     stage = TowersStage(

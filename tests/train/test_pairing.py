@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from train_fixtures import small_config, small_data
 
-from genius import nearest
+from genius import ranking
 from genius.train.quantizer import QuantizerStage
 
 
@@ -41,9 +41,9 @@ def test_the_weight_counts_and_zero_leaves_the_paper(tmp_path: Path) -> None:
 def test_exhaustive_ranks_do_not_depend_on_how_much_is_held_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     random = torch.Generator().manual_seed(0)
     queries, pool = torch.randn(7, 4, generator=random), torch.randn(30, 4, generator=random)
-    whole = nearest.nearest_rows(queries, pool, 5)
-    monkeypatch.setattr(nearest, "PRODUCTS", 70)  # two queries at a time
-    assert torch.equal(nearest.nearest_rows(queries, pool, 5), whole)
+    whole = ranking.nearest_rows(queries, pool, 5)
+    monkeypatch.setattr(ranking, "PRODUCTS", 70)  # two queries at a time
+    assert torch.equal(ranking.nearest_rows(queries, pool, 5), whole)
     assert torch.equal(whole, (queries @ pool.T).argsort(dim=1, descending=True)[:, :5])
 
 

@@ -65,7 +65,7 @@ def test_all_stages_train_and_the_model_loads_again(tmp_path: Path) -> None:
 def test_every_switch_trains(changes: dict[str, object], tmp_path: Path) -> None:
     short = {"encoder__steps": 2, "quantizer__steps": 4, "generator__steps": 3}
     trained = train(small_config(tmp_path / "model", **short, **changes), small_data(), quiet=True)
-    assert all(torch.isfinite(p).all() for p in trained.model.parameters())
+    assert all(torch.isfinite(p).all() for p in trained.model.network.parameters())
 
 
 def test_heads_learn_to_find_answers(tmp_path: Path) -> None:
@@ -234,8 +234,8 @@ def test_the_decoder_learns_the_same_from_z_that_is_made_row_by_row(
         return real(self, features, chunk)
 
     left = train(small_config(tmp_path / "left", **changes), small_data(), quiet=True)
-    for name, tensor in left.model.state_dict().items():
-        assert torch.allclose(tensor, held.model.state_dict()[name], atol=1e-4), name
+    for name, tensor in left.model.network.state_dict().items():
+        assert torch.allclose(tensor, held.model.network.state_dict()[name], atol=1e-4), name
     config, data = small_config(tmp_path, model__width=16, **PAPER), small_data()
     second = QuantizerStage(data, None, config.model, config.quantizer, 0, CPU)
     second.initialise()

@@ -15,7 +15,7 @@ import genius
 from genius.train.encoder import HeadsStage
 from genius.train.generator import GeneratorStage
 from genius.train.holdout import split
-from genius.train.loop import OneProcess, Recorder, Runtime, Stage, _step, make_optimizer
+from genius.train.loop import OneProcess, Recorder, Runtime, Stage, make_optimizer, take_step
 from genius.train.progress import Journal
 from genius.train.quantizer import QuantizerStage
 from genius.train.run import freeze
@@ -53,7 +53,7 @@ def test_a_training_step_is_read_in_few_files(name: str, tmp_path: Path) -> None
     recorder = Recorder(stage, runtime)
     sys.setprofile(seen)
     try:
-        _step(stage, stage, optimizer, config, runtime, 5, recorder)  # no step at which hard negatives are looked up
+        take_step(stage, stage, optimizer, config, runtime, 5, recorder)  # no step at which hard negatives are looked up
     finally:
         sys.setprofile(None)
     assert len(ran) <= 8, sorted(ran)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,14 +13,15 @@ from train_fixtures import SMALL, small_config, small_data
 from typer.testing import CliRunner
 
 from genius.cli import app
+from genius.cli.train import fields_page
+from genius.train import estimate as estimating
 from genius.train import progress
-from genius.train.checkpoint import latest_checkpoint
-from genius.train.config import builtin_about, builtin_names, read_train_config
-from genius.train.fields_page import fields_page
+from genius.train.checkpoint import Interrupt, latest_checkpoint
+from genius.train.config import RunConfig, builtin_about, builtin_names, read_train_config
 from genius.train.generator import GeneratorStage
-from genius.train.interrupt import Interrupt
-from genius.train.run import train
-from genius.train.verdict import next_command, table, verdict
+from genius.train.loop import LOOKS, OneProcess, Runtime
+from genius.train.progress import Journal, next_command, table, verdict
+from genius.train.run import hold_out, train, with_sizes
 
 PAGE = Path(__file__).parents[2] / "docs" / "training-fields.md"
 
@@ -60,8 +62,39 @@ def test_the_command_ends_with_a_table_and_the_next_command(tmp_path: Path, monk
     assert done.exit_code == 0, done.output
     assert "held-out questions" in done.output and "GENIUS^R" in done.output and "is the limit" in done.output
     assert f"next: genius eval {tmp_path / 'm'}" in done.output
+    before, _, after = done.output.partition("this will take about")
+    assert "step" not in before.replace("steps", "") and after.count("(encoder ") == 1, done.output  # said before the first step
     for stage in ("encoder", "quantizer", "generator"):  # a line now and then, and how long it takes
         assert f"{stage}: 10 steps, about" in done.output and f"{stage}: step 10 of 10" in done.output, done.output
+
+
+def test_the_estimate_before_the_start_changes_nothing_and_leaves_out_what_is_done(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    torch.set_num_threads(1)
+    data = small_data()
+    told, silent = (train(small_config(tmp_path / name), data, quiet=name == "silent") for name in ("told", "silent"))
+    assert told.model.fingerprint() == silent.model.fingerprint()
+    assert "this will take about" in capfd.readouterr().err
+    (tmp_path / "told" / "training" / "generator.json").unlink()  # as if it had been stopped in the last stage
+    train(small_config(tmp_path / "told"), data)
+    said = next(line for line in capfd.readouterr().err.splitlines() if "this will take about" in line)
+    assert "generator" in said and "quantizer" not in said
+
+
+def test_the_estimate_counts_steps_looks_and_k_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every piece of work takes a second here, so the estimate is what it counted."""
+    data, timed = small_data(), estimating._timed
+
+    def a_second(work: Callable[[], object], device: torch.device) -> float:
+        assert timed(work, device) > 0
+        return 1.0
+
+    monkeypatch.setattr(estimating, "_timed", a_second)
+    runtime = Runtime(OneProcess(), Journal(tmp_path, quiet=True), 0, RunConfig())
+    config = with_sizes(small_config(tmp_path, encoder__steps=100, quantizer__steps=200, generator__steps=300), data, runtime)
+    found = estimating.estimate(config, hold_out(config, data, runtime), runtime)
+    assert found == {"encoder": 100 + LOOKS, "quantizer": 200 + LOOKS + 2, "generator": 300 + LOOKS}  # fitted twice
 
 
 def test_next_command_of_a_model_with_an_encoder() -> None:

@@ -8,8 +8,7 @@ from typing import Any
 
 from genius.data.features import FeatureSet
 from genius.data.synthetic import synthetic_features
-from genius.train.config import RULES, TrainConfig, read_train_config
-from genius.train.recipes import RECIPES, RecipeName
+from genius.train.config import RECIPES, RULES, RecipeName, TrainConfig, read_train_config
 from genius.types import Modality
 
 SMALL = {

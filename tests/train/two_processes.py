@@ -14,9 +14,9 @@ from train_fixtures import change_recipe, small_config, small_data
 
 from genius.model.quantizer import ResidualQuantizer
 from genius.train import generator
+from genius.train.config import RECIPES, RecipeName
 from genius.train.loop import Runtime, make_accelerator
 from genius.train.progress import Journal
-from genius.train.recipes import RECIPES, RecipeName
 from genius.train.run import train_stages
 
 KINDS = {
@@ -66,7 +66,10 @@ def run(kind: str, output: Path) -> int:
     ResidualQuantizer._revive = plain  # type: ignore[method-assign]
     assert sum(revived) > 0, "no code died: this says nothing of where dead ones are put"
     assert trained.heads is not None
-    tensors = {**trained.model.state_dict(), **{f"heads.{name}": tensor for name, tensor in trained.heads.state_dict().items()}}
+    tensors = {
+        **trained.model.network.state_dict(),
+        **{f"heads.{name}": tensor for name, tensor in trained.heads.state_dict().items()},
+    }
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, output / f"result-{runtime.rank}.safetensors")
     (output / f"world-{runtime.rank}").write_text(str(runtime.world))
     accelerator.wait_for_everyone()

@@ -1,5 +1,5 @@
-"""What every command shares: one-line errors with status 2, JSON for machines, and for people progress: a bar with the time
-left on a terminal, a line now and then elsewhere.
+"""What every command shares: one-line errors with status 2, JSON for machines, for people progress (a bar with the time
+left on a terminal, a line now and then elsewhere), and addresses in an object store (`s3://...`) in place of paths.
 """
 
 from __future__ import annotations
@@ -8,15 +8,16 @@ import functools
 import json
 import sys
 import time
-import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import typer
 from rich.console import Console
 
 from genius.errors import GeniusError
+from genius.files import url_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -47,6 +48,15 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
     return wrapped
 
 
+def add_group(app: typer.Typer, name: str, about: str, *own: Callable[..., Any], **named: Callable[..., Any]) -> None:
+    """`genius NAME COMMAND`: commands that belong together, by the names of their functions or by names given."""
+    group = typer.Typer(no_args_is_help=True, help=about)
+    group.callback()(lambda: None)  # a group of one stays a group
+    for command_name, function in ({f.__name__: f for f in own} | named).items():
+        group.command(command_name)(function)
+    app.add_typer(group, name=name, help=about)
+
+
 def note(text: str) -> None:
     """One line for people."""
     console.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -63,6 +73,8 @@ def emit(value: Any) -> None:
 
 def setting(entry: str) -> tuple[str, Any]:
     """`--set name=value`: the value as TOML reads it, or a bare word."""
+    import tomllib  # its patterns are compiled when it is loaded: no command waits for them that has no settings
+
     name, equals, value = entry.partition("=")
     if not equals or not name.strip():
         raise GeniusError(f"--set wants name=value, got {entry!r}")
@@ -123,3 +135,34 @@ def phases() -> Iterator[Callable[[str, int, int], None]]:
         console.print(f"{phase}: {done[phase]:,}{f' of {total:,}' if total else ''} items{left}", highlight=False)
 
     yield line
+
+
+def here(path: Path, follow: bool = False) -> Path:
+    """The folder of an index: of one in an object store, a local copy that is brought up to date (and kept so)."""
+    address = url_of(path)
+    if address is None:
+        return path
+    from genius.scale import objects
+
+    folder = objects.local_copy(address)
+    if follow:
+        objects.follow(address)
+    return folder
+
+
+def sources_here(paths: list[Path], output: Path) -> list[Path]:
+    """Sources as files: those in an object store are copied beside the index."""
+    if url_of(output) is not None:
+        raise GeniusError(f"an index is written on a disk: index into a folder, then genius publish FOLDER {url_of(output)}")
+    found = []
+    for path in paths:
+        address = url_of(path)
+        if address is None:
+            found.append(path)
+            continue
+        from genius.scale.objects import fetch_sources
+
+        folder = output.with_name(f"{output.name}.sources")
+        note(f"copying {address} to {folder}")
+        found.append(fetch_sources(address, folder))
+    return found

@@ -1,4 +1,6 @@
-"""`genius data check` and `genius data synthetic`: is a download whole, and a small one of the same layout to try commands on."""
+"""Datasets and features: is a download whole, and a small one of the same layout to try commands on (`genius data`); a dataset
+through an encoder once, and the model on what came out, no encoder needed (`genius features`).
+"""
 
 from __future__ import annotations
 
@@ -7,89 +9,231 @@ from typing import Annotated
 
 import typer
 
-from genius.cli.common import command, console, emit
-from genius.cli.index import JsonOption
+from genius.cli.common import add_group, command, console, emit
+from genius.cli.index import DeviceOption, JsonOption
 from genius.errors import GeniusError
 
 SHOWN = 40  # complaints of each kind on the screen; --json has all
 
 
 def register(app: typer.Typer) -> None:
-    @app.command("check")
-    @command
-    def check(
-        dataset: Annotated[str, typer.Argument(help="mbeir:DIR, coco:DIR, flickr30k:DIR, pairs:FILE, images:DIR, or a path.")],
-        pictures: Annotated[
-            str, typer.Option(help="none: not looked at. there: every file must exist. read: every file is decoded (hours).")
-        ] = "there",
-        split: Annotated[str, typer.Option(help="Of other datasets than M-BEIR, which is read as a whole.")] = "test",
-        table: Annotated[Path | None, typer.Option(help="Also write the counts: supplement Table 1 as Markdown.")] = None,
-        json: Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")] = False,
-    ) -> None:
-        """Say what of a dataset is there, missing and broken, and how large it is. Exit status 2 where something is.
+    add_group(app, "features", "Work on pre-extracted features.", encode, search, extract)
+    add_group(app, "data", "Look at data sets.", check, synthetic)
 
-        Example: genius data check mbeir:M-BEIR --table supplement-1.md
-        """
-        from genius.data.collection import check_collection
-        from genius.data.mbeir_check import can_be_read, is_there, statistics, walk
-        from genius.data.opening import open_collection, scheme_of
 
-        looks = {"none": None, "there": is_there, "read": can_be_read}
-        if pictures not in looks:
-            raise GeniusError("--pictures is none, there or read")
-        scheme, path = scheme_of(dataset)
-        if scheme != "mbeir":
-            found = check_collection(open_collection(dataset, split=split), images=pictures != "none")
-            summary = {"queries": found.queries, "items": found.items, "pairs": found.pairs, "tasks": found.per_task}
-            if json:
-                emit(summary)
-            else:
-                print(f"{dataset}: {found.queries:,} questions, {found.items:,} items, {found.pairs:,} judgements; sound")
-            return
+@command
+def check(
+    dataset: Annotated[str, typer.Argument(help="mbeir:DIR, coco:DIR, flickr30k:DIR, pairs:FILE, images:DIR, or a path.")],
+    pictures: Annotated[
+        str, typer.Option(help="none: not looked at. there: every file must exist. read: every file is decoded (hours).")
+    ] = "there",
+    split: Annotated[str, typer.Option(help="Of other datasets than M-BEIR, which is read as a whole.")] = "test",
+    table: Annotated[Path | None, typer.Option(help="Also write the counts: supplement Table 1 as Markdown.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")] = False,
+) -> None:
+    """Say what of a dataset is there, missing and broken, and how large it is. Exit status 2 where something is.
 
-        def say(name: str) -> None:
-            console.print(f"reading {name}", end="\n", highlight=False)
+    Example: genius data check mbeir:M-BEIR --table supplement-1.md
+    """
+    from genius.data.collection import check_collection
+    from genius.data.datasets import open_collection, scheme_of
+    from genius.data.mbeir_check import can_be_read, is_there, statistics, walk
 
-        report = walk(path, pictures=looks[pictures], say=say if console.is_terminal else lambda _: None)
-        if table is not None:
-            table.write_text(statistics(report), encoding="utf-8")
+    looks = {"none": None, "there": is_there, "read": can_be_read}
+    if pictures not in looks:
+        raise GeniusError("--pictures is none, there or read")
+    scheme, path = scheme_of(dataset)
+    if scheme != "mbeir":
+        found = check_collection(open_collection(dataset, split=split), images=pictures != "none")
+        summary = {"queries": found.queries, "items": found.items, "pairs": found.pairs, "tasks": found.per_task}
         if json:
-            emit(report.as_dict())
+            emit(summary)
         else:
-            print(statistics(report))
-            repeated = sum(c.occurrences - c.queries for c in report.queries.get("union_train", {}).values())
-            size = sum(report.sizes.values()) / 1e9
-            print(f"{len(report.sizes)} files, {size:.3f} GB of text; {report.pictures:,} pictures named")
-            print(f"up-sampled training file: {repeated:,} of its lines are repeats")
-            for title, lines in (("missing", report.missing), ("broken", report.broken), ("note", report.notes)):
-                for line in lines[:SHOWN]:
-                    print(f"{title}: {line}")
-                if len(lines) > SHOWN:
-                    print(f"{title}: and {len(lines) - SHOWN} more")
-        if not report.sound:
-            raise GeniusError(f"{path}: {len(report.missing)} things are missing, {len(report.broken)} are broken")
-        if not json:
-            print(f"{path} is whole")
+            print(f"{dataset}: {found.queries:,} questions, {found.items:,} items, {found.pairs:,} judgements; sound")
+        return
 
-    @app.command("synthetic")
-    @command
-    def synthetic(
-        output: Annotated[Path, typer.Argument(help="Folder to make.")],
-        candidates: Annotated[int, typer.Option(min=4, help="Of each task's pool.")] = 24,
-        queries: Annotated[int, typer.Option(min=1, help="Of each task and split.")] = 12,
-        seed: Annotated[int, typer.Option(help="The same seed gives the same files.")] = 0,
-        as_json: JsonOption = False,
-    ) -> None:
-        """Make a small set of coloured shapes with M-BEIR's files, names and gaps, to try the commands on.
+    def say(name: str) -> None:
+        console.print(f"reading {name}", end="\n", highlight=False)
 
-        Example: genius data synthetic M-BEIR
-        """
-        from genius.data.synthetic import write_synthetic_mbeir
+    report = walk(path, pictures=looks[pictures], say=say if console.is_terminal else lambda _: None)
+    if table is not None:
+        table.write_text(statistics(report), encoding="utf-8")
+    if json:
+        emit(report.as_dict())
+    else:
+        print(statistics(report))
+        repeated = sum(c.occurrences - c.queries for c in report.queries.get("union_train", {}).values())
+        size = sum(report.sizes.values()) / 1e9
+        print(f"{len(report.sizes)} files, {size:.3f} GB of text; {report.pictures:,} pictures named")
+        print(f"up-sampled training file: {repeated:,} of its lines are repeats")
+        for title, lines in (("missing", report.missing), ("broken", report.broken), ("note", report.notes)):
+            for line in lines[:SHOWN]:
+                print(f"{title}: {line}")
+            if len(lines) > SHOWN:
+                print(f"{title}: and {len(lines) - SHOWN} more")
+    if not report.sound:
+        raise GeniusError(f"{path}: {len(report.missing)} things are missing, {len(report.broken)} are broken")
+    if not json:
+        print(f"{path} is whole")
 
-        if output.exists() and any(output.iterdir()):
-            raise GeniusError(f"{output} is not empty: choose another folder")
-        write_synthetic_mbeir(output, candidates=candidates, queries=queries, seed=seed)
-        if as_json:
-            emit({"output": str(output), "tasks": 16})
-        else:
-            print(f"{output}: 16 tasks in M-BEIR's layout")
+
+@command
+def synthetic(
+    output: Annotated[Path, typer.Argument(help="Folder to make.")],
+    candidates: Annotated[int, typer.Option(min=4, help="Of each task's pool.")] = 24,
+    queries: Annotated[int, typer.Option(min=1, help="Of each task and split.")] = 12,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same files.")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a small set of coloured shapes with M-BEIR's files, names and gaps, to try the commands on.
+
+    Example: genius data synthetic M-BEIR
+    """
+    from genius.data.synthetic import write_synthetic_mbeir
+
+    if output.exists() and any(output.iterdir()):
+        raise GeniusError(f"{output} is not empty: choose another folder")
+    write_synthetic_mbeir(output, candidates=candidates, queries=queries, seed=seed)
+    if as_json:
+        emit({"output": str(output), "tasks": 16})
+    else:
+        print(f"{output}: 16 tasks in M-BEIR's layout")
+
+
+@command
+def encode(
+    model: Annotated[str, typer.Argument(help="Model folder or URI.")],
+    features: Annotated[Path, typer.Argument(help="Features in the published format (*_IT_dict.pt).")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the codes: (N, M) int64, .npy.")],
+    device: DeviceOption = "auto",
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")] = False,
+) -> None:
+    """Write the ID (codes) of every row of a feature file."""
+    from genius.encoders.base import find_device
+    from genius.evaluate.sources import encode_file
+    from genius.model.genius import Genius
+
+    codes = encode_file(Genius.from_pretrained(model, device=find_device(device)), features, output)
+    if json:
+        emit({"output": str(output), "items": codes.shape[0], "levels": codes.shape[1]})
+    else:
+        console.print(f"wrote {output}: {codes.shape[0]:,} IDs of {codes.shape[1]} codes")
+
+
+@command
+def search(
+    model: Annotated[str, typer.Argument(help="Model folder or URI.")],
+    queries: Annotated[Path, typer.Argument(help="Query features in the published format (*_IT_dict.pt).")],
+    codes: Annotated[Path, typer.Option(help="Codes of the candidates, from `genius features encode`.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Where to write `codes` (Q, beams, M) and `scores` (Q, beams), .npz.")
+    ],
+    beams: Annotated[int, typer.Option(min=1, help="How many IDs to write per query.")] = 50,
+    batch: Annotated[int, typer.Option(min=1, help="Queries per step.")] = 64,
+    device: DeviceOption = "auto",
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")] = False,
+) -> None:
+    """Write the best IDs for every query, best first; score = mean log p over levels, as published.
+
+    Where fewer IDs exist than beams, the rest is codes -1 and score -inf.
+    """
+    from rich.progress import track
+
+    from genius.encoders.base import find_device
+    from genius.evaluate.sources import search_file
+    from genius.model.genius import Genius
+
+    done = search_file(
+        Genius.from_pretrained(model, device=find_device(device)),
+        queries,
+        codes,
+        output,
+        beams=beams,
+        batch=batch,
+        progress=lambda steps: track(steps, description="searching", console=console, transient=True),
+    )
+    if json:
+        emit({"output": str(output), "queries": done, "beams": beams})
+    else:
+        console.print(f"wrote {output}: {beams} IDs for each of {done:,} queries")
+
+
+@command
+def extract(
+    encoder: Annotated[str, typer.Argument(help="Encoder or model: a folder, hf-hub:…, uniir:FILE, bundled:NAME.")],
+    dataset: Annotated[str, typer.Argument(help="mbeir:DIR, coco:DIR, flickr30k:DIR, pairs:FILE, images:DIR, or a path.")],
+    output: Annotated[Path, typer.Argument(help="Folder for the features.")],
+    split: Annotated[str, typer.Option(help="train, union_train (M-BEIR, up-sampled), val or test.")] = "test",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N. auto: with --shard i/n each its own GPU.")] = "auto",
+    precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16: what the encoder computes in.")] = "fp32",
+    shard: Annotated[str, typer.Option(help="i/n: the i-th of n processes, on any machines, that share the work.")] = "1/1",
+    workers: Annotated[int, typer.Option(min=0, help="Processes that decode pictures; 0: threads.")] = 0,
+    tasks: Annotated[str, typer.Option(help="Only these tasks of M-BEIR, e.g. mscoco_task0,cirr_task7.")] = "",
+    fusion: Annotated[
+        str, typer.Option(help="towers: image and text vectors. feature: one vector an item, if the encoder fuses itself.")
+    ] = "towers",
+    published: Annotated[bool, typer.Option(help="Also write query_IT_dict.pt and cand_pool_IT_dict.pt.")] = False,
+    batch: Annotated[int, typer.Option(min=1, help="Pictures or texts encoded at once.")] = 64,
+    rows: Annotated[int, typer.Option(min=1, help="Rows between two marks of progress: what a killed run may lose.")] = 4096,
+    full: Annotated[bool, typer.Option("--fp32", help="Store 32-bit vectors instead of 16.")] = False,
+    skip_broken: Annotated[bool, typer.Option(help="Leave out items whose picture cannot be read, and list them.")] = False,
+    check: Annotated[bool, typer.Option(help="Look at every id and for every picture before the first is encoded.")] = True,
+    seed: Annotated[int, typer.Option(help="Of the choice among M-BEIR's four prompts.")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")] = False,
+) -> None:
+    """Extract features of a dataset's queries and candidates. Stop it and call it again: it goes on.
+
+    Checks every id and image first, and fails with counts and examples before anything is encoded.
+
+    Example: genius features extract bundled:mini mbeir:M-BEIR features/test --device auto --precision bf16 --workers 8
+    """
+    from genius.cli.evaluate import progress_line
+    from genius.data.datasets import open_collection
+    from genius.data.extract import ExtractConfig, modality_counts
+    from genius.data.extract import extract as run
+    from genius.encoders.registry import load_encoder
+
+    if fusion not in ("towers", "feature") or precision not in ("fp32", "bf16", "fp16"):
+        raise GeniusError("--fusion is towers or feature; --precision is fp32, bf16 or fp16")
+    rank, world = _share(shard)
+    config = ExtractConfig(
+        batch_size=batch,
+        shard_rows=rows,
+        half=not full,
+        fusion=fusion,  # type: ignore[arg-type]
+        on_error="skip" if skip_broken else "raise",
+        check=check,
+        rank=rank,
+        world=world,
+        precision=precision,  # type: ignore[arg-type]
+        workers=workers,
+    )
+    chosen = tuple(name.strip() for name in tasks.split(",") if name.strip()) or None
+    collection = open_collection(dataset, split=split, seed=seed, tasks=chosen)
+    data = run(load_encoder(encoder, device, rank), collection, output, config, progress_line())
+    if data is None:
+        console.print(f"this process is done; others still have shards to do in {output}", highlight=False)
+        emit({"output": str(output), "complete": False}) if json else None
+        return
+    if published:
+        data.to_published(output / "query_IT_dict.pt", output / "cand_pool_IT_dict.pt")
+    report = {
+        "output": str(output),
+        "complete": True,
+        "queries": len(data.queries),
+        "candidates": modality_counts(data.pool),
+        "pairs": len(data.pairs),
+    }
+    if json:
+        emit(report)
+    else:
+        counts = ", ".join(f"{n:,} {name}s" for name, n in modality_counts(data.pool).items() if n)
+        print(f"{output}: {len(data.queries):,} queries, {counts}, {len(data.pairs):,} judgements")
+
+
+def _share(text: str) -> tuple[int, int]:
+    """ "2/4" -> (1, 4): this process's number from 0, and of how many."""
+    first, _, all_ = text.partition("/")
+    if not (first.isdecimal() and all_.isdecimal() and 1 <= int(first) <= int(all_)):
+        raise GeniusError(f"--shard {text}: give i/n with i from 1 to n, as 2/4")
+    return int(first) - 1, int(all_)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from genius.cli.common import command, console, emit
+from genius.cli.index import DeviceOption
 
 if TYPE_CHECKING:
-    from genius.demo.showcase import Shown
+    from genius.demo import Shown
 
 
 def _as_json(shown: Shown) -> dict[str, Any]:
@@ -20,7 +21,7 @@ def _as_json(shown: Shown) -> dict[str, Any]:
 
 def _photos(output: Path) -> dict[str, Any]:
     """The on-ramp on photos, where a package with samples is installed."""
-    from genius.demo.photos import ask_with_parts, sample_photos
+    from genius.demo import ask_with_parts, sample_photos
 
     files = sample_photos()
     place = output.with_name(f"{output.stem}-photos{output.suffix}")
@@ -36,6 +37,7 @@ def register(app: typer.Typer) -> None:
         sheet: Annotated[Path, typer.Option(help="The contact sheet to draw.")] = Path("demo.png"),
         model: Annotated[str, typer.Option(help="Model folder or URI.")] = "bundled:mini",
         limit: Annotated[int, typer.Option(min=0, help="Index only about this many items (0: all).")] = 0,
+        device: DeviceOption = "auto",
         json: Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")] = False,
     ) -> None:
         """See the main job done in one command: about 11,600 drawings indexed and searched, no hub, no download.
@@ -44,13 +46,13 @@ def register(app: typer.Typer) -> None:
         """
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        from genius.demo.showcase import contact_sheet, demo_items, run_showcase
+        from genius.demo import contact_sheet, demo_items, run_showcase
         from genius.index import Index
         from genius.model.genius import Genius
 
         collection = demo_items()
         items = collection[:: max(1, len(collection) // limit)] if limit else collection
-        index = Index(output, Genius.from_pretrained(model))
+        index = Index(output, Genius.from_pretrained(model, device=device))
         columns = (TextColumn("indexing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         if index.count() < len(items):
             with Progress(*columns, console=console) as progress:

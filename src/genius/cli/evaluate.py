@@ -109,7 +109,7 @@ def evaluate_command(
 
     Example: genius eval bundled:mini mbeir:M-BEIR --methods dense,genius,genius-r --beams 30,50 -o results
     """
-    from genius.encoders.devices import find_device
+    from genius.encoders.base import find_device
     from genius.evaluate.harness import EvalConfig, evaluate
     from genius.evaluate.report import markdown, write_report
     from genius.evaluate.sources import Source, load_features, load_other, other_encoders

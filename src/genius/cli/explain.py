@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from genius.cli.common import command, emit
-from genius.cli.index import IndexArgument, JsonOption, ModelOption
+from genius.cli.index import DeviceOption, IndexArgument, JsonOption, ModelOption
 from genius.cli.search import (
     ImageOption,
     InstructionOption,
+    MinusOption,
+    ModalityOption,
     TargetOption,
     TextOption,
     WhereOption,
@@ -38,9 +40,11 @@ def explain(
     text: TextOption = None,
     image: ImageOption = None,
     target: TargetOption = None,
+    modality: ModalityOption = None,
     instruction: InstructionOption = None,
     k: Annotated[int, typer.Option("-k", help="How many answers to explain.")] = 3,
     where: WhereOption = None,
+    minus: MinusOption = None,
     beams: Annotated[int, typer.Option(min=1, help="Codes of every step that are shown, besides those of answers.")] = 3,
     rejected: Annotated[int, typer.Option(min=0, help="Codes of every step that were not kept.")] = 2,
     ids: Annotated[list[str] | None, typer.Option("--id", help="Explain this item instead (repeatable).")] = None,
@@ -49,6 +53,7 @@ def explain(
     ] = None,
     neighbours: Annotated[int, typer.Option(min=0, help="Items shown under each code of an item.")] = 3,
     model: ModelOption = None,
+    device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """Show how the IDs of answers are written: at every step the codes that were kept and rejected, how likely each was
@@ -66,6 +71,7 @@ def explain(
     if sum((bool(text or image), bool(ids), prefix is not None)) != 1:
         raise GeniusError("explain a query (words, --text, --image), items (--id), or codes (--prefix)")
     with opened(path, model, None) as index:
+        index.model.to(device)
         if prefix is not None:
             _explain_prefix(index, _parse_prefix(prefix), neighbours, as_json)
             return
@@ -76,9 +82,10 @@ def explain(
         from genius.search import SearchRequest
         from genius.types import Query
 
-        kind = wanted(index, target, None)
-        query = Query(text, image, instruction, wanted_kind(kind, None))
-        found = index.explain(query, SearchRequest(k, where), shown=beams, rejected=rejected)
+        kind = wanted_kind(wanted(index, target, modality), modality)
+        query = Query(text, image, instruction, kind, None if minus is None else Query.of(minus))
+        request = SearchRequest(k, where, strict=modality is not None)
+        found = index.explain(query, request, shown=beams, rejected=rejected)
     if as_json:
         emit(found.to_dict())
         return
@@ -89,7 +96,7 @@ def explain(
 def _lines(found: Explanation) -> Iterator[str]:
     """An explanation for people."""
     if not found.answers:
-        yield "nothing found"
+        yield found.why or "nothing found"
     for written in found.written:
         yield from _writing(written, found.scanned)
     for rank, answer in enumerate(found.answers, start=1):

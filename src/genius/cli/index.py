@@ -95,15 +95,13 @@ def index(
 
       genius index rows.parquet -o my.genius --ray ray://head:10001      (docs/scale.md)
     """
-    from genius.cli.addresses import sources_here
-    from genius.cli.common import kept_if_interrupted, phases
-    from genius.encoders.devices import find_device
+    from genius.cli.common import kept_if_interrupted, phases, sources_here
+    from genius.encoders.base import find_device
     from genius.errors import KEPT
     from genius.index.folder import read_about
     from genius.index.index import Index
     from genius.index.ingest import IngestConfig, ingest
     from genius.index.row_items import Columns
-    from genius.model.genius import place
 
     paths = sources_here(paths, output)
     missing = next((path for path in paths if not path.exists()), None)
@@ -136,11 +134,11 @@ def index(
     else:
         chosen = model or (None if read_about(output) is not None else "bundled:mini")
         with Index(output, chosen, thumbnails=thumbnails) as opened, phases() as tell, kept_if_interrupted():
-            place(opened.model, where)
+            opened.model.to(where)
             report, items = ingest(opened, paths, config, lambda count: tell("indexing", count, 0)), opened.count()
             hint = opened.advice()
     if refit and fit is None:
-        from genius.fit.refit import refit as fit_anew
+        from genius.fit.folder import refit as fit_anew
 
         fit, hint = fit_anew(output, say=None if as_json else note), None
     body = {"index": str(output), "items": items, "advice": hint, **report.to_dict()}
@@ -184,10 +182,9 @@ def _changes(output: Path, paths: list[Path], config: IngestConfig, every: float
     """Index again and again; a line for each time that something had changed."""
     from genius.index.index import Index
     from genius.index.ingest import ingest
-    from genius.model.genius import place
 
     with Index.open(output) as index:
-        place(index.model, where)
+        index.model.to(where)
         while True:
             time.sleep(every)
             report = ingest(index, paths, config)
@@ -212,7 +209,7 @@ def info(
 ) -> None:
     """What an index holds: items by kind, metadata columns for --where, its model, its size."""
     from genius.index.folder import INSIDE, MODEL, about_of, describe, open_store
-    from genius.model.knows import load_knows
+    from genius.model.confidence import load_knows
 
     about = about_of(path)
     store = open_store(path, about)

@@ -1,4 +1,4 @@
-"""`genius search`: ask an index."""
+"""`genius search`: ask an index. `genius duplicates`: items of an index that are nearly the same."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from genius.cli.common import command, emit, note
 from genius.cli.index import DeviceOption, IndexArgument, JsonOption, ModelOption
 from genius.cli.screen import inline, protocol
 from genius.errors import GeniusError
-from genius.types import Item, Query
+from genius.types import Item, Modality, Query
 
 if TYPE_CHECKING:
     from genius.index import Index
+
 
 TextOption = Annotated[str | None, typer.Option("--text", "-t", help="What to look for, in words.")]
 ImageOption = Annotated[
@@ -30,9 +31,13 @@ WordsArgument = Annotated[str | None, typer.Argument(help="What to look for, in 
 InstructionOption = Annotated[str | None, typer.Option(help="What is wanted, in your own words; --target picks a default.")]
 WhereOption = Annotated[str | None, typer.Option(help="A condition on metadata: \"price < 50 AND colour IN ('red', 'blue')\".")]
 
+MinusOption = Annotated[str | None, typer.Option(help="What answers should not be like: words, or a picture's path.")]
+ModalityOption = Annotated[str | None, typer.Option(help="Exactly this kind of item: image, text or pair.")]
+
 
 def register(app: typer.Typer) -> None:
     app.command("search")(search)
+    app.command("duplicates")(duplicates)
 
 
 @command
@@ -42,7 +47,7 @@ def search(
     text: TextOption = None,
     image: ImageOption = None,
     target: TargetOption = None,
-    modality: Annotated[str | None, typer.Option(help="Exactly this kind of item: image, text or pair.")] = None,
+    modality: ModalityOption = None,
     instruction: InstructionOption = None,
     k: Annotated[int, typer.Option("-k", help="How many answers.")] = 10,
     where: WhereOption = None,
@@ -51,7 +56,7 @@ def search(
     rerank: Annotated[
         int | None, typer.Option(help="Items re-ranked by embedding; 0: decode IDs to the end, as in the paper.")
     ] = None,
-    minus: Annotated[str | None, typer.Option(help="What answers should not be like: words, or a picture's path.")] = None,
+    minus: MinusOption = None,
     diverse: Annotated[bool, typer.Option("--diverse", help="Answers that differ: one a subtree of codes.")] = False,
     open_first: Annotated[bool, typer.Option("--open", help="Open the first answer's picture.")] = False,
     version: Annotated[int | None, typer.Option(help="Search an older version (genius info --versions).")] = None,
@@ -71,9 +76,7 @@ def search(
 
       genius search my.genius "a bicycle" --minus "a child" --diverse --open
     """
-    from genius.encoders.devices import find_device
-    from genius.index.searching import wanted_kind, why_nothing
-    from genius.model.genius import place
+    from genius.index.searching import wanted_kind
     from genius.search import SearchRequest
 
     if words is not None and text is not None:
@@ -81,20 +84,17 @@ def search(
     text = words if text is None else text
     check_asked(text, image)
     with opened(path, model, version) as index:
-        place(index.model, find_device(device))
+        index.model.to(device)
         request = SearchRequest(k, where, min_score, beams, rerank, strict=modality is not None, diverse=diverse)
         kind = wanted(index, target, modality)
-        query = Query(text=text, image=image, instruction=instruction, target=wanted_kind(kind, modality))
-        hits = index.search_many([query], request, minus=minus)[0]
+        query = Query(text, image, instruction, wanted_kind(kind, modality), None if minus is None else Query.of(minus))
+        hits = index.search_many([query], request)[0]
         if not hits and target is None and modality is None and kind is not None:  # nobody asked for pictures
-            kind = None
-            hits = index.search_many([replace(query, target=None)], request, minus=minus)[0]
-        counts = index.info()["modalities"] if not hits else {}
+            hits = index.search_many([replace(query, target=None)], request)[0]
         hint = None if as_json else index.advice()
-    reason = None if hits else why_nothing(modality or kind, modality is not None, counts, where, min_score)
     if as_json:
         body = {"hits": [hit.to_dict() for hit in hits], "answerable": hits.answerable, "doubtful": hits.doubtful}
-        emit(body if reason is None else {**body, "why": reason})
+        emit(body if hits.why is None else {**body, "why": hits.why})
         return
     shows = protocol()
     for rank, hit in enumerate(hits, start=1):
@@ -106,8 +106,8 @@ def search(
         typer.launch(str(hits[0].item.image))
     if hits and hits.doubtful:
         print(f"probably nothing like that here: an answer is in this index with {100 * (hits.answerable or 0):.0f} %")
-    if reason is not None:
-        print(reason)
+    if hits.why is not None:
+        print(hits.why)
     if hint is not None:
         note(f"note: {hint}")
 
@@ -123,7 +123,7 @@ def show(item: Item, how: str) -> None:
 
 
 def opened(path: Path, model: str | None, version: int | None) -> Index:
-    from genius.cli.addresses import here
+    from genius.cli.common import here
     from genius.index import Index
 
     return Index.open(here(path), model, version=version)
@@ -133,8 +133,7 @@ def wanted(index: Index, target: str | None, modality: str | None) -> str | None
     """What is looked for where nobody said: something to look at, if the index has such things."""
     if target is not None or modality is not None:
         return None if target == "any" else target
-    kinds = index.info()["modalities"]
-    return "image" if kinds["image"] or kinds["pair"] else None
+    return "image" if index.kinds() & {Modality.IMAGE, Modality.PAIR} else None
 
 
 def check_asked(text: str | None, image: Path | None) -> None:
@@ -147,3 +146,37 @@ def about(item: Item) -> str:
     text = " ".join(item.text.split()) if item.text else ""
     parts = [text if len(text) <= 70 else text[:69] + "…", ", ".join(f"{key}={value}" for key, value in item.metadata.items())]
     return "".join(f"  {part}" for part in parts if part)
+
+
+@command
+def duplicates(
+    path: IndexArgument,
+    threshold: Annotated[float, typer.Option(min=0.0, max=1.0, help="How like two items must be: 1 is the same vector.")] = 0.97,
+    model: ModelOption = None,
+    device: DeviceOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Find items that are nearly the same: the same photo twice, resized, or taken a second later.
+
+    Examples:
+
+      genius duplicates my.genius
+
+      genius duplicates my.genius --threshold 0.99 --json
+    """
+    from genius.index import Index
+    from genius.index.duplicates import duplicates as find
+
+    with Index.open(path, model, read_only=True) as index:
+        index.model.to(device)
+        groups = list(find(index, threshold))
+    if as_json:
+        emit({"groups": [{"ids": list(group.ids), "least": group.least} for group in groups]})
+        return
+    for group in groups:
+        print(f"{group.least:.4f}  {'  '.join(group.ids)}")
+    print(
+        f"{len(groups)} groups, {sum(len(group.ids) - 1 for group in groups)} items more than needed"
+        if groups
+        else "no duplicates"
+    )

@@ -1,4 +1,4 @@
-"""`genius serve INDEX`: the index over HTTP, and a page to search it."""
+"""`genius serve INDEX`: the index over HTTP, and a page to search it. `genius mcp INDEX`: the same as tools for assistants."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from genius.cli.common import command, console, emit
-from genius.cli.index import DeviceOption, RayOption
+from genius.cli.index import DeviceOption, IndexArgument, ModelOption, RayOption
 from genius.errors import GeniusError
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     app.command("serve")(serve)
+    app.command("mcp")(mcp)
 
 
 @command
@@ -60,8 +61,8 @@ def serve(
         raise GeniusError("serving needs more packages: pip install 'genius-search[serve]'") from None
     from dataclasses import replace
 
-    from genius.cli.addresses import here
-    from genius.scale.addresses import url_of
+    from genius.cli.common import here
+    from genius.files import url_of
     from genius.serve import logs
     from genius.serve.app import create_app
     from genius.serve.auth import KeyRing, check_exposure
@@ -91,7 +92,7 @@ def serve(
     if url_of(index) is not None:  # a copy of it: whoever writes does so where it is published from
         settings, index = replace(settings, read_only=True), here(index, follow=True)
     if ray is not None:
-        from genius.scale.cluster import load_ray
+        from genius.scale import load_ray
 
         if create or model is not None or workers > 1:
             raise GeniusError("with --ray an index serves as it is: no --create, --model or --workers")
@@ -164,11 +165,26 @@ def _settings(file: Path | None, given: dict[str, object]) -> ServeConfig:
 
 
 def _open(path: Path, model: str | None, create: bool, read_only: bool, device: str) -> Index:
-    from genius.encoders.devices import find_device
+    from genius.encoders.base import find_device
     from genius.index import Index
-    from genius.model.genius import place
 
     where = find_device(device)  # before a model is loaded for nothing
     index = Index(path, model, create=create, read_only=read_only)
-    place(index.model, where)
+    index.model.to(where)
     return index
+
+
+@command
+def mcp(path: IndexArgument, model: ModelOption = None, device: DeviceOption = "auto") -> None:
+    """Serve an index to assistants over the Model Context Protocol, on stdin and stdout. It only reads.
+
+    Example of an assistant's configuration:
+
+      {"mcpServers": {"photos": {"command": "genius", "args": ["mcp", "/home/me/my.genius"]}}}
+    """
+    from genius.index import Index
+    from genius.serve.mcp_server import make_server
+
+    with Index.open(path, model, read_only=True) as index:
+        index.model.to(device)
+        make_server(index).run()

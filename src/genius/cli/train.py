@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from genius.cli.common import command, emit, kept_if_interrupted, setting
-from genius.cli.index import RayOption
+from genius.cli.index import DeviceOption, RayOption
 from genius.errors import GeniusError
+
+FIELD = re.compile(r"    (\w+): ([^=#]+?) = ([^#]+?)(?:  # (.*))?$")  # a line of a config's class
 
 
 def register(app: typer.Typer) -> None:
@@ -26,6 +30,7 @@ def train(
     change: list[str] = typer.Option([], "--set", help="One field: --set generator.steps=500 (TOML values)."),
     listing: bool = typer.Option(False, "--list", help="Name the built-in configs, say what each is, and stop."),
     fields: bool = typer.Option(False, "--fields", help="Show every field of a config and stop."),
+    device: DeviceOption = "auto",
     ray: RayOption = None,
     workers: int = typer.Option(0, min=0, help="With --ray: processes; 0: one a GPU, or two."),
     quiet: bool = typer.Option(False, "--quiet", "-q", help="No progress on stderr."),
@@ -44,8 +49,6 @@ def train(
         emit(known) if as_json else print("\n".join(f"{name:<20} {about}" for name, about in known.items()))
         return
     if fields:
-        from genius.train.fields_page import fields_page
-
         print(fields_page(), end="")
         return
     if not config:
@@ -57,6 +60,8 @@ def train(
         overrides["data"] = data
     if encoder:
         overrides["encoder_uri"] = encoder
+    if device != "auto":
+        overrides["device"] = device
     settings = read_train_config(config, overrides)
     if ray is not None:
         from genius.scale.training import train_on_ray
@@ -64,8 +69,8 @@ def train(
         result = train_on_ray(settings, ray, workers, quiet or as_json)
         emit({"output": settings.output, **result}) if as_json else print(settings.output)
         return
+    from genius.train.progress import next_command, table, verdict
     from genius.train.run import train as run
-    from genius.train.verdict import next_command, table, verdict
 
     with kept_if_interrupted():
         trained = run(settings, quiet=quiet or as_json)
@@ -97,10 +102,53 @@ def attach(
 
     Example: genius attach model uniir:clip_sf_large.pth --features features/test --data mbeir:M-BEIR
     """
-    from genius.train.attach import attach_encoder
+    from genius.train.sources import attach_encoder
 
     checked = attach_encoder(model, encoder, features=features, data=data, split=split)
     if json:
         emit({"model": str(model), "encoder": encoder, "checked": checked})
     else:
         print(f"{model} has the encoder {encoder} now; checked: {', '.join(checked)}")
+
+
+def fields_page() -> str:
+    """Every field of a training config as a page: name, default, meaning, read off the dataclasses themselves."""
+    from genius.train import config as configs
+
+    tables: dict[str, tuple[str, type[Any]]] = {
+        "": ("The whole run", configs.TrainConfig),
+        "run": ("`[run]`: what every stage's loop needs", configs.RunConfig),
+        "model": ("`[model]`: sizes", configs.ModelConfig),
+        "encoder": ("`[encoder]`: stage 1", configs.EncoderStageConfig),
+        "quantizer": ("`[quantizer]`: stage 2", configs.QuantizerStageConfig),
+        "generator": ("`[generator]`: stage 3", configs.GeneratorStageConfig),
+    }
+    lines = [
+        "# Fields of a training config",
+        "",
+        "Made by `genius train --fields` from the config itself. A field is set in a TOML file, or by `--set table.name=value`.",
+    ]
+    for table, (title, kind) in tables.items():
+        lines += ["", f"## {title}", "", "| field | default | meaning |", "|---|---|---|"]
+        for name, (default, meaning) in _fields(kind).items():
+            lines.append(f"| `{table + '.' if table else ''}{name}` | `{default}` | {meaning} |")
+    return "\n".join([*lines, ""])
+
+
+def _fields(kind: type[Any]) -> dict[str, tuple[str, str]]:
+    """Name -> (default, meaning), those of base classes first; a class may give a base's field another default."""
+    found: dict[str, tuple[str, str]] = {}
+    for owner in reversed(kind.__mro__[:-1]):
+        above: list[str] = []
+        for line in inspect.getsource(owner).splitlines():
+            match = FIELD.match(line)
+            if match is None:
+                above = [*above, line.strip("# ").strip()] if line.startswith("    # ") else []
+                continue
+            name, _, default, beside = match.groups()
+            meaning = " ".join([*above, beside or ""]).strip().replace("|", "\\|")
+            above = []
+            if "default_factory" in default and name != "search":
+                continue  # a table of its own
+            found[name] = (default if "factory" not in default else "{}", meaning or found.get(name, ("", ""))[1])
+    return found

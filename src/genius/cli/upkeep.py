@@ -1,24 +1,29 @@
-"""`genius check`, `genius repair`, `genius snapshot`, `genius restore`: is an index whole, and how to have it back."""
+"""An index over time: is it whole and how to have it back (`genius check`, `repair`, `snapshot`, `restore`), its metadata fields
+(`genius fields`), and a copy in an object store (`genius publish`).
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from genius.cli.common import command, console, emit
-from genius.cli.index import IndexArgument, JsonOption
+from genius.cli.common import add_group, command, console, emit
+from genius.cli.index import IndexArgument, JsonOption, ModelOption
+from genius.errors import GeniusError
+from genius.files import url_of
 
 VersionOption = Annotated[int | None, typer.Option(help="An older version instead of the newest (genius info --versions).")]
 SHOWN = 50  # lines printed for people; --json has more
+FieldArgument = Annotated[str, typer.Argument(help="The field's name.", metavar="FIELD")]
 
 
 def register(app: typer.Typer) -> None:
-    app.command("check")(check)
-    app.command("repair")(repair)
-    app.command("snapshot")(snapshot)
-    app.command("restore")(restore)
+    for function in (check, repair, snapshot, restore, publish):
+        app.command(function.__name__)(function)
+    about = "List, drop, rename and retype the metadata fields of an index."
+    add_group(app, "fields", about, list=list_fields, drop=drop_field, rename=rename_field, retype=retype_field)
 
 
 @command
@@ -146,3 +151,121 @@ def restore(
         emit(result.to_dict())
     else:
         print(f"{path}: {result.items:,} items of {source}, version {result.version}")
+
+
+@command
+def list_fields(path: IndexArgument, as_json: JsonOption = False) -> None:
+    """What fields there are, what each holds, and how many items have it.
+
+    A field that no item has any more is free: its name may come back with another kind.
+
+    Examples:
+
+      genius fields list my.genius
+    """
+    from genius.index.fields import fields
+    from genius.index.folder import about_of, open_store
+
+    store = open_store(path, about_of(path))
+    found = fields(store.at(store.latest()))
+    if as_json:
+        emit({"fields": [field.to_dict() for field in found]})
+        return
+    for field in found:
+        print(f"{field.name}  {field.kind}  {field.items:,} items")
+    if not found:
+        print("no fields")
+
+
+@command
+def drop_field(path: IndexArgument, name: FieldArgument, model: ModelOption = None, as_json: JsonOption = False) -> None:
+    """Take a field away, from the index and from every item.
+
+    Examples:
+
+      genius fields drop my.genius internal_note
+    """
+    from genius.index import Index
+
+    with Index.open(path, model) as index:
+        items = index.drop_field(name)
+    _tell({"dropped": name, "items": items}, f"dropped {name!r} from {items:,} items", as_json)
+
+
+@command
+def rename_field(
+    path: IndexArgument,
+    name: FieldArgument,
+    new: Annotated[str, typer.Argument(help="Its new name.", metavar="NEW")],
+    model: ModelOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Give a field another name.
+
+    Examples:
+
+      genius fields rename my.genius cost price
+    """
+    from genius.index import Index
+
+    with Index.open(path, model) as index:
+        items = index.rename_field(name, new)
+    _tell({"renamed": name, "to": new, "items": items}, f"{name!r} is {new!r} now, in {items:,} items", as_json)
+
+
+@command
+def retype_field(
+    path: IndexArgument,
+    name: FieldArgument,
+    kind: Annotated[str, typer.Argument(help="text, number or boolean.", metavar="KIND")],
+    lossy: Annotated[bool, typer.Option("--lossy", help="Drop values that cannot become that kind.")] = False,
+    model: ModelOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a field hold another kind: the text "12" becomes the number 12.
+
+    Values that cannot are counted, and nothing is changed, unless --lossy drops them.
+
+    Examples:
+
+      genius fields retype my.genius price number
+    """
+    from genius.index import Index
+
+    with Index.open(path, model) as index:
+        items = index.retype_field(name, kind, lossy=lossy)
+    _tell({"retyped": name, "kind": kind, "items": items}, f"{name!r} holds {kind} now, in {items:,} items", as_json)
+
+
+def _tell(body: dict[str, Any], line: str, as_json: bool) -> None:
+    if as_json:
+        emit(body)
+    else:
+        print(line)
+
+
+@command
+def publish(
+    path: IndexArgument,
+    url: Annotated[str, typer.Argument(help="Where to: s3://BUCKET/NAME.genius.", metavar="URL")],
+    alone: Annotated[
+        bool, typer.Option("--alone", help="Nobody else publishes there: forget what a publish that was killed left.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Copy an index to an object store, or bring the copy there up to date: only what is new is sent.
+
+    Others search and serve it from there: `genius serve s3://BUCKET/NAME.genius` follows every later `publish`.
+
+    Example:  genius publish my.genius s3://shop/my.genius
+    """
+    from genius.scale.objects import publish as send
+
+    address = url_of(url)
+    if address is None:
+        raise GeniusError(f"not an address in an object store: {url} (s3://BUCKET/NAME.genius)")
+    book = send(path, address, alone)
+    if as_json:
+        emit({"index": str(path), "url": address, "version": book.head, "items": book.items})
+    else:
+        print(f"{address}: {book.items:,} items, version {book.head}")

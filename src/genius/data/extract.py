@@ -24,8 +24,17 @@ import torch
 
 from genius.data.collection import Collection, check_collection
 from genius.data.features import POOL, QUERIES, FeatureSet, features_from_tensors, pairs_from_ids, write_json
-from genius.encoders.base import Encoder, OnError, PairEncoder, encode_items, encode_joint, encode_queries, sent_to_workers
-from genius.encoders.devices import Precision, precision
+from genius.encoders.base import (
+    Encoder,
+    OnError,
+    PairEncoder,
+    Precision,
+    encode_items,
+    encode_joint,
+    encode_queries,
+    precision,
+    sent_to_workers,
+)
 from genius.errors import GeniusError
 from genius.features import Features
 from genius.instructions import query_text

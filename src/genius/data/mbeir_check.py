@@ -12,15 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from genius.data.collection import Problems
-from genius.data.mbeir import MBeir, candidate, read_instructions, read_qrels, task_of
-from genius.data.mbeir_files import (
+from genius.data.mbeir import (
     INSTRUCTIONS,
     ROWS,
     UNION_QUERIES,
+    MBeir,
+    candidate,
     local_pools,
     order_of,
     query_files,
+    read_instructions,
+    read_qrels,
     refuse_pointer,
+    task_of,
     union_pool,
 )
 from genius.data.readers import Row, read_jsonl_rows

@@ -2,7 +2,7 @@
 
 The world is coloured shapes: a thing is a colour, a shape and a size; its picture is drawn, its text is
 "a small red circle". All 16 tasks of M-BEIR follow from that, with several positives where M-BEIR has them, its file names,
-what it leaves out, and what its records leave out (`mbeir_files`).
+what it leaves out, and what its records leave out (`mbeir`).
 Knows nothing of models; the same seed gives the same bytes.
 """
 
@@ -21,8 +21,7 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from genius.data.features import FeatureSet
-from genius.data.mbeir import DIRECTIONS
-from genius.data.mbeir_files import DATASET_IDS, ROWS, UNION_QUERIES
+from genius.data.mbeir import DATASET_IDS, DIRECTIONS, ROWS, UNION_QUERIES
 from genius.features import Features
 from genius.types import Modality
 

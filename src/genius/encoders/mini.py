@@ -18,14 +18,11 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from genius.blueprint import build, check_fit
 from genius.config import from_dict
-from genius.encoders.pixels import Pixels
+from genius.encoders.inputs import Pixels, Tokens
 from genius.encoders.registry import SPEC, write_spec
-from genius.encoders.tokens import Tokens
-from genius.encoders.weights import fingerprint
 from genius.errors import GeniusError
-from genius.weight_files import pack, plain_names, read_shapes, read_tensors, unpack
+from genius.weight_files import build, check_fit, fingerprint, pack, plain_names, read_shapes, read_tensors, unpack
 
 WEIGHTS, TOKENIZER = "weights.safetensors", "tokenizer.json"
 MEAN, STD = (0.7, 0.7, 0.7), (0.35, 0.35, 0.35)  # of drawings on white, roughly

@@ -30,8 +30,8 @@ FAMILIES: dict[str, str] = {
     # family -> "module:class"; the class has `load(directory, spec) -> Encoder`
     "clip": "genius.encoders.transformers_dual:ClipEncoder",
     "siglip": "genius.encoders.transformers_dual:SiglipEncoder",
-    "open-clip": "genius.encoders.open_clip:OpenClipFolder",
-    "uniir": "genius.encoders.uniir:UniirCheckpoint",
+    "open-clip": "genius.encoders.checkpoints:OpenClipFolder",
+    "uniir": "genius.encoders.checkpoints:UniirCheckpoint",
     "clip-ff": "genius.encoders.uniir_clip:ClipFfEncoder",
     "blip-sf": "genius.encoders.uniir_blip:BlipSfEncoder",
     "blip-ff": "genius.encoders.uniir_blip:BlipFfEncoder",
@@ -83,7 +83,7 @@ def load_encoder(uri: str | Path, device: str = "cpu", share: int = 0) -> Encode
 
     `device` is cpu, cuda, cuda:N or auto: a GPU where there is one, for process number `share` the next one in turn.
     """
-    from genius.encoders.devices import find_device
+    from genius.encoders.base import find_device
 
     place = find_device(device, share)  # before weights are read
     encoder = _load(uri)

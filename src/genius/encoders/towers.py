@@ -1,13 +1,16 @@
-"""Frozen towers + trained heads: any image tower, any text tower, joined in one width by `genius.encoders.heads.Heads`.
+"""Frozen towers + trained heads: any image tower, any text tower, joined in one width by `Heads`.
 
-A tower is an ONNX file or a torch module; neither is trained here. On disk an encoder of this kind is a folder:
-`encoder.json` (sizes and pixels), `heads.safetensors`, `image.onnx`, `text.onnx`, `tokenizer.json`. Torch modules
-have no file format of their own that is safe to read back, so an encoder built on them works but does not save.
+A tower is an ONNX file or a torch module; neither is trained here. `Heads` map their vectors of any two widths (1280 for
+pictures and 384 for texts, say) into one; `genius.train.encoder` trains them with Eq. 2 on features extracted once. On disk
+an encoder of this kind is a folder: `encoder.json` (sizes and pixels), `heads.safetensors`, `image.onnx`, `text.onnx`,
+`tokenizer.json`. Torch modules have no file format of their own that is safe to read back, so an encoder built on them works
+but does not save.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -17,21 +20,72 @@ from typing import Any, Protocol, Self
 import numpy as np
 import torch
 from PIL import Image
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from genius.blueprint import build, check_fit
 from genius.config import from_dict
-from genius.encoders.heads import Heads
-from genius.encoders.pixels import Pixels
+from genius.encoders.inputs import Pixels, Tokens
 from genius.encoders.registry import write_spec
-from genius.encoders.tokens import Tokens
-from genius.encoders.weights import fingerprint
 from genius.errors import GeniusError
 from genius.features import Features
-from genius.weight_files import read_shapes, read_tensors
+from genius.weight_files import build, check_fit, fingerprint, read_shapes, read_tensors
 
 HEADS, IMAGE, TEXT, TOKENIZER = "heads.safetensors", "image.onnx", "text.onnx", "tokenizer.json"
+
+
+class Head(nn.Module):
+    """A linear map plus a small residual MLP on the normalised input."""
+
+    def __init__(self, width_in: int, width_out: int, hidden: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.norm = nn.LayerNorm(width_in)
+        self.project = nn.Linear(width_in, width_out)
+        self.hidden = nn.Linear(width_in, hidden)
+        self.output = nn.Linear(hidden, width_out)
+        nn.init.zeros_(self.output.weight)  # starts as a linear map
+        nn.init.zeros_(self.output.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, width_in) -> (N, width_out), of length about one: what the fusion's layers expect."""
+        x = self.dropout(self.norm(x))
+        out: Tensor = self.project(x) + self.output(self.dropout(nn.functional.gelu(self.hidden(x))))
+        return out / math.sqrt(out.shape[1])
+
+
+class Heads(nn.Module):
+    """One head per modality."""
+
+    def __init__(self, image_width: int, text_width: int, width: int, hidden: int = 1024, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.image_width, self.text_width, self.width, self.hidden_width = image_width, text_width, width, hidden
+        self.image = Head(image_width, width, hidden, dropout)
+        self.text = Head(text_width, width, hidden, dropout)
+
+    def forward(self, towers: Features) -> Features:
+        """Raw tower vectors, (N, image_width) and (N, text_width) -> features of one width. Masks pass through."""
+        image, text = towers.masked()
+        return Features(self.image(image), self.text(text), towers.image_mask, towers.text_mask)
+
+    @torch.no_grad()
+    def apply_chunked(self, towers: Features, chunk: int = 8192) -> Features:
+        """`forward` for any number of rows, without gradients, results on the CPU."""
+        device = self.image.project.weight.device
+        parts = [self(towers[i : i + chunk].to(device, torch.float32)).to("cpu") for i in range(0, max(len(towers), 1), chunk)]
+        return Features.cat(parts)
+
+
+def read_heads(path: Path) -> Heads | None:
+    """The heads in a file that training wrote; None where there is no such file."""
+    if not path.is_file():
+        return None
+    with safe_open(path, framework="pt") as file:
+        sizes = {name: int(value) for name, value in (file.metadata() or {}).items() if str(value).isdecimal()}
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    heads = Heads(sizes["image_width"], sizes["text_width"], sizes["width"], sizes["hidden"])
+    heads.load_state_dict(tensors)
+    return heads.eval()
 
 
 class Tower(Protocol):

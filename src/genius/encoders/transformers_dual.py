@@ -17,13 +17,13 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from genius.blueprint import build
-from genius.encoders.pixels import Pixels, read_pixels
+from genius.encoders.inputs import Pixels, read_pixels
 from genius.encoders.registry import write_spec
-from genius.encoders.weights import fingerprint
 from genius.errors import GeniusError
 from genius.files import read_json
-from genius.weight_files import read_shapes
+from genius.weight_files import build, fingerprint, read_shapes
+
+VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 
 
 class DualEncoder(nn.Module):
@@ -146,7 +146,12 @@ def import_transformers() -> Any:
 
 def load_tokenizer(directory: Path) -> Any:
     """The folder's own tokenizer; a class of its own that it may bring along is not run."""
-    return import_transformers().AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    transformers = import_transformers()
+    if not any(path.name in VOCABULARIES for path in directory.iterdir()):  # the library would make an empty one up
+        raise GeniusError("it has no tokenizer: put its tokenizer.json, or vocab.json and merges.txt, beside the weights")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    tokenizer(["An unheard-of wörd, 42 🎨"])  # some cannot read what they do not know: better said now than at a search
+    return tokenizer
 
 
 def _check_sizes(family: Any, directory: Path) -> None:

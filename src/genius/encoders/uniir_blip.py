@@ -19,14 +19,22 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from genius.blueprint import build
-from genius.encoders.pixels import Pixels
+from genius.encoders.inputs import Pixels
 from genius.encoders.registry import write_spec
 from genius.encoders.transformers_dual import import_transformers, load_tokenizer
 from genius.encoders.uniir_clip import FusingEncoder
-from genius.encoders.weights import depth, fingerprint, grid_side, heads, load_exactly, reading_sizes, refuse_strangers
 from genius.errors import GeniusError
-from genius.weight_files import read_tensors
+from genius.weight_files import (
+    build,
+    depth,
+    fingerprint,
+    grid_side,
+    heads,
+    load_exactly,
+    read_tensors,
+    reading_sizes,
+    refuse_strangers,
+)
 
 WEIGHTS = "blip.safetensors"
 TEXT_LENGTH = 100  # `tokenizer_max_length` of UniIR's configs; the checkpoint does not say

@@ -19,12 +19,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from genius.blueprint import build
-from genius.encoders.pixels import Pixels
+from genius.encoders.inputs import Pixels
 from genius.encoders.transformers_dual import ClipEncoder, import_transformers
-from genius.encoders.weights import depth, grid_side, heads, load_exactly, reading_sizes, refuse_strangers
 from genius.errors import GeniusError
-from genius.weight_files import read_tensors
+from genius.weight_files import build, depth, grid_side, heads, load_exactly, read_tensors, reading_sizes, refuse_strangers
 
 MIXER = "mixer.safetensors"  # beside the files of an ordinary CLIP folder
 PREFIX = "t5_layers."

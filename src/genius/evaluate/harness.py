@@ -17,11 +17,22 @@ from genius.data.collection import Task
 from genius.data.features import FeatureSet
 from genius.data.mbeir import order_of, task_of
 from genius.errors import GeniusError
-from genius.evaluate import metrics
-from genius.evaluate.methods.base import Answer, Ints, Method, Pool, Space
-from genius.evaluate.methods.generative import BeamMethod, Decodings, EngineMethod
-from genius.evaluate.methods.vectors import Backend, CodesExhaustive, Dense, DenseTold, FeatureFusion, ScoreFusion
+from genius.evaluate.generative import BeamMethod, Decodings, EngineMethod
+from genius.evaluate.methods import (
+    Answer,
+    Backend,
+    CodesExhaustive,
+    Dense,
+    DenseTold,
+    FeatureFusion,
+    Ints,
+    Method,
+    Pool,
+    ScoreFusion,
+    Space,
+)
 from genius.model.genius import Genius
+from genius.ranking import Floats, bootstrap_interval, bootstrap_interval_of_average, holm, judge, paired_p_value, per_query
 from genius.search import SEARCHES, SearchParams
 from genius.types import Modality
 
@@ -97,7 +108,7 @@ class Evaluation:
     about: dict[str, Any]
     runs: dict[tuple[str, str, str], tuple[Ints, npt.NDArray[np.float64]]] = field(default_factory=dict)  # rows of the whole pool
     query_rows: dict[str, Ints] = field(default_factory=dict)  # task -> its queries
-    main_values: dict[tuple[str, str, str], metrics.Floats] = field(default_factory=dict)  # the main metric of every query
+    main_values: dict[tuple[str, str, str], Floats] = field(default_factory=dict)  # the main metric of every query
 
     def find(self, task: str, method: str, pool: str) -> Result:
         for result in self.results:
@@ -121,7 +132,7 @@ class Evaluation:
         """95 % interval of that mean: queries resampled within each task."""
         config = self.about["config"]
         groups = [self.main_values[task.key, method, pool] for task in self.tasks]
-        return metrics.bootstrap_interval_of_average(groups, samples=config["bootstrap"] or 1, seed=config["seed"])
+        return bootstrap_interval_of_average(groups, samples=config["bootstrap"] or 1, seed=config["seed"])
 
     def to_json(self) -> dict[str, Any]:
         tasks = [{**asdict(t), "query": t.query.label, "target": t.target.label} for t in self.tasks]
@@ -270,12 +281,12 @@ def _judge(
         start += len(queries)
         positives = space.local_positives(pool, queries)
         main = f"hit@{task.main}"
-        values: dict[str, dict[str, metrics.Floats]] = {}
+        values: dict[str, dict[str, Floats]] = {}
         for label, answer in answers.items():
             if answer.rows.max(initial=-1) >= len(pool):
                 raise GeniusError(f"{label} returned rows outside the pool {pool.name!r}")
             cutoffs = sorted({*task.cutoffs, *config.cutoffs})
-            values[label] = metrics.per_query(metrics.judge(answer.rows[part], positives), cutoffs)
+            values[label] = per_query(judge(answer.rows[part], positives), cutoffs)
             evaluation.main_values[task.key, label, kind] = values[label][main]
             ranked = answer.rows[part]
             evaluation.runs[task.key, label, kind] = (np.where(ranked >= 0, pool.rows[ranked], -1), answer.scores[part])
@@ -286,16 +297,16 @@ def _judge(
             )
 
 
-def _p_values(values: dict[str, dict[str, metrics.Floats]], main: str, config: EvalConfig) -> dict[str, float]:
+def _p_values(values: dict[str, dict[str, Floats]], main: str, config: EvalConfig) -> dict[str, float]:
     reference = values.get(config.reference)
     if reference is None:
         return {}
     raw = {
-        label: metrics.paired_p_value(own[main], reference[main], seed=config.seed)
+        label: paired_p_value(own[main], reference[main], seed=config.seed)
         for label, own in values.items()
         if label != config.reference
     }
-    return metrics.holm(raw)
+    return holm(raw)
 
 
 def _result(
@@ -305,16 +316,14 @@ def _result(
     pool: Pool,
     answer: Answer,
     part: slice,
-    values: dict[str, metrics.Floats],
+    values: dict[str, Floats],
     p_value: float | None,
     main: str,
     config: EvalConfig,
 ) -> Result:
     intervals = {}
     if config.bootstrap:
-        intervals = {
-            name: metrics.bootstrap_interval(own, samples=config.bootstrap, seed=config.seed) for name, own in values.items()
-        }
+        intervals = {name: bootstrap_interval(own, samples=config.bootstrap, seed=config.seed) for name, own in values.items()}
     whole = len(answer.rows)
     reached = None if answer.reached is None else answer.reached[part]
     if reached is not None:

@@ -99,7 +99,7 @@ class GeniusSearch:
             from mteb.models import ModelMeta
         except ImportError:
             raise GeniusError("MTEB is not installed: pip install 'genius-search[mteb]'") from None
-        count = sum(p.numel() for p in self.model.parameters())
+        count = sum(p.numel() for p in self.model.network.parameters())
         return ModelMeta(
             loader=None, name=self.name, revision=self.model.fingerprint()[:12], release_date=None, languages=None,
             n_parameters=count, memory_usage_mb=None, max_tokens=None, embed_dim=self.model.config.width, license=None,

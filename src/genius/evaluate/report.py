@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from genius.data.collection import Task
 from genius.data.features import FeatureSet
-from genius.errors import GeniusError
 from genius.evaluate.harness import Evaluation, Result
 
 TITLES = {
@@ -84,32 +83,23 @@ def _about(evaluation: Evaluation, command: str) -> str:
     return "\n\n".join(lines)
 
 
-def main_table(
-    evaluation: Evaluation,
-    pool: str,
-    beside: Mapping[str, Mapping[str, float]] | None = None,
-    misprints: Container[tuple[str, str]] = (),
-) -> str:
-    """Tasks down, methods across, the main metric in percent. `beside`: what a paper prints (method -> task -> percent), in
-    columns after ours; `misprints`: the (method, task) of those that are marked as such."""
-    methods, paper = evaluation.methods, beside or {}
-    printed = [name for name in paper if any(task.key in paper[name] for task in evaluation.tasks)]
-    header = ["Task", "Dataset", "k", *(method_title(m) for m in methods), *(f"{method_title(name)} (paper)" for name in printed)]
+def main_table(evaluation: Evaluation, pool: str) -> str:
+    """Tasks down, methods across, the main metric in percent."""
+    return table(*main_rows(evaluation, pool))
+
+
+def main_rows(evaluation: Evaluation, pool: str) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of that table: one row a task, then the average."""
+    methods = evaluation.methods
     rows: list[list[str]] = []
     last = ""
     for task in evaluation.tasks:
         direction = _direction(task)
         row = ["" if direction == last else direction, task.dataset, f"R@{task.main}"]
         last = direction
-        row += [main_cell(evaluation.find(task.key, method, pool)) for method in methods]
-        row += [_paper_cell(paper[name].get(task.key), (name, task.key) in misprints) for name in printed]
-        rows.append(row)
-    average = ["**Average**", "", "", *(average_cell(evaluation, method, pool) for method in methods)]
-    for name in printed:
-        values = [paper[name][task.key] for task in evaluation.tasks if task.key in paper[name]]
-        average.append(f"{np.mean(values):.1f}" if len(values) == len(evaluation.tasks) else "–")
-    rows.append(average)
-    return table(header, rows)
+        rows.append(row + [main_cell(evaluation.find(task.key, method, pool)) for method in methods])
+    rows.append(["**Average**", "", "", *(average_cell(evaluation, method, pool) for method in methods)])
+    return ["Task", "Dataset", "k", *(method_title(m) for m in methods)], rows
 
 
 def _direction(task: Task) -> str:
@@ -131,17 +121,6 @@ def main_cell(result: Result, *, mark: bool = True) -> str:
     interval = result.intervals.get(result.main)
     spread = f" ±{50 * (interval[1] - interval[0]):.1f}" if interval else ""
     return f"{percent(result.metrics[result.main])}{spread}{star}"
-
-
-def _paper_cell(value: float | None, misprint: bool) -> str:
-    if value is None:
-        return "–"
-    return printed_number(value) + (" (misprint)" if misprint else "")
-
-
-def printed_number(value: float) -> str:
-    """As the paper prints it: one digit, two for the few values below one."""
-    return f"{value:.2f}" if 0 < value < 1 and round(value, 1) != value else f"{value:.1f}"
 
 
 def _detail_table(evaluation: Evaluation, pool: str) -> str:
@@ -328,19 +307,6 @@ def write_run(
                     break
                 last = min(float(score), float(np.nextafter(last, -np.inf))) if np.isfinite(last) else float(score)
                 out.write(f"{query} Q0 {pool_ids[row]} {rank} {last!r} {tag}\n")
-
-
-def read_run(path: str | Path) -> dict[str, list[tuple[str, float]]]:
-    """query id -> (document id, score), best first."""
-    out: dict[str, list[tuple[str, float]]] = {}
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
-        parts = line.split()
-        if len(parts) != 6:
-            raise GeniusError(f"{path}:{number} is not a line of a TREC run")
-        out.setdefault(parts[0], []).append((parts[2], float(parts[4])))
-    for hits in out.values():
-        hits.sort(key=lambda hit: -hit[1])
-    return out
 
 
 def write_qrels(path: str | Path, query_ids: Sequence[str], pool_ids: Sequence[str], positives: Sequence[Sequence[int]]) -> None:

@@ -18,16 +18,15 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from genius.data.collection import Collection
+from genius.data.collection import Collection, Sample
+from genius.data.datasets import open_collection
 from genius.data.extract import ExtractConfig, extract
 from genius.data.features import CANDIDATES_PER_DATASET, QUERIES_PER_DATASET, FeatureSet, read_published
-from genius.data.opening import open_collection
-from genius.data.sample import Sample
 from genius.encoders.base import Encoder, PairEncoder
-from genius.encoders.heads import HEADS, read_heads
 from genius.encoders.registry import load_encoder, resolve
+from genius.encoders.towers import HEADS, read_heads
 from genius.errors import GeniusError
-from genius.evaluate.methods.vectors import FeatureFusion
+from genius.evaluate.methods import FeatureFusion
 from genius.files import write_whole
 from genius.model.genius import Genius
 from genius.search import CodeTrie, beam_search

@@ -1,12 +1,16 @@
 """A collection as a folder that a browser searches by itself: the model's parts, the IDs, small pictures, and a page.
 
-No server computes anything: any host of files serves the folder. What is ranked by what the codes stand for needs nothing but
-the codes, a few bytes an item; with `vectors` the stored ones are exported too, and answers are those of `Index.search`.
+No server computes anything: any host of files serves the folder. The tab has two searches. It compares all items, by what their
+codes stand for (`default-codes`) or, with `vectors`, by the stored ones (`default`); or it answers with the IDs that beams wrote
+(`genius`). Names are those of `genius.search.params.SEARCHES`.
+Small pictures lie on large sheets: a browser loads a few files instead of thousands.
 """
 
 from __future__ import annotations
 
 import gzip
+import hashlib
+import io
 import json
 import shutil
 from collections.abc import Callable
@@ -16,12 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from genius.encoders.mini import MiniEncoder
 from genius.errors import GeniusError
-from genius.export.graphs import pixels_of
-from genius.export.parts import export_onnx
-from genius.export.sheets import CELL, COLUMNS, ROWS, Sheets
+from genius.export.parts import export_onnx, pixels_of
 from genius.files import write_whole
 from genius.index import Index
 from genius.index import metadata as meta
@@ -31,6 +34,9 @@ from genius.search import SearchParams
 from genius.search.trie import CodeTrie
 from genius.types import Modality
 
+CELL = 48  # pixels of one small picture's side
+COLUMNS = ROWS = 32  # of a sheet
+QUALITY = 40  # of WebP
 MOST = 200_000  # items: a tab loads them all
 TEXT = 160  # letters of an item's words that are shown
 PAGE = (
@@ -47,6 +53,44 @@ PAGE = (
     "onnx.js",
     "ops.js",
 )
+
+
+class Sheets:
+    """Add previews one after another; each different one has a number, which says its sheet and place."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.count = self.sheets = self.bytes = 0
+        self._known: dict[bytes, int] = {}
+        self._open: Image.Image | None = None
+
+    def add(self, preview: bytes) -> int:
+        """The number of a picture, the same for the same bytes."""
+        digest = hashlib.sha256(preview).digest()
+        known = self._known.get(digest)
+        if known is not None:
+            return known
+        place = self.count % (COLUMNS * ROWS)
+        if self._open is None:
+            self._open = Image.new("RGB", (COLUMNS * CELL, ROWS * CELL), "white")
+        picture = Image.open(io.BytesIO(preview)).convert("RGB")
+        picture.thumbnail((CELL - 2, CELL - 2), Image.Resampling.LANCZOS)
+        left, top = place % COLUMNS * CELL, place // COLUMNS * CELL
+        self._open.paste(picture, (left + (CELL - picture.width) // 2, top + (CELL - picture.height) // 2))
+        self._known[digest] = self.count
+        self.count += 1
+        if place == COLUMNS * ROWS - 1:
+            self.close()
+        return self.count - 1
+
+    def close(self) -> None:
+        """Write the sheet that is not full yet."""
+        if self._open is None:
+            return
+        sheet, path = self._open, self.directory / f"sheet{self.sheets}.webp"
+        write_whole(path, lambda target: sheet.save(target, format="WEBP", quality=QUALITY, method=6))
+        self.sheets, self._open = self.sheets + 1, None
+        self.bytes += path.stat().st_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +142,10 @@ def export_web(
 
 def _check(model: Genius, index: Index) -> None:
     if not isinstance(model.encoder, MiniEncoder):
-        raise GeniusError("only a model with the encoder of bundled:mini fits into a tab; others can be exported as ONNX files")
+        raise GeniusError(
+            "only a model with the encoder of bundled:mini fits into a tab (a CLIP alone is 150 MB and more): "
+            "use genius serve, or genius export onnx for the parts"
+        )
     if model.config.generator.head != "codebooks":
         raise GeniusError("a tab needs a decoder that is tied to its codebooks; this model's has a table of its own")
     if model.encoder.tokens.tokenizer.model.__class__.__name__ != "WordPiece":
@@ -146,7 +193,7 @@ def _about(model: Genius, index: Index, sheets: Sheets, vectors: bool) -> dict[s
         "starts": [[int(first[level]) + own[level] * int(kind) for kind in kinds] for level in range(generator.levels)],
         "decoder": {"layers": generator.layers, "heads": generator.heads, "levels": generator.levels, "d_kv": generator.d_kv},
         "pixels": {"size": pixels.size, "mean": list(pixels.mean), "std": list(pixels.std)},
-        "search": {"beams": params.beams, "rerank": params.rerank},
+        "search": {"beams": params.beams},
         "vectors": vectors,
         "confidence": None if sure is None else sure.to_dict(),
         "instructions": [[instruction_for(q, t) for t in kinds] for q in kinds] if model.config.instructions else None,

@@ -1,36 +1,44 @@
-"""Codes and a small decoder for the vectors of one collection, without pairs.
+"""Codes and a small decoder for the vectors of one collection, without pairs: `Genius.from_encoder(uri).fit(items)`.
 
 The fusion is the plain sum of the encoder's vectors, picture and words weighing alike. Codebooks are k-means over the items. Of
 the decoder only the temperatures and the kind of answer are learned, from invented items moved by the offsets of made-up
 questions: what a decoder learns beyond that is worth little (docs/results/accuracy.md), and this takes seconds. What is kept of
-exhaustive search is measured on made-up questions that the decoder has not learned from. Knows vectors; nothing of files.
+exhaustive search is measured on made-up questions that the decoder has not learned from.
+
+Questions are made up out of the collection, where nobody has asked any yet. Words: parts of captions and texts, file names and
+tags that say something, and a list of everyday words. Pictures: cut-outs of the collection's own. Knows items, vectors and an
+encoder; nothing of files.
 """
 
 from __future__ import annotations
 
 import math
+import random
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from genius.data.features import FeatureSet
-from genius.encoders.base import Encoder
+from genius.encoders.base import Encoder, encode_items, encode_queries
+from genius.encoders.registry import load_encoder
 from genius.errors import GeniusError
 from genius.features import Features
-from genius.fit.questions import Questions
+from genius.model.confidence import knows
+from genius.model.config import GeniusConfig
 from genius.model.fitting import choose_level_sizes
 from genius.model.fusion import Fusion, FusionConfig
 from genius.model.generator import Generator
-from genius.model.genius import Genius, GeniusConfig
-from genius.model.knows import knows
+from genius.model.genius import Genius
 from genius.model.quantizer import ResidualQuantizer
-from genius.nearest import nearest_rows
+from genius.pictures.load import loaded
+from genius.ranking import nearest_rows
 from genius.search import CodeTrie, SearchEngine, SearchParams
 from genius.train.config import GeneratorStageConfig, ModelConfig, RunConfig
 from genius.train.generator import Frozen, GeneratorStage
@@ -38,12 +46,110 @@ from genius.train.loop import OneProcess, Runtime, run_stage
 from genius.train.progress import Journal
 from genius.train.quantizer import quantizer_config
 from genius.train.shifted import Offsets
+from genius.types import Item, Modality, Query, name_of
 
+MOST = 400  # questions of each sort
+SIDE = 400  # pixels of a cut-out: more than encoders see
+CUT = (0.5, 0.9)  # sides of a cut-out, as a share of the picture's
+CAPTION, NAME, EVERYDAY, PICTURE = range(4)  # sorts of questions
+WORDS = (
+    "a dog", "a cat", "a bird", "a horse", "a flower", "a tree", "a forest", "mountains", "the sea", "a beach", "a river",
+    "snow", "the sky at sunset", "a street at night", "a city", "a house", "a bridge", "a church", "a kitchen",
+    "a living room", "a bedroom", "an office", "a garden", "a car", "a bicycle", "a train", "an aeroplane", "a boat",
+    "a child", "a baby", "a woman smiling", "a man with a beard", "a group of people", "a crowd", "a wedding",
+    "a birthday cake", "a party", "people eating", "food on a plate", "a cup of coffee", "fruit", "vegetables", "bread",
+    "a glass of wine", "black shoes", "a red dress", "a blue shirt", "a hat", "a watch", "a handbag", "a ring", "glasses",
+    "a book", "a page of text", "a map", "a chart", "a screenshot", "a computer", "a telephone", "a guitar",
+    "a football game", "running", "swimming", "skiing", "a tent", "a fire", "fireworks", "the moon", "clouds", "rain",
+    "a statue", "a painting", "a drawing", "a sign", "a door", "a window", "a chair", "a table", "a lamp", "a bottle",
+    "a toy", "a teddy bear", "a clock", "an insect", "a butterfly", "fish", "a cow", "sheep", "an elephant", "something red",
+    "something green", "something yellow", "black and white", "a close-up", "a view from above", "a pattern", "a machine",
+    "a tool", "medicine", "a letter",
+)  # fmt: skip
 FOUND = 10  # answers of exhaustive search that are looked for
 JUDGED = 200  # made-up questions that what is kept is measured on, at most
 KEPT = ("default", "genius-r", "genius")  # searches that what is kept is measured of
 
 Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Made-up questions as features."""
+
+    features: Features  # (Q)
+    answers: Tensor  # (Q,) rows of the collection; -1: nobody knows
+    wanted: Tensor  # (Q,) kind of item asked for
+    tasks: Tensor  # (Q,) the sort of question
+
+    def __len__(self) -> int:
+        return len(self.answers)
+
+    def take(self, rows: Tensor) -> Questions:
+        return Questions(self.features[rows], self.answers[rows], self.wanted[rows], self.tasks[rows])
+
+    def split(self, seed: int) -> tuple[Questions, Questions]:
+        """Half to learn from, half to judge by."""
+        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
+        half = len(order) // 2
+        return self.take(order[half:]), self.take(order[:half])
+
+
+def make_up(
+    encoder: Encoder, items: Sequence[Item], seed: int = 0, on_progress: Callable[[int], None] | None = None
+) -> Questions:
+    """Questions about `items`, which are the rows of the collection."""
+    rng = random.Random(seed)
+    asked: list[tuple[Query, int, Modality, int]] = []
+    for row, words in _few([(i, w) for i, item in enumerate(items) if (w := part_of(item.text, rng))], rng):
+        asked.append((Query(text=words), row, items[row].modality, CAPTION))
+    for row, words in _few([(i, w) for i, item in enumerate(items) if item.image is not None and (w := name_of(item))], rng):
+        asked.append((Query(text=words), row, items[row].modality, NAME))
+    kinds = {item.modality for item in items}
+    for words in WORDS:
+        asked += [(Query(text=words), -1, kind, EVERYDAY) for kind in (Modality.IMAGE, Modality.PAIR) if kind in kinds]
+    for row, picture in _cut_outs(items, rng):
+        asked.append((Query(image=picture), row, items[row].modality, PICTURE))
+    features = encode_queries(encoder, [query for query, *_ in asked], on_progress=on_progress)
+    numbers = torch.tensor([(row, int(kind), sort) for _, row, kind, sort in asked], dtype=torch.long).view(-1, 3)
+    return Questions(features, *numbers.unbind(1))
+
+
+def _few(values: list[tuple[int, str]], rng: random.Random) -> list[tuple[int, str]]:
+    return rng.sample(values, min(MOST, len(values)))
+
+
+def part_of(text: str | None, rng: random.Random) -> str | None:
+    """Some words in a row of a text, about as many as people ask with."""
+    words = (text or "").split()[:200]
+    if not words:
+        return None
+    count = min(len(words), rng.randint(2, 6))
+    start = rng.randint(0, len(words) - count)
+    return " ".join(words[start : start + count])
+
+
+def _cut_outs(items: Sequence[Item], rng: random.Random) -> list[tuple[int, Image.Image]]:
+    pictured = [i for i, item in enumerate(items) if item.image is not None]
+    out = []
+    for row in sorted(rng.sample(pictured, min(MOST // 2, len(pictured)))):
+        image = items[row].image
+        assert image is not None
+        try:
+            with loaded(image, least=SIDE) as picture:
+                out.append((row, cut_out(picture, rng)))
+        except GeniusError:
+            continue  # it was there a moment ago
+    return out
+
+
+def cut_out(picture: Image.Image, rng: random.Random) -> Image.Image:
+    """A part of a picture, perhaps mirrored."""
+    width, height = (max(1, round(side * rng.uniform(*CUT))) for side in picture.size)
+    left, top = rng.randint(0, picture.width - width), rng.randint(0, picture.height - height)
+    part = picture.crop((left, top, left + width, top + height))
+    part.thumbnail((SIDE, SIDE))  # many are held at a time
+    return part.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if rng.random() < 0.5 else part
 
 
 @dataclass(frozen=True)
@@ -141,7 +247,6 @@ def fit_vectors(
     model = Genius(body, encoder)
     for own, fitted in ((model.fusion, fusion), (model.quantizer, quantizer), (model.generator, decoder)):
         own.load_state_dict(fitted.state_dict())
-    model.eval()
     fit = Fit(model, len(z))
     if judge is not None and len(judge):
         asked = embed(fusion, judge.features[slice(0, JUDGED)])
@@ -220,3 +325,46 @@ def kept(model: Genius, z: Tensor, codes: Tensor, asked: Tensor) -> dict[str, fl
         found = engine.search(asked, k=best.shape[1], params=SearchParams.of_model(model).named(name)).rows
         out[name] = round((found[:, :, None] == best[:, None]).any(1).float().mean().item(), 4)
     return out
+
+
+class Unfitted:
+    """An encoder without codes and decoder."""
+
+    def __init__(self, uri: str, device: str | torch.device = "cpu") -> None:
+        self.encoder: Encoder = load_encoder(uri)
+        if isinstance(self.encoder, torch.nn.Module):
+            self.encoder.to(device)
+        self.uri = settled(uri)
+
+    def __repr__(self) -> str:
+        return f"Unfitted({self.uri!r}, {self.encoder.width} wide): .fit(items) makes a model of it"
+
+    def fit(
+        self, items: Iterable[Item], *, config: FitConfig | None = None, on_progress: Callable[[int], None] | None = None
+    ) -> Genius:
+        """A model whose codes and decoder are fitted to `items`; no pairs are needed.
+
+        What it keeps of exhaustive search stands in `model.knows.fit`. Items are encoded here and again when they are added to an
+        index; `genius index --encoder` does it once.
+        """
+        collection = [Item.of(item) for item in items]
+        features, kept, problems = encode_items(self.encoder, collection, on_error="skip", on_progress=on_progress)
+        if not len(features):
+            raise GeniusError(f"none of the {len(collection):,} items could be encoded{': ' + problems[0] if problems else ''}")
+        questions = make_up(self.encoder, [collection[row] for row in kept], (config or FitConfig()).seed)
+        return self.fit_features(features, questions, config).model
+
+    def fit_features(
+        self, features: Features, questions: Questions | None, config: FitConfig | None = None, say: Say | None = None
+    ) -> Fit:
+        """The same for items that are encoded already."""
+        return fit_collection(features, questions, self.encoder, self.uri, config, say)
+
+
+def settled(uri: str) -> str:
+    """The URI of an encoder as a model may name it from anywhere: paths are absolute."""
+    scheme, colon, rest = uri.partition(":")
+    if colon and scheme in ("hf-hub", "bundled"):
+        return uri
+    path = Path(rest if colon and scheme in ("local-dir", "uniir") else uri).expanduser().absolute()
+    return f"{scheme if colon and scheme == 'uniir' else 'local-dir'}:{path}"

@@ -2,34 +2,143 @@
 
 Each item is encoded once. What is encoded is on disk before the next batch is read, so a run that is broken off, at whatever
 stage, goes on where it was when it is started again. Knows the order of things; each of them is done elsewhere.
+
+    encoded/encoder.json     whose features they are
+    encoded/000001.safetensors   features of some items, float16; their names are in its metadata
+
+An index that has outgrown its codes gets new ones (`refit`) from the vectors that it stores, so nothing is encoded again. It is
+written beside the old one, row by row with new codes, and takes its place at the end; until then the old one stays as it is.
+Older versions are not carried over. Nobody else may have the index open meanwhile.
 """
 
 from __future__ import annotations
 
+import json
+import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from genius.encoders.base import batched, encode_items
-from genius.errors import GeniusError
+from genius.errors import GeniusError, Problems
 from genius.features import Features
-from genius.fit.collection import Fit, FitConfig, Say
-from genius.fit.encoded import Encoded, Key
-from genius.fit.questions import MOST, make_up
-from genius.fit.unfitted import Unfitted, settled
+from genius.files import read_json, write_whole
+from genius.fit.collection import MOST, Fit, FitConfig, Say, Unfitted, fit_vectors, make_up, settled
 from genius.index import writing
-from genius.index.folder import ENCODED, INSIDE, MODEL, make_folder, read_about
+from genius.index.backup import good_rows, resealed, whole_schema
+from genius.index.folder import (
+    ENCODED,
+    INSIDE,
+    MODEL,
+    WriterLock,
+    about_of,
+    beside,
+    clear,
+    describe_model,
+    load_model,
+    make_folder,
+    open_store,
+    read_about,
+    swap,
+    write_about,
+)
 from genius.index.index import Index
 from genius.index.ingest import IngestConfig, IngestReport, find_files, ingest, read_items
 from genius.index.prepare import Stamp
-from genius.model.genius import place
-from genius.types import Item
+from genius.index.reader import Reader
+from genius.index.searching import to_item
+from genius.index.store import Store
+from genius.model.genius import Genius
+from genius.types import Item, Modality
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+ABOUT = "encoder.json"
+Key = tuple[str, str]  # id and mark of an item
 AT_ONCE = 256  # items encoded between two looks at the disk
 Tell = Callable[[str, int, int], None]
 """Hears what is being done, how many items are done, and how many there are (0: not known)."""
+
+PAYLOAD = ["_seq", "id", "text", "modality", "_image", "_metadata"]
+
+
+class Encoded:
+    """The features of a collection, by item."""
+
+    def __init__(self, folder: Path, fingerprint: str) -> None:
+        """Take what is in `folder` if this encoder made it; anything else there is thrown away."""
+        self.folder, self.files = folder, 0
+        self.rows: dict[Key, int] = {}
+        self.parts: list[Features] = []
+        if not _made_by(folder, fingerprint):
+            shutil.rmtree(folder, ignore_errors=True)
+            body = json.dumps({"fingerprint": fingerprint}) + "\n"
+            write_whole(folder / ABOUT, lambda path: path.write_text(body, encoding="utf-8"))
+        for path in sorted(folder.glob("*.safetensors")):
+            self._read(path)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self.rows
+
+    def add(self, keys: Sequence[Key], features: Features) -> None:
+        """Keep the features of some items, on disk too."""
+        if not keys:
+            return
+        half = Features(features.image.half(), features.text.half(), features.image_mask, features.text_mask)
+        tensors = {"image": half.image, "text": half.text, "image_mask": half.image_mask, "text_mask": half.text_mask}
+        path = self.folder / f"{self.files + 1:06}.safetensors"
+        names = {"items": json.dumps(list(keys))}
+        write_whole(path, lambda target: save_file({k: t.contiguous() for k, t in tensors.items()}, target, metadata=names))
+        self._take(keys, half)
+
+    def of(self, keys: Sequence[Key]) -> Features:
+        """Features of items that are here, in this order."""
+        return self.all()[torch.tensor([self.rows[key] for key in keys], dtype=torch.long)]
+
+    def all(self) -> Features:
+        """Every row, by `rows`."""
+        if len(self.parts) > 1:
+            self.parts = [Features.cat(self.parts)]
+        return self.parts[0]
+
+    def remove(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _take(self, keys: Sequence[Key], features: Features) -> None:
+        first = sum(len(part) for part in self.parts)
+        self.rows.update((key, first + i) for i, key in enumerate(keys))
+        self.parts.append(features)
+        self.files += 1
+
+    def _read(self, path: Path) -> None:
+        try:
+            with safe_open(path, "pt") as file:  # type: ignore[no-untyped-call]
+                keys = [(str(name), str(mark)) for name, mark in json.loads(file.metadata()["items"])]
+                tensors = [file.get_tensor(name) for name in ("image", "text", "image_mask", "text_mask")]
+        except Exception as error:
+            raise GeniusError(f"cannot read {path}: {str(error).splitlines()[0]}; delete {path.parent} and start anew") from None
+        self._take(keys, Features(*tensors))
+
+
+def _made_by(folder: Path, fingerprint: str) -> bool:
+    try:
+        body = read_json(folder / ABOUT)
+    except (OSError, GeniusError, ValueError):
+        return False
+    return isinstance(body, dict) and body.get("fingerprint") == fingerprint
 
 
 @dataclass
@@ -74,7 +183,7 @@ def _index(
     tell: Tell | None,
     say: Say | None,
 ) -> OnRamp:
-    heard, said = tell or (lambda *_: None), say or (lambda _: None)
+    heard, said, started = tell or (lambda *_: None), say or (lambda _: None), time.monotonic()
     about = read_about(output)
     if about is not None and about.source != INSIDE:
         raise GeniusError(
@@ -86,10 +195,14 @@ def _index(
         unfitted = Unfitted(uri, device)
         make_folder(output)
         encoded = Encoded(output / ENCODED, unfitted.encoder.fingerprint())
-        some = _encode(unfitted, encoded, paths, config, heard)
+        some, problems = _encode(unfitted, encoded, paths, config, heard)
         if not len(encoded):
             encoded.remove()
-            raise GeniusError(f"nothing to index under {', '.join(map(str, paths))}: no picture, text or table could be read")
+            with suppress(OSError):  # it holds something else
+                output.rmdir()
+            why = f" ({problems[0]})" if problems else ""
+            where = ", ".join(map(str, paths))
+            raise GeniusError(f"nothing to index under {where}: no picture, text or table could be read{why}")
         said("making up questions")
         questions = make_up(unfitted.encoder, [item for item, _ in some])
         rows = [encoded.rows[key] for _, key in some]
@@ -100,12 +213,13 @@ def _index(
         fit.model.source = f"local-dir:{(output / MODEL).absolute()}"
     with Index(output, None if fit is None else fit.model, thumbnails=thumbnails) as index:
         _check_encoder(index, uri)
-        place(index.model, device)
+        index.model.to(device)
         if encoded is None and (output / ENCODED).is_dir() and index.model.encoder is not None:
             encoded = Encoded(output / ENCODED, index.model.encoder.fingerprint())
         before = 0 if encoded is None else _write(index, encoded, paths, config, heard)
         report = ingest(index, paths, config, lambda count: heard("indexing", count, 0))
         report.added, report.unchanged = report.added + before, report.unchanged - before
+        report.seconds = time.monotonic() - started - (0.0 if fit is None else fit.seconds)
         if encoded is not None:
             encoded.remove()
         return OnRamp(report, fit, index.count(), index.advice())
@@ -119,9 +233,9 @@ def _check_encoder(index: Index, uri: str) -> None:
 
 def _encode(
     unfitted: Unfitted, encoded: Encoded, paths: Sequence[str | Path], config: IngestConfig, tell: Tell
-) -> list[tuple[Item, Key]]:
-    """Encode what is not encoded yet; some items, to make up questions from."""
-    nowhere = IngestReport()  # problems are reported when items are written
+) -> tuple[list[tuple[Item, Key]], Problems]:
+    """Encode what is not encoded yet; some items, to make up questions from, and what could not be read."""
+    nowhere = IngestReport()  # those who get an index hear of problems when items are written
     found = list(find_files(paths, config, nowhere))
     some: list[tuple[Item, Key]] = []
     stride = max(1, len(found) // (4 * MOST))
@@ -131,12 +245,13 @@ def _encode(
         fresh = [(item, stamp) for item, stamp in batch if _key(item, stamp) not in encoded and item.id not in seen]
         seen.update(item.id for item, _ in batch)
         if fresh:
-            features, kept, _ = encode_items(unfitted.encoder, [item for item, _ in fresh], on_error="skip", batch_size=32)
+            features, kept, bad = encode_items(unfitted.encoder, [item for item, _ in fresh], on_error="skip", batch_size=32)
+            nowhere.problems += bad
             encoded.add([_key(*fresh[row]) for row in kept], features)
         some += [(item, _key(item, stamp)) for item, stamp in batch[::stride] if _key(item, stamp) in encoded and _light(item)]
         done += len(batch)
         tell("encoding", len(batch), max(len(found), done))
-    return some
+    return some, nowhere.problems
 
 
 def _write(index: Index, encoded: Encoded, paths: Sequence[str | Path], config: IngestConfig, tell: Tell) -> int:
@@ -171,3 +286,76 @@ def _key(item: Item, stamp: Stamp) -> Key:
 def _light(item: Item) -> bool:
     """Whether an item may be held in memory: its picture is a path."""
     return not isinstance(item.image, bytes)
+
+
+def refit(folder: Path, config: FitConfig | None = None, say: Say | None = None) -> Fit:
+    """Fit new codes and a new decoder to what a fitted index holds now."""
+    about = about_of(folder)
+    if about.source != INSIDE:
+        raise GeniusError(f"{folder} was not made with --encoder, so there is nothing to refit: its model is {about.source}")
+    old = load_model(folder, None, about)
+    assert old.encoder is not None and old.config.encoder is not None
+    temporary = beside(folder)
+    with WriterLock(folder / ".lock", 30.0).hold():
+        clear(folder)
+        store = open_store(folder, about)
+        reader = store.at(store.latest())
+        if not reader.count():
+            raise GeniusError(f"{folder} is empty: there is nothing to fit to")
+        z, modality, some = _read(reader)
+        questions = make_up(old.encoder, [item for _, item in some])
+        rows = questions.answers.new_tensor([row for row, _ in some])
+        known = questions.answers >= 0
+        questions.answers[known] = rows[questions.answers[known]]
+        fit = fit_vectors(old.fusion, z, modality, questions, old.encoder, settled(old.config.encoder), config, say)
+        try:
+            _write_anew(fit.model, reader, temporary)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        swap(folder, temporary)
+    return fit
+
+
+def _read(reader: Reader) -> tuple[torch.Tensor, torch.Tensor, list[tuple[int, Item]]]:
+    """Vectors and kinds of all rows, and some items with their row numbers."""
+    vectors, kinds, some = [], [], []
+    stride = max(1, reader.count() // (4 * MOST))
+    for row, entry in enumerate(reader.stream([*PAYLOAD, "_embedding"])):
+        vectors.append(np.asarray(entry["_embedding"], np.float16))
+        kinds.append(int(Modality.parse(entry["modality"])))
+        if row % stride == 0 and (entry["_image"] is not None or entry["text"] is not None):
+            some.append((row, to_item(entry)))
+    z = torch.from_numpy(np.stack(vectors)).float()
+    return torch.nn.functional.normalize(z, dim=1), torch.tensor(kinds), some
+
+
+def _write_anew(model: Genius, reader: Reader, target: Path) -> None:
+    model.save_pretrained(target / MODEL)
+    model.source = f"local-dir:{(target / MODEL).absolute()}"
+    make_folder(target)
+    described = describe_model(model, target)
+    schema = whole_schema(reader)
+    store = Store.fill(target, schema, resealed(_with_codes(model, good_rows(reader)), schema))
+    store.begin_ledger(described.to_dict())
+    write_about(target, described)
+
+
+def _with_codes(model: Genius, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows with the codes that this model gives them."""
+    import pyarrow as pa
+
+    for batch in batches:
+        names = batch.schema.names
+        table: dict[str, Any] = {name: batch.column(name) for name in names}
+        stored = table["_embedding"]
+        z = np.asarray(stored.flatten().to_numpy(zero_copy_only=False), np.float32).reshape(batch.num_rows, -1)
+        kinds = torch.tensor([int(Modality.parse(kind)) for kind in table["modality"].to_pylist()], dtype=torch.long)
+        unit = torch.nn.functional.normalize(torch.from_numpy(z), dim=1)
+        codes = model.quantizer.encode(unit, kinds).numpy().astype(np.uint16)
+        kind = batch.schema.field("_codes").type
+        width = pa.list_(pa.uint16(), codes.shape[1])
+        if kind != width:
+            raise GeniusError(f"codes are stored as {kind}, not as {width}")
+        table["_codes"] = pa.FixedSizeListArray.from_arrays(pa.array(codes.reshape(-1)), codes.shape[1])
+        yield pa.RecordBatch.from_arrays([table[name] for name in names], schema=batch.schema)

@@ -2,7 +2,9 @@
 
 A cache is only ever a shortcut. It is named by index, model and version, written beside and renamed, compared with its
 checksums when opened, and rows are matched by `_seq`, which is never used twice: what a cached row says stays true,
-and rows that are gone or new are found by comparing with the table. One that is doubtful in any way is built anew.
+and rows that are gone or new are found by comparing with the table. At the very version that it was made of, which the checksum
+of that version's manifest proves, nothing is compared, and hits are shown from here: the table need not even be opened.
+One that is doubtful in any way is built anew.
 """
 
 from __future__ import annotations
@@ -24,11 +26,11 @@ from safetensors import SafetensorError
 
 from genius.errors import GeniusError
 from genius.files import write_whole
-from genius.index.checksums import file_sum, seal, size_in, unseal
-from genius.index.reader import Reader
+from genius.index.ledger import file_sum, seal, size_in, unseal
+from genius.index.reader import PAYLOAD, Kept, Reader
 from genius.search import CodeTrie
 
-FORMAT = 2
+FORMAT = 3
 TRIE = "genius-trie-1"
 _DTYPES: dict[str, Any] = {"U8": np.uint8, "U16": np.uint16, "U32": np.uint32, "I32": np.int32, "I64": np.int64}
 BASE = "base.json"
@@ -36,6 +38,7 @@ VERIFY_UP_TO = 8 << 30
 """Bytes of a file whose checksum is compared when it is mapped; of larger vectors only the size (`genius check` reads all)."""
 
 ARRAYS = ("seqs", "codes", "embeddings", "hashes", "hash_rows")
+SHOWN, SPANS = "shown.bin", "spans.npy"  # what hits show of each row, and where in that file
 
 
 def hash_id(item_id: str) -> int:
@@ -55,6 +58,8 @@ class Base:
     hashes: NDArray[np.uint64]  # (N,) of ids, ascending
     hash_rows: NDArray[np.int64]  # (N,) row of each hash
     trie: CodeTrie
+    manifest: str | None = None  # checksum of the file that defines the version
+    kept: Kept | None = None  # what hits show of the rows, at this very version: metadata of a row may change later
 
     @property
     def items(self) -> int:
@@ -64,6 +69,10 @@ class Base:
     def cached(self) -> bool:
         """Whether this came out of a file, and not straight from the table."""
         return isinstance(self.seqs, np.memmap)
+
+    def exactly(self, reader: Reader) -> bool:
+        """Whether this is of the very version that `reader` shows: then nothing needs to be compared."""
+        return self.version == reader.version and self.manifest is not None and self.manifest == reader.noted
 
     def candidates(self, item_id: str) -> NDArray[np.int64]:
         """Rows whose id may be `item_id`."""
@@ -103,7 +112,19 @@ def build(reader: Reader, level_sizes: tuple[int, ...], width: int, folder: Path
         embeddings[rows] = part_embeddings
     by_hash = np.argsort(hashes, kind="stable")
     trie = build_trie(codes, level_sizes)
-    return Base(reader.version, seqs, codes, embeddings, hashes[by_hash], by_hash.astype(np.int64), trie)
+    return Base(reader.version, seqs, codes, embeddings, hashes[by_hash], by_hash.astype(np.int64), trie, reader.noted)
+
+
+def _keep(reader: Reader, seqs: NDArray[np.int64], folder: Path) -> None:
+    """Write what hits show of every row, in the order of the table; `spans` says where each row's is."""
+    spans, at = np.zeros((len(seqs), 2), np.int64), 0
+    with (folder / SHOWN).open("wb") as file:
+        for row in reader.stream(PAYLOAD):
+            body = Kept.written(row)
+            file.write(body)
+            spans[np.searchsorted(seqs, row["_seq"])] = at, at + len(body)
+            at += len(body)
+    np.save(folder / SPANS, spans)
 
 
 def _mapped(path: Path, shape: tuple[int, int]) -> NDArray[np.float16]:
@@ -141,6 +162,7 @@ def build_cached(reader: Reader, key: CacheKey, root: Path) -> Base:
         except OSError:
             return build(reader, key.level_sizes, key.width, None)
         try:
+            _keep(reader, base.seqs, scratch)
             _write(base, key, scratch)
             target = root / f"{reader.version}"
             if target.exists():
@@ -163,7 +185,8 @@ def _write(base: Base, key: CacheKey, folder: Path) -> None:
             np.save(folder / f"{name}.npy", array)
     save_trie(base.trie, folder / "trie.safetensors")
     files = {path.name: file_sum(path) for path in sorted(folder.iterdir())}
-    (folder / BASE).write_text(seal({"version": base.version, "items": base.items, "files": files, **_identity(key)}))
+    about = {"version": base.version, "items": base.items, "files": files, "manifest": base.manifest}
+    (folder / BASE).write_text(seal(about | _identity(key)))
 
 
 def _identity(key: CacheKey) -> dict[str, Any]:
@@ -200,7 +223,10 @@ def load(folder: Path, key: CacheKey) -> Base | None:
         trie = load_trie(folder / "trie.safetensors")
         if any(len(array) != about["items"] for array in arrays.values()) or trie.items != about["items"]:
             return None
-        return Base(version=int(about["version"]), trie=trie, **arrays)
+        spans = np.load(folder / SPANS, mmap_mode="r" if about["items"] else None)
+        body = np.memmap(folder / SHOWN, np.uint8, mode="r") if about["items"] else np.empty(0, np.uint8)
+        kept = Kept(arrays["seqs"], spans, body)
+        return Base(version=int(about["version"]), trie=trie, manifest=about["manifest"], kept=kept, **arrays)
     except (OSError, ValueError, KeyError):  # GeniusError is a ValueError
         return None
 

@@ -18,10 +18,9 @@ from genius.errors import GeniusError, Problems
 from genius.files import parse_json
 from genius.index import cache, commit
 from genius.index import metadata as meta
-from genius.index.checksums import ROW, SUM, VECTORS, row_sums, size_in, unseal
 from genius.index.commit import ASIDE, hint_is_right, table_folder, versions_on_disk
 from genius.index.folder import About, about_of
-from genius.index.ledger import LEDGER, Book, Ledger
+from genius.index.ledger import LEDGER, ROW, SUM, VECTORS, Book, Ledger, row_sums, size_in, unseal
 from genius.index.reader import Reader
 from genius.index.store import Store
 
@@ -163,8 +162,9 @@ def _caches(folder: Path, about: About, report: CheckReport) -> dict[str, cache.
         name = f"cache/{path.name}"
         try:
             text = (path / cache.BASE).read_text()
-            if parse_json(text).get("format") == 1:
-                report.notes.append(f"{name} is of format 1; it is built anew when needed")
+            number = parse_json(text).get("format")
+            if number in (1, 2):
+                report.notes.append(f"{name} is of format {number}; it is built anew when needed")
                 continue
             noted = unseal(text)
             wrong = cache.damage(path, noted["files"], FAST_LIMIT if report.fast else 2**63)

@@ -21,8 +21,7 @@ from pathlib import Path
 
 from genius.errors import GeniusError
 from genius.files import parse_json, sync_tree
-from genius.index.checksums import file_sum, size_in
-from genius.index.ledger import Book, Damaged, Ledger
+from genius.index.ledger import Book, Damaged, Ledger, file_sum, size_in
 
 TABLE = "items"
 VERSIONS, HINT = "_versions", "latest_version_hint.json"

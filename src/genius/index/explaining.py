@@ -1,7 +1,8 @@
 """Why a search found what it found: how the ID was written, code by code, with words and items for each code.
 
 `explain` gives plain data (`Explanation.to_dict()` is JSON) for the command line, the HTTP service and its page. The numbers are
-the decoder's (`genius.search.trace`); a code's words are those that its items have and the items beside it lack.
+the decoder's (`genius.search.trace`); a code's words are those that its items have and the items beside it lack. `below` is what
+lives under a prefix of codes.
 """
 
 from __future__ import annotations
@@ -16,16 +17,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from genius.errors import GeniusError
 from genius.index import searching
-from genius.index.live import Live
-from genius.index.opened import OpenIndex
+from genius.index.opened import Live, OpenIndex
 from genius.index.reader import PAYLOAD
-from genius.index.results import Hit, Hits
-from genius.names import name_of
+from genius.index.results import Hit, Hits, PrefixView
 from genius.search import SearchParams, SearchRequest
 from genius.search.params import whole
 from genius.search.trace import Candidate, Trace
-from genius.types import Item, Modality, Query
+from genius.types import Item, Modality, Query, name_of
 
 Prefix = tuple[int, ...]
 LOOKED_AT = 24  # items below a code whose words are counted
@@ -102,13 +102,15 @@ class Explanation:
     answerable: float | None = None
     doubtful: bool = False
     pictures: frozenset[str] = field(default=frozenset())  # ids among the examples that have a picture
+    why: str | None = None  # where nothing was found: why, and what to do
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         answers = [{**a.hit.to_dict(), "log_p": list(a.log_p), "lost_at": a.lost_at} for a in self.answers]
         written = [{**asdict(w), "tree": w.tree()} for w in self.written]
         body = {"answers": answers, "written": written, "scanned": self.scanned}
-        return {**body, "answerable": self.answerable, "doubtful": self.doubtful, "pictures": sorted(self.pictures)}
+        rest = {"answerable": self.answerable, "doubtful": self.doubtful, "pictures": sorted(self.pictures), "why": self.why}
+        return body | rest
 
 
 def explain(
@@ -131,7 +133,7 @@ def explain(
         live = state.current()
         engine = live.engine()
         if engine is None or live.alive == 0:
-            return Explanation([], [], True, hits.answerable, hits.doubtful)
+            return Explanation([], [], True, hits.answerable, hits.doubtful, why=hits.why)
         written, likely = [], {}
         for number, one in enumerate(asked):
             own = torch.tensor([-1 if one.target is None else int(one.target)])
@@ -154,6 +156,7 @@ def explain(
         hits.answerable,
         hits.doubtful,
         pictures,
+        hits.why,
     )
 
 
@@ -245,3 +248,37 @@ def words_of(item: Item) -> set[str]:
     """The words of an item's text, tags or file name, without those that say nothing."""
     text = item.text or name_of(item) or ""
     return {word for word in re.findall(r"[^\W\d_]{3,}", text.lower()[:2000]) if word not in EMPTY_WORDS}
+
+
+def below(state: OpenIndex, prefix: Sequence[int | None], limit: int, offset: int, per_child: int) -> PrefixView:
+    """What lives under the first codes of an ID, None for any code, of one version."""
+    wanted, levels = tuple(prefix), state.about.levels
+    for name, value in (("limit", limit), ("offset", offset), ("per_child", per_child)):
+        whole(name, value, -(2**31), 2**31)
+    if not all(code is None or (isinstance(code, int | np.integer) and not isinstance(code, bool)) for code in wanted):
+        raise GeniusError(f"a prefix is whole numbers, got {wanted!r}")
+    if len(wanted) > len(levels):
+        raise GeniusError(f"a prefix of {len(wanted)} codes; IDs have {len(levels)}")
+    for level, code in enumerate(wanted):
+        if code is not None and not 0 <= code < levels[level]:
+            raise GeniusError(f"code {code} at level {level} is not in 0..{levels[level] - 1}")
+    return state.consistent(lambda: _below(state, wanted, max(limit, 0), max(offset, 0), max(per_child, 0)))
+
+
+def _below(state: OpenIndex, wanted: tuple[int | None, ...], limit: int, offset: int, per_child: int) -> PrefixView:
+    with state.lock:
+        live = state.current()
+        rows = live.below(wanted)
+        children: dict[int, int] = {}
+        if len(wanted) < len(state.about.levels) and len(rows):
+            following = live.codes_of(rows)[:, len(wanted)]
+            codes, counts = np.unique(following, return_counts=True)
+            children = {int(codes[i]): int(counts[i]) for i in np.argsort(-counts, kind="stable")}
+        shown = rows[offset : offset + limit]
+        if per_child and children:
+            firsts = [rows[np.flatnonzero(following == code)[:per_child]] for code in list(children)[:64]]
+            shown = np.unique(np.concatenate([shown, *firsts]))
+        shown_codes, seqs, reader = live.codes_of(shown), live.seqs[shown], live.reader
+    found = reader.rows(seqs, PAYLOAD)
+    items = searching.display(reader, [found[int(seq)] for seq in seqs])
+    return PrefixView(wanted, len(rows), children, items, [tuple(row) for row in shown_codes.tolist()])

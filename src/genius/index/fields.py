@@ -12,7 +12,7 @@ from typing import Any
 
 from genius.errors import GeniusError
 from genius.index import metadata as meta
-from genius.index.checksums import ROW, SUM, VECTORS, row_sums
+from genius.index.ledger import ROW, SUM, VECTORS, row_sums
 from genius.index.metadata import Kind
 from genius.index.opened import OpenIndex
 from genius.index.reader import Reader

@@ -1,32 +1,41 @@
 """The index folder: `genius.json` says which model an index belongs to; the table and its ledger lie beside it.
 
-Knows how a folder becomes an index, how an index of an earlier format becomes one of today's, and how it refuses another
-model.
+Knows how a folder becomes an index, how an index of an earlier format becomes one of today's, how it refuses another model;
+that one writer at a time works in it, on every system, and how one folder takes the place of another (`swap`): a kill at any
+moment leaves one of the two under the name.
 """
 
 from __future__ import annotations
 
 import contextlib
+import glob
+import json
 import os
+import shutil
+import threading
+import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from genius.errors import GeniusError
-from genius.files import open_plain, parse_json, sync_directory, write_whole
-from genius.index.checksums import seal, unseal
+from genius.files import open_plain, parse_json, read_json, sync_directory, sync_tree, write_whole
 from genius.index.commit import ASIDE, holds_data
-from genius.index.ledger import LEDGER, Damaged
-from genius.index.lock import WriterLock
+from genius.index.ledger import LEDGER, Damaged, seal, unseal
 from genius.index.reader import Reader
 from genius.index.store import Store
-from genius.index.swap import settle
 from genius.model.genius import Genius
 from genius.types import Modality
 
+# where a file system has no locks, newer releases would fall back to a file that outlives its process: refuse instead
+_STRICT: dict[str, Any] = {"fallback_to_soft": False} if "fallback_to_soft" in signature(FileLock.__init__).parameters else {}
 FORMAT = 2
 """Of the folder. 1: no ledger, no checksums; read as it is, and brought to 2 by the first change. See docs/trust.md."""
 
@@ -39,6 +48,129 @@ ENCODED = "encoded"  # features of items on their way in, while a model is fitte
 STAGING = "staging"  # rows that several machines write, on their way in
 PUBLISHED = "published.json"  # where copies of it were put
 OWN = frozenset({".lock", "items.lance", "cache", ABOUT, LEDGER, ASIDE, MODEL, ENCODED, STAGING, PUBLISHED})
+
+
+class WriterLock:
+    """`with lock.hold():` waits up to `timeout` seconds for other threads and processes, then says who holds it."""
+
+    def __init__(self, path: Path, timeout: float) -> None:
+        self.path = path
+        self.timeout = timeout
+        self._thread = threading.RLock()
+        self._depth = 0
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        deadline = time.monotonic() + self.timeout
+        if not self._thread.acquire(timeout=max(self.timeout, 0.0)):
+            raise GeniusError(f"{self.path.parent} is being written by another thread; waited {self.timeout:g} s")
+        try:
+            if self._depth:  # the same thread again
+                yield
+                return
+            lock = self._acquire(deadline)
+            self._depth += 1
+            try:
+                yield
+            finally:
+                self._depth -= 1
+                self._sign("")
+                lock.release()
+        finally:
+            self._thread.release()
+
+    def _acquire(self, deadline: float) -> FileLock:
+        lock = FileLock(self.path, thread_local=False, **_STRICT)
+        try:
+            lock.acquire(timeout=max(deadline - time.monotonic(), 0.0), poll_interval=0.02)
+        except Timeout:
+            raise GeniusError(
+                f"{self.path.parent} is being written by another process ({self._owner()}); waited {self.timeout:g} s"
+            ) from None
+        except OSError as error:
+            raise GeniusError(f"cannot write to {self.path.parent}: {error.strerror or error}") from None
+        self._sign(f"pid {os.getpid()}")
+        return lock
+
+    def _sign(self, owner: str) -> None:
+        """Say who holds the lock: a courtesy, for which there may be no room, or (Windows) no permission."""
+        with contextlib.suppress(OSError):
+            self.path.write_text(owner)
+
+    def _owner(self) -> str:
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            return self.path.read_text(encoding="ascii")[:32].strip() or "unknown"
+        return "unknown"
+
+
+def swap(folder: Path, fresh: Path) -> None:
+    """Put the whole folder `fresh`, which lies beside `folder`, in its place; the old one is deleted."""
+    aside = fresh.with_name(f"{fresh.name}-old")
+    inside = [*fresh.rglob("*")]
+    sync_tree((p for p in inside if p.is_file()), (p for p in (fresh, *inside) if p.is_dir()))
+    body = json.dumps({"fresh": fresh.name, "aside": aside.name}) + "\n"
+    write_whole(_record(folder), lambda path: path.write_text(body, encoding="utf-8"), durable=True)
+    try:
+        folder.rename(aside)
+    except OSError as error:
+        _record(folder).unlink(missing_ok=True)
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise GeniusError(f"cannot replace {folder}: {error.strerror or error}; it is as it was") from None
+    settle(folder)
+
+
+def settle(folder: Path) -> None:
+    """Finish a swap that was begun, by whomever. Several may do so at once: each step is a rename that only one can win."""
+    record = _record(folder)
+    if not record.exists():
+        return
+    try:
+        body = read_json(record)
+        fresh, aside = (folder.with_name(Path(str(body[name])).name) for name in ("fresh", "aside"))
+    except (FileNotFoundError, GeniusError, KeyError, TypeError):
+        return  # finished by another meanwhile, or no record of ours
+    if folder.exists() and not aside.exists():
+        return  # not begun: whoever wrote the record is about to, or was killed and the index is as it was
+    try:
+        for stand_in in (fresh, aside):  # the new one was whole before the record was written
+            if not folder.exists():
+                with contextlib.suppress(FileNotFoundError):
+                    stand_in.rename(folder)
+        sync_directory(folder.absolute().parent)
+    except OSError as error:
+        raise GeniusError(
+            f"{folder} was being replaced when that was broken off, and cannot be put back: {error.strerror or error}; "
+            f"it is whole in {fresh if fresh.exists() else aside}"
+        ) from None
+    if folder.exists():
+        shutil.rmtree(aside, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            record.unlink(missing_ok=True)
+
+
+def clear(folder: Path) -> None:
+    """Remove what a swap that was never begun left beside the folder. The caller holds the index's lock."""
+    settle(folder)
+    record = _record(folder)
+    record.unlink(missing_ok=True)
+    parent = folder.absolute().parent
+    for half in parent.glob(f".{glob.escape(record.name)}.*"):  # a record that was being written
+        half.unlink(missing_ok=True)
+    for left in parent.glob(f"{glob.escape(_beside(folder))}*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def beside(folder: Path) -> Path:
+    """Where the folder that is to take the place of another is written."""
+    return folder.with_name(f"{_beside(folder)}{os.getpid()}")
+
+
+def _beside(folder: Path) -> str:
+    return f".{folder.name}.refit-"
+
+
+def _record(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.swap.json")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """`Index`: items on disk that can be added, deleted, filtered and searched while others do the same.
 
-The door of this room. The table (store.py) is the truth; the search side (live.py) follows it. Every call sees one
+The door of this room. The table (store.py) is the truth; the search side (opened.py) follows it. Every call sees one
 version: its filter, its search and the items it returns belong together. What a write has returned from survives
 any crash.
 """
@@ -8,10 +8,10 @@ any crash.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 from genius.encoders.base import batched
 from genius.errors import GeniusError
 from genius.features import Features
-from genius.index import explaining, fields, likeness, searching, varied, writing
+from genius.index import explaining, fields, likeness, searching, writing
 from genius.index.backup import Copied, snapshot
 from genius.index.explaining import Explanation
 from genius.index.fields import Field
@@ -30,10 +30,10 @@ from genius.index.opened import OpenIndex
 from genius.index.prepare import Stamped
 from genius.index.reader import PAYLOAD
 from genius.index.results import AddReport, Hits, PrefixView
-from genius.index.searching import gather, spread, wanted_kind
+from genius.index.searching import wanted_kind
+from genius.index.writing import OnError
 from genius.model.genius import Genius
 from genius.search import SearchParams, SearchRequest
-from genius.search.params import MAX_K
 from genius.types import ContentInput, ImageInput, Item, Modality, Query
 
 ANY = SearchRequest()  # ten answers, as the model likes to search
@@ -43,9 +43,9 @@ THREE = SearchRequest(3)  # answers that are explained
 class Index:
     """Open or create the index at `path` for `model` (a `Genius`, its URI, or None for the one it was built with).
 
-    `version` opens an older version, read-only. `lock_timeout`: seconds a write waits for other writers.
-    `thumbnails`: longest side of the stored previews, 0 for none. `durable`: a write returns once it is on the disk; without,
-    a power cut may take the last ones. Safe to share between threads.
+    `create`: make it if it is not there; `read_only`: refuse writes; `version` opens an older version, read-only.
+    `lock_timeout`: seconds a write waits for other writers. `thumbnails`: longest side of the stored previews, 0 for none.
+    `durable`: a write returns once it is on the disk; without, a power cut may take the last ones. Safe to share between threads.
 
     >>> import tempfile
     >>> from genius import Genius, Index, Item
@@ -86,7 +86,7 @@ class Index:
 
     @classmethod
     def open(cls, path: str | Path, model: Genius | str | Path | None = None, **options: Any) -> Index:
-        """Open an index that exists, by default with the model it was built with."""
+        """Open the index at `path`, which exists, by default with the `model` it was built with; `options` as for `Index`."""
         return cls(path, model, create=False, **options)
 
     @property
@@ -119,9 +119,7 @@ class Index:
         return self.count()
 
     def __contains__(self, item_id: object) -> bool:
-        if not isinstance(item_id, str):
-            return False
-        return self._state.consistent(lambda: item_id in self._state.find([item_id]))
+        return isinstance(item_id, str) and self._state.consistent(lambda: item_id in self._state.find([item_id]))
 
     def __repr__(self) -> str:
         return f"Index({str(self.path)!r}, {self.count()} items, version {self.version})"
@@ -131,8 +129,8 @@ class Index:
         state = self._state
         if state.about.source is None and state.model.source is None:
             raise GeniusError("this index's model was never saved, so another process cannot load it: save it, or pass the path")
-        options = {"read_only": state.read_only, "version": state.pinned, **state.options}
-        return _reopen, (self.path.absolute(), state.model.source or state.about.source, options)
+        options: Any = {"read_only": state.read_only, "version": state.pinned, **state.options}
+        return partial(Index.open, self.path.absolute(), state.model.source or state.about.source, **options), ()
 
     def __copy__(self) -> Index:
         return self.__deepcopy__({})
@@ -165,55 +163,50 @@ class Index:
         items: Iterable[Item | Mapping[str, Any]],
         *,
         batch_size: int = 256,
-        on_error: Literal["raise", "skip"] = "raise",
+        on_error: OnError = "raise",
         on_progress: Callable[[AddReport], None] | None = None,
         features: Features | None = None,
     ) -> AddReport:
         """Add items whose ids are new; ids that exist stay as they are, so a broken-off run can simply be repeated.
 
-        Streams: each batch (or 64 MB of items) is one commit, safe on disk once `on_progress` has been called with its report.
-        `features` gives the encoder's output for `items` and spares running it.
+        Streams: each `batch_size` (or 64 MB) of items is one commit, safe on disk once `on_progress` has been called with its
+        report. `on_error="skip"` leaves out what cannot be read, and the report says what. `features` gives the encoder's output
+        for `items` and spares running it.
         """
-        return self._write(items, False, batch_size, on_error, on_progress, features)
-
-    def upsert(
-        self,
-        items: Iterable[Item | Mapping[str, Any]],
-        *,
-        batch_size: int = 256,
-        on_error: Literal["raise", "skip"] = "raise",
-        on_progress: Callable[[AddReport], None] | None = None,
-        features: Features | None = None,
-    ) -> AddReport:
-        """Add items, each in place of the one with its id if there is one. A batch appears whole or not at all."""
-        return self._write(items, True, batch_size, on_error, on_progress, features)
-
-    def _write(
-        self,
-        items: Iterable[Item | Mapping[str, Any]],
-        replace: bool,
-        batch_size: int,
-        on_error: Literal["raise", "skip"],
-        on_progress: Callable[[AddReport], None] | None,
-        features: Features | None,
-    ) -> AddReport:
-        if isinstance(items, Item):
-            items = [items]
-        if not isinstance(items, Iterable):
-            raise GeniusError(f"expected items, got {type(items).__name__}")
-        pairs: Iterator[Stamped] = ((Item.of(item), None) for item in items)
         return writing.write(
             self._state,
-            pairs,
-            replace=replace,
+            _stamped(items),
+            replace=False,
             batch_size=batch_size,
             on_error=on_error,
             on_progress=on_progress,
             features=features,
         )
 
-    def delete(self, ids: str | Iterable[str], *, missing: Literal["raise", "skip"] = "raise") -> int:
-        """Delete items; returns how many. An unknown id is an error before anything is deleted, unless `missing="skip"`."""
+    def upsert(
+        self,
+        items: Iterable[Item | Mapping[str, Any]],
+        *,
+        batch_size: int = 256,
+        on_error: OnError = "raise",
+        on_progress: Callable[[AddReport], None] | None = None,
+        features: Features | None = None,
+    ) -> AddReport:
+        """Add items, each in place of the one with its id if there is one. A batch appears whole or not at all. `batch_size`,
+        `on_error`, `on_progress` and `features` as for `add`."""
+        return writing.write(
+            self._state,
+            _stamped(items),
+            replace=True,
+            batch_size=batch_size,
+            on_error=on_error,
+            on_progress=on_progress,
+            features=features,
+        )
+
+    def delete(self, ids: str | Iterable[str], *, missing: OnError = "raise") -> int:
+        """Delete the items with these `ids`; returns how many. An unknown id is an error before anything is deleted, unless
+        `missing="skip"`."""
         return writing.delete(self._state, ids, missing)
 
     # -- metadata fields ---------------------------------------------------------------------------------------
@@ -223,21 +216,22 @@ class Index:
         return self._state.consistent(lambda: fields.fields(self._state.reader()))
 
     def drop_field(self, name: str) -> int:
-        """Take a field away, from every item, too; how many had it."""
+        """Take the field `name` away, from every item, too; how many had it."""
         return fields.drop(self._state, name)
 
     def rename_field(self, old: str, new: str) -> int:
-        """Give a field another name; how many items have it."""
+        """Call the field `old` `new` from now on; how many items have it."""
         return fields.rename(self._state, old, new)
 
     def retype_field(self, name: str, kind: str, *, lossy: bool = False) -> int:
-        """Make a field text, number or boolean; how many items have it then. `lossy`: drop values that cannot become so."""
+        """Make the field `name` of the `kind` text, number or boolean; how many items have it then. `lossy`: drop values that
+        cannot become so."""
         return fields.retype(self._state, name, kind, lossy=lossy)
 
     # -- upkeep ------------------------------------------------------------------------------------------------
 
     def snapshot(self, target: str | Path) -> Copied:
-        """Copy what this index shows now into a new folder, which is an index itself. Others may write meanwhile."""
+        """Copy what this index shows now into the new folder `target`, an index itself. Others may write meanwhile."""
         return snapshot(self.path, target, self._state.pinned)
 
     def optimize(self, *, keep: timedelta = writing.KEEP) -> None:
@@ -247,48 +241,31 @@ class Index:
     # -- reading -----------------------------------------------------------------------------------------------
 
     @overload
-    def get(self, ids: str, *, missing: Literal["raise", "skip"] = "raise") -> Item: ...  # type: ignore[overload-overlap]
+    def get(self, ids: str, *, missing: OnError = "raise") -> Item: ...  # type: ignore[overload-overlap]
     @overload
-    def get(self, ids: Sequence[str], *, missing: Literal["raise", "skip"] = "raise") -> list[Item]: ...
-    def get(self, ids: str | Sequence[str], *, missing: Literal["raise", "skip"] = "raise") -> Item | list[Item]:
-        """The items with these ids, in this order; one id gives one item. An unknown id is an error, or left out.
+    def get(self, ids: Sequence[str], *, missing: OnError = "raise") -> list[Item]: ...
+    def get(self, ids: str | Sequence[str], *, missing: OnError = "raise") -> Item | list[Item]:
+        """The items with these ids, in this order; one id gives one item. An unknown id is an error, or with `missing="skip"`
+        left out.
 
         An image is the path it was added with, or the stored bytes when it came without one.
         """
-        if isinstance(ids, str):
-            return self._fetch([ids], "raise")[0]
-        return self._fetch(ids, missing)
+        wanted = [ids] if isinstance(ids, str) else ids
+        rows = self._columns(writing.check_ids(wanted), [*PAYLOAD, "_image_bytes"], "raise" if isinstance(ids, str) else missing)
+        items = [searching.to_item(rows[item_id]) for item_id in wanted if item_id in rows]
+        return items[0] if isinstance(ids, str) else items
 
-    def _fetch(self, ids: Sequence[str], missing: Literal["raise", "skip"]) -> list[Item]:
-        distinct = writing.check_ids(ids)
-        rows = self._columns(distinct, [*PAYLOAD, "_image_bytes"], missing)
-        wanted = list(ids)
-        return [searching.to_item(rows[item_id]) for item_id in wanted if item_id in rows]
-
-    def _columns(
-        self, wanted: list[str], columns: Sequence[str], missing: Literal["raise", "skip"] = "raise"
-    ) -> dict[str, dict[str, Any]]:
+    def _columns(self, wanted: list[str], columns: Sequence[str], missing: OnError = "raise") -> dict[str, dict[str, Any]]:
         """Table columns of items by id."""
-
-        def call() -> dict[str, dict[str, Any]]:
-            with self._state.lock:
-                live = self._state.current()
-                rows = live.find(writing.check_ids(wanted))
-                writing.check_missing(wanted, rows, missing)
-                seqs = {item_id: int(live.seqs[row]) for item_id, row in rows.items()}
-                reader = live.reader
-            found = reader.rows(list(seqs.values()), columns)
-            return {item_id: found[seq] for item_id, seq in seqs.items()}
-
-        return self._state.consistent(call)
+        return self._state.consistent(lambda: searching.columns_of(self._state, wanted, columns, missing))
 
     def thumbnail(self, item_id: str) -> bytes | None:
-        """The JPEG preview of an item, None if it has none."""
+        """The JPEG preview of the item `item_id`, None if it has none."""
         value = self._columns([item_id], ["_thumbnail"])[item_id]["_thumbnail"]
         return value if isinstance(value, bytes) else None
 
     def codes(self, item_id: str) -> tuple[int, ...]:
-        """The ID that the quantizer gave an item."""
+        """The ID that the quantizer gave the item `item_id`."""
         return tuple(int(code) for code in self._columns([item_id], ["_codes"])[item_id]["_codes"])
 
     def count(self, where: str | None = None) -> int:
@@ -305,7 +282,7 @@ class Index:
         return self._state.consistent(lambda: dict(self._state.reader().columns))
 
     def items(self, where: str | None = None) -> Iterator[Item]:
-        """Every item of one version, in no promised order; pictures without a path come as stored bytes.
+        """Every item of one version (that matches `where`), in no promised order; pictures without a path come as stored bytes.
 
         If another process drops that version meanwhile (`optimize(keep=0)`), the rest is of the newest; each id comes once.
         """
@@ -313,9 +290,13 @@ class Index:
             yield searching.to_item(row)
 
     def below(self, prefix: Sequence[int | None] = (), *, limit: int = 20, offset: int = 0, per_child: int = 0) -> PrefixView:
-        """What lives under the first codes of an ID, None for any code. `per_child`: also the first items of
-        the 64 fullest next codes."""
-        return searching.below(self._state, prefix, limit, offset, per_child)
+        """What lives under `prefix`, the first codes of an ID, None for any code: `limit` of its items from `offset` on.
+        `per_child`: also the first items of the 64 fullest next codes."""
+        return explaining.below(self._state, prefix, limit, offset, per_child)
+
+    def kinds(self) -> set[Modality]:
+        """Kinds of items that there are; one whose last item was just deleted may still be named."""
+        return self._state.consistent(self._state.kinds)
 
     def info(self) -> dict[str, Any]:
         """What this index is, for people and machines."""
@@ -345,79 +326,33 @@ class Index:
     ) -> Hits:
         """Items that answer a text, an image, or both; best first.
 
-        `target`: image (anything with a picture), text (anything with words) or pair (both); `modality`: exactly that kind of
-        item. `where`: SQL over metadata, applied inside the search, so k hits come back if k
+        `instruction`: what is wanted, in words of your own. `target`: image (anything with a picture), text (anything with
+        words) or pair (both); `modality`: exactly that kind of item. `min_score`: leave out what scores lower. `where`: SQL over
+        metadata, applied inside the search, so k hits come back if k
         match (and when at most 50,000 do, all are compared). `beams` and `rerank` (how many items are re-ranked by
-        embedding) trade speed for recall; given explicitly, they are obeyed under filters, too. Where the model was
-        calibrated, each hit has the `probability` that it answers, and `hits.answerable` is that of there being an answer.
-        `minus`: words or a picture that answers should not be like. `diverse`: answers that differ, one a subtree of codes.
+        embedding) trade speed for recall; given explicitly, they are obeyed under filters, too; `params` are all such settings at
+        once. Where the model was calibrated, each hit has the `probability` that it answers, and `hits.answerable` is that of
+        there being an answer. `minus`: words or a picture that answers should not be like. `diverse`: answers that differ, one
+        a subtree of codes. Where nothing is found, `hits.why` says why.
         """
-        query = Query(text=text, image=image, instruction=instruction, target=wanted_kind(target, modality))
+        query = Query(text, image, instruction, wanted_kind(target, modality), None if minus is None else Query.of(minus))
         request = SearchRequest(k, where, min_score, beams, rerank, params, modality is not None, diverse)
-        return self.search_many([query], request, minus=minus)[0]
+        return self.search_many([query], request)[0]
 
-    def search_many(
-        self,
-        queries: Sequence[Query | ContentInput],
-        request: SearchRequest = ANY,
-        *,
-        minus: Query | ContentInput | None = None,
-    ) -> list[Hits]:
+    def search_many(self, queries: Sequence[Query | ContentInput], request: SearchRequest = ANY) -> list[Hits]:
         """One list of hits a query, all from one version and under one filter; one pass through the model.
 
-        A query may be given as words, a picture, or {"text": ..., "image": ...}. `minus`: what answers should not be like.
+        Each of `queries` may be given as words, a picture, or {"text": ..., "image": ...}; `request` says what is asked of all.
         """
-        return self.search_each(queries, [request] * len(queries), minus=minus)
+        return self.search_each(queries, [request] * len(queries))
 
-    def search_each(
-        self,
-        queries: Sequence[Query | ContentInput],
-        requests: Sequence[SearchRequest],
-        *,
-        minus: Query | ContentInput | None = None,
-    ) -> list[Hits]:
-        """The same, each query with a request of its own: all share one pass through the encoder, equal requests one search."""
-        if len(queries) != len(requests):
-            raise GeniusError(f"{len(requests)} requests for {len(queries)} queries")
-        alike: dict[SearchRequest, list[int]] = {}
-        for place, request in enumerate(requests):
-            searching.check(request)
-            if request.diverse:  # answers that differ are chosen among more
-                request = replace(request, k=min(varied.WIDER * request.k, MAX_K), diverse=False)
-            alike.setdefault(request, []).append(place)
-        if not queries:
-            return []
-        given = [Query.of(query) for query in queries]
-        groups = []
-        for request, places in alike.items():
-            own = [given[place] for place in places]
-            groups.append((request, places, *((own, range(len(own))) if request.strict else spread(own, self._state.kinds()))))
-        asked = [query for *_, some, _ in groups for query in some]
-        embedded = self.model.embed_queries(asked)
-        z, dense = embedded.z, embedded.dense
-        if minus is not None:
-            unwanted = self.model.embed_queries([Query.of(minus)])
-            z, dense = varied.away(z, unwanted.z), varied.away(dense, unwanted.dense)
-        targets = torch.tensor([-1 if query.target is None else int(query.target) for query in asked])
-        pictured = embedded.modality != Modality.TEXT
-        parts, first = [], 0
-        for request, _, some, _ in groups:
-            at = slice(first, first + len(some))
-            vectors = searching.QueryVectors(z[at], dense[at], targets[at], pictured[at])
-            vectors.check(self.about.width)
-            parts.append((vectors, request))
-            first += len(some)
-        found = self._state.consistent(lambda: searching.search(self._state, parts))
-        answers: dict[int, Hits] = {}
-        for (request, places, _, owner), hits in zip(groups, found, strict=True):
-            answers.update(zip(places, gather(hits, owner, request.k), strict=True))
-        return [
-            varied.apart(answers[place], request.k) if request.diverse else answers[place]
-            for place, request in enumerate(requests)
-        ]
+    def search_each(self, queries: Sequence[Query | ContentInput], requests: Sequence[SearchRequest]) -> list[Hits]:
+        """The same for `queries` with `requests` of their own: all share one pass through the encoder, equal requests one
+        search."""
+        return searching.answer(self._state, queries, requests)
 
     def vectors(self, batch: int = 256) -> Iterator[tuple[list[str], Tensor, list[Modality]]]:
-        """Ids, stored vectors (n, D) and kinds of all items of one version, some at a time."""
+        """Ids, stored vectors (n, D) and kinds of all items of one version, `batch` at a time."""
         rows = searching.stream(self._state, ["id", "modality", "_embedding"])
         for part in batched(rows, batch):
             stored = torch.from_numpy(np.stack([np.asarray(row["_embedding"], np.float32) for row in part]))
@@ -432,9 +367,10 @@ class Index:
         *,
         pictured: Tensor | None = None,
     ) -> list[Hits]:
-        """Search with query vectors z (Q, D), re-ranking vectors dense (Q, D) and modality codes (Q,), -1 for any.
+        """Search with query vectors z (Q, D), re-ranking vectors dense (Q, D) and modality codes `targets` (Q,), -1 for any.
 
-        `pictured` (Q,): which questions have a picture; probabilities depend on it, and without it there are none."""
+        `request`: what is asked of all. `pictured` (Q,): which questions have a picture; probabilities depend on it, and
+        without it there are none."""
         asked = searching.QueryVectors(z, dense, targets, pictured)
         asked.check(self.about.width)
         searching.check(request)
@@ -443,7 +379,8 @@ class Index:
     def explain(self, query: Query, request: SearchRequest = THREE, *, shown: int = 5, rejected: int = 3) -> Explanation:
         """How the answers to a query came about: at every step the codes kept and the best rejected, with log p and words.
 
-        `shown`: beams of every step that are shown besides those that lead to answers; `rejected`: codes that were not kept.
+        `request`: how many answers, and all else that a search may be asked. `shown`: beams of every step that are shown
+        besides those that lead to answers; `rejected`: codes that were not kept.
         """
         if not isinstance(query, Query):
             raise GeniusError(f"explain takes a Query, got {type(query).__name__}")
@@ -453,5 +390,9 @@ class Index:
         )
 
 
-def _reopen(path: Path, source: str, options: dict[str, Any]) -> Index:
-    return Index(path, source, create=False, **options)
+def _stamped(items: Iterable[Item | Mapping[str, Any]]) -> Iterator[Stamped]:
+    if isinstance(items, Item):
+        items = [items]
+    if not isinstance(items, Iterable):
+        raise GeniusError(f"expected items, got {type(items).__name__}")
+    return ((Item.of(item), None) for item in items)

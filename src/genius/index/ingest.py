@@ -22,7 +22,7 @@ from genius.index.index import Index
 from genius.index.prepare import MAX_HELD, MAX_TEXT, Stamp, Stamped, held_bytes
 from genius.index.results import AddReport
 from genius.index.row_items import Columns, to_item
-from genius.pictures.exif import exif_of
+from genius.pictures.load import exif_of
 from genius.types import IMAGE_SUFFIXES, Item
 
 TEXT_SUFFIXES = frozenset({".txt", ".md", ".rst"})
@@ -202,24 +202,24 @@ def read_items(
 def _single(file: Found, config: IngestConfig) -> tuple[Item, str]:
     mark = file_mark(file.path, config.by_content)
     if kind_of_file(file.path) == "text":
-        return Item(file.name, text=_read_text(file.path)), mark
-    text = None
-    if file.caption is not None:
-        text, mark = _read_text(file.caption), f"{mark}+{file_mark(file.caption, config.by_content)}"
+        text = _read_text(file.path)
+        if not text:
+            raise GeniusError("empty")
+        return Item(file.name, text=text), mark
+    words = None
+    if file.caption is not None:  # one that is empty says nothing of its picture, which is an item all the same
+        words, mark = _read_text(file.caption), f"{mark}+{file_mark(file.caption, config.by_content)}"
     about = exif_of(file.path) if config.exif else {}
-    return Item(file.name, image=file.path, text=text, metadata=about), mark
+    return Item(file.name, image=file.path, text=words, metadata=about), mark
 
 
 def _read_text(path: Path) -> str:
     if path.stat().st_size > MAX_TEXT_FILE:
-        raise GeniusError(f"the text is larger than {MAX_TEXT_FILE:,} bytes")
+        raise GeniusError(f"{path.name} is larger than {MAX_TEXT_FILE:,} bytes")
     try:
-        text = path.read_text(encoding="utf-8-sig").strip()
+        return path.read_text(encoding="utf-8-sig").strip()
     except UnicodeDecodeError:
-        raise GeniusError("not UTF-8 text") from None
-    if not text:
-        raise GeniusError("empty")
-    return text
+        raise GeniusError(f"{path.name} is not UTF-8 text") from None
 
 
 def _table(

@@ -10,7 +10,7 @@ import torch
 
 from genius.index.folder import INSIDE
 from genius.index.opened import OpenIndex
-from genius.model.knows import distances
+from genius.model.confidence import distances
 from genius.search import SearchParams
 from genius.types import Modality
 
@@ -27,23 +27,24 @@ def unlike(state: OpenIndex) -> dict[str, float]:
         return {}
     with state.lock:
         live = state.current()
-        alive = live.seqs[~live.dead]
+        alive, engine = np.flatnonzero(~live.dead), live.engine()
         reader = live.reader
-    picked = alive[np.linspace(0, len(alive) - 1, min(SAMPLE, len(alive))).astype(np.int64)] if len(alive) else alive
-    rows = list(reader.rows(picked, ["_embedding", "_codes", "modality"]).values())
-    if not rows:
+    if engine is None or engine.vectors is None or not len(alive):
         return {}
-    z = torch.from_numpy(np.array([row["_embedding"] for row in rows], np.float32))
-    codes = torch.from_numpy(np.array([row["_codes"] for row in rows], np.int64))
-    kinds = torch.tensor([int(Modality.parse(row["modality"])) for row in rows])
-    return model.knows.strange(distances(model.quantizer, z.to(model.device), codes.to(model.device)).cpu(), kinds)
+    picked = alive[np.linspace(0, len(alive) - 1, min(SAMPLE, len(alive))).astype(np.int64)]
+    z, codes = engine.vectors.take(torch.from_numpy(picked).to(model.device)), torch.from_numpy(live.codes_of(picked))
+    found = reader.rows(live.seqs[picked], ["modality"])
+    kinds = torch.tensor([int(Modality.parse(found[int(seq)]["modality"])) for seq in live.seqs[picked]])
+    return model.knows.strange(distances(model.quantizer, z, codes.to(model.device)).cpu(), kinds)
 
 
 def advice(state: OpenIndex) -> str | None:
     """One line that says what is wrong and what helps; None: nothing is."""
-    known, count = state.model.knows, state.reader().count()
+    known = state.model.knows
     if known is None:
         return None
+    with state.lock:
+        count = state.current().alive
     if state.about.source == INSIDE:
         if count <= SearchParams.of_model(state.model).rerank:
             return None  # all items are compared anyhow

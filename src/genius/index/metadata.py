@@ -1,7 +1,8 @@
 """Metadata: which keys and values an item may carry, and how they become columns that `where` can read.
 
 Every key is a column of one kind: text, number (64-bit float) or boolean. The values as given also travel as
-JSON, so an item comes back exactly as it was added; the columns are for filters only.
+JSON, so an item comes back exactly as it was added; the columns are for filters only. Also here: what the table's other columns
+are, and how columns of values become its rows.
 """
 
 from __future__ import annotations
@@ -10,11 +11,17 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
 
 from genius.errors import GeniusError
 from genius.files import parse_json
+from genius.index.ledger import SUM, row_sums
 from genius.types import is_unicode
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Kind: TypeAlias = Literal["text", "number", "boolean"]
 Columns: TypeAlias = Mapping[str, Kind]
@@ -120,3 +127,55 @@ def load(text: str | None) -> dict[str, Any]:
         return dict(parse_json(text)) if text else {}
     except (ValueError, TypeError):
         raise GeniusError("the stored metadata of an item cannot be read; genius check names it") from None
+
+
+# -- rows of the table ---------------------------------------------------------------------------------------------
+
+
+def item_schema(levels: int, width: int) -> pa.Schema:
+    """The table's own columns: those of an index without metadata."""
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            pa.field("id", pa.string(), nullable=False),
+            pa.field("text", pa.string()),
+            pa.field("modality", pa.string(), nullable=False),
+            pa.field("_seq", pa.int64(), nullable=False),
+            pa.field("_codes", pa.list_(pa.uint16(), levels), nullable=False),
+            pa.field("_embedding", pa.list_(pa.float16(), width), nullable=False),
+            pa.field("_metadata", pa.string()),
+            pa.field("_image", pa.string()),
+            pa.field("_image_bytes", pa.binary()),
+            pa.field("_thumbnail", pa.binary()),
+            pa.field("_source", pa.string()),  # the file it was read from
+            pa.field("_stamp", pa.string()),  # changes when that file, or its row in it, does
+            pa.field(SUM, pa.int64()),  # of all of the above
+        ]
+    )
+
+
+def metadata_schema(columns: Mapping[str, Kind]) -> pa.Schema:
+    """Metadata columns as the table has them."""
+    import pyarrow as pa
+
+    types = {"text": pa.string(), "number": pa.float64(), "boolean": pa.bool_()}
+    return pa.schema([pa.field(name, types[kind]) for name, kind in columns.items()])
+
+
+def arrow_rows(schema: pa.Schema, columns: Mapping[str, Any]) -> pa.Table:
+    """Columns of values -> an arrow table with a checksum for each row; absent columns are null."""
+    import pyarrow as pa
+
+    n = len(columns["id"])
+    arrays = []
+    for field in schema:
+        if field.name not in columns:
+            arrays.append(pa.nulls(n, field.type))
+        elif field.name in ("_codes", "_embedding"):
+            flat = pa.array(np.ascontiguousarray(columns[field.name]).reshape(-1))
+            arrays.append(pa.FixedSizeListArray.from_arrays(flat, field.type.list_size).cast(field.type))
+        else:
+            arrays.append(pa.array(columns[field.name], field.type))
+    rows = pa.Table.from_arrays(arrays, schema=schema)
+    return rows.set_column(schema.get_field_index(SUM), schema.field(SUM), pa.array(row_sums(rows), pa.int64()))

@@ -1,32 +1,249 @@
-"""What the parts of one open index share: the folder, the model, the table, the search side, and two locks.
+"""An open index: the folder, the model, the table, what is alive in it at one version, and two locks.
 
-`lock` guards the search side among the threads of this process and is held briefly; `writer` is the file lock
-that writers of all processes take in turn. The order is always writer, then lock.
+`Live` is the search side at one version: a base, the rows added since, and which rows are gone. It is the one owner of what is
+alive: engines are made from it and only show it. It knows rows, codes and vectors; items and their words stay in the table.
+
+`OpenIndex` is what the parts of one open index share. Its `lock` guards the search side among the threads of this process and is
+held briefly; `writer` is the file lock that writers of all processes take in turn. The order is always writer, then lock.
 """
 
 from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from genius.errors import GeniusError
 from genius.index import cache
-from genius.index.folder import FORMAT, about_of, open_or_create, upgrade
-from genius.index.live import HistoryDiverged, Live
-from genius.index.lock import WriterLock
+from genius.index.cache import Base, build_trie
+from genius.index.folder import FORMAT, WriterLock, about_of, open_or_create, upgrade
 from genius.index.reader import Reader, Vanished
 from genius.model.genius import Genius
+from genius.search import CodeTrie, SearchEngine
 from genius.types import Modality
 
+MERGE_FROM, MERGE_SHARE = 8_192, 0.1  # additions, absolute and as a share, at which the engine folds them in
+WASTE_FROM, WASTE_SHARE = 10_000, 0.5  # dead rows, absolute and as a share, at which it pays to start afresh
+MAX_ADDITIONS = 32  # blocks of vectors added to one engine before it is made anew
+MASKS = 64  # filters whose rows are remembered: a byte an item each
 T = TypeVar("T")
 
 CACHE_FROM = 2_000  # smaller indexes are read whole when opened: quicker than a cache
 RETRIES = 4  # of a read whose version was cleaned away
 REBUILD_SHARE = 0.2  # a cache that lacks more than this share of the rows is built anew when opened
+
+
+class HistoryDiverged(GeniusError):
+    """The table does not continue what this process saw of it: it was put back, or replaced."""
+
+
+class Live:
+    """Row i of the engine is `seqs[i]`; seqs only grow, so rows are found by binary search."""
+
+    def __init__(self, model: Genius, base: Base, reader: Reader) -> None:
+        self.model = model
+        self.base = base
+        self.reader = reader
+        self.seqs: NDArray[np.int64] = np.asarray(base.seqs)
+        self.dead: NDArray[np.bool_] = np.zeros(base.items, bool)
+        self.delta_codes: NDArray[np.uint16] = np.empty((0, base.codes.shape[1]), np.uint16)
+        self.delta_ids: dict[str, int] = {}
+        self._masks: dict[str, NDArray[np.bool_]] = {}  # of this version, by condition
+        self._kinds: set[int] | None = None  # of this version
+        self._engine: SearchEngine | None = None
+        self._folded = 0  # rows that the engine's first trie stands for; the others are its second
+        self._stale = True  # rows were added or died since the engine was made
+        if base.exactly(reader):
+            reader.kept = base.kept
+        else:
+            self.advance(reader)
+
+    @classmethod
+    def verified(cls, model: Genius, base: Base, reader: Reader) -> Live | None:
+        """From a cached base, after comparing it with the table row by row; None if they tell different stories."""
+        try:
+            live = cls(model, base, reader)
+        except HistoryDiverged:
+            return None
+        present = reader.seqs()
+        live.dead = ~_within(live.seqs, present)
+        return live if live.alive == len(present) else None  # some of the table's rows are not here: another story
+
+    @property
+    def version(self) -> int:
+        return self.reader.version
+
+    @property
+    def cached(self) -> bool:
+        return self.base.cached
+
+    @property
+    def alive(self) -> int:
+        return len(self.seqs) - int(self.dead.sum())
+
+    @property
+    def wasteful(self) -> bool:
+        """Whether most rows are dead: every upsert leaves one behind."""
+        dead = int(self.dead.sum())
+        return dead > max(WASTE_FROM, WASTE_SHARE * len(self.seqs))
+
+    # -- moving to a newer version -----------------------------------------------------------------------------
+
+    def advance(self, reader: Reader, gone: Sequence[int] = (), trust: bool = True) -> None:
+        """Become version `reader.version`. `gone`: rows known to be deleted; others are found if the count says so.
+
+        Without `trust` that the table continues what was seen of it, all rows are compared.
+        """
+        known = int(self.seqs[-1]) if len(self.seqs) else -1
+        parts = list(reader.codes(f"_seq > {known}"))  # seqs only grow: what is new is larger
+        self.dead[np.asarray(gone, np.int64)] = True
+        if parts:
+            seqs, codes = (np.concatenate([part[i] for part in parts]) for i in (0, 2))
+            ids = [item_id for part in parts for item_id in part[1]]
+            order = np.argsort(seqs)
+            first = len(self.seqs)
+            self.seqs = np.concatenate([self.seqs, seqs[order]])
+            self.dead = np.concatenate([self.dead, np.zeros(len(seqs), bool)])
+            self.delta_codes = np.concatenate([self.delta_codes, codes[order]])
+            self.delta_ids.update((ids[position], first + i) for i, position in enumerate(order))
+        if not trust or reader.count() != self.alive:  # someone else deleted, too
+            self.dead = ~_within(self.seqs, reader.seqs())
+            if reader.count() != self.alive:
+                raise HistoryDiverged(f"version {reader.version} holds {reader.count()} items where {self.alive} were expected")
+        self.reader = reader
+        self._masks.clear()
+        self._kinds, self._stale = None, True
+
+    def kinds(self, labelled: bool) -> set[int]:
+        """Kinds of the items of this version, from first codes that say it (`labelled`), or from the table."""
+        if self._kinds is None:
+            if labelled:
+                parts = (self.base.codes[:, 0], self.delta_codes[:, 0])
+                self._kinds = {int(kind) for part in parts for kind in np.unique(np.asarray(part))}
+            else:
+                self._kinds = {int(kind) for kind in Modality if self.reader.count(f"modality = '{kind.label}'")}
+        return self._kinds
+
+    def engine(self) -> SearchEngine | None:
+        """The engine at this version; None while nothing was ever added. Brought up to date here, so that a long
+        run of additions without a search costs no tries and holds no vectors."""
+        rows = len(self.seqs)
+        if self._engine is not None and self._engine.rows < rows and self._engine.blocks > MAX_ADDITIONS:
+            self._engine = None  # each addition is a block of vectors that every search visits: start over with one
+        if self._engine is None:
+            if not rows:
+                return None
+            self._engine, self._stale = self._new_engine(), True
+        if self._stale:
+            known = self._engine.rows
+            folding = rows - self._folded > max(MERGE_FROM, MERGE_SHARE * rows)
+            if folding:
+                self._folded = rows
+            self._engine = self._engine.changed(
+                self._folded,
+                self.delta_codes[self._folded - self.base.items :],
+                self._vectors(known) if known < rows else None,
+                ~self.dead if self.dead.any() else None,
+                self._living_trie() if folding else None,
+            )
+            self._stale = False
+        return self._engine
+
+    def _new_engine(self) -> SearchEngine:
+        """Of the base, or, where it is empty, of what was added."""
+        trie, vectors, self._folded = self.base.trie, self.base.embeddings, self.base.items
+        if not self.base.items:
+            trie, vectors, self._folded = build_trie(self.delta_codes, self._level_sizes), self._vectors(0), len(self.seqs)
+        return SearchEngine(self.model.generator, self.model.quantizer, trie, vectors, device=self.model.device)
+
+    def _living_trie(self) -> CodeTrie:
+        rows = np.flatnonzero(~self.dead)
+        return CodeTrie.build(self.codes_of(rows), self._level_sizes, rows)
+
+    @property
+    def _level_sizes(self) -> tuple[int, ...]:
+        return self.model.config.quantizer.level_sizes
+
+    def _vectors(self, first: int) -> NDArray[np.float16]:
+        """(n, D) embeddings of rows from `first` on; zeros for rows that are gone already."""
+        out = np.zeros((len(self.seqs) - first, self.base.embeddings.shape[1]), np.float16)
+        for seqs, embeddings in self.reader.embeddings(f"_seq >= {int(self.seqs[first])}"):
+            out[self.rows_of(seqs) - first] = embeddings
+        return out
+
+    # -- questions ---------------------------------------------------------------------------------------------
+
+    def find(self, ids: Iterable[str]) -> dict[str, int]:
+        """Row of each id that is alive."""
+        found: dict[str, int] = {}
+        doubtful: list[tuple[str, int]] = []
+        for item_id in ids:
+            row = self.delta_ids.get(item_id)
+            if row is not None and not self.dead[row]:
+                found[item_id] = row
+            else:
+                doubtful += [(item_id, int(r)) for r in self.base.candidates(item_id) if not self.dead[r]]
+        if doubtful:
+            rows = self.reader.rows([int(self.seqs[row]) for _, row in doubtful], ["id"])
+            found.update((item_id, row) for item_id, row in doubtful if rows[int(self.seqs[row])]["id"] == item_id)
+        return found
+
+    def rows_of(self, seqs: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Rows of seqs of this version."""
+        return np.searchsorted(self.seqs, seqs).astype(np.int64)
+
+    def mask(self, sql: str) -> NDArray[np.bool_]:
+        """(rows,) which rows match a condition; the last few are remembered."""
+        if sql not in self._masks:
+            mask = np.zeros(len(self.seqs), bool)
+            mask[self.rows_of(self.reader.seqs(sql))] = True
+            while len(self._masks) >= MASKS:
+                self._masks.pop(next(iter(self._masks)))
+            self._masks[sql] = mask
+        return self._masks[sql]
+
+    def codes_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(n, M) codes of rows."""
+        out = np.empty((len(rows), self.base.codes.shape[1]), np.int64)
+        old = rows < self.base.items
+        out[old] = self.base.codes[rows[old]]
+        out[~old] = self.delta_codes[rows[~old] - self.base.items]
+        return out
+
+    def below(self, prefix: tuple[int | None, ...]) -> NDArray[np.int64]:
+        """Living rows whose codes start with `prefix`, in the order they were added; None is any code, and looks at all below."""
+        known = prefix[: prefix.index(None)] if None in prefix else prefix
+        below = (
+            self.base.trie.rows_below(tuple(code for code in known if code is not None)) if self.base.items else np.empty(0, int)
+        )
+        below = below[self._match(self.codes_of(below), prefix)] if None in prefix else below
+        match = self._match(self.delta_codes, prefix)
+        rows = np.concatenate([np.sort(below), np.flatnonzero(match) + self.base.items])
+        alive: NDArray[np.int64] = rows[~self.dead[rows]]
+        return alive
+
+    @staticmethod
+    def _match(codes: NDArray[Any], prefix: tuple[int | None, ...]) -> NDArray[np.bool_]:
+        """(N,) which of `codes` (N, M) start with `prefix`."""
+        asked = [(level, code) for level, code in enumerate(prefix) if code is not None]
+        levels, wanted = [level for level, _ in asked], np.array([code for _, code in asked], np.int64)
+        same: NDArray[np.bool_] = (codes[:, levels] == wanted).all(axis=1)
+        return same
+
+
+def _within(values: NDArray[np.int64], others: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which of ascending `values` are among ascending `others`."""
+    if not len(others):
+        return np.zeros(len(values), bool)
+    at = np.minimum(np.searchsorted(others, values), len(others) - 1)
+    same: NDArray[np.bool_] = others[at] == values
+    return same
 
 
 class OpenIndex:
@@ -68,14 +285,13 @@ class OpenIndex:
     # -- opening -----------------------------------------------------------------------------------------------
 
     def _open(self, reader: Reader) -> Live:
-        count = reader.count()
-        live = self._from_cache(reader, count)
+        live = self._from_cache(reader)
         if live is not None:
             return live
-        if count >= CACHE_FROM and not self.read_only:
+        if not self.read_only and reader.count() >= CACHE_FROM:
             try:
                 with self.writer.hold():  # one process builds; the next finds it
-                    live = self._from_cache(reader, count)
+                    live = self._from_cache(reader)
                     return live if live is not None else self.rebuild(reader)
             except GeniusError:
                 pass  # a busy writer or a read-only folder: do without a cache
@@ -84,9 +300,14 @@ class OpenIndex:
     def _in_memory(self, reader: Reader) -> Live:
         return Live(self.model, cache.build(reader, self.key.level_sizes, self.key.width, None), reader)
 
-    def _from_cache(self, reader: Reader, count: int) -> Live | None:
+    def _from_cache(self, reader: Reader) -> Live | None:
         cached = cache.newest(self.cache, self.key, reader.version)
-        if cached is None or count - cached.items > REBUILD_SHARE * count:
+        if cached is None:
+            return None
+        if cached.exactly(reader):
+            return Live(self.model, cached, reader)
+        count = reader.count()
+        if count - cached.items > REBUILD_SHARE * count:
             return None
         live = Live.verified(self.model, cached, reader)
         return None if live is None or live.wasteful else live

@@ -1,64 +1,191 @@
-"""The collection on a plane: a sample of items at the two directions in which their vectors differ most. For looking at.
+"""The collection on a plane: a sample of items, where alike ones lie near each other. For looking at.
 
-What a plane can show of many directions is little: near here is a hint, not an answer. Kinds are centred one by one, since they
-lie apart in every model and would otherwise fill the plane with that alone.
+UMAP draws it where the extra `map` is installed, the two directions in which vectors differ most do otherwise, and until UMAP is
+done. What a plane can show of many directions is little: near here is a hint, not an answer. Kinds are centred one by one, since
+they lie apart in every model and would otherwise fill the plane with that alone.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
-from genius.index.reader import PAYLOAD
-from genius.index.searching import display
-from genius.types import Item, Modality
+import genius.flatten as flatten
+from genius.errors import GeniusError
+from genius.index import metadata as meta
+from genius.index.reader import Reader
+from genius.types import Modality
 
 if TYPE_CHECKING:
     from genius.index.index import Index
 
-MOST = 400  # items that a person can look at
+MOST = 1500  # items: enough to zoom into, and quick to draw
+TITLE = 120  # letters of an item's words
+AMONG = 5  # neighbours between which an item is put that the sample does not hold
+REST = 9  # times as long as a drawing took: an index that changes all the time is drawn a tenth of it
+COLUMNS = ("_seq", "id", "text", "modality", "_metadata", "_codes", "_embedding")
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """An item with its place; both coordinates are from 0 to 1."""
+    """What is drawn of an item: both coordinates are from 0 to 1."""
 
-    item: Item
+    id: str
+    modality: Modality
+    title: str
     codes: tuple[int, ...]
     x: float
     y: float
 
 
-def plane(index: Index, most: int = MOST) -> list[Placed]:
-    """At most `most` items, evenly from all that are there."""
+@dataclass(frozen=True, slots=True)
+class Plane:
+    """A sample of one version of an index, and where it lies."""
+
+    version: int
+    method: Literal["umap", "pca"]
+    rows: Sequence[Row]
+    vectors: torch.Tensor  # (n, D) unit, their kinds centred
+    centres: torch.Tensor  # (3, D) of the kinds
+    places: torch.Tensor  # (n, 2)
+
+    def placed(self, alive: np.ndarray) -> list[Placed]:
+        """The sample, without what is gone since."""
+        there = np.isin([row["_seq"] for row in self.rows], alive)
+        return [_placed(row, at) for row, at, kept in zip(self.rows, self.places.tolist(), there, strict=True) if kept]
+
+    def located(self, rows: Sequence[Row]) -> list[Placed]:
+        """Any items: in their own place, or amid those of the sample that are nearest to them."""
+        vectors, kinds = _vectors(rows)
+        scores, near = (_centred(vectors, kinds, self.centres) @ self.vectors.T).topk(min(AMONG, len(self.vectors)))
+        amid = (self.places[near] * (20.0 * scores).softmax(1)[..., None]).sum(1).tolist()
+        own = {row["_seq"]: place for row, place in zip(self.rows, self.places.tolist(), strict=True)}
+        return [_placed(row, own.get(row["_seq"], guess)) for row, guess in zip(rows, amid, strict=True)]
+
+
+class Planes:
+    """The plane of an index as it is now: kept for its version, drawn better in the background."""
+
+    def __init__(self, index: Index, most: int = MOST) -> None:
+        self._index, self._most = index, most
+        self._lock = threading.Lock()
+        self._plane: Plane | None = None
+        self._running: flatten.Flattening | None = None
+        self._drawing: threading.Thread | None = None
+        self._rested = 0.0  # when the next one may be begun
+        self._given_up = not flatten.available()
+
+    def now(self) -> tuple[Plane | None, np.ndarray, bool]:
+        """(the plane, or None of an empty index; all that is alive; whether a better one is being drawn)"""
+        version, alive, _ = _live(self._index)
+        if not len(alive):
+            return None, alive, False
+        with self._lock:
+            plane = self._plane
+            if plane is None or (plane.version != version and plane.method == "pca"):
+                plane = self._plane = _sampled(self._index, self._most)
+            stale = plane.version != version or plane.method == "pca"
+            drawing = self._drawing is not None and self._drawing.is_alive()
+            rested = time.monotonic() >= self._rested
+            if stale and rested and not drawing and not self._given_up and len(alive) >= flatten.FEWEST:
+                self._drawing, drawing = threading.Thread(target=self._draw, name="genius-plane", daemon=True), True
+                self._drawing.start()
+            return plane, alive, drawing
+
+    def _draw(self) -> None:
+        """UMAP of the newest version takes the place of what was drawn before."""
+        began = time.monotonic()
+        try:
+            sample = _sampled(self._index, self._most)
+            with self._lock:
+                if self._given_up:
+                    return
+                self._running = flatten.Flattening(sample.vectors.numpy())
+            places = _within(torch.from_numpy(self._running.result()))
+        except GeniusError as error:
+            with self._lock:
+                if not self._given_up:
+                    logging.getLogger("genius").warning("%s; the plane stays as it is", error)
+                self._given_up = True  # it would fail again
+            return
+        with self._lock:
+            self._plane = replace(sample, method="umap", places=places)
+            self._rested = time.monotonic() + REST * (time.monotonic() - began)
+
+    def locate(self, plane: Plane, ids: Sequence[str]) -> list[Placed]:
+        """Items by id, wherever they belong on the plane; unknown ids are left out."""
+        rows = list(self._index._columns(list(ids), COLUMNS, "skip").values())
+        return plane.located(rows) if rows else []
+
+    def wait(self) -> None:
+        """Until nothing is being drawn."""
+        if self._drawing is not None:
+            self._drawing.join()
+
+    def close(self) -> None:
+        with self._lock:
+            self._given_up = True
+            if self._running is not None:
+                self._running.stop()
+
+
+def _live(index: Index) -> tuple[int, np.ndarray, Reader]:
     state = index._state
     with state.lock:
         live = state.current()
-        alive, reader = live.seqs[~live.dead], live.reader
-    if not len(alive):
-        return []
+        return live.reader.version, live.seqs[~live.dead], live.reader
+
+
+def _sampled(index: Index, most: int) -> Plane:
+    """Evenly from all that are there, at the two directions in which they differ most."""
+    version, alive, reader = _live(index)
     picked = alive[np.unique(np.linspace(0, len(alive) - 1, min(most, len(alive))).astype(np.int64))]
-    rows = list(reader.rows(picked, [*PAYLOAD, "_embedding", "_codes"]).values())
+    rows = list(reader.rows(picked, COLUMNS).values())
+    vectors, kinds = _vectors(rows)
+    own = [vectors[kinds == int(kind)] for kind in Modality]
+    centres = torch.stack([(part if len(part) else vectors).mean(0) for part in own])
+    centred = _centred(vectors, kinds, centres)
+    slim = [{name: value for name, value in row.items() if name != "_embedding"} for row in rows]
+    return Plane(version, "pca", slim, centred, centres, principal(centred))
+
+
+def _placed(row: Row, at: Sequence[float]) -> Placed:
+    facts = meta.load(row["_metadata"])
+    title = str(row["text"] or facts.get("title") or facts.get("name") or row["id"])
+    return Placed(row["id"], Modality.parse(row["modality"]), title[:TITLE], tuple(row["_codes"]), at[0], at[1])
+
+
+def _vectors(rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
     vectors = torch.from_numpy(np.array([row["_embedding"] for row in rows], np.float32))
-    kinds = torch.tensor([int(Modality.parse(row["modality"])) for row in rows])
-    places = _flat(vectors, kinds).tolist()
-    items = display(reader, rows)
-    return [Placed(item, tuple(row["_codes"]), x, y) for item, row, (x, y) in zip(items, rows, places, strict=True)]
+    return vectors, torch.tensor([int(Modality.parse(row["modality"])) for row in rows])
 
 
-def _flat(vectors: torch.Tensor, kinds: torch.Tensor) -> torch.Tensor:
-    """(n, D) -> (n, 2) ranks on the first two principal directions, spread evenly, so that crowds can be told apart."""
-    centred = vectors.clone()
-    for kind in kinds.unique():
-        centred[kinds == kind] -= vectors[kinds == kind].mean(0)
-    if len(vectors) < 3:
-        return torch.full((len(vectors), 2), 0.5)
+def _centred(vectors: torch.Tensor, kinds: torch.Tensor, centres: torch.Tensor) -> torch.Tensor:
+    return F.normalize(vectors - centres[kinds], dim=1)
+
+
+def principal(centred: torch.Tensor) -> torch.Tensor:
+    """(n, D) -> (n, 2) by the first two principal directions, half by rank, so that crowds can be told apart."""
+    if len(centred) < 3:
+        return torch.full((len(centred), 2), 0.5)
     _, _, directions = torch.linalg.svd(centred.T @ centred)
     flat = centred @ directions[:2].T
     ranks = flat.argsort(0).argsort(0).float() / (len(flat) - 1)
     size = flat.abs().amax(0).clamp(min=1e-9)
     spread: torch.Tensor = (0.5 * ranks + 0.5 * (0.5 + flat / (2 * size))).clamp(0, 1)
     return spread
+
+
+def _within(flat: torch.Tensor) -> torch.Tensor:
+    """Stretched to 0 to 1 in both directions; the farthest hundredth of each side stands at the edge."""
+    low, high = flat.quantile(0.01, 0), flat.quantile(0.99, 0)
+    return ((flat - low) / (high - low).clamp(min=1e-9)).clamp(0, 1) * 0.96 + 0.02

@@ -5,12 +5,15 @@ Knows arrow and SQL, and how LanceDB fails; knows nothing of writing, models or 
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from genius.errors import GeniusError
 from genius.files import disk_problem
@@ -49,20 +52,59 @@ def database_errors(doing: str) -> Iterator[None]:
         raise GeniusError(f"cannot {doing}: {short[:300]}") from None
 
 
-class Reader:
-    """One version of the table. Safe to use while others write."""
+class Kept:
+    """What hits show of every row of one version, in files beside the table: found without LanceDB, whose import alone takes
+    longer than a search."""
 
-    def __init__(self, table: Any, version: int, mark: tuple[int, int] | None, folder: object = None) -> None:
-        self._table = table
-        self._folder = folder  # a temporary one, which is to stay for as long as it is read from
+    def __init__(self, seqs: NDArray[np.int64], spans: NDArray[np.int64], body: NDArray[np.uint8]) -> None:
+        """`spans` (N, 2): where the row's values, a JSON list in the order of PAYLOAD, begin and end in `body`."""
+        # ordinary arrays over the same memory: numpy takes its time to cut a piece out of a memory-map
+        self.seqs, self.spans, self.body = (np.asarray(array).view(np.ndarray) for array in (seqs, spans, body))
+
+    def rows(self, wanted: Sequence[int]) -> dict[int, dict[str, Any]]:
+        """`_seq` -> what is shown, of those that exist; `wanted` ascending."""
+        found = {}
+        for seq, at in zip(wanted, np.searchsorted(self.seqs, np.array(wanted, np.int64)).tolist(), strict=True):
+            if at < len(self.seqs) and self.seqs[at] == seq:
+                begin, end = self.spans[at].tolist()
+                found[seq] = dict(zip(PAYLOAD, json.loads(bytes(self.body[begin:end])), strict=True))
+        return found
+
+    @staticmethod
+    def written(row: dict[str, Any]) -> bytes:
+        return json.dumps([row[name] for name in PAYLOAD], ensure_ascii=False, separators=(",", ":")).encode()
+
+
+class Reader:
+    """One version of the table, opened when it is first read from. Safe to use while others write."""
+
+    def __init__(
+        self, opening: Callable[[], tuple[Any, object]], version: int, mark: tuple[int, int] | None, noted: str | None = None
+    ) -> None:
+        """`opening` gives the table, and a temporary folder that is to stay for as long as it is read from."""
+        self._opening = opening
         self.version = version
         self.mark = mark  # of the file that defines this version
+        self.noted = noted  # its checksum, in the ledger
+        self.kept: Kept | None = None
+
+    @cached_property
+    def _opened(self) -> tuple[Any, Columns, object]:
+        table, folder = self._opening()
         kinds: dict[str, Kind] = {"string": "text", "double": "number", "bool": "boolean"}
         own = [field for field in table.schema if field.name not in BUILT_IN and not field.name.startswith("_")]
         strange = next((field for field in own if str(field.type) not in kinds), None)
         if strange is not None:
             raise GeniusError(f"the column {strange.name!r} holds {strange.type}, which this version does not know")
-        self.columns: Columns = {field.name: kinds[str(field.type)] for field in own}
+        return table, {field.name: kinds[str(field.type)] for field in own}, folder
+
+    @property
+    def _table(self) -> Any:
+        return self._opened[0]
+
+    @property
+    def columns(self) -> Columns:
+        return self._opened[1]
 
     def count(self, where: str | None = None) -> int:
         with database_errors("count"):
@@ -78,6 +120,8 @@ class Reader:
     def rows(self, seqs: Sequence[int] | np.ndarray, columns: Sequence[str]) -> dict[int, dict[str, Any]]:
         """`_seq` -> row, of those that exist."""
         wanted = sorted({int(seq) for seq in seqs})
+        if self.kept is not None and set(columns) <= set(PAYLOAD):
+            return self.kept.rows(wanted)
         found: dict[int, dict[str, Any]] = {}
         for i in range(0, len(wanted), 4096):
             where = f"_seq IN ({', '.join(map(str, wanted[i : i + 4096]))})"

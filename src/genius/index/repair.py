@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from genius.errors import GeniusError, Problems
+from genius.index.backup import good_rows, readable_rows, resealed, whole_schema
 from genius.index.check import check
 from genius.index.commit import HINT, VERSIONS, holds_data, set_aside, table_folder, versions_on_disk
-from genius.index.copying import good_rows, readable_rows, resealed, whole_schema
-from genius.index.folder import ABOUT, FORMAT, About, describe_model, load_model, read_about, write_about
+from genius.index.folder import ABOUT, FORMAT, About, WriterLock, describe_model, load_model, read_about, write_about
 from genius.index.ledger import LEDGER, Book, Ledger
-from genius.index.lock import WriterLock
 from genius.index.reader import Reader
 from genius.index.store import Store
 from genius.model.genius import Genius

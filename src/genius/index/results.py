@@ -1,16 +1,23 @@
-"""What an index hands back: hits, reports of writes, and what lives under a prefix of codes."""
+"""What an index hands back: hits, reports of writes, and what lives under a prefix of codes. In a notebook hits are a grid of
+pictures, texts and scores; nothing is loaded from anywhere but the hits."""
 
 from __future__ import annotations
 
+import base64
+import html
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from genius.errors import Problems
+from genius.errors import GeniusError, Problems
+from genius.pictures.load import loaded
 from genius.types import Item, Modality
 
 DOUBT = 0.25  # below this probability of an answer people are told that there is probably none
+SIDE, SHOWN = 160, 24
+CARD = "display:inline-block;width:170px;margin:4px;vertical-align:top;font:12px sans-serif;overflow-wrap:anywhere"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +49,14 @@ class Hits(list[Hit]):
     """The hits of one question, best first."""
 
     answerable: float | None = None  # probability that the collection holds an answer at all; None: not calibrated
+    why: str | None = None  # where nothing was found: why, and what to do
 
     def _repr_html_(self) -> str:
         """A grid of pictures, in a notebook."""
-        from genius.index.notebook import grid
-
         return grid(self)
+
+    def __repr__(self) -> str:
+        return super().__repr__() if self or self.why is None else f"[]  # {self.why}"
 
     @property
     def doubtful(self) -> bool:
@@ -106,3 +115,30 @@ class PrefixView:
                 for item, codes in zip(self.items, self.codes, strict=True)
             ],
         }
+
+
+def grid(hits: Hits) -> str:
+    cards = "".join(_card(rank, hit) for rank, hit in enumerate(hits[:SHOWN], start=1))
+    more = f"<p>... and {len(hits) - SHOWN} more</p>" if len(hits) > SHOWN else ""
+    return f"<div>{cards}{more}</div>" if hits else f"<p>{html.escape(hits.why or 'nothing found')}</p>"
+
+
+def _card(rank: int, hit: Any) -> str:
+    words = html.escape((hit.item.text or "")[:120])
+    about = f"<b>{rank}</b> {hit.score:.3f}<br>{html.escape(hit.id[-60:])}<br><i>{words}</i>"
+    return f'<div style="{CARD}">{_picture(hit)}{about}</div>'
+
+
+def _picture(hit: Any) -> str:
+    if hit.item.image is None:
+        return ""
+    try:
+        with loaded(hit.item.image, least=SIDE) as picture:
+            small = picture.copy()
+    except GeniusError:
+        return "<div>(the picture is gone)</div>"
+    small.thumbnail((SIDE, SIDE))
+    buffer = io.BytesIO()
+    small.save(buffer, "JPEG", quality=80)
+    data = base64.b64encode(buffer.getvalue()).decode()
+    return f'<img src="data:image/jpeg;base64,{data}" alt="{html.escape(hit.id, quote=True)}"><br>'

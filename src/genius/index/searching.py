@@ -7,11 +7,12 @@ index holds, in the words of that kind, and the answers are put together.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -19,19 +20,22 @@ from genius.errors import GeniusError
 from genius.index import metadata as meta
 from genius.index.cache import hash_id
 from genius.index.filters import compile_where
-from genius.index.live import Live
-from genius.index.opened import RETRIES, OpenIndex
+from genius.index.folder import describe
+from genius.index.opened import RETRIES, Live, OpenIndex
 from genius.index.reader import PAYLOAD, Reader, Vanished
-from genius.index.results import Hit, Hits, PrefixView
+from genius.index.results import Hit, Hits
+from genius.index.writing import OnError, check_ids, check_missing
 from genius.model.confidence import DEPTH, Confidence
 from genius.search import SearchParams, SearchRequest
-from genius.search.params import whole
-from genius.types import Item, Modality, Query
+from genius.search.params import MAX_K
+from genius.types import ContentInput, Item, Modality, Query
 
 FULL_SCAN = 50_000
 """A filter that lets at most this many items through is answered by re-ranking them all: as quick as decoding, and
 exact. Codes were learnt without the filter, so a beam may have to look far for the few that match."""
 
+WIDER = 8  # times as many answers are looked at for ones that differ
+MASK_BYTES = 32 << 20  # of filters that one search of the engine takes at once: a byte an item and query
 WIDE_BEAMS, WIDE_RERANK = 200, 20_000  # at least, for a filter that lets more through
 
 MEANT = {
@@ -84,54 +88,118 @@ def for_filter(params: SearchParams, matching: int) -> SearchParams:
     return replace(params, beams=max(params.beams, WIDE_BEAMS), rerank=max(params.rerank, WIDE_RERANK))
 
 
+Found = tuple[NDArray[np.int64], NDArray[np.float32]]
+"""Rows of a query and their scores, best first."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """How the queries of one request are searched."""
+
+    asked: QueryVectors
+    request: SearchRequest
+    params: SearchParams
+    allowed: NDArray[np.bool_] | None
+    sure: Confidence | None
+
+    @property
+    def k(self) -> int:
+        """Whether there is an answer shows in how the first hits differ."""
+        return self.request.k if self.sure is None else max(self.request.k, DEPTH)
+
+    @property
+    def filtered(self) -> bool:
+        return self.request.adaptive and self.request.where is not None and self.allowed is not None and self.allowed.ndim == 1
+
+
 @dataclass(frozen=True, slots=True)
 class _Ranked:
     """What the engine found for the queries of one request."""
 
-    request: SearchRequest
-    pictured: Tensor | None
-    sure: Confidence | None
+    plan: _Plan
     codes: list[NDArray[np.int64]]
     seqs: list[NDArray[np.int64]]
     scores: list[NDArray[np.float32]]
+
+
+def answer(state: OpenIndex, queries: Sequence[Query | ContentInput], requests: Sequence[SearchRequest]) -> list[Hits]:
+    """The hits of each query under its own request: one pass through the encoder for all, one search for equal requests."""
+    if len(queries) != len(requests):
+        raise GeniusError(f"{len(requests)} requests for {len(queries)} queries")
+    alike: dict[SearchRequest, list[int]] = {}
+    for place, request in enumerate(requests):
+        check(request)
+        if request.diverse:  # answers that differ are chosen among more
+            request = replace(request, k=min(WIDER * request.k, MAX_K), diverse=False)
+        alike.setdefault(request, []).append(place)
+    if not queries:
+        return []
+    given = [Query.of(query) for query in queries]
+    groups = []
+    for request, places in alike.items():
+        own = [given[place] for place in places]
+        groups.append((request, places, *((own, range(len(own))) if request.strict else spread(own, state.kinds()))))
+    asked = [query for *_, some, _ in groups for query in some]
+    embedded = state.model.embed_queries(asked)
+    targets = torch.tensor([-1 if query.target is None else int(query.target) for query in asked])
+    pictured = embedded.modality != Modality.TEXT
+    parts, first = [], 0
+    for request, _, some, _ in groups:
+        at = slice(first, first + len(some))
+        vectors = QueryVectors(embedded.z[at], embedded.dense[at], targets[at], pictured[at])
+        vectors.check(state.about.width)
+        parts.append((vectors, request))
+        first += len(some)
+    found = state.consistent(lambda: search(state, parts))
+    answers: dict[int, Hits] = {}
+    for (request, places, _, owner), hits in zip(groups, found, strict=True):
+        answers.update(zip(places, gather(hits, owner, request.k), strict=True))
+    out = [apart(answers[i], asks.k) if asks.diverse else answers[i] for i, asks in enumerate(requests)]
+    if not all(out):
+        counts = state.consistent(lambda: describe(state.path, state.about, state.reader()))["modalities"]
+        for one, query, request in zip(out, given, requests, strict=True):
+            one.why = None if one else why_nothing(query.target, request, counts)
+    return out
 
 
 def search(state: OpenIndex, groups: Sequence[tuple[QueryVectors, SearchRequest]]) -> list[list[Hits]]:
     """The hits of every query of every group, all of one version; what they show is read once for all."""
     with state.lock:
         live = state.current()
-        ranked = [_ranked(state, live, asked, request) for asked, request in groups]
+        plans = [_plan(state, live, asked, request) for asked, request in groups]
+        ranked = [_ranked(live, plan, found) for plan, found in zip(plans, _run(live, plans), strict=True)]
         reader = live.reader
-    wanted = [seqs[: one.request.k] for one in ranked for seqs in one.seqs]
+    wanted = [seqs[: one.plan.request.k] for one in ranked for seqs in one.seqs]
     found = reader.rows(np.unique(np.concatenate([np.empty(0, np.int64), *wanted])), PAYLOAD)
     shown = dict(zip(found, display(reader, list(found.values())), strict=True))
     kinds = {seq: Modality.parse(row["modality"]) for seq, row in found.items()}
     return [[_hits(one, q, shown, kinds) for q in range(len(one.seqs))] for one in ranked]
 
 
-def _ranked(state: OpenIndex, live: Live, asked: QueryVectors, request: SearchRequest) -> _Ranked:
-    k, params = request.k, request.settings(state.model)
-    if not len(asked.z):
-        return _Ranked(request, None, None, [], [], [])
-    allowed = _allowed(state, live, request.where, asked.targets)
+def _plan(state: OpenIndex, live: Live, asked: QueryVectors, request: SearchRequest) -> _Plan:
+    params = request.settings(state.model)
+    allowed = _allowed(state, live, request.where, asked.targets) if len(asked.z) else None
     if request.adaptive and request.where is not None and allowed is not None:
-        params = for_filter(params, int(allowed.sum(axis=-1).max()))
-    sure = None if asked.pictured is None else state.model.confidence(params.reranker)
-    wide = k if sure is None else max(k, DEPTH)  # whether there is an answer shows in how the first hits differ
-    rows, scores = _run(live, asked, wide, params, allowed)
-    return _Ranked(request, asked.pictured, sure, [live.codes_of(row) for row in rows], [live.seqs[row] for row in rows], scores)
+        params = for_filter(params, int(np.count_nonzero(allowed, axis=-1).max()))
+    return _Plan(asked, request, params, allowed, None if asked.pictured is None else state.model.confidence(params.reranker))
+
+
+def _ranked(live: Live, plan: _Plan, found: Sequence[Found]) -> _Ranked:
+    rows = [own for own, _ in found]
+    return _Ranked(plan, [live.codes_of(own) for own in rows], [live.seqs[own] for own in rows], [score for _, score in found])
 
 
 def _hits(one: _Ranked, q: int, shown: dict[int, Item], known: dict[int, Modality]) -> Hits:
-    hits, k, scores, seqs = Hits(), one.request.k, one.scores[q], one.seqs[q][: one.request.k].tolist()
+    hits, sure, request, scores = Hits(), one.plan.sure, one.plan.request, one.scores[q]
+    k, seqs, pictures = request.k, one.seqs[q][: request.k].tolist(), one.plan.asked.pictured
     kinds = [known[seq] for seq in seqs]
     likely: Sequence[float | None] = [None] * len(kinds)
-    if one.sure is not None and one.pictured is not None:
-        pictured = bool(one.pictured[q])
-        likely = one.sure.of_hits(pictured, scores[:k], kinds).tolist()
-        hits.answerable = one.sure.of_answer(pictured, scores, kinds)
+    if sure is not None and pictures is not None:
+        pictured = bool(pictures[q])
+        likely = sure.of_hits(pictured, scores[:k], kinds).tolist()
+        hits.answerable = sure.of_answer(pictured, scores, kinds)
     for i, seq in enumerate(seqs):
-        if one.request.min_score is None or scores[i] >= one.request.min_score:
+        if request.min_score is None or scores[i] >= request.min_score:
             code = tuple(one.codes[q][i].tolist())
             hits.append(Hit(shown[seq].id, float(scores[i]), code, shown[seq], kinds[i], likely[i]))
     return hits
@@ -148,18 +216,61 @@ def _allowed(state: OpenIndex, live: Live, where: str | None, targets: Tensor | 
     return np.stack([whole & kinds[t] if t >= 0 else whole for t in targets.tolist()])
 
 
-def _run(
-    live: Live, asked: QueryVectors, k: int, params: SearchParams, allowed: NDArray[np.bool_] | None
-) -> tuple[list[NDArray[np.int64]], list[NDArray[np.float32]]]:
+def _run(live: Live, plans: Sequence[_Plan]) -> list[list[Found]]:
+    """What each plan finds. Plans that differ in nothing but their filter are one search of the engine, each query with its own
+    mask, while the masks are small: then they share the decoder's row, or the reading of all vectors."""
+    together: dict[object, list[int]] = {}
+    for place, plan in enumerate(plans):
+        alike = plan.filtered and live.model.device.type == "cpu" and len(live.seqs) * len(plan.asked.z) <= MASK_BYTES
+        key = (plan.k, plan.params.beams, plan.params.reranker) if alike else place
+        together.setdefault(key, []).append(place)
+    found: dict[int, list[Found]] = {}
+    for places in together.values():
+        while places:
+            room = max(1, MASK_BYTES // max(len(live.seqs) * len(plans[places[0]].asked.z), 1))
+            some, places = places[:room], places[room:]
+            answers = _run_one(live, plans[some[0]] if len(some) == 1 else _merged([plans[place] for place in some]))
+            for place in some:
+                found[place], answers = answers[: len(plans[place].asked.z)], answers[len(plans[place].asked.z) :]
+    return [found[place] for place in range(len(plans))]
+
+
+def _merged(plans: Sequence[_Plan]) -> _Plan:
+    """One plan for all. The largest `rerank` serves everyone: a filter that lets few through has all of them compared anyhow."""
+    first, parts = plans[0], [plan.asked for plan in plans]
+    vectors = QueryVectors(
+        torch.cat([part.z for part in parts]),
+        torch.cat([part.z if part.dense is None else part.dense for part in parts]),
+        torch.cat([torch.full((len(part.z),), -1) if part.targets is None else part.targets for part in parts]),
+    )
+    masks = [(plan.allowed, len(plan.asked.z)) for plan in plans if plan.allowed is not None]
+    allowed = np.concatenate([np.broadcast_to(mask, (queries, len(mask))) for mask, queries in masks])
+    params = replace(first.params, rerank=max(plan.params.rerank for plan in plans))
+    return replace(first, asked=vectors, allowed=allowed, params=params)
+
+
+def _run_one(live: Live, plan: _Plan) -> list[Found]:
     """Rows and scores of each query, best first, without the engine's padding."""
-    engine, count = live.engine(), len(asked.z)
-    if engine is None or live.alive == 0:
-        return [np.empty(0, np.int64)] * count, [np.empty(0, np.float32)] * count
+    engine, asked = live.engine(), plan.asked
+    if engine is None or live.alive == 0 or not len(asked.z):
+        return [(np.empty(0, np.int64), np.empty(0, np.float32))] * len(asked.z)
     known = asked.targets if live.model.config.quantizer.labelled else None
-    result = engine.search(asked.z, k=min(k, live.alive), params=params, dense=asked.dense, target=known, allowed=allowed)
+    k = min(plan.k, live.alive)
+    result = engine.search(asked.z, k=k, params=plan.params, dense=asked.dense, target=known, allowed=plan.allowed)
     rows, scores = result.rows.cpu().numpy(), result.scores.float().cpu().numpy()
-    kept = [row >= 0 for row in rows]
-    return [row[keep] for row, keep in zip(rows, kept, strict=True)], [s[keep] for s, keep in zip(scores, kept, strict=True)]
+    return [(row[row >= 0], score[row >= 0]) for row, score in zip(rows, scores, strict=True)]
+
+
+def columns_of(state: OpenIndex, wanted: list[str], columns: Sequence[str], missing: OnError) -> dict[str, dict[str, Any]]:
+    """Table columns of items by id, of one version."""
+    with state.lock:
+        live = state.current()
+        rows = live.find(check_ids(wanted))
+        check_missing(wanted, rows, missing)
+        seqs = {item_id: int(live.seqs[row]) for item_id, row in rows.items()}
+        reader = live.reader
+    found = reader.rows(list(seqs.values()), columns)
+    return {item_id: found[seq] for item_id, seq in seqs.items()}
 
 
 def stream(state: OpenIndex, columns: Sequence[str], where: str | None = None) -> Iterator[dict[str, Any]]:
@@ -199,40 +310,6 @@ def to_item(row: dict[str, Any]) -> Item:
     return Item(row["id"], image=image, text=row["text"], metadata=meta.load(row["_metadata"]))
 
 
-def below(state: OpenIndex, prefix: Sequence[int | None], limit: int, offset: int, per_child: int) -> PrefixView:
-    """What lives under the first codes of an ID, None for any code, of one version."""
-    wanted, levels = tuple(prefix), state.about.levels
-    for name, value in (("limit", limit), ("offset", offset), ("per_child", per_child)):
-        whole(name, value, -(2**31), 2**31)
-    if not all(code is None or (isinstance(code, int | np.integer) and not isinstance(code, bool)) for code in wanted):
-        raise GeniusError(f"a prefix is whole numbers, got {wanted!r}")
-    if len(wanted) > len(levels):
-        raise GeniusError(f"a prefix of {len(wanted)} codes; IDs have {len(levels)}")
-    for level, code in enumerate(wanted):
-        if code is not None and not 0 <= code < levels[level]:
-            raise GeniusError(f"code {code} at level {level} is not in 0..{levels[level] - 1}")
-    return state.consistent(lambda: _below(state, wanted, max(limit, 0), max(offset, 0), max(per_child, 0)))
-
-
-def _below(state: OpenIndex, wanted: tuple[int | None, ...], limit: int, offset: int, per_child: int) -> PrefixView:
-    with state.lock:
-        live = state.current()
-        rows = live.below(wanted)
-        children: dict[int, int] = {}
-        if len(wanted) < len(state.about.levels) and len(rows):
-            following = live.codes_of(rows)[:, len(wanted)]
-            codes, counts = np.unique(following, return_counts=True)
-            children = {int(codes[i]): int(counts[i]) for i in np.argsort(-counts, kind="stable")}
-        shown = rows[offset : offset + limit]
-        if per_child and children:
-            firsts = [rows[np.flatnonzero(following == code)[:per_child]] for code in list(children)[:64]]
-            shown = np.unique(np.concatenate([shown, *firsts]))
-        shown_codes, seqs, reader = live.codes_of(shown), live.seqs[shown], live.reader
-    found = reader.rows(seqs, PAYLOAD)
-    items = display(reader, [found[int(seq)] for seq in seqs])
-    return PrefixView(wanted, len(rows), children, items, [tuple(row) for row in shown_codes.tolist()])
-
-
 def wanted_kind(target: Modality | str | int | None, modality: Modality | str | int | None) -> Modality | None:
     """What is looked for: `target` as people mean it, or exactly a `modality`; one of them says it, or neither."""
     if target is not None and modality is not None:
@@ -268,20 +345,38 @@ def _together(parts: Sequence[Hits], k: int) -> Hits:
     return whole
 
 
-def why_nothing(asked: str | None, strict: bool, counts: dict[str, int], where: str | None, min_score: float | None) -> str:
-    """Why a search found nothing, and what to do. `counts`: items of the index by kind; `asked`: the wanted kind."""
+def apart(hits: Hits, k: int) -> Hits:
+    """The best hit of each of k subtrees: those of the shortest prefix of codes that tells at least k of them apart."""
+    if len(hits) <= k:
+        return hits
+    chosen: list[int] = []
+    for depth in range(1, len(hits[0].codes) + 1):
+        firsts: dict[tuple[int, ...], int] = {}
+        for place, hit in enumerate(hits):
+            firsts.setdefault(hit.codes[:depth], place)
+        chosen = sorted(firsts.values())
+        if len(chosen) >= k:
+            break
+    rest = [place for place in range(len(hits)) if place not in set(chosen)]  # where there are too few subtrees
+    out = Hits(hits[place] for place in sorted((chosen + rest)[:k]))
+    out.answerable = hits.answerable
+    return out
+
+
+def why_nothing(target: Modality | None, request: SearchRequest, counts: Mapping[str, int]) -> str:
+    """Why a search found nothing, and what to do. `counts`: items of the index by kind."""
     held = ", ".join(f"{count:,} {kind}{'s' if count != 1 else ''}" for kind, count in counts.items() if count)
     if not held:
         return "nothing found: the index is empty; add files with genius index"
-    if where is not None:
-        wanted = f" of what is wanted ({asked})" if asked else ""
-        return f"nothing found: nothing{wanted} matches the condition {where!r}; search without it, or change it"
-    if min_score is not None:
-        return f"nothing found: no answer scores {min_score:g} or more; lower the score, or leave it out"
-    if asked is not None:
-        kinds = (Modality.parse(asked),) if strict else MEANT[Modality.parse(asked)]
+    if target is not None:
+        kinds = (target,) if request.strict else MEANT[target]
         if not any(counts.get(kind.label) for kind in kinds):
-            wanted = {"image": "a picture", "text": "words", "pair": "a picture and words"}[Modality.parse(asked).label]
-            what = f"is of the kind {asked}" if strict else f"has {wanted}"
+            wanted = {"image": "a picture", "text": "words", "pair": "a picture and words"}[target.label]
+            what = f"is of the kind {target.label}" if request.strict else f"has {wanted}"
             return f"nothing found: no item {what}, there are {held}; leave the target out to look for anything"
+    if request.where is not None:
+        wanted = f" of what is wanted ({target.label})" if target is not None else ""
+        return f"nothing found: nothing{wanted} matches the condition {request.where!r}; search without it, or change it"
+    if request.min_score is not None:
+        return f"nothing found: no answer scores {request.min_score:g} or more; lower the score, or leave it out"
     return f"nothing found among {held}"

@@ -13,21 +13,20 @@ from __future__ import annotations
 
 import json
 import secrets
+import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from genius.errors import GeniusError
 from genius.index import commit
-from genius.index.checksums import SUM, file_sum, row_sums
 from genius.index.commit import TABLE, manifest_name, table_folder
-from genius.index.ledger import Book, Damaged, Ledger
-from genius.index.metadata import Kind
+from genius.index.ledger import SUM, Book, Damaged, Ledger, file_sum
+from genius.index.metadata import Kind, arrow_rows, item_schema, metadata_schema
 from genius.index.reader import Reader, Vanished, database_errors
 
 if TYPE_CHECKING:
@@ -40,90 +39,73 @@ INDEX_FROM = 10_000  # rows; a smaller table is scanned as quickly
 UNUSED = -2  # Lance's number for a column of a data file that the table does not have
 
 
-def metadata_schema(columns: Mapping[str, Kind]) -> pa.Schema:
-    """Metadata columns as the table has them."""
-    import pyarrow as pa
+class _Opened:
+    """LanceDB's own handles. `view`: the folder, or a temporary one that stands for it."""
 
-    types = {"text": pa.string(), "number": pa.float64(), "boolean": pa.bool_()}
-    return pa.schema([pa.field(name, types[kind]) for name, kind in columns.items()])
+    def __init__(self, folder: Path, view: Path | TemporaryDirectory[str]) -> None:
+        import lancedb
 
+        self.folder, self.view = folder, None if isinstance(view, Path) else view
+        with database_errors(f"open the index {folder}"):
+            self.database: Any = lancedb.connect(view if isinstance(view, Path) else Path(view.name))
+            self.table: Any = self.database.open_table(TABLE)  # for the writer
+            self.watch: Any = self.database.open_table(TABLE)  # for seeing what is newest, by any thread
 
-def arrow_rows(schema: pa.Schema, columns: Mapping[str, Any]) -> pa.Table:
-    """Columns of values -> an arrow table with a checksum for each row; absent columns are null."""
-    import pyarrow as pa
-
-    n = len(columns["id"])
-    arrays = []
-    for field in schema:
-        if field.name not in columns:
-            arrays.append(pa.nulls(n, field.type))
-        elif field.name in ("_codes", "_embedding"):
-            flat = pa.array(np.ascontiguousarray(columns[field.name]).reshape(-1))
-            arrays.append(pa.FixedSizeListArray.from_arrays(flat, field.type.list_size).cast(field.type))
-        else:
-            arrays.append(pa.array(columns[field.name], field.type))
-    rows = pa.Table.from_arrays(arrays, schema=schema)
-    return rows.set_column(schema.get_field_index(SUM), schema.field(SUM), pa.array(row_sums(rows), pa.int64()))
+    def at(self, version: int) -> tuple[Any, object]:
+        with database_errors(f"open version {version} of {self.folder}"):
+            table = self.database.open_table(TABLE)
+            table.checkout(version)
+            return table, self.view
 
 
 class Store:
-    """The table of one index folder, for its writer; `at(version)` gives readers."""
+    """The table of one index folder, for its writer; `at(version)` gives readers. LanceDB is loaded when it is first needed."""
 
     def __init__(self, folder: Path, durable: bool = True) -> None:
         self.folder = folder
         self.durable = durable  # whether a change waits for the disk
         self.ledger = Ledger(folder)
-        self._connect()
+        self._opening = threading.RLock()
+        self._opened: _Opened | None = None
 
     def _connect(self) -> None:
-        self._view: Any = None
-        try:
-            self._open(self.folder)
-        except GeniusError:
-            book = None
-            with suppress(GeniusError):
-                book = self.ledger.read()
-            if book is None or max(commit.versions_on_disk(self.folder), default=0) <= book.head:
-                raise
-            self._view = commit.view_without_strays(self.folder, book.head)
-            self._open(Path(self._view.name))
+        """Forget what is open: the next use opens it anew."""
+        with self._opening:
+            self._opened = None
 
-    def _open(self, place: Path) -> None:
-        import lancedb
+    @property
+    def _open(self) -> _Opened:
+        with self._opening:
+            if self._opened is None:
+                try:
+                    self._opened = _Opened(self.folder, self.folder)
+                except GeniusError:
+                    book = None
+                    with suppress(GeniusError):
+                        book = self.ledger.read()
+                    if book is None or max(commit.versions_on_disk(self.folder), default=0) <= book.head:
+                        raise
+                    self._opened = _Opened(self.folder, commit.view_without_strays(self.folder, book.head))
+            return self._opened
 
-        with database_errors(f"open the index {self.folder}"):
-            self._database: Any = lancedb.connect(place)
-            self._table: Any = self._database.open_table(TABLE)  # for the writer
-            self._watch: Any = self._database.open_table(TABLE)  # for seeing what is newest, by any thread
+    @property
+    def _table(self) -> Any:
+        return self._open.table
+
+    @property
+    def _watch(self) -> Any:
+        return self._open.watch
 
     @classmethod
     def create(cls, folder: Path, levels: int, width: int, durable: bool = True) -> Store:
         """A new empty table; a half-made one of a crashed attempt is overwritten, one that ever held rows is not."""
         import lancedb
-        import pyarrow as pa
 
         if commit.holds_data(folder):
             raise Damaged(f"{folder} holds a table with items: it is not made anew; genius repair {folder}")
-        schema = pa.schema(
-            [
-                pa.field("id", pa.string(), nullable=False),
-                pa.field("text", pa.string()),
-                pa.field("modality", pa.string(), nullable=False),
-                pa.field("_seq", pa.int64(), nullable=False),
-                pa.field("_codes", pa.list_(pa.uint16(), levels), nullable=False),
-                pa.field("_embedding", pa.list_(pa.float16(), width), nullable=False),
-                pa.field("_metadata", pa.string()),
-                pa.field("_image", pa.string()),
-                pa.field("_image_bytes", pa.binary()),
-                pa.field("_thumbnail", pa.binary()),
-                pa.field("_source", pa.string()),  # the file it was read from
-                pa.field("_stamp", pa.string()),  # changes when that file, or its row in it, does
-                pa.field(SUM, pa.int64()),  # of all of the above
-            ]
-        )
         with database_errors(f"create an index at {folder}"):
             mode = "overwrite" if table_folder(folder).exists() else "create"
-            lancedb.connect(folder).create_table(TABLE, schema=schema, mode=mode)
+            lancedb.connect(folder).create_table(TABLE, schema=item_schema(levels, width), mode=mode)
         return cls(folder, durable)
 
     @classmethod
@@ -159,12 +141,9 @@ class Store:
             book = self.ledger.read()
             if book is not None and version not in book.shown:
                 raise Vanished(f"there is no version {version} of {self.folder} (genius info --versions lists them)")
-            self._check_manifest(version)
-            return self.peek(version)
+            noted = self._check_manifest(version)
+            return self.peek(version) if noted is None else self._reader(version, noted)
         except Vanished:
-            if self._view is not None:  # made before this version was
-                self._connect()
-                return self.peek(version)
             book = self.ledger.read()
             if book is not None and book.head == version:
                 gone = commit.missing_head(self.folder, book)
@@ -172,23 +151,38 @@ class Store:
             raise
 
     def peek(self, version: int) -> Reader:
-        """A version as LanceDB shows it, acknowledged or not: for repairing."""
-        with database_errors(f"open version {version} of {self.folder}"):
-            table = self._database.open_table(TABLE)
-            table.checkout(version)
-            return Reader(table, version, self._mark(version), self._view)
+        """A version as LanceDB shows it, acknowledged or not, opened at once: for repairing."""
+        reader = self._reader(version, None)
+        _ = reader.columns
+        return reader
 
-    def _check_manifest(self, version: int) -> None:
+    def _reader(self, version: int, noted: str | None) -> Reader:
+        return Reader(lambda: self._checked_out(version), version, self._mark(version), noted)
+
+    def _checked_out(self, version: int) -> tuple[Any, object]:
+        """LanceDB's table at a version, and what has to stay while it is read from."""
+        with self._opening:
+            try:
+                return self._open.at(version)
+            except Vanished:
+                if self._open.view is None:
+                    raise
+                self._connect()  # the view was made before this version was
+                return self._open.at(version)
+
+    def _check_manifest(self, version: int) -> str | None:
+        """The noted checksum of the file that defines a version, after comparing; None: none was noted."""
         book, name = self.ledger.read(), manifest_name(version)
         noted = None if book is None else book.files.get(name)
         if noted is None:
-            return
+            return None
         try:
             same = file_sum(table_folder(self.folder) / name) == noted
         except FileNotFoundError:
             raise Vanished(f"cannot open version {version} of {self.folder}: a file of this version is gone") from None
         if not same:
             raise Damaged(f"{self.folder} is damaged: {name} is not as it was written; genius repair {self.folder}")
+        return noted
 
     def _mark(self, version: int) -> tuple[int, int] | None:
         """Time and size of the file that defines a version; None if it is gone or named in another way."""
@@ -242,11 +236,18 @@ class Store:
             gone = commit.missing_head(self.folder, book)
             raise Damaged(f"{self.folder} is damaged: {gone}; genius repair {self.folder}")
         stray = commit.set_aside(self.folder, book.head)
-        if stray or self._view is not None:
+        if stray or (self._opened is not None and self._opened.view is not None):
             self._connect()
         if book.cleaning:
             commit.forget_cleaned(self.folder, self.ledger, self.durable)
         return stray
+
+    @contextmanager
+    def _newest_table(self, doing: str) -> Iterator[Any]:
+        """LanceDB's table at its newest version; what goes wrong with it inside is one line."""
+        with database_errors(doing):
+            self._table.checkout_latest()
+            yield self._table
 
     def _acknowledge(self) -> None:
         version, book = self.newest(), self.ledger.read()
@@ -282,30 +283,26 @@ class Store:
         """A table of format 1 has no column for checksums of rows."""
         import pyarrow as pa
 
-        with database_errors("add a column"):
-            self._table.checkout_latest()
-            if SUM not in self._table.schema.names:
-                self._table.add_columns(pa.schema([pa.field(SUM, pa.int64())]))
+        with self._newest_table("add a column") as table:
+            if SUM not in table.schema.names:
+                table.add_columns(pa.schema([pa.field(SUM, pa.int64())]))
 
     def add_columns(self, columns: Mapping[str, Kind]) -> None:
-        with database_errors("add metadata columns"):
-            self._table.checkout_latest()
-            self._table.add_columns(metadata_schema(columns))
+        with self._newest_table("add metadata columns") as table:
+            table.add_columns(metadata_schema(columns))
 
     def drop_columns(self, names: Sequence[str]) -> None:
-        with database_errors("drop metadata columns"):
-            self._table.checkout_latest()
-            self._table.drop_columns(list(names))
+        with self._newest_table("drop metadata columns") as table:
+            table.drop_columns(list(names))
 
     def update(self, columns: Mapping[str, Sequence[Any]]) -> None:
         """Give rows, named by `_seq`, other values in some columns; nothing else of them is written."""
         import pyarrow as pa
 
-        with database_errors("change metadata"):
-            self._table.checkout_latest()
-            types = {field.name: field.type for field in self._table.schema}
+        with self._newest_table("change metadata") as table:
+            types = {field.name: field.type for field in table.schema}
             values = pa.table({name: pa.array(column, types[name]) for name, column in columns.items()})
-            self._table.merge_insert("_seq").when_matched_update_all().execute(values)
+            table.merge_insert("_seq").when_matched_update_all().execute(values)
 
     def table(self, columns: Mapping[str, Any]) -> pa.Table:
         """Columns of values -> an arrow table of this table's schema; absent columns are null."""
@@ -313,9 +310,8 @@ class Store:
 
     def append(self, rows: pa.Table) -> None:
         """All rows or none."""
-        with database_errors("add items"):
-            self._table.checkout_latest()
-            self._table.add(rows)
+        with self._newest_table("add items") as table:
+            table.add(rows)
 
     def append_files(self, fragments: Sequence[Mapping[str, Any]]) -> None:
         """Take in data files that others wrote and that lie in the table's folder already: Lance's own notes of them, as JSON,
@@ -345,29 +341,25 @@ class Store:
 
     def replace(self, rows: pa.Table) -> None:
         """Insert rows, each in place of the one with its id if there is one. One commit: all or none."""
-        with database_errors("write items"):
-            self._table.checkout_latest()
-            self._table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(rows)
+        with self._newest_table("write items") as table:
+            table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(rows)
 
     def overwrite(self, schema: Any, rows: Iterator[pa.RecordBatch]) -> None:
         """These rows in place of all that are there, and their columns in place of the table's."""
         import pyarrow as pa
 
-        with database_errors("write items"):
-            self._table.checkout_latest()
-            self._table.add(pa.RecordBatchReader.from_batches(schema, rows), mode="overwrite")
+        with self._newest_table("write items") as table:
+            table.add(pa.RecordBatchReader.from_batches(schema, rows), mode="overwrite")
 
     def delete(self, seqs: Sequence[int]) -> None:
-        with database_errors("delete items"):
-            self._table.checkout_latest()
-            self._table.delete(f"_seq IN ({', '.join(str(int(seq)) for seq in seqs)})")
+        with self._newest_table("delete items") as table:
+            table.delete(f"_seq IN ({', '.join(str(int(seq)) for seq in seqs)})")
 
     def drop_indices(self) -> None:
         """Row indexes can be made again; `compact` does."""
-        with database_errors("drop row indexes"):
-            self._table.checkout_latest()
-            for index in self._table.list_indices():
-                self._table.drop_index(index.name)
+        with self._newest_table("drop row indexes") as table:
+            for index in table.list_indices():
+                table.drop_index(index.name)
 
     def pass_by(self, version: int) -> None:
         """Reach a higher version than this, so that who had it open notices that what is there now is another."""

@@ -24,7 +24,7 @@ from genius.index.results import AddReport
 from genius.index.store import MAX_BATCH
 from genius.types import Item
 
-OnError = Literal["raise", "skip"]
+OnError = Literal["raise", "skip"]  # also of ids that are not there
 COMPACT_EVERY, COMPACT_AT = 64, 128  # commits between looks at the table; fragments at which they are merged
 KEEP = timedelta(days=7)  # how long old versions can be opened
 
@@ -178,7 +178,7 @@ def _tidy(state: OpenIndex) -> None:
             state.store.compact(KEEP)
 
 
-def delete(state: OpenIndex, ids: str | Iterable[str], missing: Literal["raise", "skip"]) -> int:
+def delete(state: OpenIndex, ids: str | Iterable[str], missing: OnError) -> int:
     state.check_writable()
     wanted = check_ids([ids] if isinstance(ids, str) else ids)
     with state.writer.hold():
@@ -216,7 +216,7 @@ def check_ids(ids: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(wanted))
 
 
-def check_missing(wanted: Iterable[str], found: dict[str, int], missing: Literal["raise", "skip"]) -> None:
+def check_missing(wanted: Iterable[str], found: dict[str, int], missing: OnError) -> None:
     if missing == "raise":
         unknown = [item_id for item_id in wanted if item_id not in found]
         if unknown:

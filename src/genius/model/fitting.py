@@ -17,7 +17,7 @@ from torch import Tensor
 
 from genius.errors import GeniusError
 from genius.model.codebooks import Codebooks, nearest
-from genius.nearest import nearest_rows
+from genius.ranking import nearest_rows
 
 NEIGHBOURS = 8  # of an item, towards which points between items lie
 BETWEEN = 2  # levels from here on learn from points between items too
@@ -132,7 +132,7 @@ def kmeans(
     if n < size:
         order = torch.cat([order, torch.randint(n, (size - n,), generator=generator)])
     centres = vectors[order[:size].to(vectors.device)].clone().float()
-    scale = vectors.float().std(dim=0).mean().clamp(min=1e-6)
+    scale = vectors.float().std(dim=0, correction=min(n - 1, 1)).mean().clamp(min=1e-6)  # one row has none
     if n < size:
         noise = torch.randn(size - n, vectors.shape[1], generator=generator).to(centres)
         centres[n:] += 0.1 * scale * noise

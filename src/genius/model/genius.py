@@ -6,66 +6,43 @@ own. Never pickle. The encoder is optional: a model converted from published che
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import ClassVar, Protocol
 
 import torch
+import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from genius.blueprint import build, check_fit
-from genius.config import changed, from_dict, merge, to_dict
-from genius.encoders.base import Encoder, OnError, encode_items, encode_queries
+from genius.config import to_dict
+from genius.encoders.base import Encoder, OnError, encode_items, encode_queries, find_device
 from genius.errors import GeniusError
 from genius.features import Features
-from genius.files import read_json, write_whole
-from genius.model.confidence import Confidence
-from genius.model.fusion import Fusion, FusionConfig, score_fusion
-from genius.model.generator import Generator, GeneratorConfig
-from genius.model.knows import Knows, load_knows, save_knows
+from genius.files import write_whole
+from genius.model.confidence import Confidence, Knows, load_knows, save_knows
+from genius.model.config import CONFIG, FORMAT, GeniusConfig, encoder_uri, identity, read_config
+from genius.model.fusion import Fusion, score_fusion
+from genius.model.generator import Generator
 from genius.model.nearness import as_one_number, for_each_kind, one_for_all
-from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
+from genius.model.quantizer import ResidualQuantizer
 from genius.types import Item, Query
-from genius.weight_files import check_digests, pack, plain_names, read_shapes, read_tensors, unpack, write_digests
+from genius.weight_files import (
+    build,
+    check_digests,
+    check_fit,
+    pack,
+    plain_names,
+    read_shapes,
+    read_tensors,
+    unpack,
+    write_digests,
+)
 
-FORMAT = 1
-CONFIG, WEIGHTS, ENCODER = "config.json", "model.safetensors", "encoder"
-MAX_CONFIG = 1 << 20  # bytes of a config.json
-MAX_WORK = 4096  # the most that settings of the quantizer's search may ask for
-
-
-@dataclass(frozen=True, slots=True)
-class GeniusConfig:
-    """Everything about a model but its weights."""
-
-    fusion: FusionConfig = field(default_factory=FusionConfig)
-    quantizer: QuantizerConfig = field(default_factory=QuantizerConfig)
-    generator: GeneratorConfig = field(default_factory=GeneratorConfig)
-    encoder: str | None = None  # URI of the encoder ("hf-hub:…"); None with an `encoder/` folder: that one
-    rerank_embedding: Literal["fused", "score-fusion"] = "fused"  # z (the paper's 4.4), or the encoder's own (published)
-    search: dict[str, Any] = field(default_factory=dict)  # defaults of this model for `genius.search.SearchParams`
-    confidence: dict[str, Any] = field(default_factory=dict)  # way of re-ranking -> weights (`genius.model.confidence`)
-    instructions: bool = True  # whether a wanted kind is also said in words; not to an encoder that never learned such words
-
-    def __post_init__(self) -> None:
-        widths = {self.fusion.width, self.quantizer.width, self.generator.width}
-        if len(widths) > 1:
-            raise GeniusError(f"fusion, quantizer and generator have different widths: {sorted(widths)}")
-        if self.quantizer.level_sizes != self.generator.level_sizes:
-            raise GeniusError(
-                f"quantizer levels {self.quantizer.level_sizes} differ from the generator's {self.generator.level_sizes}"
-            )
-        for weights in self.confidence.values():
-            Confidence.read(weights)
-
-    @property
-    def width(self) -> int:
-        return self.fusion.width
+WEIGHTS, ENCODER = "model.safetensors", "encoder"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +57,38 @@ class Embedded:
 
 
 class Fitting(Protocol):
-    """An encoder on its way to becoming a model (`genius.fit.unfitted.Unfitted`)."""
+    """An encoder on its way to becoming a model (`genius.fit.collection.Unfitted`)."""
 
     def fit(self, items: Iterable[Item]) -> Genius: ...
 
 
-class Genius(nn.Module):
+class Network(nn.Module):
+    """The weights of a model, named as in its file."""
+
+    def __init__(self, config: GeniusConfig) -> None:
+        super().__init__()
+        self.fusion = Fusion(config.fusion)
+        self.quantizer = ResidualQuantizer(config.quantizer)
+        self.generator = Generator(config.generator, self.quantizer)
+        self.eval()
+
+
+class Genius:
     """The model: pictures and words -> vectors -> codes, and how likely each code is.
 
-    Get one with `Genius.from_pretrained("bundled:mini")` (or a folder, `"local-dir:…"`, `"hf-hub:…"`), or fit one to your own
-    items with `Genius.from_encoder(uri).fit(items)`; then `Index(path, model)` holds items and searches them.
+    Get one with `Genius.from_pretrained("bundled:mini")`, or fit one to your own items with
+    `Genius.from_encoder(uri).fit(items)`; then `Index(path, model)` holds items and searches them.
+
+    Args:
+        config: sizes and settings, without the weights.
+        encoder: what turns pictures and texts into vectors; None for a model that works on stored features only.
+
+    Attributes:
+        config: as given.
+        encoder: as given. Its weights have their own files and fingerprint.
+        network: the weights as a torch module with the parts `fusion`, `quantizer` and `generator`.
+        source: where it was loaded from, so that an index can find its model again.
+        knows: how closely its codes describe the items it was made from.
 
     >>> from genius import Genius, Item, Query
     >>> model = Genius.from_pretrained("bundled:mini")
@@ -100,22 +99,16 @@ class Genius(nn.Module):
     """
 
     def __init__(self, config: GeniusConfig, encoder: Encoder | None = None) -> None:
-        super().__init__()
         self.config = config
-        self.fusion = Fusion(config.fusion)
-        self.quantizer = ResidualQuantizer(config.quantizer)
-        self.generator = Generator(config.generator, self.quantizer)
+        self.network = Network(config)
+        self.source: str | None = None
+        self.knows: Knows | None = None
         self._take(encoder)
-        self.eval()
 
     def _take(self, encoder: Encoder | None) -> None:
         if encoder is not None and encoder.width != self.config.width:
             raise GeniusError(f"the encoder is {encoder.width} wide, the model expects {self.config.width}")
-        self.__dict__["encoder"] = encoder  # not a submodule: its weights have their own files and fingerprint
-
-    encoder: Encoder | None
-    source: str | None = None  # the URI it was loaded from, so that an index can find its model again
-    knows: Knows | None = None  # how closely its codes describe the items it was made from
+        self.encoder = encoder
 
     def __repr__(self) -> str:
         sizes = " x ".join(map(str, self.config.quantizer.level_sizes))
@@ -123,15 +116,50 @@ class Genius(nn.Module):
         return f"Genius({self.source or 'not saved'!r}, {self.config.width} wide, IDs of {sizes}, {encoder})"
 
     @property
+    def fusion(self) -> Fusion:
+        """Two vectors of an item or a question -> one, z."""
+        return self.network.fusion
+
+    @property
+    def quantizer(self) -> ResidualQuantizer:
+        """z -> codes, and back."""
+        return self.network.quantizer
+
+    @property
+    def generator(self) -> Generator:
+        """The decoder: z and the codes so far -> log p of the next."""
+        return self.network.generator
+
+    @property
     def device(self) -> torch.device:
         """Where codes and log p are computed."""
         return self.generator.device
+
+    def to(self, device: str | torch.device) -> Genius:
+        """Move the model and its encoder; returns the model.
+
+        Args:
+            device: cpu, cuda, cuda:N, or auto: a GPU where there is one.
+
+        >>> Genius.from_pretrained("bundled:mini").to("cpu").device
+        device(type='cpu')
+        """
+        where = find_device(str(device))
+        self.network.to(where)
+        if isinstance(self.encoder, nn.Module):
+            self.encoder.to(where)
+        return self
 
     # -- embedding ---------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def embed(self, features: Features, chunk: int = 4096) -> tuple[Tensor, Tensor]:
-        """Features -> (z, dense), unit vectors on the model's device. Chunked: memory does not grow with N."""
+        """What an encoder gave -> (z, dense), unit vectors (N, D): what codes are made of, and what re-ranking compares.
+
+        Args:
+            features: N items or questions as two vectors each and which of them are there.
+            chunk: rows at a time, so that memory does not grow with N.
+        """
         features.check(self.config.width)
         z, dense = [], []
         for i in range(0, max(len(features), 1), chunk):
@@ -143,16 +171,29 @@ class Genius(nn.Module):
         return fused, torch.cat(dense) if dense else fused  # not a second copy of what may be gigabytes
 
     def confidence(self, reranker: str) -> Confidence | None:
-        """How scores of one way of re-ranking become probabilities; None where the model was not calibrated for it."""
+        """How scores become probabilities; None where the model was not calibrated for it.
+
+        Args:
+            reranker: where the scores come from: embeddings, codes or none.
+        """
         weights = self.config.confidence.get(reranker)
         return None if weights is None else Confidence.read(weights)
 
     def encode(self, features: Features) -> Tensor:
-        """Features of items -> codes (N, M) int64."""
+        """Codes (N, M) of items, int64.
+
+        Args:
+            features: the items as an encoder gave them.
+        """
         return self.quantizer.encode(self.embed(features)[0], features.modality.to(self.device))
 
     def embed_items(self, items: Sequence[Item], *, on_error: OnError = "raise", batch_size: int = 64) -> Embedded:
-        """Vectors of items. `on_error="skip"` leaves out what cannot be read and says so in `problems`; `kept` are the others.
+        """Vectors of items.
+
+        Args:
+            items: what to embed.
+            on_error: "raise", or "skip" to leave out what cannot be read: `problems` says what, `kept` are the others.
+            batch_size: items that the encoder takes at a time.
 
         >>> model = Genius.from_pretrained("bundled:mini")
         >>> model.embed_items([Item("1", text="a red bicycle"), Item("2", text="a blue boat")]).z.shape
@@ -163,11 +204,26 @@ class Genius(nn.Module):
         return Embedded(z, dense, features.modality.to(self.device), kept, problems)
 
     def embed_queries(self, queries: Sequence[Query], *, batch_size: int = 64) -> Embedded:
-        """Vectors of questions; their instructions, or those of the kinds they ask for, are part of them."""
-        told = self.config.instructions
-        features = encode_queries(self._encoder(), queries, batch_size=batch_size, instructions=told)
+        """Vectors of questions; their instructions, or those of the kinds they ask for, are part of them.
+
+        Args:
+            queries: what to embed. What is not wanted (`Query.minus`) is taken out of each.
+            batch_size: questions that the encoder takes at a time.
+
+        >>> model = Genius.from_pretrained("bundled:mini")
+        >>> wanted, unwanted = model.embed_queries([Query("a bicycle", minus="a child"), Query("a child")]).z
+        >>> abs(float(wanted @ unwanted)) < 1e-6
+        True
+        """
+        unwanted = [query.minus for query in queries if query.minus is not None]
+        asked = [*queries, *unwanted]
+        features = encode_queries(self._encoder(), asked, batch_size=batch_size, instructions=self.config.instructions)
         z, dense = self.embed(features)
-        return Embedded(z, dense, features.modality.to(self.device), list(range(len(queries))), [])
+        if unwanted:
+            rows = torch.tensor([row for row, query in enumerate(queries) if query.minus is not None])
+            z, dense = (_away(vectors, rows, len(queries)) for vectors in (z, dense))
+        modality = features.modality[: len(queries)].to(self.device)
+        return Embedded(z, dense, modality, list(range(len(queries))), [])
 
     def _encoder(self) -> Encoder:
         if self.encoder is None:
@@ -177,23 +233,38 @@ class Genius(nn.Module):
     # -- save and load -----------------------------------------------------------------------------------------
 
     def fingerprint(self) -> str:
-        """Hex digest of the configuration and every weight, the encoder's included. Changes when any of them does."""
-        digest = hashlib.sha256(json.dumps(_identity(self.config), sort_keys=True).encode())
+        """Hex digest of the configuration and every weight, the encoder's included: an index refuses a model with another.
+
+        >>> Genius.from_pretrained("bundled:mini").fingerprint() == Genius.from_pretrained("bundled:mini").fingerprint()
+        True
+        """
+        digest = hashlib.sha256(json.dumps(identity(self.config), sort_keys=True).encode())
         kinds = self.generator.nearness.kinds if self.generator.config.head == "codebooks" else 1
-        for name, tensor in sorted(self.state_dict().items()):
+        for name, tensor in sorted(self.network.state_dict().items()):
             digest.update(name.encode())
             digest.update(as_one_number(name, tensor.detach(), kinds).cpu().contiguous().view(torch.uint8).numpy().tobytes())
         digest.update((self.encoder.fingerprint() if self.encoder is not None else "").encode())
         return digest.hexdigest()[:32]
 
     def save_pretrained(self, directory: str | Path, *, dtype: torch.dtype = torch.float32, encoder: bool = True) -> None:
-        """Write the model folder. Files appear whole or not at all. `dtype=torch.int8`: the small format of `weight_files`."""
+        """Write the model folder, which `from_pretrained` reads. Files appear whole or not at all.
+
+        Args:
+            directory: where; it is made if it is not there.
+            dtype: of the weights. `torch.int8` writes about a quarter of the bytes.
+            encoder: whether an encoder of its own is written, too.
+
+        >>> import tempfile
+        >>> Genius.from_pretrained("bundled:mini").save_pretrained(folder := tempfile.mkdtemp())
+        >>> Genius.from_pretrained(folder).config.width
+        256
+        """
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         if dtype == torch.int8:
-            tensors = pack(self.state_dict(), half=(".codes_",))  # codes decide IDs: they keep more digits
+            tensors = pack(self.network.state_dict(), half=(".codes_",))  # codes decide IDs: they keep more digits
         else:
-            tensors = {name: tensor.detach().cpu().to(dtype).contiguous() for name, tensor in self.state_dict().items()}
+            tensors = {name: tensor.detach().cpu().to(dtype).contiguous() for name, tensor in self.network.state_dict().items()}
         body = {"format": FORMAT, "model": to_dict(self.config)}
         write_whole(directory / WEIGHTS, lambda path: save_file(tensors, path, metadata={"format": "pt"}))
         if encoder and self.encoder is not None and self.config.encoder is None:
@@ -203,46 +274,57 @@ class Genius(nn.Module):
             save_knows(directory, self.knows)
         write_whole(directory / CONFIG, lambda path: path.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8"))
 
-    fitting: ClassVar[Callable[[str], Fitting] | None] = (
-        None  # how an encoder becomes a model: the front door says, from a room above
-    )
+    _fitting: ClassVar[Callable[[str], Fitting] | None] = None  # the front door sets it, from a room above
 
     @classmethod
     def from_encoder(cls, uri: str | Path) -> Fitting:
-        """An encoder (`hf-hub:openai/clip-vit-base-patch32`, a folder) that `.fit(items)` turns into a model: no pairs needed."""
-        if cls.fitting is None:
+        """An encoder that `.fit(items)` turns into a model for these items: no pairs of question and answer are needed.
+
+        Args:
+            uri: `hf-hub:openai/clip-vit-base-patch32`, a folder with a checkpoint, or `bundled:mini`.
+
+        >>> model = Genius.from_encoder("bundled:mini").fit([Item("a.jpg", image="a.jpg")])  # doctest: +SKIP
+        """
+        if cls._fitting is None:
             raise GeniusError("from_encoder is a door of the package: from genius import Genius")
-        return cls.fitting(str(uri))
+        return cls._fitting(str(uri))
 
     @classmethod
     def from_pretrained(cls, source: str | Path, *, device: str | torch.device = "cpu") -> Genius:
-        """Load from a folder, `local-dir:PATH`, `hf-hub:OWNER/NAME[@REVISION]` or `bundled:NAME`.
+        """Load a model.
 
         The folder may be a stranger's: nothing in it is run, its sizes are compared with its weights before anything is
         built, and its config can name no checkpoint outside of it.
+
+        Args:
+            source: a folder, `local-dir:PATH`, `hf-hub:OWNER/NAME[@REVISION]` or `bundled:NAME`.
+            device: where it runs: cpu, cuda, cuda:N or auto.
+
+        >>> Genius.from_pretrained("bundled:mini").config.width
+        256
         """
         from genius.encoders.registry import load_encoder, resolve
 
         directory = resolve(str(source))
-        config = _read_config(directory)
+        config = read_config(directory)
         path = directory / WEIGHTS
         shapes = read_shapes(path)
         shapes = {name: shapes[name] for name in plain_names(shapes)}
         model = build(lambda: cls(config), shapes, str(path))
-        own = model.state_dict()
+        own = model.network.state_dict()
         check_fit(
-            model,
+            model.network,
             {name: own[name].shape if one_for_all(name, shape, own) else shape for name, shape in shapes.items()},
             str(path),
         )
         check_digests(directory)
         try:
-            model.load_state_dict(for_each_kind(unpack(read_tensors(path)), own))
+            model.network.load_state_dict(for_each_kind(unpack(read_tensors(path)), own))
         except GeniusError as error:
             raise GeniusError(f"cannot load the model at {directory}: {error}") from None
         model._try(directory)
         if config.encoder is not None:
-            model._take(load_encoder(_encoder_uri(directory, config.encoder)))
+            model._take(load_encoder(encoder_uri(directory, config.encoder)))
         elif (directory / ENCODER).is_dir():
             model._take(load_encoder(f"local-dir:{directory / ENCODER}"))
         model.source, model.knows = str(source), load_knows(directory)
@@ -261,80 +343,12 @@ class Genius(nn.Module):
             raise GeniusError(f"the model at {directory} does not compute: {reason[:200]}") from None
 
 
-# What the first release wrote of a model with all defaults. A fingerprint is made of this and of what differs from the defaults,
-# so that a field added later, left at its default, changes no fingerprint, and indexes built before still open.
-_FIRST_RELEASE: dict[str, Any] = {
-    "fusion": {"width": 768, "projection": 2560, "hidden": 5120},
-    "quantizer": {
-        "width": 768, "level_sizes": [3] + [4096] * 8, "modality_code": "given", "shared": False, "gradient": "rotation",
-        "decay": 0.9, "epsilon": 1e-5, "patience": 4.0, "published_revival": False, "encode_beam": 1,
-    },
-    "generator": {
-        "width": 768, "level_sizes": [3] + [4096] * 8, "d_model": 512, "layers": 6, "heads": 8, "d_kv": 64, "d_ff": 2048,
-        "prefix_tokens": 30, "dropout": 0.1, "buckets": 32, "max_distance": 128, "normalizer": "vocabulary",
-    },
-    "encoder": None,
-    "rerank_embedding": "fused",
-    "search": {},
-}  # fmt: skip
-_RETIRED = {"quantizer": {"encode_beam": 1}}  # fields that older models name, and the only value that still has a meaning
-
-
-def _identity(config: GeniusConfig) -> dict[str, Any]:
-    """The part of the configuration that decides codes and embeddings: search defaults may change freely."""
-    return merge(_FIRST_RELEASE, changed(dataclasses.replace(config, search={}, encoder=None, confidence={})))
-
-
-def _without_retired(body: Any, path: Path) -> Any:
-    for part, names in _RETIRED.items():
-        table = body.get(part) if isinstance(body, dict) else None
-        if not isinstance(table, dict):
-            continue
-        for name, value in names.items():
-            if table.pop(name, value) != value:
-                raise GeniusError(f"{path}: {part}.{name} is no longer supported: this model needs version 0.1")
-    return body
-
-
-def _read_config(directory: Path) -> GeniusConfig:
-    path = directory / CONFIG
-    try:
-        body = read_json(path, MAX_CONFIG)
-    except FileNotFoundError:
-        raise GeniusError(f"no GENIUS model at {directory}: {CONFIG} is missing") from None
-    if not isinstance(body, dict) or "model" not in body:
-        encoder = isinstance(body, dict) and "model_type" in body
-        hint = f"; if it is an encoder such as a CLIP: genius index FILES --encoder {directory}" if encoder else ""
-        raise GeniusError(f"{path} is not a GENIUS model's config{hint}")
-    if body.get("format") != FORMAT:
-        raise GeniusError(f"{path} has format {body.get('format')!r}; this version reads {FORMAT}")
-    config = from_dict(GeniusConfig, _without_retired(body["model"], path), where=str(path))
-    sweeps = config.quantizer.encode_sweeps  # work, which no weight's shape bounds
-    if not 0 <= sweeps <= MAX_WORK:
-        raise GeniusError(f"{path}: encode_sweeps is {sweeps}; from 0 to {MAX_WORK} makes sense")
-    return config
-
-
-def _encoder_uri(directory: Path, uri: str) -> str:
-    """The encoder that a model's config names. A pickle must lie in the model's own folder: the config may be a stranger's."""
-    scheme, _, rest = uri.partition(":")
-    if scheme in ("bundled", "hf-hub") and rest:
-        return uri
-    named = Path(rest if scheme in ("local-dir", "uniir") and rest else uri)
-    if scheme != "uniir" and named.suffix not in (".pth", ".pt", ".bin"):
-        return uri
-    inside = (directory / named).resolve()
-    if not inside.is_relative_to(directory.resolve()):
-        raise GeniusError(
-            f"{directory / CONFIG} names the checkpoint {uri!r} outside of its folder, which is refused: put the file into the "
-            f"model's folder (uniir:NAME.pth), or save the encoder as a folder of safetensors (local-dir:PATH)"
-        )
-    return f"uniir:{inside}"
-
-
-def place(model: Genius, device: torch.device | str) -> Genius:
-    """Move a model and its encoder, which is no part of its weights."""
-    model.to(device)
-    if isinstance(model.encoder, nn.Module):
-        model.encoder.to(device)
-    return model
+def _away(vectors: Tensor, rows: Tensor, queries: int) -> Tensor:
+    """(Q, D) unit vectors of questions, those of `rows` without what they share with the unwanted ones that follow them."""
+    asked, unwanted = vectors[:queries].clone(), vectors[queries:]
+    wanted = asked[rows]
+    left = wanted - (wanted * unwanted).sum(1, keepdim=True).clamp(min=0) * unwanted
+    if bool((left.norm(dim=1) < 1e-3).any()):
+        raise GeniusError("what is wanted and what is not are the same: nothing is left to look for")
+    asked[rows] = F.normalize(left, dim=1)
+    return asked

@@ -13,14 +13,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from genius.blueprint import build
-from genius.encoders.weights import reading_sizes
 from genius.errors import GeniusError
+from genius.model.config import GeniusConfig
 from genius.model.fusion import FusionConfig
 from genius.model.generator import GeneratorConfig
-from genius.model.genius import Genius, GeniusConfig
+from genius.model.genius import Genius
 from genius.model.quantizer import QuantizerConfig
 from genius.torch_file import read_checkpoint
+from genius.weight_files import build, reading_sizes
 
 
 def convert_official(quantizer: str | Path, generator: str | Path) -> Genius:
@@ -32,7 +32,7 @@ def convert_official(quantizer: str | Path, generator: str | Path) -> Genius:
         weights = {**_fusion(rq), **_codebooks(rq), **_decoder(gen, config.generator.layers)}
     shapes = {name: tensor.shape for name, tensor in weights.items()}
     model = build(lambda: Genius(config), shapes, f"{quantizer} with {generator}")
-    expected = model.state_dict()
+    expected = model.network.state_dict()
     for name, tensor in weights.items():
         if name not in expected or tensor.shape != expected[name].shape:
             wanted = tuple(expected[name].shape) if name in expected else "no such tensor"

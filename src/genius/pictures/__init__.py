@@ -5,7 +5,6 @@ too: formats come from one list, memory is bounded, and what may crash is read i
 """
 
 from genius.errors import PictureError
-from genius.pictures.formats import IMAGE_SUFFIXES
-from genius.pictures.load import ImageInput, load_image
+from genius.pictures.load import IMAGE_SUFFIXES, ImageInput, load_image
 
 __all__ = ["IMAGE_SUFFIXES", "ImageInput", "PictureError", "load_image"]

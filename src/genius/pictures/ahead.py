@@ -20,8 +20,7 @@ from typing import TypeVar
 from PIL import Image
 
 from genius.errors import GeniusError
-from genius.pictures.load import WORKING_SIDE, ImageInput, loaded
-from genius.pictures.memory import tidy
+from genius.pictures.load import WORKING_SIDE, ImageInput, loaded, tidy
 
 T = TypeVar("T")
 THREADS = 4

@@ -1,15 +1,24 @@
-"""`load_image`: a file, bytes or an opened picture -> upright RGB, no larger than is needed.
+"""`load_image`: a file, bytes or an opened picture -> upright RGB, no larger than is needed; `exif_of`: when, where and with
+what it was taken.
 
-Formats come from `formats`, SVG is drawn in a process of its own, and the memory of all decoding threads together is
-bounded by `DECODING`.
+The one list of picture formats is here: the library, the command line and the service read these and no others. Pillow knows
+fifty more; among them is PostScript, for which it would start Ghostscript, whatever the file is called. SVG is drawn in a
+process of its own. One `Budget` bounds the memory of all decoding threads together; they wait for room in the order they came,
+so that a large picture is not passed over for ever.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import importlib.util
 import io
+import re
+import sys
+import threading
 import warnings
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
@@ -17,15 +26,46 @@ from typing import TypeAlias
 from PIL import Image, UnidentifiedImageError
 
 from genius.errors import GeniusError, PictureError
-from genius.pictures.formats import FORMATS, HEIF, NAMES, SVG
-from genius.pictures.memory import Budget, give_back
 from genius.pictures.tones import to_rgb
+
+RASTER: dict[str, tuple[str, ...]] = {
+    "PNG": (".png",),
+    "JPEG": (".jpg", ".jpeg"),
+    "WEBP": (".webp",),
+    "GIF": (".gif",),
+    "BMP": (".bmp",),
+    "AVIF": (".avif",),
+    "TIFF": (".tif", ".tiff"),
+}
+"""Pillow's name of a format, and how its files are called."""
+
+HEIF = importlib.util.find_spec("pillow_heif") is not None  # the extra `heic`: photos of Apple's phones
+if HEIF:
+    RASTER["HEIF"] = (".heic", ".heif")
+
+FORMATS = tuple(RASTER)
+SVG = ".svg"
+IMAGE_SUFFIXES = frozenset({suffix for suffixes in RASTER.values() for suffix in suffixes} | {SVG})
+
+WEB_TYPES = {
+    "PNG": "image/png",
+    "JPEG": "image/jpeg",
+    "MPO": "image/jpeg",  # a JPEG with more pictures behind it, as phones make them
+    "WEBP": "image/webp",
+    "GIF": "image/gif",
+    "BMP": "image/bmp",
+    "AVIF": "image/avif",
+}
+"""What browsers show as it is."""
+
+NAMES = f"PNG, JPEG, WebP, GIF, BMP, AVIF{', HEIC' if HEIF else ''} or TIFF"
+
+
+LARGE = 16_000_000  # bytes: freed blocks of this size are worth giving back
+_left_over = threading.Event()  # something large was decoded since the last `tidy`
 
 MAX_PIXELS = 64_000_000
 """Larger images are refused before they are decoded (decompression bombs)."""
-
-DECODING = Budget(256_000_000)
-"""Of all threads: one picture of 40 megapixels or more at a time, or several smaller ones."""
 
 WORKING_SIDE = 1600
 """Encoders see at most a few hundred pixels and an index keeps at most this many: no more of a large picture is kept."""
@@ -38,6 +78,70 @@ ImageInput: TypeAlias = "Image.Image | str | Path | bytes"
 COST = {"WEBP": 17, "AVIF": 16, "HEIF": 16}
 USUAL_COST, NARROW_COST = 8, 4  # NARROW: modes of one byte a pixel
 PROGRESSIVE_COST = 7  # libjpeg keeps the coefficients of the whole picture, however small it is decoded
+
+MAKE, MODEL, CHANGED, DETAILS, PLACE = 271, 272, 306, 0x8769, 0x8825
+TAKEN = 36867
+DATE = re.compile(r"(\d{4}):(\d\d):(\d\d) (\d\d):(\d\d):(\d\d)")
+
+
+class Budget:
+    """Bytes that may be in use at a time. Something larger than all of it is let in alone."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.used = 0
+        self._line: deque[object] = deque()
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def room(self, size: int) -> Iterator[None]:
+        """Wait until `size` more bytes fit; they are free again at the end."""
+        taken, ticket = min(size, self.capacity), object()
+        with self._changed:
+            self._line.append(ticket)
+            try:
+                self._changed.wait_for(lambda: self._line[0] is ticket and self.used + taken <= self.capacity)
+                self.used += taken
+            finally:
+                self._line.remove(ticket)
+                self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self.used -= taken
+                self._changed.notify_all()
+
+
+def _find_trim() -> Callable[[int], int] | None:
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        return ctypes.CDLL(None).malloc_trim  # type: ignore[no-any-return]
+    except (OSError, AttributeError):  # another C library
+        return None
+
+
+_trim = _find_trim()
+
+
+def give_back(freed: int) -> None:
+    """Return free memory to the system, if `freed` bytes are worth the milliseconds. Does nothing where libc cannot."""
+    if _trim is not None and freed >= LARGE:
+        _left_over.set()
+        _trim(0)
+
+
+def tidy() -> None:
+    """After work on several pictures: give back what was made of the large ones, too."""
+    if _trim is not None and _left_over.is_set():
+        _left_over.clear()
+        _trim(0)
+
+
+DECODING = Budget(256_000_000)
+"""Of all threads: one picture of 40 megapixels or more at a time, or several smaller ones."""
+
 
 warnings.filterwarnings("ignore", module=r"PIL\..*")  # of odd files; what matters is an error (and ours are stricter)
 
@@ -138,3 +242,44 @@ def _upright(picture: Image.Image, small: Image.Image) -> Image.Image:
     }
     turn = turns.get(picture.getexif().get(0x0112, 1))
     return small if turn is None else small.transpose(turn)
+
+
+def exif_of(path: Path) -> dict[str, str | float]:
+    """`taken` (2024-05-01T12:00:03), `camera`, `latitude`, `longitude`: those that the picture has."""
+    if path.suffix.lower() == SVG:
+        return {}
+    try:
+        with opened(path, str(path)) as picture:
+            body = picture.getexif()
+            details, place = dict(body.get_ifd(DETAILS)), dict(body.get_ifd(PLACE))
+            plain = {key: body.get(key) for key in (MAKE, MODEL, CHANGED)}
+    except PictureError:
+        return {}  # said when it is encoded
+    out: dict[str, str | float] = {}
+    date = DATE.match(str(details.get(TAKEN) or plain[CHANGED] or ""))
+    if date is not None:
+        year, month, day, *clock = date.groups()
+        out["taken"] = f"{year}-{month}-{day}T{':'.join(clock)}"
+    make, model = (_words(plain[key]) for key in (MAKE, MODEL))
+    camera = model if model.lower().startswith(make.lower()) else f"{make} {model}".strip()
+    if camera:
+        out["camera"] = camera
+    for name, side, value, most in (("latitude", 1, 2, 90.0), ("longitude", 3, 4, 180.0)):
+        degrees = _degrees(place.get(value), str(place.get(side, "")))
+        if degrees is not None and abs(degrees) <= most:
+            out[name] = round(degrees, 6)
+    return out
+
+
+def _words(value: object) -> str:
+    return " ".join("".join(c for c in str(value or "") if c.isprintable()).split())[:80]
+
+
+def _degrees(value: object, side: str) -> float | None:
+    """Degrees, minutes and seconds as one number; south and west are below zero."""
+    try:
+        degrees, minutes, seconds = (float(part) for part in value)  # type: ignore[attr-defined]
+    except (TypeError, ValueError, ZeroDivisionError):
+        return None
+    whole = degrees + minutes / 60 + seconds / 3600
+    return None if whole != whole else -whole if side.strip().upper() in ("S", "W") else whole

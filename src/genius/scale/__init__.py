@@ -1,9 +1,69 @@
-"""Beyond one machine: bulk indexing, training and serving on Ray, and what they share.
+"""Beyond one machine: bulk indexing, training and serving on Ray, and how a cluster is reached: one that runs already, or a small
+one on this machine for as long as a command lasts.
 
 Knows Ray, and is imported by the command line alone, behind an option: nothing here is needed, or loaded, without it. The work
 itself is that of the rooms below (`index`, `train`, `serve`); here it is only spread.
 """
 
+from __future__ import annotations
+
 import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from genius.errors import GeniusError
 
 os.environ.setdefault("LANCE_LOG", "error")  # pylance would warn of every data file that is written apart from its table
+
+LOCAL = "local"
+STARTS = 3  # attempts to start a cluster of this machine
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported to anyone
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # its 5 seconds are too few on a busy machine: it would end its own proxy
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+
+def load_ray() -> Any:
+    """Ray, or one line that says how to get it."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    try:
+        import ray
+    except ImportError:
+        raise GeniusError("--ray needs more packages: pip install 'genius-search[ray]'") from None
+    return ray
+
+
+@contextmanager
+def connected(address: str, cpus: int | None = None) -> Iterator[Any]:
+    """Ray, connected: to the cluster at `address`, or with "local" to one of this machine that ends with the block.
+
+    A program that is connected already stays so. `cpus`: how many a local cluster has; by default, this machine's.
+    """
+    ray = load_ray()
+    if ray.is_initialized():
+        yield ray
+        return
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if address == LOCAL:
+        options |= {"num_cpus": cpus, "include_dashboard": False}
+    for left in reversed(range(STARTS if address == LOCAL else 1)):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter(
+                    "ignore", RuntimeWarning
+                )  # LanceDB's, about forks: Ray's children become other programs at once
+                ray.init(address=address, **options)
+            break
+        except Exception as error:  # it has no class of its own for this: a busy machine may take longer than its 30 seconds
+            ray.shutdown()
+            if not left:
+                raise GeniusError(f"cannot reach a Ray cluster at {address!r}: {' '.join(str(error).split())[:200]}") from None
+    try:
+        yield ray
+    finally:
+        ray.shutdown()

@@ -24,11 +24,9 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from genius.encoders.devices import find_device
 from genius.errors import GeniusError
 from genius.index.index import Index
-from genius.model.genius import place
-from genius.scale.cluster import LOCAL, connected
+from genius.scale import LOCAL, connected
 from genius.serve.app import create_app
 from genius.serve.auth import ENVIRONMENT, KeyRing, check_exposure
 from genius.serve.errors import error_response
@@ -58,7 +56,7 @@ class Replica:
 
     def __init__(self, index: Path, settings: ServeConfig, keys: Path | None, environ: Mapping[str, str], device: str) -> None:
         opened = Index.open(index, read_only=True)
-        place(opened.model, find_device(device))
+        opened.model.to(device)
         self.app = create_app(opened, settings, KeyRing.load(keys, environ))
         self.service = self.app.state.service
 

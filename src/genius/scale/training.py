@@ -16,7 +16,7 @@ from typing import Any
 
 from genius.errors import GeniusError
 from genius.files import read_json, write_whole
-from genius.scale.cluster import connected
+from genius.scale import connected
 from genius.train.config import TrainConfig
 from genius.train.losses import rank
 from genius.train.run import TRAINING

@@ -2,8 +2,8 @@
 
 Computes exactly what `Generator.hidden` computes, in another order: norm weights are folded into the matrices
 behind them, q, k and v are one product, and beams are rows of the *query's* attention to its prefix, so that
-prefix keys and values are never copied per beam. What a code is read as and how likely it is, `genius.search.head` says.
-Knows nothing of tries.
+prefix keys and values are never copied per beam. What a code is read as and how likely it is, the head says: `CodebookHead`, or
+the paper's table (`genius.search.head`). Knows nothing of tries.
 
 In int8 (CPU) the products are approximate, everything between them is float32.
 """
@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from genius.model.generator import Block, Generator
-from genius.search.head import CodebookHead, Head, Int8Matrix, TableHead
+from genius.search.head import Head, Int8Matrix, Place, Products, TableHead
 
 
 @dataclass(slots=True)
@@ -181,6 +181,125 @@ class Decoder:
     def _rest(self, memory: Memory, codes: Tensor) -> Tensor | None:
         """(Q * n, D) z minus the codes so far, where the head asks for it."""
         return self.head.rest(memory.z.repeat_interleave(codes.shape[1], 0), codes.flatten(0, 1))
+
+
+class CodebookHead:
+    """Nearness to the codebooks' rows, bent by the state (`genius.model.nearness`)."""
+
+    def __init__(self, generator: Generator, place: Place) -> None:
+        model = generator.nearness
+        self.config, self.quantizer = generator.config, model.quantizer
+        levels = range(1, self.config.levels)
+        norm = generator.final_norm.weight.detach().float()  # states come without it
+        self.start, self.modality_in = place(model.start), place(model.modality_in.weight)
+        self.modality_out = place(model.modality_out.weight.detach().float() * norm), place(model.modality_out.bias)
+        self.read = [(place(layer.weight), place(layer.bias)) for layer in model.read]  # type: ignore[arg-type]
+        # aim = 2 a (rest + U h)
+        self.bend = [
+            (place(layer.weight.detach().float() * norm), place(layer.bias.detach().float()))  # type: ignore[operator, union-attr]
+            for layer in model.bend
+        ]
+        # (3 or 1, K, D) code vectors, (3 or 1, K) biases and (3 or 1,) 2 a of every level after the modality
+        self.books, self.biases, self.doubled = [], [], []
+        with torch.no_grad():
+            for level in levels:
+                size, kinds = self.config.level_sizes[level], range(3 if model.quantizer.config.own_books(level) else 1)
+                self.books.append(place(model.quantizer.codebook(level)).view(-1, size, self.config.width))
+                self.biases.append(torch.stack([place(model.bias(level, kind)).float() for kind in kinds]))
+                self.doubled.append(torch.stack([place(2 * model.scale(level, kind)).float() for kind in kinds]))
+        self.means = place(model.quantizer.codebook(0)).float()  # (3, D) what level 0 takes off
+
+    def inputs(self, codes: Tensor, begin: int) -> Tensor:
+        parts = [self.start.expand(len(codes), -1)] if begin == 0 else []
+        for level in range(max(begin - 1, 0), codes.shape[1]):
+            if level == 0:
+                parts.append(F.embedding(codes[:, 0], self.modality_in))
+            else:
+                weight, bias = self.read[level - 1]
+                parts.append(F.linear(self._vectors(level, codes[:, level], codes[:, 0]), weight, bias))
+        return torch.stack(parts, 1)
+
+    def _vectors(self, level: int, code: Tensor, modality: Tensor) -> Tensor:
+        books = self.books[level - 1]
+        return books.flatten(0, 1)[code if len(books) == 1 else code + modality * books.shape[1]]
+
+    def rest(self, z: Tensor, codes: Tensor) -> Tensor:
+        rest = z.float()
+        for level in range(codes.shape[1]):
+            vector = self.means[codes[:, 0]] if level == 0 else self._vectors(level, codes[:, level], codes[:, 0])
+            rest = rest - vector
+        return rest
+
+    def aim(self, level: int, hidden: Tensor, rest: Tensor, modality: Tensor) -> Tensor:
+        """(R, D) float32, whose products with the codes, plus biases, are their logits."""
+        doubled = self.doubled[level - 1]
+        reach = F.linear(hidden, *self.bend[level - 1]).float() + rest
+        return reach * (doubled[0] if len(doubled) == 1 else doubled[modality][:, None])
+
+    def log_p(
+        self, level: int, hidden: Tensor, rest: Tensor | None, modality: Tensor | None, mass: Tensor | None = None
+    ) -> Tensor:
+        return self.logits(level, hidden, rest, modality).log_softmax(1)
+
+    def logits(self, level: int, hidden: Tensor, rest: Tensor | None, modality: Tensor | None) -> Tensor:
+        """(R, K_level) float32."""
+        if level == 0:
+            return F.linear(hidden, *self.modality_out).float()
+        assert rest is not None and modality is not None
+        books, biases = self.books[level - 1], self.biases[level - 1]
+        aim = self.aim(level, hidden, rest, modality)
+        if len(books) == 1:
+            return torch.addmm(biases[0], aim.to(books.dtype), books[0].T).float()
+        out = aim.new_empty(len(aim), books.shape[1])
+        for kind in modality.unique().tolist():
+            own = (modality == kind).nonzero()[:, 0]
+            out[own] = torch.addmm(biases[kind], aim[own], books[kind].T)
+        return out
+
+    def mass(self, hidden: Tensor) -> None:
+        return None
+
+    def path(self, level: int, hidden: Tensor, rest: Tensor | None, codes: Tensor) -> Tensor:
+        return self._path(level, hidden, rest, codes, lambda *now: self.logits(*now).log_softmax(1))
+
+    def narrow(self) -> None:
+        """Distances decide here: they keep float32."""
+
+    def fixed(
+        self, level: int, hidden: Tensor, rest: Tensor | None, modality: Tensor | None, ops: Products
+    ) -> tuple[Tensor, Tensor]:
+        if level == 0:
+            logits = F.linear(hidden, *self.modality_out).float()
+            return logits, logits.logsumexp(1)
+        assert rest is not None and modality is not None
+        books, biases = self.books[level - 1], self.biases[level - 1]
+        aim = self.aim(level, hidden, rest, modality)
+        if len(books) == 1:
+            logits = ops.logits(aim.to(books.dtype), books[0]) + biases[0]
+            return logits, logits.logsumexp(1)
+        # which book a row reads is a value: all are read, and the row is masked out of the others
+        mine = (modality[:, None] == torch.arange(len(books), device=modality.device)).float()  # (R, 3)
+        logits = mine @ biases
+        for kind, book in enumerate(books):
+            logits = logits + ops.logits((aim * mine[:, kind : kind + 1]).to(book.dtype), book)
+        return logits, logits.logsumexp(1)
+
+    def fixed_path(self, level: int, hidden: Tensor, rest: Tensor | None, codes: Tensor, ops: Products) -> Tensor:
+        def log_p(now: int, state: Tensor, left: Tensor, modality: Tensor | None) -> Tensor:
+            logits, normalizer = self.fixed(now, state, left, modality, ops)
+            return logits - normalizer[:, None]
+
+        return self._path(level, hidden, rest, codes, log_p)
+
+    def _path(self, level: int, hidden: Tensor, rest: Tensor | None, codes: Tensor, log_p: Callable[..., Tensor]) -> Tensor:
+        total = torch.zeros(len(codes), device=codes.device)
+        assert rest is not None
+        for step in range(hidden.shape[1]):
+            now = level + step
+            scores = log_p(now, hidden[:, step], rest, codes[:, 0] if now else None)
+            total = total + scores.gather(1, codes[:, now : now + 1])[:, 0]
+            rest = rest - (self.means[codes[:, 0]] if now == 0 else self._vectors(now, codes[:, now], codes[:, 0]))
+        return total
 
 
 class Int8Decoder(Decoder):

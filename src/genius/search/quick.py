@@ -1,8 +1,10 @@
 """The re-ranked search on a CPU, planned by cost: compare all vectors, or one decoder row and a code scan.
 
-- A collection whose vectors are read faster than the decoder runs is compared whole: same answers as exhaustive search.
+- A collection whose vectors are read faster than the decoder runs is compared whole: same answers as exhaustive search. Many
+  questions read them once.
 - Otherwise the decoder's first row picks cells, `genius.search.scan` looks at the codes in them, and the vectors of the best few
-  are compared (or none: the codes' own nearness ranks).
+  are compared (or none: the codes' own nearness ranks). For a single question that row is computed in numpy (`FirstRow`): it is
+  so little work that calling torch costs more than the arithmetic.
 
 `rerank` is the effort: SCANNED times as many codes are looked at, and the vectors of COMPARED of it are compared. Everything
 that is allowed is compared where that is no more than `rerank`. Filters, deletions and additions are rows passed over or tries
@@ -21,21 +23,89 @@ from torch import Tensor
 from genius.errors import GeniusError
 from genius.model.quantizer import ResidualQuantizer
 from genius.search.beam import BROKEN, by_target
-from genius.search.cells import Cells
-from genius.search.decoder import Decoder, Writer
-from genius.search.first_row import FirstRow
-from genius.search.head import CodebookHead
+from genius.search.decoder import CodebookHead, Decoder, Writer
 from genius.search.params import SearchParams, SearchResult
 from genius.search.rerank import Vectors
-from genius.search.scan import CodeScan, Floats, Ints, Mask
+from genius.search.scan import Cells, CodeScan, Floats, Ints, Mask, least_of_best
 from genius.search.trie import CodeTrie
 
 SCANNED = 15  # codes looked at for each item that `rerank` grants (2,000: 30,000 codes, a third of a millisecond)
 COMPARED = 0.4  # vectors compared for each
 FLAT_BYTES = 20 << 20  # of vectors that are compared whole: about as long as one decoder row and a scan
+PICKED = 5  # vectors read in a row in the time of one that is picked out
+READ = 4096  # vectors that many questions are compared with at a time: they stay in the cache meanwhile
 FEW = 2  # questions up to which numpy is quicker than torch
 AT_ONCE = 32  # questions whose first rows are decoded together
 DOUBT = 2e-3  # by which a product in half precision may be wrong
+
+
+class FirstRow:
+    """What `Decoder.start`, `run` and `log_p` compute for the first code after the kind of a single question; a test holds them
+    together. For a decoder whose head is tied to the codebooks; shares its weights, nothing is copied."""
+
+    def __init__(self, decoder: Decoder, head: CodebookHead) -> None:
+        config = decoder.config
+        self.heads, self.inner, self.eps = decoder.heads, decoder.inner, decoder.eps
+        self.tokens, self.d_model = config.prefix_tokens, config.d_model
+        self.prefix, self.prefix_bias = decoder.prefix_weight.numpy().T, decoder.prefix_bias.numpy()
+        self.prefix_norm = decoder.prefix_norm.numpy()
+        self.bias = decoder.bias[0, :, :2, :2].numpy()  # (heads, 2, 2)
+        self.layers = [
+            tuple(
+                weight.numpy()
+                for weight in (layer.qkv, layer.out, layer.cross_q, layer.cross_kv, layer.cross_out, layer.ff_in, layer.ff_out)
+            )
+            for layer in decoder.layers
+        ]
+        self.start, self.kinds = head.start.numpy(), head.modality_in.numpy()
+        self.kind_weight, self.kind_bias = (part.numpy() for part in head.modality_out)
+        self.bend, self.bend_bias = (part.numpy() for part in head.bend[0])
+        self.doubled, self.means = head.doubled[0].numpy(), head.means.numpy()  # (1 or 3,), (3, D)
+        self.books, self.biases = head.books[0].numpy(), head.biases[0].numpy()
+
+    def liked(self, z: Floats, kinds: NDArray[np.int64]) -> tuple[Floats, Floats]:
+        """z (D,) -> log p of the kinds (all of them), and of every first code of each of `kinds`: (n, K)."""
+        memory = self._norm((z @ self.prefix + self.prefix_bias).reshape(self.tokens, self.d_model)) * self.prefix_norm
+        beams = len(kinds)
+        read = np.empty((beams, 2, self.d_model), np.float32)
+        read[:, 0], read[:, 1] = self.start, self.kinds[kinds]
+        x: Floats = read.reshape(2 * beams, self.d_model)
+        for qkv, out, cross_q, cross_kv, cross_out, ff_in, ff_out in self.layers:
+            q, k, v = np.split(self._norm(x) @ qkv, 3, axis=1)
+            x = x + self._attend(self._split(q, beams), self._split(k, beams), self._split(v, beams), self.bias) @ out
+            k, v = np.split(memory @ cross_kv, 2, axis=1)
+            x = x + self._attend(self._split(self._norm(x) @ cross_q, 1), self._split(k, 1), self._split(v, 1)) @ cross_out
+            x = x + np.maximum(self._norm(x) @ ff_in, 0) @ ff_out
+        state = self._norm(x).reshape(beams, 2, self.d_model)
+        scale = self.doubled if len(self.doubled) == 1 else self.doubled[kinds, None]
+        aim = (state[:, 1] @ self.bend.T + self.bend_bias + z - self.means[kinds]) * scale
+        if len(self.books) == 1:
+            logits = aim @ self.books[0].T + self.biases[0]
+        else:
+            logits = np.stack([aim[i] @ self.books[kind].T + self.biases[kind] for i, kind in enumerate(kinds.tolist())])
+        return _log_softmax(self.kind_weight @ state[0, 0] + self.kind_bias), _log_softmax(logits)
+
+    def _norm(self, x: Floats) -> Floats:
+        scaled: Floats = x * (1 / np.sqrt(np.square(x).mean(-1, keepdims=True) + np.float32(self.eps)))
+        return scaled
+
+    def _split(self, x: Floats, beams: int) -> Floats:
+        return x.reshape(beams, -1, self.heads, self.inner // self.heads).transpose(0, 2, 1, 3)  # (beams, heads, length, d_kv)
+
+    def _attend(self, q: Floats, k: Floats, v: Floats, bias: Floats | None = None) -> Floats:
+        scores = q @ k.transpose(0, 1, 3, 2)
+        if bias is not None:
+            scores = scores + bias
+        scores = np.exp(scores - scores.max(-1, keepdims=True))
+        scores /= scores.sum(-1, keepdims=True)
+        mixed: Floats = (scores @ v).transpose(0, 2, 1, 3).reshape(-1, self.inner)
+        return mixed
+
+
+def _log_softmax(logits: Floats) -> Floats:
+    shifted = logits - logits.max(-1, keepdims=True)
+    out: Floats = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return out
 
 
 class QuickSearch:
@@ -98,17 +168,20 @@ class QuickSearch:
     ) -> None:
         """Questions that want the same kind."""
         whole, most = self._wants_all(params, target), max(params.rerank, k)
-        liked = tables = middles = few = None
+        liked = tables = middles = few = rough = None
         share, shared = 1.0, masks is None or masks.ndim == 1
         for i, query in enumerate(queries.tolist()):
             mask = masks if masks is None or shared else masks[query]
             if i == 0 or not shared:
                 share = 1.0 if mask is None else float(np.count_nonzero(mask)) / max(len(mask), 1)
                 few = self._few(target, mask, most) if params.reranker == "embeddings" else None
+                if few is not None and whole and PICKED * len(few) > len(self.kinds):
+                    few = None
             if few is not None:
                 found = self._compare(dense[i], few, k)
             elif whole:
-                found = self._flat(dense[i], target, mask, k)
+                rough = self._products(dense) if rough is None else rough
+                found = self._flat(rough[i], dense[i], target, mask, k)
             else:
                 if liked is None or tables is None or middles is None:
                     liked = self._liked(z, target)
@@ -123,8 +196,10 @@ class QuickSearch:
 
     def _wants_all(self, params: SearchParams, target: int) -> bool:
         """Whether reading all vectors is the cheaper plan. Which kind is meant, only the decoder says: it must be told, or there
-        must be but one."""
-        if params.reranker != "embeddings" or self.vectors is None or (target < 0 and self._several):
+        must be but one, or so few items that the codes of all would be looked at, whatever the decoder says."""
+        if params.reranker != "embeddings" or self.vectors is None:
+            return False
+        if target < 0 and sum(trie.items for trie in self.tries) > SCANNED * params.rerank and self._several:
             return False
         return all(part.is_floating_point() for part, _ in self.vectors.parts) and self.vectors.nbytes <= FLAT_BYTES
 
@@ -150,17 +225,24 @@ class QuickSearch:
         lo, hi = (0, trie.items) if target < 0 else trie.item_range(1, *trie.find([target]))
         return int(lo), int(hi)
 
-    def _flat(self, dense: Tensor, target: int, mask: Mask | None, k: int) -> tuple[Tensor, Tensor, int]:
-        """All vectors by a product in their own precision; what may be among the best is compared again in float32."""
+    def _products(self, dense: Tensor) -> Tensor:
+        """(Q, rows) of questions and all vectors: one by one in the vectors' own precision, many in float32."""
         assert self.vectors is not None
+        parts = [part for part, _ in self.vectors.parts]
+        if len(dense) <= FEW:
+            return torch.stack([torch.cat([torch.mv(part, one.to(part.dtype)).float() for part in parts]) for one in dense])
+        pieces = [piece for part in parts for piece in part.split(READ)]
+        return torch.cat([dense @ piece.float().T for piece in pieces], 1)
+
+    def _flat(self, rough: Tensor, dense: Tensor, target: int, mask: Mask | None, k: int) -> tuple[Tensor, Tensor, int]:
+        """The best of all by their products (rows,); what may be among them is compared again, one way for everyone."""
         keep = self.kinds != 255 if target < 0 else self.kinds == target
         if mask is not None:
             keep = keep & mask
         wanted = min(k, int(np.count_nonzero(keep)))
         if not wanted:
             return _nothing()
-        parts = [torch.mv(part, dense.to(part.dtype)).float() for part, _ in self.vectors.parts]
-        rough = (parts[0] if len(parts) == 1 else torch.cat(parts)).masked_fill(torch.from_numpy(~keep), -torch.inf)
+        rough = rough.masked_fill(torch.from_numpy(~keep), -torch.inf)
         least = rough.topk(wanted).values[-1] - DOUBT * float(dense.norm().clamp(min=1.0))
         rows, scores, _ = self._compare(dense, (rough >= least).nonzero()[:, 0].numpy(), k)
         return rows, scores, int(np.count_nonzero(keep))
@@ -226,13 +308,13 @@ class QuickSearch:
             return _nothing()
         if params.reranker == "codes":
             return (*self._by_codes(z, places, scores, k), len(places))
-        least = torch.from_numpy(scores).topk(min(granted(params, k), len(places))).values[-1].numpy()
+        least = least_of_best(scores, min(granted(params, k), len(places)))
         rows, values, _ = self._compare(dense, self.scan.rows_at(places[scores >= least]), k)  # items with one ID go together
         return rows, values, len(places)
 
     def _by_codes(self, z: Tensor, places: Ints, scores: Floats, k: int) -> tuple[Tensor, Tensor]:
         """The best by their reconstructions: those that a length held in steps leaves in doubt are measured exactly."""
-        least = float(torch.from_numpy(scores).topk(min(k, len(places))).values[-1]) - 2 * self.scan.doubt * float(z.norm())
+        least = float(least_of_best(scores, min(k, len(places)))) - 2 * self.scan.doubt * float(z.norm())
         near = places[scores >= least]
         rows = self.scan.rows_at(near)
         by_row = np.argsort(rows)

@@ -1,14 +1,19 @@
-"""`create_app(index)`: the service as an ASGI app. Puts the parts together and decides nothing."""
+"""`create_app(index)`: the service as an ASGI app. Puts the parts together and decides nothing; serves the page and its files.
+
+The page's files are a fixed list read at start, so that no path from a request ever reaches the disk.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import cache
+from importlib import resources
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 from starlette.concurrency import run_in_threadpool
@@ -16,10 +21,10 @@ from starlette.responses import Response
 
 from genius.index import Index
 from genius.serve.auth import KeyRing, Keys
-from genius.serve.errors import install_handlers
-from genius.serve.limits import BodyLimit
+from genius.serve.bodies import BodyLimit
+from genius.serve.errors import ApiError, install_handlers
 from genius.serve.logs import Observe, event
-from genius.serve.routes import items, page, search, system
+from genius.serve.routes import items, search, system
 from genius.serve.schemas import ItemBody, ItemsRequest, SearchBody
 from genius.serve.service import Service
 from genius.serve.settings import ServeConfig
@@ -31,6 +36,18 @@ Errors have one shape: `{"error": {"code", "message", "request_id"}}`. With API 
 `Authorization: Bearer KEY`: a *read* key searches and shows, a *write* key also changes, an *admin* key also sees who may
 and who did.
 """
+page_router = APIRouter(include_in_schema=False)
+
+KINDS = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
+    "form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
+)
 
 
 def create_app(index: Index, config: ServeConfig | None = None, keys: Keys | KeyRing | None = None) -> FastAPI:
@@ -57,8 +74,8 @@ def create_app(index: Index, config: ServeConfig | None = None, keys: Keys | Key
     )
     app.state.service = service
     install_handlers(app)
-    for part in (search, items, system, page):
-        app.include_router(part.router)
+    for router in (search.router, items.router, system.router, page_router):
+        app.include_router(router)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     document = cache(lambda: json.dumps(app.openapi()).encode())
     app.add_route("/openapi.json", lambda request: Response(document(), media_type="application/json"), include_in_schema=False)
@@ -90,3 +107,47 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         components["schemas"].pop(name, None)
     app.openapi_schema = document
     return document
+
+
+def _load() -> dict[str, tuple[bytes, str, str]]:
+    """name -> (content, media type, etag)"""
+    files = {}
+    for entry in resources.files("genius.serve").joinpath("static").iterdir():
+        kind = KINDS.get(entry.name.rsplit(".", 1)[-1])
+        if kind is not None:
+            content = entry.read_bytes()
+            files[entry.name] = (content, kind, f'"{hashlib.blake2b(content, digest_size=12).hexdigest()}"')
+    return files
+
+
+FILES = _load()
+
+
+def _file(request: Request, name: str) -> Response:
+    if name not in FILES:
+        raise ApiError(404, f"no such file: {name}")
+    content, kind, tag = FILES[name]
+    headers = {"ETag": tag, "Cache-Control": "no-cache", "Content-Security-Policy": POLICY}
+    if request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers=headers)
+    return Response(content, 200, headers, kind)
+
+
+@page_router.get("/")
+async def page(request: Request) -> Response:
+    return _file(request, "index.html")
+
+
+@page_router.get("/docs")
+async def docs(request: Request) -> Response:
+    return _file(request, "docs.html")
+
+
+@page_router.get("/static/{name}")
+async def static(request: Request, name: str) -> Response:
+    return _file(request, name)
+
+
+@page_router.get("/favicon.ico")
+async def icon(request: Request) -> Response:
+    return _file(request, "icon.svg")

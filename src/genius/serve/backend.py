@@ -19,12 +19,11 @@ from PIL import Image
 
 from genius.errors import GeniusError, PictureError
 from genius.index import Hits, Index
-from genius.index.plane import plane
-from genius.pictures.formats import SVG, WEB_TYPES
-from genius.pictures.load import WORKING_SIDE, load_image, loaded, opened
+from genius.index.plane import Placed, Planes
+from genius.index.searching import why_nothing
+from genius.pictures.load import SVG, WEB_TYPES, WORKING_SIDE, load_image, loaded, opened
 from genius.search import SearchRequest
 from genius.serve.schemas import (
-    Answers,
     ChildCode,
     CodesResponse,
     CodeStep,
@@ -76,9 +75,20 @@ class Job:
 LARGE_LANE = "large"
 
 
+@dataclass(frozen=True)
+class Answers:
+    """What one search found, on its way to the response."""
+
+    hits: list[HitOut]
+    answerable: float | None = None
+    doubtful: bool = False
+    why: str | None = None
+
+
 class Backend:
     def __init__(self, index: Index, query_side: int = 1024) -> None:
         self.index = index
+        self.planes = Planes(index)
         self._query_side = query_side
         self._counts: dict[tuple[int, ...], int] = {}  # items below a prefix, of version `_counted`
         self._counted = -1
@@ -205,10 +215,18 @@ class Backend:
         picture.save(buffer, "JPEG", quality=85)
         return buffer.getvalue(), "image/jpeg"
 
-    def map(self) -> MapResponse:
-        """A sample of items on a plane."""
-        shown = [PlacedOut(**_shown(at.item, at.codes), x=round(at.x, 4), y=round(at.y, 4)) for at in plane(self.index)]
-        return MapResponse(count=self.index.count(), items=shown)
+    def map(self, ids: Sequence[str] = ()) -> MapResponse:
+        """A sample of items on a plane, and where these lie on it."""
+        plane, alive, drawing = self.planes.now()
+        if plane is None:
+            return MapResponse(count=0, method="pca", drawing=False, items=[], found=[])
+        found = [_at(at) for at in self.planes.locate(plane, ids)] if ids else []
+        items = [_at(at) for at in plane.placed(alive)]
+        return MapResponse(count=len(alive), method=plane.method, drawing=drawing, items=items, found=found)
+
+    def close(self) -> None:
+        self.planes.close()
+        self.index.close()
 
     # -- codes -------------------------------------------------------------------------------------------------
 
@@ -289,6 +307,13 @@ def _shown(item: Item, codes: Sequence[int]) -> dict[str, Any]:
     }
 
 
+def _at(placed: Placed) -> PlacedOut:
+    label: Target = placed.modality.label  # type: ignore[assignment]
+    small = None if placed.modality is Modality.TEXT else f"/v1/thumbnails/{quote(placed.id, safe='')}"
+    x, y = round(placed.x, 4), round(placed.y, 4)
+    return PlacedOut(id=placed.id, modality=label, title=placed.title, codes=list(placed.codes), thumbnail_url=small, x=x, y=y)
+
+
 def _answers(job: Job, found: Hits) -> Answers:
     lowest = -math.inf if job.request.min_score is None else job.request.min_score
     wanted = (hit for hit in found if hit.id != job.without and hit.score >= lowest)
@@ -296,7 +321,8 @@ def _answers(job: Job, found: Hits) -> Answers:
         HitOut(**_shown(hit.item, hit.codes), score=float(hit.score), probability=hit.probability)
         for hit in islice(wanted, job.request.k)
     ]
-    return Answers(hits, found.answerable, found.doubtful)
+    why = found.why if not found or hits else why_nothing(None, replace(job.request, where=None), {"item": len(found)})
+    return Answers(hits, found.answerable, found.doubtful, why)
 
 
 def _png(picture: Image.Image) -> bytes:

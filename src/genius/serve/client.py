@@ -2,18 +2,22 @@
 
 Retries what is safe to retry: 503 with its Retry-After, and connections that were never made. Any other answer that
 is not a success raises `ServerError`, a `GeniusError` with the server's one line, its status and request id.
+
+`AsyncGeniusClient` is the client for `async` programs: each call runs in a thread, so that others go on meanwhile.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import functools
 import ssl
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -32,9 +36,11 @@ from genius.serve.schemas import (
     SearchResponse,
     Target,
 )
-from genius.types import ImageInput, Item
+from genius.types import ContentInput, ImageInput, Item, coerce_content
 
 M = TypeVar("M", bound=BaseModel)
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class ServerError(GeniusError):
@@ -60,7 +66,9 @@ class GeniusClient:
         certificate: str | Path | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        """`certificate`: a PEM file to trust, for a server with a certificate of your own making."""
+        """`url`: where the server is; `api_key`: if it asks for one; `timeout_s`: seconds an answer may take; `retries`: how
+        often a busy server is asked again; `certificate`: a PEM file to trust, for a server with a certificate of your own
+        making; `transport`: how requests travel (httpx), for tests and proxies."""
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self.retries = retries
         trusted = ssl.create_default_context(cafile=certificate) if certificate is not None else True
@@ -69,6 +77,7 @@ class GeniusClient:
         )
 
     def close(self) -> None:
+        """Let the connections go."""
         self._http.close()
 
     def __enter__(self) -> GeniusClient:
@@ -94,11 +103,19 @@ class GeniusClient:
         beams: int | None = None,
         rerank: int | None = None,
         diverse: bool = False,
+        minus: ContentInput | None = None,
+        minus_like: str | None = None,
     ) -> SearchResponse:
-        """Find items with words, a picture (path, bytes or PIL), or both; or like an indexed item, by its id."""
+        """Find items with words, a picture (path, bytes or PIL), or both; or like an indexed item, by its id.
+
+        `target`: image (anything with a picture), text (anything with words) or pair; `modality`: exactly that kind. `k` answers
+        that match `where` and score at least `min_score`; `beams` and `rerank` trade speed for recall. `instruction`: what is
+        wanted, in words. `diverse`: answers that differ. `minus`: what they should not be like, as words or a picture;
+        `minus_like`: an indexed item that they should not be like.
+        """
         question = {"text": text, "like": like, "instruction": instruction, "target": target, "modality": modality}
         wanted = {"k": k, "where": where, "min_score": min_score, "beams": beams, "rerank": rerank, "diverse": diverse or None}
-        return self._call(SearchResponse, "POST", "/v1/search", _question(image, **question, **wanted))
+        return self._call(SearchResponse, "POST", "/v1/search", _question(image, minus, minus_like, **question, **wanted))
 
     def explain(
         self,
@@ -108,12 +125,20 @@ class GeniusClient:
         like: str | None = None,
         instruction: str | None = None,
         target: Target | None = None,
+        modality: Target | None = None,
         k: int = 3,
         where: str | None = None,
+        minus: ContentInput | None = None,
+        minus_like: str | None = None,
     ) -> ExplainResponse:
-        """How the answers to a question come about: which codes were written, how likely each was, what lives below it."""
-        fields = {"text": text, "like": like, "instruction": instruction, "target": target, "k": k, "where": where}
-        return self._call(ExplainResponse, "POST", "/v1/explain", _question(image, **fields))
+        """How the answers to a question come about: which codes were written, how likely each was, what lives below it.
+
+        A question as `search` takes it: `text`, `image`, `like`, `instruction`, `target`, `modality`, `k`, `where`, `minus`,
+        `minus_like`.
+        """
+        question = {"text": text, "like": like, "instruction": instruction, "target": target, "modality": modality}
+        fields = _question(image, minus, minus_like, **question, k=k, where=where)
+        return self._call(ExplainResponse, "POST", "/v1/explain", fields)
 
     # -- items -------------------------------------------------------------------------------------------------
 
@@ -136,16 +161,19 @@ class GeniusClient:
         return self._call(PutResponse, "PUT", _path("items", item.id), _body(item))
 
     def delete(self, item_id: str) -> DeleteResponse:
+        """Take the item `item_id` out of the index."""
         return self._call(DeleteResponse, "DELETE", _path("items", item_id))
 
     def get(self, item_id: str) -> ItemDetail:
-        """The item, its codes, and how many items share each step of its ID."""
+        """The item `item_id`, its codes, and how many items share each step of its ID."""
         return self._call(ItemDetail, "GET", _path("items", item_id))
 
     def image(self, item_id: str) -> bytes:
+        """The picture of the item `item_id`, as a file."""
         return self._send("GET", _path("images", item_id)).content
 
     def thumbnail(self, item_id: str) -> bytes:
+        """A small JPEG of the picture of the item `item_id`."""
         return self._send("GET", _path("thumbnails", item_id)).content
 
     # -- the rest ----------------------------------------------------------------------------------------------
@@ -156,6 +184,7 @@ class GeniusClient:
         return self._call(CodesResponse, "GET", f"/v1/codes/{quote(text, safe='')}" if text else "/v1/codes")
 
     def info(self) -> InfoResponse:
+        """What the server holds and takes."""
         return self._call(InfoResponse, "GET", "/v1/info")
 
     def ready(self) -> bool:
@@ -166,6 +195,7 @@ class GeniusClient:
             return False
 
     def wait_until_ready(self, timeout_s: float = 60.0) -> None:
+        """Return once the server can answer; an error after `timeout_s` seconds."""
         deadline = time.monotonic() + timeout_s
         while not self.ready():
             if time.monotonic() > deadline:
@@ -225,11 +255,13 @@ def _body(item: Item) -> dict[str, Any]:
     return body
 
 
-def _question(image: ImageInput | None, **fields: Any) -> dict[str, Any]:
+def _question(image: ImageInput | None, minus: ContentInput | None, minus_like: str | None, **fields: Any) -> dict[str, Any]:
     """A question as JSON: what was not said is not sent."""
-    return {
-        name: value for name, value in {**fields, "image": None if image is None else _base64(image)}.items() if value is not None
-    }
+    unwanted = {"text": None, "image": None} if minus is None else coerce_content(minus)
+    pictures = {"image": image, "minus_image": unwanted["image"]}
+    sent = {name: _base64(picture) for name, picture in pictures.items() if picture is not None}
+    said = {**fields, "minus": unwanted["text"], "minus_like": minus_like}
+    return {name: value for name, value in said.items() if value is not None} | sent
 
 
 def _base64(image: ImageInput) -> str:
@@ -245,3 +277,41 @@ def _base64(image: ImageInput) -> str:
         except OSError as error:
             raise GeniusError(f"cannot read {path}: {error.strerror or error}") from None
     return base64.b64encode(image).decode()
+
+
+def _later(
+    method: Callable[Concatenate[GeniusClient, P], R],
+) -> Callable[Concatenate[AsyncGeniusClient, P], Coroutine[Any, Any, R]]:
+    @functools.wraps(method)
+    async def call(self: AsyncGeniusClient, /, *args: P.args, **options: P.kwargs) -> R:
+        return await asyncio.to_thread(method, self.client, *args, **options)
+
+    return call
+
+
+class AsyncGeniusClient:
+    """The same methods as `GeniusClient`, to be awaited: `hits = (await client.search("a red bicycle")).hits`."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        """As `GeniusClient`."""
+        self.client = GeniusClient(*args, **options)
+
+    async def __aenter__(self) -> AsyncGeniusClient:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.close()
+
+    search = _later(GeniusClient.search)
+    explain = _later(GeniusClient.explain)
+    add = _later(GeniusClient.add)
+    put = _later(GeniusClient.put)
+    get = _later(GeniusClient.get)
+    delete = _later(GeniusClient.delete)
+    image = _later(GeniusClient.image)
+    thumbnail = _later(GeniusClient.thumbnail)
+    codes = _later(GeniusClient.codes)
+    info = _later(GeniusClient.info)
+    ready = _later(GeniusClient.ready)
+    wait_until_ready = _later(GeniusClient.wait_until_ready)
+    close = _later(GeniusClient.close)

@@ -12,7 +12,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
 from genius.errors import GeniusError
@@ -33,6 +33,18 @@ CODES = {
     504: "timeout",
     507: "disk_full",
 }
+
+
+class ErrorBody(BaseModel):
+    code: str
+    message: str
+    request_id: str
+
+
+class ErrorResponse(BaseModel):
+    """Every answer that is not a success."""
+
+    error: ErrorBody
 
 
 class ApiError(Exception):

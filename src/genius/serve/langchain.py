@@ -13,9 +13,8 @@ from langchain_core.retrievers import BaseRetriever
 
 from genius.index import Hit, Index
 from genius.index.searching import wanted_kind
-from genius.names import name_of
 from genius.search import SearchRequest
-from genius.types import Query
+from genius.types import Query, name_of
 
 
 class GeniusRetriever(BaseRetriever):  # type: ignore[misc]

@@ -5,6 +5,8 @@ Three tools: search, show an item, explain an answer. They only read. Knows an i
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from genius.errors import GeniusError
@@ -20,6 +22,7 @@ def make_server(index: Index) -> Any:
     """The server over an open index; `.run()` talks on stdin and stdout."""
     try:
         from mcp.server import MCPServer
+        from mcp.server.mcpserver.exceptions import ToolError
     except ImportError:
         raise GeniusError("genius mcp needs the package mcp: pip install 'genius-search[mcp]'") from None
 
@@ -41,9 +44,13 @@ def make_server(index: Index) -> Any:
         like.
         """
         request = SearchRequest(max(1, min(count, MOST)), where)
-        query = Query(words or None, picture, target=wanted_kind(target, None))
-        hits = index.search_many([query], request, minus=minus)[0]
-        return {"hits": [hit.to_dict() for hit in hits], "probably_nothing_like_that_here": hits.doubtful}
+        query = Query(words or None, picture, None, wanted_kind(target, None), None if minus is None else Query.of(minus))
+        hits = index.search_many([query], request)[0]
+        return {
+            "hits": [hit.to_dict() for hit in hits],
+            "why_nothing": hits.why,
+            "probably_nothing_here": hits.doubtful,
+        }
 
     def show(id: str) -> dict[str, Any]:
         """One item by its id: words, metadata, where its picture lies, its codes."""
@@ -56,6 +63,18 @@ def make_server(index: Index) -> Any:
         """Why a search finds what it finds: the codes that were written, how likely each was, what lives below it."""
         return index.explain(Query(words, target=wanted_kind(target, None))).to_dict()
 
+    def told(tool: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+        """The tool with its one-line errors passed on: the assistant reads them, and asks better."""
+
+        @functools.wraps(tool)
+        def call(*args: Any, **given: Any) -> dict[str, Any]:
+            try:
+                return tool(*args, **given)
+            except GeniusError as error:
+                raise ToolError(str(error)) from None
+
+        return call
+
     for tool in (search, show, explain):
-        server.add_tool(tool)
+        server.add_tool(told(tool))
     return server

@@ -1,18 +1,17 @@
 """What goes over the wire, as pydantic models: requests are strict, answers are typed for the client.
 
-Knows shapes and limits that never change; limits that an operator may set are checked in `limits.py`.
+Knows shapes and limits that never change; limits that an operator may set are checked in `bodies.py`.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
-from genius.pictures.formats import NAMES
+from genius.pictures.load import NAMES
 
 Target = Literal["image", "text", "pair"]
 EXACT = 2**53  # integers beyond are not exact in JSON, nor in the index
@@ -80,8 +79,13 @@ class SearchBody(Strict):
         None, ge=0, le=100_000, description="How many candidates to re-rank; the model's default if absent."
     )
     diverse: bool = Field(False, description="Answers that differ: one of each group of items with like codes.")
+    minus: str | None = Field(None, max_length=8000, description="What answers should not be like, in words.")
+    minus_image: str | None = Field(
+        None, description="A picture that answers should not be like, as base64.", json_schema_extra={"contentEncoding": "base64"}
+    )
+    minus_like: ItemId | None = Field(None, description="The id of an indexed item that answers should not be like.")
 
-    _texts = field_validator("text", "instruction", "where")(_no_nul)
+    _texts = field_validator("text", "instruction", "where", "minus")(_no_nul)
 
     @model_validator(mode="after")
     def _asks_something(self) -> SearchBody:
@@ -89,6 +93,8 @@ class SearchBody(Strict):
             raise ValueError("send a text, an image, or 'like' with an item's id")
         if self.image is not None and self.like is not None:
             raise ValueError("send either an image or 'like', not both")
+        if self.minus_image is not None and self.minus_like is not None:
+            raise ValueError("send either 'minus_image' or 'minus_like', not both")
         if self.target is not None and self.modality is not None:
             raise ValueError("target and modality both say what is wanted: send one of them")
         return self
@@ -183,16 +189,24 @@ class ItemDetail(ItemOut):
     path: list[CodeStep]
 
 
-class PlacedOut(ItemOut):
+class PlacedOut(BaseModel):
     """An item on the map: both coordinates are from 0 to 1."""
 
+    id: str
+    modality: Target
+    title: str
+    codes: list[int]
+    thumbnail_url: str | None = None
     x: float
     y: float
 
 
 class MapResponse(BaseModel):
     count: int = Field(description="Items in the index.")
-    items: list[PlacedOut] = Field(description="A sample of them, where they lie on a plane.")
+    method: Literal["umap", "pca"] = Field(description="How the plane was drawn.")
+    drawing: bool = Field(description="Whether a better plane is being drawn: ask again in some seconds.")
+    items: list[PlacedOut] = Field(description="A sample of the index, where it lies on a plane.")
+    found: list[PlacedOut] = Field(description="The items that were asked for by id, those in the sample among them.")
 
 
 class HitOut(ItemOut):
@@ -202,21 +216,13 @@ class HitOut(ItemOut):
     probability: float | None = Field(None, description="That it answers the question; null where the model was not calibrated.")
 
 
-@dataclass(frozen=True)
-class Answers:
-    """What one search found, on its way to the response."""
-
-    hits: list[HitOut]
-    answerable: float | None = None
-    doubtful: bool = False
-
-
 class SearchResponse(BaseModel):
     hits: list[HitOut]
     answerable: float | None = Field(
         None, description="Probability that the index holds an answer at all; null where the model was not calibrated."
     )
     doubtful: bool = Field(False, description="Whether there is probably nothing like that here.")
+    why: str | None = Field(None, description="Where nothing was found: why, and what to do.")
     took_ms: float = Field(description="Time in the server, waiting included.")
     batch_size: int = Field(description="How many queries shared the pass through the model.")
 
@@ -285,6 +291,7 @@ class ExplainResponse(BaseModel):
     answerable: float | None
     doubtful: bool
     thumbnails: dict[str, str] = Field(description="Pictures of the examples, by id.")
+    why: str | None = Field(None, description="Where nothing was found: why, and what to do.")
 
 
 class AddResponse(BaseModel):
@@ -384,15 +391,3 @@ class AuditResponse(BaseModel):
 
 class Health(BaseModel):
     status: Literal["ok", "ready"]
-
-
-class ErrorBody(BaseModel):
-    code: str
-    message: str
-    request_id: str
-
-
-class ErrorResponse(BaseModel):
-    """Every answer that is not a success."""
-
-    error: ErrorBody

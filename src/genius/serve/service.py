@@ -17,14 +17,13 @@ from genius.errors import GeniusError, PictureError
 from genius.index import Index
 from genius.index.searching import wanted_kind
 from genius.search import SearchRequest
-from genius.serve.audit import Audit, Change
-from genius.serve.auth import Caller, KeyRing, Keys
-from genius.serve.backend import LARGE_LANE, Backend, Job, Missing
+from genius.serve.auth import Audit, Caller, Change, KeyRing, Keys
+from genius.serve.backend import LARGE_LANE, Answers, Backend, Job, Missing
 from genius.serve.batching import Batcher, Closed, Expired, QueueFull
+from genius.serve.bodies import Arrivals, check_pictures, decode_base64, decode_picture
 from genius.serve.errors import ApiError
-from genius.serve.limits import Arrivals, check_pictures, decode_picture
 from genius.serve.logs import Metrics, event
-from genius.serve.schemas import Answers, SearchBody
+from genius.serve.schemas import SearchBody
 from genius.serve.settings import ServeConfig
 from genius.types import ImageInput, Query
 
@@ -166,22 +165,29 @@ class Service:
             raise self._timeout(self.config.timeout_s) from None
 
     async def _job(self, asked: SearchBody, picture: bytes | None, owner: str) -> Job:
-        text = (asked.text or "").strip() or None
-        image: ImageInput | None = None
-        if picture is not None:
-            image = await self._decode("sent", lambda: decode_picture(picture, self.config, self.backend.shrink), owner)
-        elif asked.like is not None:
-            like = asked.like
-            try:
-                text, image = await self._decode("like", lambda: self.backend.like(like, text), owner)
-            except Missing as error:
-                raise ApiError(404, str(error)) from None
-        wanted = wanted_kind(asked.target, asked.modality)
-        query = Query(text=text, image=image, instruction=asked.instruction, target=wanted)
+        text, image = await self._content(asked.text, picture, asked.like, owner)
+        sent = None if asked.minus_image is None else decode_base64(asked.minus_image, self.config)
+        unwanted = await self._content(asked.minus, sent, asked.minus_like, owner)
+        minus = Query(*unwanted) if any(part is not None for part in unwanted) else None
+        query = Query(text, image, asked.instruction, wanted_kind(asked.target, asked.modality), minus)
         where = (asked.where or "").strip() or None
         strict = asked.modality is not None
         request = SearchRequest(asked.k, where, asked.min_score, asked.beams, asked.rerank, strict=strict, diverse=asked.diverse)
         return Job(query, request, asked.like)
+
+    async def _content(
+        self, text: str | None, picture: bytes | None, like: str | None, owner: str
+    ) -> tuple[str | None, ImageInput | None]:
+        """Words and picture of what is asked: as sent, or those of an indexed item."""
+        words = (text or "").strip() or None
+        if picture is not None:
+            return words, await self._decode("sent", lambda: decode_picture(picture, self.config, self.backend.shrink), owner)
+        if like is None:
+            return words, None
+        try:
+            return await self._decode("like", lambda: self.backend.like(like, words), owner)
+        except Missing as error:
+            raise ApiError(404, str(error)) from None
 
     async def _decode(self, lane: str, work: Callable[[], T], owner: str) -> T:
         future = self.decoding.submit(Task(work, lane), self.config.timeout_s, owner)
@@ -269,7 +275,7 @@ class Service:
         # pictures first, since they become searches
         lines: tuple[Batcher[Any, Any], ...] = (self.decoding, self.batcher, self.writing, self.reading)
         done = [line.close(max(0.0, deadline - time.monotonic())) for line in lines]
-        self.backend.index.close()
+        self.backend.close()
         self.drained = all(done)
         return self.drained
 

@@ -1,6 +1,7 @@
-"""Checkpoints that appear whole or not at all: a folder per checkpoint, written beside and renamed.
+"""What survives when a run stops: checkpoints that appear whole or not at all, and a Ctrl-C that waits for the end of a step.
 
-A kill at any moment leaves either the old or the new one. Knows nothing of what is in the state.
+A checkpoint is a folder, written beside and renamed, so a kill at any moment leaves either the old or the new one. Knows nothing
+of what is in the state.
 """
 
 from __future__ import annotations
@@ -8,7 +9,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
+import threading
 from pathlib import Path
+from types import FrameType, TracebackType
 from typing import Any
 
 import torch
@@ -34,7 +38,7 @@ def save_checkpoint(
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}, temporary / WEIGHTS)
-        torch.save(optimizer, temporary / OPTIMIZER)
+        torch.save(_cpu(optimizer), temporary / OPTIMIZER)
         (temporary / PROGRESS).write_text(json.dumps({"step": step, **progress}), encoding="utf-8")
         for path in temporary.iterdir():
             with path.open("rb") as file:
@@ -53,6 +57,16 @@ def save_checkpoint(
     return target
 
 
+def _cpu(state: Any) -> Any:
+    if isinstance(state, Tensor):
+        return state.detach().cpu()
+    if isinstance(state, dict):
+        return {name: _cpu(value) for name, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(_cpu(value) for value in state)
+    return state
+
+
 def latest_checkpoint(folder: Path) -> Path | None:
     found = sorted(folder.glob(f"{PREFIX}*")) if folder.is_dir() else []
     return found[-1] if found else None
@@ -67,3 +81,25 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise GeniusError(f"cannot read the checkpoint {path}: {error}; delete it to start the stage again") from None
     return weights, optimizer, progress
+
+
+class Interrupt:
+    """Inside, the first Ctrl-C only sets `asked`; a second one ends the program at once, as it would have."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: Any = None
+
+    def __enter__(self) -> Interrupt:
+        if threading.current_thread() is threading.main_thread():  # only there may signals be handled
+            self._before = signal.signal(signal.SIGINT, self._hear)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from genius.data.collection import Collection
 from genius.data.features import FeatureSet
 from genius.encoders.base import Encoder
-from genius.encoders.heads import Heads
+from genius.encoders.towers import Heads
 from genius.errors import GeniusError
 from genius.features import Features
 from genius.instructions import format_text, query_text

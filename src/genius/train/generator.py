@@ -18,7 +18,7 @@ from genius.errors import GeniusError
 from genius.model.generator import SIZES, Generator, GeneratorConfig
 from genius.model.nearness import ByModality
 from genius.model.quantizer import ResidualQuantizer
-from genius.nearest import nearest_rows
+from genius.ranking import nearest_rows
 from genius.train.config import GeneratorStageConfig, ModelConfig
 from genius.train.loop import Stage, step_seed
 from genius.train.losses import code_loss

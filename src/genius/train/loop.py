@@ -12,7 +12,7 @@ import json
 import math
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,17 +24,14 @@ from torch import Tensor, nn
 
 from genius.errors import GeniusError
 from genius.files import write_whole
-from genius.train.capture import CapturedStep
-from genius.train.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
-from genius.train.config import RunConfig, StageConfig
-from genius.train.interrupt import Interrupt
-from genius.train.losses import rank, world_size
+from genius.train.checkpoint import Interrupt, latest_checkpoint, load_checkpoint, save_checkpoint
+from genius.train.config import RunConfig, Schedule, StageConfig
 from genius.train.progress import Journal
-from genius.train.recipes import Schedule
 from genius.train.selection import Selection
 
 CHECKPOINT_SECONDS = 30.0  # a checkpoint at least this often
 LOOKS = 20  # at the honest questions, evenly spread over the steps
+WARM_UP = 3  # plain steps before one is recorded, as CUDA graphs ask for
 
 
 def step_seed(seed: int, stage: str, step: int, rank: int = 0) -> int:
@@ -102,9 +99,12 @@ class Runtime:
 
 
 class OneProcess:
-    """What `run_stage` asks of an accelerator, for one process on the CPU: short fits need no package for that."""
+    """What `run_stage` asks of an accelerator, for one process: short fits need no package for that."""
 
-    device, process_index, num_processes, is_main_process = torch.device("cpu"), 0, 1, True
+    process_index, num_processes, is_main_process = 0, 1, True
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self.device = torch.device(device)
 
     def prepare(self, *parts: Any) -> tuple[Any, ...]:
         return parts
@@ -186,7 +186,7 @@ def run_stage(stage: Stage, config: StageConfig, runtime: Runtime, folder: Path)
     looks = {round(config.steps * (i + 1) / LOOKS) for i in range(LOOKS)} if run.patience else set()
     with journal.bar(stage.name, config.steps, start) as bar, Interrupt() as ctrl_c:
         for step in range(start, config.steps):
-            logs = _step(stage, module, optimizer, config, runtime, step, recorder)
+            logs = take_step(stage, module, optimizer, config, runtime, step, recorder)
             selection.update()
             done = step + 1
             if done % run.log_every == 0 or done == config.steps:
@@ -204,7 +204,7 @@ def run_stage(stage: Stage, config: StageConfig, runtime: Runtime, folder: Path)
             due = due or (run.checkpoint_steps > 0 and done % run.checkpoint_steps == 0)
             if ((due and done < config.steps) or ctrl_c.asked) and runtime.main:
                 tensors = {**stage.state_dict(), **selection.tensors()}
-                save_checkpoint(folder, done, tensors, _cpu(optimizer.state_dict()), selection.numbers())
+                save_checkpoint(folder, done, tensors, optimizer.state_dict(), selection.numbers())
                 saved = time.monotonic()
             if ctrl_c.asked:
                 raise KeyboardInterrupt
@@ -235,8 +235,8 @@ def _look(stage: Stage, selection: Selection, runtime: Runtime, step: int) -> bo
 
 def finish(stage: Stage, run: Callable[[], dict[str, float]], runtime: Runtime, folder: Path) -> dict[str, float]:
     """Run a stage, or read back what it left when it has already finished."""
-    weights, values = folder / f"{stage.name}.safetensors", folder / f"{stage.name}.json"
-    if weights.exists() and values.exists():
+    weights, values = _results(folder, stage.name)
+    if finished(folder, stage.name):
         _restore(stage, load_file(weights), weights)
         stage.to(runtime.device).eval()
         runtime.journal.note(f"{stage.name}: already trained")
@@ -251,8 +251,65 @@ def finish(stage: Stage, run: Callable[[], dict[str, float]], runtime: Runtime, 
     return result
 
 
+def _results(folder: Path, name: str) -> tuple[Path, Path]:
+    return folder / f"{name}.safetensors", folder / f"{name}.json"
+
+
+def finished(folder: Path, name: str) -> bool:
+    """Whether a stage of the run in this folder was trained to its end."""
+    return all(path.exists() for path in _results(folder, name))
+
+
+class CapturedStep:
+    """A stage's forward and backward as one recorded CUDA graph: small decoders are bound by launching kernels, not running them.
+
+    For stages whose batches have the same shapes at every step. Call it with a batch: gradients are left in the parameters, as
+    `loss.backward()` would leave them."""
+
+    def __init__(self, module: nn.Module, batch: Any, half: bool) -> None:
+        self.module, self.half = module, half
+        self.inputs = type(batch)(*(part.clone() if isinstance(part, Tensor) else part for part in batch))
+        random = torch.cuda.get_rng_state()  # recording must not change what later steps draw
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP):
+                self._zero()
+                self._run()
+        torch.cuda.current_stream().wait_stream(side)
+        self.graph = torch.cuda.CUDAGraph()
+        self._zero()
+        with torch.cuda.graph(self.graph):
+            self.loss, self.values = self._run()
+        self._zero()
+        torch.cuda.set_rng_state(random)
+
+    def __call__(self, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        for mine, given in zip(self.inputs, batch, strict=True):
+            if isinstance(mine, Tensor):
+                mine.copy_(given)
+            elif mine != given:
+                raise ValueError("a recorded step takes batches of one shape")
+        self._zero()
+        self.graph.replay()
+        return self.loss, self.values
+
+    def _run(self) -> tuple[Tensor, dict[str, Tensor]]:
+        # without autocast's cache: what it holds would outlive the recording
+        with torch.autocast("cuda", torch.bfloat16, enabled=self.half, cache_enabled=False):
+            loss, values = self.module(self.inputs)
+            loss.backward()
+        return loss.detach(), {name: value.detach() for name, value in values.items()}
+
+    def _zero(self) -> None:
+        """Gradients stay where the graph adds to them."""
+        grads = [p.grad for p in self.module.parameters() if p.grad is not None]
+        if grads:
+            torch._foreach_zero_(grads)
+
+
 class Recorder:
-    """Decides whether a stage's step is recorded as a CUDA graph, and keeps it."""
+    """Decides whether a stage's step is recorded, and keeps it; where recording fails, training goes on without."""
 
     def __init__(self, stage: Stage, runtime: Runtime) -> None:
         self.stage, self.half = stage, runtime.half
@@ -276,7 +333,7 @@ class Recorder:
         return self.captured(batch)
 
 
-def _step(
+def take_step(
     stage: Stage, module: Any, optimizer: Any, config: StageConfig, runtime: Runtime, step: int, recorder: Recorder
 ) -> list[dict[str, Tensor]]:
     torch.manual_seed(step_seed(runtime.seed, stage.name, step, runtime.rank))
@@ -334,31 +391,3 @@ def _restore(stage: Stage, weights: Mapping[str, Tensor], path: Path) -> None:
         stage.load_state_dict(dict(weights))
     except RuntimeError:
         raise GeniusError(f"{path} is of other sizes than this config; choose another output") from None
-
-
-def _cpu(state: Any) -> Any:
-    if isinstance(state, Tensor):
-        return state.detach().cpu()
-    if isinstance(state, dict):
-        return {name: _cpu(value) for name, value in state.items()}
-    if isinstance(state, list | tuple):
-        return type(state)(_cpu(value) for value in state)
-    return state
-
-
-# What must come out the same on every process is done by the first: k-means, mining and codes add up floating-point numbers in an
-# order that differs from GPU to GPU, and a code chosen the other way is another ID.
-
-
-def once(work: Callable[[], None], results: Callable[[], Iterable[Tensor]]) -> None:
-    """The first process does `work`; then every one has its `results`, tensors of known shapes that are filled in place."""
-    if rank() == 0:
-        work()
-    send(results())
-
-
-def send(tensors: Iterable[Tensor]) -> None:
-    """The first process's tensors to all others, in place."""
-    if world_size() > 1:
-        for tensor in tensors:
-            torch.distributed.broadcast(tensor, src=0)

@@ -1,4 +1,4 @@
-"""The losses of the paper (Eq. 2, 3, 7, 8, 10) and those beyond it, as plain functions of tensors.
+"""The losses of the paper (Eq. 2, 3, 7, 8, 10) and those beyond it, as plain functions of tensors; and what processes share.
 
 Means are over this process's rows; with equal batches on every process the average over processes (what DDP takes) is
 the loss of the whole batch, and `gather_rows` makes its gradients exactly those of one process with all rows.
@@ -7,7 +7,7 @@ Knows nothing of modules, stages or schedules.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -61,6 +61,24 @@ def gather_halves(rows: Tensor) -> Tensor:
 
 def rank() -> int:
     return dist.get_rank() if world_size() > 1 else 0
+
+
+# What must come out the same on every process is done by the first: k-means, mining and codes add up floating-point numbers in an
+# order that differs from GPU to GPU, and a code chosen the other way is another ID.
+
+
+def once(work: Callable[[], None], results: Callable[[], Iterable[Tensor]]) -> None:
+    """The first process does `work`; then every one has its `results`, tensors of known shapes that are filled in place."""
+    if rank() == 0:
+        work()
+    send(results())
+
+
+def send(tensors: Iterable[Tensor]) -> None:
+    """The first process's tensors to all others, in place."""
+    if world_size() > 1:
+        for tensor in tensors:
+            dist.broadcast(tensor, src=0)
 
 
 def info_nce(scores: Tensor, positive: Tensor) -> Tensor:

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from genius.data.features import FeatureSet
 from genius.features import Features
-from genius.nearest import nearest_rows
+from genius.ranking import nearest_rows
 from genius.train.config import PairConfig
-from genius.train.loop import Stage, once, step_seed
-from genius.train.losses import contrastive, gather_rows
+from genius.train.loop import Stage, step_seed
+from genius.train.losses import contrastive, gather_rows, once
 
 LISTED = 24  # wrong candidates kept per query; a step draws one of them at random, since a few are answers nobody noted
 QUERIES_AT_MOST, POOL_AT_MOST = 100_000, 200_000  # looked at per round on a GPU; a tenth of the queries on a CPU

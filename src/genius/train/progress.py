@@ -1,4 +1,5 @@
-"""What a person sees while training, and what stays: a rich bar on stderr, metrics.jsonl, TensorBoard if asked."""
+"""What a person sees of a training: a bar on stderr while it runs, then a table of the held-out questions, what limits it and
+what to do next; and what stays: metrics.jsonl, TensorBoard if asked. Knows the names of figures; nothing of stages."""
 
 from __future__ import annotations
 
@@ -16,6 +17,10 @@ from genius.files import write_whole
 METRICS = "metrics.jsonl"
 ESTIMATE_AFTER = 3  # steps that are timed before people are told how long a stage takes
 EVERY = 20.0  # seconds between lines where there is no terminal
+ROWS = {"dense": "dense, exhaustive", "genius": "GENIUS, log p alone", "genius_r": "GENIUS^R"}
+AT = (1, 5, 10)
+POOR = 0.5  # hit@5 of an exhaustive search below which the vectors, not the codes, are what to work on
+KEPT = 0.9  # share of dense below which the decoder is
 
 
 class Journal:
@@ -64,7 +69,7 @@ class Journal:
 
     def note(self, text: str) -> None:
         if not self.quiet:
-            self.console.print(text, highlight=False)
+            self.console.print(text, highlight=False, soft_wrap=True)
 
     def bar(self, stage: str, total: int, done: int) -> Bar:
         return Bar(self, stage, total, done)
@@ -75,8 +80,8 @@ class Journal:
 
 
 class Bar:
-    """The moving line of one stage on a terminal, a line now and then elsewhere. In both cases, how long it will take is said as
-    soon as a few steps are done. Quiet, it does nothing."""
+    """The moving line of one stage on a terminal, a line now and then elsewhere. In both cases, how long it will take is said
+    more exactly than before the start once a few steps are done. Quiet, it does nothing."""
 
     def __init__(self, journal: Journal, stage: str, total: int, done: int) -> None:
         self.progress: Any = None
@@ -116,4 +121,48 @@ class Bar:
 
     def _left(self, step: int) -> str:
         seconds = (time.monotonic() - self.started) / max(step - self.first, 1) * (self.total - step)
-        return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+        return spoken(seconds)
+
+
+def spoken(seconds: float) -> str:
+    """A time for people."""
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def table(values: Mapping[str, float]) -> list[str]:
+    """The lines of a table; none where nothing was held out."""
+    if not all(f"{row}_hit@{k}" in values for row in ROWS for k in AT):
+        return []
+    lines = [f"{'held-out questions':<22}{''.join(f'hit@{k}'.rjust(9) for k in AT)}   kept of dense, hit@5"]
+    dense = values[f"dense_hit@{AT[1]}"]
+    for row, name in ROWS.items():
+        rates = [values[f"{row}_hit@{k}"] for k in AT]
+        kept = "" if row == "dense" or not dense else f"{rates[1] / dense:11.2f}"
+        lines.append(f"{name:<22}{''.join(f'{100 * rate:7.1f} %' for rate in rates)}{kept}")
+    return lines
+
+
+def verdict(values: Mapping[str, float], train: str) -> str | None:
+    """What limits the answers, and what helps. `train`: what of the encoder was trained."""
+    if not table(values):
+        return None
+    dense, found = values[f"dense_hit@{AT[1]}"], values[f"genius_r_hit@{AT[1]}"]
+    if dense and found / dense < KEPT:
+        kept = f"the decoder is the limit: it keeps {found / dense:.0%} of what the vectors find"
+        return f"{kept}; try more steps (--set generator.steps=...)"
+    if dense < POOR:
+        more = {
+            "none": "try heads (--set encoder.train=heads), or another encoder",
+            "heads": "try towers (--set encoder.train=towers), more pairs, or another encoder",
+        }.get(train, "try more pairs, or another encoder")
+        return f"the encoder is the limit: even an exhaustive search finds only {dense:.0%} among the first {AT[1]}; {more}"
+    return "the codes keep what the vectors find"
+
+
+def next_command(output: str, has_encoder: bool, data: str) -> str:
+    """What people do after a training run."""
+    if has_encoder:
+        return f"genius index FILES -o my.genius --model {output}"
+    return (
+        f"genius eval {output} features:{data or 'FEATURES'}   (attach an encoder to index files: genius attach {output} ENCODER)"
+    )

@@ -15,10 +15,9 @@ from genius.data.features import FeatureSet
 from genius.features import Features
 from genius.model.fusion import Fusion, FusionConfig
 from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
-from genius.nearest import nearest_rows
+from genius.ranking import nearest_rows
 from genius.train.config import ModelConfig, QuantizerStageConfig
-from genius.train.loop import once
-from genius.train.losses import gather_halves, reconstruction_loss, residual_loss
+from genius.train.losses import gather_halves, once, reconstruction_loss, residual_loss
 from genius.train.pairs import PairBatch, PairStage, Rows
 from genius.train.selection import dense_hits, quick_hits
 

@@ -18,23 +18,25 @@ from safetensors.torch import save_file
 from genius.config import merge, to_dict
 from genius.data.features import FeatureSet
 from genius.encoders.base import Encoder
-from genius.encoders.heads import HEADS, Heads
+from genius.encoders.towers import HEADS, Heads
 from genius.errors import GeniusError
 from genius.files import write_whole
+from genius.model.config import GeniusConfig
 from genius.model.fitting import choose_level_sizes
-from genius.model.genius import Genius, GeniusConfig
-from genius.train.attach import encoder_of_features, join_heads
-from genius.train.confidence import calibrate
+from genius.model.genius import Genius
 from genius.train.config import STAGES, TrainConfig, that_trains, with_steps
 from genius.train.encoder import HeadsStage
+from genius.train.estimate import say_how_long
 from genius.train.generator import Frozen, GeneratorStage, Honest, generator_config
 from genius.train.holdout import Split, few_questions, judged_pool, split, with_honest
-from genius.train.loop import Runtime, finish, make_accelerator, run_stage, send
+from genius.train.loop import Runtime, finish, make_accelerator, run_stage
+from genius.train.losses import send
 from genius.train.pairs import Embedded
 from genius.train.progress import Journal
 from genius.train.quantizer import QuantizerStage, quantizer_config
+from genius.train.selection import calibrate
 from genius.train.shifted import honest_offsets
-from genius.train.sources import check_source, load_source
+from genius.train.sources import check_source, encoder_of_features, join_heads, load_source
 
 TRAINING, CONFIG = "training", "config.json"
 HEADS_WIDTH = 256  # of heads where the config names none
@@ -86,6 +88,7 @@ def train_stages(config: TrainConfig, data: FeatureSet, runtime: Runtime, folder
     metrics: dict[str, dict[str, float]] = {}
     parts = hold_out(config, data, runtime)
     config = counted(config, len(parts.train.visits()), runtime)
+    say_how_long(config, parts, runtime, folder)
     heads = None
     if config.encoder.train == "heads":
         stage = HeadsStage(parts.train, parts.validation, config.model.width, config.encoder, config.seed, runtime.device)

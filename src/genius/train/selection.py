@@ -1,24 +1,32 @@
-"""Which weights a stage leaves behind: running averages, judged on honest questions, the best of them; and how they are judged.
+"""Which weights a stage leaves behind: running averages, judged on honest questions, the best of them; how they are judged; and
+at the end of a training, what a model's scores mean (`genius.model.confidence`).
 
-Without questions to judge by, or where a config asks for neither (the paper), the last weights stay as they are. Knows
-parameters, numbers and hit rates; nothing of losses or loops.
+Without questions to judge by, or where a config asks for neither (the paper), the last weights stay as they are. Calibration says
+how well it does on questions that it was not fitted on: half of them first, then all. Knows parameters, numbers and hit rates;
+nothing of losses or loops.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from genius.data.features import FeatureSet
+from genius.model.confidence import DEPTH, auroc, fit
 from genius.model.generator import Generator
+from genius.model.genius import Genius
 from genius.model.quantizer import ResidualQuantizer
-from genius.nearest import nearest_rows
+from genius.ranking import hit_at, judge, nearest_rows, nearest_scored
 
 AVERAGE, BEST = "average.", "best."
 AT = (1, 5, 10)  # hits that are counted
+LEAST = 40  # questions below which nothing can be calibrated
 
 
 class Selection:
@@ -97,25 +105,22 @@ class Selection:
         self.waited, self.steps = int(numbers.get("waited", 0)), int(numbers.get("averaged", 0))
 
 
-def hit_rates(rows: Tensor, data: FeatureSet, prefix: str, at: tuple[int, ...] = AT) -> dict[str, float]:
-    """hit@k of result `rows` (Q, k): a query counts when any of its positives is among the first k."""
-    right = answer_mask(rows, data)
-    return {f"{prefix}_hit@{k}": right[:, :k].any(1).float().mean().item() for k in at}
-
-
 def answer_mask(rows: Tensor, data: FeatureSet) -> Tensor:
     """(Q, k) bool: which of the found rows answer their question."""
-    size = len(data.pool)
-    keys = (data.pairs[:, 0] * size + data.pairs[:, 1]).to(rows.device)
-    asked = torch.arange(len(rows), device=rows.device)[:, None]
-    return torch.isin(asked * size + rows, keys) & (rows >= 0)
+    return torch.from_numpy(judge(rows.cpu().numpy(), data.positives()).hits).to(rows.device)
+
+
+def hit_rates(rows: Tensor, data: FeatureSet, prefix: str, at: tuple[int, ...] = AT) -> dict[str, float]:
+    """hit@k of result `rows` (Q, k)."""
+    judged = judge(rows.cpu().numpy(), data.positives())
+    return {f"{prefix}_hit@{k}": float(hit_at(judged, k).mean()) for k in at}
 
 
 def quick_hits(queries: Tensor, pool: Tensor, data: FeatureSet) -> float:
     """Mean over tasks of hit@1, @5 and @10 of the dense vectors: smoother than any of them."""
-    right = answer_mask(nearest_rows(queries, pool, max(AT)), data).cpu()
-    values = torch.stack([right[:, :k].any(1).float() for k in AT]).mean(0)
-    return float(torch.stack([values[data.tasks == task].mean() for task in data.tasks.unique()]).mean())
+    judged = judge(nearest_rows(queries, pool, max(AT)).cpu().numpy(), data.positives())
+    values, tasks = np.mean([hit_at(judged, k) for k in AT], axis=0), data.tasks.numpy()
+    return float(np.mean([values[tasks == task].mean() for task in np.unique(tasks)]))
 
 
 def dense_hits(queries: Tensor, pool: Tensor, data: FeatureSet, prefix: str = "dense") -> dict[str, float]:
@@ -137,3 +142,75 @@ def generator_hits(
         found = [engine.search(z, k=max(AT), params=params).rows.cpu() for z in queries.split(64)]
         out.update(hit_rates(torch.cat(found), data, name.replace("-", "_")))
     return out
+
+
+class Lists(NamedTuple):
+    """What exhaustive search shows for each question, with its answers in the pool and without them."""
+
+    pictured: Tensor  # (Q,)
+    scores: Tensor  # (Q, k)
+    kinds: Tensor  # (Q, k)
+    right: Tensor  # (Q, k)
+    bare: Tensor  # (Q, k) scores without the answers
+    bare_kinds: Tensor  # (Q, k)
+
+    def take(self, rows: Tensor) -> Lists:
+        return Lists(*(part[rows] for part in self))
+
+
+def calibrate(model: Genius, honest: FeatureSet | None) -> tuple[dict[str, Any], dict[str, float]]:
+    """Weights for each way of re-ranking, as a model's config keeps them, and how well they do."""
+    if honest is None or len(honest.queries) < LEAST or len(honest.pool) <= DEPTH:
+        return {}, {}
+    device = model.device
+    z, dense = model.embed(honest.queries)
+    pool, vectors = model.embed(honest.pool)
+    kinds = honest.pool.modality.to(device)
+    codes = model.quantizer.encode(pool, kinds)
+    parts = [F.normalize(model.quantizer.decode(part), dim=1) for part in codes.split(65_536)]
+    ways = {"embeddings": (dense, vectors), "codes": (z, torch.cat(parts))}
+    out: dict[str, Any] = {}
+    values: dict[str, float] = {}
+    for name, (asked, items) in ways.items():
+        shown = lists(asked, items, kinds, honest)
+        out[name] = fit(*shown).to_dict()
+        values |= {f"{name}_{key}": value for key, value in judged(shown).items()}
+    return out, values
+
+
+@torch.no_grad()
+def lists(asked: Tensor, items: Tensor, kinds: Tensor, data: FeatureSet) -> Lists:
+    most = int(torch.bincount(data.pairs[:, 0]).max())
+    depth = min(DEPTH + most, len(items))
+    score, row = nearest_scored(asked, items, depth)
+    right = answer_mask(row, data).to(score.device)
+    other = right.float().sort(dim=1, stable=True).indices[:, :DEPTH]  # the best hits that are no answers
+    pictured = data.queries.image_mask.to(score.device)
+    kind = kinds[row]
+    bare, bare_kinds = score.gather(1, other), kind.gather(1, other)
+    return Lists(pictured, score[:, :DEPTH], kind[:, :DEPTH], right[:, :DEPTH], bare, bare_kinds)
+
+
+def judged(shown: Lists) -> dict[str, float]:
+    """AUROC of answerable or not, and how far probabilities of hits are from what happens, on questions not fitted on."""
+    count = len(shown.pictured)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0)).to(shown.pictured.device)
+    fitted = fit(*shown.take(order[: count // 2]))
+    rest = shown.take(order[count // 2 :])
+    asked = rest.pictured.cpu().numpy()
+    score, kind, right = (t.double().cpu().numpy() for t in (rest.scores, rest.kinds, rest.right))
+    there = [fitted.of_answer(bool(a), s, k) for a, s, k in zip(asked, score, kind, strict=True)]
+    gone = zip(asked, rest.bare.cpu().numpy(), rest.bare_kinds.cpu().numpy(), strict=True)
+    missing = [fitted.of_answer(bool(a), s, k) for a, s, k in gone]
+    sure = np.stack([fitted.of_hits(bool(a), s, k) for a, s, k in zip(asked, score, kind, strict=True)])
+    return {
+        "answerable_auroc": auroc(there + missing, [True] * len(there) + [False] * len(missing)),
+        "hit_auroc": auroc(sure.flatten(), right.flatten()),
+        "hit_calibration_error": calibration_error(sure.flatten(), right.flatten()),
+    }
+
+
+def calibration_error(probability: np.ndarray, right: np.ndarray, bins: int = 10) -> float:
+    """Mean distance between what is said and what happens, over ten groups of like probability."""
+    parts = np.array_split(np.argsort(probability), bins)
+    return float(np.mean([abs(probability[p].mean() - right[p].mean()) for p in parts if len(p)]))

@@ -21,7 +21,7 @@ from torch import Tensor
 from genius.errors import GeniusError
 from genius.model.nearness import ByModality
 from genius.model.quantizer import ResidualQuantizer
-from genius.nearest import nearest_rows
+from genius.ranking import nearest_rows
 from genius.train.pairs import Points
 
 KEPT = 2  # codes that an invented ID has from an item: the modality and the first one

@@ -1,13 +1,20 @@
-"""Where training data comes from: a FeatureSet folder, a collection of pairs through an encoder, or code.
+"""Where training data comes from, and the encoder that belongs to it: a FeatureSet folder, a collection of pairs through an
+encoder, or code.
 
-Knows the forms of `data` in a config, and which part of the encoder is trained before features are extracted. The
-later stages only ever see features.
+Knows the forms of `data` in a config, and which part of the encoder is trained before features are extracted. The later stages
+only ever see features. A model that was trained on features or converted from published files gets its encoder by
+`attach_encoder`. Is it the one that the features came from? Widths must fit, the stamp that extraction left must name the same
+weights, and where the pictures and texts are at hand a few rows are encoded again and must agree. Then it is joined with the
+heads that training left beside the model and stored in the model's folder.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import shutil
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +22,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from genius.data.collection import Collection
+from genius.data.datasets import open_collection
+from genius.data.extract import STAMP
 from genius.data.features import FeatureSet
-from genius.encoders.base import Encoder
+from genius.encoders.base import Encoder, encode_items
+from genius.encoders.registry import load_encoder
+from genius.encoders.towers import HEADS, Heads, read_heads
 from genius.errors import GeniusError
 from genius.features import Features
+from genius.model.genius import ENCODER, Genius
 from genius.train.config import TrainConfig, that_trains, with_steps
 from genius.train.loop import Runtime, finish, run_stage
-from genius.types import Modality
+from genius.types import Item, Modality
 
 SYNTHETIC = "synthetic:"
 SYNTHETIC_SIZES = {"tiny": (1600, 1600, 48), "small": (12000, 9000, 96)}  # queries, pool, width
+ROWS, LOOKED_AT = 4, 20_000  # encoded again of each kind, and how far into the pool they are looked for
+AGREE = 0.99  # cosine of a row with itself: half precision and other devices round
 
 
 def check_source(config: TrainConfig) -> None:
@@ -66,8 +81,8 @@ def synthetic(size: str, seed: int) -> FeatureSet:
 
 def _from_collection(config: TrainConfig, runtime: Runtime, folder: Path) -> tuple[FeatureSet, Encoder, TrainConfig]:
     """Pictures and texts -> (towers trained if asked) -> features, extracted once and kept for the next start."""
+    from genius.data.datasets import open_collection
     from genius.data.extract import ExtractConfig, extract
-    from genius.data.opening import open_collection
     from genius.encoders.registry import load_encoder
 
     assert config.encoder_uri is not None  # `check_source`
@@ -85,7 +100,7 @@ def _from_collection(config: TrainConfig, runtime: Runtime, folder: Path) -> tup
         loop = with_steps(config.encoder, stage.order.count)
         finish(stage, lambda: run_stage(stage, loop, runtime, folder / "encoder"), runtime, folder)
         stage.requires_grad_(False)
-    reader: Any = _Towers(encoder) if config.encoder.train == "heads" else encoder
+    reader: Any = Towers(encoder) if config.encoder.train == "heads" else encoder
     options = ExtractConfig(half=False, rank=runtime.rank, world=runtime.world)
     runtime.journal.note(f"features: {config.data} through {config.encoder_uri}")
     data = extract(reader, collection, folder / "features", options)
@@ -98,7 +113,7 @@ def _from_collection(config: TrainConfig, runtime: Runtime, folder: Path) -> tup
     return data, encoder, config
 
 
-class _Towers:
+class Towers:
     """An encoder of frozen towers seen before its heads, padded to one width so that features fit one file."""
 
     def __init__(self, encoder: Any) -> None:
@@ -124,3 +139,121 @@ class _Towers:
 
     def fingerprint(self) -> str:
         return str(self.encoder.fingerprint()) + "-towers"
+
+
+def check_widths(encoder: Encoder, image: int, text: int, uri: str) -> None:
+    """Vectors of this encoder, or of its towers where heads come later, are as wide as the features."""
+    towers = getattr(encoder, "heads", None)
+    own = {(encoder.width, encoder.width)}
+    if towers is not None:
+        own.add((int(towers.image_width), int(towers.text_width)))
+    if (image, text) not in own:
+        raise GeniusError(f"the encoder {uri} is {encoder.width} wide, the features {image} and {text}: they are not its own")
+
+
+def check_stamp(encoder: Encoder, folder: Path, uri: str) -> bool:
+    """Whether the folder says which encoder made it; if it names another, one clear line."""
+    path = folder / STAMP
+    if not path.is_file():
+        return False
+    try:
+        made_by = str(json.loads(path.read_text(encoding="utf-8"))["encoder"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise GeniusError(f"cannot read {path}") from None
+    if made_by.removesuffix("-towers") != encoder.fingerprint():
+        raise GeniusError(f"the features in {folder} were made by another encoder than {uri}")
+    return True
+
+
+def check_rows(encoder: Encoder, features: FeatureSet, collection: Collection, uri: str) -> int:
+    """Encode a few candidates of each kind again and compare; how many were."""
+    row = {name: i for i, name in enumerate(features.pool_ids)}
+    chosen: dict[Modality, list[Item]] = {modality: [] for modality in Modality}
+    for item in islice(collection.pool(), LOOKED_AT):
+        if item.id in row and len(chosen[item.modality]) < ROWS:
+            chosen[item.modality].append(item)
+    items = [item for some in chosen.values() for item in some]
+    if not items:
+        raise GeniusError(f"none of the features' candidates is in {collection.name}: nothing to compare with")
+    again = encode_items(encoder, items)[0]
+    stored = features.pool[torch.tensor([row[item.id] for item in items])]
+    for kind in ("image", "text"):
+        mask = getattr(again, f"{kind}_mask")
+        if not torch.equal(mask, getattr(stored, f"{kind}_mask").cpu()):
+            raise GeniusError(f"{collection.name} and the features disagree about which candidates have a {kind}")
+        if not mask.any():
+            continue
+        old, new = getattr(stored, kind)[mask].float().cpu(), getattr(again, kind)[mask].float().cpu()
+        alike = F.cosine_similarity(old, new, dim=1)
+        if alike.min() < AGREE:
+            worst = [item for item, has in zip(items, mask.tolist(), strict=True) if has][int(alike.argmin())]
+            raise GeniusError(
+                f"the features were not made by {uri}: the {kind} of {worst.id} encoded again has a cosine of {alike.min():.2f}"
+            )
+    return len(items)
+
+
+def encoder_of_features(uri: str, data: FeatureSet, folder: Path | None) -> Encoder:
+    """The encoder that a run on features names, before hours are spent: its widths fit, and the features are not another's."""
+    encoder = load_encoder(uri)
+    check_widths(encoder, data.pool.image.shape[1], data.pool.text.shape[1], uri)
+    if folder is not None:
+        check_stamp(encoder, folder, uri)
+    return encoder
+
+
+def join_heads(encoder: Encoder, heads: Heads) -> None:
+    """Put trained heads on an encoder of frozen towers."""
+    towers: Any = encoder
+    own = getattr(towers, "heads", None)
+    if own is None or (own.image_width, own.text_width) != (heads.image_width, heads.text_width):
+        raise GeniusError(
+            f"the model's heads are made for towers of width {heads.image_width} and {heads.text_width}, and this encoder "
+            + ("has none to put them on" if own is None else f"has towers of {own.image_width} and {own.text_width}")
+        )
+    device = next(own.parameters()).device
+    towers.heads, towers.width = heads.to(device).eval().requires_grad_(False), heads.width
+
+
+def attach_encoder(
+    folder: str | Path, uri: str, *, features: str | Path | None = None, data: str = "", split: str = "test"
+) -> list[str]:
+    """Store the encoder that `uri` names in the model's folder. Returns what was checked, in words."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise GeniusError(f"no model folder at {folder}: an encoder is stored in the model's own folder")
+    model = Genius.from_pretrained(folder)
+    if model.encoder is not None:
+        raise GeniusError(f"the model {folder} has an encoder already")
+    encoder = load_encoder(uri)
+    checked = []
+    known = None if features is None else FeatureSet.load(features)
+    if known is not None:
+        check_widths(encoder, known.pool.image.shape[1], known.pool.text.shape[1], uri)
+        if check_stamp(encoder, Path(str(features)), uri):
+            checked.append("the features' stamp")
+    if data:
+        if known is None:
+            raise GeniusError("to encode rows again, name the features they are compared with, too")
+        reader: Any = encoder
+        if known.pool.image.shape[1] != encoder.width:  # features that were taken before the heads
+            reader = Towers(encoder)
+            if reader.image_width != reader.text_width:
+                raise GeniusError("towers of two widths cannot be encoded again here: leave --data out")
+        rows = check_rows(reader, known, open_collection(data, split=split), uri)
+        checked.append(f"{rows} rows encoded again")
+    heads = read_heads(folder / HEADS)
+    if heads is not None:
+        join_heads(encoder, heads)
+    Genius(model.config, encoder)  # refuses another width
+    checked.insert(0, f"width {encoder.width}")
+    _store(encoder, folder)
+    return checked
+
+
+def _store(encoder: Encoder, folder: Path) -> None:
+    """Whole or not at all: a model with half an encoder would not load."""
+    unfinished = folder / f"{ENCODER}.new"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    encoder.save(unfinished)
+    unfinished.rename(folder / ENCODER)

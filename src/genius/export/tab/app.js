@@ -19,14 +19,14 @@ const state = { ready: null, sheets: [], picture: null, number: 0, queue: [], ti
 window.tab = state; // for tests
 
 function ask(watch = true) {
-  const text = $("text").value.trim(), target = new FormData($("ask")).get("target") || null;
+  const text = $("text").value.trim(), form = new FormData($("ask")), target = form.get("target") || null;
   if (!text && !state.picture) return;
   Object.assign(state, { number: state.number + 1, queue: [], done: null });
   clearTimeout(state.timer);
   state.timer = 0;
   slots([]);
   $("status").textContent = state.ready ? "Searching…" : "The model is still loading; your question is next.";
-  worker.postMessage({ act: "ask", number: state.number, question: { text, target, picture: state.picture, k: 12, watch } });
+  worker.postMessage({ act: "ask", number: state.number, question: { text, target, picture: state.picture, k: 12, search: form.get("search"), watch } });
 }
 
 // The codes so far: how many items each leaves, how likely it was, and some of what lies below.
@@ -69,12 +69,12 @@ function spot(picture) {
 
 const face = ({ picture, text }) => picture === undefined ? make("div", { className: "face", textContent: text ?? "" }) : make("div", { className: "face" }, spot(picture));
 
-function answer({ hits, answerable, looked, ms }) {
+function answer({ hits, answerable, looked, ms, search }) {
   const doubt = answerable !== null && answerable < 0.25 ? " Probably nothing like that is here." : "";
-  $("status").textContent = `${hits.length} answers in ${Math.round(ms)} ms; ${looked.toLocaleString("en")} of ${state.ready.about.items.toLocaleString("en")} items were compared.${doubt}`;
+  $("status").textContent = `${hits.length} answers in ${Math.round(ms)} ms; ${looked.toLocaleString("en")} of ${state.ready.about.items.toLocaleString("en")} items were ${search === "genius" ? "written" : "compared"}.${doubt}`;
   $("hits").replaceChildren(...hits.map((hit) => {
     const sure = hit.probability === null ? "" : `${Math.round(100 * hit.probability)} %, `;
-    const words = make("div", { className: "words", textContent: hit.name ?? (hit.picture === undefined ? hit.id : hit.text ?? hit.id) }, make("small", { textContent: `${sure}score ${hit.score.toFixed(3)}` }), make("small", { textContent: hit.codes.join(" ") }));
+    const words = make("div", { className: "words", textContent: hit.name ?? (hit.picture === undefined ? hit.id : hit.text ?? hit.id) }, make("small", { textContent: `${sure}${search === "genius" ? "log p a code" : "score"} ${hit.score.toFixed(3)}` }), make("small", { textContent: hit.codes.join(" ") }));
     const item = make("li", {}, face(hit), words);
     item.dataset.id = hit.id;
     return item;
@@ -128,7 +128,7 @@ async function take(file) {
 }
 
 $("ask").addEventListener("submit", (event) => { event.preventDefault(); ask(); });
-$("ask").addEventListener("change", (event) => { if (event.target.name === "target") ask(); });
+$("ask").addEventListener("change", (event) => { if (event.target.type === "radio") ask(); });
 $("file").addEventListener("change", (event) => { if (event.target.files[0]) take(event.target.files[0]); event.target.value = ""; });
 $("chosen-remove").addEventListener("click", () => { state.picture = null; $("chosen").hidden = true; ask(); });
 document.addEventListener("dragover", (event) => event.preventDefault());

@@ -38,12 +38,10 @@ function follow(memory, rows) {
   return { cross: memory.cross, past: tensor([layers, two, rows.length, ...inner], grown), rest: tensor([rows.length, width], left) };
 }
 
-const below = (beams) => beams.reduce((sum, beam) => sum + beam.hi - beam.lo, 0);
-
-// Yields { level, beams, fits } after every level; the last one is the end. A beam: { codes, score, lo, hi, steps }, where
+// Yields { level, beams } after every level; the last one is the end. A beam: { codes, score, lo, hi, steps }, where
 // steps has, for each code after the first, log p of the code and of its best rivals under the same prefix.
-// target: the first code, -1 to let the decoder write it. stop: end once at most so many items are below the beams.
-export function* search(decoder, collection, z, { beams: wide, target = -1, stop = 0 }) {
+// target: the first code, -1 to let the decoder write it.
+export function* search(decoder, collection, z, { beams: wide, target = -1 }) {
   const first = decoder.read(decoder.begin(z), 0, 0, [0]);
   let beams = collection.children(0, 0, collection.items)
     .filter(({ code }) => target < 0 || code === target)
@@ -51,25 +49,17 @@ export function* search(decoder, collection, z, { beams: wide, target = -1, stop
   if (!beams.length) return;
   let memories = new Map(beams.map(({ codes }) => [codes[0], first.memory])); // of each modality: its beams in their order
   for (let level = 1; ; level++) {
-    const fits = stop > 0 && below(beams) <= stop;
-    yield { level, beams, fits };
-    if (fits || level === collection.levels) return;
+    yield { level, beams };
+    if (level === collection.levels) return;
     const lone = beams.every(({ lo, hi }) => collection.single(lo, hi)); // nothing can be displaced any more
     const { children, memories: read } = expand(decoder, collection, beams, memories, level);
     const ranked = children.sort((a, b) => b.score - a.score); // a stable sort
-    let chosen = lone ? ranked : ranked.slice(0, wide);
-    if (!lone && stop > 0 && below(chosen) <= stop) { // further children cost nothing while they fit
-      let items = 0;
-      chosen = ranked.slice(0, Math.max(wide, stop)).filter((child) => (items += child.hi - child.lo) <= stop);
-      yield { level: level + 1, beams: chosen, fits: true };
-      return;
-    }
+    beams = lone ? ranked : ranked.slice(0, wide);
     memories = new Map();
     for (const [modality, memory] of read) {
-      const own = chosen.filter(({ codes }) => codes[0] === modality);
+      const own = beams.filter(({ codes }) => codes[0] === modality);
       if (own.length) memories.set(modality, follow(memory, own.map(({ parent }) => parent)));
     }
-    beams = chosen;
   }
 }
 

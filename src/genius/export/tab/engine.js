@@ -60,55 +60,75 @@ export class Engine {
     return { z: found.z.data, dense: (found.dense ?? found.z).data };
   }
 
-  // { text, image (the vector of `picture`), target ("image", "text", "pair" or null), k } -> { hits, answerable, looked }
-  ask({ text = "", image = null, target = null, k = 12 }) {
+  // { text, image (the vector of `picture`), target ("image", "text", "pair" or null), k, search } -> { hits, answerable, looked }
+  // search: "default" compares all that may answer, as Python does with so few items; "genius" answers with what beams wrote.
+  ask({ text = "", image = null, target = null, k = 12, search: way = "default" }) {
     const meant = target === null ? [null] : MEANT[target].filter((kind) => this.kinds.has(kind));
     const kinds = meant.length ? meant : [KINDS.indexOf(target)];
-    const parts = kinds.map((kind) => this.askFor(text, image, kind, k));
+    const parts = kinds.map((kind) => this.askFor(text, image, kind, k, way));
     const hits = parts.flatMap((part) => part.hits).sort((a, b) => b.score - a.score).slice(0, k);
     const sure = parts.map((part) => part.answerable).filter((p) => p !== null);
     return { hits, answerable: sure.length ? Math.max(...sure) : null, looked: parts.reduce((sum, part) => sum + part.looked, 0) };
   }
 
-  askFor(text, image, kind, k) {
-    const { z, dense } = this.embed(text, image, kind), { beams, rerank } = this.about.search;
-    const existing = kind === null ? this.about.items : (({ lo, hi }) => hi - lo)(this.collection.find([kind]));
-    const sure = this.about.confidence, wide = sure ? Math.max(k, DEPTH) : k, wanted = Math.min(wide, existing);
-    let ranked = [];
-    for (let width = beams; wanted > 0; width = Math.max(4 * width, wanted)) {
-      let last = null;
-      for (const found of search(this.decoder, this.collection, z, { beams: width, target: kind ?? -1, stop: rerank ? Math.max(rerank, wanted) : 0 })) last = found;
-      ranked = this.rank(last, z, dense, rerank ? Math.max(rerank, wide) : Infinity);
-      if (ranked.length >= wanted) break;
-    }
-    const looked = ranked.length, hits = ranked.slice(0, wide), pictured = image !== null;
+  askFor(text, image, kind, k, way) {
+    const { z, dense } = this.embed(text, image, kind);
+    const { lo, hi } = kind === null ? { lo: 0, hi: this.about.items } : this.collection.find([kind]);
+    const sure = way === "default" ? this.about.confidence : null, wide = Math.min(sure ? Math.max(k, DEPTH) : k, hi - lo);
+    const ranked = wide === 0 ? [] : way === "default" ? this.compared(z, dense, lo, hi) : this.written(z, kind, wide);
+    const hits = ranked.slice(0, wide), pictured = image !== null;
     hits.forEach((hit, i) => { hit.probability = sure ? hitProbability(sure.hit, pictured, hit, i, hits[0].score) : null; });
-    return { hits: hits.slice(0, k), answerable: sure ? answerProbability(sure.answer, pictured, hits) : null, looked };
+    return { hits: hits.slice(0, k), answerable: sure ? answerProbability(sure.answer, pictured, hits) : null, looked: ranked.length };
   }
 
-  // Items below the beams, best first: by stored vectors where the folder has them, else by what their codes stand for.
-  rank(found, z, dense, most) {
-    const out = [], width = this.about.width;
-    for (const { lo, hi } of found.beams)
-      for (let place = lo; place < hi && out.length < most; place++) {
-        const item = this.collection.order[place];
-        let score = 0;
-        if (this.vectors) for (let i = 0, at = item * width; i < width; i++) score += dense[i] * this.vectors[at + i];
-        else score = this.cosine(z, place);
-        out.push({ item, score: Math.fround(score), kind: this.collection.code(place, 0) });
-      }
-    return out.sort((a, b) => b.score - a.score);
+  // Everything in a range of places, best first: by stored vectors where the folder has them, else by what codes stand for.
+  compared(z, dense, lo, hi) {
+    const near = this.vectors ? (place) => this.dot(dense, this.collection.order[place]) : this.nearness(z);
+    const out = Array.from({ length: hi - lo }, (_, i) => ({ place: lo + i, score: Math.fround(near(lo + i)) }));
+    return this.hits(out.sort((a, b) => b.score - a.score));
   }
 
-  cosine(z, place) {
-    const { starts, width } = this.about, { levels } = this.collection, rebuilt = new Float64Array(width), kind = this.collection.code(place, 0);
+  // What is below the beams at the end of their IDs, by log p a code; wider beams where those hold too few.
+  written(z, kind, wanted) {
+    for (let width = this.about.search.beams; ; width = Math.max(4 * width, wanted)) {
+      let last = null;
+      for (const found of search(this.decoder, this.collection, z, { beams: width, target: kind ?? -1 })) last = found;
+      const all = last.beams.flatMap(({ lo, hi, score }) => Array.from({ length: hi - lo }, (_, i) => ({ place: lo + i, score: score / this.collection.levels })));
+      if (all.length >= wanted || width >= this.about.items) return this.hits(all.sort((a, b) => b.score - a.score));
+    }
+  }
+
+  hits = (ranked) => ranked.map(({ place, score }) => ({ item: this.collection.order[place], score, kind: this.collection.code(place, 0) }));
+
+  dot(dense, item) {
+    let score = 0;
+    for (let i = 0, at = item * this.about.width; i < this.about.width; i++) score += dense[i] * this.vectors[at + i];
+    return score;
+  }
+
+  // place -> cosine of z with what its codes stand for: one product for each code of each book, then a sum for each item.
+  nearness(z) {
+    const { starts, width } = this.about, { levels } = this.collection, rows = this.books.length / width;
+    const product = Float64Array.from({ length: rows }, (_, row) => { let dot = 0; for (let i = 0; i < width; i++) dot += z[i] * this.books[row * width + i]; return dot; });
+    this.lengths ??= Float64Array.from({ length: this.about.items }, (_, place) => this.lengthOf(place));
+    return (place) => {
+      const kind = this.collection.code(place, 0);
+      let dot = 0;
+      for (let level = 0; level < levels; level++) dot += product[starts[level][kind] + this.collection.code(place, level)];
+      return dot / this.lengths[place];
+    };
+  }
+
+  // Of the sum of the vectors that an item's codes stand for.
+  lengthOf(place) {
+    const { starts, width } = this.about, { levels } = this.collection, sum = new Float64Array(width), kind = this.collection.code(place, 0);
     for (let level = 0; level < levels; level++) {
       const at = (starts[level][kind] + this.collection.code(place, level)) * width;
-      for (let i = 0; i < width; i++) rebuilt[i] += this.books[at + i];
+      for (let i = 0; i < width; i++) sum[i] += this.books[at + i];
     }
-    let dot = 0, square = 0;
-    for (let i = 0; i < width; i++) { dot += z[i] * rebuilt[i]; square += rebuilt[i] * rebuilt[i]; }
-    return dot / Math.max(Math.sqrt(square), 1e-12);
+    let square = 0;
+    for (let i = 0; i < width; i++) square += sum[i] * sum[i];
+    return Math.max(Math.sqrt(square), 1e-12);
   }
 
   // The ID being written to its end, for people to watch: yields the beams of every level.

@@ -30,9 +30,9 @@ const ACTS = {
     const began = performance.now();
     let image = null;
     if (question.picture) image = await engine.picture(pixelsOf(question.picture, engine.about.pixels));
-    const asked = { text: question.text, image, target: question.target, k: question.k };
+    const asked = { text: question.text, image, target: question.target, k: question.k, search: question.search };
     const { hits, answerable, looked } = engine.ask(asked);
-    postMessage({ act: "answer", number, hits: hits.map(shown), answerable, looked, ms: performance.now() - began });
+    postMessage({ act: "answer", number, hits: hits.map(shown), answerable, looked, search: question.search, ms: performance.now() - began });
     if (!question.watch) return;
     for (const { level, beams } of engine.write(asked)) {
       const all = beams.map(({ codes, score, lo, hi, steps }) => ({ codes, score, lo, hi, steps }));

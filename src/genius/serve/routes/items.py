@@ -11,7 +11,7 @@ from fastapi import APIRouter, Path, Request
 from fastapi.responses import Response, StreamingResponse
 
 from genius.serve.bodies import read_item, read_items
-from genius.serve.routes.common import READ_ERRORS, WRITE_ERRORS, allowed, answer, audited, body_doc, caller_of, path_id
+from genius.serve.routes import READ_ERRORS, WRITE_ERRORS, allowed, answer, audited, body_doc, caller_of, path_id
 from genius.serve.routes.search import TINY_PNG
 from genius.serve.schemas import AddResponse, DeleteResponse, ItemBody, ItemDetail, ItemsRequest, PutResponse
 from genius.types import Item

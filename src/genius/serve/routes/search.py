@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from genius.serve.bodies import read_search
-from genius.serve.routes.common import BODY_ERRORS, allowed, answer, body_doc, caller_of, form_of, unless_gone
+from genius.serve.routes import BODY_ERRORS, allowed, answer, body_doc, caller_of, form_of, unless_gone
 from genius.serve.schemas import ExplainResponse, SearchBody, SearchResponse
 
 router = APIRouter(tags=["search"])
@@ -20,6 +20,7 @@ EXAMPLES = {
     "a picture": {"image": TINY_PNG, "k": 5},
     "a picture, but different": {"image": TINY_PNG, "text": "the same in blue", "target": "image"},
     "like an item, but different": {"like": "photos/bike.jpg", "text": "the same in blue"},
+    "not like something": {"text": "a bicycle", "minus": "a child", "diverse": True},
 }
 
 

@@ -10,13 +10,14 @@ from fastapi.responses import Response
 from genius.serve.backend import CHILDREN, parse_prefix
 from genius.serve.errors import ApiError
 from genius.serve.logs import CONTENT_TYPE
-from genius.serve.routes.common import READ_ERRORS, allowed, answer, caller_of, documented, service_of
+from genius.serve.routes import READ_ERRORS, allowed, answer, caller_of, documented, service_of
 from genius.serve.schemas import (
     AuditResponse,
     ChangeOut,
     CodesResponse,
     Health,
     InfoResponse,
+    ItemId,
     KeyOut,
     KeysResponse,
     Limits,
@@ -51,10 +52,17 @@ async def codes(
 
 
 @router.get("/v1/map", response_model=MapResponse, responses=READ_ERRORS, tags=["codes"], summary="The collection on a plane")
-async def plane(request: Request) -> Response:
-    """A sample of items at the two directions in which their vectors differ most: for looking at."""
+async def plane(
+    request: Request,
+    at: Annotated[
+        list[ItemId] | None,
+        Query(max_length=96, description="Ids of items to find on it, such as the answers of a search."),
+    ] = None,
+) -> Response:
+    """A sample of items where alike ones lie near each other: by UMAP, or (until that is drawn, or where it is not installed) at
+    the two directions in which their vectors differ most. For looking at."""
     service = allowed(request, "read")
-    return answer(await service.read(service.backend.map, caller_of(request), "map"))
+    return answer(await service.read(lambda: service.backend.map(at or ()), caller_of(request), "map"))
 
 
 @router.get(

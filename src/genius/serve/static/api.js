@@ -51,7 +51,9 @@ export async function explain(request, picture, signal) {
 
 export const info = async () => (await call("v1/info")).json();
 export const item = async (id, signal) => (await call(`v1/items/${encodeURIComponent(id)}`, { signal })).json();
-export const map = async (signal) => (await call("v1/map", { signal })).json();
+export const map = async (ids, signal) => (await call(`v1/map?${new URLSearchParams(ids.map((id) => ["at", id]))}`, { signal })).json();
+export const add = async (form) => (await call("v1/items", { method: "POST", body: form })).json();
+export const remove = async (id, options = {}) => (await call(`v1/items/${encodeURIComponent(id)}`, { method: "DELETE", ...options })).json();
 export const codes = async (prefix, signal, children = 0) => (await call(`v1/codes/${prefix}${children ? `?children=${children}` : ""}`, { signal })).json();
 
 // <img src> cannot carry a key, so with one the picture is fetched and shown from memory.

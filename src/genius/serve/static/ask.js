@@ -2,45 +2,18 @@
 import { $, h, shorten } from "./dom.js";
 import * as api from "./api.js";
 import * as state from "./state.js";
-
-const SIDE = 1024; // the server needs no more; a phone's photo becomes a quick upload
-const ID_TYPE = "application/x-genius-id"; // dragging a result onto the page searches with it
+import { shrink, unusable } from "./pictures.js";
 
 let onProblem = () => {};
 
-// A smaller copy of a picture, or the file itself where the browser cannot read it: then the server says why.
-async function shrink(file) {
-  if (file.size < 300_000) return file;
-  try {
-    const bitmap = await createImageBitmap(file);
-    const scale = Math.min(1, SIDE / Math.max(bitmap.width, bitmap.height));
-    const canvas = document.createElement("canvas");
-    canvas.width = Math.max(1, Math.round(bitmap.width * scale));
-    canvas.height = Math.max(1, Math.round(bitmap.height * scale));
-    const context = canvas.getContext("2d");
-    context.fillStyle = "#fff";
-    context.fillRect(0, 0, canvas.width, canvas.height);
-    context.drawImage(bitmap, 0, 0, canvas.width, canvas.height);
-    bitmap.close();
-    const smaller = await new Promise((done) => canvas.toBlob(done, "image/jpeg", 0.9));
-    return smaller && smaller.size < file.size ? smaller : file;
-  } catch {
-    return file;
-  }
-}
-
-async function usePicture(file) {
-  if (file.type && !file.type.startsWith("image/")) {
-    onProblem(`“${file.name}” is not a picture. Drop a PNG, JPEG, WebP, GIF, BMP or AVIF file.`);
-    return;
-  }
-  if (file.type === "image/svg+xml") {
-    onProblem("SVG drawings are not accepted. Drop a PNG or JPEG of it instead.");
-    return;
-  }
+export async function searchWith(file) {
+  const problem = unusable(file);
+  if (problem) return onProblem(problem);
   const pic = state.keepPicture(await shrink(file), file.name || "pasted picture");
   state.go({ ...asked(), pic, like: "" });
 }
+
+export const searchLike = ({ id }) => state.go({ ...asked(), like: id, pic: "" });
 
 // What the form says now, searched or not.
 const asked = () => ({
@@ -135,45 +108,6 @@ function startFilter(name, type) {
   box.setSelectionRange(end, end);
 }
 
-function setUpDrop() {
-  let depth = 0; // dragenter and dragleave fire for every element on the way
-  const wanted = (event) => [...event.dataTransfer.types].some((type) => type === "Files" || type === ID_TYPE || type === "text/uri-list");
-  const overlay = (visible) => ($("drop").hidden = !visible);
-  document.addEventListener("dragenter", (event) => {
-    if (!wanted(event)) return;
-    event.preventDefault();
-    depth += 1;
-    overlay(true);
-  });
-  document.addEventListener("dragleave", () => {
-    depth = Math.max(0, depth - 1);
-    if (depth === 0) overlay(false);
-  });
-  document.addEventListener("dragover", (event) => wanted(event) && event.preventDefault());
-  document.addEventListener("drop", (event) => {
-    depth = 0;
-    overlay(false);
-    if (!wanted(event)) return;
-    event.preventDefault();
-    const id = event.dataTransfer.getData(ID_TYPE);
-    const file = [...event.dataTransfer.files][0];
-    if (id) state.go({ ...asked(), like: id, pic: "" });
-    else if (file) usePicture(file);
-    else onProblem("That was a link, not a picture. Save the picture first, then drop the file: links are never fetched.");
-  });
-  document.addEventListener("paste", (event) => {
-    const file = [...(event.clipboardData?.files ?? [])].find((candidate) => candidate.type.startsWith("image/"));
-    if (!file) return;
-    event.preventDefault();
-    usePicture(file);
-  });
-}
-
-export const dragId = (event, id) => {
-  event.dataTransfer.setData(ID_TYPE, id);
-  event.dataTransfer.effectAllowed = "copy";
-};
-
 export function setUpAsk(problem) {
   onProblem = problem;
   $("ask").addEventListener("submit", (event) => {
@@ -181,7 +115,7 @@ export function setUpAsk(problem) {
     submit();
   });
   $("file").addEventListener("change", () => {
-    if ($("file").files[0]) usePicture($("file").files[0]);
+    if ($("file").files[0]) searchWith($("file").files[0]);
     $("file").value = ""; // the same file may be chosen again
   });
   $("chosen-remove").addEventListener("click", () => {
@@ -191,5 +125,4 @@ export function setUpAsk(problem) {
   $("chosen-image").addEventListener("error", () => ($("chosen-image").hidden = true));
   for (const radio of document.getElementsByName("target")) radio.addEventListener("change", submit);
   $("k").addEventListener("change", submit);
-  setUpDrop();
 }

@@ -2,6 +2,7 @@
 import { $, codeHue, codeName, h, KINDS, number, svg } from "./dom.js";
 import * as api from "./api.js";
 import * as state from "./state.js";
+import { refusal, remove } from "./changes.js";
 import { face, titleOf } from "./results.js";
 
 let running = null;
@@ -61,16 +62,24 @@ function content(item, score) {
   const twins = h("section", { class: "twins" });
   nearDuplicates(item, twins, running.signal);
   parts.push(actions(item), twins, path(item), facts(item, score));
+  if (!refusal()) parts.push(h("button", { type: "button", class: "plain small", id: "delete-item", onclick: () => remove(item) }, "Delete this item"));
   return parts;
+}
+
+// Whether there is a question that something can be taken out of.
+function asked() {
+  const { q, pic, like } = state.read();
+  return Boolean(q || pic || like);
 }
 
 function actions(item) {
   const but = h("input", { type: "text", id: "but", maxlength: "8000", placeholder: "in blue, at night …", enterkeyhint: "search" });
-  const search = (q) => state.go({ like: item.id, pic: "", q, codes: null, item: "" });
+  const search = (q) => state.go({ like: item.id, minus: "", pic: "", q, codes: null, item: "" });
   return h(
     "div",
     { class: "actions" },
     h("button", { type: "button", class: "plain wide", id: "more-like", onclick: () => search("") }, "More like this"),
+    asked() && h("button", { type: "button", class: "plain wide", id: "less-like", onclick: () => state.go({ minus: item.id, item: "" }) }, "Less like this"),
     h(
       "form",
       {

@@ -1,9 +1,11 @@
 // Puts the page together: reads the address, asks the server, shows the answer. The only module with a flow.
-import { $, h, plural } from "./dom.js";
+import { $, h, plural, shorten } from "./dom.js";
 import * as api from "./api.js";
 import * as state from "./state.js";
-import { fill, offerFields, setUpAsk } from "./ask.js";
+import { fill, offerFields, searchLike, searchWith, setUpAsk } from "./ask.js";
+import { addFiles, allow, refusal, remove, setUpChanges, undo } from "./changes.js";
 import { codesView } from "./codes.js";
+import { setUpDrop } from "./drop.js";
 import { mapView } from "./map.js";
 import { startView } from "./start.js";
 import { whyView } from "./why.js";
@@ -34,6 +36,7 @@ async function loadInfo() {
   $("advice").textContent = about.advice ?? "";
   $("advice").hidden = !about.advice;
   offerFields(about.fields);
+  allow(about);
 }
 
 async function draw() {
@@ -75,7 +78,7 @@ async function drawList(current, wanted) {
     if (about === null) await loadInfo();
     if (current.map !== null) await showMap(current, signal);
     else if (current.codes !== null) await showCodes(current, signal);
-    else if (current.q || current.pic || current.like) await showSearch(current, signal);
+    else if (asking(current)) await showSearch(current, signal);
     else await showStart(current, signal);
     shown = wanted;
   } catch (error) {
@@ -87,52 +90,58 @@ async function drawList(current, wanted) {
   }
 }
 
-async function showSearch(current, signal) {
-  const picture = current.pic ? state.picture(current.pic) : null;
+const asking = (current) => Boolean(current.q || current.pic || current.like);
+
+// What the address asks for: { request, picture, answer }, or null where its picture is gone.
+async function ask(current, signal) {
+  const picture = current.pic ? state.picture(current.pic)?.blob : undefined;
   if (current.pic && !picture && !current.q) {
     say("");
     put(notice({ title: "The picture is gone", lines: ["Pictures stay on this page only, and it was reloaded. Drop the picture again to repeat the search."] }));
-    return;
+    return null;
   }
-  const request = { text: current.q || undefined, like: current.like || undefined, target: current.target || undefined, where: current.where || undefined, k: Number(current.k) };
-  const answer = await api.search(request, picture?.blob, signal);
+  const request = { text: current.q || undefined, like: current.like || undefined, target: current.target || undefined, where: current.where || undefined, k: Number(current.k), minus_like: current.minus || undefined };
+  const answer = await api.search(request, picture, signal);
   scores = new Map(answer.hits.map((hit) => [hit.id, hit.score]));
+  return { request, picture, answer };
+}
+
+async function showSearch(current, signal) {
+  const asked = await ask(current, signal);
+  if (!asked) return;
+  const { request, picture, answer } = asked;
   if (!answer.hits.length) {
     say("No results");
-    put(nothingFound(current));
+    put(nothingFound(current, answer.why));
     return;
   }
   const found = summary(answer.hits.length, request, answer);
   say(answer.doubtful ? `${found} Probably nothing like that is here (${Math.round(100 * answer.answerable)} %).` : found);
   const why = h("button", { type: "button", class: "plain small why-open", "aria-expanded": current.why ? "true" : "false", onclick: () => state.go({ why: current.why ? "" : "1" }) }, "Why these answers?");
-  const reasons = current.why ? h("div", { id: "why" }, await whyView(request, picture?.blob, about.items, signal)) : null;
+  const reasons = current.why ? h("div", { id: "why" }, await whyView(request, picture, about.items, signal)) : null;
   // where anything is wanted, what can be looked at comes first; each part is best first
   const pictured = (hit) => Boolean(hit.thumbnail_url);
   const hits = current.target ? answer.hits : [...answer.hits.filter(pictured), ...answer.hits.filter((hit) => !pictured(hit))];
-  put(h("p", { class: "row" }, why), ...(reasons ? [reasons] : []), grid(hits, { open, label: "Results", selected: current.item }));
+  const without = current.minus && button(`Not like ${shorten(current.minus, 40)} ×`, () => state.go({ minus: "" }));
+  const map = h("a", { class: "plain small", href: state.address({ ...current, map: "plane", why: "", item: "" }) }, "On the map");
+  put(h("p", { class: "row" }, why, map, without), ...(reasons ? [reasons] : []), grid(hits, { open, label: "Results", selected: current.item }));
 }
 
 async function showMap(current, signal) {
   scores = new Map();
+  const asked = asking(current) ? await ask(current, signal) : { answer: null };
+  if (!asked) return;
+  const parts = await mapView(current, asked.answer?.hits ?? null, open, signal);
   say("");
-  put(...(await mapView(current.map, open, signal)));
+  put(...parts);
   if (!current.item) $("codes-title")?.focus({ preventScroll: true });
 }
 
-function nothingFound(current) {
+function nothingFound(current, why) {
   const actions = [];
   if (current.where) actions.push(button("Search without the filter", () => state.go({ where: "" }), true));
   if (current.target) actions.push(button("Look for anything", () => state.go({ target: "" }), !current.where));
-  const kinds = { image: "images", text: "texts", pair: "image + text pairs" };
-  return notice({
-    title: "Nothing matches",
-    lines: [
-      current.where && `No item that fits was found where ${current.where}.`,
-      current.target && `Only ${kinds[current.target] ?? "one kind"} were looked for.`,
-      !current.where && !current.target && (about.items === 0 ? "This index is empty." : "Try other words or another picture."),
-    ],
-    actions,
-  });
+  return notice({ title: "Nothing matches", lines: [why], actions });
 }
 
 async function showStart(current, signal) {
@@ -142,8 +151,8 @@ async function showStart(current, signal) {
     put(
       notice({
         title: "This index is empty",
-        lines: ["Add something to find, then come back:", h("code", {}, "genius index PHOTOS/ -o my.genius"), "or send items to POST /v1/items."],
-        actions: [button("Look again", () => { about = null; retry(); })],
+        lines: ["Drop pictures here, or add something to find and come back:", h("code", {}, "genius index PHOTOS/ -o my.genius"), "or send items to POST /v1/items."].slice(refusal() ? 1 : 0),
+        actions: [refusal() ? null : button("Add pictures", () => addFiles(), true), button("Look again", () => { about = null; retry(); })].filter(Boolean),
       }),
     );
     return;
@@ -206,7 +215,9 @@ document.addEventListener("keydown", (event) => {
     event.preventDefault();
     $("text").focus();
     $("text").select();
-  } else if (event.key === "Escape" && state.read().item && !$("key-dialog").open) {
+  } else if (event.key === "?" && !typing) $("keys-dialog").showModal();
+  else if (event.key === "z" && (event.ctrlKey || event.metaKey) && !typing && undo()) event.preventDefault();
+  else if (event.key === "Escape" && state.read().item && !document.querySelector("dialog[open]")) {
     event.preventDefault();
     state.go({ item: "" });
   }
@@ -214,11 +225,20 @@ document.addEventListener("keydown", (event) => {
 
 setUpTheme();
 setUpKeys();
-setUpAsk((problem) => {
+const cannotSearch = (problem) => {
   say("");
   shown = "";
   put(notice({ title: "That cannot be searched with", lines: [problem], tone: "bad" }));
+};
+setUpAsk(cannotSearch);
+setUpDrop({ search: searchWith, like: searchLike, add: addFiles, remove, refusal, problem: cannotSearch });
+setUpChanges((items) => {
+  about.items = items;
+  $("count").textContent = plural(items, "item");
+  if ($("results").querySelector(".notice")) retry(); // an empty index, no more
 });
+$("keys-open").addEventListener("click", () => $("keys-dialog").showModal());
+$("keys-close").addEventListener("click", () => $("keys-dialog").close());
 window.addEventListener("hashchange", draw);
 document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault(); // the address is ours

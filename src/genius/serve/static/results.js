@@ -1,7 +1,8 @@
 // Items as a grid of cards: pictures as pictures, texts as texts, a bar for the score.
 import { h, KINDS, plural, shorten } from "./dom.js";
 import * as api from "./api.js";
-import { dragId } from "./ask.js";
+import { gone, remove } from "./changes.js";
+import { dragItem } from "./drop.js";
 
 export const titleOf = (item) => shorten(String(item.text ?? item.metadata?.title ?? item.metadata?.name ?? lastPart(item.id)), 120);
 
@@ -41,12 +42,13 @@ export function card(item, { best = null, open, selected = false }) {
   const label = `${title}, ${KINDS[item.modality]}${scored ? `, score ${item.score.toFixed(3)}${likely(item) && `, ${likely(item)}`}` : ""}`;
   return h(
     "li",
-    {},
+    { hidden: gone(item.id) },
     h(
       "button",
       {
         type: "button", class: "card", "data-id": item.id, "aria-label": label, "aria-pressed": selected ? "true" : "false",
-        draggable: "true", onclick: () => open(item), ondragstart: (event) => dragId(event, item.id),
+        draggable: "true", onclick: () => open(item), ondragstart: (event) => dragItem(event, item),
+        onkeydown: (event) => event.key === "Delete" && remove(item),
       },
       face(item),
       h(
@@ -74,7 +76,7 @@ export function grid(items, { open, label, selected = "" }) {
 
 // Arrow keys walk the grid: left and right by one, up and down by a row as it is laid out now.
 function moveFocus(event) {
-  const cards = [...event.currentTarget.querySelectorAll(".card")];
+  const cards = [...event.currentTarget.querySelectorAll("li:not([hidden]) > .card")];
   const at = cards.indexOf(document.activeElement);
   if (at < 0) return;
   const top = cards[0].getBoundingClientRect().top;

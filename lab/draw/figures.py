@@ -1,0 +1,255 @@
+"""The paper's figures on drawings of our own: what codes mean, the space on a plane, and a sheet of questions with their answers.
+
+The collection is 288 pictograms and their 24 names, the model is `bundled:mini`, which has met neither. `record` measures and
+keeps what was seen as JSON; the other functions draw it. Questions were written down before their answers were seen, and stay.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from genius.flatten import flattened
+from genius.index import Index
+from genius.model.genius import Genius
+from genius.search.trie import CodeTrie
+from genius.types import Item, Modality, Query
+from lab.draw.beam import thing
+from lab.draw.pictograms import PICTOGRAMS, names, picture
+from lab.draw.svg import ACCENT, INK, LINE, SOFT, WASH, Svg
+
+CARDS, SHOWN, WORDS, ANSWERS = 8, 8, 4, 6
+CALLED = {"glass": "magnifying glass", "drop": "water drop", "music": "music note"}  # where the short name says something else
+
+ASKED = (
+    "rain", "weather", "night", "love", "favourite", "mail", "secret", "forest", "coffee", "energy", "sea", "country", "alarm",
+    "safety", "time", "search", "water", "song", "drive", "cut", "read", "photograph", "home", "warm", "hot drink", "nature",
+)  # fmt: skip
+
+# (words, the picture that is asked with, what is wanted, what counts as right; "" where nothing was said before)
+QUESTIONS: tuple[tuple[str, str, str, str], ...] = (
+    ("protect against rain", "", "image", "umbrella"),
+    ("send a message on paper", "", "image", "letter"),
+    ("the night sky", "", "image", "moon star"),
+    ("open a door", "", "image", "key lock"),
+    ("something warm to drink", "", "image", "cup"),
+    ("a red heart", "", "image", "heart"),
+    ("take a photo", "", "image", "camera"),
+    ("", "fish blue filled", "image", "fish"),
+    ("", "clock green outlined", "image", "clock"),
+    ("make it filled", "star blue outlined", "image", "star"),
+    ("the same in red", "house green filled", "image", "house"),
+    ("", "scissors black outlined", "text", "scissors"),
+    ("weather", "", "text", "sun cloud umbrella lightning drop"),
+)
+
+
+def called(name: str) -> str:
+    return CALLED.get(name, name)
+
+
+@torch.no_grad()
+def record() -> dict[str, Any]:
+    model, drawn, things = Genius.from_pretrained("bundled:mini"), names(), list(PICTOGRAMS)
+    with tempfile.TemporaryDirectory() as folder:
+        files = {name: Path(folder) / f"{name}.svg" for name in drawn}
+        for name, path in files.items():
+            path.write_text(picture(name), encoding="utf-8")
+        pictures = [Item(name, image=path) for name, path in files.items()]
+        texts = [Item(name, text=called(name)) for name in things]
+        index = Index(Path(folder) / "own.genius", model, durable=False)
+        index.add([*pictures, *texts])
+        seen = model.embed_items(pictures)
+        answers = [_asked(index, files, *question) for question in QUESTIONS]
+        index.close()
+    body = {"date": datetime.date.today().isoformat(), "model": "bundled:mini " + model.fingerprint(), "pictures": len(drawn)}
+    read = model.embed_items(texts)
+    return {**body, **_cards(model, seen.z, drawn, things), **_plane(seen.dense, read.dense, drawn, things), "answers": answers}
+
+
+def _asked(index: Index, files: dict[str, Path], words: str, shown: str, target: str, right: str) -> dict[str, Any]:
+    found = index.search(words or None, image=files[shown] if shown else None, target=target, k=ANSWERS + 1)
+    hits = [hit.id for hit in found if hit.id != shown][:ANSWERS]
+    return {"text": words, "picture": shown, "target": target, "right": right.split(), "hits": hits}
+
+
+def _cards(model: Genius, z: torch.Tensor, drawn: list[str], things: list[str]) -> dict[str, Any]:
+    """Second codes of pictures, those with the most different things: what lives below, and words that lead there."""
+    kinds = torch.full((len(z),), int(Modality.IMAGE))
+    trie = CodeTrie.build(model.quantizer.encode(z, kinds), model.config.quantizer.level_sizes)
+    asked = [*map(called, things), *ASKED]
+    embedded = model.embed_queries([Query(text=text, target=Modality.IMAGE) for text in asked]).z
+    log_p = model.generator.next_log_probs(embedded, torch.zeros(len(asked), 1, dtype=torch.long))
+    codes = np.asarray(trie.children((0,))[0])
+    first = codes[log_p[:, torch.from_numpy(codes.astype(np.int64))].argmax(1).numpy()]
+    told: dict[int, list[tuple[float, str]]] = defaultdict(list)
+    for row, (code, text) in enumerate(zip(first.tolist(), asked, strict=True)):
+        told[code].append((float(log_p[row, code]), text))
+    below = {code: [drawn[int(row)] for row in trie.rows_below((0, code))] for code in codes.tolist()}
+    kinds_of = {code: {name.split()[0] for name in group} for code, group in below.items()}
+    richest = sorted(below, key=lambda code: (-len(kinds_of[code]), -len(below[code])))[:CARDS]
+    cards = []
+    for code in richest:
+        words = [[text, round(p, 2)] for p, text in sorted(told[code], reverse=True)[:WORDS]]
+        cards.append({"code": code, "items": len(below[code]), "things": _varied(below[code]), "words": words})
+    own = sum(name in kinds_of[code] for name, code in zip(things, first.tolist(), strict=False))  # the names come first
+    deeper = [
+        [drawn[int(row)] for row in trie.rows_below((0, richest[0], int(code)))] for code in trie.children((0, richest[0]))[0]
+    ]
+    return {
+        "second_codes": len(codes),
+        "cards": cards,
+        "names_whose_code_holds_the_thing": own,
+        "deeper": {"code": richest[0], "groups": [_varied(group) for group in sorted(deeper, key=len)[::-1]]},
+    }
+
+
+def _varied(below: list[str]) -> list[str]:
+    """Some of them, every thing once before any twice."""
+    first = {name.split()[0]: name for name in reversed(below)}
+    return [*first.values(), *(name for name in below if name not in first.values())][:SHOWN]
+
+
+def _plane(seen: torch.Tensor, read: torch.Tensor, drawn: list[str], things: list[str]) -> dict[str, Any]:
+    """UMAP of pictures and names, each kind centred; and how often a name's nearest picture shows it."""
+    near = (read @ seen.T).argmax(1).tolist()
+    right = sum(drawn[row].split()[0] == name for row, name in zip(near, things, strict=True))
+    centred = torch.cat([seen - seen.mean(0), read - read.mean(0)])
+    flat = flattened(torch.nn.functional.normalize(centred, dim=1).numpy())
+    low, high = flat.min(0), flat.max(0)
+    places = ((flat - low) / (high - low)).round(3).tolist()
+    return {
+        "places": dict(zip(drawn, places[: len(drawn)], strict=True)),
+        "names": dict(zip(things, places[len(drawn) :], strict=True)),
+        "names_whose_nearest_picture_shows_them": right,
+    }
+
+
+def cards(body: dict[str, Any]) -> Svg:
+    """Eight codes as cards, and below them the fullest one divided by its next code."""
+    wide, high, gap, left, top = 268, 150, 16, 24, 92
+    per = 4
+    rows = -(-len(body["cards"]) // per)
+    groups = body["deeper"]["groups"][:10]
+    svg = Svg(left * 2 + per * (wide + gap) - gap, top + rows * (high + gap) + 190, "What the second code of a picture means")
+    svg.text(
+        left,
+        40,
+        "The second code of a picture: what lives below it, and words that the decoder turns into it",
+        20,
+        INK,
+        weight=700,
+    )
+    svg.text(
+        left,
+        66,
+        f"{len(body['cards'])} of {body['second_codes']} codes, the fullest; {body['pictures']} drawings",
+        14,
+        SOFT,
+    )
+    for number, card in enumerate(body["cards"]):
+        x, y = left + number % per * (wide + gap), top + number // per * (high + gap)
+        svg.rect(x, y, wide, high)
+        svg.text(x + 14, y + 28, str(card["code"]), 19, ACCENT, weight=700)
+        svg.text(x + wide - 14, y + 27, f"{card['items']} drawings", 13, SOFT, "end")
+        for i, name in enumerate(card["things"]):
+            thing(svg, name, x + 28 + 30.5 * i, y + 58, 24, False)
+        for i, (text, log_p) in enumerate(card["words"][:3]):
+            svg.text(x + 14, y + 95 + 19 * i, f"“{text}”", 13.5, INK)
+            svg.text(x + wide - 14, y + 95 + 19 * i, f"p {math.exp(log_p):.2f}", 12.5, SOFT, "end")
+        if not card["words"]:
+            svg.text(x + 14, y + 95, "none of the words that were asked", 13, SOFT)
+    y = top + rows * (high + gap) + 22
+    svg.text(left, y, f"Code {body['deeper']['code']} divided by the next code", 16, INK, weight=700)
+    at = left
+    for group in groups:
+        room = 18 + 28 * len(group)
+        if at + room > svg.width - left:
+            break
+        svg.rect(at, y + 18, room, 52, WASH, LINE)
+        for i, name in enumerate(group):
+            thing(svg, name, at + 23 + 28 * i, y + 44, 22, False)
+        at += room + 10
+    own = body["names_whose_code_holds_the_thing"]
+    said = f"Of {len(body['names'])} names, {own} are given a second code below which the thing itself is found."
+    svg.text(left, y + 108, said, 14, SOFT)
+    return svg
+
+
+def plane(body: dict[str, Any]) -> Svg:
+    """Every drawing where UMAP puts it, and the names of things between them."""
+    wide, high, left, top = 1000, 660, 90, 130
+    svg = Svg(wide + 2 * left, high + top + 50, "Drawings and their names on a plane")
+    svg.text(24, 40, "288 drawings and their names, by UMAP", 20, INK, weight=700)
+    right, total = body["names_whose_nearest_picture_shows_them"], len(body["names"])
+    svg.text(
+        24,
+        66,
+        f"what would cover each other is moved apart; of {total} names {right} have a drawing of the very thing nearest",
+        14,
+        SOFT,
+    )
+
+    spots = {**body["places"], **{called(name): place for name, place in body["names"].items()}}
+    roomy = [9.5 if name in body["places"] else 6.0 + 2.8 * min(len(name), 8) for name in spots]
+    apart = _apart(np.array(list(spots.values())) * (wide, high) + (left, top), np.array(roomy))
+    for name, (x, y) in zip(spots, apart.tolist(), strict=True):
+        if name in body["places"]:
+            thing(svg, name, x, y, 17, False)
+        else:
+            svg.rect(x - 4 * len(name) - 6, y - 10, 8 * len(name) + 12, 20, "#fff", ACCENT, 6)
+            svg.text(x, y + 4.5, name, 12.5, ACCENT, "middle", 650)
+    return svg
+
+
+def _apart(places: np.ndarray, radius: np.ndarray, rounds: int = 200) -> np.ndarray:
+    """What would cover each other is pushed apart, a little in each round."""
+    least = radius[:, None] + radius
+    places = places + 0.01 * np.stack([np.cos(np.arange(len(places))), np.sin(np.arange(len(places)))], 1)  # none on another
+    for _ in range(rounds):
+        gap = places[:, None] - places
+        far = np.hypot(*gap.transpose(2, 0, 1)) + 1e-6
+        push = np.where((far < least) & ~np.eye(len(places), dtype=bool), (least - far) / far, 0.0)
+        places = places + 0.25 * (push[..., None] * gap).sum(1)
+    return places
+
+
+def sheet(body: dict[str, Any]) -> Svg:
+    """A question a row; what was said to be right before has a frame."""
+    left, row, cell, start = 24, 66, 92, 470
+    svg = Svg(start + ANSWERS * cell + 24, 92 + len(body["answers"]) * row, "Questions and their answers")
+    svg.text(left, 40, "Questions over 288 drawings and 24 names", 20, INK, weight=700)
+    svg.text(
+        left,
+        64,
+        "framed: what was said to be right before the answers were seen; in the order in which they were found",
+        14,
+        SOFT,
+    )
+    for number, asked in enumerate(body["answers"]):
+        y = 84 + number * row
+        svg.line([(left, y), (svg.width - left, y)], LINE, 1)
+        x = left + 8
+        if asked["picture"]:
+            thing(svg, asked["picture"], x + 18, y + row / 2, 34, False)
+            x += 56
+        if asked["text"]:
+            svg.text(x, y + row / 2 + 5, f"“{asked['text']}”", 16, INK)
+        svg.text(start - 24, y + row / 2 + 5, f"→ {'drawings' if asked['target'] == 'image' else 'words'}", 13, SOFT, "end")
+        for place, name in enumerate(asked["hits"]):
+            middle = start + place * cell + cell / 2
+            good = name.split()[0] in asked["right"]
+            if good:
+                svg.rect(middle - cell / 2 + 5, y + 6, cell - 10, row - 12, WASH, ACCENT, 8, 1.5)
+            if len(name.split()) == 3:
+                thing(svg, name, middle, y + row / 2, 34, False)
+            else:
+                svg.text(middle, y + row / 2 + 5, called(name), 12 if len(called(name)) > 9 else 14, INK, "middle")
+    return svg

@@ -1,0 +1,175 @@
+"""Checkpoints of others: which of UniIR's four models a file holds, and CLIP as open_clip publishes it.
+
+UniIR: CLIP-SF (`clip_sf_large.pth`) is the encoder under the published GENIUS; CLIP-FF, BLIP-SF and BLIP-FF are the paper's
+other dense baselines (`uniir_clip`, `uniir_blip`). A file is a pickle of the model and its optimizer; it is read without
+running anything (`genius.torch_file`) and mapped onto `transformers`' classes. CLIP-SF is OpenAI's CLIP in its own layout and
+behaves as a `ClipEncoder` once read; so does open_clip's `open_clip_model.safetensors`, whose weights have OpenAI's names.
+Models of open_clip whose towers come from elsewhere (timm, a language model) or pool in another way are refused in one line.
+
+UniIR's files have no tokenizer: it is looked for beside them, then on a hub. CLIP's and BERT's may lie in one folder (BERT's as
+`vocab.txt`, or each in a folder of its name): a tokenizer without the special token of the model is passed over, because its
+ids would mean other words.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from genius.encoders.base import Encoder
+from genius.encoders.inputs import CLIP_MEAN, CLIP_STD, Pixels
+from genius.encoders.transformers_dual import ClipEncoder, import_transformers
+from genius.encoders.uniir_blip import BlipFfEncoder, BlipSfEncoder
+from genius.encoders.uniir_clip import PREFIX, ClipFfEncoder, clip_from_openai
+from genius.errors import GeniusError
+from genius.files import read_json
+from genius.torch_file import read_checkpoint
+from genius.weight_files import read_tensors
+
+CLIP_HUB = "openai/clip-vit-large-patch14"
+BERT_HUB = "google-bert/bert-base-uncased"
+END = "<|endoftext|>"
+CONFIG = "open_clip_config.json"
+WEIGHTS = ("open_clip_model.safetensors", "model.safetensors")
+OTHER_TOWERS = {"timm_model_name": "timm", "hf_model_name": "a language model"}
+OTHER_WAYS = {
+    "pool_type": ("tok", "argmax"),
+    "attentional_pool": (False,),
+    "no_ln_pre": (False,),
+    "embed_cls": (False,),
+    "no_causal_mask": (False,),
+}
+
+
+class UniirCheckpoint:
+    """`uniir:FILE`. Not an encoder itself: `load` gives the one that the file holds."""
+
+    @staticmethod
+    def load(directory: Path, spec: dict[str, Any]) -> Encoder:
+        """Read the checkpoint file at `directory` (a file, or a folder with exactly one `.pth`)."""
+        path = Path(directory)
+        if path.is_dir():
+            found = sorted(path.glob("*.pth"))
+            if len(found) != 1:
+                raise GeniusError(f"{path} holds {len(found)} .pth files; name the UniIR checkpoint itself")
+            path = found[0]
+        state = {name.removeprefix("clip_model."): tensor for name, tensor in read_checkpoint(path).items()}
+        if any(name.startswith("visual_encoder.") for name in state):
+            family = BlipSfEncoder if "vision_proj.weight" in state else BlipFfEncoder
+            return family.from_state(state, bert_tokenizer(path.parent), str(path))
+        if any(name.startswith(PREFIX) for name in state):
+            return ClipFfEncoder.from_state(state, clip_tokenizer(path.parent), str(path))
+        model = clip_from_openai(state, str(path))
+        return ClipEncoder(model, clip_tokenizer(path.parent), Pixels(size=model.config.vision_config.image_size))
+
+
+def clip_tokenizer(folder: Path) -> Any:
+    """OpenAI's: `tokenizer.json`, or `vocab.json` with `merges.txt`, in the folder or in its `clip` or `tokenizer`."""
+    special = {"bos_token": "<|startoftext|>", "eos_token": END, "pad_token": END, "unk_token": END}
+    readers = {"tokenizer.json": _fast(special), "vocab.json": _by_class("CLIPTokenizer")}
+    return _find(folder, "clip", readers, END, CLIP_HUB)
+
+
+def bert_tokenizer(folder: Path) -> Any:
+    """BERT's uncased one: `tokenizer.json` or `vocab.txt`, in the folder or in its `bert` or `tokenizer`."""
+    special = {f"{name}_token": f"[{name.upper()}]" for name in ("cls", "sep", "pad", "unk", "mask")}
+
+    def from_words(path: Path) -> Any:
+        from tokenizers import BertWordPieceTokenizer
+
+        pieces = BertWordPieceTokenizer(str(path), lowercase=True)
+        return import_transformers().PreTrainedTokenizerFast(tokenizer_object=pieces._tokenizer, **special)
+
+    return _find(folder, "bert", {"tokenizer.json": _fast(special), "vocab.txt": from_words}, "[CLS]", BERT_HUB)
+
+
+def _find(folder: Path, name: str, readers: dict[str, Callable[[Path], Any]], token: str, hub: str) -> Any:
+    for path, read in _candidates(folder, name, readers):
+        try:
+            if token in _words(path):
+                return read(path)
+        except Exception as error:  # the library raises bare Exceptions
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise GeniusError(f"cannot read the tokenizer {path}: {reason}") from None
+    try:
+        return import_transformers().AutoTokenizer.from_pretrained(hub, trust_remote_code=False)
+    except (OSError, ValueError):
+        files = " or ".join(readers)
+        raise GeniusError(f"the checkpoint needs the tokenizer of {hub}: put its {files} beside it, in {folder}") from None
+
+
+def _candidates(
+    folder: Path, name: str, readers: dict[str, Callable[[Path], Any]]
+) -> Iterator[tuple[Path, Callable[[Path], Any]]]:
+    for place in (folder / name, folder / "tokenizer", folder):
+        for file, read in readers.items():
+            if not (place / file).is_file():
+                continue
+            whole = (place / "tokenizer_config.json").is_file()  # a folder of transformers: it says all by itself
+            yield place / file, _by_class("AutoTokenizer") if whole else read
+
+
+def _words(path: Path) -> set[str]:
+    """What is in the file itself: a tokenizer object would already hold the special tokens that it was told."""
+    if path.name == "tokenizer.json":
+        from tokenizers import Tokenizer
+
+        return set(Tokenizer.from_file(str(path)).get_vocab())
+    text = path.read_text(encoding="utf-8")
+    return set(json.loads(text)) if path.suffix == ".json" else set(text.splitlines())
+
+
+def _fast(special: dict[str, str]) -> Callable[[Path], Any]:
+    return lambda path: import_transformers().PreTrainedTokenizerFast(tokenizer_file=str(path), **special)
+
+
+def _by_class(name: str) -> Callable[[Path], Any]:
+    return lambda path: getattr(import_transformers(), name).from_pretrained(
+        path.parent, local_files_only=True, trust_remote_code=False
+    )
+
+
+class OpenClipFolder:
+    """Not an encoder itself: `load` gives the `ClipEncoder` that the folder holds."""
+
+    @staticmethod
+    def load(directory: Path, spec: dict[str, Any]) -> ClipEncoder:
+        where = f"cannot load the open_clip encoder at {directory}"
+        body = read_json(directory / CONFIG, 1 << 20)
+        try:
+            model, pixels = body["model_cfg"], body.get("preprocess_cfg", {})
+            vision, text = dict(model["vision_cfg"]), dict(model["text_cfg"])
+            _refuse_others(vision, text, pixels, where)
+            heads = (int(vision["width"]) // int(vision.get("head_width", 64)), int(text["heads"]))
+            picture = Pixels(
+                size=int(vision["image_size"]),
+                filter=pixels.get("interpolation", "bicubic"),
+                fit="squash" if pixels.get("resize_mode") == "squash" else "crop",
+                mean=tuple(pixels.get("mean", CLIP_MEAN)),
+                std=tuple(pixels.get("std", CLIP_STD)),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise GeniusError(f"{where}: {CONFIG} lacks or spoils {error}") from None
+        weights = next((directory / name for name in WEIGHTS if (directory / name).is_file()), None)
+        if weights is None:
+            raise GeniusError(f"{where}: {WEIGHTS[0]} is missing; other kinds of weights are not read")
+        # a text tower of its own class has its names under "text."
+        state = {name.removeprefix("text."): tensor for name, tensor in read_tensors(weights).items() if name != "logit_bias"}
+        activation = "quick_gelu" if model.get("quick_gelu", False) else "gelu"
+        return ClipEncoder(clip_from_openai(state, str(weights), activation, heads), clip_tokenizer(directory), picture)
+
+
+def _refuse_others(vision: dict[str, Any], text: dict[str, Any], pixels: dict[str, Any], where: str) -> None:
+    for settings in (vision, text):
+        for name, owner in OTHER_TOWERS.items():
+            if settings.get(name):
+                raise GeniusError(f"{where}: a tower is {owner}'s {settings[name]}; only open_clip's own transformers are read")
+        for name, known in OTHER_WAYS.items():
+            if settings.get(name, known[0]) not in known:
+                raise GeniusError(f"{where}: {name} = {settings[name]!r} is not read")
+    if not isinstance(vision.get("layers"), int):
+        raise GeniusError(f"{where}: a ResNet is not read, only vision transformers")
+    if pixels.get("resize_mode", "shortest") not in ("shortest", "squash"):
+        raise GeniusError(f"{where}: resize_mode = {pixels['resize_mode']!r} is not read")

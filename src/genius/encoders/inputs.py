@@ -1,0 +1,172 @@
+"""What towers read: texts -> token ids, by a `tokenizer.json` of the `tokenizers` library; pictures -> normalised pixels, as
+CLIP-like models expect them, with Pillow and numpy only.
+
+`Pixels.prepare` shrinks one picture to the tower's input, `__call__` makes the batch. They are apart so that loading
+threads can shrink each picture as soon as it is decoded: memory then holds small pictures, however large the files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from genius.errors import GeniusError
+from genius.files import read_json
+
+MAX_SIDE = 8192  # of what a tower may ask for: it comes out of a file, and every picture is brought to it
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+THIN = 16  # times the shorter side: a longer picture is cropped before it is resized, or it would grow without bound
+PREPARED = "genius-prepared"  # marks a picture that needs no more shrinking: by its size alone it cannot be told
+FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC, "lanczos": Image.Resampling.LANCZOS}
+
+
+class Tokens:
+    """A tokenizer with a length limit; id 0 pads unless the file names another."""
+
+    def __init__(self, tokenizer: Any, length: int) -> None:
+        self.tokenizer, self.length = tokenizer, length
+        tokenizer.enable_truncation(length)
+        if tokenizer.padding is None:
+            tokenizer.enable_padding(pad_id=0)
+
+    @classmethod
+    def load(cls, path: Path, length: int) -> Self:
+        from tokenizers import Tokenizer
+
+        try:
+            return cls(Tokenizer.from_file(str(path)), length)
+        except Exception as error:  # the library raises bare Exceptions
+            raise GeniusError(f"cannot read the tokenizer {path}: {str(error).splitlines()[0]}") from None
+
+    def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """(n, longest) int64 ids and attention mask."""
+        if not texts:
+            return torch.zeros(0, 0, dtype=torch.long), torch.zeros(0, 0, dtype=torch.long)
+        rows = self.tokenizer.encode_batch(list(texts))
+        return torch.tensor([row.ids for row in rows]), torch.tensor([row.attention_mask for row in rows])
+
+    def largest(self) -> int:
+        """The largest id that may come out: a model's table of words must reach as far."""
+        padding = self.tokenizer.padding or {}
+        ids: list[int] = list(self.tokenizer.get_vocab(with_added_tokens=True).values())
+        return max([int(padding.get("pad_id", 0)), *ids])
+
+    def save(self, path: Path) -> None:
+        path.write_text(self.tokenizer.to_str(), encoding="utf-8")
+
+    def digest(self) -> str:
+        return hashlib.sha256(self.tokenizer.to_str().encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Pixels:
+    """How a tower wants its pictures; the defaults are CLIP's."""
+
+    size: int = 224  # side of the square input
+    # crop: shorter side to `resize`, then the centre square (CLIP). squash: both sides to `size` (SigLIP).
+    # pad: longer side to `size`, the rest white, so that nothing is cut and nothing is distorted (drawings).
+    fit: Literal["crop", "squash", "pad"] = "crop"
+    resize: int = 0  # shorter side before the crop; 0: `size`
+    filter: Literal["bilinear", "bicubic", "lanczos"] = "bicubic"
+    mean: tuple[float, ...] = CLIP_MEAN
+    std: tuple[float, ...] = CLIP_STD
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.size <= MAX_SIDE or not 0 <= self.resize <= MAX_SIDE:
+            raise GeniusError(f"pictures of {self.size} (from {self.resize}) pixels a side: at most {MAX_SIDE}")
+        if len(self.mean) != 3 or len(self.std) != 3 or not all(float(value) for value in self.std):
+            raise GeniusError(f"mean {self.mean} and deviation {self.std}: three numbers each, deviations not zero")
+
+    def prepare(self, picture: Image.Image) -> Image.Image:
+        """RGB picture -> RGB picture of `size` x `size`. One that was prepared before is returned as it is."""
+        if picture.info.get(PREPARED) == self:
+            return picture
+        small = self._fitted(picture if picture.mode == "RGB" else picture.convert("RGB"))
+        small.info = {PREPARED: self}
+        return small
+
+    def _fitted(self, picture: Image.Image) -> Image.Image:
+        if picture.size == (self.size, self.size) and self.resize in (0, self.size):
+            return picture.copy()
+        how = FILTERS[self.filter]
+        if self.fit == "squash":
+            return picture.resize((self.size, self.size), how)
+        width, height = picture.size
+        if self.fit == "pad":
+            scale = self.size / max(width, height)
+            small = picture.resize((max(1, round(width * scale)), max(1, round(height * scale))), how)
+            square = Image.new("RGB", (self.size, self.size), (255, 255, 255))
+            square.paste(small, ((self.size - small.width) // 2, (self.size - small.height) // 2))
+            return square
+        short = self.resize or self.size
+        # the longer side is cut off, not rounded, as torchvision and transformers do
+        new = (short, int(short * height / width)) if width <= height else (int(short * width / height), short)
+        left, top = (new[0] - self.size) // 2, (new[1] - self.size) // 2
+        if max(new) > THIN * short:
+            across, down = width / new[0], height / new[1]
+            box = (left * across, top * down, (left + self.size) * across, (top + self.size) * down)
+            return picture.resize((self.size, self.size), how, box=box)
+        return picture.resize(new, how).crop((left, top, left + self.size, top + self.size))
+
+    def __call__(self, pictures: Sequence[Image.Image], device: torch.device | str = "cpu") -> Tensor:
+        """(n, 3, size, size) float32 on `device`, which gets one byte a colour and does the arithmetic."""
+        if not pictures:
+            return torch.empty(0, 3, self.size, self.size, device=device)
+        stack = torch.from_numpy(np.stack([np.asarray(self.prepare(p), dtype=np.uint8) for p in pictures])).to(device)
+        mean, std = torch.tensor(self.mean, device=device) * 255, torch.tensor(self.std, device=device) * 255
+        return ((stack.float() - mean) / std).permute(0, 3, 1, 2).contiguous()
+
+    def to_preprocessor(self) -> dict[str, Any]:
+        """The same as a transformers `preprocessor_config.json`."""
+        crop = self.fit == "crop"
+        return {
+            "do_resize": True,
+            "size": {"shortest_edge": self.resize or self.size} if crop else {"height": self.size, "width": self.size},
+            "resample": int(FILTERS[self.filter]),
+            "do_center_crop": crop,
+            "crop_size": {"height": self.size, "width": self.size},
+            "do_rescale": True,
+            "rescale_factor": 1 / 255,
+            "do_normalize": True,
+            "image_mean": list(self.mean),
+            "image_std": list(self.std),
+        }
+
+
+def read_pixels(directory: Path, default_size: int) -> Pixels:
+    """Pixels from a transformers folder's `preprocessor_config.json`; CLIP's at `default_size` without one."""
+    path = directory / "preprocessor_config.json"
+    if not path.is_file():
+        path = directory / "processor_config.json"  # newer folders nest it here
+    if not path.is_file():
+        return Pixels(size=default_size)
+    try:
+        body = read_json(path, 1 << 20)
+        body = body.get("image_processor", body)
+        size, crop = body.get("size", default_size), body.get("crop_size")
+        filters = {int(value): name for name, value in FILTERS.items()}
+        shared: dict[str, Any] = {
+            "filter": filters.get(int(body.get("resample", 3)), "bicubic"),
+            "mean": tuple(body.get("image_mean", CLIP_MEAN)) if body.get("do_normalize", True) else (0.0, 0.0, 0.0),
+            "std": tuple(body.get("image_std", CLIP_STD)) if body.get("do_normalize", True) else (1.0, 1.0, 1.0),
+        }
+        if isinstance(size, dict) and "shortest_edge" not in size:
+            if size["height"] != size["width"]:
+                raise GeniusError(f"{path}: only square inputs are read, not {size['height']} x {size['width']}")
+            return Pixels(size=int(size["height"]), fit="squash", **shared)
+        short = int(size["shortest_edge"] if isinstance(size, dict) else size)
+        side = int(crop["height"] if isinstance(crop, dict) else crop) if crop and body.get("do_center_crop", True) else short
+        return Pixels(size=side, resize=short, **shared)
+    except GeniusError:
+        raise
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+        raise GeniusError(f"cannot read {path}: {error}") from None

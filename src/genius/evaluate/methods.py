@@ -1,0 +1,319 @@
+"""What a method is, and those that compare every item: exhaustive search over vectors, over codes, and over vectors that an
+encoder fused. Methods that write IDs are `genius.evaluate.generative`.
+
+Given a pool, a method answers queries with ranked rows; everything else is the harness's business. Exhaustive search is the
+honest ceiling, by Faiss where it is installed, else by torch. Both give the same answer: each proposes a few more than k, the
+proposals are scored again in double precision, and equal scores are ordered by row. Blocks of the pool are made when they are
+needed, so memory does not grow with N.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from genius.data.features import FeatureSet
+from genius.errors import GeniusError
+from genius.features import Features
+from genius.model.fusion import score_fusion
+from genius.model.genius import Genius
+
+Ints = npt.NDArray[np.int64]
+HELD = 4 << 30  # bytes of a pool's vectors that are kept on the device
+Backend = Literal["auto", "faiss", "torch"]
+Block = Callable[[int, int], Tensor]
+"""block(start, stop) -> (stop - start, D) float32 rows of the pool."""
+
+SPARE = 32  # proposals beyond k: what rounding may have pushed over the edge
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The candidates of one search, bound to their name: a result can always say which pool it came from."""
+
+    name: str  # "universal", or a task's key
+    rows: Ints  # ascending rows of the whole pool
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.rows.tobytes()).hexdigest()[:16]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+@dataclass(slots=True)
+class Answer:
+    """Ranked rows *of the pool* (0 .. len(pool) - 1) for every query, and what they cost."""
+
+    rows: Ints  # (Q, k), -1 where the list ends
+    scores: npt.NDArray[np.float64]  # (Q, k)
+    touched: Ints  # (Q,) items compared with the query one by one
+    seconds: float  # of the search alone, features given
+    bytes_per_item: float  # what the method keeps for an item while it searches
+    # (Q,) 1 if some positive was among the candidates, else 0; NaN: not looked at. None: all items are candidates
+    reached: npt.NDArray[np.float64] | None = None
+    note: str = ""
+    survival: list[float] = field(default_factory=list)  # per level, on a sample
+
+
+class Method(Protocol):
+    """One way to search. `label` is the row or column of the tables."""
+
+    label: str
+
+    def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> Answer:
+        """Search `pool` for the given query rows."""
+        ...
+
+
+class Space:
+    """A model's view of a feature set, computed once and shared by all methods: vectors, codes, positives."""
+
+    def __init__(
+        self, model: Genius, data: FeatureSet, *, half: bool | None = None, target: str = "unknown", chunk: int = 4096
+    ) -> None:
+        self.model, self.data = model, data
+        self.device = model.device
+        self.positives: list[list[int]] = data.positives()
+        self.query_z, self.query_dense = model.embed(data.queries)
+        self.query_plain: Tensor | None = None  # the encoder's own embedding, made when a method asks
+        # vectors of a large pool are kept in fp16, as the published index does, and a very large pool's beside the device
+        size = len(data.pool) * model.config.width
+        self.dtype = torch.float16 if (size > 2**28 if half is None else half) else torch.float32
+        self.place = self.device if size * self.dtype.itemsize <= HELD else torch.device("cpu")
+        self.codes, self.dense = self._embed_pool()
+        self.modality = data.pool.modality
+        self.target: Tensor | None = self.wanted().to(self.device) if target == "given" else None
+
+    def _embed_pool(self, chunk: int = 4096) -> tuple[Ints, Tensor]:
+        width, n = self.model.config.width, len(self.data.pool)
+        codes = np.empty((n, self.model.config.quantizer.levels), np.int64)
+        dense = torch.empty(n, width, dtype=self.dtype, device=self.place)
+        for i in range(0, n, chunk):
+            part = self.data.pool[slice(i, i + chunk)]
+            z, ranked = self.model.embed(part)
+            codes[i : i + chunk] = self.model.quantizer.encode(z, part.modality.to(self.device)).cpu().numpy()
+            dense[i : i + chunk] = ranked.to(self.dtype)
+        return codes, dense
+
+    def stored(self, pool: Pool) -> Tensor:
+        """(n, D) the same of a whole pool, where they lie: on the device, or beside it where there are many."""
+        return self.dense if len(pool) == len(self.dense) else self.dense[torch.from_numpy(pool.rows).to(self.place)]
+
+    def vectors(self, rows: Ints) -> Tensor:
+        """(n, D) what the model re-ranks with, of these rows of the pool, on its device."""
+        return self.dense[torch.from_numpy(rows).to(self.place)].to(self.device)
+
+    def wanted(self) -> Tensor:
+        """(Q,) the modality that each query's positives have; -1 where they differ or there are none."""
+        out = torch.full((len(self.data.queries),), -1, dtype=torch.long)
+        for query, rows in enumerate(self.positives):
+            kinds = set(self.modality[rows].tolist())
+            if len(kinds) == 1:
+                out[query] = kinds.pop()
+        return out
+
+    def plain_queries(self) -> Tensor:
+        """(Q, D) the encoder's own unit vectors (score fusion, Eq. 2)."""
+        if self.query_plain is None:
+            self.query_plain = score_fusion(self.data.queries.to(self.device, torch.float32))
+        return self.query_plain
+
+    def local_positives(self, pool: Pool, queries: Ints) -> list[list[int]]:
+        """Positives as rows of the pool. Some may lie in another task's pool (OVEN's and InfoSeek's questions name each
+        other's candidates); a query with none in this one is an error: the pool is not its task's."""
+        place = np.full(len(self.data.pool), -1, np.int64)
+        place[pool.rows] = np.arange(len(pool))
+        out = []
+        for query in queries:
+            rows = place[np.array(self.positives[query], dtype=np.int64)]
+            inside = rows[rows >= 0]
+            if len(rows) and not len(inside):
+                name = self.data.query_ids[query]
+                raise GeniusError(f"query {name} has no positive in the pool {pool.name!r}: that is another task's pool")
+            out.append(inside.tolist())
+        return out
+
+
+def pick_backend(backend: Backend, device: torch.device) -> Literal["faiss", "torch"]:
+    if backend == "faiss":
+        if importlib.util.find_spec("faiss") is None:
+            raise GeniusError("Faiss is not installed: pip install 'genius-search[eval]', or use torch")
+        return "faiss"
+    if backend == "auto" and device.type == "cpu" and importlib.util.find_spec("faiss") is not None:
+        return "faiss"
+    return "torch"
+
+
+def exhaustive(
+    queries: Tensor,
+    block: Block,
+    size: int,
+    k: int,
+    *,
+    backend: Backend = "auto",
+    block_rows: int = 65_536,
+    query_rows: int = 1024,
+) -> tuple[Tensor, Tensor]:
+    """Inner products of queries (Q, D) with `size` pool rows: (Q, k) rows and scores, best first, -1 where N < k."""
+    n, device = queries.shape[0], queries.device
+    spare = min(k + SPARE, size)
+    best_scores = torch.full((n, spare), -torch.inf, device=device)
+    best_rows = torch.full((n, spare), -1, dtype=torch.long, device=device)
+    search = _faiss_block if pick_backend(backend, device) == "faiss" else _torch_block
+    for start in range(0, size, block_rows):
+        vectors = block(start, min(start + block_rows, size)).to(device, torch.float32)
+        for q in range(0, n, query_rows):
+            scores, rows = search(queries[q : q + query_rows], vectors, min(spare, vectors.shape[0]))
+            joined = torch.cat([best_scores[q : q + query_rows], scores], 1)
+            ids = torch.cat([best_rows[q : q + query_rows], rows + start], 1)
+            top = joined.topk(spare, dim=1)
+            best_scores[q : q + query_rows], best_rows[q : q + query_rows] = top.values, ids.gather(1, top.indices)
+    return _settle(queries, block, best_rows, k, block_rows)
+
+
+def _faiss_block(queries: Tensor, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    import faiss
+
+    scores, rows = faiss.knn(queries.numpy(), vectors.numpy(), k, metric=faiss.METRIC_INNER_PRODUCT)
+    return torch.from_numpy(scores), torch.from_numpy(rows)
+
+
+def _torch_block(queries: Tensor, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    top = (queries @ vectors.T).topk(k, dim=1)
+    return top.values, top.indices
+
+
+def _settle(queries: Tensor, block: Block, rows: Tensor, k: int, block_rows: int) -> tuple[Tensor, Tensor]:
+    """Score the proposals again in double precision; order by score, then by row."""
+    rows = rows.sort(1).values  # by row, so that the stable sort below keeps that order among equal scores
+    scores = torch.full(rows.shape, -torch.inf, dtype=torch.float64, device=rows.device)
+    last = int(rows.max()) if rows.numel() else -1
+    for start in range(0, last + 1, block_rows):
+        stop = min(start + block_rows, last + 1)
+        inside = (rows >= start) & (rows < stop)
+        owner, place = inside.nonzero(as_tuple=True)
+        if len(owner) == 0:
+            continue
+        vectors = block(start, stop).to(queries.device, torch.float32)
+        for part in torch.arange(len(owner), device=rows.device).split(8192):
+            q, p = owner[part], place[part]
+            products = (queries[q].double() * vectors[rows[q, p] - start].double()).sum(1)
+            scores[q, p] = products
+    order = scores.sort(dim=1, descending=True, stable=True)
+    picked = rows.gather(1, order.indices)[:, :k]
+    values = order.values[:, :k]
+    if picked.shape[1] < k:
+        picked = torch.nn.functional.pad(picked, (0, k - picked.shape[1]), value=-1)
+        values = torch.nn.functional.pad(values, (0, k - values.shape[1]), value=-torch.inf)
+    return picked, values.float()
+
+
+def _search(queries: Tensor, block: Block, pool: Pool, k: int, backend: Backend, bytes_per_item: float) -> Answer:
+    if queries.device.type == "cuda":
+        exhaustive(queries[:1], block, len(pool), k, backend=backend)  # a GPU's first products are slow
+        torch.cuda.synchronize()
+    if pick_backend(backend, queries.device) == "faiss":
+        import faiss  # noqa: F401  # before the clock runs
+    start = time.perf_counter()
+    rows, scores = exhaustive(queries, block, len(pool), k, backend=backend)
+    ranked, values = rows.cpu().numpy(), scores.double().cpu().numpy()
+    seconds = time.perf_counter() - start
+    return Answer(ranked, values, np.full(len(ranked), len(pool), np.int64), seconds, bytes_per_item)
+
+
+class Dense:
+    """Exhaustive over the vectors that the model re-ranks with: the ceiling of its re-ranking."""
+
+    def __init__(self, backend: Backend = "auto", label: str = "dense") -> None:
+        self.backend, self.label = backend, label
+
+    def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> Answer:
+        asked = space.query_dense[torch.from_numpy(queries).to(space.device)]
+        size = space.dense.shape[1] * space.dense.element_size()
+        return _search(asked, lambda a, b: space.vectors(pool.rows[a:b]).float(), pool, k, self.backend, size)
+
+
+class DenseTold:
+    """The same among the items of the wanted modality alone: dense search that is told the kind, as a user's filter would."""
+
+    def __init__(self, backend: Backend = "auto", label: str = "dense-told") -> None:
+        self.backend, self.label = backend, label
+
+    def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> Answer:
+        rows = np.full((len(queries), k), -1, np.int64)
+        scores, touched, seconds = np.full((len(queries), k), -np.inf), np.zeros(len(queries), np.int64), 0.0
+        told = space.wanted() if space.target is None else space.target.cpu()
+        wanted, bytes_per_item = told[torch.from_numpy(queries)].numpy(), 0.0
+        for kind in np.unique(wanted):
+            mine = np.flatnonzero(wanted == kind)
+            own = np.flatnonzero((space.modality[pool.rows].numpy() == kind) | (kind < 0))  # -1: answers of several kinds
+            part = Dense(self.backend).answer(space, Pool(pool.name, pool.rows[own]), queries[mine], min(k, len(own)))
+            real = part.rows >= 0
+            rows[mine, : part.rows.shape[1]] = np.where(real, own[part.rows.clip(min=0)], -1)
+            scores[mine, : part.rows.shape[1]] = part.scores
+            touched[mine], seconds, bytes_per_item = len(own), seconds + part.seconds, part.bytes_per_item
+        return Answer(rows, scores, touched, seconds, bytes_per_item)
+
+
+class ScoreFusion:
+    """The encoder's own embedding, image + text (Eq. 2): CLIP-SF and BLIP-SF of the tables, with their encoder."""
+
+    def __init__(self, backend: Backend = "auto", label: str = "score-fusion") -> None:
+        self.backend, self.label = backend, label
+
+    def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> Answer:
+        asked = space.plain_queries()[torch.from_numpy(queries).to(space.device)]
+        return _search(asked, _fused_block(space.data.pool, pool, space.device), pool, k, self.backend, asked.shape[1] * 4)
+
+
+class FeatureFusion:
+    """Vectors that an encoder fused itself (CLIP-FF, BLIP-FF): a feature set extracted with `--fusion feature`."""
+
+    def __init__(self, features: FeatureSet, backend: Backend = "auto", label: str = "feature-fusion") -> None:
+        self.features, self.backend, self.label = features, backend, label
+
+    def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> Answer:
+        if self.features.query_ids != space.data.query_ids or self.features.pool_ids != space.data.pool_ids:
+            raise GeniusError("the feature-fusion features are of other queries or candidates than the rest of the run")
+        asked = self.features.queries[torch.from_numpy(queries)].to(space.device, torch.float32)
+        block = _fused_block(self.features.pool, pool, space.device)
+        return _search(score_fusion(asked), block, pool, k, self.backend, self.features.pool.width * 4)
+
+
+def _fused_block(features: Features, pool: Pool, device: torch.device) -> Block:
+    rows = torch.from_numpy(pool.rows)
+    return lambda a, b: score_fusion(features[rows[a:b]].to(device, torch.float32))
+
+
+class CodesExhaustive:
+    """Every item by its codes' reconstruction: no vector is stored, nothing is decoded. The ceiling of the codes."""
+
+    def __init__(self, backend: Backend = "auto", label: str = "codes") -> None:
+        self.backend, self.label = backend, label
+
+    def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> Answer:
+        quantizer = space.model.quantizer
+        codes = torch.from_numpy(space.codes[pool.rows])
+
+        def block(a: int, b: int) -> Tensor:
+            return F.normalize(quantizer.decode(codes[a:b].to(space.device)).float(), dim=1)
+
+        asked = space.query_z[torch.from_numpy(queries).to(space.device)]
+        return _search(asked, block, pool, k, self.backend, code_bits(space.model.config.quantizer.level_sizes) / 8)
+
+
+def code_bits(level_sizes: tuple[int, ...]) -> int:
+    """Bits of one ID: 2 + 8 x 12 = 98 in the paper (supplement, Table 2)."""
+    return sum(max(1, (size - 1).bit_length()) for size in level_sizes)

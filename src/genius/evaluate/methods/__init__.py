@@ -1,1 +1,0 @@
-"""Retrieval methods under one interface, so that one run compares them on the same queries and pools."""

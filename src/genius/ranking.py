@@ -1,0 +1,174 @@
+"""Ranked lists: exhaustive top k by inner product, and what a list is worth.
+
+The one place for both. (The judge of an evaluation, which takes its pool block by block and settles equal scores in double
+precision, is `genius.evaluate.methods`.) Knows vectors, rows and positives; nothing of models. M-BEIR calls a *hit rate*
+"Recall@k": 1 when any positive is among the first k. We report it under that name as `hit@k`, and the share of positives
+found as `recall@k` beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from genius.errors import GeniusError
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+PRODUCTS = 2**28  # held at a time: a gigabyte
+
+
+def nearest_scored(queries: Tensor, pool: Tensor, k: int, chunk: int = 2048) -> tuple[Tensor, Tensor]:
+    """(Q, k) scores and rows of the pool, best first; fewer columns where the pool is smaller than k."""
+    k = min(k, pool.shape[0])
+    chunk = max(1, min(chunk, PRODUCTS // max(pool.shape[0], 1)))
+    found = [(part @ pool.T).topk(k, dim=1) for part in queries.split(chunk)]
+    return torch.cat([best.values for best in found]), torch.cat([best.indices for best in found])
+
+
+def nearest_rows(queries: Tensor, pool: Tensor, k: int, chunk: int = 2048) -> Tensor:
+    """(Q, k) rows of the pool, best first."""
+    return nearest_scored(queries, pool, k, chunk)[1]
+
+
+# -- what a list is worth ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Which of the ranked rows are positives: all that metrics need."""
+
+    hits: npt.NDArray[np.bool_]  # (Q, k): the i-th of the list is a positive
+    positives: Ints  # (Q,) how many there are in all
+
+    def __post_init__(self) -> None:
+        if (self.hits.sum(1) > self.positives).any():
+            raise GeniusError("a ranked list names a positive more than once")
+
+
+def judge(rows: Ints, positives: Sequence[Sequence[int]]) -> Judged:
+    """Compare ranked rows (Q, k), -1 where the list ends, with the positives of each query.
+
+    A query that a method gave no answer for is a row of -1: it counts as a miss, it is never left out.
+    """
+    if len(rows) != len(positives):
+        raise GeniusError(f"{len(rows)} ranked lists for {len(positives)} queries")
+    sizes = np.array([len(set(p)) for p in positives], dtype=np.int64)
+    if not sizes.any():
+        return Judged(np.zeros(rows.shape, bool), sizes)
+    # one sorted array of (query, row) keys: membership by binary search, no Python loop over hits
+    owner = np.repeat(np.arange(len(positives)), [len(p) for p in positives])
+    flat = np.fromiter((row for p in positives for row in p), np.int64, len(owner))
+    span = int(max(flat.max(initial=0), rows.max(initial=0))) + 2
+    keys = np.unique(owner * span + flat)
+    wanted = np.arange(len(rows))[:, None] * span + rows
+    place = np.searchsorted(keys, wanted).clip(max=len(keys) - 1)
+    return Judged((keys[place] == wanted) & (rows >= 0), sizes)
+
+
+def hit_at(judged: Judged, k: int) -> Floats:
+    """1 if any positive is among the first k (M-BEIR's "Recall@k"), per query."""
+    out: Floats = np.asarray(judged.hits[:, :k].any(1), np.float64)
+    return out
+
+
+def recall_at(judged: Judged, k: int) -> Floats:
+    """Share of the positives among the first k, per query; 0 for a query without positives."""
+    found: Floats = judged.hits[:, :k].sum(1) / np.maximum(judged.positives, 1)
+    return found
+
+
+def ndcg_at(judged: Judged, k: int) -> Floats:
+    """Discounted gain over its best possible value (binary relevance), per query."""
+    discount = 1 / np.log2(np.arange(2, k + 2))
+    width = min(k, judged.hits.shape[1])
+    gain = judged.hits[:, :width] @ discount[:width]
+    best = np.concatenate([[0.0], discount.cumsum()])[np.minimum(judged.positives, k)]
+    out: Floats = np.divide(gain, best, out=np.zeros(len(gain)), where=best > 0)
+    return out
+
+
+def reciprocal_rank_at(judged: Judged, k: int) -> Floats:
+    """1 / rank of the first positive among the first k, else 0, per query."""
+    first = judged.hits[:, :k]
+    out: Floats = np.where(first.any(1), 1 / (first.argmax(1) + 1), 0.0)
+    return out
+
+
+def per_query(judged: Judged, cutoffs: Sequence[int], ndcg: int = 10) -> dict[str, Floats]:
+    """Every reported metric by name: hit@k and recall@k for each k, ndcg@10, mrr@10."""
+    out = {f"hit@{k}": hit_at(judged, k) for k in cutoffs}
+    out |= {f"recall@{k}": recall_at(judged, k) for k in cutoffs}
+    out[f"ndcg@{ndcg}"] = ndcg_at(judged, ndcg)
+    out[f"mrr@{ndcg}"] = reciprocal_rank_at(judged, ndcg)
+    return out
+
+
+# -- what a mean is worth ------------------------------------------------------------------------------------------
+
+
+def bootstrap_interval(values: Floats, *, samples: int = 1000, level: float = 0.95, seed: int = 0) -> tuple[float, float]:
+    """Percentile interval of the mean over resampled queries."""
+    if len(values) == 0:
+        return (float("nan"), float("nan"))
+    means = _resampled_means([values], samples, seed)
+    return _percentiles(means, level)
+
+
+def bootstrap_interval_of_average(
+    groups: Sequence[Floats], *, samples: int = 1000, level: float = 0.95, seed: int = 0
+) -> tuple[float, float]:
+    """Interval of the unweighted average over tasks: queries are resampled within each task."""
+    groups = [g for g in groups if len(g)]
+    if not groups:
+        return (float("nan"), float("nan"))
+    return _percentiles(_resampled_means(groups, samples, seed), level)
+
+
+def _resampled_means(groups: Sequence[Floats], samples: int, seed: int) -> Floats:
+    rng = np.random.default_rng(seed)
+    total = np.zeros(samples)
+    for values in groups:
+        n = len(values)
+        for start in range(0, samples, 64):  # 64 samples at a time: memory stays small for 50,000 queries
+            stop = min(start + 64, samples)
+            total[start:stop] += values[rng.integers(n, size=(stop - start, n))].mean(1)
+    return total / len(groups)
+
+
+def _percentiles(means: Floats, level: float) -> tuple[float, float]:
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    return (float(low), float(high))
+
+
+def paired_p_value(a: Floats, b: Floats, *, samples: int = 10_000, seed: int = 0) -> float:
+    """Two-sided paired randomisation test (Fisher): how often random sign flips differ as much as a and b do."""
+    if len(a) != len(b):
+        raise GeniusError(f"paired values of different queries: {len(a)} and {len(b)}")
+    difference = a - b
+    difference = difference[difference != 0]
+    if len(difference) == 0:
+        return 1.0
+    observed = abs(difference.sum()) - 1e-12
+    rng = np.random.default_rng(seed)
+    as_large = 0
+    for start in range(0, samples, 256):
+        n = min(256, samples - start)
+        signs = rng.integers(0, 2, size=(n, len(difference)), dtype=np.int8) * 2 - 1
+        as_large += int((np.abs(signs @ difference) >= observed).sum())
+    return (as_large + 1) / (samples + 1)
+
+
+def holm(p_values: Mapping[str, float]) -> dict[str, float]:
+    """Holm's correction for several comparisons made at once."""
+    out: dict[str, float] = {}
+    running = 0.0
+    for position, (name, p) in enumerate(sorted(p_values.items(), key=lambda pair: pair[1])):
+        running = max(running, min(1.0, p * (len(p_values) - position)))
+        out[name] = running
+    return out

@@ -1,0 +1,40 @@
+"""A stranger's six questions: the first screens answer them where docs/stranger.md says, and with figures that were measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lab.front.report import best, contenders, read
+from lab.report import read as measured
+
+ROOT = Path(__file__).parents[2]
+SCREEN = 45  # lines of text
+ANSWERS = (
+    "Search that writes",
+    "genius index photos/",
+    "Why not CLIP + Faiss?",
+    "**How good?**",
+    "**How fast?**",
+    "**What does it cost?**",
+)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_six_questions_are_answered_on_the_first_screen(page: str) -> None:
+    first = "\n".join((ROOT / page).read_text(encoding="utf-8").splitlines()[:SCREEN])
+    assert [words for words in ANSWERS if words not in first] == []
+    assert "pictures/beam.svg" in first  # and a picture shows what it is
+
+
+def test_the_figures_are_those_of_the_files() -> None:
+    bodies = [measured(f"accuracy_{name}")["lines"] for name in ("fashion", "icons")]
+    lines = [next(line for line in body if line["name"] == "all items") for body in bodies]
+    assert min(line["methods"]["default"]["worst"] for line in lines) >= 0.99  # "keeps 0.99 and more on every task"
+    assert min(line["methods"]["genius"]["mean"] for line in lines) >= 0.955  # "0.96 and more on average"
+    body = read("icons_1m")
+    assert body is not None and body["items"] == 1_000_000 and body["threads"] == 1
+    ours = next(lines for name, lines in contenders(body).items() if name.startswith("ours"))
+    line = best(ours, 0.95, "single_qps")
+    assert line is not None and line["single_qps"] > 200 and line["bytes_per_item"] < 22  # "more than 200", "twenty bytes"
