@@ -32,8 +32,9 @@ KINDS = ("uniform", "zipf")
 class Front(Bench):
     """The bench of the engine, and an engine with codebooks beside it."""
 
-    def __init__(self, small: bool, limit: float) -> None:
+    def __init__(self, small: bool, limit: float, out: Path) -> None:
         super().__init__(small, limit)
+        self.out = out
         sizes = (3, *([64] * 4)) if small else (3, *([4096] * 8))
         tiny: dict[str, Any] = SIZES["nano"]
         if small:
@@ -58,6 +59,11 @@ class Front(Bench):
         return SearchEngine(
             self.small_decoder, self.quantizer, self.trie(items, kind), rows, device=self.device, precision="fast"
         )
+
+    def note(self, section: str, key: str, value: Any) -> None:
+        """Kept at once: a device may be gone before the program ends."""
+        super().note(section, key, value)
+        self.out.write_text(json.dumps(self.results, indent=1, default=str) + "\n", encoding="utf-8")
 
     def free(self) -> None:
         if self.device.type == "cuda":
@@ -178,7 +184,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--limit", type=float, default=550.0, help="seconds after which no new section starts")
     options = parser.parse_args()
-    bench = Front(options.small, options.limit)
+    bench = Front(options.small, options.limit, options.out)
     cuda = bench.device.type == "cuda"
     name = torch.cuda.get_device_name() if cuda else platform.processor()
     bench.results["machine"] = {"device": name, "torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}
@@ -193,7 +199,6 @@ def main() -> None:
             traceback.print_exc()
         bench.tries.clear()
         bench.free()
-        options.out.write_text(json.dumps(bench.results, indent=1, default=str) + "\n")
 
 
 if __name__ == "__main__":
