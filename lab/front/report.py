@@ -132,10 +132,10 @@ def waiting() -> list[str]:
         "",
         "| measured | bar | figure |",
         "|---|---|---|",
-        f"| `genius search` over the demo from cold, processor seconds | 2 | {cold['genius search']['least_s']:.2f} while `import torch` alone took {torch_s:.2f} (load average {cold['load_average']:.0f}) |",
+        f"| `genius search` over the demo from cold, processor seconds | 2 | {cold['genius search']['least_s']:.2f} while `import torch` alone took {torch_s:.2f} (load average {cold['load_average']:.1f}) |",
         f"| 32 searches with 32 filters against one filter, processor time | 1.5 x | {filters['each_against_one']:.2f} x ({filters['each_ms']:.0f} ms against {filters['one_ms']:.0f}; {filters['none_ms']:.0f} without a filter) |",
         f"| service, 64 connections, processor ms a query | | server {load['server_cpu_ms_per_query']:.2f}, client {load['client_cpu_ms_per_query']:.2f} |",
-        f"| the same, p99 | 300 ms | {load['p99_ms']:,.0f} ms at {load['queries_per_second']:.0f} queries/s with {load['load_average']:.0f} other programs on the two cores: says nothing, to be measured on a quiet machine |",
+        f"| the same, p99 | 300 ms | {load['p99_ms']:,.0f} ms at {load['queries_per_second']:.0f} queries/s (load average {load['load_average']:.1f}, the client's work included) |",
         "",
     ]
 

@@ -20,7 +20,7 @@ def read(name: str) -> dict[str, Any]:
 def rows() -> list[tuple[str, str, str, str]]:
     """What, bar, figure, file."""
     same, kills, overhead = read("same"), read("kills"), read("overhead")
-    training, rolling, workers = read("training"), read("rolling"), read("workers")
+    training, rolling, workers, fewer = read("training"), read("rolling"), read("workers"), read("workers_64")
     other, weights = same["different"], training["largest_difference_of_a_weight"]
     cost = workers["processor_ms_per_query"]
     start, held, rates = overhead["cpu_s_of_starting"], workers["memory"]["two"], workers["queries_per_second"]
@@ -63,9 +63,9 @@ def rows() -> list[tuple[str, str, str, str]]:
         (
             "`genius serve --workers 2` against 1 on two processors",
             "at least 1.5 x, memory shared",
-            f"{workers['ratio']} x ({rates['two']:.0f} against {rates['one']:.0f} questions a second, {cost['two']:.1f} and"
-            f" {cost['one']:.1f} ms of processor time each; {workers['ratio_to_one_thread']} x of one worker with one thread),"
-            f" while other programs had {workers['cores_of_others']['one']:.1f} of the two processors; the index is mapped once"
+            f"{workers['ratio']} x with {workers['settings']['connections']} connections ({rates['two']:.0f} against"
+            f" {rates['one']:.0f} questions a second, {cost['two']:.1f} and {cost['one']:.1f} ms of processor time each),"
+            f" {fewer['ratio']} x with {fewer['settings']['connections']} (workers_64.json); the index is mapped once"
             f" for all: {held['index_pss_mb']} MB of shares where both count {held['index_rss_mb']} MB",
             "workers",
         ),
