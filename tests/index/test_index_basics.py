@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -311,12 +312,15 @@ def test_searches_with_filters_of_their_own_are_as_if_alone(
     requests = [SearchRequest(1 + 3 * (i % 2), where) for i, where in enumerate(wheres)]
     requests.append(SearchRequest(4, "n < 40", rerank=5))
     queries = [Query(text=f"word{3 * i}", target=Modality.TEXT if i % 3 else None) for i in range(len(requests))]
+    narrow = SearchParams(beams=2, rerank=0)  # IDs written to the end, beside the same beams with everything compared
+    requests += [SearchRequest(4, "n < 40", params=params) for params in (narrow, replace(narrow, rerank=30), SearchParams(2, 3))]
+    queries += [Query(text="word24")] * 3
     together = index.search_each(queries, requests)
     for query, request, hits in zip(queries, requests, together, strict=True):
         alone = index.search_many([query], request)[0]
         assert [(h.id, h.probability) for h in alone] == [(h.id, h.probability) for h in hits]
         np.testing.assert_allclose([h.score for h in alone], [h.score for h in hits], atol=1e-5)
-    assert [len(hits) for hits in together] == [1, 4, 0, 4, 1, 4, 1, 4]
+    assert [len(hits) for hits in together] == [1, 4, 0, 4, 1, 4, 1, *[4] * 4]
 
 
 def test_features_can_stand_in_for_the_encoder(index: Index, model: Genius, tmp_path: Path) -> None:

@@ -108,6 +108,12 @@ class _Plan:
         return self.request.k if self.sure is None else max(self.request.k, DEPTH)
 
     @property
+    def exact(self) -> bool:
+        """Whether all that the filter lets through are compared: a larger `rerank` then changes nothing."""
+        matching = 0 if self.allowed is None else int(np.count_nonzero(self.allowed))
+        return self.params.reranker == "embeddings" and matching <= self.params.rerank
+
+    @property
     def filtered(self) -> bool:
         return self.request.adaptive and self.request.where is not None and self.allowed is not None and self.allowed.ndim == 1
 
@@ -218,11 +224,12 @@ def _allowed(state: OpenIndex, live: Live, where: str | None, targets: Tensor | 
 
 def _run(live: Live, plans: Sequence[_Plan]) -> list[list[Found]]:
     """What each plan finds. Plans that differ in nothing but their filter are one search of the engine, each query with its own
-    mask, while the masks are small: then they share the decoder's row, or the reading of all vectors."""
+    mask, while the masks are small: then they share the decoder's row, or the reading of all vectors. Where all that a filter
+    lets through are compared, it does not matter how many that are."""
     together: dict[object, list[int]] = {}
     for place, plan in enumerate(plans):
         alike = plan.filtered and live.model.device.type == "cpu" and len(live.seqs) * len(plan.asked.z) <= MASK_BYTES
-        key = (plan.k, plan.params.beams, plan.params.reranker) if alike else place
+        key = (plan.k, replace(plan.params, rerank=0) if plan.exact else plan.params, plan.exact) if alike else place
         together.setdefault(key, []).append(place)
     found: dict[int, list[Found]] = {}
     for places in together.values():
@@ -236,7 +243,7 @@ def _run(live: Live, plans: Sequence[_Plan]) -> list[list[Found]]:
 
 
 def _merged(plans: Sequence[_Plan]) -> _Plan:
-    """One plan for all. The largest `rerank` serves everyone: a filter that lets few through has all of them compared anyhow."""
+    """One plan for all: they have one `rerank`, or each compares all that it lets through, and the largest serves everyone."""
     first, parts = plans[0], [plan.asked for plan in plans]
     vectors = QueryVectors(
         torch.cat([part.z for part in parts]),
