@@ -166,6 +166,11 @@ def test_beam_methods_equal_a_plain_beam(model: Genius, data: FeatureSet, decode
         assert reranked.rows[q, : len(best)].tolist() == best.tolist()
         assert answer.touched[q] == len(own) and answer.reached is not None
         assert bool(answer.reached[q]) == bool(set(own.tolist()) & set(space.positives[q]))
+    few = BeamMethod("f", Decodings(5), 6, "embeddings", decoder, most=3).answer(space, pool, queries, 10)
+    for q in queries:  # the likeliest three, in the order of their vectors
+        own = rows[q, :3][rows[q, :3] >= 0]
+        assert few.rows[q, : len(own)].tolist() == own[np.lexsort((own, -(dense[own] @ z[q]).numpy()))].tolist()
+        assert few.touched[q] == len(own)
 
 
 def test_few_beams_return_few_items(model: Genius, data: FeatureSet) -> None:

@@ -20,17 +20,22 @@ def error(quantizer: ResidualQuantizer, z: Tensor, codes: Tensor) -> Tensor:
 
 
 @settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 10_000), own=st.integers(0, 2), kind=st.sampled_from(["given", "classifier", "none"]))
-def test_choosing_again_never_makes_it_worse_and_keeps_the_prefix(seed: int, own: int, kind: str) -> None:
-    sizes = SIZES if kind != "none" else SIZES[1:]
-    config = QuantizerConfig(16, sizes, own_books_from=0 if kind == "none" else own, modality_code=kind)  # type: ignore[arg-type]
+@given(
+    seed=st.integers(0, 10_000),
+    own=st.integers(0, 2),
+    kind=st.sampled_from(["given", "classifier", "none"]),
+    settled=st.integers(1, 3),
+)
+def test_choosing_again_never_makes_it_worse_and_keeps_the_prefix(seed: int, own: int, kind: str, settled: int) -> None:
+    sizes, own = (SIZES[1:], 0) if kind == "none" else (SIZES, own)
+    config = QuantizerConfig(16, sizes, own_books_from=own, modality_code=kind, settled=settled)  # type: ignore[arg-type]
     quantizer = ResidualQuantizer(config)
     z, modality = clouds(60, seed=seed)
     told = None if kind == "none" else modality
     quantizer.initialise(z, told, iterations=2, seed=seed)
     codes = quantizer.encode(z, told)
     again = choose_again(quantizer, z, codes)
-    assert torch.equal(again[:, :2], codes[:, :2])
+    assert torch.equal(again[:, :settled], codes[:, :settled])
     assert (error(quantizer, z, again) <= error(quantizer, z, codes) + 1e-5).all()
 
 
@@ -44,6 +49,15 @@ def test_a_chosen_code_is_the_best_one_beside_the_others() -> None:
         changed = codes.clone()
         changed[:, -1] = other
         assert (error(quantizer, z, codes) <= error(quantizer, z, changed) + 1e-5).all()
+
+
+def test_what_is_settled_keeps_its_vectors_and_the_next_level_does_not() -> None:
+    z, modality = clouds(200)
+    quantizer = ResidualQuantizer(QuantizerConfig(16, SIZES, own_books_from=1, settled=3))
+    quantizer.initialise(z, modality)
+    before = [quantizer.codebook(level).clone() for level in range(len(SIZES))]
+    fit_together(quantizer, z, quantizer.encode(z, modality), sweeps=2)
+    assert [torch.equal(quantizer.codebook(level), book) for level, book in enumerate(before)][:4] == [True, True, True, False]
 
 
 @pytest.mark.parametrize("own", [0, 1, 2])
