@@ -24,9 +24,10 @@ from genius.errors import GeniusError
 from genius.model.quantizer import ResidualQuantizer
 from genius.search.beam import BROKEN, by_target
 from genius.search.decoder import CodebookHead, Decoder, Writer
+from genius.search.lookups import Floats, Found, Ints, Mask, compiled, plain
 from genius.search.params import SearchParams, SearchResult
 from genius.search.rerank import Vectors
-from genius.search.scan import Cells, CodeScan, Floats, Ints, Mask, least_of_best
+from genius.search.scan import Cells, CodeScan
 from genius.search.trie import CodeTrie
 
 SCANNED = 15  # codes looked at for each item that `rerank` grants (2,000: 30,000 codes, a third of a millisecond)
@@ -257,9 +258,25 @@ class QuickSearch:
         return rows if mask is None else rows[mask[rows]]
 
     def _compare(self, dense: Tensor, rows: Ints, k: int) -> tuple[Tensor, Tensor, int]:
+        """The best of some rows by their vectors. Those that quick products leave in the running are measured one way for all, so
+        that a score depends on nothing but the question and the item."""
         assert self.vectors is not None
-        index = torch.from_numpy(np.sort(rows))
-        return (*_best(index, self.vectors.take(index) @ dense, k), len(rows))
+        count, rows = len(rows), np.sort(rows)
+        if count > k:
+            rough = self._rough(dense, rows)
+            rows = rows[rough >= np.partition(rough, count - k)[count - k] - DOUBT * float(dense.norm().clamp(min=1.0))]
+        index = torch.from_numpy(rows)
+        return (*_best(index, (self.vectors.take(index) * dense).sum(1), k), count)
+
+    def _rough(self, dense: Tensor, rows: Ints) -> Floats:
+        """Products with the vectors of some rows, summed in any order."""
+        assert self.vectors is not None
+        part, kernel = self.vectors.parts[0][0], compiled("_products")
+        if kernel is None or len(self.vectors.parts) > 1 or part.dtype != torch.float16:
+            return (self.vectors.take(torch.from_numpy(rows)) @ dense).numpy()
+        rough = np.empty(len(rows), np.float32)
+        kernel(plain(part.numpy().view(np.uint16)), rows, dense.numpy(), rough)
+        return rough
 
     # -- the scan ----------------------------------------------------------------------------------------------
 
@@ -298,29 +315,26 @@ class QuickSearch:
         """A filter lets a share through: so much more is passed over. If too few came of it, the next cells are looked at too."""
         if share == 0.0:
             return _nothing()
-        reachable = int(self.scan.counts[liked > -np.inf].sum())
         budget = int(max(SCANNED * params.rerank, k) / share)
-        places, scores = self.scan.scan(liked, tables, middles, budget, mask)
-        while len(places) < k and budget < reachable:
+        found = self.scan.scan(liked, tables, middles, budget, mask)
+        while (looked_at := int(found.items.sum())) < k and budget < int(self.scan.counts[liked > -np.inf].sum()):
             budget *= 4
-            places, scores = self.scan.scan(liked, tables, middles, budget, mask)
-        if not len(places):
+            found = self.scan.scan(liked, tables, middles, budget, mask)
+        if not looked_at:
             return _nothing()
         if params.reranker == "codes":
-            return (*self._by_codes(z, places, scores, k), len(places))
-        least = least_of_best(scores, min(granted(params, k), len(places)))
-        rows, values, _ = self._compare(dense, self.scan.rows_at(places[scores >= least]), k)  # items with one ID go together
-        return rows, values, len(places)
+            return (*self._by_codes(z, found, k, mask), looked_at)
+        least = found.least_of_best(granted(params, k))
+        near = self.scan.rows_of(found.ids[found.scores >= least], mask)  # items with one ID go together
+        rows, values, _ = self._compare(dense, near, k)
+        return rows, values, looked_at
 
-    def _by_codes(self, z: Tensor, places: Ints, scores: Floats, k: int) -> tuple[Tensor, Tensor]:
+    def _by_codes(self, z: Tensor, found: Found, k: int, mask: Mask | None) -> tuple[Tensor, Tensor]:
         """The best by their reconstructions: those that a length held in steps leaves in doubt are measured exactly."""
-        least = float(least_of_best(scores, min(k, len(places)))) - 2 * self.scan.doubt * float(z.norm())
-        near = places[scores >= least]
-        rows = self.scan.rows_at(near)
-        by_row = np.argsort(rows)
-        codes = torch.from_numpy(self.scan.codes_at(near[by_row]))
-        exact = self.scan.lengths.cosine(z[None], torch.zeros(len(near), dtype=torch.long), codes)
-        return _best(torch.from_numpy(rows[by_row]), exact, k)
+        least = float(found.least_of_best(k)) - 2 * self.scan.doubt * float(z.norm())
+        rows, codes = self.scan.codes_of(found.ids[found.scores >= least], mask)
+        exact = self.scan.lengths.cosine(z[None], torch.zeros(len(rows), dtype=torch.long), torch.from_numpy(codes))
+        return _best(torch.from_numpy(rows), exact, k)
 
 
 def _best(rows: Tensor, scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
