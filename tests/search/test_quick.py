@@ -203,10 +203,10 @@ def test_the_row_in_numpy_is_the_decoders(kind: str) -> None:
     with torch.inference_mode():
         row, truth = FirstRow(decoder, decoder.head), scan.liked(decoder, z, -1)
         told = scan.liked(decoder, z, 1).reshape(4, 3, -1)[:, 1]
-    for i in range(4):
-        kinds, codes = row.liked(z[i].numpy(), np.arange(3))
-        assert np.allclose((kinds[:, None] + codes).reshape(-1), truth[i], atol=1e-5)
-        assert np.allclose(row.liked(z[i].numpy(), np.array([1]))[1][0], told[i], atol=1e-5)
+    for questions in (z, z[2:3]):
+        here = slice(None) if len(questions) == 4 else slice(2, 3)
+        assert np.allclose(row.liked(questions.numpy(), -1).reshape(len(questions), -1), truth[here], atol=1e-5)
+        assert np.allclose(row.liked(questions.numpy(), 1)[:, 0], told[here], atol=1e-5)
 
 
 @pytest.mark.parametrize("reranker", ["codes", "embeddings"])

@@ -211,6 +211,6 @@ class CodeScan:
     def _widest(self, liked: Floats, budget: int) -> Ints:
         """Cells, likeliest first, until they hold WIDE times the budget and a pair for WIDE codes of it; in their own order."""
         exist = np.flatnonzero((liked > -np.inf) & (self.counts > 0))
-        best = exist[np.argsort(-liked[exist], kind="stable")]
+        best = exist[np.argsort(-liked[exist])]
         most = np.searchsorted(np.cumsum(self.counts[best]), WIDE * budget)
         return np.sort(best[: 1 + max(int(most), int(np.searchsorted(np.cumsum(self.pairs[best]), budget // WIDE)))])
