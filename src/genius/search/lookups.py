@@ -46,6 +46,8 @@ class Found:
 
     def least_of_best(self, wanted: int) -> np.float32:
         """The score down to which there are `wanted` items; the least of all where there are fewer."""
+        if not len(self.scores):
+            return np.float32(0)
         kernel = compiled("_least")
         if kernel is not None:
             return np.float32(kernel(self.scores, self.items, wanted))
@@ -57,6 +59,8 @@ class Found:
     def joined(cls, parts: Sequence[Found]) -> Found:
         if len(parts) == 1:
             return parts[0]
+        if not parts:
+            return cls(np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.int32))
         columns = zip(*((part.ids, part.scores, part.items) for part in parts), strict=True)
         return cls(*(np.concatenate(column) for column in columns))
 
