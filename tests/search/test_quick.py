@@ -204,7 +204,7 @@ def test_the_least_of_the_best_is_the_one_that_sorting_finds(seed, count, steps,
     wanted = int(rng.integers(1, items.sum() + 9))
     lookups._scans = lookups.WARM + 1 if native else -1000
     each = np.sort(np.repeat(scores, items))[::-1]
-    assert lookups.Found(np.arange(count), scores, items).least_of_best(wanted) == each[min(wanted, len(each)) - 1]
+    assert lookups.Found(np.arange(count), scores, scores, items).least_of_best(wanted) == each[min(wanted, len(each)) - 1]
 
 
 def test_vectors_rank_what_the_scan_found(monkeypatch: pytest.MonkeyPatch) -> None:

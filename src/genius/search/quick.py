@@ -278,11 +278,11 @@ class QuickSearch:
         """The best of some rows by their vectors. Those that quick products leave in the running are measured one way for all, so
         that a score depends on nothing but the question and the item."""
         assert self.vectors is not None
-        count, rows = len(rows), np.sort(rows)
-        if count > k:
+        if (count := len(rows)) > k:
             rough = self._rough(dense, rows)
             doubt = ORDER * max(float(np.linalg.norm(dense.numpy())), 1.0)
             rows = rows[rough >= np.partition(rough, count - k)[count - k] - doubt]
+        rows = np.sort(rows)
         taken = self.vectors.take(torch.from_numpy(rows))
         return (*_best(rows, (taken * dense).sum(1).numpy(), k), count)
 

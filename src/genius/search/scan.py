@@ -15,7 +15,7 @@ a CPU; `genius.search.batch_scan` is the same for many questions at once on a GP
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from genius.search.rerank import Reconstructions
 from genius.search.trie import CodeTrie
 
 NORMS_AT_ONCE = 65_536
-WIDE = 4  # times the items that are kept of a level are those below what was kept above
+WIDE = 3  # times the items that are kept of a level are those below what was kept above
 DEEP = 8  # items that nodes must hold on average for a level after the second to be ranked
 
 Tables = Sequence[Floats | None]
@@ -188,8 +188,7 @@ class CodeScan:
             kept = self._nearest(kept, level, budget * WIDE ** (len(self.ranked) - 1 - i))
         found = [look_up(self._below(part), part.cells.order, allowed) for part in kept]
         placed = [
-            Found(own.ids + np.int64(part.first), own.scores, own.items) if part.first else own
-            for part, own in zip(kept, found, strict=True)
+            replace(own, ids=own.ids + np.int64(part.first)) if part.first else own for part, own in zip(kept, found, strict=True)
         ]
         return Found.joined(placed)
 
@@ -223,13 +222,12 @@ class CodeScan:
     def _children(self, part: Part, found: Found, level: int, least: np.float32) -> Part:
         """What is below the nodes that are kept of those looked at."""
         near = np.flatnonzero(found.scores >= least)
-        nodes, cells = found.ids[near].astype(np.int64), part.cells
-        shared, items = np.repeat(part.shared, part.hi - part.lo)[near], int(found.items[near].sum())
-        if level >= cells.trie.top:
-            return Part(part.first, cells, part.table, nodes, nodes + 1, shared, items)
-        shared = shared + part.table[int(self.starts[level - 1]) :][cells.node_codes[level][nodes]]
-        lo, hi = (cells.node_child[level][at].astype(np.int64) for at in (nodes, nodes + 1))
-        return Part(part.first, cells, part.table, lo, hi, shared, items)
+        nodes, items, cells = found.ids[near], int(found.items[near].sum()), part.cells
+        if level < cells.trie.top:
+            lo, hi = (cells.node_child[level][at].astype(np.int64) for at in (nodes, nodes + 1))
+            return Part(part.first, cells, part.table, lo, hi, found.sums[near], items)
+        shared, ids = np.repeat(part.shared, part.hi - part.lo)[near], nodes.astype(np.int64)  # all tails are added again below
+        return Part(part.first, cells, part.table, ids, ids + 1, shared, items)
 
     def rows_of(self, places: NDArray[Any], allowed: Mask | None = None) -> Ints:
         """Rows of the allowed items of IDs that are given by their places: those of the first trie, then the next one's."""
