@@ -36,8 +36,8 @@ from genius.ranking import hit_at, judge, nearest_rows
 from genius.search import CodeTrie, SearchEngine, SearchParams
 from genius.train.config import EncoderStageConfig, RunConfig
 from genius.train.encoder import HeadsStage
+from genius.train.journal import Journal
 from genius.train.loop import OneProcess, Runtime, run_stage
-from genius.train.progress import Journal
 from lab.fashion.data import load
 
 WIDTH, STEPS = 256, 400

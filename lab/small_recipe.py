@@ -20,7 +20,7 @@ import torch
 
 from genius.data.features import FeatureSet
 from genius.train.config import read_train_config
-from genius.train.progress import table, verdict
+from genius.train.journal import table, verdict
 from genius.train.run import train
 from lab.fashion.data import load
 

@@ -38,8 +38,8 @@ from genius.train.config import TrainConfig, read_train_config, with_steps
 from genius.train.encoder import HeadsStage
 from genius.train.generator import GeneratorStage
 from genius.train.holdout import Split
+from genius.train.journal import Journal
 from genius.train.loop import Runtime, Stage, make_accelerator, run_stage
-from genius.train.progress import Journal
 from genius.train.quantizer import QuantizerStage
 from genius.train.run import assemble, check, freeze
 

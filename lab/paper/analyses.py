@@ -28,8 +28,8 @@ from genius.pictures.load import loaded
 from genius.train.config import TrainConfig, with_steps
 from genius.train.generator import GeneratorStage
 from genius.train.holdout import Split
+from genius.train.journal import Journal
 from genius.train.loop import Runtime, Stage, make_accelerator, run_stage
-from genius.train.progress import Journal
 from genius.train.quantizer import QuantizerStage
 from genius.train.run import freeze
 from genius.types import Item, Modality

@@ -180,8 +180,8 @@ def train_generator(ids: Identifiers, world: _World, model: Genius, config: Base
 
     from genius.train.config import GeneratorStageConfig, ModelConfig, RunConfig
     from genius.train.generator import Frozen, GeneratorStage
+    from genius.train.journal import Journal
     from genius.train.loop import Runtime, make_accelerator, run_stage
-    from genius.train.progress import Journal
 
     device = model.device
     none = torch.zeros(len(world.items), dtype=torch.long, device=device)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from genius.cli import app
 from genius.data.features import FeatureSet
-from genius.data.synthetic import write_synthetic_mbeir
+from lab.mbeir.shapes import write_synthetic_mbeir
 
 POOL = "cand_pool/local/mbeir_webqa_task1_cand_pool.jsonl"
 QRELS = "qrels/test/mbeir_webqa_task1_test_qrels.txt"

@@ -12,8 +12,8 @@ from shapes_encoder import ShapesEncoder
 from genius.data.extract import ExtractConfig, extract
 from genius.data.features import FeatureSet
 from genius.data.mbeir import MBeir
-from genius.data.synthetic import write_synthetic_mbeir
 from genius.model.genius import Genius
+from lab.mbeir.shapes import write_synthetic_mbeir
 
 QUICK: dict[str, Any] = {
     "quantizer.steps": 2, "quantizer.batch": 64, "generator.steps": 2, "generator.batch": 64, "held_out": 0.0,

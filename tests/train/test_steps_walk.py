@@ -15,8 +15,8 @@ import genius
 from genius.train.encoder import HeadsStage
 from genius.train.generator import GeneratorStage
 from genius.train.holdout import split
+from genius.train.journal import Journal
 from genius.train.loop import OneProcess, Recorder, Runtime, Stage, make_optimizer, take_step
-from genius.train.progress import Journal
 from genius.train.quantizer import QuantizerStage
 from genius.train.run import freeze
 

@@ -15,8 +15,8 @@ from train_fixtures import change_recipe, small_config, small_data
 from genius.model.quantizer import ResidualQuantizer
 from genius.train import generator
 from genius.train.config import RECIPES, RecipeName
+from genius.train.journal import Journal
 from genius.train.loop import Runtime, make_accelerator
-from genius.train.progress import Journal
 from genius.train.run import train_stages
 
 KINDS = {

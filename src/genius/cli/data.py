@@ -1,5 +1,5 @@
-"""Datasets and features: is a download whole, and a small one of the same layout to try commands on (`genius data`); a dataset
-through an encoder once, and the model on what came out, no encoder needed (`genius features`).
+"""Datasets and features: is a download whole (`genius data check`); a dataset through an encoder once, and the model on what came
+out, no encoder needed (`genius features`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from genius.cli.common import add_group, command, console, emit
-from genius.cli.index import DeviceOption, JsonOption
+from genius.cli.index import DeviceOption
 from genius.errors import GeniusError
 
 SHOWN = 40  # complaints of each kind on the screen; --json has all
@@ -18,7 +18,7 @@ SHOWN = 40  # complaints of each kind on the screen; --json has all
 
 def register(app: typer.Typer) -> None:
     add_group(app, "features", "Work on pre-extracted features.", encode, search, extract)
-    add_group(app, "data", "Look at data sets.", check, synthetic)
+    add_group(app, "data", "Look at data sets.", check)
 
 
 @command
@@ -75,29 +75,6 @@ def check(
         raise GeniusError(f"{path}: {len(report.missing)} things are missing, {len(report.broken)} are broken")
     if not json:
         print(f"{path} is whole")
-
-
-@command
-def synthetic(
-    output: Annotated[Path, typer.Argument(help="Folder to make.")],
-    candidates: Annotated[int, typer.Option(min=4, help="Of each task's pool.")] = 24,
-    queries: Annotated[int, typer.Option(min=1, help="Of each task and split.")] = 12,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same files.")] = 0,
-    as_json: JsonOption = False,
-) -> None:
-    """Make a small set of coloured shapes with M-BEIR's files, names and gaps, to try the commands on.
-
-    Example: genius data synthetic M-BEIR
-    """
-    from genius.data.synthetic import write_synthetic_mbeir
-
-    if output.exists() and any(output.iterdir()):
-        raise GeniusError(f"{output} is not empty: choose another folder")
-    write_synthetic_mbeir(output, candidates=candidates, queries=queries, seed=seed)
-    if as_json:
-        emit({"output": str(output), "tasks": 16})
-    else:
-        print(f"{output}: 16 tasks in M-BEIR's layout")
 
 
 @command

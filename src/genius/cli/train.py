@@ -69,7 +69,7 @@ def train(
         result = train_on_ray(settings, ray, workers, quiet or as_json)
         emit({"output": settings.output, **result}) if as_json else print(settings.output)
         return
-    from genius.train.progress import next_command, table, verdict
+    from genius.train.journal import next_command, table, verdict
     from genius.train.run import train as run
 
     with kept_if_interrupted():

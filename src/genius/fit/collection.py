@@ -41,11 +41,10 @@ from genius.pictures.load import loaded
 from genius.ranking import nearest_rows
 from genius.search import CodeTrie, SearchEngine, SearchParams
 from genius.train.config import GeneratorStageConfig, ModelConfig, RunConfig
-from genius.train.generator import Frozen, GeneratorStage
+from genius.train.generator import Frozen, GeneratorStage, Offsets
+from genius.train.journal import Journal
 from genius.train.loop import OneProcess, Runtime, run_stage
-from genius.train.progress import Journal
 from genius.train.quantizer import quantizer_config
-from genius.train.shifted import Offsets
 from genius.types import Item, Modality, Query, name_of
 
 MOST = 400  # questions of each sort
