@@ -22,12 +22,10 @@ from genius import Genius, Index, Item
 from genius.index.prepare import Picture, Prepared
 from genius.index.results import AddReport
 from genius.index.writing import commit
-from genius.model.codebooks import nearest
+from genius.model.codebooks import kmeans, nearest
 from genius.model.config import GeniusConfig
-from genius.model.fitting import kmeans
-from genius.model.fusion import FusionConfig
 from genius.model.generator import GeneratorConfig
-from genius.model.quantizer import QuantizerConfig
+from genius.model.quantizer import FusionConfig, QuantizerConfig
 from genius.search import SearchParams
 
 SEARCH = SearchParams()

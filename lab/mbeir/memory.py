@@ -33,7 +33,7 @@ from torch import Tensor
 
 from genius.data.extract import lay_out, layout
 from genius.data.features import IDS, PAIRS, POOL, QUERIES, FeatureSet, write_json, write_tensors
-from genius.evaluate.harness import EvalConfig, evaluate
+from genius.evaluate import EvalConfig, evaluate
 from genius.train.config import TrainConfig, read_train_config, with_steps
 from genius.train.encoder import HeadsStage
 from genius.train.generator import GeneratorStage

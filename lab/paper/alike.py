@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from genius.encoders.registry import resolve
+from genius.encoders import resolve
 from genius.errors import GeniusError
 from genius.files import read_json
 from genius.train.config import RULES

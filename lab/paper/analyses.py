@@ -24,7 +24,7 @@ from genius.errors import GeniusError
 from genius.evaluate.report import table
 from genius.flatten import flattened
 from genius.model.genius import Genius
-from genius.pictures.load import loaded
+from genius.pictures import loaded
 from genius.train.config import TrainConfig, with_steps
 from genius.train.generator import GeneratorStage
 from genius.train.holdout import Split

@@ -22,10 +22,9 @@ from genius.evaluate.generative import Author, BeamMethod, Decodings
 from genius.evaluate.methods import Method
 from genius.features import Features
 from genius.files import write_whole
-from genius.model.fusion import score_fusion
 from genius.model.generator import Generator
 from genius.model.genius import Genius
-from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
+from genius.model.quantizer import QuantizerConfig, ResidualQuantizer, score_fusion
 from lab.paper import identifiers
 from lab.paper.identifiers import Identifiers
 

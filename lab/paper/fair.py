@@ -33,7 +33,7 @@ import torch
 from genius.config import to_dict
 from genius.data.features import FeatureSet
 from genius.encoders.towers import Heads
-from genius.evaluate.harness import EvalConfig, evaluate
+from genius.evaluate import EvalConfig, evaluate
 from genius.train.config import RunConfig, TrainConfig, read_train_config
 from genius.train.encoder import HeadsStage
 from genius.train.generator import GeneratorStage

@@ -18,7 +18,7 @@ from genius.data.collection import Task, read_jsonl
 from genius.data.features import FeatureSet
 from genius.data.mbeir import DIRECTIONS, ROWS
 from genius.errors import GeniusError
-from genius.evaluate.harness import EvalConfig, Evaluation, evaluate, tasks_of
+from genius.evaluate import EvalConfig, Evaluation, evaluate, tasks_of
 from genius.evaluate.methods import code_bits
 from genius.evaluate.report import average_cell, main_cell, method_title, table
 from genius.evaluate.sources import features_folder, load_features, other_encoders

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from genius import Genius, Index
-from genius.encoders.registry import bundled_names
+from genius.encoders import bundled_names
 from genius.serve.client import GeniusClient
 
 bundled = pytest.mark.skipif("mini" not in bundled_names(), reason="the bundled weights are not in this checkout")

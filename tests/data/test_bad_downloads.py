@@ -29,7 +29,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def quick_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("genius.encoders.registry.load_encoder", lambda *_: ShapesEncoder(16))
+    monkeypatch.setattr("genius.encoders.load_encoder", lambda *_: ShapesEncoder(16))
 
 
 def extract(root: Path, output: Path, *more: str) -> Any:

@@ -17,7 +17,7 @@ from genius.data.features import FeatureSet
 from genius.data.mbeir import MBeir
 from genius.encoders.base import encode_items, encode_queries
 from genius.errors import GeniusError
-from genius.model.fusion import score_fusion
+from genius.model.quantizer import score_fusion
 from lab.mbeir.shapes import write_synthetic_mbeir
 
 ROWS = ("mscoco_task0", "nights_task4", "infoseek_task8")

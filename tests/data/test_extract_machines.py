@@ -24,10 +24,9 @@ from genius.cli import app
 from genius.data.extract import ExtractConfig, extract
 from genius.data.features import FeatureSet
 from genius.data.mbeir import MBeir
-from genius.encoders import base
+from genius.encoders import base, load_encoder
 from genius.encoders.base import sent_to_workers
 from genius.encoders.inputs import Pixels
-from genius.encoders.registry import load_encoder
 from genius.errors import GeniusError
 from lab.mbeir.shapes import write_synthetic_mbeir
 

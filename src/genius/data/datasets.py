@@ -25,8 +25,7 @@ from genius.data.mbeir import MBeir
 from genius.data.readers import TABLE_SUFFIXES, Row, csv_rows, read_rows
 from genius.errors import GeniusError
 from genius.files import parse_json
-from genius.instructions import instruction_for
-from genius.types import IMAGE_SUFFIXES, Item, Modality, Query
+from genius.types import IMAGE_SUFFIXES, Item, Modality, Query, instruction_for
 
 COLUMNS = {"query_text", "query_image", "instruction", "target", "text", "image", "id", "query_id", "dataset"}
 TITLES = {"coco": "COCO", "flickr30k": "Flickr30K"}

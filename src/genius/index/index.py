@@ -20,18 +20,17 @@ from torch import Tensor
 from genius.encoders.base import batched
 from genius.errors import GeniusError
 from genius.features import Features
-from genius.index import explaining, fields, likeness, searching, writing
-from genius.index.backup import Copied, snapshot
+from genius.index import explaining, searching, writing
 from genius.index.explaining import Explanation
-from genius.index.fields import Field
 from genius.index.filters import compile_where
 from genius.index.folder import About, describe
 from genius.index.opened import OpenIndex
 from genius.index.prepare import Stamped
 from genius.index.reader import PAYLOAD
+from genius.index.repair import Copied, snapshot
 from genius.index.results import AddReport, Hits, PrefixView
 from genius.index.searching import wanted_kind
-from genius.index.writing import OnError
+from genius.index.writing import Field, OnError
 from genius.model.genius import Genius
 from genius.search import SearchParams, SearchRequest
 from genius.types import ContentInput, ImageInput, Item, Modality, Query
@@ -213,20 +212,20 @@ class Index:
 
     def fields(self) -> list[Field]:
         """Metadata fields: name, kind, how many items have each."""
-        return self._state.consistent(lambda: fields.fields(self._state.reader()))
+        return self._state.consistent(lambda: writing.fields_of(self._state.reader()))
 
     def drop_field(self, name: str) -> int:
         """Take the field `name` away, from every item, too; how many had it."""
-        return fields.drop(self._state, name)
+        return writing.drop_field(self._state, name)
 
     def rename_field(self, old: str, new: str) -> int:
         """Call the field `old` `new` from now on; how many items have it."""
-        return fields.rename(self._state, old, new)
+        return writing.rename_field(self._state, old, new)
 
     def retype_field(self, name: str, kind: str, *, lossy: bool = False) -> int:
         """Make the field `name` of the `kind` text, number or boolean; how many items have it then. `lossy`: drop values that
         cannot become so."""
-        return fields.retype(self._state, name, kind, lossy=lossy)
+        return writing.retype_field(self._state, name, kind, lossy=lossy)
 
     # -- upkeep ------------------------------------------------------------------------------------------------
 
@@ -304,7 +303,7 @@ class Index:
 
     def advice(self) -> str | None:
         """One line if items look unlike what the model knows, or have outgrown its codes; None if all is well."""
-        return self._state.consistent(lambda: likeness.advice(self._state))
+        return self._state.consistent(lambda: explaining.advice(self._state))
 
     # -- search ------------------------------------------------------------------------------------------------
 

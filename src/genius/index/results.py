@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from genius.errors import GeniusError, Problems
-from genius.pictures.load import loaded
+from genius.pictures import loaded
 from genius.types import Item, Modality
 
 DOUBT = 0.25  # below this probability of an answer people are told that there is probably none

@@ -15,8 +15,8 @@ from genius.errors import GeniusError
 from genius.files import read_json
 from genius.model.codebooks import QuantizerConfig
 from genius.model.confidence import Confidence
-from genius.model.fusion import FusionConfig
 from genius.model.generator import GeneratorConfig
+from genius.model.quantizer import FusionConfig
 
 FORMAT = 1
 CONFIG = "config.json"

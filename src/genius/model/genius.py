@@ -25,10 +25,9 @@ from genius.features import Features
 from genius.files import write_whole
 from genius.model.confidence import Confidence, Knows, load_knows, save_knows
 from genius.model.config import CONFIG, FORMAT, GeniusConfig, encoder_uri, identity, read_config
-from genius.model.fusion import Fusion, score_fusion
 from genius.model.generator import Generator
 from genius.model.nearness import as_one_number, for_each_kind, one_for_all
-from genius.model.quantizer import ResidualQuantizer
+from genius.model.quantizer import Fusion, ResidualQuantizer, score_fusion
 from genius.types import Item, Query
 from genius.weight_files import (
     build,
@@ -57,7 +56,7 @@ class Embedded:
 
 
 class Fitting(Protocol):
-    """An encoder on its way to becoming a model (`genius.fit.collection.Unfitted`)."""
+    """An encoder on its way to becoming a model (`genius.fit.Unfitted`)."""
 
     def fit(self, items: Iterable[Item]) -> Genius: ...
 
@@ -303,7 +302,7 @@ class Genius:
         >>> Genius.from_pretrained("bundled:mini").config.width
         256
         """
-        from genius.encoders.registry import load_encoder, resolve
+        from genius.encoders import load_encoder, resolve
 
         directory = resolve(str(source))
         config = read_config(directory)

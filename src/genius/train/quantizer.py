@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from genius.data.features import FeatureSet
 from genius.features import Features
-from genius.model.fusion import Fusion, FusionConfig
-from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
+from genius.model.quantizer import Fusion, FusionConfig, QuantizerConfig, ResidualQuantizer
 from genius.ranking import nearest_rows
 from genius.train.config import ModelConfig, QuantizerStageConfig
 from genius.train.holdout import dense_hits, quick_hits

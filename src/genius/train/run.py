@@ -28,8 +28,8 @@ from genius.encoders.base import Encoder
 from genius.encoders.towers import HEADS, Heads
 from genius.errors import GeniusError
 from genius.files import write_whole
+from genius.model.codebooks import choose_level_sizes
 from genius.model.config import GeniusConfig
-from genius.model.fitting import choose_level_sizes
 from genius.model.genius import Genius
 from genius.model.quantizer import ResidualQuantizer
 from genius.train.config import STAGES, StageConfig, TrainConfig, that_trains, with_steps
