@@ -1,7 +1,7 @@
 """Synthetic collections for the index benchmarks, written through the index's own commit path.
 
 Vectors are points around random centres; codebooks are residual k-means on a sample of them; there is no encoder and
-the decoder is untrained, which is nearness with a temperature (`genius.model.nearness`): what is measured is the index and the
+the decoder is untrained, which is nearness with a temperature (`genius.model.generator`): what is measured is the index and the
 engine, not a model.
 """
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from genius.data.datasets import open_collection
+from genius.data import open_collection
 from genius.data.features import FeatureSet
 from genius.encoders import load_encoder
 from genius.features import Features

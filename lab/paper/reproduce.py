@@ -270,7 +270,7 @@ def _not_as_named(row: AblationRow, model: Genius) -> list[str]:
 
 def _train(name: str, row: AblationRow, request: Request, data: FeatureSet) -> Genius:
     """A model of this row, kept in the work folder; a second call finds it."""
-    from genius.train.run import train
+    from genius.train import train
 
     config = read_train_config(request.base, _changes(name, row, request, data.pool.width))
     return train(config, data, quiet=True).model.to(request.device)

@@ -19,7 +19,7 @@ bundled = pytest.mark.skipif("mini" not in bundled_names(), reason="the bundled 
 
 
 @bundled
-@pytest.mark.parametrize("module", ["genius.model.genius", "genius.index.index"])
+@pytest.mark.parametrize("module", ["genius.model.genius", "genius.index"])
 def test_examples_run(module: str) -> None:
     result = doctest.testmod(importlib.import_module(module))
     assert result.attempted > 3 and result.failed == 0

@@ -11,7 +11,7 @@ from PIL import Image
 from shapes_encoder import ShapesEncoder
 from torch import Tensor
 
-from genius.data.datasets import open_collection
+from genius.data import open_collection
 from genius.data.extract import ExtractConfig, extract
 from genius.data.features import FeatureSet
 from genius.data.mbeir import MBeir

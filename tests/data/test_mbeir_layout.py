@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from genius.data import open_collection
 from genius.data.collection import Collection, check_collection
-from genius.data.datasets import open_collection
 from genius.data.mbeir import DATASET_IDS, ROWS, MBeir, order_of, read_instructions, read_lines, task_of
 from genius.errors import GeniusError
 from genius.types import Modality

@@ -32,8 +32,8 @@ class World:
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    from genius.train import train
     from genius.train.config import read_train_config
-    from genius.train.run import train
 
     place = tmp_path_factory.mktemp("world")
     root = write_synthetic_mbeir(place / "M-BEIR", candidates=14, queries=8, splits=("train", "test"))

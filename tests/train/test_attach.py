@@ -18,8 +18,8 @@ from genius.data.features import FeatureSet
 from genius.data.mbeir import MBeir
 from genius.errors import GeniusError
 from genius.model.genius import Genius
+from genius.train import train
 from genius.train.config import read_train_config
-from genius.train.run import train
 from genius.train.sources import attach_encoder, join_heads
 from lab.mbeir.shapes import write_synthetic_mbeir
 

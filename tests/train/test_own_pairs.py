@@ -16,9 +16,9 @@ from genius.encoders.mini import MiniConfig, MiniEncoder
 from genius.encoders.towers import Heads, ModuleTower, TowersEncoder
 from genius.errors import GeniusError
 from genius.model.genius import Genius
+from genius.train import train
 from genius.train.config import EncoderStageConfig
 from genius.train.encoder import TowersStage
-from genius.train.run import train
 from genius.types import Query
 
 
@@ -57,7 +57,7 @@ def encoder(tmp_path: Path) -> Path:
 
 
 def test_whole_towers_learn_from_pairs(pairs: Path, encoder: Path, tmp_path: Path) -> None:
-    from genius.data.datasets import open_collection
+    from genius.data import open_collection
     from genius.encoders import load_encoder
 
     stage = TowersStage(

@@ -12,15 +12,14 @@ import torch
 from train_fixtures import SMALL, small_config, small_data
 from typer.testing import CliRunner
 
+import genius.train as running
 from genius.cli import app
 from genius.cli.train import fields_page
-from genius.train import journal
-from genius.train import run as running
+from genius.train import hold_out, journal, train, with_sizes
 from genius.train.config import RunConfig, builtin_about, builtin_names, read_train_config
 from genius.train.generator import GeneratorStage
 from genius.train.journal import Interrupt, Journal, latest_checkpoint, next_command, table, verdict
 from genius.train.loop import LOOKS, OneProcess, Runtime
-from genius.train.run import hold_out, train, with_sizes
 
 PAGE = Path(__file__).parents[2] / "docs" / "training-fields.md"
 

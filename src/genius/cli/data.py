@@ -132,8 +132,8 @@ def check(
 
     Example: genius data check mbeir:M-BEIR --table supplement-1.md
     """
+    from genius.data import open_collection, scheme_of
     from genius.data.collection import check_collection
-    from genius.data.datasets import open_collection, scheme_of
     from genius.data.mbeir_check import can_be_read, is_there, statistics, walk
 
     looks = {"none": None, "there": is_there, "read": can_be_read}
@@ -262,7 +262,7 @@ def extract(
     Example: genius features extract bundled:mini mbeir:M-BEIR features/test --device auto --precision bf16 --workers 8
     """
     from genius.cli.train import progress_line
-    from genius.data.datasets import open_collection
+    from genius.data import open_collection
     from genius.data.extract import ExtractConfig, modality_counts
     from genius.data.extract import extract as run
     from genius.encoders import load_encoder

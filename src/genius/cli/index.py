@@ -99,8 +99,8 @@ def index(
     from genius.cli.common import kept_if_interrupted, phases, sources_here
     from genius.encoders.base import find_device
     from genius.errors import KEPT
+    from genius.index import Index
     from genius.index.folder import read_about
-    from genius.index.index import Index
     from genius.index.ingest import IngestConfig, ingest
     from genius.index.metadata import TableColumns
 
@@ -181,7 +181,7 @@ def index(
 
 def _changes(output: Path, paths: list[Path], config: IngestConfig, every: float, where: Any) -> Iterator[str]:
     """Index again and again; a line for each time that something had changed."""
-    from genius.index.index import Index
+    from genius.index import Index
     from genius.index.ingest import ingest
 
     with Index.open(output) as index:
@@ -210,7 +210,7 @@ def info(
 ) -> None:
     """What an index holds: items by kind, metadata columns for --where, its model, its size."""
     from genius.index.folder import INSIDE, MODEL, about_of, describe, open_store
-    from genius.model.confidence import load_knows
+    from genius.model.config import load_knows
 
     about = about_of(path)
     store = open_store(path, about)
@@ -239,7 +239,7 @@ def info(
 
 def _advice(path: Path) -> str | None:
     """What an index should be told about, if its model can be loaded; `info` answers in any case."""
-    from genius.index.index import Index
+    from genius.index import Index
 
     try:
         with Index.open(path, read_only=True) as opened:
@@ -257,7 +257,7 @@ def delete(
     as_json: JsonOption = False,
 ) -> None:
     """Delete items by id, or all that match a condition."""
-    from genius.index.index import Index
+    from genius.index import Index
 
     if bool(ids) == (where is not None):
         raise GeniusError("name ids to delete, or a condition with --where")
@@ -281,7 +281,7 @@ def optimize(
     """Merge small files, drop old versions, and make opening quick. Safe while others search."""
     from datetime import timedelta
 
-    from genius.index.index import Index
+    from genius.index import Index
 
     with Index.open(path, model) as opened:
         before = opened.info()["bytes"]

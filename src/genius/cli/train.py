@@ -69,13 +69,13 @@ def train(
         overrides["device"] = device
     settings = read_train_config(config, overrides)
     if ray is not None:
-        from genius.scale.training import train_on_ray
+        from genius.scale.jobs import train_on_ray
 
         result = train_on_ray(settings, ray, workers, quiet or as_json)
         emit({"output": settings.output, **result}) if as_json else print(settings.output)
         return
+    from genius.train import train as run
     from genius.train.journal import next_command, table, verdict
-    from genius.train.run import train as run
 
     with kept_if_interrupted():
         trained = run(settings, quiet=quiet or as_json)

@@ -176,7 +176,7 @@ class Step(nn.Module):
 
 
 class _Codebooks(nn.Module):
-    """`genius.model.nearness` with the level as an input: rows of all codebooks in one table."""
+    """`genius.model.generator` with the level as an input: rows of all codebooks in one table."""
 
     books: Tensor
     starts: Tensor

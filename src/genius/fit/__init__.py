@@ -32,8 +32,7 @@ from genius.encoders.base import Encoder, encode_items, encode_queries
 from genius.errors import GeniusError
 from genius.features import Features
 from genius.model.codebooks import choose_level_sizes
-from genius.model.confidence import knows
-from genius.model.config import GeniusConfig
+from genius.model.config import GeniusConfig, knows
 from genius.model.generator import Generator
 from genius.model.genius import Genius
 from genius.model.quantizer import Fusion, FusionConfig, ResidualQuantizer

@@ -32,7 +32,7 @@ from genius.errors import GeniusError, Problems
 from genius.features import Features
 from genius.files import read_json, write_whole
 from genius.fit import MOST, Fit, FitConfig, Say, Unfitted, fit_vectors, make_up, settled
-from genius.index import writing
+from genius.index import Index, writing
 from genius.index.folder import (
     ENCODED,
     INSIDE,
@@ -49,7 +49,6 @@ from genius.index.folder import (
     swap,
     write_about,
 )
-from genius.index.index import Index
 from genius.index.ingest import IngestConfig, IngestReport, find_files, ingest, read_items
 from genius.index.prepare import Stamp
 from genius.index.reader import Reader, good_rows, resealed, whole_schema

@@ -2,7 +2,7 @@
 line, whether it holds things that its model does not know, or more than its codes were fitted to.
 
 `explain` gives plain data (`Explanation.to_dict()` is JSON) for the command line, the HTTP service and its page. The numbers are
-the decoder's (`genius.search.trace`); a code's words are those that its items have and the items beside it lack. `below` is what
+the decoder's (`genius.search.beam`); a code's words are those that its items have and the items beside it lack. `below` is what
 lives under a prefix of codes. `advice` looks at a sample of what is stored, embeddings and codes; nothing is encoded.
 """
 
@@ -24,10 +24,10 @@ from genius.index.folder import INSIDE
 from genius.index.opened import Live, OpenIndex
 from genius.index.reader import PAYLOAD
 from genius.index.results import Hit, Hits, PrefixView
-from genius.model.confidence import distances
+from genius.model.config import distances
 from genius.search import SearchParams, SearchRequest
+from genius.search.beam import Candidate, Trace
 from genius.search.params import whole
-from genius.search.trace import Candidate, Trace
 from genius.types import Item, Modality, Query, name_of
 
 Prefix = tuple[int, ...]

@@ -17,8 +17,7 @@ from typing import Any
 
 from genius.data.readers import TABLE_SUFFIXES, Row, RowRange, read_rows
 from genius.errors import GeniusError, Problems, printable
-from genius.index import searching, writing
-from genius.index.index import Index
+from genius.index import Index, searching, writing
 from genius.index.metadata import TableColumns, to_item
 from genius.index.prepare import MAX_HELD, MAX_TEXT, Stamp, Stamped, held_bytes
 from genius.index.results import AddReport

@@ -21,8 +21,8 @@ import torch.nn.functional as F
 
 import genius.flatten as flatten
 from genius.errors import GeniusError
+from genius.index import Index
 from genius.index import metadata as meta
-from genius.index.index import Index
 from genius.index.reader import Reader
 from genius.search import SearchRequest
 from genius.types import Modality

@@ -29,7 +29,7 @@ class Hit:
     codes: tuple[int, ...]
     item: Item
     modality: Modality
-    probability: float | None = None  # that it answers the question (`genius.model.confidence`); None: not calibrated
+    probability: float | None = None  # that it answers the question (`genius.model.config`); None: not calibrated
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; of a picture its path, where it has one."""

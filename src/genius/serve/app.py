@@ -24,8 +24,7 @@ from genius.index import Index
 from genius.serve.auth import KeyRing, Keys
 from genius.serve.backend import CHILDREN, parse_prefix
 from genius.serve.bodies import BodyLimit
-from genius.serve.errors import ApiError, install_handlers
-from genius.serve.logs import CONTENT_TYPE, Observe, event
+from genius.serve.logs import CONTENT_TYPE, ApiError, Observe, event, install_handlers
 from genius.serve.routes import READ_ERRORS, allowed, answer, caller_of, documented, items_router, search_router, service_of
 from genius.serve.schemas import (
     AuditResponse,

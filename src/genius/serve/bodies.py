@@ -29,7 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from genius.errors import PictureError
 from genius.pictures import NAMES, TooManyPixels, decoded, opened
 from genius.serve.auth import client_of, owner_of
-from genius.serve.errors import ApiError, describe, error_response
+from genius.serve.logs import ApiError, describe, error_response
 from genius.serve.schemas import ItemBody, ItemIn, ItemsRequest, SearchBody
 from genius.serve.settings import ServeConfig
 

@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect
 from genius.errors import GeniusError
 from genius.serve.auth import Caller, Change, Outcome, Scope, authorize, client_of, guard_open_server, identify
 from genius.serve.bodies import read_item, read_items, read_search
-from genius.serve.errors import ApiError, ErrorResponse
+from genius.serve.logs import ApiError, ErrorResponse
 from genius.serve.schemas import (
     AddResponse,
     DeleteResponse,

@@ -22,8 +22,7 @@ from torch import Tensor
 
 from genius.data.features import FeatureSet
 from genius.errors import GeniusError
-from genius.model.generator import SIZES, Generator, GeneratorConfig
-from genius.model.nearness import ByModality
+from genius.model.generator import SIZES, ByModality, Generator, GeneratorConfig
 from genius.model.quantizer import ResidualQuantizer
 from genius.ranking import nearest_rows
 from genius.train.config import GeneratorStageConfig, ModelConfig

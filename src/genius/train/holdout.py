@@ -1,6 +1,6 @@
 """Honest questions: training questions that no stage trains on. How they are held out, and what is chosen by them: which weights
 a stage leaves behind (running averages, the best of them), and, at the end, what a model's scores mean
-(`genius.model.confidence`).
+(`genius.model.config`).
 
 A question is honest only if its answer is new to the stages as well: while four captions of a photo are trained on, the fifth
 says little about photos nobody has seen. So questions are kept out by *group*: everything linked by an answer or by the same
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from genius.data.features import FeatureSet
 from genius.errors import GeniusError
 from genius.features import Features
-from genius.model.confidence import DEPTH, auroc, fit
+from genius.model.config import DEPTH, auroc, fit
 from genius.model.generator import Generator
 from genius.model.genius import Genius
 from genius.model.quantizer import ResidualQuantizer

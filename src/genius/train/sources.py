@@ -22,8 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from genius.data import open_collection
 from genius.data.collection import Collection
-from genius.data.datasets import open_collection
 from genius.data.extract import STAMP
 from genius.data.features import FeatureSet
 from genius.encoders import load_encoder
@@ -81,7 +81,7 @@ def synthetic(size: str, seed: int) -> FeatureSet:
 
 def _from_collection(config: TrainConfig, runtime: Runtime, folder: Path) -> tuple[FeatureSet, Encoder, TrainConfig]:
     """Pictures and texts -> (towers trained if asked) -> features, extracted once and kept for the next start."""
-    from genius.data.datasets import open_collection
+    from genius.data import open_collection
     from genius.data.extract import ExtractConfig, extract
     from genius.encoders import load_encoder
 
