@@ -39,13 +39,24 @@ def colour_of(item_id: object) -> str:
     return list(COLOURS)[int(str(item_id).split("_")[-1].split(".")[0]) // 1000]
 
 
-def test_from_a_folder_of_photos_to_good_answers(clip: Path, photos: Photos, tmp_path: Path) -> None:
+def test_from_a_folder_of_photos_to_good_answers(
+    clip: Path, photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, index = photos(6), tmp_path / "my.genius"
     (folder / "broken.jpg").write_bytes(b"no picture")
+    photo("red", 1, 48).save(folder / "two\nlines.png")  # no id that an index takes: said, and not encoded for nothing
+    encode, encoded = onramp.encode_items, list[str]()
+
+    def recorded(encoder: object, items: list[Item], **options: object) -> object:
+        encoded.extend(item.id for item in items)
+        return encode(encoder, items, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(onramp, "encode_items", recorded)
     made = run("index", folder, "-o", index, "--encoder", clip)
     assert made.exit_code == 0, made.output
     assert f"{6 * len(COLOURS)} items" in made.output and "without pairs" in made.output and "one by one" in made.output
     assert "broken.jpg" in made.output and not (index / "encoded").exists()
+    assert "no control characters" in made.output and len(encoded) == 6 * len(COLOURS) + 1 and "two\nlines.png" not in encoded
     right = 0
     for colour in COLOURS:
         hits = answers(index, colour, "-k", 3)

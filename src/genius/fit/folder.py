@@ -50,7 +50,7 @@ from genius.index.folder import (
     write_about,
 )
 from genius.index.ingest import IngestConfig, IngestReport, find_files, ingest, read_items
-from genius.index.prepare import Stamp
+from genius.index.prepare import Stamp, storable
 from genius.index.reader import Reader, good_rows, resealed, whole_schema
 from genius.index.searching import to_item
 from genius.index.store import Store
@@ -242,7 +242,10 @@ def _encode(
     for batch in batched(read_items(found, config, nowhere, lambda _: None), AT_ONCE):
         fresh = [(item, stamp) for item, stamp in batch if _key(item, stamp) not in encoded and item.id not in seen]
         seen.update(item.id for item, _ in batch)
-        if fresh:
+        sound, _, refused = storable(fresh, "skip")
+        nowhere.problems += refused
+        if sound:
+            fresh = [fresh[row] for row in sound]
             features, kept, bad = encode_items(unfitted.encoder, [item for item, _ in fresh], on_error="skip", batch_size=32)
             nowhere.problems += bad
             encoded.add([_key(*fresh[row]) for row in kept], features)
