@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from genius import GeniusError, Index, Item, flatten
-from genius.index.plane import Planes, principal
+from genius.index.overview import Planes, principal
 
 
 def test_alike_is_near() -> None:
