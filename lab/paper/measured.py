@@ -95,6 +95,15 @@ def analyses() -> Iterator[str]:
             "Times were taken while other programs shared the two cores. A model for a single task has as many epochs as the "
             "one for all, so fewer steps."
         )
+        yield (
+            "What the cards show, looked at one by one; which codes get a card follows from counts alone (those that every kind "
+            "has most evenly). Fashion is as the paper says: the first code is the kind, the second the sort of thing (handbags, "
+            "checked shirts, make-up, women's tops), the third mostly a colour, whatever the thing (black trousers, bags, shoes, "
+            "eyeliner under one code; grey, white, beige and gold under others), in pictures, words and pairs alike; under the "
+            "fourth little is plain. Icons are less so: under second codes are coloured signs of programs, tools, boxes and "
+            "charts, and one that holds anything; of the third codes one is medicine (plasters, ambulances, a hospital) and of "
+            "the fourth one is arrows, while the eye finds nothing in the others."
+        )
     for path in files:
         body = json.loads(path.read_text(encoding="utf-8"))
         yield f"### {body['title']} ({path.parent.name})"

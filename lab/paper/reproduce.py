@@ -384,7 +384,7 @@ def _cards(
     else:
         known = iter(()) if features_folder(request.data) else request.source().collection().pool()
     items = {item.id: item for item in known}
-    return analyses.code_cards(name, experiment.title, model, data, items, experiment.level, experiment.cards)
+    return analyses.code_cards(name, experiment.title, model, data, items, experiment.levels, experiment.cards)
 
 
 def _training_time(

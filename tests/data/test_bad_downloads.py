@@ -58,6 +58,10 @@ def doubled(root: Path) -> None:
         (root / name).write_text((root / name).read_text() + (root / name).read_text().splitlines()[0] + "\n")
 
 
+def doubled_in_its_own_pool(root: Path) -> None:
+    (root / POOL).write_text((root / POOL).read_text() + (root / POOL).read_text().splitlines()[0] + "\n")
+
+
 def lost_picture(root: Path) -> None:
     sorted((root / "mbeir_images").rglob("*.jpg"))[0].unlink()
 
@@ -69,6 +73,7 @@ def lost_picture(root: Path) -> None:
         (no_pool, "is missing"),
         (answered_by_nothing, "2:999"),
         (doubled, "twice"),
+        (doubled_in_its_own_pool, "1 candidate ids of the pool of webqa_task1 occur twice (e.g. "),
         (lost_picture, "images are missing"),
     ],
 )
