@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from genius.cli.common import add_group, command, console, emit
+from genius.cli.common import add_group, command, console, emit, tell
 from genius.cli.index import DeviceOption, IndexArgument, JsonOption, ModelOption
 from genius.errors import GeniusError, counted
 
@@ -144,11 +144,8 @@ def check(
     if scheme != "mbeir":
         found = check_collection(open_collection(dataset, split=split), images=pictures != "none")
         summary = {"queries": found.queries, "items": found.items, "pairs": found.pairs, "tasks": found.per_task}
-        if json:
-            emit(summary)
-        else:
-            counts = (counted(found.queries, "question"), counted(found.items, "item"), counted(found.pairs, "judgement"))
-            print(f"{dataset}: {', '.join(counts)}; sound")
+        counts = (counted(found.queries, "question"), counted(found.items, "item"), counted(found.pairs, "judgement"))
+        tell(summary, f"{dataset}: {', '.join(counts)}; sound", json)
         return
 
     def say(name: str) -> None:
@@ -300,11 +297,8 @@ def extract(
         "candidates": modality_counts(data.pool),
         "pairs": len(data.pairs),
     }
-    if json:
-        emit(report)
-    else:
-        counts = ", ".join(f"{n:,} {name}s" for name, n in modality_counts(data.pool).items() if n)
-        print(f"{output}: {counted(len(data.queries), 'query')}, {counts}, {counted(len(data.pairs), 'judgement')}")
+    counts = ", ".join(counted(n, name) for name, n in modality_counts(data.pool).items() if n)
+    tell(report, f"{output}: {counted(len(data.queries), 'query')}, {counts}, {counted(len(data.pairs), 'judgement')}", json)
 
 
 def _share(text: str) -> tuple[int, int]:

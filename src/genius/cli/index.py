@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from genius.cli.common import command, console, emit, note
+from genius.cli.common import command, console, emit, note, tell
 from genius.errors import GeniusError, counted
 
 if TYPE_CHECKING:
@@ -268,10 +268,7 @@ def delete(
         wanted = ids if ids else [item.id for item in opened.items(where)]
         gone = opened.delete(wanted, missing="raise" if ids else "skip")
         left = opened.count()
-    if as_json:
-        emit({"deleted": gone, "items": left})
-    else:
-        print(f"{gone} deleted, {left} left")
+    tell({"deleted": gone, "items": left}, f"{gone} deleted, {left} left", as_json)
 
 
 @command
@@ -290,10 +287,7 @@ def optimize(
         before = opened.info()["bytes"]
         opened.optimize(keep=timedelta(days=keep_days))
         after = opened.info()["bytes"]
-    if as_json:
-        emit({"bytes_before": before, "bytes_after": after})
-    else:
-        print(f"{before / 1e6:,.1f} MB -> {after / 1e6:,.1f} MB")
+    tell({"bytes_before": before, "bytes_after": after}, f"{before / 1e6:,.1f} MB -> {after / 1e6:,.1f} MB", as_json)
 
 
 def _as_json(shown: Shown) -> dict[str, Any]:

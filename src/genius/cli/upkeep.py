@@ -5,11 +5,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from genius.cli.common import add_group, command, console, emit
+from genius.cli.common import add_group, command, console, emit, tell
 from genius.cli.index import IndexArgument, JsonOption, ModelOption
 from genius.errors import GeniusError, counted
 from genius.files import url_of
@@ -119,10 +119,7 @@ def snapshot(
     from genius.index.repair import snapshot as copy
 
     result = copy(path, target, version)
-    if as_json:
-        emit(result.to_dict())
-    else:
-        print(f"{target}: {counted(result.items, 'item')} of {path}, version {result.version}")
+    tell(result.to_dict(), f"{target}: {counted(result.items, 'item')} of {path}, version {result.version}", as_json)
 
 
 @command
@@ -147,10 +144,7 @@ def restore(
     from genius.index.repair import restore as bring
 
     result = bring(source, path, version, replace_items=replace)
-    if as_json:
-        emit(result.to_dict())
-    else:
-        print(f"{path}: {counted(result.items, 'item')} of {source}, version {result.version}")
+    tell(result.to_dict(), f"{path}: {counted(result.items, 'item')} of {source}, version {result.version}", as_json)
 
 
 @command
@@ -189,7 +183,7 @@ def drop_field(path: IndexArgument, name: FieldArgument, model: ModelOption = No
 
     with Index.open(path, model) as index:
         items = index.drop_field(name)
-    _tell({"dropped": name, "items": items}, f"dropped {name!r} from {counted(items, 'item')}", as_json)
+    tell({"dropped": name, "items": items}, f"dropped {name!r} from {counted(items, 'item')}", as_json)
 
 
 @command
@@ -210,7 +204,7 @@ def rename_field(
 
     with Index.open(path, model) as index:
         items = index.rename_field(name, new)
-    _tell({"renamed": name, "to": new, "items": items}, f"{name!r} is {new!r} now, in {counted(items, 'item')}", as_json)
+    tell({"renamed": name, "to": new, "items": items}, f"{name!r} is {new!r} now, in {counted(items, 'item')}", as_json)
 
 
 @command
@@ -234,14 +228,7 @@ def retype_field(
 
     with Index.open(path, model) as index:
         items = index.retype_field(name, kind, lossy=lossy)
-    _tell({"retyped": name, "kind": kind, "items": items}, f"{name!r} holds {kind} now, in {counted(items, 'item')}", as_json)
-
-
-def _tell(body: dict[str, Any], line: str, as_json: bool) -> None:
-    if as_json:
-        emit(body)
-    else:
-        print(line)
+    tell({"retyped": name, "kind": kind, "items": items}, f"{name!r} holds {kind} now, in {counted(items, 'item')}", as_json)
 
 
 @command
@@ -265,7 +252,5 @@ def publish(
     if address is None:
         raise GeniusError(f"not an address in an object store: {url} (s3://BUCKET/NAME.genius)")
     book = send(path, address, alone)
-    if as_json:
-        emit({"index": str(path), "url": address, "version": book.head, "items": book.items})
-    else:
-        print(f"{address}: {counted(book.items, 'item')}, version {book.head}")
+    body = {"index": str(path), "url": address, "version": book.head, "items": book.items}
+    tell(body, f"{address}: {counted(book.items, 'item')}, version {book.head}", as_json)

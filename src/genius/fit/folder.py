@@ -17,7 +17,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -149,6 +149,18 @@ class OnRamp:
     hint: str | None  # what people should know of it
 
 
+@contextmanager
+def _kept_if_full() -> Iterator[None]:
+    """Tell people whose disk is full that they can go on."""
+    try:
+        yield
+    except GeniusError as error:
+        if "disk is full" in str(error):
+            raise GeniusError(f"{error}. What is done is kept: make room and run it again") from None
+        raise
+
+
+@_kept_if_full()
 def index_with_encoder(
     paths: Sequence[str | Path],
     output: Path,
@@ -162,25 +174,6 @@ def index_with_encoder(
     say: Say | None = None,
 ) -> OnRamp:
     """Make an index of files with a model that is fitted to them; add to it if it is there."""
-    try:
-        return _index(paths, output, uri, config, fit_config, device, thumbnails, tell, say)
-    except GeniusError as error:
-        if "disk is full" in str(error):
-            raise GeniusError(f"{error}. What is done is kept: make room and run it again") from None
-        raise
-
-
-def _index(
-    paths: Sequence[str | Path],
-    output: Path,
-    uri: str,
-    config: IngestConfig,
-    fit_config: FitConfig | None,
-    device: torch.device | str,
-    thumbnails: int,
-    tell: Tell | None,
-    say: Say | None,
-) -> OnRamp:
     heard, said, started = tell or (lambda *_: None), say or (lambda _: None), time.monotonic()
     about = read_about(output)
     if about is not None and about.source != INSIDE:
