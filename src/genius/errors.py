@@ -61,6 +61,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == " " else repr(c)[1:-1] for c in " ".join(whole.split(" ")))
 
 
+def said(error: BaseException) -> str:
+    """What an exception of some library says, as one short line; its name where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+
+
 def counted(number: int, noun: str, width: int = 0) -> str:
     """`1 item`, `1,234 items`, `2 queries`; with a width of the number in columns, where one and many take the same room."""
     many = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"

@@ -28,7 +28,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from genius.encoders.base import batched, encode_items
-from genius.errors import GeniusError, Problems
+from genius.errors import GeniusError, Problems, said
 from genius.features import Features
 from genius.files import read_json, write_whole
 from genius.fit import MOST, Fit, FitConfig, Say, Unfitted, fit_vectors, make_up, settled
@@ -127,7 +127,7 @@ class Encoded:
                 keys = [(str(name), str(mark)) for name, mark in json.loads(file.metadata()["items"])]
                 tensors = [file.get_tensor(name) for name in ("image", "text", "image_mask", "text_mask")]
         except Exception as error:
-            raise GeniusError(f"cannot read {path}: {str(error).splitlines()[0]}; delete {path.parent} and start anew") from None
+            raise GeniusError(f"cannot read {path}: {said(error)}; delete {path.parent} and start anew") from None
         self._take(keys, Features(*tensors))
 
 
