@@ -26,14 +26,14 @@ from genius.errors import GeniusError
 from genius.evaluate.report import table
 from genius.flatten import flattened
 from genius.model.genius import Genius
-from genius.pictures.load import loaded
+from genius.pictures import loaded
+from genius.train import freeze
 from genius.train.config import TrainConfig, with_steps
 from genius.train.generator import GeneratorStage
 from genius.train.holdout import Split
+from genius.train.journal import Journal
 from genius.train.loop import Runtime, Stage, make_accelerator, run_stage
-from genius.train.progress import Journal
 from genius.train.quantizer import QuantizerStage
-from genius.train.run import freeze
 from genius.types import Item, Modality
 from lab.paper.table import Table, plots, png
 

@@ -33,15 +33,15 @@ import torch
 from genius.config import to_dict
 from genius.data.features import FeatureSet
 from genius.encoders.towers import Heads
-from genius.evaluate.harness import EvalConfig, evaluate
+from genius.evaluate import EvalConfig, evaluate
+from genius.train import assemble, counted, freeze, through_heads
 from genius.train.config import RunConfig, TrainConfig, read_train_config
 from genius.train.encoder import HeadsStage
 from genius.train.generator import GeneratorStage
 from genius.train.holdout import Split, few_questions, split
+from genius.train.journal import METRICS, Journal
 from genius.train.loop import Runtime, Stage, make_accelerator, run_stage
-from genius.train.progress import METRICS, Journal
 from genius.train.quantizer import QuantizerStage
-from genius.train.run import assemble, counted, freeze, through_heads
 from lab.accuracy import fashion, icons, without
 from lab.paper.compare import Difference, difference
 from lab.paper.experiment import read_experiment

@@ -12,8 +12,7 @@ import pytest
 from PIL import Image
 
 from genius import GeniusError, Item, Modality, Query
-from genius.instructions import TEMPLATES, format_text, instruction_for, query_text
-from genius.types import coerce_content, load_image
+from genius.types import TEMPLATES, coerce_content, format_text, instruction_for, load_image, query_text
 
 
 def png(size: tuple[int, int] = (4, 3), mode: str = "RGB", colour: object = (255, 0, 0)) -> bytes:
@@ -71,7 +70,7 @@ def test_broken_pictures_get_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
         with pytest.raises(GeniusError) as error:
             load_image(source)
         assert "\n" not in str(error.value)
-    monkeypatch.setattr("genius.pictures.load.MAX_PIXELS", 100)
+    monkeypatch.setattr("genius.pictures.MAX_PIXELS", 100)
     with pytest.raises(GeniusError, match="pixels"):
         load_image(png((20, 20)))
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from genius.cli import app
 from genius.data.features import FeatureSet
-from genius.data.synthetic import write_synthetic_mbeir
+from lab.mbeir.shapes import write_synthetic_mbeir
 
 POOL = "cand_pool/local/mbeir_webqa_task1_cand_pool.jsonl"
 QRELS = "qrels/test/mbeir_webqa_task1_test_qrels.txt"
@@ -29,7 +29,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def quick_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("genius.encoders.registry.load_encoder", lambda *_: ShapesEncoder(16))
+    monkeypatch.setattr("genius.encoders.load_encoder", lambda *_: ShapesEncoder(16))
 
 
 def extract(root: Path, output: Path, *more: str) -> Any:

@@ -19,8 +19,8 @@ from typer.testing import CliRunner, Result
 from genius import Genius, GeniusError, Index, Item
 from genius.cli import app
 from genius.encoders.base import encode_items
+from genius.fit import FitConfig
 from genius.fit import folder as onramp
-from genius.fit.collection import FitConfig
 
 Photos = Callable[..., Path]
 

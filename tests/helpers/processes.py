@@ -121,7 +121,7 @@ def add_with_patience(folder: str, seconds: float) -> str:
 
 def on_ramp_without_room(folder: str, output: str, clip: str, limits: list[int]) -> list[str]:
     """Fit an index to photos with one limit of bytes a file after the other, -1 for none: what was said each time."""
-    from genius.fit.collection import FitConfig
+    from genius.fit import FitConfig
     from genius.fit.folder import index_with_encoder
     from genius.index.ingest import IngestConfig
 
@@ -142,7 +142,7 @@ def held_after_questions(folder: str) -> int:
     """Megabytes that this process holds after it has made up questions from pictures, beyond what it held before."""
     from fake_encoder import FakeEncoder
 
-    from genius.fit.collection import make_up
+    from genius.fit import make_up
 
     def held() -> int:
         lines = Path("/proc/self/status").read_text().splitlines()

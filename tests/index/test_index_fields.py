@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from genius import Genius, GeniusError, Index, Item
 from genius.cli import app
 from genius.index.check import check
-from genius.index.fields import convert
+from genius.index.writing import convert
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from genius import Index
 from genius.cli import app
 from genius.cli import index as command
-from genius.pictures.load import exif_of
+from genius.pictures import exif_of
 
 
 def photo(path: Path, **tags: object) -> Path:

@@ -14,8 +14,8 @@ from genius.config import to_dict
 from genius.data.features import FeatureSet
 from genius.data.mbeir import ROWS
 from genius.errors import GeniusError
+from genius.train import train
 from genius.train.config import RULES, read_train_config
-from genius.train.run import train
 from lab.__main__ import app
 from lab.paper import analyses, reproduce
 from lab.paper import printed as paper

@@ -116,7 +116,7 @@ def snapshot(
 
       genius restore backups/monday.genius my.genius --replace
     """
-    from genius.index.backup import snapshot as copy
+    from genius.index.repair import snapshot as copy
 
     result = copy(path, target, version)
     if as_json:
@@ -144,7 +144,7 @@ def restore(
 
       genius restore my.genius my.genius --version 12 --replace
     """
-    from genius.index.backup import restore as bring
+    from genius.index.repair import restore as bring
 
     result = bring(source, path, version, replace_items=replace)
     if as_json:
@@ -163,11 +163,11 @@ def list_fields(path: IndexArgument, as_json: JsonOption = False) -> None:
 
       genius fields list my.genius
     """
-    from genius.index.fields import fields
     from genius.index.folder import about_of, open_store
+    from genius.index.writing import fields_of
 
     store = open_store(path, about_of(path))
-    found = fields(store.at(store.latest()))
+    found = fields_of(store.at(store.latest()))
     if as_json:
         emit({"fields": [field.to_dict() for field in found]})
         return

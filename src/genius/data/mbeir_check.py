@@ -307,7 +307,7 @@ def is_there(path: Path) -> str | None:
 
 def can_be_read(path: Path) -> str | None:
     """Decode the picture, as the encoder would."""
-    from genius.pictures.load import loaded
+    from genius.pictures import loaded
 
     if not path.is_file():
         return "pictures are missing"

@@ -25,8 +25,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from genius.config import from_dict
+from genius.encoders import write_spec
 from genius.encoders.inputs import Pixels, Tokens
-from genius.encoders.registry import write_spec
 from genius.errors import GeniusError
 from genius.features import Features
 from genius.weight_files import build, check_fit, fingerprint, read_shapes, read_tensors

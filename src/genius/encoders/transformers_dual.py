@@ -17,8 +17,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from genius.encoders import write_spec
 from genius.encoders.inputs import Pixels, read_pixels
-from genius.encoders.registry import write_spec
 from genius.errors import GeniusError
 from genius.files import read_json
 from genius.weight_files import build, fingerprint, read_shapes

@@ -19,8 +19,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from genius.encoders import write_spec
 from genius.encoders.inputs import Pixels
-from genius.encoders.registry import write_spec
 from genius.encoders.transformers_dual import import_transformers, load_tokenizer
 from genius.encoders.uniir_clip import FusingEncoder
 from genius.errors import GeniusError

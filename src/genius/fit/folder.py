@@ -31,9 +31,8 @@ from genius.encoders.base import batched, encode_items
 from genius.errors import GeniusError, Problems
 from genius.features import Features
 from genius.files import read_json, write_whole
-from genius.fit.collection import MOST, Fit, FitConfig, Say, Unfitted, fit_vectors, make_up, settled
-from genius.index import writing
-from genius.index.backup import good_rows, resealed, whole_schema
+from genius.fit import MOST, Fit, FitConfig, Say, Unfitted, fit_vectors, make_up, settled
+from genius.index import Index, writing
 from genius.index.folder import (
     ENCODED,
     INSIDE,
@@ -50,10 +49,9 @@ from genius.index.folder import (
     swap,
     write_about,
 )
-from genius.index.index import Index
 from genius.index.ingest import IngestConfig, IngestReport, find_files, ingest, read_items
 from genius.index.prepare import Stamp
-from genius.index.reader import Reader
+from genius.index.reader import Reader, good_rows, resealed, whole_schema
 from genius.index.searching import to_item
 from genius.index.store import Store
 from genius.model.genius import Genius

@@ -22,11 +22,9 @@ from genius.encoders.base import OnError, OnPicture, encode_items
 from genius.errors import GeniusError
 from genius.features import Features, check_finite
 from genius.index import metadata as meta
-from genius.instructions import format_text
 from genius.model.genius import Genius
-from genius.pictures.ahead import open_ahead
-from genius.pictures.load import WORKING_SIDE, loaded
-from genius.types import ImageInput, Item
+from genius.pictures import WORKING_SIDE, loaded, open_ahead
+from genius.types import ImageInput, Item, format_text
 
 MAX_STORED = 4_000_000
 """Pictures given as bytes are kept as they are up to this size, else as a JPEG of at most `WORKING_SIDE` pixels."""

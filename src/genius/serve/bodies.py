@@ -27,9 +27,9 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from genius.errors import PictureError
-from genius.pictures.load import NAMES, TooManyPixels, decoded, opened
+from genius.pictures import NAMES, TooManyPixels, decoded, opened
 from genius.serve.auth import client_of, owner_of
-from genius.serve.errors import ApiError, describe, error_response
+from genius.serve.logs import ApiError, describe, error_response
 from genius.serve.schemas import ItemBody, ItemIn, ItemsRequest, SearchBody
 from genius.serve.settings import ServeConfig
 

@@ -21,8 +21,7 @@ from genius.serve.auth import Audit, Caller, Change, KeyRing, Keys
 from genius.serve.backend import LARGE_LANE, Answers, Backend, Job, Missing
 from genius.serve.batching import Batcher, Closed, Expired, QueueFull
 from genius.serve.bodies import Arrivals, check_pictures, decode_base64, decode_picture
-from genius.serve.errors import ApiError
-from genius.serve.logs import Metrics, event
+from genius.serve.logs import ApiError, Metrics, event
 from genius.serve.schemas import SearchBody
 from genius.serve.settings import ServeConfig
 from genius.types import ImageInput, Query

@@ -24,10 +24,9 @@ from torch import Tensor, nn
 
 from genius.errors import GeniusError
 from genius.files import write_whole
-from genius.train.checkpoint import Interrupt, latest_checkpoint, load_checkpoint, save_checkpoint
 from genius.train.config import RunConfig, Schedule, StageConfig
-from genius.train.progress import Journal
-from genius.train.selection import Selection
+from genius.train.holdout import Selection
+from genius.train.journal import Interrupt, Journal, latest_checkpoint, load_checkpoint, save_checkpoint
 
 CHECKPOINT_SECONDS = 30.0  # a checkpoint at least this often
 LOOKS = 20  # at the honest questions, evenly spread over the steps
