@@ -114,7 +114,7 @@ def grouped(rows: list[Row]) -> Iterator[tuple[Row, ...]]:
     """Rows that differ in stage 3 alone, together."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
-        shared = {name: value for name, value in row.changes.items() if not name.startswith("generator.")}
+        shared = {name: value for name, value in row.changes.items() if not name.startswith(("generator.", "model.decoder"))}
         groups.setdefault(json.dumps(shared, sort_keys=True), []).append(row)
     return (tuple(group) for group in groups.values())
 

@@ -13,7 +13,7 @@ import pytest
 from colour_clip import COLOURS, photo
 from PIL import Image
 from processes import call as other_process
-from processes import on_ramp_without_room
+from processes import held_after_questions, on_ramp_without_room
 from typer.testing import CliRunner, Result
 
 from genius import Genius, GeniusError, Index, Item
@@ -176,6 +176,13 @@ def test_a_full_disk_loses_nothing(clip: Path, photos: Photos, tmp_path: Path) -
         assert said.endswith("make room and run it again")
     assert last.startswith(f"{6 * len(COLOURS)} items"), last
     assert len(answers(index, "red", "-k", 100)) == 6 * len(COLOURS)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux says how much a process holds")
+def test_cut_outs_are_given_back_before_anything_is_fitted(tmp_path: Path) -> None:
+    for number in range(200):
+        photo("red", number).resize((500, 500)).save(tmp_path / f"{number}.jpg")
+    assert other_process(held_after_questions, str(tmp_path)) < 40  # two hundred cut-outs of 400 x 400 are more than 100
 
 
 def test_python(clip: Path, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from genius.model.config import GeniusConfig, knows
 from genius.model.generator import Generator
 from genius.model.genius import Genius
 from genius.model.quantizer import Fusion, FusionConfig, ResidualQuantizer
-from genius.pictures import loaded
+from genius.pictures import LARGE, give_back, loaded
 from genius.ranking import nearest_rows
 from genius.search import CodeTrie, SearchEngine, SearchParams
 from genius.train.config import GeneratorStageConfig, ModelConfig, RunConfig
@@ -110,6 +110,8 @@ def make_up(
         asked.append((Query(image=picture), row, items[row].modality, PICTURE))
     features = encode_queries(encoder, [query for query, *_ in asked], on_progress=on_progress)
     numbers = torch.tensor([(row, int(kind), sort) for _, row, kind, sort in asked], dtype=torch.long).view(-1, 3)
+    asked.clear()
+    give_back(LARGE)  # the cut-outs: else what follows, fitting above all, comes on top of them
     return Questions(features, *numbers.unbind(1))
 
 
