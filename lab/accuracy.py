@@ -30,12 +30,12 @@ import torch.nn.functional as F
 from genius.config import to_dict
 from genius.data.features import FeatureSet
 from genius.encoders.towers import Heads
-from genius.evaluate.harness import EvalConfig, Evaluation, evaluate
+from genius.evaluate import EvalConfig, Evaluation, evaluate
 from genius.features import Features
-from genius.model.fitting import neighbours
+from genius.model.codebooks import neighbours
+from genius.train import Trained, through_heads, train
 from genius.train.config import EncoderStageConfig, TrainConfig, read_train_config
 from genius.train.holdout import split
-from genius.train.run import Trained, through_heads, train
 from lab.mixing import learned_mix
 
 METHODS = (

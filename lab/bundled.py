@@ -23,13 +23,13 @@ from genius.config import to_dict
 from genius.data.features import FeatureSet
 from genius.features import Features
 from genius.model.genius import Genius
+from genius.train import Trained, assemble, freeze, train
 from genius.train.config import TrainConfig, read_train_config
 from genius.train.generator import GeneratorStage
 from genius.train.holdout import with_honest
+from genius.train.journal import Journal
 from genius.train.loop import Runtime, make_accelerator, run_stage
-from genius.train.progress import Journal
 from genius.train.quantizer import QuantizerStage
-from genius.train.run import Trained, assemble, freeze, train
 from lab.accuracy import METHODS, Bench, Data
 from lab.icons.vectors import load
 

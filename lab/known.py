@@ -11,7 +11,7 @@ from pathlib import Path
 
 from genius.demo import demo_items
 from genius.encoders.base import encode_items
-from genius.model.confidence import knows, save_knows
+from genius.model.config import knows, save_knows
 from genius.model.genius import Genius
 
 ITEMS, SEED = 1500, 0

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from genius.data.features import FeatureSet
 from genius.model.genius import Genius
-from genius.train.selection import answer_mask
+from genius.train.holdout import answer_mask
 
 CANDIDATES = 50
 

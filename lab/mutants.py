@@ -156,7 +156,7 @@ MUTANTS = (
         ("model/test_genius_model.py::test_a_field_that_comes_later_changes_no_fingerprint_until_it_is_used",),
     ),
     Mutant(
-        "N4", "the best weights are not the ones that stay", "train/selection.py",
+        "N4", "the best weights are not the ones that stay", "train/holdout.py",
         "self._put(self.best if self.patience and self.best else self.average)", "self._put(self.average)",
         ("train/test_selection.py",),
     ),

@@ -31,13 +31,13 @@ from torch import Tensor
 from genius.data.features import FeatureSet
 from genius.encoders.towers import Heads
 from genius.features import Features
-from genius.fit.collection import KEPT, PICTURE, Fit, FitConfig, Questions, fit_collection
+from genius.fit import KEPT, PICTURE, Fit, FitConfig, Questions, fit_collection
 from genius.ranking import hit_at, judge, nearest_rows
 from genius.search import CodeTrie, SearchEngine, SearchParams
 from genius.train.config import EncoderStageConfig, RunConfig
 from genius.train.encoder import HeadsStage
+from genius.train.journal import Journal
 from genius.train.loop import OneProcess, Runtime, run_stage
-from genius.train.progress import Journal
 from lab.fashion.data import load
 
 WIDTH, STEPS = 256, 400

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
-from lab.clip_shape import write_clip_base
+from lab.clip_shape import LAYERS, write_clip_base
 
 LARGE = (8000, 6000)
 USUAL = (640, 480)
@@ -73,6 +73,7 @@ def main() -> None:
     parser.add_argument("--photos", type=int, default=10_000)
     parser.add_argument("--large", type=int, default=40, help="of them with 48 megapixels")
     parser.add_argument("--clip-base", action="store_true", help="an encoder as large as CLIP B/32 in place of the bundled one")
+    parser.add_argument("--layers", type=int, default=LAYERS, help="of that encoder's towers: fewer take less time")
     parser.add_argument("--folder", type=Path, help="draw the photos here, and take those that are here")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
@@ -81,7 +82,8 @@ def main() -> None:
         draw_all(photos, args.photos, args.large, args.seed)
         if args.clip_base:
             encoder = f"{scratch}/clip"
-            write_clip_base(Path(encoder))
+            write_clip_base(Path(encoder), args.layers)
+        weights = sum(path.stat().st_size for path in (Path(scratch) / "clip").glob("*.safetensors"))
         index = Path(scratch) / "my.genius"
         command = [sys.executable, "-m", "genius", "index", str(photos), "-o", str(index), "--encoder", encoder, "--json"]
         report, cost = measured(command)
@@ -93,7 +95,8 @@ def main() -> None:
         "seed": args.seed,
         "photos": args.photos,
         "large": args.large,
-        "encoder": "shape of CLIP B/32, random weights" if args.clip_base else encoder,
+        "encoder": f"shape of CLIP B/32, {args.layers} of {LAYERS} layers, random weights" if args.clip_base else encoder,
+        "weights_mb": round(weights / 1e6),
         "threads": os.environ.get("OMP_NUM_THREADS", "all"),
         "cpus": os.cpu_count(),
         "index": cost,

@@ -31,7 +31,7 @@ from genius.data.features import FeatureSet
 from genius.data.mbeir import DIRECTIONS, MBeir
 from genius.encoders.base import encode_queries
 from genius.errors import GeniusError
-from genius.evaluate.harness import UNIVERSAL, EvalConfig, build_methods
+from genius.evaluate import UNIVERSAL, EvalConfig, build_methods
 from genius.evaluate.methods import Pool, Space
 from genius.ranking import Floats, bootstrap_interval_of_average, hit_at, judge
 from genius.types import Query, load_image

@@ -1,7 +1,7 @@
 """Synthetic collections for the index benchmarks, written through the index's own commit path.
 
 Vectors are points around random centres; codebooks are residual k-means on a sample of them; there is no encoder and
-the decoder is untrained, which is nearness with a temperature (`genius.model.nearness`): what is measured is the index and the
+the decoder is untrained, which is nearness with a temperature (`genius.model.generator`): what is measured is the index and the
 engine, not a model.
 """
 
@@ -22,12 +22,10 @@ from genius import Genius, Index, Item
 from genius.index.prepare import Picture, Prepared
 from genius.index.results import AddReport
 from genius.index.writing import commit
-from genius.model.codebooks import nearest
+from genius.model.codebooks import kmeans, nearest
 from genius.model.config import GeniusConfig
-from genius.model.fitting import kmeans
-from genius.model.fusion import FusionConfig
 from genius.model.generator import GeneratorConfig
-from genius.model.quantizer import QuantizerConfig
+from genius.model.quantizer import FusionConfig, QuantizerConfig
 from genius.search import SearchParams
 
 SEARCH = SearchParams()

@@ -22,8 +22,7 @@ import torch
 from torch import Tensor
 
 from genius.features import Features
-from genius.instructions import TEMPLATES, format_text, query_text
-from genius.types import Modality, Query
+from genius.types import TEMPLATES, Modality, Query, format_text, query_text
 
 TASKS = {0: "text->image", 1: "image->text", 2: "text->pair", 3: "image->pair", 4: "image+text->image"}
 IMG, TXT, PAIR = Modality.IMAGE, Modality.TEXT, Modality.PAIR

@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from genius.fit.collection import FitConfig, fit_vectors
-from genius.model.fusion import Fusion, FusionConfig
+from genius.fit import FitConfig, fit_vectors
 from genius.model.genius import Genius
+from genius.model.quantizer import Fusion, FusionConfig
 from genius.search import CodeTrie
 
 NEAR = 8  # places in the order of IDs that two mixed items may stand apart

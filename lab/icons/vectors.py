@@ -18,12 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from genius.data.datasets import open_collection
+from genius.data import open_collection
 from genius.data.features import FeatureSet
-from genius.encoders.registry import load_encoder
+from genius.encoders import load_encoder
 from genius.features import Features
-from genius.instructions import format_text, query_text
-from genius.types import load_image
+from genius.types import format_text, load_image, query_text
 
 SPLITS = ("train", "val", "test")
 A_TASK = 12_000  # training questions of a task, drawn once with seed 0

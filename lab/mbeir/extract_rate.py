@@ -34,8 +34,7 @@ from genius.data.extract import ExtractConfig, extract
 from genius.encoders.base import precision
 from genius.encoders.inputs import Pixels
 from genius.encoders.transformers_dual import ClipEncoder
-from genius.instructions import format_text
-from genius.types import Item, Modality, Query
+from genius.types import Item, Modality, Query, format_text
 
 SHEET = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "4090": 165e12, "3090": 71e12}  # bf16 operations a second, dense
 LARGE: dict[str, Any] = {

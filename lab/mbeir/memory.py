@@ -33,15 +33,15 @@ from torch import Tensor
 
 from genius.data.extract import lay_out, layout
 from genius.data.features import IDS, PAIRS, POOL, QUERIES, FeatureSet, write_json, write_tensors
-from genius.evaluate.harness import EvalConfig, evaluate
+from genius.evaluate import EvalConfig, evaluate
+from genius.train import assemble, check, freeze
 from genius.train.config import TrainConfig, read_train_config, with_steps
 from genius.train.encoder import HeadsStage
 from genius.train.generator import GeneratorStage
 from genius.train.holdout import Split
+from genius.train.journal import Journal
 from genius.train.loop import Runtime, Stage, make_accelerator, run_stage
-from genius.train.progress import Journal
 from genius.train.quantizer import QuantizerStage
-from genius.train.run import assemble, check, freeze
 
 CONCEPTS = 4096
 TASKS = 8

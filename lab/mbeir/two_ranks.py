@@ -30,11 +30,10 @@ from torch import Tensor
 
 from genius.data.synthetic import synthetic_features
 from genius.features import Features
-from genius.train import generator
+from genius.train import generator, through_heads, train_stages, with_sizes
 from genius.train.config import RECIPES, RecipeName, TrainConfig, read_train_config
+from genius.train.journal import METRICS, Journal
 from genius.train.loop import Runtime, make_accelerator
-from genius.train.progress import METRICS, Journal
-from genius.train.run import through_heads, train_stages, with_sizes
 from genius.types import Modality
 
 KINDS: tuple[RecipeName, ...] = ("paper", "default")

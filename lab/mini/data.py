@@ -18,8 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from genius.instructions import TEMPLATES, format_text
-from genius.types import Modality
+from genius.types import TEMPLATES, Modality, format_text
 from lab.icons.write import INSTRUCTIONS
 from lab.mini.corpus import misspell, spans
 

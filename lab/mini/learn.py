@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from genius.features import Features
-from genius.model.fusion import score_fusion
+from genius.model.quantizer import score_fusion
 from lab.mini.augment import augmented, overlay
 from lab.mini.batches import Batch, Draws
 from lab.mini.data import Bench, TextTable, compose

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from genius.encoders.mini import MiniEncoder
-from genius.model.fusion import Fusion
+from genius.model.quantizer import Fusion
 
 PLACES = 0.75  # share of the image grid's places that a training pass keeps
 DROPOUT = 0.1  # before both towers' heads

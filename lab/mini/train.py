@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file
 
 from genius.encoders.inputs import Tokens
 from genius.encoders.mini import MiniConfig, MiniEncoder
-from genius.model.fusion import Fusion, FusionConfig
+from genius.model.quantizer import Fusion, FusionConfig
 from genius.weight_files import pack, unpack
 from lab.mini.batches import Draws
 from lab.mini.data import Bench, TextTable, language_texts, load_bench, read_arrays, render

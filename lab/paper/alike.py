@@ -9,11 +9,11 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from genius.encoders.registry import resolve
+from genius.encoders import resolve
 from genius.errors import GeniusError
 from genius.files import read_json
+from genius.train import CONFIG, TRAINING
 from genius.train.config import RULES
-from genius.train.run import CONFIG, TRAINING
 
 Recipe = dict[str, Any]
 """Dotted field -> value."""

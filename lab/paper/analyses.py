@@ -6,9 +6,11 @@ Each takes a model and data and gives a `Table` with pictures. Knows nothing of 
 from __future__ import annotations
 
 import io
+import re
 import tempfile
 import textwrap
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,14 +26,14 @@ from genius.errors import GeniusError
 from genius.evaluate.report import table
 from genius.flatten import flattened
 from genius.model.genius import Genius
-from genius.pictures.load import loaded
+from genius.pictures import loaded
+from genius.train import freeze
 from genius.train.config import TrainConfig, with_steps
 from genius.train.generator import GeneratorStage
 from genius.train.holdout import Split
+from genius.train.journal import Journal
 from genius.train.loop import Runtime, Stage, make_accelerator, run_stage
-from genius.train.progress import Journal
 from genius.train.quantizer import QuantizerStage
-from genius.train.run import freeze
 from genius.types import Item, Modality
 from lab.paper.table import Table, plots, png
 
@@ -109,31 +111,62 @@ def pattern(level: int, code: int, levels: int) -> str:
     return ",".join(["*"] * level + [str(code)] + (["*"] if level + 1 < levels else []))
 
 
+def telling(texts: Sequence[str], everywhere: Counter[str], count: int) -> dict[str, Any]:
+    """The word that sets these texts apart from all `count`, of which so many have each word: by the gap of its shares, if it is
+    more than a hundredth."""
+    own = Counter(word for text in texts for word in words_of(text))
+    shares = {word: (many / len(texts), everywhere[word] / count) for word, many in own.items()}
+    word = max(sorted(shares), key=lambda w: shares[w][0] - shares[w][1], default="")
+    if not word or shares[word][0] - shares[word][1] <= 0.01:
+        return {}
+    return {"word": word, "here": round(shares[word][0], 4), "everywhere": round(shares[word][1], 4)}
+
+
+def words_of(text: str) -> set[str]:
+    return set(re.findall(r"[^\W\d_]{3,}", text.lower()))
+
+
 def code_cards(
-    name: str, title: str, model: Genius, data: FeatureSet, items: Mapping[str, Item], level: int, cards: int, shown: int = 8
+    name: str,
+    title: str,
+    model: Genius,
+    data: FeatureSet,
+    items: Mapping[str, Item],
+    about: Sequence[int],
+    cards: int,
+    shown: int = 8,
 ) -> Table:
-    """Pictures and texts that share one code of a level, kind beside kind."""
+    """Pictures and texts that share one code of a level, kind beside kind; and the word that sets their texts apart."""
     codes = model.encode(data.pool).cpu().numpy()
     levels = codes.shape[1]
-    if not 0 < level < levels:
-        raise GeniusError(f"level {level}: this model's codes after the kind have levels 1 to {levels - 1}")
+    if not all(0 <= level < levels for level in about):
+        raise GeniusError(f"levels {list(about)}: this model's codes have levels 0 to {levels - 1}")
     kinds = data.pool.modality.numpy()
+    texts = [known.text if (known := items.get(one)) is not None and known.text else None for one in data.pool_ids]
+    everywhere = Counter(word for text in texts if text for word in words_of(text))
+    worded = sum(text is not None for text in texts)
     results: list[dict[str, Any]] = []
     pictures: dict[str, bytes] = {}
-    for number, code in enumerate(shared_codes(codes, kinds, level, cards)):
-        rows = np.flatnonzero(codes[:, level] == code)
-        groups = {kind.label: rows[kinds[rows] == int(kind)] for kind in Modality}
-        written = pattern(level, code, levels)
-        chosen = {kind: [data.pool_ids[row] for row in own[:shown]] for kind, own in groups.items()}
-        counts = {kind: len(own) for kind, own in groups.items()}
-        results.append({"codes": written, "counts": counts, "items": chosen})
-        pictures[f"{name}-{number + 1}.png"] = _card(written, chosen, counts, items)
-    header = ["codes", *(f"{kind.label}s" for kind in Modality)]
-    body = table(header, [[r["codes"], *map(str, r["counts"].values())] for r in results])
+    for level in about:
+        for code in shared_codes(codes, kinds, level, cards):
+            rows = np.flatnonzero(codes[:, level] == code)
+            groups = {kind.label: rows[kinds[rows] == int(kind)] for kind in Modality}
+            written = pattern(level, code, levels)
+            chosen = {kind: [data.pool_ids[row] for row in own[:shown]] for kind, own in groups.items()}
+            counts = {kind: len(own) for kind, own in groups.items()}
+            word = telling([text for row in rows if (text := texts[row])], everywhere, worded)
+            results.append({"codes": written, "counts": counts, "telling": word, "items": chosen})
+            pictures[f"{name}-{len(results)}.png"] = _card(written, chosen, counts, items)
+    header = ["codes", *(f"{kind.label}s" for kind in Modality), "the word that tells them apart", "in its texts", "in all texts"]
+    body = table(header, [[r["codes"], *map(str, r["counts"].values()), *_told(r["telling"])] for r in results])
     if model.config.quantizer.own_books_from:
         body += "\n\nEvery kind has codebooks of its own in this model, so the same code in two kinds says nothing: "
         body += "`builtin:paper` shares them."
     return Table(name, title, body, {"candidates": len(data.pool)}, results, pictures)
+
+
+def _told(word: Mapping[str, Any]) -> list[str]:
+    return [word["word"], *(f"{100 * word[where]:.0f} %" for where in ("here", "everywhere"))] if word else ["–"] * 3
 
 
 def _card(title: str, chosen: Mapping[str, Sequence[str]], counts: Mapping[str, int], items: Mapping[str, Item]) -> bytes:

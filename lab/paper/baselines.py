@@ -22,10 +22,9 @@ from genius.evaluate.generative import Author, BeamMethod, Decodings
 from genius.evaluate.methods import Method
 from genius.features import Features
 from genius.files import write_whole
-from genius.model.fusion import score_fusion
 from genius.model.generator import Generator
 from genius.model.genius import Genius
-from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
+from genius.model.quantizer import QuantizerConfig, ResidualQuantizer, score_fusion
 from lab.paper import identifiers
 from lab.paper.identifiers import Identifiers
 
@@ -180,8 +179,8 @@ def train_generator(ids: Identifiers, world: _World, model: Genius, config: Base
 
     from genius.train.config import GeneratorStageConfig, ModelConfig, RunConfig
     from genius.train.generator import Frozen, GeneratorStage
+    from genius.train.journal import Journal
     from genius.train.loop import Runtime, make_accelerator, run_stage
-    from genius.train.progress import Journal
 
     device = model.device
     none = torch.zeros(len(world.items), dtype=torch.long, device=device)

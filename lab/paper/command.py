@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from genius.cli.common import command, console, emit, setting
-from genius.cli.evaluate import named, say
+from genius.cli.train import named, say
 from genius.errors import GeniusError
 
 

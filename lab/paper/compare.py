@@ -40,7 +40,7 @@ class Difference:
         """The paper finds every row below the first one."""
         if self.high < 0 and max(self.by_seed) < 0:
             return "holds"
-        return "reversed" if self.low > 0 and min(self.by_seed) > 0 else "not shown"
+        return "does not hold" if self.low > 0 and min(self.by_seed) > 0 else "cannot be told"
 
     def to_dict(self) -> dict[str, Any]:
         values = {"mine": self.mine, "first_row": self.other, "low": self.low, "high": self.high}

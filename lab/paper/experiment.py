@@ -44,8 +44,8 @@ class Experiment:
     sizes: tuple[int, ...] = ()  # of the pool, for speed
     queries: int = 0  # at most so many of each task; 0: all
     single: bool = False  # methods: beside the model, one trained for each task alone, when training data is given
-    level: int = 1  # cards: of the codes that they are about
-    cards: int = 4  # so many of them
+    levels: tuple[int, ...] = (1,)  # cards: of the codes that they are about; 0 is the kind, the paper's first level
+    cards: int = 4  # so many of each level
     steps: int = 30  # training-time: that are timed
 
 

@@ -33,15 +33,15 @@ import torch
 from genius.config import to_dict
 from genius.data.features import FeatureSet
 from genius.encoders.towers import Heads
-from genius.evaluate.harness import EvalConfig, evaluate
+from genius.evaluate import EvalConfig, evaluate
+from genius.train import assemble, counted, freeze, through_heads
 from genius.train.config import RunConfig, TrainConfig, read_train_config
 from genius.train.encoder import HeadsStage
 from genius.train.generator import GeneratorStage
 from genius.train.holdout import Split, few_questions, split
+from genius.train.journal import METRICS, Journal
 from genius.train.loop import Runtime, Stage, make_accelerator, run_stage
-from genius.train.progress import METRICS, Journal
 from genius.train.quantizer import QuantizerStage
-from genius.train.run import assemble, counted, freeze, through_heads
 from lab.accuracy import fashion, icons, without
 from lab.paper.compare import Difference, difference
 from lab.paper.experiment import read_experiment
@@ -114,7 +114,7 @@ def grouped(rows: list[Row]) -> Iterator[tuple[Row, ...]]:
     """Rows that differ in stage 3 alone, together."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
-        shared = {name: value for name, value in row.changes.items() if not name.startswith("generator.")}
+        shared = {name: value for name, value in row.changes.items() if not name.startswith(("generator.", "model.decoder"))}
         groups.setdefault(json.dumps(shared, sort_keys=True), []).append(row)
     return (tuple(group) for group in groups.values())
 

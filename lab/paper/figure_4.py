@@ -18,8 +18,8 @@ from PIL import Image
 
 from genius.data.features import FeatureSet
 from genius.encoders.base import encode_queries
+from genius.evaluate import EvalConfig, Evaluation, evaluate
 from genius.evaluate.generative import BeamMethod, Decodings
-from genius.evaluate.harness import EvalConfig, Evaluation, evaluate
 from genius.evaluate.report import method_title, table
 from genius.model.genius import Genius
 from genius.types import Query

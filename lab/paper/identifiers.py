@@ -14,8 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from genius.model.codebooks import nearest
-from genius.model.fitting import kmeans
+from genius.model.codebooks import kmeans, nearest
 from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
 from genius.ranking import nearest_rows
 

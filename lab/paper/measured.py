@@ -33,7 +33,10 @@ FILES = {
     "two_ranks_cpu": LAB / "mbeir" / "two_ranks_cpu.json",
     "fair": LAB / "paper" / "fair_fashion.json",
     "fair_small": LAB / "paper" / "fair_small.json",
+    "decoders": LAB / "paper" / "decoders.json",
 }
+DECODERS, LARGER = "lab/paper/decoders.toml", "64 x 4"
+UNCLAIMED = (BASE, SUMS, LARGER)  # rows of which the paper's tables 4 and 5 say nothing
 STAGES = {"stage 2, fusion and codebooks": "quantizer", "stage 3, decoder": "generator"}
 
 
@@ -46,7 +49,10 @@ def take(folder: Path) -> None:
         source = folder / f"{name}.json"
         if source.exists():
             body = json.loads(source.read_text(encoding="utf-8"))
-            path.write_text(json.dumps(compact(body) if name.startswith("fair") else body, indent=1) + "\n", encoding="utf-8")
+            path.write_text(
+                json.dumps(compact(body) if name in ("fair", "fair_small", "decoders") else body, indent=1) + "\n",
+                encoding="utf-8",
+            )
 
 
 def compact(body: dict[str, Any]) -> dict[str, Any]:
@@ -76,7 +82,7 @@ def page() -> str:
     ]
     parts: dict[Callable[..., Iterator[str]], tuple[str, ...]] = {
         extraction: ("extract_rate",), memory: ("memory",), two_ranks: ("two_ranks", "two_ranks_cpu"),
-        fair: ("fair", "fair_small"),
+        fair: ("fair", "fair_small"), decoders: ("decoders",),
     }  # fmt: skip
     for write, names in parts.items():
         known = [bodies[name] for name in names if name in bodies]
@@ -94,6 +100,15 @@ def analyses() -> Iterator[str]:
             "and each of these is one command. Cards of codes show other people's pictures, so only their counts are here. "
             "Times were taken while other programs shared the two cores. A model for a single task has as many epochs as the "
             "one for all, so fewer steps."
+        )
+        yield (
+            "What the cards show, looked at one by one; which codes get a card follows from counts alone (those that every kind "
+            "has most evenly). Fashion is as the paper says: the first code is the kind, the second the sort of thing (handbags, "
+            "checked shirts, make-up, women's tops), the third mostly a colour, whatever the thing (black trousers, bags, shoes, "
+            "eyeliner under one code; grey, white, beige and gold under others), in pictures, words and pairs alike; under the "
+            "fourth little is plain. Icons are less so: under second codes are coloured signs of programs, tools, boxes and "
+            "charts, and one that holds anything; of the third codes one is medicine (plasters, ambulances, a hospital) and of "
+            "the fourth one is arrows, while the eye finds nothing in the others."
         )
     for path in files:
         body = json.loads(path.read_text(encoding="utf-8"))
@@ -216,12 +231,23 @@ def fair(*bodies: dict[str, Any]) -> Iterator[str]:
         f"neither) with {BEAMS} "
         "beams and all test questions; no item that answers one is in the pool while anything is trained. Hits at five, "
         "mean of the "
-        "tasks, in percent; intervals (95 %) of the difference to the first row, over questions and seeds. A finding "
-        "holds where the "
-        "interval and every seed agree with the paper, which has every row below the first."
+        "tasks, in percent; intervals (95 %) of the difference to the first row, over questions and seeds. The paper has "
+        "every row below the first: that holds where the interval and every seed say so, it does not where they say the "
+        "opposite, and otherwise it cannot be told."
     )
     for body in bodies:
         yield from _run(body)
+
+
+def decoders(body: dict[str, Any]) -> Iterator[str]:
+    yield "## Decoder sizes (supplement, Table 5)"
+    theirs = [f"{name} {np.mean(list(values.values())):.1f}" for name, values in printed.SUPPLEMENT_5.items()]
+    yield (
+        f"`python -m lab.paper.fair --tables {DECODERS}`: the same stages 1 and 2, then decoders of three sizes, alike but for "
+        f"that. The paper's own three, on average over its five tasks: {', '.join(theirs)}; larger ones gain a little on "
+        "COCO and WebQA and lose on CIRR. Those are too large for two cores: here are three of a tenth of their width."
+    )
+    yield from _run(body)
 
 
 def _run(body: dict[str, Any]) -> Iterator[str]:
@@ -241,6 +267,7 @@ def _run(body: dict[str, Any]) -> Iterator[str]:
         yield f"{experiment.title}, {where}:"
         yield table([*header, "paper's difference"], list(_fair_rows(name, body)))
     if body["differences"]:
+        yield from _findings(body)
         yield _dense(body)
     yield _stopped(body["lines"])
     if "note" in about:
@@ -267,13 +294,24 @@ def _fair_rows(name: str, body: dict[str, Any]) -> Iterator[list[str]]:
             continue
         other = by["genius-r", row]
         paper = theirs.get(row, first if row == BASE and theirs else None)
-        finding = "" if row in (BASE, SUMS) else plain["finding"]
+        finding = "" if row in UNCLAIMED or name == DECODERS else plain["finding"]
         gaps = ["", ""] if row == BASE else [_gap(plain), _gap(other)]
         yield [
             row, str(len(plain["by_seed"])), f"{100 * plain['mine']:.1f}", gaps[0], finding,
             f"{100 * other['mine']:.1f}", gaps[1],
             "–" if paper is None else f"{paper:.1f}", "" if paper is None or row == BASE else f"{paper - first:+.1f}",
         ]  # fmt: skip
+
+
+def _findings(body: dict[str, Any]) -> Iterator[str]:
+    """What the tables say of the paper's findings, plain and re-ranked."""
+    for method, name in (("genius", "plain"), ("genius-r", "re-ranked")):
+        told: dict[str, list[str]] = {}
+        for entry in body["differences"]:
+            if entry["method"] == method and entry["row"] not in UNCLAIMED and entry["table"] != DECODERS:
+                told.setdefault(entry["finding"], []).append(entry["row"])
+        if told:
+            yield f"The paper's findings, {name}: " + "; ".join(f"{what}: {', '.join(rows)}" for what, rows in told.items()) + "."
 
 
 def _gap(entry: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ from genius.data.collection import Task, read_jsonl
 from genius.data.features import FeatureSet
 from genius.data.mbeir import DIRECTIONS, ROWS
 from genius.errors import GeniusError
-from genius.evaluate.harness import EvalConfig, Evaluation, evaluate, tasks_of
+from genius.evaluate import EvalConfig, Evaluation, evaluate, tasks_of
 from genius.evaluate.methods import code_bits
 from genius.evaluate.report import average_cell, main_cell, method_title, table
 from genius.evaluate.sources import features_folder, load_features, other_encoders
@@ -270,7 +270,7 @@ def _not_as_named(row: AblationRow, model: Genius) -> list[str]:
 
 def _train(name: str, row: AblationRow, request: Request, data: FeatureSet) -> Genius:
     """A model of this row, kept in the work folder; a second call finds it."""
-    from genius.train.run import train
+    from genius.train import train
 
     config = read_train_config(request.base, _changes(name, row, request, data.pool.width))
     return train(config, data, quiet=True).model.to(request.device)
@@ -384,7 +384,7 @@ def _cards(
     else:
         known = iter(()) if features_folder(request.data) else request.source().collection().pool()
     items = {item.id: item for item in known}
-    return analyses.code_cards(name, experiment.title, model, data, items, experiment.level, experiment.cards)
+    return analyses.code_cards(name, experiment.title, model, data, items, experiment.levels, experiment.cards)
 
 
 def _training_time(

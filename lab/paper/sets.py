@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from genius.data.datasets import open_collection
+from genius.data import open_collection
 from genius.data.features import FeatureSet
 from lab.accuracy import without
 from lab.paper.fair import Bench, Job, Parts

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from genius.evaluate.harness import Evaluation
+from genius.evaluate import Evaluation
 from genius.evaluate.report import main_rows, method_title, table
 from lab.paper.printed import Row, printed_number
 

@@ -2,6 +2,8 @@
 
 The time of everything that a run starts counts. Both have one thread, and take turns. What starting costs, Ray's store, raylet
 and agents above all, is measured by runs over one single item, and reported apart: `all` has it in, `work` leaves it out.
+`cpu_s_by_whom` says who spent it: the command, the worker (a second process that imports torch and loads the model), and what
+belongs to Ray, eight processes that it starts for a machine of its own; options of Ray change next to nothing of theirs.
 
     python -m lab.ray.overhead --pictures 5000 --rows 5000 --turns 3
 """
@@ -33,6 +35,7 @@ def main() -> None:
     mark()
     folder = Path(tempfile.mkdtemp(prefix="genius-overhead-"))
     spent: dict[str, dict[str, list[float]]] = {kind: {way: [] for way in WAYS} for kind in ("all", "start")}
+    whose: dict[str, list[dict[str, float]]] = {kind: [] for kind in spent}  # with Ray
     try:
         ids = make_sources(folder / "sources", options.rows, options.pictures)
         (folder / "one").mkdir()
@@ -41,7 +44,9 @@ def main() -> None:
             for way, words in WAYS.items():
                 for kind, sources in (("all", "sources"), ("start", "one")):
                     output = folder / f"{way}.genius"
-                    spent[kind][way].append(run(folder / sources, output, *words)["cpu_s"])
+                    took = run(folder / sources, output, *words)
+                    spent[kind][way].append(took["cpu_s"])
+                    whose[kind] += [took["cpu_of"]] if words else []
                     shutil.rmtree(output)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -54,6 +59,9 @@ def main() -> None:
         "items": len(ids),
         "cpu_s": middle["all"],
         "cpu_s_of_starting": middle["start"],
+        "cpu_s_by_whom": {
+            kind: {who: statistics.median(took[who] for took in each) for who in each[0]} for kind, each in whose.items()
+        },
         "overhead": {
             "all": round(middle["all"]["one_worker"] / middle["all"]["without"], 2),
             "work": round(work["one_worker"] / work["without"], 2),

@@ -23,12 +23,11 @@ from typing import Any
 import torch
 
 from genius.data.synthetic import synthetic_features
-from genius.evaluate.harness import EvalConfig, evaluate
+from genius.evaluate import EvalConfig, evaluate
 from genius.model.config import GeniusConfig
-from genius.model.fusion import FusionConfig
 from genius.model.generator import SIZES, GeneratorConfig
 from genius.model.genius import Genius
-from genius.model.quantizer import QuantizerConfig
+from genius.model.quantizer import FusionConfig, QuantizerConfig
 from genius.types import Modality
 
 HERE = Path(__file__).parent

@@ -17,7 +17,7 @@ WORDS = (
 )  # fmt: skip
 
 MODULES = (
-    "genius.index.filters", "genius.index.row_items", "genius.data.readers", "genius.plain_pickle", "genius.torch_file",
+    "genius.index.filters", "genius.index.metadata", "genius.data.readers", "genius.plain_pickle", "genius.torch_file",
     "genius.files",
 )  # fmt: skip
 
@@ -53,7 +53,7 @@ def filters() -> tuple[Callable[[bytes], None], list[bytes]]:
 def _table(suffix: str) -> Callable[[bytes], None]:
     from genius import GeniusError
     from genius.data.readers import read_rows
-    from genius.index.row_items import Columns, to_item
+    from genius.index.metadata import TableColumns, to_item
 
     path = Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None)) / f"a{suffix}"
 
@@ -67,7 +67,7 @@ def _table(suffix: str) -> Callable[[bytes], None]:
                     continue
                 # `ingest` makes a line of each of these
                 with contextlib.suppress(GeniusError, ValueError, TypeError, ArithmeticError, RecursionError):
-                    to_item(row, Columns(), path.parent, f"#{number}")
+                    to_item(row, TableColumns(), path.parent, f"#{number}")
         except GeniusError as error:
             assert "\n" not in str(error)
 

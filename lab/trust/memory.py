@@ -28,12 +28,12 @@ import numpy as np
 import psutil
 from PIL import Image
 
-from genius.pictures.load import COST, NARROW_COST, PROGRESSIVE_COST, USUAL_COST
+from genius.pictures import COST, NARROW_COST, PROGRESSIVE_COST, USUAL_COST
 from lab.trust.service import ROOT, Memory, environment, serve, write_report
 
 DECODE = """
 import sys
-from genius.pictures.load import load_image
+from genius.pictures import load_image
 import numpy
 def kb(name): return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name))
 load_image(sys.argv[1] + ".small", least=1600)

@@ -16,7 +16,7 @@ from genius.types import Item, Modality, Query
 from genius.version import __version__
 
 if TYPE_CHECKING:
-    from genius.fit.collection import Unfitted
+    from genius.fit import Unfitted
     from genius.index import Index
     from genius.model.genius import Genius
 
@@ -37,6 +37,6 @@ def __getattr__(name: str) -> Any:
 
 
 def _unfitted(uri: str) -> Unfitted:
-    from genius.fit.collection import Unfitted
+    from genius.fit import Unfitted
 
     return Unfitted(uri)

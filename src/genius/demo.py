@@ -23,7 +23,7 @@ from typing import Any
 from PIL import Image, ImageDraw, ImageFont
 
 from genius.errors import GeniusError
-from genius.fit.collection import cut_out
+from genius.fit import cut_out
 from genius.fit.folder import index_with_encoder
 from genius.index import Hit, Index
 from genius.index.ingest import IngestConfig

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from genius import Genius, Index
-from genius.encoders.registry import bundled_names
+from genius.encoders import bundled_names
 from genius.serve.client import GeniusClient
 
 bundled = pytest.mark.skipif("mini" not in bundled_names(), reason="the bundled weights are not in this checkout")
 
 
 @bundled
-@pytest.mark.parametrize("module", ["genius.model.genius", "genius.index.index"])
+@pytest.mark.parametrize("module", ["genius.model.genius", "genius.index"])
 def test_examples_run(module: str) -> None:
     result = doctest.testmod(importlib.import_module(module))
     assert result.attempted > 3 and result.failed == 0

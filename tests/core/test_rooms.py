@@ -64,7 +64,7 @@ def test_rooms_import_one_way() -> None:
 
 
 def modules(path: Path, known: Collection[str]) -> set[str]:
-    """Those of `known` that a file imports: "from genius.index import fields" is the module fields, not the room's own door."""
+    """Those of `known` that a file imports: "from genius.index import writing" is the module writing, not the room's own door."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):

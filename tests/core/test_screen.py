@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from genius.cli import screen
-from genius.cli.screen import inline, protocol, says_sixel, sixel
+from genius.cli import common as screen
+from genius.cli.common import inline, protocol, says_sixel, sixel
 
 
 def noise(width: int, height: int, seed: int = 0) -> Image.Image:

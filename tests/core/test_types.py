@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from genius import GeniusError, Item, Modality, Query
-from genius.instructions import TEMPLATES, format_text, instruction_for, query_text
-from genius.types import coerce_content, load_image
+from genius.errors import counted
+from genius.types import TEMPLATES, coerce_content, format_text, instruction_for, load_image, query_text
 
 
 def png(size: tuple[int, int] = (4, 3), mode: str = "RGB", colour: object = (255, 0, 0)) -> bytes:
@@ -71,7 +71,7 @@ def test_broken_pictures_get_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
         with pytest.raises(GeniusError) as error:
             load_image(source)
         assert "\n" not in str(error.value)
-    monkeypatch.setattr("genius.pictures.load.MAX_PIXELS", 100)
+    monkeypatch.setattr("genius.pictures.MAX_PIXELS", 100)
     with pytest.raises(GeniusError, match="pixels"):
         load_image(png((20, 20)))
 
@@ -106,3 +106,9 @@ def test_import_is_light() -> None:
     heavy = "torch lancedb transformers fastapi faiss pyarrow accelerate"
     code = f"import sys, genius; print([m for m in '{heavy}'.split() if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_counts_are_written_as_people_say_them() -> None:
+    assert [counted(n, "item") for n in (0, 1, 2, 1234)] == ["0 items", "1 item", "2 items", "1,234 items"]
+    assert (counted(1, "query"), counted(3, "query")) == ("1 query", "3 queries")
+    assert len(counted(1, "item", 9)) == len(counted(12, "item", 9))  # columns stay columns

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from genius.cli import app
 from genius.data.features import FeatureSet
-from genius.data.synthetic import write_synthetic_mbeir
+from lab.mbeir.shapes import write_synthetic_mbeir
 
 POOL = "cand_pool/local/mbeir_webqa_task1_cand_pool.jsonl"
 QRELS = "qrels/test/mbeir_webqa_task1_test_qrels.txt"
@@ -29,7 +29,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def quick_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("genius.encoders.registry.load_encoder", lambda *_: ShapesEncoder(16))
+    monkeypatch.setattr("genius.encoders.load_encoder", lambda *_: ShapesEncoder(16))
 
 
 def extract(root: Path, output: Path, *more: str) -> Any:
@@ -58,6 +58,10 @@ def doubled(root: Path) -> None:
         (root / name).write_text((root / name).read_text() + (root / name).read_text().splitlines()[0] + "\n")
 
 
+def doubled_in_its_own_pool(root: Path) -> None:
+    (root / POOL).write_text((root / POOL).read_text() + (root / POOL).read_text().splitlines()[0] + "\n")
+
+
 def lost_picture(root: Path) -> None:
     sorted((root / "mbeir_images").rglob("*.jpg"))[0].unlink()
 
@@ -69,6 +73,7 @@ def lost_picture(root: Path) -> None:
         (no_pool, "is missing"),
         (answered_by_nothing, "2:999"),
         (doubled, "twice"),
+        (doubled_in_its_own_pool, "1 candidate ids of the pool of webqa_task1 occur twice (e.g. "),
         (lost_picture, "images are missing"),
     ],
 )

@@ -11,14 +11,14 @@ from PIL import Image
 from shapes_encoder import ShapesEncoder
 from torch import Tensor
 
-from genius.data.datasets import open_collection
+from genius.data import open_collection
 from genius.data.extract import ExtractConfig, extract
 from genius.data.features import FeatureSet
 from genius.data.mbeir import MBeir
-from genius.data.synthetic import write_synthetic_mbeir
 from genius.encoders.base import encode_items, encode_queries
 from genius.errors import GeniusError
-from genius.model.fusion import score_fusion
+from genius.model.quantizer import score_fusion
+from lab.mbeir.shapes import write_synthetic_mbeir
 
 ROWS = ("mscoco_task0", "nights_task4", "infoseek_task8")
 

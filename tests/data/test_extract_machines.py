@@ -24,12 +24,11 @@ from genius.cli import app
 from genius.data.extract import ExtractConfig, extract
 from genius.data.features import FeatureSet
 from genius.data.mbeir import MBeir
-from genius.data.synthetic import write_synthetic_mbeir
-from genius.encoders import base
+from genius.encoders import base, load_encoder
 from genius.encoders.base import sent_to_workers
 from genius.encoders.inputs import Pixels
-from genius.encoders.registry import load_encoder
 from genius.errors import GeniusError
+from lab.mbeir.shapes import write_synthetic_mbeir
 
 HELPERS = Path(__file__).parents[1] / "helpers"
 ROWS = ("mscoco_task0", "webqa_task2")

@@ -9,10 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from genius.data.mbeir_check import Report, can_be_read, is_there, statistics, walk
-from genius.data.synthetic import write_synthetic_mbeir
 from genius.errors import GeniusError
+from lab.__main__ import app as lab
+from lab.mbeir.shapes import write_synthetic_mbeir
 
 ROWS = ("mscoco_task0", "webqa_task1", "webqa_task2", "oven_task6", "infoseek_task6")
 
@@ -125,12 +127,13 @@ def test_the_command(root: Path, tmp_path: Path) -> None:
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([sys.executable, "-m", "genius", "data", *words], capture_output=True, text=True, timeout=120)
 
-    made = run("synthetic", str(tmp_path / "made"), "--candidates", "8", "--queries", "2")
-    assert made.returncode == 0, made.stderr
+    made = CliRunner().invoke(lab, ["shapes", str(tmp_path / "made"), "--candidates", "8", "--queries", "2"])
+    assert made.exit_code == 0 and "16 tasks" in made.output
+    assert CliRunner().invoke(lab, ["shapes", str(tmp_path / "made")]).exit_code == 2  # it is not empty
     good = run("check", f"mbeir:{tmp_path / 'made'}", "--table", str(tmp_path / "table.md"))
     assert good.returncode == 0 and "is whole" in good.stdout, good.stderr
     assert (tmp_path / "table.md").read_text() in good.stdout
     (tmp_path / "made/instructions/query_instructions.tsv").write_text("nothing\n")
     bad = run("check", f"mbeir:{tmp_path / 'made'}")
-    assert bad.returncode == 2 and bad.stderr.count("\n") == 1 and "1 are broken" in bad.stderr
+    assert bad.returncode == 2 and bad.stderr.count("\n") == 1 and "0 things missing, 1 broken" in bad.stderr
     assert "broken: " in bad.stdout and "Traceback" not in bad.stderr

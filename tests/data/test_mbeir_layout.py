@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from genius.data import open_collection
 from genius.data.collection import Collection, check_collection
-from genius.data.datasets import open_collection
 from genius.data.mbeir import DATASET_IDS, ROWS, MBeir, order_of, read_instructions, read_lines, task_of
-from genius.data.synthetic import write_synthetic_mbeir
 from genius.errors import GeniusError
 from genius.types import Modality
+from lab.mbeir.shapes import write_synthetic_mbeir
 
 SHARED_PROMPTS = Path(__file__).parents[3] / "shared" / "data" / "mbeir" / "query_instructions.tsv"
 

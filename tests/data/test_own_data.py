@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from genius.data import ImageFolder, Karpathy, Pairs, open_collection
 from genius.data.collection import check_collection
-from genius.data.datasets import ImageFolder, Karpathy, Pairs, open_collection
 from genius.errors import GeniusError
 from genius.types import Modality
 

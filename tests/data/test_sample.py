@@ -6,8 +6,8 @@ import pytest
 
 from genius.data.collection import Collection, Sample, check_collection
 from genius.data.mbeir import MBeir
-from genius.data.synthetic import write_synthetic_mbeir
 from genius.errors import GeniusError
+from lab.mbeir.shapes import write_synthetic_mbeir
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from genius.encoders.registry import bundled_names
+from genius.encoders import bundled_names
 
 pytestmark = pytest.mark.skipif("mini" not in bundled_names(), reason="the bundled weights are not in this checkout")
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from PIL import Image, ImageDraw
 
 from genius import Genius, GeniusError, Item, Query
-from genius.encoders.registry import bundled_names, load_encoder, resolve
+from genius.encoders import bundled_names, load_encoder, resolve
 
 pytestmark = pytest.mark.skipif("mini" not in bundled_names(), reason="the bundled weights are not in this checkout")
 

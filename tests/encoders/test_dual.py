@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from genius import GeniusError
-from genius.encoders.registry import load_encoder
+from genius.encoders import load_encoder
 from genius.encoders.uniir_clip import clip_from_openai
 
 transformers = pytest.importorskip("transformers")

@@ -11,10 +11,10 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from genius import GeniusError, Item
+from genius.encoders import load_encoder
 from genius.encoders.base import Encoder, encode_items
 from genius.encoders.inputs import Tokens
 from genius.encoders.mini import MiniConfig, MiniEncoder
-from genius.encoders.registry import load_encoder
 from genius.weight_files import pack, unpack
 
 TINY = MiniConfig(

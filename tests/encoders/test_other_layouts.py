@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from genius import GeniusError
-from genius.encoders.registry import load_encoder
+from genius.encoders import load_encoder
 from genius.encoders.uniir_clip import BLOCK
 
 PICTURES = [photo(colour, 3) for colour in COLOURS]

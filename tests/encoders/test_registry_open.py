@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from genius.encoders.registry import FAMILIES, load_encoder, register, write_spec
+from genius.encoders import FAMILIES, load_encoder, register, write_spec
 from genius.errors import GeniusError
 
 
@@ -23,7 +23,7 @@ class Stranger:
 
 
 def test_a_registered_family_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("genius.encoders.registry.FAMILIES", dict(FAMILIES))
+    monkeypatch.setattr("genius.encoders.FAMILIES", dict(FAMILIES))
     write_spec(tmp_path, "strange", {"colour": "red"})
     with pytest.raises(GeniusError, match="unknown encoder family"):
         load_encoder(str(tmp_path))

@@ -11,9 +11,9 @@ from PIL import Image
 from torch import nn
 
 from genius import GeniusError, Item
+from genius.encoders import load_encoder
 from genius.encoders.base import encode_items
 from genius.encoders.inputs import Pixels, Tokens
-from genius.encoders.registry import load_encoder
 from genius.encoders.towers import Heads, ModuleTower, OnnxTower, TowersEncoder, mean_pool
 
 pytest.importorskip("onnxruntime")

@@ -23,9 +23,9 @@ from uniir_layouts import (
 )
 
 from genius import GeniusError, Item, Modality, Query
+from genius.encoders import load_encoder
 from genius.encoders.base import Encoder, PairEncoder, encode_items, encode_queries
-from genius.encoders.registry import load_encoder
-from genius.model.fusion import score_fusion
+from genius.model.quantizer import score_fusion
 
 pytest.importorskip("transformers")
 TEXTS = ["a red bicycle.", "the same in blue.", "blue"]
@@ -174,10 +174,9 @@ def test_any_of_them_may_stand_under_a_model(
     kind: str, tmp_path: Path, tokenizer_file: Path, pictures: list[Image.Image]
 ) -> None:
     from genius.model.config import GeniusConfig
-    from genius.model.fusion import FusionConfig
     from genius.model.generator import GeneratorConfig
     from genius.model.genius import Genius
-    from genius.model.quantizer import QuantizerConfig
+    from genius.model.quantizer import FusionConfig, QuantizerConfig
 
     encoder = load(kind, tmp_path / "u", tokenizer_file)
     width, sizes = encoder.width, (3, 4, 4)

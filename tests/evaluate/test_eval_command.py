@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from genius.cli import app
 from genius.data.features import FeatureSet
 from genius.data.mbeir import ROWS
-from genius.model.fusion import score_fusion
+from genius.model.quantizer import score_fusion
 from genius.ranking import judge, per_query
 
 World = Any  # tests/helpers/small_world.py
@@ -102,7 +102,7 @@ def test_list_of_methods() -> None:
 def test_extraction_command(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from shapes_encoder import ShapesEncoder
 
-    monkeypatch.setattr("genius.encoders.registry.load_encoder", lambda uri, device="cpu", share=0: ShapesEncoder(32))
+    monkeypatch.setattr("genius.encoders.load_encoder", lambda uri, device="cpu", share=0: ShapesEncoder(32))
     result = call("features", "extract", "shapes", f"mbeir:{world.root}", str(tmp_path / "f"), "--fp32", "--published", "--json")
     body = json.loads(result.stdout.strip().splitlines()[-1])
     assert body["complete"] and body["queries"] == 16 * 8 and sum(body["candidates"].values()) == 16 * 14

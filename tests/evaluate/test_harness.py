@@ -9,16 +9,15 @@ import torch
 from genius.data.features import FeatureSet
 from genius.data.synthetic import synthetic_features
 from genius.errors import GeniusError
+from genius.evaluate import EvalConfig, Evaluation, build_methods, evaluate
 from genius.evaluate.generative import BeamMethod, Decodings, NoDecoder
-from genius.evaluate.harness import EvalConfig, Evaluation, build_methods, evaluate
 from genius.evaluate.ids import IdTable, PlainBeam, items_of, prefix_survival, ranked
 from genius.evaluate.methods import Answer, Ints, Pool, Space
 from genius.features import Features
 from genius.model.config import GeniusConfig
-from genius.model.fusion import FusionConfig
 from genius.model.generator import GeneratorConfig
 from genius.model.genius import Genius
-from genius.model.quantizer import QuantizerConfig
+from genius.model.quantizer import FusionConfig, QuantizerConfig
 from genius.search import CodeTrie, beam_search
 from genius.types import Modality
 

@@ -13,10 +13,9 @@ from genius.data.synthetic import COLOURS, SHAPES, SIZES, Thing
 from genius.errors import GeniusError
 from genius.evaluate.mteb import GeniusSearch
 from genius.model.config import GeniusConfig
-from genius.model.fusion import FusionConfig
 from genius.model.generator import GeneratorConfig
 from genius.model.genius import Genius
-from genius.model.quantizer import QuantizerConfig
+from genius.model.quantizer import FusionConfig, QuantizerConfig
 from genius.search import SearchParams
 
 THINGS = [Thing(c, s, z, 4) for c in list(COLOURS)[:4] for s in SHAPES[:3] for z in SIZES]

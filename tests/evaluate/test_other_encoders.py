@@ -16,10 +16,9 @@ from typer.testing import CliRunner
 from genius.cli import app
 from genius.data.features import FeatureSet
 from genius.data.mbeir import MBeir
-from genius.encoders.registry import load_encoder
-from genius.instructions import format_text, query_text
-from genius.model.fusion import score_fusion
-from genius.types import load_image
+from genius.encoders import load_encoder
+from genius.model.quantizer import score_fusion
+from genius.types import format_text, load_image, query_text
 from lab.__main__ import app as lab
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 from genius import Genius, Index, Item
 from genius.cli import app
 from genius.data.synthetic import COLOURS, SHAPES, SIZES, Thing
-from genius.encoders.registry import bundled_names
+from genius.encoders import bundled_names
 from genius.errors import GeniusError
 from genius.export.web import Exported, export_web
 from genius.search import SearchParams

@@ -40,6 +40,6 @@ def photos(tmp_path: Path) -> Callable[..., Path]:
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests are of the way, not of how well a decoder is fitted (lab/onramp.py)."""
-    from genius.fit.collection import FitConfig
+    from genius.fit import FitConfig
 
     monkeypatch.setattr(FitConfig, "__init__", partialmethod(FitConfig.__init__, steps=20))

@@ -13,10 +13,9 @@ from safetensors.torch import save_file
 
 from genius.features import Features
 from genius.model.config import GeniusConfig
-from genius.model.fusion import FusionConfig
 from genius.model.generator import GeneratorConfig
 from genius.model.genius import Genius
-from genius.model.quantizer import QuantizerConfig
+from genius.model.quantizer import FusionConfig, QuantizerConfig
 from genius.search import CodeTrie, beam_search
 
 FOLDER = Path(__file__).parent / "tied"

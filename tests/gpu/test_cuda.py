@@ -17,9 +17,9 @@ import torch.nn.functional as F
 
 from genius.model.generator import Generator, GeneratorConfig
 from genius.search import CodeTrie, SearchEngine, SearchParams
+from genius.train import train
 from genius.train.config import read_train_config
 from genius.train.generator import GeneratorStage
-from genius.train.run import train
 from genius.train.sources import synthetic
 
 if not torch.cuda.is_available() and os.environ.get("GENIUS_GPU"):

@@ -37,7 +37,7 @@ def write_clip(folder: Path, steps: int = 60) -> Path:
 
 
 def _teach(folder: Path, steps: int) -> None:
-    from genius.encoders.registry import load_encoder
+    from genius.encoders import load_encoder
 
     encoder: Any = load_encoder(f"local-dir:{folder}")
     encoder.requires_grad_(True).train()

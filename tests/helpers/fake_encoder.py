@@ -17,12 +17,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from genius.encoders import registry
+from genius import encoders as registry
 from genius.model.config import GeniusConfig
-from genius.model.fusion import FusionConfig
 from genius.model.generator import GeneratorConfig
 from genius.model.genius import Genius
-from genius.model.quantizer import QuantizerConfig
+from genius.model.quantizer import FusionConfig, QuantizerConfig
 
 WORDS = 97
 

@@ -23,9 +23,9 @@ def go_through(door: str, path: Path) -> None:
     """Show a file to the part of the library that reads such files."""
     from genius import Genius
     from genius.data.features import read_published
-    from genius.encoders.registry import load_encoder
+    from genius.encoders import load_encoder
     from genius.model.official import convert_official
-    from genius.train.checkpoint import load_checkpoint
+    from genius.train.journal import load_checkpoint
 
     doors: dict[str, Callable[[], Any]] = {
         "convert": lambda: convert_official(path, path),
@@ -48,10 +48,9 @@ def model_folder(folder: Path) -> Path:
     from genius.encoders.inputs import Tokens
     from genius.encoders.mini import MiniConfig, MiniEncoder
     from genius.model.config import GeniusConfig
-    from genius.model.fusion import FusionConfig
     from genius.model.generator import GeneratorConfig
     from genius.model.genius import Genius
-    from genius.model.quantizer import QuantizerConfig
+    from genius.model.quantizer import FusionConfig, QuantizerConfig
 
     torch.manual_seed(0)
     words = Tokenizer(models.WordLevel({"[PAD]": 0, "[UNK]": 1, "a": 2, "red": 3}, unk_token="[UNK]"))

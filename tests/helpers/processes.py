@@ -121,7 +121,7 @@ def add_with_patience(folder: str, seconds: float) -> str:
 
 def on_ramp_without_room(folder: str, output: str, clip: str, limits: list[int]) -> list[str]:
     """Fit an index to photos with one limit of bytes a file after the other, -1 for none: what was said each time."""
-    from genius.fit.collection import FitConfig
+    from genius.fit import FitConfig
     from genius.fit.folder import index_with_encoder
     from genius.index.ingest import IngestConfig
 
@@ -136,3 +136,19 @@ def on_ramp_without_room(folder: str, output: str, clip: str, limits: list[int])
         except Exception as error:
             said.append(f"{type(error).__name__}: {error}")
     return said
+
+
+def held_after_questions(folder: str) -> int:
+    """Megabytes that this process holds after it has made up questions from pictures, beyond what it held before."""
+    from fake_encoder import FakeEncoder
+
+    from genius.fit import make_up
+
+    def held() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) // 1024 for line in lines if line.startswith("RssAnon"))
+
+    items = [Item(path.name, image=path) for path in sorted(Path(folder).iterdir())]
+    encoder, before = FakeEncoder(), held()
+    assert len(make_up(encoder, items)) > len(items)
+    return held() - before

@@ -12,8 +12,8 @@ from shapes_encoder import ShapesEncoder
 from genius.data.extract import ExtractConfig, extract
 from genius.data.features import FeatureSet
 from genius.data.mbeir import MBeir
-from genius.data.synthetic import write_synthetic_mbeir
 from genius.model.genius import Genius
+from lab.mbeir.shapes import write_synthetic_mbeir
 
 QUICK: dict[str, Any] = {
     "quantizer.steps": 2, "quantizer.batch": 64, "generator.steps": 2, "generator.batch": 64, "held_out": 0.0,
@@ -32,8 +32,8 @@ class World:
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    from genius.train import train
     from genius.train.config import read_train_config
-    from genius.train.run import train
 
     place = tmp_path_factory.mktemp("world")
     root = write_synthetic_mbeir(place / "M-BEIR", candidates=14, queries=8, splits=("train", "test"))

@@ -14,7 +14,7 @@ from hostile_files import judge, write_all
 
 from genius import Index
 from genius.index.ingest import ingest
-from genius.pictures import sandbox
+from genius.pictures import svg as sandbox
 
 SLOW = {"pictures/bomb-true.png", "pictures/bomb-text.png", "pictures/bomb-profile.png", "lines/one-line.jsonl"}
 

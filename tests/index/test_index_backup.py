@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from genius import Genius, GeniusError, Index, Item
 from genius.cli import app
-from genius.index.backup import restore, snapshot
 from genius.index.check import check
 from genius.index.commit import table_folder
+from genius.index.repair import restore, snapshot
 
 
 def texts(start: int, stop: int) -> list[Item]:

@@ -21,7 +21,7 @@ from typer.testing import CliRunner, Result
 from genius import Genius, GeniusError, Index, Modality
 from genius.cli import app
 from genius.index.ingest import IngestConfig, ingest
-from genius.index.row_items import Columns
+from genius.index.metadata import TableColumns
 
 runner = CliRunner()
 
@@ -223,12 +223,12 @@ def test_csv_columns_get_one_kind_each(index: Index, tmp_path: Path) -> None:
         writer.writerow(["s1", "red, round", "3.50", "007", "true", "1", "x"])
         writer.writerow(["s2", 'say "hi"', "4", "008", "False", "one", ""])
         writer.writerow(["s3", "", "5", "009", "true", "2", "y"])
-    report = ingest(index, [path], IngestConfig(columns=Columns(id="sku")))
+    report = ingest(index, [path], IngestConfig(columns=TableColumns(id="sku")))
     assert report.added == 2 and "row 3" in report.problems[0]
     assert index.columns() == {"Unit_price_EUR": "number", "code": "text", "sold": "boolean", "mixed": "text", "c_2nd": "text"}
     assert index.get("s1").metadata == {"Unit_price_EUR": 3.5, "code": "007", "sold": True, "mixed": "1", "c_2nd": "x"}
     assert index.get("s2").text == 'say "hi"' and "c_2nd" not in index.get("s2").metadata
-    wrong = ingest(index, [path], IngestConfig(columns=Columns(id="sku", text="words")))
+    wrong = ingest(index, [path], IngestConfig(columns=TableColumns(id="sku", text="words")))
     assert wrong.added == 0 and "no text column 'words'; there are" in wrong.problems[0]
 
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from genius import Genius, Index, Item, Query
 from genius.cli import app
-from genius.model.confidence import GROUPS, OF_ANSWER, OF_HIT
+from genius.model.config import GROUPS, OF_ANSWER, OF_HIT
 
 WORDS = ["red circle", "green square", "blue star", "old tall tree", "new round table"]
 

@@ -12,7 +12,7 @@ import pytest
 
 import genius
 from genius import Genius, Index, Item
-from genius.encoders.registry import bundled_names
+from genius.encoders import bundled_names
 from genius.search import SearchParams
 
 ROOT = Path(genius.__file__).parent

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from genius import Genius, GeniusError, Index, Item, Modality, Query
 from genius.cli import app
 from genius.index import Hit, Hits
-from genius.index.duplicates import duplicates
+from genius.index.overview import duplicates
 from genius.index.searching import apart
 
 COLOURS = ("red", "green", "blue", "orange")

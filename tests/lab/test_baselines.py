@@ -12,14 +12,13 @@ import torch.nn.functional as F
 from genius.data.features import FeatureSet
 from genius.data.synthetic import synthetic_features
 from genius.errors import GeniusError
+from genius.evaluate import EvalConfig, evaluate
 from genius.evaluate.generative import Writer
-from genius.evaluate.harness import EvalConfig, evaluate
 from genius.evaluate.methods import code_bits
 from genius.model.config import GeniusConfig
-from genius.model.fusion import FusionConfig
 from genius.model.generator import GeneratorConfig
 from genius.model.genius import Genius
-from genius.model.quantizer import QuantizerConfig
+from genius.model.quantizer import FusionConfig, QuantizerConfig
 from lab.paper import identifiers
 from lab.paper.baselines import BASELINES, build_baselines
 

@@ -26,10 +26,10 @@ def test_a_difference_is_found_only_where_there_is_one() -> None:
     by_hand = np.mean([[low[s][t].mean() - high[s][t].mean() for t in ("a", "b")] for s in range(3)])
     assert found.mine - found.other == pytest.approx(by_hand) and found.finding == "holds"
     assert found.low < by_hand < found.high and found.high - found.low < 0.15
-    assert difference(high, low).finding == "reversed"
-    assert difference(low, low).finding == "not shown" and difference(low, low).low == 0
+    assert difference(high, low).finding == "does not hold"
+    assert difference(low, low).finding == "cannot be told" and difference(low, low).low == 0
     one_seed_differs = {**high, 0: {t: low[0][t] - 0.001 for t in ("a", "b")}}
-    assert difference(one_seed_differs, high).finding == "not shown"  # every seed must say so
+    assert difference(one_seed_differs, high).finding == "cannot be told"  # every seed must say so
 
 
 def test_rows_share_what_they_can() -> None:

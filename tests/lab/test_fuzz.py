@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from genius.pictures import load
+from genius import pictures
 from lab.trust import fuzz, fuzz_requests
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Pillow's, of odd files
@@ -45,7 +45,7 @@ def damaged(data: bytes, draw: random.Random) -> bytes:
 )
 def test_damaged_input_gets_one_clear_answer(target: str, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("resvg_py")
-    monkeypatch.setattr(load, "MAX_PIXELS", load.MAX_PIXELS)  # the target lowers it: put back afterwards
+    monkeypatch.setattr(pictures, "MAX_PIXELS", pictures.MAX_PIXELS)  # the target lowers it: put back afterwards
     run, seeds = fuzz.TARGETS[target]()
     draw = random.Random(7)
     for seed in seeds:

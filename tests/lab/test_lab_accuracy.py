@@ -67,8 +67,8 @@ def test_the_page_is_what_the_files_say() -> None:
 
 
 def test_a_mix_finds_the_better_score(tmp_path: Path) -> None:
+    from genius.train import train
     from genius.train.config import read_train_config
-    from genius.train.run import train
 
     data = synthetic("tiny", 0)
     few = {"encoder.steps": 2, "quantizer.steps": 30, "generator.steps": 1, "generator.batch": 64, "device": "cpu"}

@@ -23,7 +23,7 @@ def a_body() -> dict[str, Any]:
     settings = {"data": "fashion", "same": {"generator.epochs": 8}}
     entry = {"first_row": 0.2, "by_seed": [-0.1, -0.2], "table": "table-4"}
     gone = {**entry, "row": "w/o L_cl", "mine": 0.05, "low": -0.18, "high": -0.12, "finding": "holds"}
-    first = {**entry, "row": BASE, "mine": 0.2, "low": 0.0, "high": 0.0, "finding": "not shown"}
+    first = {**entry, "row": BASE, "mine": 0.2, "low": 0.0, "high": 0.0, "finding": "cannot be told"}
     lines = [a_line(BASE, 0, [[1, 0.1], [2, 0.3], [3, 0.2]]), a_line("w/o L_cl", 1, [[1, 0.1], [2, 0.2]], width=4)]
     differences = [{**e, "method": method} for e in (first, gone) for method in ("genius", "genius-r")]
     return {"about": {"date": "d", "device": "card", "settings": settings}, "differences": differences, "lines": lines}

@@ -14,8 +14,8 @@ from genius.config import to_dict
 from genius.data.features import FeatureSet
 from genius.data.mbeir import ROWS
 from genius.errors import GeniusError
+from genius.train import train
 from genius.train.config import RULES, read_train_config
-from genius.train.run import train
 from lab.__main__ import app
 from lab.paper import analyses, reproduce
 from lab.paper import printed as paper
@@ -195,14 +195,31 @@ def test_single_task_rows_are_models_of_one_tasks_questions(world: World, tmp_pa
 def test_cards_show_the_candidates_of_features(world: World, tmp_path: Path) -> None:
     red = tmp_path / "red.png"
     Image.new("RGB", (96, 96), (255, 0, 0)).save(red)
-    rows = [{"id": name, "image": str(red), "text": "seen"} for name in FeatureSet.load(world.test).pool_ids]
+    texts = {0: {"image": str(red)}, 1: {"text": "seen words"}, 2: {"image": str(red), "text": "seen"}}
+    data = FeatureSet.load(world.test)
+    rows = [{"id": one, **texts[kind]} for one, kind in zip(data.pool_ids, data.pool.modality.tolist(), strict=True)]
     (tmp_path / "items.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     where = ["--data", str(world.test), "--model", str(world.model), "--out", str(tmp_path / "out"), "--json"]
     found = call("reproduce", "figure-3", *where, "--items", str(tmp_path / "items.jsonl"))
     card = Image.open(tmp_path / "out" / "figure-3-1.png").convert("RGB")
-    assert any(found["results"][0]["items"].values())
+    kinds = {result["codes"]: result for result in found["results"] if result["codes"][0] != "*"}
+    assert set(kinds) == {"0,*", "1,*", "2,*"}  # the first code tells the kind
+    assert [label for label, many in kinds["1,*"]["counts"].items() if many] == ["text"]
+    share = float((data.pool.modality == 1).sum() / (data.pool.modality != 0).sum())  # of those that have words
+    assert kinds["1,*"]["telling"] == {"word": "words", "here": 1.0, "everywhere": round(share, 4)}
+    assert kinds["0,*"]["telling"] == {}  # pictures have no words
     assert card.getpixel((10 + 52, 44 + 18 + 52)) == (255, 0, 0)  # in the first tile of the first kind
+    assert [r["codes"].count("*") for r in found["results"]] == [1] * 3 + [2] * 3 + [
+        3
+    ] * 3  # the kind, the second, the third code
     assert "codebooks of its own" in (tmp_path / "out" / "figure-3.md").read_text()  # this model's codes are not shared
+
+
+@pytest.mark.parametrize(("figure", "printed"), [(2, "*, 1782 , *"), (3, "* , * , 3771 , *"), (4, "*,*,*, 675, *")])
+def test_the_supplements_figures_are_about_the_papers_levels(figure: int, printed: str) -> None:
+    (level,) = read_experiment(f"supplement-figure-{figure}").levels
+    code = int("".join(c for c in printed if c.isdigit()))
+    assert analyses.pattern(level, code, 9) == printed.replace(" ", "")
 
 
 def test_text_to_image_has_intervals(world: World, tmp_path: Path) -> None:

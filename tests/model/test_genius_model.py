@@ -14,11 +14,9 @@ from safetensors.torch import load_file, save_file
 from genius.errors import GeniusError
 from genius.features import Features
 from genius.model.config import GeniusConfig
-from genius.model.fusion import FusionConfig
-from genius.model.generator import SIZES, Generator, GeneratorConfig
-from genius.model.genius import Genius
-from genius.model.nearness import as_one_number, by_modality, for_each_kind
-from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
+from genius.model.generator import SIZES, Generator, GeneratorConfig, by_modality
+from genius.model.genius import Genius, as_one_number, for_each_kind
+from genius.model.quantizer import FusionConfig, QuantizerConfig, ResidualQuantizer
 
 LEVELS = (3, 6, 5)
 

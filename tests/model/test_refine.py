@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from test_own_codebooks import clouds
 from torch import Tensor
 
-from genius.model.fitting import choose_again, fit_together
+from genius.model.codebooks import choose_again, fit_together
 from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
 
 SIZES = (3, 16, 16, 16, 16)

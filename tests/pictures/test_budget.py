@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from genius.pictures.load import Budget, give_back
+from genius.pictures import Budget, give_back
 
 
 def test_never_more_than_the_capacity_unless_alone() -> None:

@@ -17,8 +17,7 @@ from PIL import Image, ImageOps
 
 from genius import GeniusError
 from genius.index.ingest import IngestConfig, IngestReport, find_files
-from genius.pictures import IMAGE_SUFFIXES, load_image, tones
-from genius.pictures.load import FORMATS, RASTER
+from genius.pictures import FORMATS, IMAGE_SUFFIXES, RASTER, load_image, tones
 
 
 def saved(picture: Image.Image, kind: str, **options: Any) -> bytes:

@@ -19,8 +19,9 @@ import pytest
 from PIL import Image
 
 from genius import GeniusError
-from genius.pictures import load_image, sandbox
-from genius.pictures.draw import MAX_DEPTH, clean_svg
+from genius.pictures import load_image
+from genius.pictures import svg as sandbox
+from genius.pictures.svg import MAX_DEPTH, clean_svg
 
 pytest.importorskip("resvg_py")
 
@@ -218,7 +219,8 @@ def test_a_script_without_a_main_guard_and_no_process_left_behind(put: Callable[
     script.write_text(
         textwrap.dedent(f"""
         import os, sys, time
-        from genius.pictures import load_image, sandbox
+        from genius.pictures import load_image
+        from genius.pictures import svg as sandbox
         print("ran", load_image({str(put(RED))!r}).getpixel((9, 9)))
         print(*[painter.process.pid for painter in sandbox._pool._idle], flush=True)
         if sys.argv[1] == "stay":

@@ -6,8 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from genius.model.generator import Generator, GeneratorConfig
-from genius.model.nearness import FAST
+from genius.model.generator import FAST, Generator, GeneratorConfig
 from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
 
 KINDS = (
@@ -74,7 +73,7 @@ def step_scores(generator: Generator, z: Tensor, prefix: tuple[int, ...], childr
 
 
 def nearness_logits(generator: Generator, z: Tensor, prefix: tuple[int, ...], state: Tensor) -> Tensor:
-    """The formula at the head of `genius.model.nearness`, code by code."""
+    """The formula at the head of `genius.model.generator`, code by code."""
     head, level = generator.nearness, len(prefix)
     if level == 0:
         return head.modality_out(state)  # type: ignore[no-any-return]

@@ -44,7 +44,7 @@ def open_page(browser: Any, live: Any) -> Iterator[Callable[..., Any]]:
     def open_(hash_: str = "", url: str = live.url, **options: Any) -> Any:
         context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
         page = context.new_page()
-        page.set_default_timeout(15_000)
+        page.set_default_timeout(60_000)
         watches.append(Watch(page, url))
         page.goto(f"{url}/{hash_}")
         return page
@@ -57,7 +57,7 @@ def open_page(browser: Any, live: Any) -> Iterator[Callable[..., Any]]:
 
 def until(page: Any, expression: str, arg: Any = None) -> None:
     """Wait until it holds. (Playwright's own wait needs `eval` in the page, which our policy forbids.)"""
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 60
     while not page.evaluate(expression, arg):
         assert time.monotonic() < deadline, f"never: {expression}; the page says: {page.inner_text('main')[:400]}"
         time.sleep(0.03)
@@ -611,7 +611,7 @@ def test_deleting_can_be_undone_until_it_is_sent(open_page: Callable[..., Any], 
     let_go(page, transfer, "change")
     assert not page.is_visible(f".card[data-id='{first}']")
     page.goto("about:blank")  # leaving sends what was waiting
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 60
     while listed(shelf.url, quote(first, safe="")) != 404:
         assert time.monotonic() < deadline
         time.sleep(0.05)

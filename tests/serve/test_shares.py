@@ -20,7 +20,7 @@ from genius.serve.app import create_app
 from genius.serve.auth import Keys
 from genius.serve.backend import Backend
 from genius.serve.bodies import Arrivals, decode_picture
-from genius.serve.errors import ApiError
+from genius.serve.logs import ApiError
 from genius.serve.settings import ServeConfig
 
 CROWD, OTHER = "crowd-key-0123456789", "other-key-0123456789"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import genius
-from genius.encoders.registry import bundled_names
+from genius.encoders import bundled_names
 
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
 

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from genius.cli import app
-from genius.encoders.registry import bundled_names
+from genius.encoders import bundled_names
 
 PAGES = Path(__file__).parents[2] / "docs" / "tutorials"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)

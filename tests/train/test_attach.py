@@ -16,12 +16,12 @@ from genius.cli import app
 from genius.data.extract import ExtractConfig, extract
 from genius.data.features import FeatureSet
 from genius.data.mbeir import MBeir
-from genius.data.synthetic import write_synthetic_mbeir
 from genius.errors import GeniusError
 from genius.model.genius import Genius
+from genius.train import train
 from genius.train.config import read_train_config
-from genius.train.run import train
 from genius.train.sources import attach_encoder, join_heads
+from lab.mbeir.shapes import write_synthetic_mbeir
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 import fake_encoder

@@ -16,12 +16,11 @@ from train_fixtures import change_recipe, small_config, small_data
 from genius.data.features import FeatureSet
 from genius.errors import GeniusError
 from genius.search import SearchParams
-from genius.train import loop
+from genius.train import loop, train
 from genius.train.config import RULES, STAGES, Recipe, RunConfig, Schedule, TrainConfig, read_train_config
 from genius.train.generator import GeneratorStage
 from genius.train.loop import Runtime
 from genius.train.quantizer import QuantizerStage
-from genius.train.run import train
 
 
 def fields(config: Any, before: str = "") -> list[str]:

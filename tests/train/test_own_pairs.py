@@ -16,9 +16,9 @@ from genius.encoders.mini import MiniConfig, MiniEncoder
 from genius.encoders.towers import Heads, ModuleTower, TowersEncoder
 from genius.errors import GeniusError
 from genius.model.genius import Genius
+from genius.train import train
 from genius.train.config import EncoderStageConfig
 from genius.train.encoder import TowersStage
-from genius.train.run import train
 from genius.types import Query
 
 
@@ -57,8 +57,8 @@ def encoder(tmp_path: Path) -> Path:
 
 
 def test_whole_towers_learn_from_pairs(pairs: Path, encoder: Path, tmp_path: Path) -> None:
-    from genius.data.datasets import open_collection
-    from genius.encoders.registry import load_encoder
+    from genius.data import open_collection
+    from genius.encoders import load_encoder
 
     stage = TowersStage(
         open_collection(pairs), load_encoder(encoder), EncoderStageConfig(batch=16, steps=1), 0, torch.device("cpu")
@@ -106,7 +106,7 @@ def test_heads_train_on_towers_of_two_widths(pairs: Path, tmp_path: Path, monkey
         Pixels(16),
         word_tokens(),
     )
-    monkeypatch.setattr("genius.encoders.registry.load_encoder", lambda uri: towers)
+    monkeypatch.setattr("genius.encoders.load_encoder", lambda uri: towers)
     monkeypatch.setattr(TowersEncoder, "save", lambda self, directory: None)
     before = towers.fingerprint()
     short = {"encoder__steps": 3, "encoder__batch": 16, "quantizer__steps": 3, "quantizer__batch": 16, "encoder__hidden": 8}

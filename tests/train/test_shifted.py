@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from genius.errors import GeniusError
 from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
-from genius.train.shifted import KEPT, UNKNOWN, Directions, Offsets, ShiftedItems, honest_offsets
+from genius.train.generator import KEPT, UNKNOWN, Directions, Offsets, ShiftedItems, honest_offsets
 
 ITEMS = 90
 

@@ -12,16 +12,14 @@ from train_fixtures import change_recipe, small_config, small_data
 
 from genius.features import Features
 from genius.model.genius import Genius
+from genius.train import freeze, train
 from genius.train.config import QuantizerStageConfig, RunConfig, StageConfig, TrainConfig
 from genius.train.encoder import HeadsStage
-from genius.train.generator import Augmentation, Frozen, GeneratorStage, Honest
-from genius.train.holdout import Split, split
+from genius.train.generator import Augmentation, Frozen, GeneratorStage, Honest, honest_offsets
+from genius.train.holdout import Split, quick_hits, split
+from genius.train.journal import Journal
 from genius.train.loop import Runtime, Stage, make_accelerator, make_optimizer, run_stage
-from genius.train.progress import Journal
 from genius.train.quantizer import QuantizerStage
-from genius.train.run import freeze, train
-from genius.train.selection import quick_hits
-from genius.train.shifted import honest_offsets
 
 CPU = torch.device("cpu")
 PAPER = {"generator__inputs": "scalar", "model__recipe": "paper"}

@@ -12,13 +12,13 @@ import torch
 from train_fixtures import small_config, small_data
 
 import genius
+from genius.train import freeze
 from genius.train.encoder import HeadsStage
 from genius.train.generator import GeneratorStage
 from genius.train.holdout import split
+from genius.train.journal import Journal
 from genius.train.loop import OneProcess, Recorder, Runtime, Stage, make_optimizer, take_step
-from genius.train.progress import Journal
 from genius.train.quantizer import QuantizerStage
-from genius.train.run import freeze
 
 ROOT = Path(genius.__file__).parent
 PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"

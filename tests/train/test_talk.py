@@ -12,16 +12,14 @@ import torch
 from train_fixtures import SMALL, small_config, small_data
 from typer.testing import CliRunner
 
+import genius.train as running
 from genius.cli import app
 from genius.cli.train import fields_page
-from genius.train import estimate as estimating
-from genius.train import progress
-from genius.train.checkpoint import Interrupt, latest_checkpoint
+from genius.train import hold_out, journal, train, with_sizes
 from genius.train.config import RunConfig, builtin_about, builtin_names, read_train_config
 from genius.train.generator import GeneratorStage
+from genius.train.journal import Interrupt, Journal, latest_checkpoint, next_command, table, verdict
 from genius.train.loop import LOOKS, OneProcess, Runtime
-from genius.train.progress import Journal, next_command, table, verdict
-from genius.train.run import hold_out, train, with_sizes
 
 PAGE = Path(__file__).parents[2] / "docs" / "training-fields.md"
 
@@ -56,7 +54,7 @@ def test_the_table_shows_shares_of_dense() -> None:
 
 
 def test_the_command_ends_with_a_table_and_the_next_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "EVERY", 0.0)
+    monkeypatch.setattr(journal, "EVERY", 0.0)
     changes = [word for name, value in SMALL.items() for word in ("--set", f"{name}={value}")]
     done = CliRunner().invoke(app, ["train", "builtin:tiny", "-o", str(tmp_path / "m"), *changes])
     assert done.exit_code == 0, done.output
@@ -84,16 +82,16 @@ def test_the_estimate_before_the_start_changes_nothing_and_leaves_out_what_is_do
 
 def test_the_estimate_counts_steps_looks_and_k_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every piece of work takes a second here, so the estimate is what it counted."""
-    data, timed = small_data(), estimating._timed
+    data, timed = small_data(), running._timed
 
     def a_second(work: Callable[[], object], device: torch.device) -> float:
         assert timed(work, device) > 0
         return 1.0
 
-    monkeypatch.setattr(estimating, "_timed", a_second)
+    monkeypatch.setattr(running, "_timed", a_second)
     runtime = Runtime(OneProcess(), Journal(tmp_path, quiet=True), 0, RunConfig())
     config = with_sizes(small_config(tmp_path, encoder__steps=100, quantizer__steps=200, generator__steps=300), data, runtime)
-    found = estimating.estimate(config, hold_out(config, data, runtime), runtime)
+    found = running.estimate(config, hold_out(config, data, runtime), runtime)
     assert found == {"encoder": 100 + LOOKS, "quantizer": 200 + LOOKS + 2, "generator": 300 + LOOKS}  # fitted twice
 
 

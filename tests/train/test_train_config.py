@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 from genius.cli import app
 from genius.errors import GeniusError
 from genius.features import Features
-from genius.model.fitting import choose_level_sizes
+from genius.model.codebooks import choose_level_sizes
 from genius.model.genius import Genius
 from genius.model.quantizer import ResidualQuantizer
+from genius.train import train
 from genius.train.config import BUILTIN, TrainConfig, builtin_names, read_train_config, with_steps
 from genius.train.generator import Augmentation
-from genius.train.run import train
 from lab.recipes import recipes_page
 
 

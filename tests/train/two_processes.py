@@ -13,11 +13,10 @@ from safetensors.torch import save_file
 from train_fixtures import change_recipe, small_config, small_data
 
 from genius.model.quantizer import ResidualQuantizer
-from genius.train import generator
+from genius.train import generator, train_stages
 from genius.train.config import RECIPES, RecipeName
+from genius.train.journal import Journal
 from genius.train.loop import Runtime, make_accelerator
-from genius.train.progress import Journal
-from genius.train.run import train_stages
 
 KINDS = {
     "ours": {},  # hard negatives, refit codebooks, moved items

@@ -20,7 +20,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Generative universal multimodal search: ask with text, an image, or both; a small decoder writes the ID of the answer.",
 )
-COMMANDS = ("demo", "index", "upkeep", "search", "explain", "serve", "train", "evaluate", "convert", "data")
+COMMANDS = ("index", "upkeep", "search", "serve", "train", "data")
 """Files of this folder, in the order in which `genius --help` names what is in them."""
 
 

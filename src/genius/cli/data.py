@@ -1,5 +1,6 @@
-"""Datasets and features: is a download whole, and a small one of the same layout to try commands on (`genius data`); a dataset
-through an encoder once, and the model on what came out, no encoder needed (`genius features`).
+"""What comes from elsewhere or goes there. Datasets: is a download whole (`genius data check`); one through an encoder once, and
+the model on what came out, no encoder needed (`genius features`). The published checkpoints as a model folder (`genius convert
+official`); the parts of a model for other programs and a collection for a browser tab (`genius export`).
 """
 
 from __future__ import annotations
@@ -9,16 +10,113 @@ from typing import Annotated
 
 import typer
 
-from genius.cli.common import add_group, command, console, emit
-from genius.cli.index import DeviceOption, JsonOption
-from genius.errors import GeniusError
-
-SHOWN = 40  # complaints of each kind on the screen; --json has all
+from genius.cli.common import add_group, command, console, emit, tell
+from genius.cli.index import DeviceOption, IndexArgument, JsonOption, ModelOption
+from genius.errors import GeniusError, counted
 
 
 def register(app: typer.Typer) -> None:
+    add_group(app, "convert", "Turn published checkpoints into GENIUS models.", official)
+    add_group(app, "export", "Take a model or an index elsewhere: ONNX files, a browser tab.", onnx, web)
     add_group(app, "features", "Work on pre-extracted features.", encode, search, extract)
-    add_group(app, "data", "Look at data sets.", check, synthetic)
+    add_group(app, "data", "Look at data sets.", check)
+
+
+@command
+def official(
+    quantizer: Annotated[Path, typer.Option(help="The published quantizer checkpoint, e.g. rq_clip_large.pth.")],
+    generator: Annotated[Path, typer.Option(help="The published generator checkpoint, e.g. GENIUS_t5small.pth.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write the model to.")],
+    encoder: Annotated[
+        str, typer.Option(help="The encoder of its features, e.g. uniir:clip_sf_large.pth: stored with the model.")
+    ] = "",
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")] = False,
+) -> None:
+    """Convert the published GENIUS checkpoints. No code in the files is run; sizes are read off the tensors.
+
+    Without --encoder the result works on pre-extracted features (`genius features encode`, `genius features search`);
+    `genius attach` gives it one later, and compares it with features.
+    """
+    from genius.model.official import convert_official
+
+    model = convert_official(quantizer, generator)
+    model.save_pretrained(output)
+    if encoder:
+        from genius.train.sources import attach_encoder
+
+        attach_encoder(output, encoder)
+    config = model.config
+    if json:
+        emit(
+            {
+                "output": str(output),
+                "fingerprint": model.fingerprint(),
+                "width": config.width,
+                "levels": list(config.quantizer.level_sizes),
+            }
+        )
+    else:
+        console.print(f"wrote {output}: width {config.width}, levels {' x '.join(map(str, config.quantizer.level_sizes))}")
+
+
+@command
+def onnx(
+    model: Annotated[str, typer.Argument(help="Model folder or URI, such as bundled:mini.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write the files to.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Write a model as ONNX files: text and picture tower, fusion, and the decoder's start and step.
+
+    Example:
+
+      genius export onnx bundled:mini -o parts/
+    """
+    from genius.export import export_onnx
+    from genius.model.genius import Genius
+
+    sizes = export_onnx(Genius.from_pretrained(model), output)
+    if as_json:
+        emit({"output": str(output), "files": sizes})
+        return
+    for name, size in sizes.items():
+        print(f"{size / 1e6:8.2f} MB  {output / name}")
+
+
+@command
+def web(
+    path: IndexArgument,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write: any host of files serves it.")],
+    vectors: Annotated[
+        bool, typer.Option(help="Also the stored vectors: answers as of genius search, for about 2 bytes a number.")
+    ] = False,
+    title: Annotated[str, typer.Option(help="What the page is called; the index's name without.")] = "",
+    model: ModelOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write an index as a static page that searches in the browser: no server, nothing leaves the tab.
+
+    Example:
+
+      genius export web my.genius -o site/ && python -m http.server -d site
+    """
+    from genius.export.web import export_web
+    from genius.index import Index
+
+    def on_step(what: str) -> None:
+        if not as_json:
+            console.print(f"exporting {what}")
+
+    with Index.open(path, model) as index:
+        done = export_web(index, output, vectors=vectors, title=title, on_step=on_step)
+    if as_json:
+        emit({"output": str(output), "items": done.items, "pictures": done.pictures, "bytes": done.bytes, "files": done.files})
+        return
+    held = f"{counted(done.items, 'item')}, {counted(done.pictures, 'picture')}, {done.bytes / 1e6:.1f} MB"
+    print(f"{held} in {output}. Open it with:")
+    print(f"  python -m http.server -d {output} 8000        # then http://localhost:8000")
+
+
+SHOWN = 40  # complaints of each kind on the screen; --json has all
 
 
 @command
@@ -35,8 +133,8 @@ def check(
 
     Example: genius data check mbeir:M-BEIR --table supplement-1.md
     """
+    from genius.data import open_collection, scheme_of
     from genius.data.collection import check_collection
-    from genius.data.datasets import open_collection, scheme_of
     from genius.data.mbeir_check import can_be_read, is_there, statistics, walk
 
     looks = {"none": None, "there": is_there, "read": can_be_read}
@@ -46,10 +144,8 @@ def check(
     if scheme != "mbeir":
         found = check_collection(open_collection(dataset, split=split), images=pictures != "none")
         summary = {"queries": found.queries, "items": found.items, "pairs": found.pairs, "tasks": found.per_task}
-        if json:
-            emit(summary)
-        else:
-            print(f"{dataset}: {found.queries:,} questions, {found.items:,} items, {found.pairs:,} judgements; sound")
+        counts = (counted(found.queries, "question"), counted(found.items, "item"), counted(found.pairs, "judgement"))
+        tell(summary, f"{dataset}: {', '.join(counts)}; sound", json)
         return
 
     def say(name: str) -> None:
@@ -64,7 +160,7 @@ def check(
         print(statistics(report))
         repeated = sum(c.occurrences - c.queries for c in report.queries.get("union_train", {}).values())
         size = sum(report.sizes.values()) / 1e9
-        print(f"{len(report.sizes)} files, {size:.3f} GB of text; {report.pictures:,} pictures named")
+        print(f"{counted(len(report.sizes), 'file')}, {size:.3f} GB of text; {counted(report.pictures, 'picture')} named")
         print(f"up-sampled training file: {repeated:,} of its lines are repeats")
         for title, lines in (("missing", report.missing), ("broken", report.broken), ("note", report.notes)):
             for line in lines[:SHOWN]:
@@ -72,32 +168,9 @@ def check(
             if len(lines) > SHOWN:
                 print(f"{title}: and {len(lines) - SHOWN} more")
     if not report.sound:
-        raise GeniusError(f"{path}: {len(report.missing)} things are missing, {len(report.broken)} are broken")
+        raise GeniusError(f"{path}: {counted(len(report.missing), 'thing')} missing, {len(report.broken)} broken")
     if not json:
         print(f"{path} is whole")
-
-
-@command
-def synthetic(
-    output: Annotated[Path, typer.Argument(help="Folder to make.")],
-    candidates: Annotated[int, typer.Option(min=4, help="Of each task's pool.")] = 24,
-    queries: Annotated[int, typer.Option(min=1, help="Of each task and split.")] = 12,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same files.")] = 0,
-    as_json: JsonOption = False,
-) -> None:
-    """Make a small set of coloured shapes with M-BEIR's files, names and gaps, to try the commands on.
-
-    Example: genius data synthetic M-BEIR
-    """
-    from genius.data.synthetic import write_synthetic_mbeir
-
-    if output.exists() and any(output.iterdir()):
-        raise GeniusError(f"{output} is not empty: choose another folder")
-    write_synthetic_mbeir(output, candidates=candidates, queries=queries, seed=seed)
-    if as_json:
-        emit({"output": str(output), "tasks": 16})
-    else:
-        print(f"{output}: 16 tasks in M-BEIR's layout")
 
 
 @command
@@ -117,7 +190,7 @@ def encode(
     if json:
         emit({"output": str(output), "items": codes.shape[0], "levels": codes.shape[1]})
     else:
-        console.print(f"wrote {output}: {codes.shape[0]:,} IDs of {codes.shape[1]} codes")
+        console.print(f"wrote {output}: {counted(codes.shape[0], 'ID')} of {counted(codes.shape[1], 'code')}")
 
 
 @command
@@ -155,7 +228,7 @@ def search(
     if json:
         emit({"output": str(output), "queries": done, "beams": beams})
     else:
-        console.print(f"wrote {output}: {beams} IDs for each of {done:,} queries")
+        console.print(f"wrote {output}: {counted(beams, 'ID')} for each of {counted(done, 'query')}")
 
 
 @command
@@ -187,11 +260,11 @@ def extract(
 
     Example: genius features extract bundled:mini mbeir:M-BEIR features/test --device auto --precision bf16 --workers 8
     """
-    from genius.cli.evaluate import progress_line
-    from genius.data.datasets import open_collection
+    from genius.cli.train import progress_line
+    from genius.data import open_collection
     from genius.data.extract import ExtractConfig, modality_counts
     from genius.data.extract import extract as run
-    from genius.encoders.registry import load_encoder
+    from genius.encoders import load_encoder
 
     if fusion not in ("towers", "feature") or precision not in ("fp32", "bf16", "fp16"):
         raise GeniusError("--fusion is towers or feature; --precision is fp32, bf16 or fp16")
@@ -224,11 +297,8 @@ def extract(
         "candidates": modality_counts(data.pool),
         "pairs": len(data.pairs),
     }
-    if json:
-        emit(report)
-    else:
-        counts = ", ".join(f"{n:,} {name}s" for name, n in modality_counts(data.pool).items() if n)
-        print(f"{output}: {len(data.queries):,} queries, {counts}, {len(data.pairs):,} judgements")
+    counts = ", ".join(counted(n, name) for name, n in modality_counts(data.pool).items() if n)
+    tell(report, f"{output}: {counted(len(data.queries), 'query')}, {counts}, {counted(len(data.pairs), 'judgement')}", json)
 
 
 def _share(text: str) -> tuple[int, int]:

@@ -1,4 +1,6 @@
-"""`genius index`, `genius info`, `genius delete`, `genius optimize`: build and look after an index."""
+"""`genius demo`: index a real collection, search it in every way, draw the answers. `genius index`, `genius info`, `genius
+delete`, `genius optimize`: build and look after an index of your own.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from genius.cli.common import command, console, emit, note
-from genius.errors import GeniusError
+from genius.cli.common import command, console, emit, note, tell
+from genius.errors import GeniusError, counted
 
 if TYPE_CHECKING:
+    from genius.demo import Shown
     from genius.index.ingest import IngestConfig
     from genius.scale.bulk import BulkReport
 
@@ -28,10 +31,8 @@ SHOWN = 20  # problems printed for people; --json has more
 
 
 def register(app: typer.Typer) -> None:
-    app.command("index")(index)
-    app.command("info")(info)
-    app.command("delete")(delete)
-    app.command("optimize")(optimize)
+    for function in (demo, index, info, delete, optimize):
+        app.command(function.__name__)(function)
 
 
 @command
@@ -98,10 +99,10 @@ def index(
     from genius.cli.common import kept_if_interrupted, phases, sources_here
     from genius.encoders.base import find_device
     from genius.errors import KEPT
+    from genius.index import Index
     from genius.index.folder import read_about
-    from genius.index.index import Index
     from genius.index.ingest import IngestConfig, ingest
-    from genius.index.row_items import Columns
+    from genius.index.metadata import TableColumns
 
     paths = sources_here(paths, output)
     missing = next((path for path in paths if not path.exists()), None)
@@ -111,7 +112,7 @@ def index(
         raise GeniusError("--watch goes on until Ctrl-C: use it without --refit and --json")
     if model is not None and encoder is not None:
         raise GeniusError("--encoder fits a model of its own, --model names one: use either")
-    config = IngestConfig(Columns(id_column, text_column, image_column), captions, content, prune, outside, batch, exif)
+    config = IngestConfig(TableColumns(id_column, text_column, image_column), captions, content, prune, outside, batch, exif)
     where, fit, spread = find_device(device), None, None
     if ray is not None and (encoder is not None or refit or watch):
         raise GeniusError("--ray adds to an index whose model is there: fit one first, on a sample, without --ray; no --watch")
@@ -164,7 +165,7 @@ def index(
     if report.ignored:
         kinds = ", ".join(f"{suffix} ({count})" for suffix, count in report.ignored.most_common(8))
         console.print(f"  not indexable: {kinds}", markup=False, highlight=False)
-    print(f"{output}: {body['items']} items")
+    print(f"{output}: {counted(body['items'], 'item')}")
     if hint is not None:
         note(f"note: {hint}")
     if fit is not None:
@@ -180,7 +181,7 @@ def index(
 
 def _changes(output: Path, paths: list[Path], config: IngestConfig, every: float, where: Any) -> Iterator[str]:
     """Index again and again; a line for each time that something had changed."""
-    from genius.index.index import Index
+    from genius.index import Index
     from genius.index.ingest import ingest
 
     with Index.open(output) as index:
@@ -189,7 +190,8 @@ def _changes(output: Path, paths: list[Path], config: IngestConfig, every: float
             time.sleep(every)
             report = ingest(index, paths, config)
             if report.added or report.replaced or report.deleted:
-                yield f"{report.added} added, {report.replaced} replaced, {report.deleted} deleted: {index.count():,} items"
+                now = counted(index.count(), "item")
+                yield f"{report.added} added, {report.replaced} replaced, {report.deleted} deleted: {now}"
 
 
 def _leave_if_failed(spread: BulkReport | None) -> None:
@@ -197,7 +199,7 @@ def _leave_if_failed(spread: BulkReport | None) -> None:
     if spread is not None and spread.failed:
         for line in spread.failed[:SHOWN]:
             note(f"not done: {line}")
-        note(f"{len(spread.failed)} of {spread.parts} parts are not done: run it again")
+        note(f"not done: {len(spread.failed)} of {counted(spread.parts, 'part')}; run it again")
         raise typer.Exit(1)
 
 
@@ -209,7 +211,7 @@ def info(
 ) -> None:
     """What an index holds: items by kind, metadata columns for --where, its model, its size."""
     from genius.index.folder import INSIDE, MODEL, about_of, describe, open_store
-    from genius.model.confidence import load_knows
+    from genius.model.config import load_knows
 
     about = about_of(path)
     store = open_store(path, about)
@@ -221,7 +223,9 @@ def info(
         emit(body)
         return
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in body["modalities"].items() if count)
-    print(f"{path}: {body['items']:,} items ({kinds or 'empty'}), {body['bytes'] / 1e6:,.1f} MB, version {body['version']}")
+    print(
+        f"{path}: {counted(body['items'], 'item')} ({kinds or 'empty'}), {body['bytes'] / 1e6:,.1f} MB, version {body['version']}"
+    )
     source = body["model"] or "not recorded"
     if source == INSIDE:
         known = load_knows(path / MODEL)
@@ -233,12 +237,12 @@ def info(
     for name, kind in body["metadata"].items():
         print(f"  metadata  {name} ({kind})")
     for version in body.get("versions", []):
-        print(f"  version   {version['version']}  {version['time'][:19]}  {version['items']:,} items")
+        print(f"  version   {version['version']}  {version['time'][:19]}  {counted(version['items'], 'item')}")
 
 
 def _advice(path: Path) -> str | None:
     """What an index should be told about, if its model can be loaded; `info` answers in any case."""
-    from genius.index.index import Index
+    from genius.index import Index
 
     try:
         with Index.open(path, read_only=True) as opened:
@@ -256,7 +260,7 @@ def delete(
     as_json: JsonOption = False,
 ) -> None:
     """Delete items by id, or all that match a condition."""
-    from genius.index.index import Index
+    from genius.index import Index
 
     if bool(ids) == (where is not None):
         raise GeniusError("name ids to delete, or a condition with --where")
@@ -264,10 +268,7 @@ def delete(
         wanted = ids if ids else [item.id for item in opened.items(where)]
         gone = opened.delete(wanted, missing="raise" if ids else "skip")
         left = opened.count()
-    if as_json:
-        emit({"deleted": gone, "items": left})
-    else:
-        print(f"{gone} deleted, {left} left")
+    tell({"deleted": gone, "items": left}, f"{gone} deleted, {left} left", as_json)
 
 
 @command
@@ -280,13 +281,77 @@ def optimize(
     """Merge small files, drop old versions, and make opening quick. Safe while others search."""
     from datetime import timedelta
 
-    from genius.index.index import Index
+    from genius.index import Index
 
     with Index.open(path, model) as opened:
         before = opened.info()["bytes"]
         opened.optimize(keep=timedelta(days=keep_days))
         after = opened.info()["bytes"]
-    if as_json:
-        emit({"bytes_before": before, "bytes_after": after})
-    else:
-        print(f"{before / 1e6:,.1f} MB -> {after / 1e6:,.1f} MB")
+    tell({"bytes_before": before, "bytes_after": after}, f"{before / 1e6:,.1f} MB -> {after / 1e6:,.1f} MB", as_json)
+
+
+def _as_json(shown: Shown) -> dict[str, Any]:
+    hits = [{"id": h.id, "score": h.score, "codes": list(h.codes), "name": h.item.metadata.get("name")} for h in shown.hits]
+    return {"kind": shown.title, "text": shown.query.text, "hits": hits}
+
+
+def _photos(output: Path) -> dict[str, Any]:
+    """The on-ramp on photos, where a package with samples is installed."""
+    from genius.demo import ask_with_parts, sample_photos
+
+    files = sample_photos()
+    place = output.with_name(f"{output.stem}-photos{output.suffix}")
+    found = ask_with_parts(files, place) if files else []
+    return {"index": str(place), "photos": len(files), "found": sum(one.photo == one.first for one in found)}
+
+
+@command
+def demo(
+    output: Annotated[Path, typer.Option("--output", "-o", help="The index to make.")] = Path("demo.genius"),
+    sheet: Annotated[Path, typer.Option(help="The contact sheet to draw.")] = Path("demo.png"),
+    model: Annotated[str, typer.Option(help="Model folder or URI.")] = "bundled:mini",
+    limit: Annotated[int, typer.Option(min=0, help="Index only about this many items (0: all).")] = 0,
+    device: DeviceOption = "auto",
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")] = False,
+) -> None:
+    """See the main job done in one command: about 11,600 drawings indexed and searched, no hub, no download.
+
+    The second run finds the index there and takes seconds.
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from genius.demo import contact_sheet, demo_items, run_showcase
+    from genius.index import Index
+    from genius.model.genius import Genius
+
+    collection = demo_items()
+    items = collection[:: max(1, len(collection) // limit)] if limit else collection
+    index = Index(output, Genius.from_pretrained(model, device=device))
+    columns = (TextColumn("indexing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    if index.count() < len(items):
+        with Progress(*columns, console=console) as progress:
+            task = progress.add_task("indexing", total=len(items))
+            index.add(items, on_progress=lambda report: progress.advance(task, report.added + report.existing))
+    shown = run_showcase(index, collection)
+    contact_sheet(shown, sheet)
+    photos = _photos(output)
+    if json:
+        body = {"index": str(output), "items": index.count(), "sheet": str(sheet), "photos": photos}
+        emit({**body, "searches": [_as_json(s) for s in shown]})
+        return
+    for s in shown:
+        picture = f"[{Path(str(s.query.image)).stem}]" if s.query.image is not None else ""
+        print(f"\n{s.title}:  {' + '.join(part for part in (picture, s.query.text) if part)}")
+        for hit in s.hits[:5]:
+            print(f"  {hit.score:6.3f}  {'-'.join(map(str, hit.codes)):<28}  {hit.item.metadata.get('name', hit.id)}")
+    if photos["photos"]:
+        print(f"\nphotos:  {photos['photos']} samples of scikit-image, indexed with --encoder bundled:mini, without pairs")
+        print(f"  a part of each, asked with: the whole photo comes first for {photos['found']} of {photos['photos']}")
+        print("  (that encoder knows drawings; with a CLIP words find photos: --encoder hf-hub:openai/clip-vit-base-patch32)")
+    print(f"\n{output} holds {counted(index.count(), 'item')}; queries and answers are drawn in {sheet}. Next:")
+    print(f'  genius search {output} --text "a sad face" --target image')
+    print(f"  genius explain {output} --text umbrella        # how the ID is written, code by code")
+    print(f"  genius serve {output}                          # a page: open http://127.0.0.1:8000")
+    print(f"  genius export web {output} -o tab/             # the search in a browser tab (needs genius-search[export]),")
+    print("  python -m http.server -d tab 8001              # ... then open http://localhost:8001")
+    print("  genius index YOUR-FOLDER -o my.genius          # your own pictures and texts")

@@ -1,6 +1,305 @@
-"""Datasets: reading them, and building the ones that ship with GENIUS.
-
-`genius.data.datasets.open_collection("mbeir:DIR")` (or `coco:`, `flickr30k:`, `pairs:`, `images:`, or a bare path)
-opens any of them; `genius.data.extract.extract` turns a collection and an encoder into a `FeatureSet`
+"""Datasets by name: `open_collection` opens `mbeir:DIR`, `coco:DIR`, `flickr30k:DIR`, `pairs:FILE`, `images:DIR`, or a bare path
+whose kind is evident. `genius.data.extract.extract` turns a collection and an encoder into a `FeatureSet`
 (`genius.data.features`), which is all that training and evaluation read.
+
+Your own data is a file of pairs (JSONL, CSV, Parquet) or a folder of captioned images. A pair is a query and the item that
+answers it, one line each. Columns (any may be absent, paths are relative to the file):
+
+    query_text, query_image, instruction, target      what is asked
+    text, image, id                                   the item; without `id`, equal content is one item
+    query_id, dataset                                 optional: several lines may judge one query; names of result rows
+
+A folder of images takes captions from `metadata.csv` or `metadata.jsonl` (`file_name`, `text`), or from a `.txt` beside each
+picture, and asks both ways: caption -> image, image -> caption. COCO and Flickr30K are read in Karpathy's splits
+(`dataset_coco.json` or `dataset_flickr30k.json` beside the images), as two tasks of the same kind.
 """
+
+from __future__ import annotations
+
+import csv
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from genius.data.collection import Collection, JudgedQuery, Problems, Task, files_fingerprint
+from genius.data.mbeir import MBeir
+from genius.data.readers import TABLE_SUFFIXES, Row, csv_rows, read_rows
+from genius.errors import GeniusError
+from genius.files import parse_json
+from genius.types import IMAGE_SUFFIXES, Item, Modality, Query, instruction_for
+
+COLUMNS = {"query_text", "query_image", "instruction", "target", "text", "image", "id", "query_id", "dataset"}
+TITLES = {"coco": "COCO", "flickr30k": "Flickr30K"}
+TRAIN = {"train", "restval"}  # Karpathy's extra validation images are trained on, as everywhere
+
+SCHEMES = ("mbeir", "coco", "flickr30k", "pairs", "images")
+
+
+def read_pairs(path: Path) -> Iterator[tuple[int, Row | str]]:
+    """(line, row) of a .jsonl, .csv, .tsv or .parquet file, one at a time; a text in place of a row that cannot be read."""
+    suffix = path.suffix.lower()
+    if not path.is_file():
+        raise GeniusError(f"no such file: {path}")
+    if suffix not in TABLE_SUFFIXES:
+        raise GeniusError(f"{path} is no file of pairs: use .jsonl, .csv, .tsv or .parquet")
+    try:
+        yield from csv_rows(path) if suffix in (".csv", ".tsv") else read_rows(path)
+    except (OSError, csv.Error) as error:
+        raise GeniusError(f"cannot read {path}: {error}") from None
+
+
+class Pairs:
+    """A file of pairs as a collection. It is read once: ids, texts and image paths stay in memory, images do not."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.name = self.path.stem
+        self._items: dict[str, Item] = {}
+        self._asked: dict[str, Query] = {}
+        self._positives: dict[str, dict[str, None]] = {}
+        self._task_of: dict[str, int] = {}
+        self._own: list[dict[str, None]] = []  # of each task: the ids of its candidates
+        tasks: dict[tuple[str, Modality, Modality], int] = {}
+        problems = Problems()
+        for number, row in read_pairs(self.path):
+            try:
+                if isinstance(row, str):
+                    raise GeniusError(row)
+                self._add(row, tasks)
+            except GeniusError as error:
+                problems.add("lines cannot be used", f"line {number}: {error}")
+        problems.raise_if_any(str(self.path))
+        if not self._asked:
+            raise GeniusError(f"{self.path} holds no pairs")
+        self.tasks: tuple[Task, ...] = tuple(
+            Task(f"{dataset}_{query.label}_to_{target.label}", dataset, query, target) for dataset, query, target in tasks
+        )
+
+    def _add(self, row: Mapping[str, Any], tasks: dict[tuple[str, Modality, Modality], int]) -> None:
+        unknown = set(row) - COLUMNS
+        if unknown:
+            raise GeniusError(f"unknown column {sorted(map(str, unknown))[0]!r}; known: {', '.join(sorted(COLUMNS))}")
+        image, text = self._image(row.get("image")), _text(row.get("text"))
+        name = str(row.get("id") or "") or _digest(image, text)
+        item = Item(name, image=image, text=text)
+        known = self._items.setdefault(name, item)
+        if (known.image, known.text) != (item.image, item.text):
+            raise GeniusError(f"item {name!r} has two contents")
+        target = Modality.parse(row["target"]) if row.get("target") else item.modality
+        if target != item.modality:
+            raise GeniusError(f"target says {target.label}, item {name!r} is {item.modality.label}")
+        asked_image, asked_text = self._image(row.get("query_image")), _text(row.get("query_text"))
+        plain = Query(text=asked_text, image=asked_image)
+        instruction = _text(row.get("instruction")) or instruction_for(plain.modality, target)
+        query = Query(text=asked_text, image=asked_image, instruction=instruction)
+        query_id = str(row.get("query_id") or "") or _digest(asked_image, asked_text, instruction)
+        if self._asked.setdefault(query_id, query) != query:
+            raise GeniusError(f"query {query_id!r} has two contents")
+        task = tasks.setdefault((_text(row.get("dataset")) or self.name, plain.modality, target), len(tasks))
+        if task == len(self._own):
+            self._own.append({})
+        if self._task_of.setdefault(query_id, task) != task:
+            raise GeniusError(f"query {query_id!r} belongs to two tasks")
+        self._own[task][name] = None
+        self._positives.setdefault(query_id, {})[name] = None
+
+    def _image(self, value: Any) -> str | bytes | None:
+        if value is None or value == "":
+            return None
+        if isinstance(value, Mapping):  # the usual Parquet image column: {"bytes": …, "path": …}
+            value = value.get("bytes") or value.get("path")
+        if isinstance(value, bytes):
+            return value
+        return str(self.path.parent / str(value))
+
+    def queries(self) -> Iterator[JudgedQuery]:
+        for name, query in self._asked.items():
+            yield JudgedQuery(name, query, tuple(self._positives[name]), self._task_of[name])
+
+    def pool(self) -> Iterator[Item]:
+        yield from self._items.values()
+
+    def local_pool(self, task: int) -> Iterator[str] | None:
+        return iter(self._own[task])
+
+    def fingerprint(self) -> str:
+        return files_fingerprint([self.path])
+
+
+class ImageFolder:
+    """A folder of images with captions."""
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root)
+        self.name = self.root.name
+        captions = self._captions()
+        if not captions:
+            raise GeniusError(
+                f"{self.root} has no captions: add metadata.csv or .jsonl (file_name, text), or a .txt beside each picture"
+            )
+        self._rows = sorted(captions.items())
+        self.tasks: tuple[Task, ...] = (
+            Task(f"{self.name}_text_to_image", self.name, Modality.TEXT, Modality.IMAGE),
+            Task(f"{self.name}_image_to_text", self.name, Modality.IMAGE, Modality.TEXT),
+        )
+
+    def _captions(self) -> dict[str, list[str]]:
+        out: dict[str, list[str]] = {}
+        for name in ("metadata.csv", "metadata.jsonl"):
+            if (self.root / name).is_file():
+                for number, row in read_pairs(self.root / name):
+                    if isinstance(row, str):
+                        raise GeniusError(f"{self.root / name}:{number} is {row}")
+                    text = _text(row.get("text") or row.get("caption"))
+                    if row.get("file_name") and text:
+                        out.setdefault(str(row["file_name"]), []).append(text)
+                return out
+        for path in sorted(self.root.rglob("*")):
+            beside = path.with_suffix(".txt")
+            if path.suffix.lower() in IMAGE_SUFFIXES and beside.is_file():
+                lines = [line.strip() for line in beside.read_text(encoding="utf-8").splitlines()]
+                if texts := [line for line in lines if line]:
+                    out[str(path.relative_to(self.root))] = texts
+        return out
+
+    def queries(self) -> Iterator[JudgedQuery]:
+        to_image, to_text = (instruction_for(task.query, task.target) for task in self.tasks)
+        for path, texts in self._rows:
+            names = [f"{path}#{i}" for i in range(len(texts))]
+            for name, text in zip(names, texts, strict=True):
+                yield JudgedQuery(f"?{name}", Query(text=text, instruction=to_image), (path,), 0)
+            yield JudgedQuery(f"?{path}", Query(image=str(self.root / path), instruction=to_text), tuple(names), 1)
+
+    def pool(self) -> Iterator[Item]:
+        for path, texts in self._rows:
+            yield Item(path, image=str(self.root / path))
+            for i, text in enumerate(texts):
+                yield Item(f"{path}#{i}", text=text)
+
+    def local_pool(self, task: int) -> Iterator[str]:
+        for path, texts in self._rows:
+            if task == 0:
+                yield path
+            else:
+                yield from (f"{path}#{i}" for i in range(len(texts)))
+
+    def fingerprint(self) -> str:
+        return files_fingerprint([path for path in self.root.rglob("*") if path.is_file()])
+
+
+def _text(value: Any) -> str | None:
+    if value is None:
+        return None
+    return str(value).strip() or None
+
+
+def _digest(*parts: object) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part if isinstance(part, bytes) else str(part).encode("utf-8", "surrogatepass"))
+        digest.update(b"\x00")
+    return digest.hexdigest()[:16]
+
+
+class Karpathy:
+    """One split. Images are `ROOT/filepath/filename` (COCO) or below `ROOT/images`, `ROOT/flickr30k-images` or ROOT."""
+
+    def __init__(self, root: str | Path, *, split: str = "test") -> None:
+        root = Path(root)
+        self._file = root if root.is_file() else self._find(root)
+        self.root = self._file.parent
+        try:
+            body = parse_json(self._file.read_bytes())
+            images, dataset = body["images"], str(body.get("dataset", "coco"))
+        except (ValueError, KeyError, TypeError):
+            raise GeniusError(f"{self._file} is not a Karpathy split file") from None
+        wanted = TRAIN if split == "train" else {split}
+        self._images: list[dict[str, Any]] = [image for image in images if image.get("split") in wanted]
+        if not self._images:
+            raise GeniusError(f"{self._file} has no images of split {split!r}")
+        self.split, self.name = split, dataset
+        title = TITLES.get(dataset, dataset)
+        self.tasks: tuple[Task, ...] = (
+            Task(f"{dataset}_text_to_image", title, Modality.TEXT, Modality.IMAGE),
+            Task(f"{dataset}_image_to_text", title, Modality.IMAGE, Modality.TEXT),
+        )
+
+    @staticmethod
+    def _find(root: Path) -> Path:
+        found = sorted(root.glob("dataset_*.json"))
+        if not found:
+            raise GeniusError(f"no Karpathy split file (dataset_coco.json, dataset_flickr30k.json) in {root}")
+        return found[0]
+
+    def _path(self, image: dict[str, Any]) -> str:
+        name = str(image["filename"])
+        if image.get("filepath"):
+            return str(self.root / str(image["filepath"]) / name)
+        for folder in ("images", "flickr30k-images", "."):
+            if (self.root / folder / name).is_file():
+                return str(self.root / folder / name)
+        return str(self.root / name)
+
+    def _captions(self, image: dict[str, Any]) -> Iterator[tuple[str, str]]:
+        for number, sentence in enumerate(image["sentences"]):
+            yield f"{self.name}:t{image['imgid']}.{number}", str(sentence["raw"])
+
+    def queries(self) -> Iterator[JudgedQuery]:
+        to_image, to_text = (instruction_for(task.query, task.target) for task in self.tasks)
+        for image in self._images:
+            picture = f"{self.name}:i{image['imgid']}"
+            for name, caption in self._captions(image):
+                yield JudgedQuery(f"q-{name}", Query(text=caption, instruction=to_image), (picture,), 0)
+            texts = tuple(name for name, _ in self._captions(image))
+            yield JudgedQuery(f"q-{picture}", Query(image=self._path(image), instruction=to_text), texts, 1)
+
+    def pool(self) -> Iterator[Item]:
+        for image in self._images:
+            yield Item(f"{self.name}:i{image['imgid']}", image=self._path(image))
+            for name, caption in self._captions(image):
+                yield Item(name, text=caption)
+
+    def local_pool(self, task: int) -> Iterator[str]:
+        for image in self._images:
+            if task == 0:
+                yield f"{self.name}:i{image['imgid']}"
+            else:
+                yield from (name for name, _ in self._captions(image))
+
+    def fingerprint(self) -> str:
+        return files_fingerprint([self._file], self.split)
+
+
+def open_collection(
+    source: str | Path, *, split: str = "test", seed: int = 0, tasks: tuple[str, ...] | None = None
+) -> Collection:
+    """Open `mbeir:DIR`, `coco:DIR`, `flickr30k:DIR`, `pairs:FILE`, `images:DIR`, or a path whose kind is evident."""
+    scheme, path = scheme_of(source)
+    if scheme == "mbeir":
+        return MBeir(path, split=split, seed=seed, tasks=tasks)
+    if tasks:
+        raise GeniusError("only a dataset in M-BEIR's layout has tasks to choose from")
+    if scheme in ("coco", "flickr30k"):
+        return Karpathy(path, split=split)
+    return ImageFolder(path) if scheme == "images" else Pairs(path)
+
+
+def scheme_of(source: str | Path) -> tuple[str, Path]:
+    """(scheme, path) of a dataset's name; without a scheme, the one that the path looks like."""
+    scheme, _, rest = str(source).partition(":")
+    if scheme in SCHEMES and rest:
+        return scheme, Path(rest)
+    return _guess(Path(source)), Path(source)
+
+
+def _guess(path: Path) -> str:
+    if path.is_file():
+        return "pairs"
+    if (path / "query").is_dir() and (path / "cand_pool").is_dir():
+        return "mbeir"
+    if path.is_dir() and any(path.glob("dataset_*.json")):
+        return "coco"
+    if path.is_dir():
+        return "images"
+    raise GeniusError(f"no dataset at {path}: give a folder, a file of pairs, or {', '.join(f'{s}:PATH' for s in SCHEMES)}")

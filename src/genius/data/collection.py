@@ -1,7 +1,7 @@
 """`Collection`: what every dataset looks like before the encoder, and `Sample`: part of one.
 
 Tasks, a stream of judged queries, one pool of items, and for each task the part of the pool that is its own.
-Nothing here opens a picture. The datasets themselves are in `mbeir` and `datasets`.
+Nothing here opens a picture. The datasets themselves are in `mbeir` and the room's own module.
 """
 
 from __future__ import annotations
@@ -106,6 +106,12 @@ class Problems:
         if len(kept) < 3:
             kept.append(example)
 
+    def once(self, name: str, known: set[str], what: str) -> None:
+        """One more name among those that are `known`; each may come once."""
+        if name in known:
+            self.add(f"{what} occur twice", name)
+        known.add(name)
+
     def raise_if_any(self, where: str) -> None:
         if self.counts:
             parts = [f"{count} {kind} (e.g. {', '.join(self.examples[kind])})" for kind, count in self.counts.items()]
@@ -126,38 +132,37 @@ class Summary:
 def check_collection(collection: Collection, *, images: bool = True) -> Summary:
     """Read every line once and fail with counts and examples, before hours are spent.
 
-    Looks for: ids that occur twice, queries without a positive or with none in the task's own pool, image files that are
-    not there. Further positives may lie elsewhere: OVEN's and InfoSeek's questions name each other's candidates.
+    Looks for: ids that occur twice (in all, or in one task's pool), queries without a positive or with none in the task's own
+    pool, image files that are not there. Further positives may lie elsewhere: OVEN's and InfoSeek's questions name each
+    other's candidates.
     """
     problems = Problems()
     known: set[str] = set()
     for item in collection.pool():
-        if item.id in known:
-            problems.add("candidate ids occur twice", item.id)
-        known.add(item.id)
+        problems.once(item.id, known, "candidate ids")
         if images:
             _check_image(item.image, item.id, "candidates' images are missing", problems)
     local: list[set[str] | None] = []
     for number, task in enumerate(collection.tasks):
         ids = collection.local_pool(number)
-        own = None if ids is None else set(ids)
-        for stranger in (own or set()) - known:
+        own = set[str]()
+        for name in ids or ():
+            problems.once(name, own, f"candidate ids of the pool of {task.key}")
+        for stranger in own - known:
             problems.add(f"candidates of the pool of {task.key} are not in the universal pool", stranger)
-        local.append(own)
+        local.append(None if ids is None else own)
     seen: set[str] = set()
     per_task = [0] * len(collection.tasks)
     pairs = elsewhere = 0
     for judged in collection.queries():
-        if judged.id in seen:
-            problems.add("query ids occur twice", judged.id)
-        seen.add(judged.id)
+        problems.once(judged.id, seen, "query ids")
         per_task[judged.task] += 1
         if not judged.positives:
             problems.add("queries have no positive", judged.id)
             continue
-        own = local[judged.task]
+        pool = local[judged.task]
         inside = sum(positive in known for positive in judged.positives)
-        mine = inside if own is None else sum(positive in own for positive in judged.positives)
+        mine = inside if pool is None else sum(positive in pool for positive in judged.positives)
         pairs, elsewhere = pairs + inside, elsewhere + len(judged.positives) - mine
         if not inside:
             problems.add("queries have no answer in any pool", f"{judged.id} -> {judged.positives[0]}")

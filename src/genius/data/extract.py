@@ -37,9 +37,8 @@ from genius.encoders.base import (
 )
 from genius.errors import GeniusError
 from genius.features import Features
-from genius.instructions import query_text
-from genius.pictures.ahead import PictureWorkers
-from genius.types import Item, Modality, Query
+from genius.pictures import PictureWorkers
+from genius.types import Item, Modality, Query, query_text
 from genius.weight_files import read_tensors
 
 Progress = Callable[[str, int, int], None]

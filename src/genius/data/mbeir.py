@@ -34,8 +34,7 @@ from typing import Any
 from genius.data.collection import JudgedQuery, Problems, Task, files_fingerprint, read_jsonl
 from genius.data.readers import Row
 from genius.errors import GeniusError
-from genius.instructions import TEMPLATES
-from genius.types import Item, Modality, Query
+from genius.types import TEMPLATES, Item, Modality, Query
 
 DATASET_IDS: dict[str, int] = {
     "visualnews": 0, "fashion200k": 1, "webqa": 2, "edis": 3, "nights": 4, "oven": 5,

@@ -145,9 +145,7 @@ class _Walker:
                 item = self._candidate(row, path, problems)
                 if item is None:
                     continue
-                if item.id in known:
-                    problems.add("candidate ids occur twice", item.id)
-                known.add(item.id)
+                problems.once(item.id, known, "candidate ids")
                 self.picture(row.get("img_path") if item.image is not None else None, item.id, problems)
             self.ids[path.name] = known
             self.report.pools[self._name(path)] = len(known)
@@ -309,7 +307,7 @@ def is_there(path: Path) -> str | None:
 
 def can_be_read(path: Path) -> str | None:
     """Decode the picture, as the encoder would."""
-    from genius.pictures.load import loaded
+    from genius.pictures import loaded
 
     if not path.is_file():
         return "pictures are missing"

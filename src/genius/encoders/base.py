@@ -18,10 +18,8 @@ from torch import Tensor
 
 from genius.errors import GeniusError
 from genius.features import Features
-from genius.instructions import format_text, query_text
-from genius.pictures.ahead import THREADS, PictureWorkers, Shrink, open_ahead
-from genius.pictures.load import WORKING_SIDE, loaded
-from genius.types import ImageInput, Item, Query
+from genius.pictures import THREADS, WORKING_SIDE, PictureWorkers, Shrink, loaded, open_ahead
+from genius.types import ImageInput, Item, Query, format_text, query_text
 
 Precision = Literal["fp32", "bf16", "fp16"]
 PRECISIONS: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -19,8 +19,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from genius.config import from_dict
+from genius.encoders import SPEC, write_spec
 from genius.encoders.inputs import Pixels, Tokens
-from genius.encoders.registry import SPEC, write_spec
 from genius.errors import GeniusError
 from genius.weight_files import build, check_fit, fingerprint, pack, plain_names, read_shapes, read_tensors, unpack
 

@@ -1,4 +1,371 @@
-"""Evaluation: metrics, the harness that runs several methods over the same pools, reports, the paper's numbers.
+"""Evaluation: one model, one feature set, several methods, local and universal pools, in one run (`evaluate`); metrics, methods
+and reports are beside it.
 
-Reads features and models; knows nothing of serving. Needs torch and numpy; Faiss and matplotlib are used if present.
+Every result is bound to the pool it was searched in. A task-specific result is searched in that task's pool (its own trie, its
+own beams), never filtered out of the union's: that is bug B1 of the published code. Reads features and models; knows nothing of
+serving. Needs torch and numpy; Faiss and matplotlib are used if present.
 """
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from genius.data.collection import Task
+from genius.data.features import FeatureSet
+from genius.data.mbeir import order_of, task_of
+from genius.errors import GeniusError
+from genius.evaluate.generative import BeamMethod, Decodings, EngineMethod
+from genius.evaluate.methods import (
+    Answer,
+    Backend,
+    CodesExhaustive,
+    Dense,
+    DenseTold,
+    FeatureFusion,
+    Ints,
+    Method,
+    Pool,
+    ScoreFusion,
+    Space,
+)
+from genius.model.genius import Genius
+from genius.ranking import Floats, bootstrap_interval, bootstrap_interval_of_average, holm, judge, paired_p_value, per_query
+from genius.search import SEARCHES, SearchParams
+from genius.types import Modality
+
+PoolKind = Literal["local", "universal"]
+UNIVERSAL = "universal"
+SURVIVAL = ("genius", "no-decoder")  # methods that follow gold prefixes
+METHODS: dict[str, str] = {
+    "dense": "exhaustive over the model's re-ranking vectors (Faiss or torch): the ceiling of re-ranking",
+    "dense-told": "the same among items of the wanted modality alone: dense that is told the kind",
+    "score-fusion": "exhaustive over the encoder's own vectors (CLIP-SF, BLIP-SF)",
+    "feature-fusion": "exhaustive over vectors an encoder fused itself (CLIP-FF, BLIP-FF); needs their features",
+    "genius": "plain GENIUS: every code written, B beams, ranked by log p and nothing else",
+    "genius-r": "GENIUS^R: the items of those beams, re-ranked by embeddings",
+    "genius-codes": "the same, re-ranked by codes: no vector is stored",
+    "default": "the search engine's default: stop early, re-rank what is below the beams by embeddings",
+    "default-codes": "the same, re-ranked by codes: no vector is stored",
+    "no-decoder": "as genius, but nearness alone writes: what a decoder must beat",
+    "no-decoder-r": "as genius-r, but nearness alone writes",
+    "no-decoder-default": "as default, but nearness alone writes",
+    "codes": "exhaustive over the codes' reconstructions: no vector is stored, nothing is decoded",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EvalConfig:
+    """What one evaluation runs."""
+
+    methods: tuple[str, ...] = ("dense", "genius", "genius-r", "default", "no-decoder-r", "codes")
+    beams: tuple[int, ...] = (50,)  # each beam method runs once for each
+    pools: tuple[PoolKind, ...] = ("local", "universal")  # task-specific and universal retrieval
+    tasks: tuple[str, ...] = ()  # keys to keep; empty: all
+    cutoffs: tuple[int, ...] = (1, 5, 10)  # k of hit@k and recall@k, besides those that a task names itself
+    depth: int = 50  # items ranked for every query; at least the largest cut-off
+    most: int = 0  # items of the likeliest beams that a beam method re-ranks; 0: those of all its beams
+    rerank: int | None = None  # budget of the default search; None: the model's own
+    target: Literal["unknown", "given"] = "unknown"  # given: tell the search which modality is wanted (not the paper's way)
+    backend: Backend = "auto"  # of the exhaustive methods
+    reference: str = "dense"  # the method that others are tested against
+    bootstrap: int = 1000  # resamples behind the confidence intervals; 0: none
+    survival: int = 32  # queries of each search on which gold prefixes are followed; 0: none
+    queries: int = 0  # use only so many of each task, evenly spread (a quick look); 0: all
+    seed: int = 0
+    batch: int = 128  # queries decoded at once
+
+
+@dataclass
+class Result:
+    """One method on one task over one pool."""
+
+    task: str
+    method: str
+    pool: str  # "universal" or "local"
+    pool_digest: str  # of the rows that were searched
+    pool_size: int
+    queries: int
+    metrics: dict[str, float]  # means, 0..1
+    intervals: dict[str, tuple[float, float]]  # 95 % of each mean
+    p_value: float | None  # against the reference on the main metric, Holm-corrected within the task; None: it is the reference
+    queries_per_second: float
+    bytes_per_item: float
+    touched: float  # items compared one by one, mean over queries
+    candidate_recall: float | None  # queries with a positive among the candidates; None: all items are
+    survival: list[float]  # gold prefixes alive after each level
+    main: str  # the metric of the tables, "hit@5"
+
+
+@dataclass
+class Evaluation:
+    """Everything one run found, and enough about how to repeat it."""
+
+    tasks: list[Task]
+    results: list[Result]
+    about: dict[str, Any]
+    runs: dict[tuple[str, str, str], tuple[Ints, npt.NDArray[np.float64]]] = field(default_factory=dict)  # rows of the whole pool
+    query_rows: dict[str, Ints] = field(default_factory=dict)  # task -> its queries
+    main_values: dict[tuple[str, str, str], Floats] = field(default_factory=dict)  # the main metric of every query
+
+    def find(self, task: str, method: str, pool: str) -> Result:
+        for result in self.results:
+            if (result.task, result.method, result.pool) == (task, method, pool):
+                return result
+        raise GeniusError(f"no result for {method} on {task} in the {pool} pool")
+
+    @property
+    def methods(self) -> list[str]:
+        return list(dict.fromkeys(result.method for result in self.results))
+
+    @property
+    def pools(self) -> list[str]:
+        return list(dict.fromkeys(result.pool for result in self.results))
+
+    def average(self, method: str, pool: str) -> float:
+        """Unweighted mean over tasks of the main metric, as the paper's last row."""
+        return float(np.mean([r.metrics[r.main] for r in self.results if r.method == method and r.pool == pool]))
+
+    def average_interval(self, method: str, pool: str) -> tuple[float, float]:
+        """95 % interval of that mean: queries resampled within each task."""
+        config = self.about["config"]
+        groups = [self.main_values[task.key, method, pool] for task in self.tasks]
+        return bootstrap_interval_of_average(groups, samples=config["bootstrap"] or 1, seed=config["seed"])
+
+    def to_json(self) -> dict[str, Any]:
+        tasks = [{**asdict(t), "query": t.query.label, "target": t.target.label} for t in self.tasks]
+        return {"about": self.about, "tasks": tasks, "results": [asdict(r) for r in self.results]}
+
+
+Progress = Callable[[str], None]
+
+
+def evaluate(
+    model: Genius,
+    data: FeatureSet,
+    config: EvalConfig | None = None,
+    *,
+    extra: Sequence[Method] = (),  # baselines and other methods of the caller
+    fused: FeatureSet | None = None,  # features of a feature-fusion encoder, for the method of that name
+    progress: Progress | None = None,
+) -> Evaluation:
+    """Run every method on every task and pool that `config` names."""
+    config = config or EvalConfig()
+    say = progress or (lambda _: None)
+    tasks, rows = tasks_of(data, config)
+    say("embedding queries and pool")
+    space = Space(model, data, target=config.target)
+    methods = [*build_methods(space, config, fused), *extra]
+    about = {**about_run(model, data, config), "queries": sum(map(len, rows.values()))}  # those asked, not all there are
+    evaluation = Evaluation(tasks, [], about, query_rows=rows)
+    depth = max(config.depth, *config.cutoffs, *(k for task in tasks for k in task.cutoffs))
+    kinds = config.pools
+    if not data.pools and "universal" in kinds and "local" in kinds:
+        say("the tasks have no pools of their own: the universal pool is the only one")
+        kinds = ("universal",)
+    for kind in kinds:
+        for pool, members in _searches(data, tasks, kind):
+            queries = np.concatenate([rows[task.key] for task in members])
+            answers = {}
+            for method in methods:
+                say(f"{method.label}: {len(queries)} queries in {len(pool):,} {pool.name} candidates")
+                answers[method.label] = method.answer(space, pool, queries, min(depth, len(pool)))
+            _judge(evaluation, space, pool, kind, members, rows, answers, config)
+    evaluation.results.sort(key=lambda r: (config.pools.index(r.pool), [t.key for t in tasks].index(r.task)))
+    return evaluation
+
+
+# -- tasks and pools -----------------------------------------------------------------------------------------------
+
+
+def tasks_of(data: FeatureSet, config: EvalConfig) -> tuple[list[Task], dict[str, Ints]]:
+    """The tasks of a feature set in the paper's order, and the query rows of each."""
+    tasks: list[Task] = []
+    rows: dict[str, Ints] = {}
+    for number in sorted(set(data.tasks.tolist())):
+        key = data.task_name(number)
+        if config.tasks and key not in config.tasks:
+            continue
+        own = (data.tasks == number).nonzero()[:, 0].numpy()
+        judged = np.unique(data.pairs[:, 0].numpy())
+        own = own[np.isin(own, judged)]  # without a positive a query cannot be judged
+        if config.queries and config.queries < len(own):  # evenly spread: files are often sorted
+            own = own[np.linspace(0, len(own) - 1, config.queries).astype(np.int64)]
+        if len(own) == 0:
+            raise GeniusError(f"no query of {key} has a positive")
+        tasks.append(_task(data, key, own, config))
+        rows[key] = own
+    if not tasks:
+        known = ", ".join(data.task_name(n) for n in sorted(set(data.tasks.tolist())))
+        raise GeniusError(f"none of the tasks {', '.join(config.tasks)} is here; there are: {known}")
+    tasks.sort(key=lambda task: order_of(task.key))
+    return tasks, rows
+
+
+def _task(data: FeatureSet, key: str, rows: Ints, config: EvalConfig) -> Task:
+    try:
+        return task_of(key)
+    except GeniusError:
+        pass
+    positives = data.pairs[np.isin(data.pairs[:, 0].numpy(), rows), 1]
+    target = Modality(int(data.pool.modality[positives].mode().values))
+    query = data.queries[slice(int(rows[0]), int(rows[0]) + 1)]
+    asks = Modality.IMAGE if bool(query.image_mask[0]) and not bool(query.text_mask[0]) else None
+    asks = asks if asks is not None else Modality.PAIR if bool(query.image_mask[0]) else Modality.TEXT
+    return Task(key, key, asks, target, config.cutoffs, 5 if 5 in config.cutoffs else config.cutoffs[0])
+
+
+def _searches(data: FeatureSet, tasks: Sequence[Task], kind: PoolKind) -> list[tuple[Pool, list[Task]]]:
+    """Which pool is searched for which tasks: one for all, or each task its own."""
+    if kind == "universal":
+        return [(Pool(UNIVERSAL, np.arange(len(data.pool))), list(tasks))]
+    number = {data.task_name(n): n for n in set(data.tasks.tolist())}
+    return [(Pool(task.key, np.unique(data.pool_rows(number[task.key]).numpy())), [task]) for task in tasks]
+
+
+def build_methods(space: Space, config: EvalConfig, fused: FeatureSet | None = None) -> list[Method]:
+    """The methods by name; beam methods once for each number of beams."""
+    unknown = [name for name in config.methods if name not in METHODS]
+    if unknown:
+        raise GeniusError(f"unknown method {unknown[0]!r}; there are {', '.join(METHODS)}")
+    decodings = Decodings(config.batch)
+    changes: dict[str, Any] = {} if config.rerank is None else {"rerank": config.rerank}
+    out: list[Method] = []
+    for name in config.methods:
+        if name == "dense":
+            out.append(Dense(config.backend))
+        elif name == "dense-told":
+            out.append(DenseTold(config.backend))
+        elif name == "score-fusion":
+            out.append(ScoreFusion(config.backend))
+        elif name == "feature-fusion":
+            if fused is None:
+                raise GeniusError("feature-fusion needs an encoder that fuses, or its features: --fused uniir:blip_ff_large.pth")
+            out.append(FeatureFusion(fused, config.backend))
+        elif name == "codes":
+            out.append(CodesExhaustive(config.backend))
+        elif "default" in name:
+            params = replace(SearchParams.of_model(space.model).named(name.removeprefix("no-decoder-")), **changes)
+            out.append(EngineMethod(name, params, decoder=not name.startswith("no-decoder")))
+        else:
+            out += [_beam_method(name, beams, len(config.beams) > 1, decodings, config) for beams in config.beams]
+    return out
+
+
+def _beam_method(name: str, beams: int, several: bool, decodings: Decodings, config: EvalConfig) -> BeamMethod:
+    label = f"{name}@{beams}" if several else name
+    search = SEARCHES[name.replace("no-decoder", "genius")]
+    sample = config.survival if name in SURVIVAL else 0
+    return BeamMethod(label, decodings, beams, search["reranker"], not name.startswith("no-decoder"), sample, most=config.most)
+
+
+# -- judging -------------------------------------------------------------------------------------------------------
+
+
+def _judge(
+    evaluation: Evaluation,
+    space: Space,
+    pool: Pool,
+    kind: PoolKind,
+    tasks: Sequence[Task],
+    rows: dict[str, Ints],
+    answers: dict[str, Answer],
+    config: EvalConfig,
+) -> None:
+    start = 0
+    for task in tasks:
+        queries = rows[task.key]
+        part = slice(start, start + len(queries))
+        start += len(queries)
+        positives = space.local_positives(pool, queries)
+        main = f"hit@{task.main}"
+        values: dict[str, dict[str, Floats]] = {}
+        for label, answer in answers.items():
+            if answer.rows.max(initial=-1) >= len(pool):
+                raise GeniusError(f"{label} returned rows outside the pool {pool.name!r}")
+            cutoffs = sorted({*task.cutoffs, *config.cutoffs})
+            values[label] = per_query(judge(answer.rows[part], positives), cutoffs)
+            evaluation.main_values[task.key, label, kind] = values[label][main]
+            ranked = answer.rows[part]
+            evaluation.runs[task.key, label, kind] = (np.where(ranked >= 0, pool.rows[ranked], -1), answer.scores[part])
+        p_values = _p_values(values, main, config)
+        for label, answer in answers.items():
+            evaluation.results.append(
+                _result(task, label, kind, pool, answer, part, values[label], p_values.get(label), main, config)
+            )
+
+
+def _p_values(values: dict[str, dict[str, Floats]], main: str, config: EvalConfig) -> dict[str, float]:
+    reference = values.get(config.reference)
+    if reference is None:
+        return {}
+    raw = {
+        label: paired_p_value(own[main], reference[main], seed=config.seed)
+        for label, own in values.items()
+        if label != config.reference
+    }
+    return holm(raw)
+
+
+def _result(
+    task: Task,
+    label: str,
+    kind: PoolKind,
+    pool: Pool,
+    answer: Answer,
+    part: slice,
+    values: dict[str, Floats],
+    p_value: float | None,
+    main: str,
+    config: EvalConfig,
+) -> Result:
+    intervals = {}
+    if config.bootstrap:
+        intervals = {name: bootstrap_interval(own, samples=config.bootstrap, seed=config.seed) for name, own in values.items()}
+    whole = len(answer.rows)
+    reached = None if answer.reached is None else answer.reached[part]
+    if reached is not None:
+        reached = reached[~np.isnan(reached)]  # NaN: not looked at
+    return Result(
+        task=task.key,
+        method=label,
+        pool=kind,
+        pool_digest=pool.digest,
+        pool_size=len(pool),
+        queries=part.stop - part.start,
+        metrics={name: float(own.mean()) for name, own in values.items()},
+        intervals=intervals,
+        p_value=p_value,
+        queries_per_second=whole / answer.seconds if answer.seconds > 0 else float("inf"),
+        bytes_per_item=answer.bytes_per_item,
+        touched=float(answer.touched[part].mean()),
+        candidate_recall=None if reached is None or len(reached) == 0 else float(reached.mean()),
+        survival=answer.survival,
+        main=main,
+    )
+
+
+def about_run(model: Genius, data: FeatureSet, config: EvalConfig) -> dict[str, Any]:
+    """What a reader needs to trust or repeat the numbers."""
+    import datetime
+    import os
+    import platform
+
+    import torch
+
+    return {
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "model": model.fingerprint(),
+        "levels": list(model.config.quantizer.level_sizes),
+        "queries": len(data.queries),
+        "unjudged": len(data.queries) - len(torch.unique(data.pairs[:, 0])),  # queries without a positive: left out
+        "candidates": len(data.pool),
+        "config": asdict(config),
+        "device": torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else f"CPU, {os.cpu_count()} cores",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }

@@ -25,8 +25,8 @@ from torch import Tensor
 from genius.data.features import FeatureSet
 from genius.errors import GeniusError
 from genius.features import Features
-from genius.model.fusion import score_fusion
 from genius.model.genius import Genius
+from genius.model.quantizer import score_fusion
 
 Ints = npt.NDArray[np.int64]
 HELD = 4 << 30  # bytes of a pool's vectors that are kept on the device

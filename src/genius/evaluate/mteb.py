@@ -18,10 +18,9 @@ import torch
 
 from genius.encoders.base import encode_items, encode_queries
 from genius.errors import GeniusError
-from genius.instructions import instruction_for
 from genius.model.genius import Genius
 from genius.search import CodeTrie, SearchEngine, SearchParams
-from genius.types import Item, Modality, Query
+from genius.types import Item, Modality, Query, instruction_for
 
 _LETTERS = {"i": Modality.IMAGE, "t": Modality.TEXT, "it": Modality.PAIR}
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from genius.data.collection import Task
 from genius.data.features import FeatureSet
-from genius.evaluate.harness import Evaluation, Result
+from genius.evaluate import Evaluation, Result
 
 TITLES = {
     "dense": "Dense", "dense-told": "Dense, told the kind",

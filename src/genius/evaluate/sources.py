@@ -18,12 +18,12 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from genius.data import open_collection
 from genius.data.collection import Collection, Sample
-from genius.data.datasets import open_collection
 from genius.data.extract import ExtractConfig, extract
 from genius.data.features import CANDIDATES_PER_DATASET, QUERIES_PER_DATASET, FeatureSet, read_published
+from genius.encoders import load_encoder, resolve
 from genius.encoders.base import Encoder, PairEncoder
-from genius.encoders.registry import load_encoder, resolve
 from genius.encoders.towers import HEADS, read_heads
 from genius.errors import GeniusError
 from genius.evaluate.methods import FeatureFusion

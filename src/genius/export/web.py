@@ -24,15 +24,14 @@ from PIL import Image
 
 from genius.encoders.mini import MiniEncoder
 from genius.errors import GeniusError
-from genius.export.parts import export_onnx, pixels_of
+from genius.export import export_onnx, pixels_of
 from genius.files import write_whole
 from genius.index import Index
 from genius.index import metadata as meta
-from genius.instructions import instruction_for
 from genius.model.genius import Genius
 from genius.search import SearchParams
 from genius.search.trie import CodeTrie
-from genius.types import Modality
+from genius.types import Modality, instruction_for
 
 CELL = 48  # pixels of one small picture's side
 COLUMNS = ROWS = 32  # of a sheet

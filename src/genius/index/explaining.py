@@ -1,8 +1,9 @@
-"""Why a search found what it found: how the ID was written, code by code, with words and items for each code.
+"""What an index says about its answers: how the ID was written, code by code, with words and items for each code; and, in one
+line, whether it holds things that its model does not know, or more than its codes were fitted to.
 
 `explain` gives plain data (`Explanation.to_dict()` is JSON) for the command line, the HTTP service and its page. The numbers are
-the decoder's (`genius.search.trace`); a code's words are those that its items have and the items beside it lack. `below` is what
-lives under a prefix of codes.
+the decoder's (`genius.search.beam`); a code's words are those that its items have and the items beside it lack. `below` is what
+lives under a prefix of codes. `advice` looks at a sample of what is stored, embeddings and codes; nothing is encoded.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ import torch
 
 from genius.errors import GeniusError
 from genius.index import searching
+from genius.index.folder import INSIDE
 from genius.index.opened import Live, OpenIndex
 from genius.index.reader import PAYLOAD
 from genius.index.results import Hit, Hits, PrefixView
+from genius.model.config import distances
 from genius.search import SearchParams, SearchRequest
+from genius.search.beam import Candidate, Trace
 from genius.search.params import whole
-from genius.search.trace import Candidate, Trace
 from genius.types import Item, Modality, Query, name_of
 
 Prefix = tuple[int, ...]
@@ -282,3 +285,50 @@ def _below(state: OpenIndex, wanted: tuple[int | None, ...], limit: int, offset:
     found = reader.rows(seqs, PAYLOAD)
     items = searching.display(reader, [found[int(seq)] for seq in seqs])
     return PrefixView(wanted, len(rows), children, items, [tuple(row) for row in shown_codes.tolist()])
+
+
+SAMPLE = 400  # items that are looked at
+OUTGROWN = 4  # times as many items as codes were fitted to
+NAMES = {"image": "pictures", "text": "texts", "pair": "pictures with texts"}
+HELP = "a model fitted to them finds more: genius index FILES -o NEW.genius --encoder hf-hub:openai/clip-vit-base-patch32"
+
+
+def unlike(state: OpenIndex) -> dict[str, float]:
+    """Kind -> share of the index's items that its model's codes describe badly, for the kinds that look strange to it."""
+    model = state.model
+    if model.knows is None or model.config.rerank_embedding != "fused":
+        return {}
+    with state.lock:
+        live = state.current()
+        alive, engine = np.flatnonzero(~live.dead), live.engine()
+        reader = live.reader
+    if engine is None or engine.vectors is None or not len(alive):
+        return {}
+    picked = alive[np.linspace(0, len(alive) - 1, min(SAMPLE, len(alive))).astype(np.int64)]
+    z, codes = engine.vectors.take(torch.from_numpy(picked).to(model.device)), torch.from_numpy(live.codes_of(picked))
+    found = reader.rows(live.seqs[picked], ["modality"])
+    kinds = torch.tensor([int(Modality.parse(found[int(seq)]["modality"])) for seq in live.seqs[picked]])
+    return model.knows.strange(distances(model.quantizer, z, codes.to(model.device)).cpu(), kinds)
+
+
+def advice(state: OpenIndex) -> str | None:
+    """One line that says what is wrong and what helps; None: nothing is."""
+    known = state.model.knows
+    if known is None:
+        return None
+    with state.lock:
+        count = state.current().alive
+    if state.about.source == INSIDE:
+        if count <= SearchParams.of_model(state.model).rerank:
+            return None  # all items are compared anyhow
+        if count < OUTGROWN * known.items and not unlike(state):
+            return None
+        return (
+            f"this index has outgrown its codes, which were fitted to {known.items:,} of its {count:,} items: "
+            f"genius index FILES -o {state.path.name} --refit fits new ones"
+        )
+    strange = unlike(state)
+    if not strange:
+        return None
+    what = " and ".join(NAMES[kind] for kind in strange)
+    return f"the {what} here look unlike what this model knows ({known.about or 'what it was trained on'}); {HELP}"

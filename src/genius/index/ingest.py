@@ -17,12 +17,11 @@ from typing import Any
 
 from genius.data.readers import TABLE_SUFFIXES, Row, RowRange, read_rows
 from genius.errors import GeniusError, Problems, printable
-from genius.index import searching, writing
-from genius.index.index import Index
+from genius.index import Index, searching, writing
+from genius.index.metadata import TableColumns, to_item
 from genius.index.prepare import MAX_HELD, MAX_TEXT, Stamp, Stamped, held_bytes
 from genius.index.results import AddReport
-from genius.index.row_items import Columns, to_item
-from genius.pictures.load import exif_of
+from genius.pictures import exif_of
 from genius.types import IMAGE_SUFFIXES, Item
 
 TEXT_SUFFIXES = frozenset({".txt", ".md", ".rst"})
@@ -37,7 +36,7 @@ NAMED_ROWS = 500  # bad rows of one table that get a line each: they must not cr
 class IngestConfig:
     """How files become items."""
 
-    columns: Columns = field(default_factory=Columns)  # of tables
+    columns: TableColumns = field(default_factory=TableColumns)  # of tables
     captions: bool = True  # a.jpg with a.txt beside it is one pair
     by_content: bool = False  # notice changes by content rather than by size and time
     prune: bool = False  # delete items whose file, or row, is gone

@@ -22,11 +22,9 @@ from genius.encoders.base import OnError, OnPicture, encode_items
 from genius.errors import GeniusError
 from genius.features import Features, check_finite
 from genius.index import metadata as meta
-from genius.instructions import format_text
 from genius.model.genius import Genius
-from genius.pictures.ahead import open_ahead
-from genius.pictures.load import WORKING_SIDE, loaded
-from genius.types import ImageInput, Item
+from genius.pictures import WORKING_SIDE, loaded, open_ahead
+from genius.types import ImageInput, Item, format_text
 
 MAX_STORED = 4_000_000
 """Pictures given as bytes are kept as they are up to this size, else as a JPEG of at most `WORKING_SIDE` pixels."""
@@ -142,7 +140,7 @@ def prepare(
 
     Each picture is decoded once, in threads: the encoder's input and what is stored of it are made there.
     """
-    sound, metadata, problems = _sound(batch, on_error)
+    sound, metadata, problems = storable(batch, on_error)
     passes = _passes(batch) if features is None else [0] * len(batch)
     items = [batch[position][0] for position in sound]
     pictures = [Picture()] * len(items)
@@ -193,7 +191,7 @@ def _sizes(passes: Sequence[int], positions: Iterable[int]) -> list[int]:
     return list(Counter(passes[position] for position in positions).values())
 
 
-def _sound(batch: Sequence[Stamped], on_error: OnError) -> tuple[list[int], list[dict[str, Any]], list[str]]:
+def storable(batch: Sequence[Stamped], on_error: OnError) -> tuple[list[int], list[dict[str, Any]], list[str]]:
     """Positions of items whose id, text and metadata can be stored, that metadata, and a line for each other."""
     positions: list[int] = []
     metadata: list[dict[str, Any]] = []

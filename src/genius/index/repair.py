@@ -1,30 +1,150 @@
-"""Bring back what the table of a damaged index holds: the newest version that can be read, and of it every sound row.
+"""Bringing an index back: from a copy that was made while all was well, or out of a damaged table.
 
-Nothing is thrown away: versions that are passed over go to `aside/`, files of rows stay until the index is optimized. What
-could not be brought back is named. Caches are left to be built anew. See `check` for what is looked at.
+A snapshot is a copy of an index as it is at one moment, taken while others write, and brought back while others search. It is an
+index folder like any other: it can be opened, searched, checked, and restored from. Pictures that were indexed by path are not in
+it, nor is the model: both are named. A model that was fitted to the index goes along.
+
+A repair finds the newest version that can be read, and of it every sound row. Nothing is thrown away: versions that are passed
+over go to `aside/`, files of rows stay until the index is optimized. What could not be brought back is named. Caches are left to
+be built anew. See `check` for what is looked at.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
+import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from genius.errors import GeniusError, Problems
-from genius.index.backup import good_rows, readable_rows, resealed, whole_schema
+from genius.errors import GeniusError, Problems, counted
+from genius.files import sync_directory
 from genius.index.check import check
 from genius.index.commit import HINT, VERSIONS, holds_data, set_aside, table_folder, versions_on_disk
-from genius.index.folder import ABOUT, FORMAT, About, WriterLock, describe_model, load_model, read_about, write_about
+from genius.index.folder import (
+    ABOUT,
+    FORMAT,
+    INSIDE,
+    MODEL,
+    About,
+    WriterLock,
+    about_of,
+    describe_model,
+    load_model,
+    make_folder,
+    open_store,
+    read_about,
+    upgrade,
+    write_about,
+)
 from genius.index.ledger import LEDGER, Book, Ledger
-from genius.index.reader import Reader
+from genius.index.reader import Reader, Vanished, good_rows, readable_rows, resealed, whole_schema
 from genius.index.store import Store
 from genius.model.genius import Genius
 from genius.types import Item
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+ATTEMPTS = 5  # of a copy whose version is cleaned away meanwhile
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """What was copied where."""
+
+    source: Path
+    target: Path
+    version: int  # of the source
+    items: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"from": str(self.source), "to": str(self.target), "version": self.version, "items": self.items}
+
+
+def snapshot(source: str | Path, target: str | Path, version: int | None = None) -> Copied:
+    """Copy an index, at its newest version or an older one, into a new folder. It appears whole or not at all."""
+    source, target = Path(source), Path(target)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise GeniusError(f"{target} is there already: choose another path for the copy")
+    about = about_of(source)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}")
+    try:
+        return _retried(source, about, version, lambda reader: _copy(source, about, reader, temporary, target))
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _retried(source: Path, about: About, version: int | None, copy: Any) -> Copied:
+    """Copy; again, from what is newest then, if another process cleans the version away meanwhile."""
+    for attempt in range(ATTEMPTS):
+        store = open_store(source, about)
+        try:
+            result: Copied = copy(store.at(store.latest() if version is None else version))
+            return result
+        except Vanished:
+            if version is not None:
+                raise GeniusError(f"version {version} of {source} is not there (genius info {source} --versions)") from None
+            if attempt == ATTEMPTS - 1:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _copy(source: Path, about: About, reader: Reader, temporary: Path, target: Path) -> Copied:
+    shutil.rmtree(temporary, ignore_errors=True)
+    make_folder(temporary)
+    copied = {"id": about.id, "version": reader.version, "time": datetime.now(UTC).isoformat(timespec="seconds")}
+    described = replace(about, id=uuid.uuid4().hex, format=FORMAT, copied=copied)
+    schema = whole_schema(reader)
+    rows = good_rows(reader)
+    store = Store.fill(temporary, schema, rows if schema is reader.schema else resealed(rows, schema))
+    book = store.begin_ledger(described.to_dict())
+    write_about(temporary, described)
+    try:
+        if about.source == INSIDE:
+            shutil.copytree(source / MODEL, temporary / MODEL)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.exists():
+            target.rmdir()  # empty, or this fails
+        temporary.rename(target)
+        sync_directory(target.parent)
+    except OSError as error:
+        raise GeniusError(f"cannot write {target}: {error.strerror or error}") from None
+    return Copied(source, target, reader.version, book.items)
+
+
+def restore(source: str | Path, target: str | Path, version: int | None = None, *, replace_items: bool = False) -> Copied:
+    """Bring a snapshot, or an older version of an index, back.
+
+    A new folder becomes a copy. An index that exists gets the snapshot's items in place of all of its own, in one change
+    that processes which search it follow by themselves; what it held stays an older version for as long as those are kept.
+    """
+    source, target = Path(source), Path(target)
+    there = read_about(target)
+    if there is None:
+        return snapshot(source, target, version)
+    if not replace_items:
+        raise GeniusError(f"{target} is an index with items of its own: --replace puts those of {source} in their place")
+    about = about_of(source)
+    if about.fingerprint != there.fingerprint:
+        raise GeniusError(f"{source} and {target} belong to different models ({about.fingerprint[:8]}, {there.fingerprint[:8]})")
+    return _retried(source, about, version, lambda reader: _replace(source, reader, target))
+
+
+def _replace(source: Path, reader: Reader, target: Path) -> Copied:
+    with WriterLock(target / ".lock", 30.0).hold():
+        there = about_of(target)
+        store = open_store(target, there)
+        if there.format < FORMAT:
+            upgrade(target, there, store)
+        with store.change():
+            rows: Iterator[pa.RecordBatch] = resealed(good_rows(reader), whole_schema(reader), store.next_seq(long=True))
+            store.overwrite(whole_schema(reader), rows)
+        return Copied(source, target, reader.version, store.at(store.latest()).count())
+
 
 SAMPLE = 16  # items that are encoded again to see whether a model is the index's own
 
@@ -111,7 +231,7 @@ def _newest_readable(folder: Path, book: Book | None, report: RepairReport) -> t
     limit = book.head if book is not None else 2**63
     found = [version for version in reversed(versions_on_disk(folder)) if version <= limit]
     if book is not None and (not found or found[0] != book.head):
-        report.lost.append(f"version {book.head}, with {book.items} items, is not there any more")
+        report.lost.append(f"version {book.head}, with {counted(book.items, 'item')}, is not there any more")
     for version in found:
         set_aside(folder, version)
         try:
@@ -125,7 +245,7 @@ def _newest_readable(folder: Path, book: Book | None, report: RepairReport) -> t
             sound = sum(int(batch.num_rows) for batch in readable_rows(reader, lambda _: None))
             older = _older(store, [v for v in found if v < version and (book is None or v in book.shown)], sound)
             if older is not None:
-                readable = f"only {sound} of the {total} items of version {version} can be read"
+                readable = f"only {sound} of {counted(total, 'item')} of version {version} can be read"
                 report.lost.append(f"{readable}: version {older} has more")
                 set_aside(folder, older)
                 store, version = Store(folder), older

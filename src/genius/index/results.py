@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from genius.errors import GeniusError, Problems
-from genius.pictures.load import loaded
+from genius.pictures import loaded
 from genius.types import Item, Modality
 
 DOUBT = 0.25  # below this probability of an answer people are told that there is probably none
@@ -29,7 +29,7 @@ class Hit:
     codes: tuple[int, ...]
     item: Item
     modality: Modality
-    probability: float | None = None  # that it answers the question (`genius.model.confidence`); None: not calibrated
+    probability: float | None = None  # that it answers the question (`genius.model.config`); None: not calibrated
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; of a picture its path, where it has one."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol
@@ -20,15 +20,23 @@ from torch import Tensor, nn
 
 from genius.config import to_dict
 from genius.encoders.base import Encoder, OnError, encode_items, encode_queries, find_device
-from genius.errors import GeniusError
+from genius.errors import GeniusError, said
 from genius.features import Features
 from genius.files import write_whole
-from genius.model.confidence import Confidence, Knows, load_knows, save_knows
-from genius.model.config import CONFIG, FORMAT, GeniusConfig, encoder_uri, identity, read_config
-from genius.model.fusion import Fusion, score_fusion
+from genius.model.config import (
+    CONFIG,
+    FORMAT,
+    Confidence,
+    GeniusConfig,
+    Knows,
+    encoder_uri,
+    identity,
+    load_knows,
+    read_config,
+    save_knows,
+)
 from genius.model.generator import Generator
-from genius.model.nearness import as_one_number, for_each_kind, one_for_all
-from genius.model.quantizer import ResidualQuantizer
+from genius.model.quantizer import Fusion, ResidualQuantizer, score_fusion
 from genius.types import Item, Query
 from genius.weight_files import (
     build,
@@ -57,7 +65,7 @@ class Embedded:
 
 
 class Fitting(Protocol):
-    """An encoder on its way to becoming a model (`genius.fit.collection.Unfitted`)."""
+    """An encoder on its way to becoming a model (`genius.fit.Unfitted`)."""
 
     def fit(self, items: Iterable[Item]) -> Genius: ...
 
@@ -303,7 +311,7 @@ class Genius:
         >>> Genius.from_pretrained("bundled:mini").config.width
         256
         """
-        from genius.encoders.registry import load_encoder, resolve
+        from genius.encoders import load_encoder, resolve
 
         directory = resolve(str(source))
         config = read_config(directory)
@@ -339,8 +347,7 @@ class Genius:
             with torch.no_grad():
                 self.generator(z, codes)
         except Exception as error:  # whatever a config of nonsense leads to
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise GeniusError(f"the model at {directory} does not compute: {reason[:200]}") from None
+            raise GeniusError(f"the model at {directory} does not compute: {said(error)}") from None
 
 
 def _away(vectors: Tensor, rows: Tensor, queries: int) -> Tensor:
@@ -352,3 +359,27 @@ def _away(vectors: Tensor, rows: Tensor, queries: int) -> Tensor:
         raise GeniusError("what is wanted and what is not are the same: nothing is left to look for")
     asked[rows] = F.normalize(left, dim=1)
     return asked
+
+
+# -- weights from before every kind had its own a_l and b_l --------------------------------------------------
+
+SCALES = ("nearness.log_scale", "nearness.norm_weight")
+
+
+def one_for_all(name: str, shape: Sequence[int], wanted: Mapping[str, Tensor]) -> bool:
+    """Whether a weight is from before every kind had its own a_l and b_l: one number a level."""
+    return name.endswith(SCALES) and name in wanted and [3 * size for size in shape] == list(wanted[name].shape)
+
+
+def for_each_kind(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights of today from such ones: all kinds of a level take its number."""
+    old = {name for name, tensor in tensors.items() if one_for_all(name, tensor.shape, wanted)}
+    return {name: tensor.repeat_interleave(3) if name in old else tensor for name, tensor in tensors.items()}
+
+
+def as_one_number(name: str, tensor: Tensor, kinds: int) -> Tensor:
+    """A weight as it was before that, if its `kinds` do not differ: what fingerprints are made of must not change."""
+    if not name.endswith(SCALES):
+        return tensor
+    by_kind = tensor.view(-1, kinds)
+    return by_kind[:, 0] if bool((by_kind == by_kind[:, :1]).all()) else tensor

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from genius.errors import GeniusError
 from genius.model.config import GeniusConfig
-from genius.model.fusion import FusionConfig
 from genius.model.generator import GeneratorConfig
 from genius.model.genius import Genius
-from genius.model.quantizer import QuantizerConfig
+from genius.model.quantizer import FusionConfig, QuantizerConfig
 from genius.torch_file import read_checkpoint
 from genius.weight_files import build, reading_sizes
 

@@ -8,9 +8,10 @@ itself is that of the rooms below (`index`, `train`, `serve`); here it is only s
 from __future__ import annotations
 
 import os
+import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from genius.errors import GeniusError
@@ -38,6 +39,17 @@ def load_ray() -> Any:
     return ray
 
 
+def _end_what_began(error: Exception) -> None:
+    """End the processes of a start that failed half-way. `ray.shutdown` knows nothing of them before a start has succeeded: they
+    would stay for as long as this process does, and a second attempt would have to share the machine with them."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        end = getattr(frame.f_locals.get("self"), "kill_all_processes", None)  # that of Ray's Node
+        if end is not None:
+            with suppress(Exception):
+                end(check_alive=False, allow_graceful=False)
+            return
+
+
 @contextmanager
 def connected(address: str, cpus: int | None = None) -> Iterator[Any]:
     """Ray, connected: to the cluster at `address`, or with "local" to one of this machine that ends with the block.
@@ -60,6 +72,7 @@ def connected(address: str, cpus: int | None = None) -> Iterator[Any]:
                 ray.init(address=address, **options)
             break
         except Exception as error:  # it has no class of its own for this: a busy machine may take longer than its 30 seconds
+            _end_what_began(error)
             ray.shutdown()
             if not left:
                 raise GeniusError(f"cannot reach a Ray cluster at {address!r}: {' '.join(str(error).split())[:200]}") from None

@@ -26,11 +26,11 @@ from numpy.typing import NDArray
 
 from genius.errors import GeniusError, Problems
 from genius.files import write_whole
+from genius.index import Index
 from genius.index import metadata as meta
 from genius.index.cache import hash_id
 from genius.index.commit import table_folder
 from genius.index.folder import WriterLock
-from genius.index.index import Index
 from genius.index.ingest import IngestConfig, IngestReport
 from genius.index.opened import Live, OpenIndex
 from genius.index.reader import Reader

@@ -31,11 +31,11 @@ from numpy.typing import NDArray
 from genius.data.readers import cut_rows
 from genius.errors import GeniusError
 from genius.files import read_json, sync_directory, sync_file, write_whole
+from genius.index import Index
 from genius.index import metadata as meta
 from genius.index.cache import hash_id
 from genius.index.commit import table_folder
 from genius.index.folder import STAGING
-from genius.index.index import Index
 from genius.index.ingest import Found, IngestConfig, IngestReport, changed_items, file_mark, find_files, kind_of_file, read_items
 from genius.index.metadata import Kind, arrow_rows, metadata_schema
 from genius.index.prepare import prepare

@@ -184,7 +184,7 @@ class Decoder:
 
 
 class CodebookHead:
-    """Nearness to the codebooks' rows, bent by the state (`genius.model.nearness`)."""
+    """Nearness to the codebooks' rows, bent by the state (`genius.model.generator`)."""
 
     def __init__(self, generator: Generator, place: Place) -> None:
         model = generator.nearness

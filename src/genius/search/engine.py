@@ -19,7 +19,7 @@ from genius.errors import GeniusError
 from genius.model.generator import Generator
 from genius.model.quantizer import ResidualQuantizer
 from genius.search.batch_scan import BatchScan
-from genius.search.beam import Beams, by_target, check_allowed, check_queries, decode
+from genius.search.beam import Beams, Trace, by_target, check_allowed, check_queries, decode, trace
 from genius.search.cuda_graphs import GraphSearch
 from genius.search.cuda_search import Parts
 from genius.search.decoder import Decoder, Int8Decoder, Writer
@@ -28,7 +28,6 @@ from genius.search.head import int8_works
 from genius.search.params import SearchParams, SearchResult
 from genius.search.quick import QuickSearch
 from genius.search.rerank import Reconstructions, Rows, Vectors, top_rows
-from genius.search.trace import Trace, trace
 from genius.search.trie import CodeTrie
 
 Precision = Literal["auto", "exact", "fast"]

@@ -39,8 +39,7 @@ from urllib.parse import urlsplit
 from starlette.types import Scope as AsgiScope
 
 from genius.errors import GeniusError
-from genius.serve.errors import ApiError
-from genius.serve.logs import event
+from genius.serve.logs import ApiError, event
 from genius.serve.settings import ServeConfig
 
 Scope = Literal["read", "write", "admin"]

@@ -19,9 +19,9 @@ from PIL import Image
 
 from genius.errors import GeniusError, PictureError
 from genius.index import Hits, Index
-from genius.index.plane import Placed, Planes
+from genius.index.overview import Placed, Planes
 from genius.index.searching import why_nothing
-from genius.pictures.load import SVG, WEB_TYPES, WORKING_SIDE, load_image, loaded, opened
+from genius.pictures import SVG, WEB_TYPES, WORKING_SIDE, load_image, loaded, opened
 from genius.search import SearchRequest
 from genius.serve.schemas import (
     ChildCode,

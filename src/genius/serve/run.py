@@ -34,8 +34,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from genius.errors import GeniusError
 from genius.serve.auth import address_of
-from genius.serve.errors import error_body
-from genius.serve.logs import event
+from genius.serve.logs import error_body, event
 from genius.serve.service import Service
 from genius.serve.settings import ServeConfig
 

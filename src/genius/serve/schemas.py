@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
-from genius.pictures.load import NAMES
+from genius.pictures import NAMES
 
 Target = Literal["image", "text", "pair"]
 EXACT = 2**53  # integers beyond are not exact in JSON, nor in the index

@@ -21,14 +21,13 @@ from genius.encoders.base import Encoder
 from genius.encoders.towers import Heads
 from genius.errors import GeniusError
 from genius.features import Features
-from genius.instructions import format_text, query_text
-from genius.model.fusion import score_fusion
+from genius.model.quantizer import score_fusion
 from genius.train.config import EncoderStageConfig
+from genius.train.holdout import dense_hits, quick_hits
 from genius.train.loop import Stage, step_seed
 from genius.train.losses import contrastive, gather_rows
 from genius.train.pairs import Draws, Order, PairBatch, PairStage, Positives, share
-from genius.train.selection import dense_hits, quick_hits
-from genius.types import load_image
+from genius.types import format_text, load_image, query_text
 
 Content = tuple[Any, str]  # a picture (or None) and a formatted text (or "")
 

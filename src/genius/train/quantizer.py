@@ -13,13 +13,12 @@ from torch import Tensor, nn
 
 from genius.data.features import FeatureSet
 from genius.features import Features
-from genius.model.fusion import Fusion, FusionConfig
-from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
+from genius.model.quantizer import Fusion, FusionConfig, QuantizerConfig, ResidualQuantizer
 from genius.ranking import nearest_rows
 from genius.train.config import ModelConfig, QuantizerStageConfig
+from genius.train.holdout import dense_hits, quick_hits
 from genius.train.losses import gather_halves, once, reconstruction_loss, residual_loss
 from genius.train.pairs import PairBatch, PairStage, Rows
-from genius.train.selection import dense_hits, quick_hits
 
 KMEANS_SAMPLE = 200_000  # vectors for k-means (the whole training set below that)
 # When codebooks are fitted anew at the end: sweeps that fit the later levels' codebooks to each other, and how many items a

@@ -22,12 +22,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from genius.data import open_collection
 from genius.data.collection import Collection
-from genius.data.datasets import open_collection
 from genius.data.extract import STAMP
 from genius.data.features import FeatureSet
+from genius.encoders import load_encoder
 from genius.encoders.base import Encoder, encode_items
-from genius.encoders.registry import load_encoder
 from genius.encoders.towers import HEADS, Heads, read_heads
 from genius.errors import GeniusError
 from genius.features import Features
@@ -81,9 +81,9 @@ def synthetic(size: str, seed: int) -> FeatureSet:
 
 def _from_collection(config: TrainConfig, runtime: Runtime, folder: Path) -> tuple[FeatureSet, Encoder, TrainConfig]:
     """Pictures and texts -> (towers trained if asked) -> features, extracted once and kept for the next start."""
-    from genius.data.datasets import open_collection
+    from genius.data import open_collection
     from genius.data.extract import ExtractConfig, extract
-    from genius.encoders.registry import load_encoder
+    from genius.encoders import load_encoder
 
     assert config.encoder_uri is not None  # `check_source`
     collection = open_collection(config.data, split="train", seed=config.seed)

@@ -1,18 +1,33 @@
-"""What a person sees of a training: a bar on stderr while it runs, then a table of the held-out questions, what limits it and
-what to do next; and what stays: metrics.jsonl, TensorBoard if asked. Knows the names of figures; nothing of stages."""
+"""What a training leaves behind while it runs, and what a person sees of it.
+
+A bar on stderr, then a table of the held-out questions, what limits it and what to do next; metrics.jsonl, TensorBoard if asked;
+and checkpoints that appear whole or not at all, with a Ctrl-C that waits for the end of a step. A checkpoint is a folder, written
+beside and renamed, so a kill at any moment leaves either the old or the new one. Knows the names of figures; nothing of stages or
+of what is in their state.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import os
+import shutil
+import signal
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from genius.errors import GeniusError
 from genius.files import write_whole
+from genius.torch_file import read_torch_file
 
 METRICS = "metrics.jsonl"
 ESTIMATE_AFTER = 3  # steps that are timed before people are told how long a stage takes
@@ -166,3 +181,85 @@ def next_command(output: str, has_encoder: bool, data: str) -> str:
     return (
         f"genius eval {output} features:{data or 'FEATURES'}   (attach an encoder to index files: genius attach {output} ENCODER)"
     )
+
+
+PREFIX = "step-"
+WEIGHTS, OPTIMIZER, PROGRESS = "weights.safetensors", "optimizer.pt", "progress.json"
+
+
+def save_checkpoint(
+    folder: Path, step: int, weights: dict[str, Tensor], optimizer: dict[str, Any], progress: dict[str, Any]
+) -> Path:
+    """Write `folder/step-N` and remove older ones. Without room for it the one before stays, and one line says so."""
+    target = folder / f"{PREFIX}{step:09d}"
+    temporary = folder / f".writing-{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}, temporary / WEIGHTS)
+        torch.save(_cpu(optimizer), temporary / OPTIMIZER)
+        (temporary / PROGRESS).write_text(json.dumps({"step": step, **progress}), encoding="utf-8")
+        for path in temporary.iterdir():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch's writer has its own words for a full disk
+        shutil.rmtree(temporary, ignore_errors=True)
+        reason = str(getattr(error, "strerror", None) or error).splitlines()[0]
+        kept = "What is done is kept: start again when there is room"
+        raise GeniusError(f"cannot write the checkpoint {target}: {reason}. {kept}") from None
+    if target.exists():
+        shutil.rmtree(target)
+    temporary.rename(target)  # from here on the new one counts
+    for old in folder.iterdir():
+        if old != target:
+            shutil.rmtree(old, ignore_errors=True)
+    return target
+
+
+def _cpu(state: Any) -> Any:
+    if isinstance(state, Tensor):
+        return state.detach().cpu()
+    if isinstance(state, dict):
+        return {name: _cpu(value) for name, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(_cpu(value) for value in state)
+    return state
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    found = sorted(folder.glob(f"{PREFIX}*")) if folder.is_dir() else []
+    return found[-1] if found else None
+
+
+def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]:
+    """(weights, optimizer state, progress). The optimizer file is read without running any code from it."""
+    try:
+        weights = load_file(path / WEIGHTS)
+        optimizer = read_torch_file(path / OPTIMIZER)
+        progress = json.loads((path / PROGRESS).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise GeniusError(f"cannot read the checkpoint {path}: {error}; delete it to start the stage again") from None
+    return weights, optimizer, progress
+
+
+class Interrupt:
+    """Inside, the first Ctrl-C only sets `asked`; a second one ends the program at once, as it would have."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: Any = None
+
+    def __enter__(self) -> Interrupt:
+        if threading.current_thread() is threading.main_thread():  # only there may signals be handled
+            self._before = signal.signal(signal.SIGINT, self._hear)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True

@@ -1,8 +1,9 @@
-"""The collection on a plane: a sample of items, where alike ones lie near each other. For looking at.
+"""The whole collection at a look: which items are nearly the same, and a plane where alike ones lie near each other.
 
-UMAP draws it where the extra `map` is installed, the two directions in which vectors differ most do otherwise, and until UMAP is
-done. What a plane can show of many directions is little: near here is a hint, not an answer. Kinds are centred one by one, since
-they lie apart in every model and would otherwise fill the plane with that alone.
+Doubles: each item is searched for, and what is found very near is its double. The plane shows a sample of items. UMAP draws it
+where the extra `map` is installed, the two directions in which vectors differ most do otherwise, and until UMAP is done. What a
+plane can show of many directions is little: near here is a hint, not an answer. Kinds are centred one by one, since they lie
+apart in every model and would otherwise fill the plane with that alone.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,12 +21,49 @@ import torch.nn.functional as F
 
 import genius.flatten as flatten
 from genius.errors import GeniusError
+from genius.index import Index
 from genius.index import metadata as meta
 from genius.index.reader import Reader
+from genius.search import SearchRequest
 from genius.types import Modality
 
-if TYPE_CHECKING:
-    from genius.index.index import Index
+AT_ONCE = 64  # items compared with the others in one pass
+
+
+@dataclass(frozen=True, slots=True)
+class Alike:
+    """Items that look the same, with how like the last is to one of the others."""
+
+    ids: tuple[str, ...]  # in the order of the index
+    least: float
+
+
+def duplicates(index: Index, threshold: float = 0.97, near: int = 5) -> Iterator[Alike]:
+    """Groups of items of which each is at least `threshold` like another of the group, by the usual search for each item."""
+    owner: dict[str, str] = {}
+    least: dict[str, float] = {}
+
+    def root(name: str) -> str:
+        while owner.setdefault(name, name) != name:
+            name = owner[name]
+        return name
+
+    request = SearchRequest(near + 1, min_score=threshold)
+    for names, vectors, kinds in index.vectors(AT_ONCE):
+        found = index.search_embedded(vectors, targets=torch.tensor([int(kind) for kind in kinds]), request=request)
+        for name, hits in zip(names, found, strict=True):
+            for hit in hits:
+                if hit.id != name:
+                    one, other = sorted((root(name), root(hit.id)))
+                    owner[other] = one
+                    least[one] = min(least.get(one, 1.0), least.get(other, 1.0), hit.score)
+    groups: dict[str, list[str]] = {}
+    for name in owner:
+        groups.setdefault(root(name), []).append(name)
+    for first, group in groups.items():
+        if len(group) > 1:
+            yield Alike(tuple(group), least[first])
+
 
 MOST = 1500  # items: enough to zoom into, and quick to draw
 TITLE = 120  # letters of an item's words
