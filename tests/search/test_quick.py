@@ -159,7 +159,8 @@ def test_nodes_are_ranked_level_after_level(seed, items, budget, native) -> None
         if i:
             stands_for = sum(quantizer.vectors(at, table[:, at], table[:, 0]) for at in range(level + 1))
             scores = (torch.nn.functional.normalize(stands_for, dim=1) @ z[0]).numpy().astype(np.float64)
-        wanted = min(budget * scan.WIDE ** (len(levels) - i), len(kept))
+        narrowed = budget * scan.NARROW ** (len(levels) - max(i, 1))
+        wanted = min(narrowed if i else scan.WIDE * narrowed, len(kept))
         cut = np.sort(scores[kept])[::-1][wanted - 1]
         edge = np.unique(codes[kept][np.abs(scores[kept] - cut) < 4 * lookups.STEP * float(z.norm())][:, : level + 1], axis=0)
         assume(len(edge) == 1)  # two nodes as near as lengths are held would be a matter of rounding

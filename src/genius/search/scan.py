@@ -30,7 +30,8 @@ from genius.search.rerank import Reconstructions
 from genius.search.trie import CodeTrie
 
 NORMS_AT_ONCE = 65_536
-WIDE = 3  # times the items that are kept of a level are those below what was kept above
+WIDE = 4  # times the items that are kept of the first level ranked by nearness are in the cells that the decoder likes
+NARROW = 3  # times the items that are kept of a level ranked by nearness are those kept of such a level above
 DEEP = 8  # items that nodes must hold on average for a level after the second to be ranked
 
 Tables = Sequence[Floats | None]
@@ -183,9 +184,10 @@ class CodeScan:
 
         liked (cells,), tables: per kind (sum of K,), middles (kinds,) dots with what the kinds take off."""
         warmer()
-        kept = self._likely(liked, tables, middles, budget * WIDE ** len(self.ranked))
+        most = budget * NARROW ** (len(self.ranked) - 1)
+        kept = self._likely(liked, tables, middles, WIDE * most)
         for i, level in enumerate(self.ranked):
-            kept = self._nearest(kept, level, budget * WIDE ** (len(self.ranked) - 1 - i))
+            kept = self._nearest(kept, level, most // NARROW**i)
         found = [look_up(self._below(part), part.cells.order, allowed) for part in kept]
         placed = [
             replace(own, ids=own.ids + np.int64(part.first)) if part.first else own for part, own in zip(kept, found, strict=True)
