@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+    torch.set_num_threads(1)
     collection = Collection.open(args.collection)
     generator, learned = trained(collection, args.steps, args.weights)
     body: dict[str, Any] = {"date": datetime.date.today().isoformat(), "items": len(collection.z), "seed": 0, "steps": args.steps}
@@ -81,6 +81,7 @@ def main() -> None:
     published = published_search(generator, codes)
     engine = SearchEngine(generator, None, trie, None)
     params = SearchParams(beams=BEAMS, rerank=0, reranker="none")
+    torch.set_num_threads(args.threads)
     body["equal"] = _equal(generator, trie, z, BEAMS, published, print)
     body["lines"] = {}
     for threads in sorted({1, args.threads}):
