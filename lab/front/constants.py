@@ -2,7 +2,7 @@
 
     python -m lab.front.constants COLLECTION --out lab/front/constants.json
 
-For every true answer: how many items stand in cells that the decoder likes better than its own, and how many of those looked at
+For every true answer and budget of codes: whether it is looked at, and how many of those looked at
 have better codes. `genius.search.quick.SCANNED` and `COMPARED` are chosen on one half; what is reported elsewhere is of all.
 """
 
@@ -18,8 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from genius.search import CodeTrie, SearchEngine, SearchParams
-from genius.search import scan as scanning
+from genius.search import CodeTrie, SearchEngine, SearchParams, lookups
 from lab.front.run import Front, K
 
 CODES = (4000, 7500, 10_000, 15_000, 20_000, 30_000, 40_000, 60_000, 90_000, 120_000)
@@ -31,29 +30,25 @@ def ranks(front: Front) -> NDArray[np.int64]:
     collection, model = front.collection, front.collection.model
     trie = CodeTrie.build(collection.codes.astype(np.int32), model.config.quantizer.level_sizes)
     engine = SearchEngine(model.generator, model.quantizer, trie, collection.z)
-    scanning._scans = scanning.WARM + 1
+    lookups._scans = lookups.WARM + 1
     z = torch.from_numpy(front.asked.z)
     engine.search(z[:1], k=K, params=SearchParams(reranker="codes"), target=torch.tensor([front.wanted]))
     assert engine._quick is not None
     quick, scan = engine._quick, engine._quick.scan
-    cell = collection.codes[:, 0].astype(np.int64) * scan.sizes[1] + collection.codes[:, 1]
+    at = np.full(len(collection.z), -1, np.int64)  # of every row, in what is looked at
     out = np.full((len(z), K, len(CODES)), np.iinfo(np.int64).max)
     for q in range(len(z)):
         one = z[q : q + 1]
         liked = quick._liked(one, front.wanted)[0]
         tables = [None if table is None else table[0] for table in scan.tables(one, front.wanted)]
-        order = np.argsort(-liked, kind="stable")
-        before = np.empty(len(liked), np.int64)  # items in cells that are liked better
-        before[order] = np.cumsum(scan.counts[order]) - scan.counts[order]
-        places, scores = scan.scan(liked, tables, (one @ scan.means.T).numpy()[0], CODES[-1], None)
-        rows = scan.rows_at(places)
-        at = np.full(len(collection.z), -1, np.int64)
-        at[rows] = np.arange(len(rows))
-        ahead = before[cell[rows]]
-        for j, row in enumerate(front.asked.truth[q].tolist()):
-            for level, codes in enumerate(CODES):
-                if at[row] >= 0 and before[cell[row]] < codes:
-                    out[q, j, level] = int(((ahead < codes) & (scores > scores[at[row]])).sum())
+        for level, codes in enumerate(CODES):
+            found = scan.scan(liked, tables, (one @ scan.means.T).numpy()[0], codes, None)
+            rows, scores = scan.rows_of(found.ids), np.repeat(found.scores, found.items)
+            at[:] = -1
+            at[rows] = np.arange(len(rows))
+            for j, row in enumerate(front.asked.truth[q].tolist()):
+                if at[row] >= 0:
+                    out[q, j, level] = int((scores > scores[at[row]]).sum())
     return out
 
 

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from genius.search import CodeTrie, SearchEngine, SearchParams, scan
+from genius.search import CodeTrie, SearchEngine, SearchParams, lookups
 from lab.front.data import Collection
 from lab.front.rivals import RIVALS
 
@@ -99,7 +99,7 @@ class Front:
         trie = CodeTrie.build(codes, model.config.quantizer.level_sizes)
         engine = SearchEngine(model.generator, model.quantizer, trie, self.collection.z)
         target = torch.tensor([self.wanted])
-        scan._scans = scan.WARM + 1  # a process that has searched for a while
+        lookups._scans = lookups.WARM + 1  # a process that has searched for a while
         engine.search(torch.from_numpy(self.asked.z[:1]), k=K, target=target, params=SearchParams(reranker="codes"))
         build = time.process_time() - start
         assert engine._quick is not None

@@ -1,4 +1,5 @@
-"""The one exception users are meant to see, its kind for pictures, and a list of problems that does not grow without end.
+"""The one exception users are meant to see, its kind for pictures, a list of problems that does not grow without end, and how
+words and counts are written for people.
 
 The command line prints its message on one line and exits with status 2; the server answers 4xx with it.
 Anything else that escapes is a bug.
@@ -58,3 +59,14 @@ def printable(text: str) -> str:
     short = text if len(text) <= LENGTH else f"{text[: LENGTH - 3]}..."
     whole = short.encode("utf-8", "backslashreplace").decode()
     return "".join(c if c.isprintable() or c == " " else repr(c)[1:-1] for c in " ".join(whole.split(" ")))
+
+
+def said(error: BaseException) -> str:
+    """What an exception of some library says, as one short line; its name where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+
+
+def counted(number: int, noun: str, width: int = 0) -> str:
+    """`1 item`, `1,234 items`, `2 queries`; with a width of the number in columns, where one and many take the same room."""
+    many = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{number:>{width},} {noun if number == 1 else many:<{len(many) if width else 0}}"

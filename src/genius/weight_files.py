@@ -31,7 +31,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from genius.errors import GeniusError
+from genius.errors import GeniusError, said
 from genius.files import open_plain, read_json, write_whole
 
 MAX_HEADER = 16 << 20
@@ -62,7 +62,7 @@ def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
         with safe_open(path, framework="pt") as file:
             return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
     except (OSError, SafetensorError, RuntimeError) as error:
-        raise GeniusError(f"cannot read the weights {path}: {_first_line(error)}") from None
+        raise GeniusError(f"cannot read the weights {path}: {said(error)}") from None
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -71,7 +71,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (OSError, SafetensorError, RuntimeError) as error:
-        raise GeniusError(f"cannot read the weights {path}: {_first_line(error)}") from None
+        raise GeniusError(f"cannot read the weights {path}: {said(error)}") from None
 
 
 def _check_header(path: Path) -> None:
@@ -86,10 +86,6 @@ def _check_header(path: Path) -> None:
     if len(start) < 8 or length > MAX_HEADER:
         claim = f"its header claims {length:,} bytes" if len(start) == 8 else "it is cut off"
         raise GeniusError(f"cannot read the weights {path}: {claim}")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
 def write_digests(folder: Path, names: Iterable[str] | None = None) -> None:
@@ -247,8 +243,7 @@ def build(make: Callable[[], M], shapes: Mapping[str, Sequence[int]], where: str
     except _Exceeded:
         raise GeniusError(f"{where}: the sizes that are named make a larger model than the weights fill") from None
     except Exception as error:  # impossible sizes raise almost anything
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise GeniusError(f"{where}: the sizes that are named make no model ({reason[:200]})") from None
+        raise GeniusError(f"{where}: the sizes that are named make no model ({said(error)})") from None
 
 
 def check_fit(module: nn.Module, shapes: Mapping[str, Sequence[int]], where: str) -> None:

@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from genius import GeniusError, Item, Modality, Query
+from genius.errors import counted
 from genius.types import TEMPLATES, coerce_content, format_text, instruction_for, load_image, query_text
 
 
@@ -105,3 +106,9 @@ def test_import_is_light() -> None:
     heavy = "torch lancedb transformers fastapi faiss pyarrow accelerate"
     code = f"import sys, genius; print([m for m in '{heavy}'.split() if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_counts_are_written_as_people_say_them() -> None:
+    assert [counted(n, "item") for n in (0, 1, 2, 1234)] == ["0 items", "1 item", "2 items", "1,234 items"]
+    assert (counted(1, "query"), counted(3, "query")) == ("1 query", "3 queries")
+    assert len(counted(1, "item", 9)) == len(counted(12, "item", 9))  # columns stay columns

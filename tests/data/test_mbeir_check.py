@@ -135,5 +135,5 @@ def test_the_command(root: Path, tmp_path: Path) -> None:
     assert (tmp_path / "table.md").read_text() in good.stdout
     (tmp_path / "made/instructions/query_instructions.tsv").write_text("nothing\n")
     bad = run("check", f"mbeir:{tmp_path / 'made'}")
-    assert bad.returncode == 2 and bad.stderr.count("\n") == 1 and "1 are broken" in bad.stderr
+    assert bad.returncode == 2 and bad.stderr.count("\n") == 1 and "0 things missing, 1 broken" in bad.stderr
     assert "broken: " in bad.stdout and "Traceback" not in bad.stderr

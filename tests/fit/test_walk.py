@@ -19,6 +19,7 @@ from typer.testing import CliRunner, Result
 from genius import Genius, GeniusError, Index, Item
 from genius.cli import app
 from genius.encoders.base import encode_items
+from genius.errors import counted
 from genius.fit import FitConfig
 from genius.fit import folder as onramp
 
@@ -39,13 +40,24 @@ def colour_of(item_id: object) -> str:
     return list(COLOURS)[int(str(item_id).split("_")[-1].split(".")[0]) // 1000]
 
 
-def test_from_a_folder_of_photos_to_good_answers(clip: Path, photos: Photos, tmp_path: Path) -> None:
+def test_from_a_folder_of_photos_to_good_answers(
+    clip: Path, photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, index = photos(6), tmp_path / "my.genius"
     (folder / "broken.jpg").write_bytes(b"no picture")
+    photo("red", 1, 48).save(folder / "two\nlines.png")  # no id that an index takes: said, and not encoded for nothing
+    encode, encoded = onramp.encode_items, list[str]()
+
+    def recorded(encoder: object, items: list[Item], **options: object) -> object:
+        encoded.extend(item.id for item in items)
+        return encode(encoder, items, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(onramp, "encode_items", recorded)
     made = run("index", folder, "-o", index, "--encoder", clip)
     assert made.exit_code == 0, made.output
     assert f"{6 * len(COLOURS)} items" in made.output and "without pairs" in made.output and "one by one" in made.output
     assert "broken.jpg" in made.output and not (index / "encoded").exists()
+    assert "no control characters" in made.output and len(encoded) == 6 * len(COLOURS) + 1 and "two\nlines.png" not in encoded
     right = 0
     for colour in COLOURS:
         hits = answers(index, colour, "-k", 3)
@@ -81,7 +93,7 @@ def test_a_run_that_is_broken_off_goes_on(
     encoded: list[int] = []
     whole = onramp.encode_items
 
-    def counted(encoder: object, items: list[Item], **options: object) -> object:
+    def tallied(encoder: object, items: list[Item], **options: object) -> object:
         if stage == "encoding" and len(encoded) == 2:
             raise KeyboardInterrupt
         encoded.append(len(items))
@@ -91,7 +103,7 @@ def test_a_run_that_is_broken_off_goes_on(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as broken:
-        broken.setattr(onramp, "encode_items", counted)
+        broken.setattr(onramp, "encode_items", tallied)
         if stage == "fitting":
             broken.setattr(onramp, "make_up", stopped)
         if stage == "indexing":
@@ -100,7 +112,7 @@ def test_a_run_that_is_broken_off_goes_on(
     assert first.exit_code == 130 and "run it again" in first.output, first.output
     before, stage = sum(encoded), "over"
     encoded.clear()
-    monkeypatch.setattr(onramp, "encode_items", counted)
+    monkeypatch.setattr(onramp, "encode_items", tallied)
     second = run("index", folder, "-o", index, "--encoder", clip)
     assert second.exit_code == 0 and f"{4 * len(COLOURS)} added" in second.output, second.output
     assert before >= 16 and sum(encoded) == 4 * len(COLOURS) - before  # nothing is encoded twice
@@ -115,7 +127,7 @@ def test_very_few_pictures_are_a_collection_too(clip: Path, tmp_path: Path, coun
     for number, colour in enumerate(list(COLOURS)[:count]):
         photo(colour, number).save(folder / f"{colour}.png")
     made = run("index", folder, "-o", index, "--encoder", clip)
-    assert made.exit_code == 0 and f"{count} items" in made.output and "one by one" in made.output, made.output
+    assert made.exit_code == 0 and f": {counted(count, 'item')}\n" in made.output and "one by one" in made.output, made.output
     assert answers(index, "a photo of red")[0]["id"] == "few/red.png"
 
 

@@ -36,7 +36,7 @@ def test_drop_rename_and_retype_change_items_and_filters(shop: Index, model: Gen
     codes = {f"t{i}": shop.codes(f"t{i}") for i in range(10)}
     assert shop.drop_field("sold") == 10 and shop.rename_field("price", "cost") == 10
     assert shop.get("t3").metadata == {"size": "3", "cost": 3}
-    with pytest.raises(GeniusError, match=r"1 items have a value of 'size' that is no number \(first: 'odd'\)"):
+    with pytest.raises(GeniusError, match=r"1 value of 'size' cannot become number \(first: 'odd'\)"):
         shop.retype_field("size", "number")
     assert shop.get("t3").metadata["size"] == "3"  # nothing was changed
     assert shop.retype_field("size", "number", lossy=True) == 10
@@ -126,4 +126,4 @@ def test_from_the_shell(model_folder: Path, tmp_path: Path) -> None:
     assert ask("retype", str(path), "price", "number")["items"] == 1 and ask("rename", str(path), "price", "cost")["to"] == "cost"
     assert Index.open(path).get("a").metadata == {"cost": 12}
     assert runner.invoke(app, ["fields", "drop", str(path), "nope"]).exit_code == 2
-    assert "cost  number  1 items" in runner.invoke(app, ["fields", "list", str(path)]).stdout
+    assert "cost  number  1 item\n" in runner.invoke(app, ["fields", "list", str(path)]).stdout

@@ -81,6 +81,6 @@ def test_a_watched_folder_follows_its_files(tmp_path: Path, model_folder: Path, 
     call = ["index", str(folder), "-o", str(path), "--model", str(model_folder), "--watch", "5", "--prune"]
     done = CliRunner().invoke(app, call)
     assert done.exit_code == 130 and "1 added, 0 replaced, 0 deleted: 2 items" in done.output, done.output
-    assert "0 added, 0 replaced, 1 deleted: 1 items" in done.output and done.output.count("deleted:") == 2
+    assert "0 added, 0 replaced, 1 deleted: 1 item" in done.output and done.output.count("deleted:") == 2
     assert [item.id for item in Index.open(path).items()] == ["p/b.png"]
     assert "without --refit and --json" in CliRunner().invoke(app, [*call, "--json"]).output

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from search_reference import tiny_generator, tiny_quantizer
 
-from genius.search import CodeTrie, SearchEngine, SearchParams, batch_scan, quick, scan
+from genius.search import CodeTrie, SearchEngine, SearchParams, batch_scan, lookups, quick, scan
 from genius.search.decoder import CodebookHead, Decoder
 from genius.search.quick import FirstRow
 from genius.search.scan import CodeScan
@@ -47,55 +47,95 @@ def engine_of(kind: str, quantizer, codes, vectors) -> SearchEngine:
     budget=st.sampled_from([1, 7, 40]),
     native=st.booleans(),
 )
-def test_codes_in_the_likeliest_cells_rank_by_cosine(seed, items, own, target, share, budget, native) -> None:
-    """Cells by log p of the decoder until the budget is met; in them, the best k by the cosine of the reconstruction."""
+def test_codes_below_the_nearest_pairs_rank_by_cosine(seed, items, own, target, share, budget, native) -> None:
+    """Cells by log p of the decoder, pairs of codes in them by cosine until the budget is met; below, the best k by the cosine of
+    the reconstruction."""
     codes, vectors, z = collection(seed, items)
     quantizer = own_quantizer(seed, own)
     engine = engine_of("own-codebooks" if own else "codebooks", quantizer, codes, vectors)
     allowed = np.random.default_rng(seed + 1).random(items) < share
-    scan._scans = scan.WARM + 1 if native else -1000
+    lookups._scans = lookups.WARM + 1 if native else -1000
     found = engine.search(
         z, k=5, params=SearchParams(rerank=budget, reranker="codes"), target=torch.full((3,), target), allowed=allowed
     )
     rebuilt = torch.nn.functional.normalize(quantizer.decode(torch.from_numpy(codes)), dim=1)
     for q in range(3):
         valid = allowed & ((codes[:, 0] == target) if target >= 0 else True)
-        expected = _likeliest(engine, z[q], codes, target, allowed, max(quick.SCANNED * budget, 5))
-        scores = (rebuilt @ z[q])[expected].sort(descending=True).values[:5]
-        assert torch.allclose(found.scores[q, : len(scores)], scores, atol=1e-5)
-        rows = found.rows[q, : len(scores)]
-        assert valid[rows].all() and torch.allclose((rebuilt @ z[q])[rows], found.scores[q, : len(scores)], atol=1e-5)
-        assert (found.rows[q, len(scores) :] == -1).all() and len(scores) == min(5, int(valid.sum()))
-        assert int(found.touched[q]) == len(expected)
+        least, most = _nearest(engine, z[q], codes, target, allowed, max(quick.SCANNED * budget, 5))
+        low, high = ((rebuilt @ z[q])[rows].sort(descending=True).values[:5] for rows in (least, most))
+        assert torch.all(found.scores[q, : len(low)] >= low - 1e-5) and torch.all(found.scores[q, : len(high)] <= high + 1e-5)
+        rows = found.rows[q, : min(5, int(valid.sum()))]
+        assert valid[rows].all() and torch.allclose((rebuilt @ z[q])[rows], found.scores[q, : len(rows)], atol=1e-5)
+        assert (found.rows[q, len(rows) :] == -1).all() and len(set(rows.tolist())) == len(rows)
+        assert len(least) <= int(found.touched[q]) <= len(most)
 
 
-def _likeliest(
+def _nearest(
     engine: SearchEngine, z: torch.Tensor, codes: np.ndarray, target: int, allowed: np.ndarray, granted: int
-) -> np.ndarray:
-    """Rows of the allowed items in the likeliest cells, by brute force over the generator's own log p."""
-    generator = engine.generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of the allowed items below the nearest pairs in the likeliest cells, by brute force over the generator's own log p:
+    those that must be looked at and those that may be (lengths are held in steps)."""
+    generator, quantizer = engine.generator, engine.quantizer
     scores = {}
     with torch.inference_mode():
         kinds = generator.next_log_probs(z[None], torch.empty(1, 0, dtype=torch.long))[0]
         for kind, code in {(int(c[0]), int(c[1])) for c in codes if target in (-1, c[0])}:
             first = generator.next_log_probs(z[None], torch.tensor([[kind]]))[0, code]
             scores[kind, code] = float(first) + (float(kinds[kind]) if target < 0 else 0.0)
-    share = allowed.mean()
-    if share == 0:
-        return np.empty(0, np.int64)
-    budget = int(granted / share)
+        table = torch.from_numpy(codes)
+        stands_for = sum(quantizer.vectors(level, table[:, level], table[:, 0]) for level in range(3))
+        cosines = (torch.nn.functional.normalize(stands_for, dim=1) @ z).numpy().astype(np.float64)
+    if not allowed.any():
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    budget, likely = int(granted / allowed.mean()), sorted(scores, key=lambda cell: -scores[cell])
     while True:
-        rows: list[int] = []
-        held = 0
-        for kind, code in sorted(scores, key=lambda cell: -scores[cell]):
-            if held >= budget:
+        wide: list[int] = []
+        for kind, code in likely:
+            if len(wide) >= scan.WIDE * budget and len(np.unique(codes[wide, :3], axis=0)) >= budget // scan.WIDE:
                 break
-            own = np.flatnonzero((codes[:, 0] == kind) & (codes[:, 1] == code))
-            held += len(own)
-            rows += own[allowed[own]].tolist()
-        if len(rows) >= 5 or held >= sum((target in (-1, c[0])) for c in codes):
-            return np.array(rows, np.int64)
+            wide += np.flatnonzero((codes[:, 0] == kind) & (codes[:, 1] == code)).tolist()
+        near = sorted((-cosines[row], row) for row in wide)
+        cut = -near[min(budget, len(near)) - 1][0] if near else 0.0
+        doubt = 4 * lookups.STEP
+        rows = [np.array([row for row in wide if cosines[row] >= cut + by and allowed[row]], np.int64) for by in (doubt, -doubt)]
+        edge = {tuple(codes[row, :3]) for row in wide if abs(cosines[row] - cut) < doubt}
+        if len(edge) <= 1:  # nothing but the last pair itself: no doubt
+            rows[0] = rows[1]
+        if len(rows[0]) >= 5 or budget >= sum((target in (-1, c[0])) for c in codes):
+            return rows[0], rows[1]
         budget *= 4
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    sizes=st.sampled_from([(3, 4, 40), (3, 4, 2, 5), (3, 3, 2, 2, 4), (3, 3, 2, 2, 2, 9), (3, 2, 2, 2, 2, 2, 9)]),
+    items=st.integers(2, 300),
+    cut=st.floats(0, 1),
+    share=st.sampled_from([None, 0.3]),
+    native=st.booleans(),
+)
+def test_every_id_is_looked_at_once_whatever_a_trie_spells_out(seed, sizes, items, cut, share, native) -> None:
+    """Two tries of one collection, of any depth: with room for everything, all allowed items and their cosines."""
+    rng = np.random.default_rng(seed)
+    codes = np.stack([np.minimum((rng.random(items) ** 2 * size).astype(np.int64), size - 1) for size in sizes], axis=1)
+    quantizer = tiny_quantizer(sizes)
+    parts = [rows for rows in np.split(np.arange(items), [int(cut * items)]) if len(rows)]
+    looked = CodeScan(quantizer, [CodeTrie.build(codes[rows], sizes, rows) for rows in parts])
+    lookups._scans = lookups.WARM + 1 if native else -1000
+    allowed = None if share is None else rng.random(items) < share
+    z = torch.from_numpy(rng.standard_normal((1, 8))).float()
+    tables = [None if table is None else table[0] for table in looked.tables(z, -1)]
+    liked = rng.standard_normal(3 * sizes[1]).astype(np.float32)
+    found = looked.scan(liked, tables, (z @ looked.means.T).numpy()[0], 10**6, allowed)
+    rebuilt = torch.nn.functional.normalize(quantizer.decode(torch.from_numpy(codes)), dim=1)
+    exact = (rebuilt @ z[0]).numpy()
+    kept = np.arange(items) if allowed is None else np.flatnonzero(allowed)
+    assert int(found.items.sum()) == len(kept) and np.array_equal(np.sort(looked.rows_of(found.ids, allowed)), kept)
+    for place, score, held in zip(found.ids, found.scores, found.items, strict=True):
+        rows, own = looked.codes_of(np.array([place]), allowed)
+        assert len(rows) == held and np.array_equal(own, codes[rows])
+        assert np.allclose(exact[rows], score, atol=2 * looked.doubt * float(z.norm()) + 1e-5)
 
 
 @settings(max_examples=40, deadline=None)
@@ -128,12 +168,14 @@ def test_a_small_collection_is_compared_whole(seed, items, target, share, half) 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**31), count=st.integers(1, 9000), steps=st.sampled_from([1, 3, 50, 10**6]), native=st.booleans())
 def test_the_least_of_the_best_is_the_one_that_sorting_finds(seed, count, steps, native) -> None:
-    """Scores with many equals among them, compiled or not."""
+    """Scores with many equals among them, several items each, compiled or not; the last where more are wanted than there are."""
     rng = np.random.default_rng(seed)
     scores = (rng.integers(0, steps, count) / steps - 0.3).astype(np.float32)
-    wanted = int(rng.integers(1, count + 1))
-    scan._scans = scan.WARM + 1 if native else -1000
-    assert scan.least_of_best(scores, wanted) == np.sort(scores)[count - wanted]
+    items = rng.integers(1, 4, count).astype(np.int32)
+    wanted = int(rng.integers(1, items.sum() + 9))
+    lookups._scans = lookups.WARM + 1 if native else -1000
+    each = np.sort(np.repeat(scores, items))[::-1]
+    assert lookups.Found(np.arange(count), scores, items).least_of_best(wanted) == each[min(wanted, len(each)) - 1]
 
 
 def test_vectors_rank_what_the_scan_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,23 +203,45 @@ def test_the_row_in_numpy_is_the_decoders(kind: str) -> None:
     with torch.inference_mode():
         row, truth = FirstRow(decoder, decoder.head), scan.liked(decoder, z, -1)
         told = scan.liked(decoder, z, 1).reshape(4, 3, -1)[:, 1]
-    for i in range(4):
-        kinds, codes = row.liked(z[i].numpy(), np.arange(3))
-        assert np.allclose((kinds[:, None] + codes).reshape(-1), truth[i], atol=1e-5)
-        assert np.allclose(row.liked(z[i].numpy(), np.array([1]))[1][0], told[i], atol=1e-5)
+    for questions in (z, z[2:3]):
+        here = slice(None) if len(questions) == 4 else slice(2, 3)
+        assert np.allclose(row.liked(questions.numpy(), -1).reshape(len(questions), -1), truth[here], atol=1e-5)
+        assert np.allclose(row.liked(questions.numpy(), 1)[:, 0], told[here], atol=1e-5)
 
 
-def test_compiled_and_plain_look_ups_are_bit_equal() -> None:
+@pytest.mark.parametrize("reranker", ["codes", "embeddings"])
+def test_compiled_and_plain_searches_are_bit_equal(reranker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Vectors in half precision, as an index stores them, some very small: compiled products only say which to compare."""
     pytest.importorskip("numba")
     codes, vectors, z = collection(11, 3000)
-    engine = engine_of("codebooks", own_quantizer(11, False), codes, vectors)
-    params = SearchParams(rerank=30, reranker="codes")
-    allowed = np.random.default_rng(0).random(3000) < 0.5
-    answers = []
-    for scans in (-1000, scan.WARM + 1):
-        scan._scans = scans
-        answers.append(engine.search(z, k=20, params=params, allowed=allowed))
-    assert torch.equal(answers[0].rows, answers[1].rows) and torch.equal(answers[0].scores, answers[1].scores)
+    monkeypatch.setattr(quick, "FLAT_BYTES", 0)
+    vectors[::7] *= 1e-5
+    engine = engine_of("codebooks", own_quantizer(11, False), codes, vectors.half())
+    params = SearchParams(rerank=300, reranker=reranker)
+    for allowed in (None, np.random.default_rng(0).random(3000) < 0.5):
+        answers = []
+        for scans in (-1000, lookups.WARM + 1):
+            lookups._scans = scans
+            answers.append(engine.search(z, k=20, params=params, allowed=allowed))
+        assert torch.equal(answers[0].rows, answers[1].rows) and torch.equal(answers[0].scores, answers[1].scores)
+        assert torch.equal(answers[0].touched, answers[1].touched) and (answers[0].rows >= 0).all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**31), count=st.integers(1, 70), width=st.integers(1, 70), exponent=st.integers(-8, 4))
+def test_products_of_half_precision_are_those_of_their_values(seed, count, width, exponent) -> None:
+    """Bits of 16 read as numbers: of any size and sign, zero and those too small for a full mantissa included."""
+    pytest.importorskip("numba")
+    random = torch.Generator().manual_seed(seed)
+    stored = (torch.randn(100, width, generator=random) * 10.0**exponent).half()
+    stored[:, ::5] = 0
+    rows, query = torch.randint(100, (count,), generator=random), torch.randn(width, generator=random)
+    out = np.empty(count, np.float32)
+    lookups._scans = lookups.WARM + 1
+    lookups.compiled("_products")(lookups.plain(stored.numpy().view(np.uint16)), rows.numpy(), query.numpy(), out)
+    exact = stored[rows].double() @ query.double()
+    size = stored[rows].double().abs() @ query.double().abs()
+    assert (torch.from_numpy(out) - exact).abs().le(1e-6 * size + 1e-30).all()
 
 
 @settings(max_examples=25, deadline=None)

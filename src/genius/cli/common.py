@@ -80,6 +80,14 @@ def emit(value: Any) -> None:
     print(text if plain else json.dumps(value, default=str), flush=True)
 
 
+def tell(body: Any, line: str, as_json: bool) -> None:
+    """A result: as JSON for machines, as one line for people."""
+    if as_json:
+        emit(body)
+    else:
+        print(line)
+
+
 def setting(entry: str) -> tuple[str, Any]:
     """`--set name=value`: the value as TOML reads it, or a bare word."""
     import tomllib  # its patterns are compiled when it is loaded: no command waits for them that has no settings

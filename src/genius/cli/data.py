@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from genius.cli.common import add_group, command, console, emit
+from genius.cli.common import add_group, command, console, emit, tell
 from genius.cli.index import DeviceOption, IndexArgument, JsonOption, ModelOption
-from genius.errors import GeniusError
+from genius.errors import GeniusError, counted
 
 
 def register(app: typer.Typer) -> None:
@@ -111,7 +111,8 @@ def web(
     if as_json:
         emit({"output": str(output), "items": done.items, "pictures": done.pictures, "bytes": done.bytes, "files": done.files})
         return
-    print(f"{done.items:,} items, {done.pictures:,} pictures, {done.bytes / 1e6:.1f} MB in {output}. Open it with:")
+    held = f"{counted(done.items, 'item')}, {counted(done.pictures, 'picture')}, {done.bytes / 1e6:.1f} MB"
+    print(f"{held} in {output}. Open it with:")
     print(f"  python -m http.server -d {output} 8000        # then http://localhost:8000")
 
 
@@ -143,10 +144,8 @@ def check(
     if scheme != "mbeir":
         found = check_collection(open_collection(dataset, split=split), images=pictures != "none")
         summary = {"queries": found.queries, "items": found.items, "pairs": found.pairs, "tasks": found.per_task}
-        if json:
-            emit(summary)
-        else:
-            print(f"{dataset}: {found.queries:,} questions, {found.items:,} items, {found.pairs:,} judgements; sound")
+        counts = (counted(found.queries, "question"), counted(found.items, "item"), counted(found.pairs, "judgement"))
+        tell(summary, f"{dataset}: {', '.join(counts)}; sound", json)
         return
 
     def say(name: str) -> None:
@@ -161,7 +160,7 @@ def check(
         print(statistics(report))
         repeated = sum(c.occurrences - c.queries for c in report.queries.get("union_train", {}).values())
         size = sum(report.sizes.values()) / 1e9
-        print(f"{len(report.sizes)} files, {size:.3f} GB of text; {report.pictures:,} pictures named")
+        print(f"{counted(len(report.sizes), 'file')}, {size:.3f} GB of text; {counted(report.pictures, 'picture')} named")
         print(f"up-sampled training file: {repeated:,} of its lines are repeats")
         for title, lines in (("missing", report.missing), ("broken", report.broken), ("note", report.notes)):
             for line in lines[:SHOWN]:
@@ -169,7 +168,7 @@ def check(
             if len(lines) > SHOWN:
                 print(f"{title}: and {len(lines) - SHOWN} more")
     if not report.sound:
-        raise GeniusError(f"{path}: {len(report.missing)} things are missing, {len(report.broken)} are broken")
+        raise GeniusError(f"{path}: {counted(len(report.missing), 'thing')} missing, {len(report.broken)} broken")
     if not json:
         print(f"{path} is whole")
 
@@ -191,7 +190,7 @@ def encode(
     if json:
         emit({"output": str(output), "items": codes.shape[0], "levels": codes.shape[1]})
     else:
-        console.print(f"wrote {output}: {codes.shape[0]:,} IDs of {codes.shape[1]} codes")
+        console.print(f"wrote {output}: {counted(codes.shape[0], 'ID')} of {counted(codes.shape[1], 'code')}")
 
 
 @command
@@ -229,7 +228,7 @@ def search(
     if json:
         emit({"output": str(output), "queries": done, "beams": beams})
     else:
-        console.print(f"wrote {output}: {beams} IDs for each of {done:,} queries")
+        console.print(f"wrote {output}: {counted(beams, 'ID')} for each of {counted(done, 'query')}")
 
 
 @command
@@ -298,11 +297,8 @@ def extract(
         "candidates": modality_counts(data.pool),
         "pairs": len(data.pairs),
     }
-    if json:
-        emit(report)
-    else:
-        counts = ", ".join(f"{n:,} {name}s" for name, n in modality_counts(data.pool).items() if n)
-        print(f"{output}: {len(data.queries):,} queries, {counts}, {len(data.pairs):,} judgements")
+    counts = ", ".join(counted(n, name) for name, n in modality_counts(data.pool).items() if n)
+    tell(report, f"{output}: {counted(len(data.queries), 'query')}, {counts}, {counted(len(data.pairs), 'judgement')}", json)
 
 
 def _share(text: str) -> tuple[int, int]:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from genius.cli.common import command, console, emit, note
-from genius.errors import GeniusError
+from genius.cli.common import command, console, emit, note, tell
+from genius.errors import GeniusError, counted
 
 if TYPE_CHECKING:
     from genius.demo import Shown
@@ -165,7 +165,7 @@ def index(
     if report.ignored:
         kinds = ", ".join(f"{suffix} ({count})" for suffix, count in report.ignored.most_common(8))
         console.print(f"  not indexable: {kinds}", markup=False, highlight=False)
-    print(f"{output}: {body['items']} items")
+    print(f"{output}: {counted(body['items'], 'item')}")
     if hint is not None:
         note(f"note: {hint}")
     if fit is not None:
@@ -190,7 +190,8 @@ def _changes(output: Path, paths: list[Path], config: IngestConfig, every: float
             time.sleep(every)
             report = ingest(index, paths, config)
             if report.added or report.replaced or report.deleted:
-                yield f"{report.added} added, {report.replaced} replaced, {report.deleted} deleted: {index.count():,} items"
+                now = counted(index.count(), "item")
+                yield f"{report.added} added, {report.replaced} replaced, {report.deleted} deleted: {now}"
 
 
 def _leave_if_failed(spread: BulkReport | None) -> None:
@@ -198,7 +199,7 @@ def _leave_if_failed(spread: BulkReport | None) -> None:
     if spread is not None and spread.failed:
         for line in spread.failed[:SHOWN]:
             note(f"not done: {line}")
-        note(f"{len(spread.failed)} of {spread.parts} parts are not done: run it again")
+        note(f"not done: {len(spread.failed)} of {counted(spread.parts, 'part')}; run it again")
         raise typer.Exit(1)
 
 
@@ -222,7 +223,9 @@ def info(
         emit(body)
         return
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in body["modalities"].items() if count)
-    print(f"{path}: {body['items']:,} items ({kinds or 'empty'}), {body['bytes'] / 1e6:,.1f} MB, version {body['version']}")
+    print(
+        f"{path}: {counted(body['items'], 'item')} ({kinds or 'empty'}), {body['bytes'] / 1e6:,.1f} MB, version {body['version']}"
+    )
     source = body["model"] or "not recorded"
     if source == INSIDE:
         known = load_knows(path / MODEL)
@@ -234,7 +237,7 @@ def info(
     for name, kind in body["metadata"].items():
         print(f"  metadata  {name} ({kind})")
     for version in body.get("versions", []):
-        print(f"  version   {version['version']}  {version['time'][:19]}  {version['items']:,} items")
+        print(f"  version   {version['version']}  {version['time'][:19]}  {counted(version['items'], 'item')}")
 
 
 def _advice(path: Path) -> str | None:
@@ -265,10 +268,7 @@ def delete(
         wanted = ids if ids else [item.id for item in opened.items(where)]
         gone = opened.delete(wanted, missing="raise" if ids else "skip")
         left = opened.count()
-    if as_json:
-        emit({"deleted": gone, "items": left})
-    else:
-        print(f"{gone} deleted, {left} left")
+    tell({"deleted": gone, "items": left}, f"{gone} deleted, {left} left", as_json)
 
 
 @command
@@ -287,10 +287,7 @@ def optimize(
         before = opened.info()["bytes"]
         opened.optimize(keep=timedelta(days=keep_days))
         after = opened.info()["bytes"]
-    if as_json:
-        emit({"bytes_before": before, "bytes_after": after})
-    else:
-        print(f"{before / 1e6:,.1f} MB -> {after / 1e6:,.1f} MB")
+    tell({"bytes_before": before, "bytes_after": after}, f"{before / 1e6:,.1f} MB -> {after / 1e6:,.1f} MB", as_json)
 
 
 def _as_json(shown: Shown) -> dict[str, Any]:
@@ -351,7 +348,7 @@ def demo(
         print(f"\nphotos:  {photos['photos']} samples of scikit-image, indexed with --encoder bundled:mini, without pairs")
         print(f"  a part of each, asked with: the whole photo comes first for {photos['found']} of {photos['photos']}")
         print("  (that encoder knows drawings; with a CLIP words find photos: --encoder hf-hub:openai/clip-vit-base-patch32)")
-    print(f"\n{index.count():,} items are in {output}; queries and answers are drawn in {sheet}. Next:")
+    print(f"\n{output} holds {counted(index.count(), 'item')}; queries and answers are drawn in {sheet}. Next:")
     print(f'  genius search {output} --text "a sad face" --target image')
     print(f"  genius explain {output} --text umbrella        # how the ID is written, code by code")
     print(f"  genius serve {output}                          # a page: open http://127.0.0.1:8000")

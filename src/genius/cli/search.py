@@ -14,7 +14,7 @@ import typer
 
 from genius.cli.common import command, emit, inline, note, protocol
 from genius.cli.index import DeviceOption, IndexArgument, JsonOption, ModelOption
-from genius.errors import GeniusError
+from genius.errors import GeniusError, counted
 from genius.types import Item, Modality, Query
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def duplicates(
     for group in groups:
         print(f"{group.least:.4f}  {'  '.join(group.ids)}")
     print(
-        f"{len(groups)} groups, {sum(len(group.ids) - 1 for group in groups)} items more than needed"
+        f"{counted(len(groups), 'group')}, {counted(sum(len(group.ids) - 1 for group in groups), 'item')} more than needed"
         if groups
         else "no duplicates"
     )
@@ -265,9 +265,9 @@ def _writing(written: Written, scanned: bool) -> Iterator[str]:
     if scanned:
         end = f"; so few items ({written.compared:,}) are all compared, the codes decide nothing"
     elif written.stop is None:
-        end = "" if not written.compared else f"; {written.compared:,} items below its beams are compared"
+        end = "" if not written.compared else f"; compared: {counted(written.compared, 'item')} below its beams"
     else:
-        end = f"; after {written.stop} codes at most {written.compared:,} items are left, and those are compared"
+        end = f"; compared: at most {counted(written.compared, 'item')} left after {counted(written.stop, 'code')}"
     yield f"looking for {kind}, the decoder writes{end}:"
     for node in written.tree():
         yield from _branch(node, 1)
@@ -281,7 +281,8 @@ def _branch(node: dict[str, Any], depth: int) -> Iterator[str]:
     likely = "given" if node["log_p"] is None else f"{node['log_p']:7.2f}"
     mark = "*" if node["answer"] else " " if node["kept"] else "x"
     what = node["examples"][0] if alone and node["examples"] else ", ".join(node["words"])
-    yield f"{mark} {'  ' * depth}{code:<{max(1, 24 - 2 * depth)}} {likely:>7} {node['items']:>9,} items  {what}".rstrip()
+    items = counted(node["items"], "item", 9)
+    yield f"{mark} {'  ' * depth}{code:<{max(1, 24 - 2 * depth)}} {likely:>7} {items}  {what}".rstrip()
     if not alone:
         for child in node["children"]:
             yield from _branch(child, depth + 1)
@@ -296,7 +297,7 @@ def _explain_items(index: Index, ids: Sequence[str], neighbours: int, as_json: b
         print(f"{result['id']}  ID {' '.join(map(str, result['codes']))}")
         for step in result["path"]:
             others = ", ".join(step["others"]) or "nothing else"
-            print(f"  {' '.join(map(str, step['prefix'])):<40} {step['count']:>9,} items   {others}")
+            print(f"  {' '.join(map(str, step['prefix'])):<40} {counted(step['count'], 'item', 9)}   {others}")
 
 
 def _path_of(index: Index, item_id: str, codes: Sequence[int], neighbours: int) -> dict[str, Any]:
@@ -325,8 +326,8 @@ def _explain_prefix(index: Index, prefix: list[int | None], shown: int, as_json:
         emit(view.to_dict())
         return
     written = " ".join("*" if code is None else str(code) for code in prefix)
-    print(f"{view.count:,} items under {written or 'everything'}")
+    print(f"{counted(view.count, 'item')} under {written or 'everything'}")
     for code, count in list(view.children.items())[:20]:
-        print(f"  next code {code:>6}  {count:>9,} items")
+        print(f"  next code {code:>6}  {counted(count, 'item', 9)}".rstrip())
     for item in view.items:
         print(f"  {item.id}{about(item)}")

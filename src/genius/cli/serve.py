@@ -24,7 +24,7 @@ import typer
 
 from genius.cli.common import command, console, emit
 from genius.cli.index import DeviceOption, IndexArgument, ModelOption, RayOption
-from genius.errors import GeniusError
+from genius.errors import GeniusError, counted
 
 if TYPE_CHECKING:
     from genius.index import Index
@@ -125,7 +125,7 @@ def serve(
     def listening(url: str) -> None:
         if json_output:
             emit({"url": url, "items": len(opened), "index": str(index)})
-        console.print(f"[bold]{url}[/]  {len(opened):,} items  (Ctrl-C stops)")
+        console.print(f"[bold]{url}[/]  {counted(len(opened), 'item')}  (Ctrl-C stops)")
 
     finished = run(create_app(opened, settings, known), settings, listening)
     leave(0 if finished else 1)
@@ -161,7 +161,7 @@ def _look_after(workers: int, settings: ServeConfig, index: Path, json_output: b
     def listening() -> None:
         if json_output:
             emit({"url": url, "workers": workers, "index": str(index)})
-        console.print(f"[bold]{url}[/]  {workers} workers  (Ctrl-C stops)")
+        console.print(f"[bold]{url}[/]  {counted(workers, 'worker')}  (Ctrl-C stops)")
 
     return Workers(listener, workers, settings.drain_s).run(listening)
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from genius.cli.common import command, console, emit, kept_if_interrupted, setting
+from genius.cli.common import command, console, emit, kept_if_interrupted, setting, tell
 from genius.cli.index import DeviceOption, RayOption
 from genius.errors import GeniusError
 
@@ -110,10 +110,8 @@ def attach(
     from genius.train.sources import attach_encoder
 
     checked = attach_encoder(model, encoder, features=features, data=data, split=split)
-    if json:
-        emit({"model": str(model), "encoder": encoder, "checked": checked})
-    else:
-        print(f"{model} has the encoder {encoder} now; checked: {', '.join(checked)}")
+    body = {"model": str(model), "encoder": encoder, "checked": checked}
+    tell(body, f"{model} has the encoder {encoder} now; checked: {', '.join(checked)}", json)
 
 
 def fields_page() -> str:

@@ -1,7 +1,7 @@
 """`Collection`: what every dataset looks like before the encoder, and `Sample`: part of one.
 
 Tasks, a stream of judged queries, one pool of items, and for each task the part of the pool that is its own.
-Nothing here opens a picture. The datasets themselves are in `mbeir` and `datasets`.
+Nothing here opens a picture. The datasets themselves are in `mbeir` and the room's own module.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from genius.errors import GeniusError
+from genius.errors import GeniusError, said
 from genius.files import open_plain, parse_json
 from genius.types import is_unicode
 
@@ -51,7 +51,7 @@ def cut_rows(path: Path, size: int) -> list[RowRange]:
             with open_plain(path), pq.ParquetFile(path, **_LIMITS) as file:
                 rows = int(file.metadata.num_rows)
         except (pa.ArrowException, OSError, MemoryError) as error:
-            raise GeniusError(f"cannot read {path}: {str(error).strip().splitlines()[0][:200]}") from None
+            raise GeniusError(f"cannot read {path}: {said(error)}") from None
         return [RowRange(first, min(size, rows - first)) for first in range(0, rows, size)]
     if path.suffix.lower() in (".csv", ".tsv"):
         return [RowRange(0, 1 << 62)]
@@ -77,8 +77,7 @@ def read_rows(path: Path, stretch: RowRange | None = None) -> Iterator[tuple[int
     try:
         yield from readers.get(path.suffix.lower(), read_jsonl_rows)(path, stretch)
     except (OSError, csv.Error) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise GeniusError(f"cannot read {path}: {reason[:300]}") from None
+        raise GeniusError(f"cannot read {path}: {said(error)}") from None
 
 
 def read_jsonl_rows(path: Path, stretch: RowRange | None = None) -> Iterator[tuple[int, Row | str]]:
@@ -199,8 +198,7 @@ def _read_parquet(path: Path, stretch: RowRange | None = None) -> Iterator[tuple
                     if number > part.first:
                         yield number, row
     except (pa.ArrowException, UnicodeDecodeError, OverflowError, MemoryError, SystemError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise GeniusError(f"cannot read {path}: {reason[:200]}") from None
+        raise GeniusError(f"cannot read {path}: {said(error)}") from None
 
 
 def _groups(about: Any, part: RowRange) -> tuple[list[int], int]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from genius.encoders.base import Encoder, encode_items, encode_queries
-from genius.errors import GeniusError
+from genius.errors import GeniusError, said
 from genius.files import read_json
 from genius.weight_files import check_digests, write_digests
 
@@ -193,8 +193,7 @@ def _from_hub(name: str) -> Path:
     try:
         return Path(snapshot_download(repository, revision=revision or None, allow_patterns=HUB_FILES))
     except Exception as error:  # the hub client raises many kinds, most of them long
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise GeniusError(f"cannot fetch hf-hub:{name}: {reason}") from None
+        raise GeniusError(f"cannot fetch hf-hub:{name}: {said(error)}") from None
 
 
 def _family(name: str) -> Any:

@@ -23,7 +23,7 @@ from genius.encoders.inputs import CLIP_MEAN, CLIP_STD, Pixels
 from genius.encoders.transformers_dual import ClipEncoder, import_transformers
 from genius.encoders.uniir_blip import BlipFfEncoder, BlipSfEncoder
 from genius.encoders.uniir_clip import PREFIX, ClipFfEncoder, clip_from_openai
-from genius.errors import GeniusError
+from genius.errors import GeniusError, said
 from genius.files import read_json
 from genius.torch_file import read_checkpoint
 from genius.weight_files import read_tensors
@@ -91,8 +91,7 @@ def _find(folder: Path, name: str, readers: dict[str, Callable[[Path], Any]], to
             if token in _words(path):
                 return read(path)
         except Exception as error:  # the library raises bare Exceptions
-            reason = (str(error) or type(error).__name__).splitlines()[0]
-            raise GeniusError(f"cannot read the tokenizer {path}: {reason}") from None
+            raise GeniusError(f"cannot read the tokenizer {path}: {said(error)}") from None
     try:
         return import_transformers().AutoTokenizer.from_pretrained(hub, trust_remote_code=False)
     except (OSError, ValueError):

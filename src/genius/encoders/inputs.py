@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from genius.errors import GeniusError
+from genius.errors import GeniusError, said
 from genius.files import read_json
 
 MAX_SIDE = 8192  # of what a tower may ask for: it comes out of a file, and every picture is brought to it
@@ -45,7 +45,7 @@ class Tokens:
         try:
             return cls(Tokenizer.from_file(str(path)), length)
         except Exception as error:  # the library raises bare Exceptions
-            raise GeniusError(f"cannot read the tokenizer {path}: {str(error).splitlines()[0]}") from None
+            raise GeniusError(f"cannot read the tokenizer {path}: {said(error)}") from None
 
     def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """(n, longest) int64 ids and attention mask."""

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from genius.config import from_dict
 from genius.encoders import write_spec
 from genius.encoders.inputs import Pixels, Tokens
-from genius.errors import GeniusError
+from genius.errors import GeniusError, said
 from genius.features import Features
 from genius.weight_files import build, check_fit, fingerprint, read_shapes, read_tensors
 
@@ -113,7 +113,7 @@ class OnnxTower:
         try:
             self.session = onnxruntime.InferenceSession(str(path), options, providers=onnxruntime.get_available_providers())
         except Exception as error:  # onnxruntime raises its own kinds, derived from Exception or RuntimeError
-            raise GeniusError(f"cannot load the ONNX tower {path}: {str(error).splitlines()[0]}") from None
+            raise GeniusError(f"cannot load the ONNX tower {path}: {said(error)}") from None
         self.inputs = [entry.name for entry in self.session.get_inputs()]
         width = self.session.get_outputs()[0].shape[-1]
         if not isinstance(width, int):
@@ -251,7 +251,7 @@ class TowersEncoder(nn.Module):
             pixels = from_dict(Pixels, spec["pixels"], str(directory))
             tokens = Tokens.load(directory / TOKENIZER, int(spec["length"]))
         except (GeniusError, KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:
-            raise GeniusError(f"cannot load the towers' heads at {directory}: {str(error).splitlines()[0]}") from None
+            raise GeniusError(f"cannot load the towers' heads at {directory}: {said(error)}") from None
         return cls(OnnxTower(directory / IMAGE), OnnxTower(directory / TEXT), heads, pixels, tokens)
 
     def fingerprint(self) -> str:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from genius.encoders import write_spec
 from genius.encoders.inputs import Pixels, read_pixels
-from genius.errors import GeniusError
+from genius.errors import GeniusError, said
 from genius.files import read_json
 from genius.weight_files import build, fingerprint, read_shapes
 
@@ -58,7 +58,7 @@ class DualEncoder(nn.Module):
             tokenizer = load_tokenizer(directory)
             pixels = read_pixels(directory, model.config.vision_config.image_size)
         except Exception as error:  # the library raises many kinds for a stranger's config
-            raise GeniusError(f"{where}: {_first_line(error)}") from None
+            raise GeniusError(f"{where}: {said(error)}") from None
         lacking = sorted(name for name in found["missing_keys"] if not name.endswith("position_ids"))
         if lacking:  # the library draws them at random, and a tower with one random layer still gives vectors
             raise GeniusError(f"{where}: {len(lacking)} tensors are missing (first: {lacking[0]})")
@@ -162,10 +162,6 @@ def _check_sizes(family: Any, directory: Path) -> None:
         shapes |= read_shapes(path)
     config = family.config_class.from_pretrained(directory, local_files_only=True)
     build(lambda: family(config), shapes, str(directory / "config.json"))
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 class ClipEncoder(DualEncoder):

@@ -23,7 +23,7 @@ from genius.encoders import write_spec
 from genius.encoders.inputs import Pixels
 from genius.encoders.transformers_dual import import_transformers, load_tokenizer
 from genius.encoders.uniir_clip import FusingEncoder
-from genius.errors import GeniusError
+from genius.errors import GeniusError, said
 from genius.weight_files import (
     build,
     depth,
@@ -97,7 +97,7 @@ class BlipEncoder(nn.Module):
         try:
             tokenizer = load_tokenizer(Path(directory))
         except Exception as error:  # the library raises many kinds
-            raise GeniusError(f"cannot read the tokenizer in {directory}: {str(error).splitlines()[0]}") from None
+            raise GeniusError(f"cannot read the tokenizer in {directory}: {said(error)}") from None
         return cls(read_tensors(path), tokenizer, str(path))
 
     def save(self, directory: Path) -> None:

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from genius.data.features import FeatureSet
 from genius.encoders import load_encoder
 from genius.encoders.base import Encoder, encode_items, encode_queries
-from genius.errors import GeniusError
+from genius.errors import GeniusError, counted
 from genius.features import Features
 from genius.model.codebooks import choose_level_sizes
 from genius.model.config import GeniusConfig, knows
@@ -184,7 +184,7 @@ class Fit:
 
     def lines(self) -> list[str]:
         """What people should know of it."""
-        out = [f"codes and decoder fitted to {self.items:,} items in {self.seconds:.0f} s, without pairs"]
+        out = [f"codes and decoder fitted to {counted(self.items, 'item')} in {self.seconds:.0f} s, without pairs"]
         if self.scans:
             out.append("so few items are simply compared one by one: every search is exhaustive")
         elif self.kept:
@@ -234,7 +234,7 @@ def fit_vectors(
     shape = _shape(z.shape[1], modality, config)
     several = len(modality.unique()) > 1  # one kind needs no books of its own
     quantizer = ResidualQuantizer(replace(quantizer_config(shape), own_books_from=int(several)))
-    tell(f"codes for {len(z):,} items: {' x '.join(map(str, shape.level_sizes))}")
+    tell(f"codes for {counted(len(z), 'item')}: {' x '.join(map(str, shape.level_sizes))}")
     some = _some(len(z), config.sample, config.seed)
     quantizer.initialise(z[some], modality[some], config.iterations, config.seed, together=1)
     codes = quantizer.encode(z, modality)

@@ -17,7 +17,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from genius.encoders.base import batched, encode_items
-from genius.errors import GeniusError, Problems
+from genius.errors import GeniusError, Problems, said
 from genius.features import Features
 from genius.files import read_json, write_whole
 from genius.fit import MOST, Fit, FitConfig, Say, Unfitted, fit_vectors, make_up, settled
@@ -50,7 +50,7 @@ from genius.index.folder import (
     write_about,
 )
 from genius.index.ingest import IngestConfig, IngestReport, find_files, ingest, read_items
-from genius.index.prepare import Stamp
+from genius.index.prepare import Stamp, storable
 from genius.index.reader import Reader, good_rows, resealed, whole_schema
 from genius.index.searching import to_item
 from genius.index.store import Store
@@ -127,7 +127,7 @@ class Encoded:
                 keys = [(str(name), str(mark)) for name, mark in json.loads(file.metadata()["items"])]
                 tensors = [file.get_tensor(name) for name in ("image", "text", "image_mask", "text_mask")]
         except Exception as error:
-            raise GeniusError(f"cannot read {path}: {str(error).splitlines()[0]}; delete {path.parent} and start anew") from None
+            raise GeniusError(f"cannot read {path}: {said(error)}; delete {path.parent} and start anew") from None
         self._take(keys, Features(*tensors))
 
 
@@ -149,6 +149,18 @@ class OnRamp:
     hint: str | None  # what people should know of it
 
 
+@contextmanager
+def _kept_if_full() -> Iterator[None]:
+    """Tell people whose disk is full that they can go on."""
+    try:
+        yield
+    except GeniusError as error:
+        if "disk is full" in str(error):
+            raise GeniusError(f"{error}. What is done is kept: make room and run it again") from None
+        raise
+
+
+@_kept_if_full()
 def index_with_encoder(
     paths: Sequence[str | Path],
     output: Path,
@@ -162,25 +174,6 @@ def index_with_encoder(
     say: Say | None = None,
 ) -> OnRamp:
     """Make an index of files with a model that is fitted to them; add to it if it is there."""
-    try:
-        return _index(paths, output, uri, config, fit_config, device, thumbnails, tell, say)
-    except GeniusError as error:
-        if "disk is full" in str(error):
-            raise GeniusError(f"{error}. What is done is kept: make room and run it again") from None
-        raise
-
-
-def _index(
-    paths: Sequence[str | Path],
-    output: Path,
-    uri: str,
-    config: IngestConfig,
-    fit_config: FitConfig | None,
-    device: torch.device | str,
-    thumbnails: int,
-    tell: Tell | None,
-    say: Say | None,
-) -> OnRamp:
     heard, said, started = tell or (lambda *_: None), say or (lambda _: None), time.monotonic()
     about = read_about(output)
     if about is not None and about.source != INSIDE:
@@ -242,7 +235,10 @@ def _encode(
     for batch in batched(read_items(found, config, nowhere, lambda _: None), AT_ONCE):
         fresh = [(item, stamp) for item, stamp in batch if _key(item, stamp) not in encoded and item.id not in seen]
         seen.update(item.id for item, _ in batch)
-        if fresh:
+        sound, _, refused = storable(fresh, "skip")
+        nowhere.problems += refused
+        if sound:
+            fresh = [fresh[row] for row in sound]
             features, kept, bad = encode_items(unfitted.encoder, [item for item, _ in fresh], on_error="skip", batch_size=32)
             nowhere.problems += bad
             encoded.add([_key(*fresh[row]) for row in kept], features)

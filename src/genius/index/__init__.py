@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from genius.encoders.base import batched
-from genius.errors import GeniusError
+from genius.errors import GeniusError, counted
 from genius.features import Features
 from genius.index import explaining, searching, writing
 from genius.index.explaining import Explanation
@@ -124,7 +124,7 @@ class Index:
         return isinstance(item_id, str) and self._state.consistent(lambda: item_id in self._state.find([item_id]))
 
     def __repr__(self) -> str:
-        return f"Index({str(self.path)!r}, {self.count()} items, version {self.version})"
+        return f"Index({str(self.path)!r}, {counted(self.count(), 'item')}, version {self.version})"
 
     def __reduce__(self) -> Any:
         """Pickled, an index is its path: another process opens it anew. Its model must be one that can be loaded again."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from genius.errors import GeniusError, Problems
+from genius.errors import GeniusError, Problems, counted
 from genius.files import parse_json
 from genius.index import cache, commit
 from genius.index import metadata as meta
@@ -146,7 +146,7 @@ def _table(folder: Path, about: About, book: Book | None, report: CheckReport) -
         report.version = reader.version
         count = reader.count()
         if book is not None and count != book.items:
-            report.problems.append(f"the table holds {count} items; {book.items} were acknowledged")
+            report.problems.append(f"the table holds {counted(count, 'item')}, not the {book.items} that were acknowledged")
         caches = _caches(folder, about, report)
         if not report.fast:
             _rows(reader, about, caches, report)

@@ -140,7 +140,7 @@ def prepare(
 
     Each picture is decoded once, in threads: the encoder's input and what is stored of it are made there.
     """
-    sound, metadata, problems = _sound(batch, on_error)
+    sound, metadata, problems = storable(batch, on_error)
     passes = _passes(batch) if features is None else [0] * len(batch)
     items = [batch[position][0] for position in sound]
     pictures = [Picture()] * len(items)
@@ -191,7 +191,7 @@ def _sizes(passes: Sequence[int], positions: Iterable[int]) -> list[int]:
     return list(Counter(passes[position] for position in positions).values())
 
 
-def _sound(batch: Sequence[Stamped], on_error: OnError) -> tuple[list[int], list[dict[str, Any]], list[str]]:
+def storable(batch: Sequence[Stamped], on_error: OnError) -> tuple[list[int], list[dict[str, Any]], list[str]]:
     """Positions of items whose id, text and metadata can be stored, that metadata, and a line for each other."""
     positions: list[int] = []
     metadata: list[dict[str, Any]] = []

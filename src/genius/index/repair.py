@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from genius.errors import GeniusError, Problems
+from genius.errors import GeniusError, Problems, counted
 from genius.files import sync_directory
 from genius.index.check import check
 from genius.index.commit import HINT, VERSIONS, holds_data, set_aside, table_folder, versions_on_disk
@@ -231,7 +231,7 @@ def _newest_readable(folder: Path, book: Book | None, report: RepairReport) -> t
     limit = book.head if book is not None else 2**63
     found = [version for version in reversed(versions_on_disk(folder)) if version <= limit]
     if book is not None and (not found or found[0] != book.head):
-        report.lost.append(f"version {book.head}, with {book.items} items, is not there any more")
+        report.lost.append(f"version {book.head}, with {counted(book.items, 'item')}, is not there any more")
     for version in found:
         set_aside(folder, version)
         try:
@@ -245,7 +245,7 @@ def _newest_readable(folder: Path, book: Book | None, report: RepairReport) -> t
             sound = sum(int(batch.num_rows) for batch in readable_rows(reader, lambda _: None))
             older = _older(store, [v for v in found if v < version and (book is None or v in book.shown)], sound)
             if older is not None:
-                readable = f"only {sound} of the {total} items of version {version} can be read"
+                readable = f"only {sound} of {counted(total, 'item')} of version {version} can be read"
                 report.lost.append(f"{readable}: version {older} has more")
                 set_aside(folder, older)
                 store, version = Store(folder), older

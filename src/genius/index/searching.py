@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from genius.errors import GeniusError
+from genius.errors import GeniusError, counted
 from genius.index import metadata as meta
 from genius.index.cache import hash_id
 from genius.index.filters import compile_where
@@ -372,7 +372,7 @@ def apart(hits: Hits, k: int) -> Hits:
 
 def why_nothing(target: Modality | None, request: SearchRequest, counts: Mapping[str, int]) -> str:
     """Why a search found nothing, and what to do. `counts`: items of the index by kind."""
-    held = ", ".join(f"{count:,} {kind}{'s' if count != 1 else ''}" for kind, count in counts.items() if count)
+    held = ", ".join(counted(count, kind) for kind, count in counts.items() if count)
     if not held:
         return "nothing found: the index is empty; add files with genius index"
     if target is not None:

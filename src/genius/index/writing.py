@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import torch
 
-from genius.errors import GeniusError
+from genius.errors import GeniusError, counted
 from genius.features import Features
 from genius.index import metadata as meta
 from genius.index.ledger import ROW, SUM, VECTORS, row_sums
@@ -296,7 +296,7 @@ def retype_field(state: OpenIndex, name: str, kind: str, *, lossy: bool = False)
         bad = [row["id"] for row, value in _values(reader, name) if convert(value, target) is None]
         if bad and not lossy:
             raise GeniusError(
-                f"{len(bad)} items have a value of {name!r} that is no {target} (first: {', '.join(map(repr, bad[:SHOWN]))}): "
+                f"{counted(len(bad), 'value')} of {name!r} cannot become {target} (first: {', '.join(map(repr, bad[:SHOWN]))}): "
                 "change them, or drop those values (--lossy)"
             )
         state.store.drop_columns([name])

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from genius.config import to_dict
 from genius.encoders.base import Encoder, OnError, encode_items, encode_queries, find_device
-from genius.errors import GeniusError
+from genius.errors import GeniusError, said
 from genius.features import Features
 from genius.files import write_whole
 from genius.model.config import (
@@ -347,8 +347,7 @@ class Genius:
             with torch.no_grad():
                 self.generator(z, codes)
         except Exception as error:  # whatever a config of nonsense leads to
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise GeniusError(f"the model at {directory} does not compute: {reason[:200]}") from None
+            raise GeniusError(f"the model at {directory} does not compute: {said(error)}") from None
 
 
 def _away(vectors: Tensor, rows: Tensor, queries: int) -> Tensor:

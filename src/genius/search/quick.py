@@ -3,8 +3,7 @@
 - A collection whose vectors are read faster than the decoder runs is compared whole: same answers as exhaustive search. Many
   questions read them once.
 - Otherwise the decoder's first row picks cells, `genius.search.scan` looks at the codes in them, and the vectors of the best few
-  are compared (or none: the codes' own nearness ranks). For a single question that row is computed in numpy (`FirstRow`): it is
-  so little work that calling torch costs more than the arithmetic.
+  are compared (or none: the codes' own nearness ranks). That row is computed in numpy (`FirstRow`), where it is half the work.
 
 `rerank` is the effort: SCANNED times as many codes are looked at, and the vectors of COMPARED of it are compared. Everything
 that is allowed is compared where that is no more than `rerank`. Filters, deletions and additions are rows passed over or tries
@@ -24,9 +23,10 @@ from genius.errors import GeniusError
 from genius.model.quantizer import ResidualQuantizer
 from genius.search.beam import BROKEN, by_target
 from genius.search.decoder import CodebookHead, Decoder, Writer
+from genius.search.lookups import Floats, Found, Ints, Mask, compiled, plain
 from genius.search.params import SearchParams, SearchResult
 from genius.search.rerank import Vectors
-from genius.search.scan import Cells, CodeScan, Floats, Ints, Mask, least_of_best
+from genius.search.scan import Cells, CodeScan
 from genius.search.trie import CodeTrie
 
 SCANNED = 15  # codes looked at for each item that `rerank` grants (2,000: 30,000 codes, a third of a millisecond)
@@ -37,69 +37,87 @@ READ = 4096  # vectors that many questions are compared with at a time: they sta
 FEW = 2  # questions up to which numpy is quicker than torch
 AT_ONCE = 32  # questions whose first rows are decoded together
 DOUBT = 2e-3  # by which a product in half precision may be wrong
+ORDER = 1e-5  # by which one in float32 may differ that is summed in another order
+
+Answer = tuple[Ints, Floats, int]  # rows and scores, best first, and how many items were looked at
 
 
 class FirstRow:
-    """What `Decoder.start`, `run` and `log_p` compute for the first code after the kind of a single question; a test holds them
-    together. For a decoder whose head is tied to the codebooks; shares its weights, nothing is copied."""
+    """What `Decoder.start`, `run` and `log_p` compute for the first code after the kind; a test holds them together. For a head
+    that is tied to the codebooks, and in half the arithmetic: there is one row for the start, which sees nothing but itself, and
+    one for each kind, which sees both; what they read first is the same for every question; and the few tokens of the prefix are
+    multiplied with the rows that ask, never turned into keys and values of their own."""
 
     def __init__(self, decoder: Decoder, head: CodebookHead) -> None:
         config = decoder.config
-        self.heads, self.inner, self.eps = decoder.heads, decoder.inner, decoder.eps
-        self.tokens, self.d_model = config.prefix_tokens, config.d_model
+        self.heads, self.inner, self.eps = decoder.heads, decoder.inner, np.float32(decoder.eps)
+        self.tokens, self.width = config.prefix_tokens, config.d_model
         self.prefix, self.prefix_bias = decoder.prefix_weight.numpy().T, decoder.prefix_bias.numpy()
         self.prefix_norm = decoder.prefix_norm.numpy()
-        self.bias = decoder.bias[0, :, :2, :2].numpy()  # (heads, 2, 2)
-        self.layers = [
-            tuple(
-                weight.numpy()
-                for weight in (layer.qkv, layer.out, layer.cross_q, layer.cross_kv, layer.cross_out, layer.ff_in, layer.ff_out)
-            )
-            for layer in decoder.layers
-        ]
-        self.start, self.kinds = head.start.numpy(), head.modality_in.numpy()
+        self.nearer = (decoder.bias[0, :, 1, 1] - decoder.bias[0, :, 1, 0]).numpy()  # (heads,) a row itself over the start
+        self.layers = []
+        for layer in decoder.layers:
+            keys, values = layer.cross_kv.view(self.width, 2, self.heads, -1).permute(1, 2, 3, 0).numpy()  # (heads, d_kv, d)
+            own = (layer.qkv, layer.out, layer.cross_q, layer.cross_out, layer.ff_in, layer.ff_out)
+            cross = np.ascontiguousarray(keys), np.ascontiguousarray(values.transpose(0, 2, 1))
+            self.layers.append((*(weight.numpy() for weight in own), *cross))
+        # the rows of the start and of every kind after the first layer's attention to each other, and what they ask of the prefix
+        read = np.concatenate([head.start.numpy()[None], head.modality_in.numpy()])
+        self.read = read + self._attend((self._norm(read) @ self.layers[0][0])[None])[0] @ self.layers[0][1]
+        self.asked = self._ask(self._norm(self.read) @ self.layers[0][2], self.layers[0][6])
         self.kind_weight, self.kind_bias = (part.numpy() for part in head.modality_out)
         self.bend, self.bend_bias = (part.numpy() for part in head.bend[0])
         self.doubled, self.means = head.doubled[0].numpy(), head.means.numpy()  # (1 or 3,), (3, D)
         self.books, self.biases = head.books[0].numpy(), head.biases[0].numpy()
 
-    def liked(self, z: Floats, kinds: NDArray[np.int64]) -> tuple[Floats, Floats]:
-        """z (D,) -> log p of the kinds (all of them), and of every first code of each of `kinds`: (n, K)."""
-        memory = self._norm((z @ self.prefix + self.prefix_bias).reshape(self.tokens, self.d_model)) * self.prefix_norm
-        beams = len(kinds)
-        read = np.empty((beams, 2, self.d_model), np.float32)
-        read[:, 0], read[:, 1] = self.start, self.kinds[kinds]
-        x: Floats = read.reshape(2 * beams, self.d_model)
-        for qkv, out, cross_q, cross_kv, cross_out, ff_in, ff_out in self.layers:
-            q, k, v = np.split(self._norm(x) @ qkv, 3, axis=1)
-            x = x + self._attend(self._split(q, beams), self._split(k, beams), self._split(v, beams), self.bias) @ out
-            k, v = np.split(memory @ cross_kv, 2, axis=1)
-            x = x + self._attend(self._split(self._norm(x) @ cross_q, 1), self._split(k, 1), self._split(v, 1)) @ cross_out
+    def liked(self, z: Floats, target: int) -> Floats:
+        """z (Q, D) -> log p of every cell (Q, kinds, K), or of the first codes of one kind, given the kind (Q, 1, K)."""
+        kinds = np.arange(len(self.kind_bias)) if target < 0 else np.array([target])
+        queries, rows = len(z), 1 + len(kinds)
+        memory = self._norm((z @ self.prefix + self.prefix_bias).reshape(queries, self.tokens, self.width)) * self.prefix_norm
+        here = np.concatenate([[0], 1 + kinds])
+        x = np.broadcast_to(self.read[here], (queries, rows, self.width)).reshape(queries * rows, self.width)
+        asked = self.asked[:, None, here]
+        for i, (qkv, out, cross_q, cross_out, ff_in, ff_out, keys, values) in enumerate(self.layers):
+            if i:
+                mixed = self._attend((self._norm(x) @ qkv).reshape(queries, rows, 3 * self.inner))
+                if i == len(self.layers) - 1 and target >= 0:  # the start is of no more use
+                    mixed, x, rows = mixed[:, 1:], x.reshape(queries, rows, self.width)[:, 1:].reshape(queries, self.width), 1
+                x = x + mixed.reshape(queries * rows, self.inner) @ out
+                asked = self._ask(self._norm(x) @ cross_q, keys).reshape(self.heads, queries, rows, self.width)
+            heard = _softmax(asked @ memory.transpose(0, 2, 1)) @ memory  # (heads, Q, rows, d)
+            heard = heard.reshape(self.heads, queries * rows, self.width) @ values
+            x = x + heard.transpose(1, 0, 2).reshape(queries * rows, self.inner) @ cross_out
             x = x + np.maximum(self._norm(x) @ ff_in, 0) @ ff_out
-        state = self._norm(x).reshape(beams, 2, self.d_model)
+        state = self._norm(x).reshape(queries, rows, self.width)
         scale = self.doubled if len(self.doubled) == 1 else self.doubled[kinds, None]
-        aim = (state[:, 1] @ self.bend.T + self.bend_bias + z - self.means[kinds]) * scale
-        if len(self.books) == 1:
-            logits = aim @ self.books[0].T + self.biases[0]
-        else:
-            logits = np.stack([aim[i] @ self.books[kind].T + self.biases[kind] for i, kind in enumerate(kinds.tolist())])
-        return _log_softmax(self.kind_weight @ state[0, 0] + self.kind_bias), _log_softmax(logits)
+        aim = (state[:, rows - len(kinds) :] @ self.bend.T + self.bend_bias + z[:, None] - self.means[kinds]) * scale
+        one = len(self.books) == 1
+        logits = [aim[:, j] @ self.books[0 if one else k].T + self.biases[0 if one else k] for j, k in enumerate(kinds.tolist())]
+        codes = _log_softmax(np.stack(logits, 1))
+        return codes + _log_softmax(state[:, 0] @ self.kind_weight.T + self.kind_bias)[:, :, None] if target < 0 else codes
 
     def _norm(self, x: Floats) -> Floats:
-        scaled: Floats = x * (1 / np.sqrt(np.square(x).mean(-1, keepdims=True) + np.float32(self.eps)))
+        scaled: Floats = x * (1 / np.sqrt(np.einsum("...d,...d->...", x, x)[..., None] / np.float32(self.width) + self.eps))
         return scaled
 
-    def _split(self, x: Floats, beams: int) -> Floats:
-        return x.reshape(beams, -1, self.heads, self.inner // self.heads).transpose(0, 2, 1, 3)  # (beams, heads, length, d_kv)
+    def _attend(self, qkv: Floats) -> Floats:
+        """(Q, rows, 3 * inner) -> (Q, rows, inner): the first row hears itself, the others it and themselves."""
+        q, k, v = qkv.reshape(*qkv.shape[:2], 3, self.heads, -1).transpose(2, 0, 1, 3, 4)
+        own = 1 / (1 + np.exp(-(np.einsum("qrhk,qrhk->qrh", q[:, 1:], k[:, 1:] - k[:, :1]) + self.nearer)))
+        mixed: Floats = np.concatenate([v[:, :1], v[:, :1] + own[..., None] * (v[:, 1:] - v[:, :1])], 1)
+        return mixed.reshape(*qkv.shape[:2], self.inner)
 
-    def _attend(self, q: Floats, k: Floats, v: Floats, bias: Floats | None = None) -> Floats:
-        scores = q @ k.transpose(0, 1, 3, 2)
-        if bias is not None:
-            scores = scores + bias
-        scores = np.exp(scores - scores.max(-1, keepdims=True))
-        scores /= scores.sum(-1, keepdims=True)
-        mixed: Floats = (scores @ v).transpose(0, 2, 1, 3).reshape(-1, self.inner)
-        return mixed
+    def _ask(self, q: Floats, keys: Floats) -> Floats:
+        """(rows, inner) -> (heads, rows, d) what a token of the prefix is multiplied with."""
+        asked: Floats = q.reshape(len(q), self.heads, -1).transpose(1, 0, 2) @ keys
+        return asked
+
+
+def _softmax(scores: Floats) -> Floats:
+    scores = np.exp(scores - scores.max(-1, keepdims=True))
+    out: Floats = scores / scores.sum(-1, keepdims=True)
+    return out
 
 
 def _log_softmax(logits: Floats) -> Floats:
@@ -169,6 +187,7 @@ class QuickSearch:
         """Questions that want the same kind."""
         whole, most = self._wants_all(params, target), max(params.rerank, k)
         liked = tables = middles = few = rough = None
+        rows_out, scores_out, touched_out = result.rows.numpy(), result.scores.numpy(), result.touched.numpy()
         share, shared = 1.0, masks is None or masks.ndim == 1
         for i, query in enumerate(queries.tolist()):
             mask = masks if masks is None or shared else masks[query]
@@ -188,9 +207,8 @@ class QuickSearch:
                     tables, middles = self.scan.tables(z, target), (z @ self.scan.means.T).numpy()
                 own = [None if table is None else table[i] for table in tables]
                 found = self._scanned(liked[i], own, middles[i], z[i], dense[i], k, params, mask, share)
-            rows, scores, touched = found
-            result.rows[query, : len(rows)], result.scores[query, : len(rows)] = rows, scores
-            result.touched[query] = touched
+            rows, scores, touched_out[query] = found
+            rows_out[query, : len(rows)], scores_out[query, : len(rows)] = rows, scores
 
     # -- everything --------------------------------------------------------------------------------------------
 
@@ -234,7 +252,7 @@ class QuickSearch:
         pieces = [piece for part in parts for piece in part.split(READ)]
         return torch.cat([dense @ piece.float().T for piece in pieces], 1)
 
-    def _flat(self, rough: Tensor, dense: Tensor, target: int, mask: Mask | None, k: int) -> tuple[Tensor, Tensor, int]:
+    def _flat(self, rough: Tensor, dense: Tensor, target: int, mask: Mask | None, k: int) -> Answer:
         """The best of all by their products (rows,); what may be among them is compared again, one way for everyone."""
         keep = self.kinds != 255 if target < 0 else self.kinds == target
         if mask is not None:
@@ -256,32 +274,41 @@ class QuickSearch:
         rows = np.concatenate([np.asarray(t.order[lo:hi], np.int64) for t, (lo, hi) in zip(self.tries, ranges, strict=True)])
         return rows if mask is None else rows[mask[rows]]
 
-    def _compare(self, dense: Tensor, rows: Ints, k: int) -> tuple[Tensor, Tensor, int]:
+    def _compare(self, dense: Tensor, rows: Ints, k: int) -> Answer:
+        """The best of some rows by their vectors. Those that quick products leave in the running are measured one way for all, so
+        that a score depends on nothing but the question and the item."""
         assert self.vectors is not None
-        index = torch.from_numpy(np.sort(rows))
-        return (*_best(index, self.vectors.take(index) @ dense, k), len(rows))
+        count, rows = len(rows), np.sort(rows)
+        if count > k:
+            rough = self._rough(dense, rows)
+            doubt = ORDER * max(float(np.linalg.norm(dense.numpy())), 1.0)
+            rows = rows[rough >= np.partition(rough, count - k)[count - k] - doubt]
+        taken = self.vectors.take(torch.from_numpy(rows))
+        return (*_best(rows, (taken * dense).sum(1).numpy(), k), count)
+
+    def _rough(self, dense: Tensor, rows: Ints) -> Floats:
+        """Products with the vectors of some rows, summed in any order."""
+        assert self.vectors is not None
+        part, kernel = self.vectors.parts[0][0], compiled("_products")
+        if kernel is None or len(self.vectors.parts) > 1 or part.dtype != torch.float16:
+            return (self.vectors.take(torch.from_numpy(rows)) @ dense).numpy()
+        rough = np.empty(len(rows), np.float32)
+        kernel(plain(part.numpy().view(np.uint16)), rows, dense.numpy(), rough)
+        return rough
 
     # -- the scan ----------------------------------------------------------------------------------------------
 
     def _liked(self, z: Tensor, target: int) -> Floats:
-        liked = (
-            self.scan.liked(self.writer, z, target)
-            if self.first_row is None or len(z) > FEW
-            else self._liked_one_by_one(z, target)
-        )
+        """(Q, cells) log p, -inf for cells of another kind than is asked for."""
+        if self.first_row is None:
+            liked = self.scan.liked(self.writer, z, target)
+        else:
+            whole = np.full((len(z), self.scan.kinds, self.scan.sizes[1]), -np.inf, np.float32)
+            whole[:, slice(None) if target < 0 else slice(target, target + 1)] = self.first_row.liked(z.numpy(), target)
+            liked = whole.reshape(len(z), -1)
         if np.isnan(liked).any():
             raise GeniusError(BROKEN)
         return liked
-
-    def _liked_one_by_one(self, z: Tensor, target: int) -> Floats:
-        assert self.first_row is not None
-        kinds, size = self.scan.kinds, self.scan.sizes[1]
-        asked = np.arange(kinds) if target < 0 else np.array([target])
-        out = np.full((len(z), kinds, size), -np.inf, np.float32)
-        for i, query in enumerate(z.numpy()):
-            kind, codes = self.first_row.liked(query, asked)
-            out[i, asked] = codes + (kind[asked, None] if target < 0 else 0)
-        return out.reshape(len(z), -1)
 
     def _scanned(
         self,
@@ -294,39 +321,36 @@ class QuickSearch:
         params: SearchParams,
         mask: Mask | None,
         share: float,
-    ) -> tuple[Tensor, Tensor, int]:
+    ) -> Answer:
         """A filter lets a share through: so much more is passed over. If too few came of it, the next cells are looked at too."""
         if share == 0.0:
             return _nothing()
-        reachable = int(self.scan.counts[liked > -np.inf].sum())
         budget = int(max(SCANNED * params.rerank, k) / share)
-        places, scores = self.scan.scan(liked, tables, middles, budget, mask)
-        while len(places) < k and budget < reachable:
+        found = self.scan.scan(liked, tables, middles, budget, mask)
+        while (looked_at := int(found.items.sum())) < k and budget < int(self.scan.counts[liked > -np.inf].sum()):
             budget *= 4
-            places, scores = self.scan.scan(liked, tables, middles, budget, mask)
-        if not len(places):
+            found = self.scan.scan(liked, tables, middles, budget, mask)
+        if not looked_at:
             return _nothing()
         if params.reranker == "codes":
-            return (*self._by_codes(z, places, scores, k), len(places))
-        least = least_of_best(scores, min(granted(params, k), len(places)))
-        rows, values, _ = self._compare(dense, self.scan.rows_at(places[scores >= least]), k)  # items with one ID go together
-        return rows, values, len(places)
+            return (*self._by_codes(z, found, k, mask), looked_at)
+        least = found.least_of_best(granted(params, k))
+        near = self.scan.rows_of(found.ids[found.scores >= least], mask)  # items with one ID go together
+        rows, values, _ = self._compare(dense, near, k)
+        return rows, values, looked_at
 
-    def _by_codes(self, z: Tensor, places: Ints, scores: Floats, k: int) -> tuple[Tensor, Tensor]:
+    def _by_codes(self, z: Tensor, found: Found, k: int, mask: Mask | None) -> tuple[Ints, Floats]:
         """The best by their reconstructions: those that a length held in steps leaves in doubt are measured exactly."""
-        least = float(least_of_best(scores, min(k, len(places)))) - 2 * self.scan.doubt * float(z.norm())
-        near = places[scores >= least]
-        rows = self.scan.rows_at(near)
-        by_row = np.argsort(rows)
-        codes = torch.from_numpy(self.scan.codes_at(near[by_row]))
-        exact = self.scan.lengths.cosine(z[None], torch.zeros(len(near), dtype=torch.long), codes)
-        return _best(torch.from_numpy(rows[by_row]), exact, k)
+        least = float(found.least_of_best(k)) - 2 * self.scan.doubt * float(z.norm())
+        rows, codes = self.scan.codes_of(found.ids[found.scores >= least], mask)
+        exact = self.scan.lengths.cosine(z[None], torch.zeros(len(rows), dtype=torch.long), torch.from_numpy(codes))
+        return _best(rows, exact.numpy(), k)
 
 
-def _best(rows: Tensor, scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def _best(rows: Ints, scores: Floats, k: int) -> tuple[Ints, Floats]:
     """The best k; of equals, what came first."""
-    values, at = scores.sort(descending=True, stable=True)
-    return rows[at[:k]], values[:k]
+    at = np.argsort(-scores, kind="stable")[:k]
+    return rows[at], scores[at]
 
 
 def granted(params: SearchParams, k: int) -> int:
@@ -334,5 +358,5 @@ def granted(params: SearchParams, k: int) -> int:
     return max(int(COMPARED * params.rerank), k)
 
 
-def _nothing() -> tuple[Tensor, Tensor, int]:
-    return torch.empty(0, dtype=torch.long), torch.empty(0), 0
+def _nothing() -> Answer:
+    return np.empty(0, np.int64), np.empty(0, np.float32), 0

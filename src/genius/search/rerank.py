@@ -135,12 +135,14 @@ class Reconstructions:
         return torch.cat(parts) if parts else z.new_zeros(0)
 
     def lengths(self, codes: Tensor) -> Tensor:
-        """codes (C, M) -> (C,) |r|"""
+        """codes (C, M or the first few) -> (C,) |r|"""
         lengths: Tensor = self._rebuilt(codes).norm(dim=1).clamp(min=1e-12)
         return lengths
 
     def _rebuilt(self, codes: Tensor) -> Tensor:
-        rebuilt: Tensor = F.embedding_bag(codes + self.starts + codes[:, :1] * self.steps, self.table, mode="sum")
+        levels = codes.shape[1]
+        rows = codes + self.starts[:levels] + codes[:, :1] * self.steps[:levels]
+        rebuilt: Tensor = F.embedding_bag(rows, self.table, mode="sum")
         return rebuilt
 
 

@@ -1,23 +1,19 @@
-"""The code scan: one decoder row, the cells it likes best, and table look-ups over the codes of everything in them.
+"""The code scan: one decoder row, the pairs of codes it leads to, and table look-ups over the codes of everything below them.
 
 A trie is cut into cells: what shares its first two codes, the kind and the first code that says something. The decoder's first
-row says how likely every cell is. Cells are taken, likeliest first, until they hold the budget of items. The items in them are
-then compared with the query by their codes alone: the cosine of a reconstruction is a sum of numbers looked up in one small
-table a query, divided by a length that is known beforehand. Sums are compiled by numba where it is installed, else numpy; both
-add in the same order, so both give the same numbers to the last bit. Compiling, or loading what was compiled, takes longer than
-a few searches by numpy: a process begins with numpy and changes over when it has searched some more.
+row says how likely every cell is. In the likeliest cells, which hold several times the budget of items, pairs of codes are ranked
+by the cosine of the query and what the codes so far stand for, and taken, nearest first, until they hold the budget. The items
+below them are then compared with the query by all of their codes: the cosine of a reconstruction is a sum of numbers looked up in
+one small table a query, divided by a length that is known beforehand.
 
 Deleted items and items that a filter keeps out are passed over while scanning, so no filter costs a count of the whole
 collection. Knows cells, codebooks and the decoder's first row; what becomes of the best is `genius.search.quick`'s business. For
-a CPU; `genius.search.batch_scan` is its twin for many questions at once on a GPU.
+a CPU; `genius.search.batch_scan` is the same for many questions at once on a GPU, with whole cells in place of pairs.
 """
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,33 +23,22 @@ from torch import Tensor
 
 from genius.model.quantizer import ResidualQuantizer
 from genius.search.decoder import Writer
+from genius.search.lookups import NO_NODES, STEP, Floats, Found, Ints, Mask, Stretches, look_up, members, plain, warmer
 from genius.search.rerank import Reconstructions
 from genius.search.trie import CodeTrie
 
 NORMS_AT_ONCE = 65_536
-STEP = 2.0**-12  # in which one over a length is held: 0.02 % of a unit vector's; reconstructions shorter than 1/16 count as that
-Found = tuple[NDArray[Any], NDArray[np.float32]]  # positions (whole numbers of 4 or 8 bytes), scores
-EVERYONE = np.empty(0, np.bool_)
+WIDE = 4  # times the budget that the cells hold whose pairs are ranked; and they hold a pair for so many codes of it
 
-BINS = 2048
-MANY = 4096  # scores from which counting them pays
-WARM = 50  # scans by numpy before a process pays for the compiled one
-_scans = 0
-
-Floats = NDArray[np.float32]
-Ints = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 Tables = Sequence[Floats | None]
-
-NOWHERE, NOTHING = np.empty(0, np.int64), np.empty(0, np.float32)
 
 
 class Cells:
-    """One trie, cut into cells, ready to be scanned."""
+    """One trie, cut into cells and their pairs, ready to be scanned. Where a trie spells no pairs out, IDs stand for them."""
 
     def __init__(self, trie: CodeTrie, lengths: Reconstructions) -> None:
         self.trie, kinds, size = trie, trie.level_sizes[0], trie.level_sizes[1]
-        self.lo, self.hi = np.zeros(kinds * size, np.int64), np.zeros(kinds * size, np.int64)
+        self.lo, self.hi = np.zeros(kinds * size, np.int64), np.zeros(kinds * size, np.int64)  # pairs of each cell
         self.items = np.zeros(kinds * size, np.int64)
         first = np.asarray(trie.node_child[0], np.int64)
         owner = np.repeat(np.asarray(trie.node_codes[0], np.int64), np.diff(first))
@@ -62,183 +47,43 @@ class Cells:
         self.lo[cell], self.hi[cell] = below[:-1], below[1:]
         start, end = trie.item_range(2, below[:-1], below[1:])
         self.items[cell] = np.asarray(end, np.int64) - np.asarray(start, np.int64)
-        self.tails, self.order, last = plain(trie.tails), plain(trie.order), trie.top - 1
+        self.tails, self.order, paired = plain(trie.tails), plain(trie.order), trie.top > 2
+        self.node_codes, self.node_child = ([plain(level) for level in levels] for levels in (trie.node_codes, trie.node_child))
         self.item_start = plain(np.empty(0, trie.order.dtype) if trie.item_start is None else trie.item_start)
-        # the nodes between cells and IDs; none where a cell's nodes are IDs
-        self.last_codes = plain(trie.node_codes[last] if last > 1 else np.empty(0, np.uint16))
-        self.last_child = plain(trie.node_child[last] if last > 1 else np.empty(0, np.int32))
-        self.inverse, self.longest = _inverse_lengths(trie, lengths)
+        ids = np.arange(trie.ids) if trie.item_start is None else np.asarray(trie.item_start[:-1])
+        self.inverse, self.longest = _inverse_lengths(trie, ids, trie.levels, lengths)
+        # of every pair: its second code, first of a row, its first item, and one over the length of what it stands for
+        self.seconds = self.node_codes[2][:, None] if paired else self.tails
+        self.pair_start = plain(trie.item_range(2, np.arange(below[-1] + 1), 0)[0]) if paired else self.item_start
+        self.pair_inverse, _ = _inverse_lengths(trie, self.pair_start[:-1] if paired else ids, 3, lengths)
 
     @property
     def nbytes(self) -> int:
         """What this holds beside the trie."""
-        return int(self.inverse.nbytes + self.lo.nbytes + self.hi.nbytes + self.items.nbytes)
+        firsts = 0 if self.pair_start is self.item_start else self.pair_start.nbytes
+        held = (self.inverse, self.pair_inverse, self.lo, self.hi, self.items)
+        return sum(array.nbytes for array in held) + firsts
+
+    def places_of(self, ids: NDArray[Any]) -> Ints:
+        """Sorted positions of all items that have these IDs."""
+        if not len(self.item_start):
+            return ids.astype(np.int64)
+        return members(self.item_start[ids].astype(np.int64), self.item_start[ids + 1].astype(np.int64))
 
 
-def plain(array: NDArray[Any]) -> NDArray[Any]:
-    """The same memory as an ordinary read-only array: what runs over it is compiled for one kind only."""
-    same = np.asarray(array).view(np.ndarray)
-    same.flags.writeable = False
-    return same
-
-
-def _inverse_lengths(trie: CodeTrie, lengths: Reconstructions) -> tuple[NDArray[np.uint16], float]:
-    """One over the length of every ID's reconstruction in steps of STEP, the same for the same codes in any trie; the longest."""
-    inverse, longest = np.empty(trie.ids, np.uint16), 0.0
-    for i in range(0, trie.ids, NORMS_AT_ONCE):
-        ids = np.arange(i, min(i + NORMS_AT_ONCE, trie.ids))
-        positions = ids if trie.item_start is None else np.asarray(trie.item_start[ids], np.int64)
-        exact = lengths.lengths(torch.from_numpy(trie.codes_at(positions))).numpy()
-        inverse[ids] = np.minimum(np.round(1 / (exact * STEP)), 65_535)
+def _inverse_lengths(
+    trie: CodeTrie, positions: NDArray[Any], levels: int, lengths: Reconstructions
+) -> tuple[NDArray[np.uint16], float]:
+    """One over the length of what the first codes of some items stand for, in steps of STEP, the same for the same codes in any
+    trie; the longest."""
+    inverse, longest = np.empty(len(positions), np.uint16), 0.0
+    for i in range(0, len(positions), NORMS_AT_ONCE):
+        here = slice(i, i + NORMS_AT_ONCE)
+        codes = trie.codes_at(np.asarray(positions[here], np.int64))[:, :levels]
+        exact = lengths.lengths(torch.from_numpy(codes)).numpy()
+        inverse[here] = np.minimum(np.round(1 / (exact * STEP)), 65_535)
         longest = max(longest, float(exact.max()))
     return inverse, longest
-
-
-def members(lo: NDArray[np.int64], hi: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Every number of every stretch, stretch after stretch."""
-    counts = hi - lo
-    ends = np.cumsum(counts)
-    inside: NDArray[np.int64] = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(lo - (ends - counts), counts)
-    return inside
-
-
-@dataclass(frozen=True, slots=True)
-class Stretches:
-    """Stretches of the last level that a trie spells out (of IDs, where that is the cells' own), and what a query looks up."""
-
-    cells: Cells
-    lo: NDArray[np.int64]
-    hi: NDArray[np.int64]
-    shared: NDArray[np.float32]  # dots of the query with the codes that all in a stretch share
-    items: int  # in all of them
-    table: NDArray[np.float32]  # (sum of K,) dots of the query with every code
-    node_start: int  # where the nodes' level begins in the table
-    starts: NDArray[np.int64]  # where the tails' levels do
-
-
-def look_up(scan: Stretches, allowed: NDArray[np.bool_] | None) -> Found:
-    """Sorted positions and cosines of the allowed items in some stretches of a trie."""
-    global _scans
-    _scans += 1
-    # a trie that spells out every level has no tails, and numba cannot index an empty tuple of where they start
-    kernel = compiled() if _scans > WARM and len(scan.starts) else None
-    return by_numpy(scan, allowed) if kernel is None else by_numba(kernel, scan, allowed)
-
-
-def by_numpy(scan: Stretches, allowed: NDArray[np.bool_] | None) -> Found:
-    cells, lo, hi, shared = scan.cells, scan.lo, scan.hi, scan.shared
-    if len(cells.last_codes):
-        nodes = members(lo, hi)
-        shared = np.repeat(shared, hi - lo) + scan.table[scan.node_start :][cells.last_codes[nodes]]
-        lo, hi = cells.last_child[nodes].astype(np.int64), cells.last_child[nodes + 1].astype(np.int64)
-    ids = members(lo, hi)
-    scores = np.repeat(shared, hi - lo)
-    tails = cells.tails[ids]
-    for level, start in enumerate(scan.starts.tolist()):
-        scores += scan.table[start:][tails[:, level]]
-    scores *= cells.inverse[ids] * np.float32(STEP)
-    positions = ids
-    if len(cells.item_start):
-        first, last = cells.item_start[ids].astype(np.int64), cells.item_start[ids + 1].astype(np.int64)
-        positions, scores = members(first, last), np.repeat(scores, last - first)
-    if allowed is None:
-        return positions, scores
-    keep = allowed[cells.order[positions]]
-    return positions[keep], scores[keep]
-
-
-def by_numba(kernel: Callable[..., int], scan: Stretches, allowed: NDArray[np.bool_] | None) -> Found:
-    cells = scan.cells
-    # half the bytes where they do: room that is taken anew for every scan is cleared by the system first
-    positions = np.empty(scan.items, np.int32 if cells.trie.items < 1 << 31 else np.int64)
-    scores = np.empty(scan.items, np.float32)
-    starts = tuple(scan.starts.tolist())  # not an array: as many levels as there are, known when it is compiled
-    count = kernel(
-        scan.lo, scan.hi, scan.shared, cells.last_codes, cells.last_child, scan.node_start, cells.tails, starts, scan.table,
-        cells.inverse, np.float32(STEP), cells.order, cells.item_start,
-        EVERYONE if allowed is None else allowed, positions, scores,
-    )  # fmt: skip
-    return positions[:count], scores[:count]
-
-
-def least_of_best(scores: NDArray[np.float32], wanted: int) -> np.float32:
-    """The `wanted`-th largest score."""
-    if _scans > WARM and compiled_least() is not None and len(scores) > MANY:
-        return np.float32(compiled_least()(scores, wanted))  # type: ignore[misc]
-    return np.float32(np.partition(scores, len(scores) - wanted)[len(scores) - wanted])
-
-
-@cache
-def compiled_least() -> Callable[..., float] | None:
-    if importlib.util.find_spec("numba") is None:
-        return None
-    import numba
-
-    return numba.njit(cache=True, nogil=True)(_least)  # type: ignore[no-any-return]
-
-
-def _least(scores: Any, wanted: int) -> Any:
-    """Scores are counted in bins; only the bin that holds the wanted one is sorted."""
-    low = high = scores[0]
-    for i in range(len(scores)):
-        low, high = min(low, scores[i]), max(high, scores[i])
-    if not high > low:
-        return low
-    bins = np.zeros(BINS, np.int64)
-    scale = np.float32(BINS - 1) / (high - low)
-    for i in range(len(scores)):
-        bins[np.int64((scores[i] - low) * scale)] += 1
-    at, above = BINS - 1, 0
-    while above + bins[at] < wanted:
-        above += bins[at]
-        at -= 1
-    own, count = np.empty(bins[at], np.float32), 0
-    for i in range(len(scores)):
-        if np.int64((scores[i] - low) * scale) == at:
-            own[count] = scores[i]
-            count += 1
-    own.sort()
-    return own[count - (wanted - above)]
-
-
-@cache
-def compiled() -> Callable[..., int] | None:
-    """The compiled loop; None without numba."""
-    if importlib.util.find_spec("numba") is None:
-        return None
-    import numba
-
-    return numba.njit(cache=True, nogil=True)(_loop)  # type: ignore[no-any-return]
-
-
-def _loop(
-    lo: Any, hi: Any, shared: Any, node_codes: Any, node_child: Any, node_start: Any, tails: Any, starts: Any, table: Any,
-    inverse: Any, step: Any, order: Any, item_start: Any, allowed: Any, positions: Any, scores: Any,
-) -> int:  # fmt: skip
-    """Over every ID of every stretch. No `node_codes`: the stretches are of IDs; no `item_start`: one item an ID; no `allowed`:
-    all are."""
-    count, levels = 0, len(starts)
-    nodes, several, masked = len(node_codes) > 0, len(item_start) > 0, len(allowed) > 0
-    for r in range(len(lo)):
-        for n in range(lo[r], hi[r] if nodes else lo[r] + 1):
-            base, first_id, end_id = shared[r], lo[r], hi[r]
-            if nodes:
-                base += table[node_start + node_codes[n]]
-                first_id, end_id = np.int64(node_child[n]), np.int64(node_child[n + 1])
-            for i in range(first_id, end_id):
-                score = base
-                for level in range(levels):
-                    score += table[starts[level] + tails[i, level]]
-                score *= np.float32(inverse[i]) * step
-                first, last = np.int64(i), np.int64(i + 1)
-                if several:
-                    first, last = np.int64(item_start[i]), np.int64(item_start[i + 1])
-                for position in range(first, last):
-                    if not masked or allowed[order[position]]:
-                        positions[count] = position
-                        scores[count] = score
-                        count += 1
-    return count
 
 
 class CodeScan:
@@ -252,19 +97,22 @@ class CodeScan:
         self.lengths = Reconstructions(quantizer, device)
         ready = {id(cells.trie): cells for cells in known}
         self.cells = [ready[id(trie)] if id(trie) in ready else Cells(trie, self.lengths) for trie in tries]
-        self.firsts = np.cumsum([0, *(trie.items for trie in tries)])[:-1].tolist()
+        self.firsts = np.cumsum([0, *(trie.ids for trie in tries)])[:-1].tolist()  # an ID's place: those of the tries before, too
         self.counts: Ints = np.sum([cells.items for cells in self.cells], axis=0)  # (cells,) items in each, allowed or not
+        self.pairs: Ints = np.sum([cells.hi - cells.lo for cells in self.cells], axis=0)
         self.means = quantizer.codebook(0).detach().float()
         written = range(1, config.levels)
-        self.starts = np.cumsum([0, *self.sizes[1:]])[:-1].astype(np.int64)  # of every level after the first, in a table
+        # of every level after the first, in a table
+        self.starts = tuple(np.uint64(start) for start in np.cumsum([0, *self.sizes[1:]])[:-1])
         own = config.own_books_from > 0
         books = [torch.cat([quantizer.book_of(level, kind) for level in written]) for kind in range(self.kinds if own else 1)]
         self.books = [book.detach().float().contiguous() for book in books]
 
     @staticmethod
     def suits(quantizer: ResidualQuantizer | None, tries: Sequence[CodeTrie]) -> bool:
-        """Whether cells can be cut: the first code is the kind, and the first two levels are spelt out."""
-        return quantizer is not None and quantizer.config.labelled and all(trie.top >= 2 for trie in tries)
+        """Whether pairs can be cut: the first code is the kind, two more follow, and the first two levels are spelt out."""
+        labelled = quantizer is not None and quantizer.config.labelled and quantizer.config.levels > 2
+        return labelled and all(trie.top >= 2 for trie in tries)
 
     @property
     def nbytes(self) -> int:
@@ -293,63 +141,76 @@ class CodeScan:
         return [(z @ book.T).numpy() if target in (-1, kind) else None for kind, book in enumerate(self.books)]
 
     def scan(self, liked: Floats, tables: Tables, middles: Floats, budget: int, allowed: Mask | None) -> Found:
-        """Places of the items in the likeliest cells of one query, and their cosines by codes; about `budget` are looked at.
+        """Places and cosines by codes of the IDs below the best pairs of one query; about `budget` items are looked at.
 
         liked (cells,), tables: per kind (sum of K,), middles (kinds,) dots with what the kinds take off."""
-        chosen = self._choose(liked, budget)
-        kinds = chosen // self.sizes[1]
-        parts = []
+        warmer()
+        wide = self._widest(liked, budget)
+        kinds = wide // self.sizes[1]
+        pairs: list[tuple[int, Cells, Floats, Floats, Found]] = []
         for kind in sorted(set(kinds.tolist())):
-            own, table = chosen[kinds == kind], tables[kind]
+            own, table = wide[kinds == kind], tables[kind]
             assert table is not None
             shared = middles[kind] + table[own % self.sizes[1]]
             for first, cells in zip(self.firsts, self.cells, strict=True):
-                positions, scores = look_up(self._stretches(cells, own, shared, table), allowed)
-                parts.append((positions + np.int64(first) if first else positions, scores))
-        if len(parts) == 1:
-            return parts[0]
-        return np.concatenate([NOWHERE, *(part[0] for part in parts)]), np.concatenate([NOTHING, *(part[1] for part in parts)])
+                lo, hi = cells.lo[own], cells.hi[own]
+                if (room := int((hi - lo).sum())) > 0:
+                    start, inverse = cells.pair_start, cells.pair_inverse
+                    ranked = Stretches(lo, hi, shared, cells.seconds, self.starts[1:2], table, start, inverse, room, *NO_NODES)
+                    pairs.append((first, cells, table, np.repeat(shared, hi - lo), look_up(ranked, cells.order, None)))
+        if not pairs:
+            return Found(np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.int32))
+        least = Found.joined([found for *_, found in pairs]).least_of_best(budget)
+        parts = []
+        for first, cells, table, shared, found in pairs:
+            near = np.flatnonzero(found.scores >= least)
+            below = self._below(cells, found.ids[near].astype(np.int64), shared[near], table, int(found.items[near].sum()))
+            part = look_up(below, cells.order, allowed)
+            parts.append(Found(part.ids + np.int64(first), part.scores, part.items) if first else part)
+        return Found.joined(parts)
 
-    def rows_at(self, places: Ints) -> Ints:
-        """Item rows at places, which are sorted positions in the first trie, then the next one's."""
-        out = np.empty(len(places), np.int64)
-        for own, cells, positions in self._by_trie(places):
-            out[own] = cells.order[positions]
-        return out
+    def rows_of(self, places: NDArray[Any], allowed: Mask | None = None) -> Ints:
+        """Rows of the allowed items of IDs that are given by their places: those of the first trie, then the next one's."""
+        rows = [cells.order[cells.places_of(ids)].astype(np.int64) for cells, ids in self._by_trie(places)]
+        joined = rows[0] if len(rows) == 1 else np.concatenate(rows)
+        return joined if allowed is None else joined[allowed[joined]]
 
-    def codes_at(self, places: Ints) -> Ints:
-        """(n, M) codes of the items at places."""
-        out = np.empty((len(places), len(self.sizes)), np.int64)
-        for own, cells, positions in self._by_trie(places):
-            out[own] = cells.trie.codes_at(positions)
-        return out
+    def codes_of(self, places: NDArray[Any], allowed: Mask | None = None) -> tuple[Ints, Ints]:
+        """The same rows in ascending order, and (n, M) codes."""
+        parts = [(cells, cells.places_of(ids)) for cells, ids in self._by_trie(places)]
+        rows = np.concatenate([cells.order[positions].astype(np.int64) for cells, positions in parts])
+        codes = np.concatenate([cells.trie.codes_at(positions) for cells, positions in parts])
+        by = np.argsort(rows)
+        by = by if allowed is None else by[allowed[rows[by]]]
+        return rows[by], codes[by]
 
-    def _by_trie(self, places: Ints) -> Iterator[tuple[Any, Cells, Ints]]:
+    def _by_trie(self, places: NDArray[Any]) -> Iterator[tuple[Cells, NDArray[Any]]]:
         if len(self.cells) == 1:
-            yield slice(None), self.cells[0], places
+            yield self.cells[0], places
             return
         for first, cells in zip(self.firsts, self.cells, strict=True):
-            own = (places >= first) & (places < first + cells.trie.items)
-            yield own, cells, places[own] - first
+            yield cells, places[(places >= first) & (places < first + cells.trie.ids)] - first
 
     @property
     def doubt(self) -> float:
         """By how much the cosine of a unit query may be wrong, since lengths are held in steps."""
         return STEP * max(cells.longest for cells in self.cells)
 
-    def _stretches(self, cells: Cells, own: Ints, shared: Floats, table: Floats) -> Stretches:
-        trie = cells.trie
-        lo, hi = cells.lo[own], cells.hi[own]
-        for level in range(2, trie.top - 1):  # seldom: nodes between the cells and the last level that is spelt out
-            nodes = members(lo, hi)
-            shared = np.repeat(shared, hi - lo) + table[self.starts[level - 1] :][trie.node_codes[level][nodes]]
-            lo, hi = (np.asarray(trie.node_child[level][at], np.int64) for at in (nodes, nodes + 1))
-        below = self.starts[trie.top - 1 :]
-        return Stretches(cells, lo, hi, shared, int(cells.items[own].sum()), table, int(self.starts[trie.top - 2]), below)
+    def _below(self, cells: Cells, pairs: Ints, shared: Floats, table: Floats, items: int) -> Stretches:
+        """What is below some pairs of a trie; `shared`: dots with the codes of their cells; `items`: how many there are."""
+        top, lo, hi = cells.trie.top, pairs, pairs + 1
+        for level in range(2, top - 1):  # nodes above the last level that is spelt out
+            nodes = lo if level == 2 else members(lo, hi)
+            shared = shared if level == 2 else np.repeat(shared, hi - lo)
+            shared = shared + table[int(self.starts[level - 1]) :][cells.node_codes[level][nodes]]
+            lo, hi = (cells.node_child[level][at].astype(np.int64) for at in (nodes, nodes + 1))
+        last = (cells.node_codes[-1], cells.node_child[-1], self.starts[top - 2]) if top > 2 else NO_NODES
+        tails = cells.tails, self.starts[top - 1 :]
+        return Stretches(lo, hi, shared, *tails, table, cells.item_start, cells.inverse, items, *last)
 
-    def _choose(self, liked: Floats, budget: int) -> Ints:
-        """Cells, likeliest first, until they hold the budget."""
+    def _widest(self, liked: Floats, budget: int) -> Ints:
+        """Cells, likeliest first, until they hold WIDE times the budget and a pair for WIDE codes of it; in their own order."""
         exist = np.flatnonzero((liked > -np.inf) & (self.counts > 0))
-        best = exist[np.argsort(-liked[exist], kind="stable")]
-        held = np.cumsum(self.counts[best])
-        return best[: int(np.searchsorted(held, budget)) + 1]
+        best = exist[np.argsort(-liked[exist])]
+        most = np.searchsorted(np.cumsum(self.counts[best]), WIDE * budget)
+        return np.sort(best[: 1 + max(int(most), int(np.searchsorted(np.cumsum(self.pairs[best]), budget // WIDE)))])

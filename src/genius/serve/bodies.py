@@ -36,6 +36,7 @@ from genius.serve.settings import ServeConfig
 MAX_ASPECT = 100  # encoders resize by the shorter side: a 1 x 30,000 picture would grow, not shrink
 DRAIN_S, DRAIN_BYTES = 10.0, 256_000_000  # how long and how much of a refused body is read and dropped
 M = TypeVar("M", bound=BaseModel)
+Pictured = TypeVar("Pictured", bound=SearchBody | ItemBody)
 MAX_FIELDS, MAX_FIELD_BYTES = 32, 1_000_000
 
 
@@ -288,70 +289,55 @@ async def read_form(request: Request) -> tuple[dict[str, str], bytes | None]:
     return fields, picture
 
 
-async def read_search(request: Request, config: ServeConfig) -> tuple[SearchBody, bytes | None]:
-    """The question and the bytes of its picture."""
+async def _read(
+    request: Request, config: ServeConfig, model: type[Pictured], of_form: Callable[[dict[str, str]], Pictured]
+) -> tuple[Pictured, bytes | None]:
+    """One JSON object or one form as a model, and the bytes of its picture."""
     kind = media_type(request)
     if _is_json(kind):
-        asked = await read_json(request, SearchBody)
-        picture = None if asked.image is None else decode_base64(asked.image, config)
-    elif kind == "multipart/form-data":
-        fields, picture = await read_form(request)
-        if picture is None and "image" in fields:
-            picture = decode_base64(fields["image"], config)
-        if picture is not None:
-            fields["image"] = ""  # it is here, and checked on its own
-        try:
-            asked = SearchBody.model_validate_strings(fields)
-        except ValidationError as error:
-            raise ApiError(422, describe(error)) from None
-    else:
+        body = await read_json(request, model)
+        return body, None if body.image is None else decode_base64(body.image, config)
+    if kind != "multipart/form-data":
         raise ApiError(415, "send application/json or multipart/form-data")
+    fields, picture = await read_form(request)
+    if picture is None and "image" in fields:
+        picture = decode_base64(fields["image"], config)
+    if picture is not None:
+        fields["image"] = ""  # it is here, and checked on its own
+    try:
+        return of_form(fields), picture
+    except ValidationError as error:
+        raise ApiError(422, describe(error)) from None
+
+
+async def read_search(request: Request, config: ServeConfig) -> tuple[SearchBody, bytes | None]:
+    """The question and the bytes of its picture."""
+    asked, picture = await _read(request, config, SearchBody, SearchBody.model_validate_strings)
     if asked.k > config.max_k:
         raise ApiError(422, f"k: at most {config.max_k} here")
     return asked, picture
 
 
-def _item_fields(fields: dict[str, str], picture: bytes | None, config: ServeConfig) -> tuple[dict[str, Any], bytes | None]:
-    values: dict[str, Any] = dict(fields)
-    if picture is None and "image" in values:
-        picture = decode_base64(values["image"], config)
-    if picture is not None:
-        values["image"] = ""
-    if "metadata" in values:
-        try:
-            values["metadata"] = pydantic_core.from_json(values["metadata"], allow_inf_nan=False)
-        except ValueError:
-            raise ApiError(422, "metadata: not valid JSON") from None
-    return values, picture
+def _values(fields: dict[str, str]) -> dict[str, Any]:
+    """Fields of an item's form: its metadata is JSON."""
+    if "metadata" not in fields:
+        return dict(fields)
+    try:
+        return {**fields, "metadata": pydantic_core.from_json(fields["metadata"], allow_inf_nan=False)}
+    except ValueError:
+        raise ApiError(422, "metadata: not valid JSON") from None
 
 
 async def read_items(request: Request, config: ServeConfig) -> list[tuple[ItemIn, bytes | None]]:
     """The items of a POST: many as JSON, or one as multipart."""
-    kind = media_type(request)
-    if _is_json(kind):
-        asked = await read_json(request, ItemsRequest)
-        if len(asked.items) > config.max_items:
-            raise ApiError(413, f"items: at most {config.max_items} in one request")
-        return [(item, None if item.image is None else decode_base64(item.image, config)) for item in asked.items]
-    if kind != "multipart/form-data":
-        raise ApiError(415, "send application/json or multipart/form-data")
-    values, picture = _item_fields(*(await read_form(request)), config)
-    try:
-        return [(ItemIn.model_validate(values), picture)]
-    except ValidationError as error:
-        raise ApiError(422, describe(error)) from None
+    if not _is_json(media_type(request)):
+        return [await _read(request, config, ItemIn, lambda fields: ItemIn.model_validate(_values(fields)))]
+    asked = await read_json(request, ItemsRequest)
+    if len(asked.items) > config.max_items:
+        raise ApiError(413, f"items: at most {config.max_items} in one request")
+    return [(item, None if item.image is None else decode_base64(item.image, config)) for item in asked.items]
 
 
 async def read_item(request: Request, config: ServeConfig) -> tuple[ItemBody, bytes | None]:
     """The content of a PUT: the id is in the path."""
-    kind = media_type(request)
-    if _is_json(kind):
-        body = await read_json(request, ItemBody)
-        return body, None if body.image is None else decode_base64(body.image, config)
-    if kind != "multipart/form-data":
-        raise ApiError(415, "send application/json or multipart/form-data")
-    values, picture = _item_fields(*(await read_form(request)), config)
-    try:
-        return ItemBody.model_validate(values), picture
-    except ValidationError as error:
-        raise ApiError(422, describe(error)) from None
+    return await _read(request, config, ItemBody, lambda fields: ItemBody.model_validate(_values(fields)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -38,8 +38,16 @@ class Task:
     lane: str = ""
 
 
-def _one_by_one(tasks: Sequence[Task]) -> list[Any]:
-    return [_attempt(task) for task in tasks]
+def _alone(name: str, queue: int, workers: int) -> Batcher[Task, Any]:
+    """A waiting line of work that is done one by one."""
+    return Batcher(
+        lambda tasks: [_attempt(task) for task in tasks],
+        max_batch=1,
+        queue_size=queue,
+        workers=workers,
+        lane=lambda task: task.lane,
+        name=name,
+    )
 
 
 def _attempt(task: Task) -> Any:
@@ -68,25 +76,9 @@ class Service:
             cautious=(LARGE_LANE,),
             on_batch=self.metrics.observe_batch,
         )
-        self.decoding: Batcher[Task, Any] = Batcher(
-            _one_by_one,
-            max_batch=1,
-            queue_size=config.queue_size,
-            workers=config.decoders,
-            lane=lambda task: task.lane,
-            name="genius-decode",
-        )
-        self.writing: Batcher[Task, Any] = Batcher(
-            _one_by_one, max_batch=1, queue_size=config.max_writes - 1, name="genius-write"
-        )
-        self.reading: Batcher[Task, Any] = Batcher(
-            _one_by_one,
-            max_batch=1,
-            queue_size=config.queue_size,
-            workers=READERS,
-            lane=lambda task: task.lane,
-            name="genius-read",
-        )
+        self.decoding = _alone("genius-decode", config.queue_size, config.decoders)
+        self.writing = _alone("genius-write", config.max_writes - 1, 1)
+        self.reading = _alone("genius-read", config.queue_size, READERS)
         self._searches = 0
         self.draining = False  # no new work
         self.drained = True  # False after a close that had to leave something unfinished

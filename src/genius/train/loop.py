@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from genius.errors import GeniusError
+from genius.errors import GeniusError, said
 from genius.files import write_whole
 from genius.train.config import RunConfig, Schedule, StageConfig
 from genius.train.holdout import Selection
@@ -327,7 +327,7 @@ class Recorder:
             except RuntimeError as error:  # some operation cannot be recorded
                 self.wanted = False
                 self.stage.zero_grad(set_to_none=True)
-                self.journal.note(f"{self.stage.name}: not recorded as a graph ({str(error).splitlines()[0]})")
+                self.journal.note(f"{self.stage.name}: not recorded as a graph ({said(error)})")
                 return None
         return self.captured(batch)
 

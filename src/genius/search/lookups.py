@@ -1,0 +1,235 @@
+"""Sums of numbers looked up by codes: for every ID of some stretches, how many items it holds, and which are the best.
+
+Sums are compiled by numba where it is installed, else numpy; both add in the same order, so both give the same numbers to the
+last bit. Compiling, or loading what was compiled, takes longer than a few searches by numpy: a process begins with numpy and
+changes over when it has searched some more. Knows arrays alone; what they mean is
+`genius.search.scan`'s business.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+STEP = 2.0**-12  # in which one over a length is held: 0.02 % of a unit vector's; reconstructions shorter than 1/16 count as that
+BINS = 2048
+TOUCHED = 16  # vectors that are asked for before the first of them is used: the memory then answers many at once
+WARM = 50  # scans by numpy before a process pays for the compiled one
+_scans = 0
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+EVERYONE = np.empty(0, np.bool_)
+NO_NODES = (np.empty(0, np.uint16), np.empty(0, np.int32), np.uint64(0))
+
+
+def warmer() -> None:
+    """One more scan in this process."""
+    global _scans
+    _scans += 1
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """IDs (or nodes) that were looked at, the sum each has, and how many allowed items it holds: at least one."""
+
+    ids: NDArray[Any]  # whole numbers of 4 or 8 bytes
+    scores: Floats
+    items: NDArray[np.int32]
+
+    def least_of_best(self, wanted: int) -> np.float32:
+        """The score down to which there are `wanted` items; the least of all where there are fewer."""
+        kernel = compiled("_least")
+        if kernel is not None:
+            return np.float32(kernel(self.scores, self.items, wanted))
+        best = np.argsort(-self.scores, kind="stable")
+        at = np.searchsorted(np.cumsum(self.items[best]), wanted)
+        return np.float32(self.scores[best[min(int(at), len(best) - 1)]])
+
+    @classmethod
+    def joined(cls, parts: Sequence[Found]) -> Found:
+        if len(parts) == 1:
+            return parts[0]
+        columns = zip(*((part.ids, part.scores, part.items) for part in parts), strict=True)
+        return cls(*(np.concatenate(column) for column in columns))
+
+
+def members(lo: Ints, hi: Ints) -> Ints:
+    """Every number of every stretch, stretch after stretch."""
+    counts = hi - lo
+    ends = np.cumsum(counts)
+    inside: Ints = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(lo - (ends - counts), counts)
+    return inside
+
+
+def plain(array: NDArray[Any]) -> NDArray[Any]:
+    """The same memory as an ordinary read-only array: what runs over it is compiled for one kind only."""
+    same = np.asarray(array).view(np.ndarray)
+    same.flags.writeable = False
+    return same
+
+
+@dataclass(frozen=True, slots=True)
+class Stretches:
+    """Stretches of IDs (or of nodes above them, or of pairs), and what a query looks up for each."""
+
+    lo: Ints
+    hi: Ints
+    shared: Floats  # what all in a stretch begin with
+    codes: NDArray[Any]  # (n, levels or more) of every ID
+    starts: tuple[np.uint64, ...]  # where each level begins in the table
+    table: Floats  # (sum of K,) dots of the query with every code
+    item_start: NDArray[Any]  # first item of each ID; none: one item an ID
+    inverse: NDArray[np.uint16]  # by which sums are multiplied, in steps
+    items: int  # in all of them
+    node_codes: NDArray[Any]  # of the nodes that the stretches are of; none: they are of IDs
+    node_child: NDArray[Any]
+    node_start: np.uint64  # where their level begins in the table
+
+
+def look_up(scan: Stretches, order: NDArray[Any], allowed: Mask | None) -> Found:
+    """What is in the stretches: every ID that holds an allowed item."""
+    # a trie that spells out every level has no tails, and numba cannot index an empty tuple of where they start
+    kernel = compiled("_loop") if scan.starts else None
+    return by_numpy(scan, order, allowed) if kernel is None else by_numba(kernel, scan, order, allowed)
+
+
+def by_numpy(scan: Stretches, order: NDArray[Any], allowed: Mask | None) -> Found:
+    lo, hi, shared = scan.lo, scan.hi, scan.shared
+    if len(scan.node_codes):
+        nodes = members(lo, hi)
+        shared = np.repeat(shared, hi - lo) + scan.table[int(scan.node_start) :][scan.node_codes[nodes]]
+        lo, hi = scan.node_child[nodes].astype(np.int64), scan.node_child[nodes + 1].astype(np.int64)
+    ids = members(lo, hi)
+    scores = np.repeat(shared, hi - lo)
+    codes = scan.codes[ids]
+    for level, start in enumerate(scan.starts):
+        scores += scan.table[int(start) :][codes[:, level]]
+    scores *= scan.inverse[ids] * np.float32(STEP)
+    items = np.ones(len(ids), np.int32)
+    if len(scan.item_start):
+        items = (scan.item_start[ids + 1] - scan.item_start[ids]).astype(np.int32)
+    if allowed is None:
+        return Found(ids, scores, items)
+    ends = np.cumsum(items)
+    places = members(scan.item_start[ids].astype(np.int64), scan.item_start[ids + 1]) if len(scan.item_start) else ids
+    passed = np.append(0, np.cumsum(allowed[order[places]]))
+    items = (passed[ends] - passed[ends - items]).astype(np.int32)
+    return Found(ids[items > 0], scores[items > 0], items[items > 0])
+
+
+def by_numba(kernel: Callable[..., int], scan: Stretches, order: NDArray[Any], allowed: Mask | None) -> Found:
+    # half the bytes where they do: room that is taken anew for every scan is cleared by the system first
+    ids = np.empty(scan.items, np.int32 if len(scan.codes) < 1 << 31 else np.int64)
+    scores, items = np.empty(scan.items, np.float32), np.empty(scan.items, np.int32)
+    count = kernel(
+        scan.lo, scan.hi, scan.shared, scan.node_codes, scan.node_child, scan.node_start, scan.codes, scan.starts, scan.table,
+        scan.inverse, np.float32(STEP), scan.item_start, order, EVERYONE if allowed is None else allowed, ids, scores, items,
+    )  # fmt: skip
+    return Found(ids[:count], scores[:count], items[:count])
+
+
+@cache
+def _made(name: str) -> Callable[..., Any] | None:
+    if importlib.util.find_spec("numba") is None:
+        return None
+    import numba
+
+    # the vectors' products may be added in any order, and no score is without a value
+    free = {"_products": {"reassoc", "contract", "nsz"}, "_least": {"nnan", "nsz"}}
+    made: Callable[..., Any] = numba.njit(cache=True, nogil=True, fastmath=free.get(name, False))(globals()[name])
+    return made
+
+
+def compiled(name: str) -> Callable[..., Any] | None:
+    """A compiled loop of this module; None without numba, or in a process that has hardly searched."""
+    return _made(name) if _scans > WARM else None
+
+
+def _loop(
+    lo: Any, hi: Any, shared: Any, node_codes: Any, node_child: Any, node_start: Any, codes: Any, starts: Any, table: Any,
+    inverse: Any, step: Any, item_start: Any, order: Any, allowed: Any, ids: Any, scores: Any, items: Any,
+) -> Any:  # fmt: skip
+    """Over every ID of every stretch, as `by_numpy`. There is no branch that a processor could guess wrong, and no signed index,
+    which would be looked at for being negative: either takes as long as the look-ups."""
+    count, one = np.uint64(0), np.uint64(1)
+    nodes, several, masked = len(node_codes) > 0, len(item_start) > 0, len(allowed) > 0
+    for r in range(len(lo)):
+        base, node, first, end = shared[r], np.uint64(lo[r]), np.uint64(lo[r]), np.uint64(hi[r])
+        if nodes:
+            first, end = np.uint64(node_child[first]), np.uint64(node_child[end])
+        for i in range(first, end):
+            at = np.uint64(i)
+            score = base
+            if nodes:  # an ID is in this node, or it is the first of the next one
+                node += np.uint64(at >= np.uint64(node_child[node + one]))
+                score += table[node_start + node_codes[node]]
+            for level in range(len(starts)):
+                score += table[starts[level] + codes[at, level]]
+            score *= np.float32(inverse[at]) * step
+            held = 1
+            if several:
+                held = item_start[at + one] - item_start[at]
+            if masked:
+                place = np.uint64(item_start[at]) if several else at
+                passed = 0
+                for other in range(place, place + np.uint64(held)):
+                    passed += allowed[order[np.uint64(other)]]
+                held = passed
+            ids[count], scores[count], items[count] = at, score, held
+            count += np.uint64(held > 0)
+    return count
+
+
+def _least(scores: Any, items: Any, wanted: int) -> Any:
+    """Items are counted in bins of scores; only the bin that holds the wanted one is sorted."""
+    low = high = scores[0]
+    for i in range(len(scores)):
+        low, high = min(low, scores[i]), max(high, scores[i])
+    if not high > low:
+        return low
+    bins = np.zeros(BINS, np.int64)
+    scale = np.float32(BINS - 1) / (high - low)
+    for i in range(len(scores)):
+        bins[np.uint64((scores[i] - low) * scale)] += items[i]
+    at, above = BINS - 1, 0
+    while at > 0 and above + bins[at] < wanted:
+        above += bins[at]
+        at -= 1
+    own, held, count = np.empty(bins[at] + 1, np.float32), np.empty(bins[at] + 1, np.int64), 0
+    for i in range(len(scores)):
+        own[count], held[count] = scores[i], items[i]
+        count += np.uint64((scores[i] - low) * scale) == at
+    best = np.argsort(own[:count])
+    i = count - 1
+    while i > 0 and above + held[best[i]] < wanted:
+        above += held[best[i]]
+        i -= 1
+    return own[best[i]]
+
+
+def _products(bits: Any, rows: Any, query: Any, out: Any) -> None:
+    """Dots of a query with some rows of vectors in half precision, given by their bits: what is below the sign, as the bits of a
+    number of 32, is the number but for a power of two."""
+    touched = np.uint32(0)
+    for begin in range(0, len(rows), TOUCHED):
+        end = min(begin + TOUCHED, len(rows))
+        for r in range(begin, end):  # nothing waits for these reads, so they overlap
+            for j in range(0, len(query), 32):
+                touched += np.uint32(bits[np.uint64(rows[r]), np.uint64(j)])
+        out[begin] = np.float32(touched)
+        for r in range(begin, end):
+            row, total = np.uint64(rows[r]), np.float32(0)
+            for j in range(np.uint64(len(query))):
+                half = np.uint32(bits[row, np.uint64(j)])
+                sign, size = half & np.uint32(0x8000), half & np.uint32(0x7FFF)
+                wide = np.uint32((sign << np.uint32(16)) | (size << np.uint32(13)))
+                total += query[np.uint64(j)] * (wide.view(np.float32) * np.float32(2.0**112))
+            out[r] = total
