@@ -79,7 +79,7 @@ def picture(body: dict[str, Any], target: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, 2, figsize=(12, 5), sharey=True)
+    figure, axes = plt.subplots(1, 2, figsize=(15.5, 5), sharey=True)
     for axis, key, title in zip(axes, ("single_qps", "batch_qps"), ("one question at a time", "batches of 32"), strict=True):
         for number, (name, lines) in enumerate(sorted(contenders(body).items())):
             ordered = sorted(lines, key=lambda line: (line["recall@10"], -line[key]))
@@ -88,13 +88,13 @@ def picture(body: dict[str, Any], target: Path) -> None:
             ours = name.startswith("ours")
             axis.plot(
                 [line["recall@10"] for line in edge], [line[key] for line in edge], "-" if small else ":",
-                marker="o" if ours else ".", color="black" if ours else f"C{number % 10}", linewidth=2.5 if ours else 1.2,
+                marker="o" if ours else ".", color="black" if ours else matplotlib.colormaps["tab20"](number % 20), linewidth=2.5 if ours else 1.2,
                 label=f"{name} ({lines[0]['bytes_per_item']:,.0f} B)",
             )  # fmt: skip
         axis.set(yscale="log", xlabel="recall@10 of exhaustive search", title=title, xlim=(0.1, 1.01))
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("questions a second, one thread")
-    axes[1].legend(fontsize=7, loc="lower left")
+    axes[1].legend(fontsize=6, loc="upper left", bbox_to_anchor=(1.01, 1.0))
     figure.suptitle(
         f"{NAMES.get(body['collection'], body['collection'])}: text -> image, {body['of_the_wanted_kind']:,} images. Full lines: at most {SMALL} bytes an item in memory",
         fontsize=10,
@@ -188,7 +188,7 @@ It is exact, and an index folder of that size is searched so without being asked
 
 **Choose HNSW or ScaNN** when memory is no matter: a kilobyte an item buys one and a half to eight times our speed for single questions among a million at the same recall, more among fewer (HNSW at 0.95 of a
 million: 1.6 times, and less than ours in batches), and they need no model. **Choose RaBitQ** (Faiss `IVF,RaBitQ`, vectors on disk) when 50 bytes an item are allowed: it is quicker than we are up to 0.95.
-**Choose OPQ of 8 bytes** (Faiss `OPQ8,IVF,PQ8`, 22 bytes in memory, vectors on disk) for single questions of one kind at up to 0.95: it is one and a half to eight times as quick as ours.
+**Choose OPQ of 8 bytes** (Faiss `OPQ8,IVF,PQ8`, 22 bytes in memory, vectors on disk) for single questions of one kind at up to 0.95: it is 1.4 to seven times as quick as ours.
 
 **Choose this** when the collection must fit in about 20 bytes an item of memory and be found almost as by exhaustive search: codes, cells and lengths are 13 - 26 bytes
 an item, vectors stay on disk, and at 0.98 of exhaustive search of a million nothing that was measured below 50 bytes is quicker, in batches from 0.95 on, nor reads so few vectors from the disk; when items

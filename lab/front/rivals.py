@@ -191,6 +191,9 @@ class Lance:
 PROBES = (1, 2, 4, 8, 16, 32, 64)
 
 
+MORE = [{"nprobe": nprobe, "refine": again} for nprobe in (128, 256) for again in (400, 1600, 3200)]  # as far as 0.98
+
+
 def _probes(*refine: int) -> list[dict[str, int]]:
     alone = [{"nprobe": nprobe} for nprobe in (4, 16, 64)]
     return alone + [{"nprobe": nprobe, "refine": again} for again in refine for nprobe in PROBES[1:]]
@@ -204,7 +207,7 @@ RIVALS: dict[str, Callable[[], Any]] = {
     "ivfpq": lambda: Faiss("Faiss IVF, PQ 16 B fast-scan", "IVF{cells},PQ32x4fs", _probes(100, 400, 1600)),
     # half the codes, so that with lists of numbers and centroids a million items take less than 24 bytes each
     "ivfpq-small": lambda: Faiss("Faiss IVF, PQ 8 B fast-scan", "IVF{cells},PQ16x4fs", _probes(100, 400, 1600, 6400)),
-    "opq-small": lambda: Faiss("Faiss IVF, OPQ 8 B", "OPQ8,IVF{cells},PQ8", _probes(100, 400, 1600, 6400)),
+    "opq-small": lambda: Faiss("Faiss IVF, OPQ 8 B", "OPQ8,IVF{cells},PQ8", [*_probes(100, 400, 1600, 6400), *MORE]),
     "ivfpq8": lambda: Faiss("Faiss IVF, PQ 16 B of 8 bits", "IVF{cells},PQ16", _probes(100, 400, 1600)),
     "opq": lambda: Faiss("Faiss IVF, OPQ 16 B", "OPQ16,IVF{cells},PQ16", _probes(100, 400, 1600)),
     "ivfrq": lambda: Faiss("Faiss IVF, residual quantizer 16 B", "IVF{cells},RQ16x8", _probes(100, 400, 1600)),
