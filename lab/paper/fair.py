@@ -65,6 +65,7 @@ SAME: dict[str, Any] = {
 HEADS_WIDTH = 256
 JUDGED = 600
 BEAMS = 30  # as the paper's ablations
+FEWEST = 20  # test questions of a task that takes part in a mean: all tasks weigh alike there, however few ask
 DONE: multiprocessing.Queue[dict[str, Any]] | None = None  # in a process of `run_all`
 
 
@@ -313,11 +314,11 @@ class Results:
         self.write()
 
     def of(self, row: str, pool: str, method: str) -> dict[int, dict[str, np.ndarray]]:
-        """seed -> task -> hits."""
+        """seed -> task -> hits, of tasks with enough questions."""
         out: dict[int, dict[str, np.ndarray]] = {}
         for key, values in self.hits.items():
             name, seed, where, how, task = key.split("|")
-            if (name, where, how) == (row, pool, method):
+            if (name, where, how) == (row, pool, method) and len(values) >= FEWEST:
                 out.setdefault(int(seed), {})[task] = values.astype(np.float64)
         return out
 

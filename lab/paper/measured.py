@@ -23,7 +23,7 @@ from lab.paper import printed
 from lab.paper.alike import flat
 from lab.paper.analyses import B2
 from lab.paper.experiment import read_experiment
-from lab.paper.fair import BASE, BEAMS, SUMS
+from lab.paper.fair import BASE, BEAMS, FEWEST, SUMS
 
 LAB = Path(__file__).parents[1]
 FILES = {
@@ -230,8 +230,8 @@ def fair(*bodies: dict[str, Any]) -> Iterator[str]:
         f"`python -m lab.paper.fair`: every row is `builtin:paper` (no hard negatives, no modality loss, in the heads "
         f"neither) with {BEAMS} "
         "beams and all test questions; no item that answers one is in the pool while anything is trained. Hits at five, "
-        "mean of the "
-        "tasks, in percent; intervals (95 %) of the difference to the first row, over questions and seeds. The paper has "
+        f"mean of the tasks that have at least {FEWEST} questions, in percent; intervals (95 %) of the difference to the first "
+        "row, over questions and seeds. The paper has "
         "every row below the first: that holds where the interval and every seed say so, it does not where they say the "
         "opposite, and otherwise it cannot be told."
     )
@@ -297,8 +297,9 @@ def _fair_rows(name: str, body: dict[str, Any]) -> Iterator[list[str]]:
         paper = theirs.get(row, first if row == BASE and theirs else None)
         finding = "" if row in UNCLAIMED or name == DECODERS else plain["finding"]
         gaps = ["", ""] if row == BASE else [_gap(plain), _gap(other)]
+        called = f"{row}, {read_experiment(name).rows[0].name}" if row == BASE and name.endswith(".toml") else row
         yield [
-            row, str(len(plain["by_seed"])), f"{100 * plain['mine']:.1f}", gaps[0], finding,
+            called, str(len(plain["by_seed"])), f"{100 * plain['mine']:.1f}", gaps[0], finding,
             f"{100 * other['mine']:.1f}", gaps[1],
             "–" if paper is None else f"{paper:.1f}", "" if paper is None or row == BASE else f"{paper - first:+.1f}",
         ]  # fmt: skip
@@ -321,16 +322,12 @@ def _gap(entry: dict[str, Any]) -> str:
 
 
 def _dense(body: dict[str, Any]) -> str:
-    shown: dict[tuple[str, str], list[float]] = {}
-    for line in body["lines"]:
-        for pool, methods in line["hit@5"].items():
-            if line["row"] == BASE:
-                for method in ("dense", "genius", "genius-r"):
-                    shown.setdefault((pool, method), []).append(np.mean(list(methods[method].values())))
+    first = {(e["table"], e["method"]): 100 * e["mine"] for e in body["differences"] if e["row"] == BASE}
     words = []
-    for pool in dict.fromkeys(pool for pool, _ in shown):
-        dense, plain, again = (100 * float(np.mean(shown[pool, method])) for method in ("dense", "genius", "genius-r"))
-        words.append(f"{dense:.1f} ({pool} pool; plain keeps {plain / dense:.2f} of it, re-ranked {again / dense:.2f})")
+    for name in dict.fromkeys(name for name, _ in first):
+        dense, plain, again = (first[name, method] for method in ("dense", "genius", "genius-r"))
+        pool = f"{read_experiment(name).pools[0]} pool"
+        words.append(f"{dense:.1f} ({pool}; plain keeps {plain / dense:.2f} of it, re-ranked {again / dense:.2f})")
     known = "In the paper's Table 2 they keep 0.59 and 0.78 of CLIP-SF (28.8 and 38.3 of 48.9)."
     return f"The first row's own z, compared with every item, hits {' and '.join(words)}. {known}"
 

@@ -32,6 +32,15 @@ def test_a_difference_is_found_only_where_there_is_one() -> None:
     assert difference(one_seed_differs, high).finding == "cannot be told"  # every seed must say so
 
 
+def test_a_task_that_hardly_anyone_asks_has_no_say_in_a_mean(tmp_path: Path) -> None:
+    results = fair.Results(tmp_path / "out.json", {}, fair.rows_of(("table-4",)))
+    for row, hit in ((fair.BASE, 1.0), ("w/o L_mse", 0.0)):
+        results.hits[f"{row}|0|universal|genius|many"] = np.full(40, 0.5) > 0.4
+        results.hits[f"{row}|0|universal|genius|two"] = np.full(2, hit) > 0.5
+    ((_, _, first), (_, row, other)) = results.differences("genius")
+    assert row == "w/o L_mse" and first.mine == other.mine == 1.0 and other.low == other.high == 0
+
+
 def test_rows_share_what_they_can() -> None:
     rows = fair.rows_of(("table-4", "table-5"))
     assert [row.name for row in rows][:2] == [fair.BASE, "w/o modality-decoupled"] and len(rows) == 12
@@ -68,7 +77,7 @@ def test_nothing_that_is_asked_for_in_the_test_is_trained_with(monkeypatch: pyte
     assert {task: rows.tolist() for task, rows in parts.test.pools.items()} == {0: [0, 1, 2, 3], 1: [4, 5, 6, 7]}
 
 
-def test_rows_are_trained_alike_and_a_second_call_goes_on(tmp_path: Path) -> None:
+def test_rows_are_trained_alike_and_a_second_call_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On made-up fashion vectors: every row as builtin:paper but for its own change, kept as soon as it is there."""
     folder, random = tmp_path / "features", np.random.default_rng(0)
     folder.mkdir()
@@ -82,6 +91,7 @@ def test_rows_are_trained_alike_and_a_second_call_goes_on(tmp_path: Path) -> Non
     fields = {"model.decoder": "nano", "model.width": 8, "model.projection": 8, "model.hidden": 8}
     stages = {"encoder": 4, "quantizer": 3, "generator": 3}
     fields |= {f"{stage}.batch": 16 for stage in stages} | {f"{stage}.steps": steps for stage, steps in stages.items()}
+    monkeypatch.setattr(fair, "FEWEST", 1)
     rows = fair.rows_of(("table-4", "table-5"))
     about = {"settings": {"same": fields}}
     results = fair.Results(tmp_path / "out.json", about, rows)

@@ -26,6 +26,7 @@ def a_body() -> dict[str, Any]:
     first = {**entry, "row": BASE, "mine": 0.2, "low": 0.0, "high": 0.0, "finding": "cannot be told"}
     lines = [a_line(BASE, 0, [[1, 0.1], [2, 0.3], [3, 0.2]]), a_line("w/o L_cl", 1, [[1, 0.1], [2, 0.2]], width=4)]
     differences = [{**e, "method": method} for e in (first, gone) for method in ("genius", "genius-r")]
+    differences += [{**first, "method": "dense", "mine": 0.5}]
     return {"about": {"date": "d", "device": "card", "settings": settings}, "differences": differences, "lines": lines}
 
 
@@ -42,7 +43,7 @@ def test_rows_are_kept_as_what_they_change(tmp_path: Path, monkeypatch: pytest.M
     page = measured.page()
     assert "| w/o L_cl | 2 | 5.0 | -15.0 [-18.0, -12.0] | holds |" in page and "| -46.8 |" in page
     assert "### Fashion, codes 3 x 4, decoder nano (card)" in page
-    assert "hits 50.0 (universal pool; plain keeps 0.40 of it, re-ranked 0.80)" in page
+    assert "hits 50.0 (universal pool; plain keeps 0.40 of it, re-ranked 0.40)" in page
     assert "Of 2 decoders, 1 had passed their best value" in page
 
 
