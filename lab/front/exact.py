@@ -100,7 +100,7 @@ def main() -> None:
         body["lines"][f"{threads} threads"] = found
         print(json.dumps(found), flush=True)
         args.out.write_text(json.dumps(body, indent=1) + "\n")
-    body["pruning"] = measure(collection, 24, generator)
+    body["pruning"] = measure(collection, min(24, len(collection.questions)), generator)
     args.out.write_text(json.dumps(body, indent=1) + "\n")
     print(json.dumps(body["pruning"]))
 
