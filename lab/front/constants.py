@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from genius.search import CodeTrie, SearchEngine, SearchParams, lookups
 from lab.front.run import Front, K
 
-CODES = (4000, 7500, 10_000, 15_000, 20_000, 30_000, 40_000, 60_000, 90_000, 120_000)
+CODES = (4000, 7500, 10_000, 15_000, 20_000, 30_000, 40_000, 60_000, 120_000)
 VECTORS = (100, 200, 400, 600, 800, 1200, 1600, 2400, 3200, 4800)
 
 

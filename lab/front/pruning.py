@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from genius.model.generator import Generator
 from genius.search import CodeTrie, beam
 from genius.search.decoder import decoder_of
 from genius.search.forest import Forest, TrieView
@@ -50,10 +51,11 @@ def run(forest: Forest, writer: Any, z: Tensor, beams: int) -> tuple[Tensor, lis
 
 
 @torch.inference_mode()
-def measure(collection: Collection, questions: int) -> dict[str, Any]:
+def measure(collection: Collection, questions: int, generator: Generator | None = None) -> dict[str, Any]:
+    """`generator`: another than the collection's model has."""
     model, cpu = collection.model, torch.device("cpu")
     trie = CodeTrie.build(collection.codes.astype(np.int32), model.config.quantizer.level_sizes)
-    forest, writer = Forest([TrieView(trie, cpu)], trie.level_sizes), decoder_of(model.generator, cpu)
+    forest, writer = Forest([TrieView(trie, cpu)], trie.level_sizes), decoder_of(generator or model.generator, cpu)
     picks = np.random.default_rng(0).choice(len(collection.questions), questions, replace=False)
     z = torch.from_numpy(collection.questions[picks])
     kth, levels = run(forest, writer, z, BEAMS)

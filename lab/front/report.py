@@ -186,14 +186,14 @@ Two constants of ours (codes looked at and vectors compared for each item that `
 **Choose flat search** (we do it for you) while all vectors are read faster than anything is looked up: about 40,000 items of width 256.
 It is exact, and an index folder of that size is searched so without being asked.
 
-**Choose HNSW or ScaNN** when memory is no matter: a kilobyte an item buys two to fifty times our speed at the same recall (HNSW at 0.95 of a
-million: twice for single questions, as many in batches), and they need no model. **Choose RaBitQ** (Faiss `IVF,RaBitQ`, vectors on disk) when 50 bytes an item are allowed: it is quicker than we are, too.
+**Choose HNSW or ScaNN** when memory is no matter: a kilobyte an item buys one and a half to eight times our speed for single questions among a million at the same recall, more among fewer (HNSW at 0.95 of a
+million: 1.6 times, and less than ours in batches), and they need no model. **Choose RaBitQ** (Faiss `IVF,RaBitQ`, vectors on disk) when 50 bytes an item are allowed: it is quicker than we are up to 0.95.
+**Choose OPQ of 8 bytes** (Faiss `OPQ8,IVF,PQ8`, 22 bytes in memory, vectors on disk) for single questions of one kind at up to 0.95: it is one and a half to eight times as quick as ours.
 
-**Choose this** when the collection must fit in about 20 bytes an item of memory and still be found: codes, cells and lengths are 14 - 25 bytes
-an item, vectors stay on disk, and at 0.95 of exhaustive search of a million nothing that was measured below 50 bytes is quicker, nor reads so few vectors from the disk; when items
+**Choose this** when the collection must fit in about 20 bytes an item of memory and be found almost as by exhaustive search: codes, cells and lengths are 13 - 26 bytes
+an item, vectors stay on disk, and at 0.98 of exhaustive search of a million nothing that was measured below 50 bytes is quicker, in batches from 0.95 on, nor reads so few vectors from the disk; when items
 are of several kinds and questions cross them; when items come and go and filters must hold exactly; when the answer should come with an ID that
-says something, and a probability. Speed is no reason below that: product codes of 8 or 16 bytes (22 or 30 in memory, with their lists) that look at 1,600 vectors on disk
-are quicker as far as they reach.
+says something, and a probability. Speed is no reason below that.
 """
 
 

@@ -198,7 +198,9 @@ def _probes(*refine: int) -> list[dict[str, int]]:
 
 RIVALS: dict[str, Callable[[], Any]] = {
     "flat": lambda: Faiss("Faiss flat", "Flat", [{}]),
-    "hnsw": lambda: Faiss("Faiss HNSW16", "HNSW16", [{"ef": ef} for ef in (16, 32, 64, 128, 256, 512)], ef_construction=40),
+    "hnsw": lambda: Faiss(
+        "Faiss HNSW16", "HNSW16", [{"ef": ef} for ef in (16, 32, 64, 128, 256, 512, 640, 768)], ef_construction=40
+    ),
     "ivfpq": lambda: Faiss("Faiss IVF, PQ 16 B fast-scan", "IVF{cells},PQ32x4fs", _probes(100, 400, 1600)),
     # half the codes, so that with lists of numbers and centroids a million items take less than 24 bytes each
     "ivfpq-small": lambda: Faiss("Faiss IVF, PQ 8 B fast-scan", "IVF{cells},PQ16x4fs", _probes(100, 400, 1600, 6400)),

@@ -41,10 +41,10 @@ def test_the_async_client_does_what_the_client_does(start_server: Callable[..., 
 
 def test_an_assistant_can_search_show_and_explain(make_index: Callable[..., Index]) -> None:
     pytest.importorskip("mcp")
-    from genius.serve.mcp_server import make_server
+    from genius.cli.serve import mcp_server
 
     index = make_index()
-    server = make_server(index)
+    server = mcp_server(index)
 
     def call(name: str, **given: object) -> dict[str, object]:
         result = asyncio.run(server.call_tool(name, given))

@@ -9,6 +9,7 @@ for a new model under the same path, without a request that fails.
 
 from __future__ import annotations
 
+import functools
 import os
 import select
 import signal
@@ -18,7 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -29,6 +30,8 @@ from genius.errors import GeniusError, counted
 if TYPE_CHECKING:
     from genius.index import Index
     from genius.serve.settings import ServeConfig
+
+MOST = 50  # answers of one call by an assistant: they are read by a model
 
 
 def register(app: typer.Typer) -> None:
@@ -196,11 +199,76 @@ def mcp(path: IndexArgument, model: ModelOption = None, device: DeviceOption = "
       {"mcpServers": {"photos": {"command": "genius", "args": ["mcp", "/home/me/my.genius"]}}}
     """
     from genius.index import Index
-    from genius.serve.mcp_server import make_server
 
     with Index.open(path, model, read_only=True) as index:
         index.model.to(device)
-        make_server(index).run()
+        mcp_server(index).run()
+
+
+def mcp_server(index: Index) -> Any:
+    """An open index as tools that speak the Model Context Protocol; `.run()` talks on stdin and stdout. Three tools: search, show
+    an item, explain an answer. They only read; the protocol is the `mcp` package's."""
+    try:
+        from mcp.server import MCPServer
+        from mcp.server.mcpserver.exceptions import ToolError
+    except ImportError:
+        raise GeniusError("genius mcp needs the package mcp: pip install 'genius-search[mcp]'") from None
+    from genius.index.searching import wanted_kind
+    from genius.search import SearchRequest
+    from genius.types import Query
+
+    about = f"Searches {len(index):,} pictures and texts of {index.path.name} by meaning."
+    fields = ", ".join(f"{name} ({kind})" for name, kind in index.columns().items()) or "none"
+    server = MCPServer("genius", instructions=f"{about} Metadata fields for `where`: {fields}.")
+
+    def search(
+        words: str,
+        count: int = 10,
+        target: str | None = None,
+        where: str | None = None,
+        picture: str | None = None,
+        minus: str | None = None,
+    ) -> dict[str, Any]:
+        """Find items that answer words, a picture (a path), or a picture changed as the words say. Best first.
+
+        target: image, text or pair. where: an SQL condition on metadata, such as price < 50. minus: what answers should not be
+        like.
+        """
+        request = SearchRequest(max(1, min(count, MOST)), where)
+        query = Query(words or None, picture, None, wanted_kind(target, None), None if minus is None else Query.of(minus))
+        hits = index.search_many([query], request)[0]
+        return {
+            "hits": [hit.to_dict() for hit in hits],
+            "why_nothing": hits.why,
+            "probably_nothing_here": hits.doubtful,
+        }
+
+    def show(id: str) -> dict[str, Any]:
+        """One item by its id: words, metadata, where its picture lies, its codes."""
+        item = index.get(id)
+        image = str(item.image) if item.image is not None and not isinstance(item.image, bytes) else None
+        body = {"id": item.id, "modality": item.modality.label, "text": item.text, "image": image}
+        return {**body, "metadata": dict(item.metadata), "codes": list(index.codes(id))}
+
+    def explain(words: str, target: str | None = None) -> dict[str, Any]:
+        """Why a search finds what it finds: the codes that were written, how likely each was, what lives below it."""
+        return index.explain(Query(words, target=wanted_kind(target, None))).to_dict()
+
+    def told(tool: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+        """The tool with its one-line errors passed on: the assistant reads them, and asks better."""
+
+        @functools.wraps(tool)
+        def call(*args: Any, **given: Any) -> dict[str, Any]:
+            try:
+                return tool(*args, **given)
+            except GeniusError as error:
+                raise ToolError(str(error)) from None
+
+        return call
+
+    for tool in (search, show, explain):
+        server.add_tool(told(tool))
+    return server
 
 
 WORKER = "GENIUS_SERVE_WORKER"

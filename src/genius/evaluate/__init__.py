@@ -118,6 +118,10 @@ class Evaluation:
                 return result
         raise GeniusError(f"no result for {method} on {task} in the {pool} pool")
 
+    def of(self, method: str, pool: str) -> list[Result]:
+        """A method's results in one kind of pool, task by task."""
+        return [result for result in self.results if (result.method, result.pool) == (method, pool)]
+
     @property
     def methods(self) -> list[str]:
         return list(dict.fromkeys(result.method for result in self.results))
@@ -128,7 +132,7 @@ class Evaluation:
 
     def average(self, method: str, pool: str) -> float:
         """Unweighted mean over tasks of the main metric, as the paper's last row."""
-        return float(np.mean([r.metrics[r.main] for r in self.results if r.method == method and r.pool == pool]))
+        return float(np.mean([result.metrics[result.main] for result in self.of(method, pool)]))
 
     def average_interval(self, method: str, pool: str) -> tuple[float, float]:
         """95 % interval of that mean: queries resampled within each task."""

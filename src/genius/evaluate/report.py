@@ -24,8 +24,6 @@ TITLES = {
     "genius-r": "GENIUS^R", "genius-codes": "GENIUS + codes", "no-decoder": "No decoder", "no-decoder-r": "No decoder, re-ranked",
     "no-decoder-default": "No decoder, default",
     "default": "Default", "default-codes": "Default, codes", "codes": "Codes alone",
-    "irgen": "IRGen-style", "grace-numeric": "GRACE-style, numeric", "grace-string": "GRACE-style, string",
-    "grace-semantic": "GRACE-style, semantic", "grace-structured": "GRACE-style, structured",
 }  # fmt: skip
 POOL_TITLES = {"local": "Task-specific pools", "universal": "Universal pool"}
 
@@ -128,7 +126,7 @@ def _detail_table(evaluation: Evaluation, pool: str) -> str:
     cutoffs = sorted(evaluation.about["config"]["cutoffs"])
     rows = []
     for method in evaluation.methods:
-        own = [r for r in evaluation.results if r.method == method and r.pool == pool]
+        own = evaluation.of(method, pool)
         row = [method_title(method)]
         for name in [*(f"hit@{k}" for k in cutoffs), *(f"recall@{k}" for k in cutoffs), "ndcg@10", "mrr@10"]:
             row.append(percent(float(np.mean([r.metrics[name] for r in own]))))
@@ -140,7 +138,7 @@ def _detail_table(evaluation: Evaluation, pool: str) -> str:
 def _cost_table(evaluation: Evaluation, pool: str) -> str:
     rows = []
     for method in evaluation.methods:
-        own = [r for r in evaluation.results if r.method == method and r.pool == pool]
+        own = evaluation.of(method, pool)
         reached = [r.candidate_recall for r in own if r.candidate_recall is not None]
         rows.append(
             [
@@ -163,7 +161,7 @@ def _per_second(results: Sequence[Result]) -> float:
 def _survival_table(evaluation: Evaluation, pool: str) -> str:
     rows = []
     for method in evaluation.methods:
-        own = [r.survival for r in evaluation.results if r.method == method and r.pool == pool and r.survival]
+        own = [r.survival for r in evaluation.of(method, pool) if r.survival]
         if own:
             rows.append([method_title(method), *(percent(float(v)) for v in np.mean(own, axis=0))])
     if not rows:
@@ -263,7 +261,7 @@ def _plot_quality(evaluation: Evaluation, pool: str, axes: Any) -> bool:
 
 def _plot_trade_off(evaluation: Evaluation, pool: str, axes: Any) -> bool:
     for method in evaluation.methods:
-        own = [r for r in evaluation.results if r.method == method and r.pool == pool]
+        own = evaluation.of(method, pool)
         speed, quality = _per_second(own), 100 * evaluation.average(method, pool)
         axes.scatter([speed], [quality])
         axes.annotate(f"{method_title(method)} ({np.mean([r.bytes_per_item for r in own]):,.0f} B)", (speed, quality), fontsize=7)
@@ -276,7 +274,7 @@ def _plot_trade_off(evaluation: Evaluation, pool: str, axes: Any) -> bool:
 def _plot_survival(evaluation: Evaluation, pool: str, axes: Any) -> bool:
     drawn = False
     for method in evaluation.methods:
-        own = [r.survival for r in evaluation.results if r.method == method and r.pool == pool and r.survival]
+        own = [r.survival for r in evaluation.of(method, pool) if r.survival]
         if own:
             curve = 100 * np.mean(own, axis=0)
             axes.plot(range(1, len(curve) + 1), curve, marker="o", label=method_title(method))

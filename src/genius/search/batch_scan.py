@@ -21,9 +21,9 @@ from genius.search.beam import BROKEN
 from genius.search.decoder import Writer
 from genius.search.forest import TrieView
 from genius.search.params import SearchParams, SearchResult
-from genius.search.quick import SCANNED, granted
 from genius.search.rerank import Reconstructions, Vectors
 
+SCANNED, COMPARED = 15, 0.4  # as `genius.search.quick`'s: whole cells take more codes for the same recall
 CELLS = 128  # likeliest cells laid out at first; all of them where these hold too few items
 SLOTS = 1 << 24  # laid out at once, over all questions
 ITEMS_AT_ONCE = 1 << 20
@@ -139,7 +139,7 @@ class BatchScan:
         ]
         scores, rows = (torch.cat([part[i] for part in found], 1) for i in (0, 1))
         touched = (rows >= 0).sum(1)
-        kept = min(k if params.reranker == "codes" else granted(params, k), scores.shape[1])
+        kept = min(k if params.reranker == "codes" else max(int(COMPARED * params.rerank), k), scores.shape[1])
         scores, at = scores.topk(kept, dim=1)
         rows = rows.gather(1, at)
         if params.reranker == "embeddings":

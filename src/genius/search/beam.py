@@ -332,10 +332,11 @@ def by_target(target: Tensor | None, queries: int, size: int, device: torch.devi
     wanted = torch.as_tensor(target, device=device).long()
     if wanted.shape != (queries,):
         raise GeniusError(f"target must be ({queries},), one per query, got {tuple(wanted.shape)}")
-    if queries and (int(wanted.min()) < -1 or int(wanted.max()) >= size):
-        raise GeniusError(f"target codes must be -1..{size - 1}, got {int(wanted.min())}..{int(wanted.max())}")
-    for code in wanted.unique().tolist():
-        yield int(code), everyone[wanted == code]
+    codes = sorted(set(wanted.tolist()))
+    if codes and (codes[0] < -1 or codes[-1] >= size):
+        raise GeniusError(f"target codes must be -1..{size - 1}, got {codes[0]}..{codes[-1]}")
+    for code in codes:
+        yield code, everyone if len(codes) == 1 else everyone[wanted == code]
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,7 +161,7 @@ class SearchEngine:
         check_queries(z, finite=not recordable)  # a recorded search flags NaN itself, without waiting for the device
         z = z.to(self.device, torch.float32)
         dense = z if dense is None else dense.to(self.device, torch.float32)
-        check_queries(dense, "dense", finite=not recordable)
+        check_queries(dense, "dense", finite=not recordable and dense is not z)
         if len(dense) != len(z):
             raise GeniusError(f"{len(dense)} dense vectors for {len(z)} queries")
         if params.reranker == "embeddings" and self.vectors is None:

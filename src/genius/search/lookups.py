@@ -38,14 +38,18 @@ def warmer() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """IDs (or nodes) that were looked at, the sum each has, and how many allowed items it holds: at least one."""
+    """IDs (or nodes) that were looked at, what was summed for each, that times one over its length, and how many allowed items it
+    holds: at least one."""
 
     ids: NDArray[Any]  # whole numbers of 4 or 8 bytes
+    sums: Floats
     scores: Floats
     items: NDArray[np.int32]
 
     def least_of_best(self, wanted: int) -> np.float32:
         """The score down to which there are `wanted` items; the least of all where there are fewer."""
+        if not len(self.scores):
+            return np.float32(0)
         kernel = compiled("_least")
         if kernel is not None:
             return np.float32(kernel(self.scores, self.items, wanted))
@@ -57,7 +61,9 @@ class Found:
     def joined(cls, parts: Sequence[Found]) -> Found:
         if len(parts) == 1:
             return parts[0]
-        columns = zip(*((part.ids, part.scores, part.items) for part in parts), strict=True)
+        if not parts:
+            return cls(np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.float32), np.empty(0, np.int32))
+        columns = zip(*((part.ids, part.sums, part.scores, part.items) for part in parts), strict=True)
         return cls(*(np.concatenate(column) for column in columns))
 
 
@@ -108,32 +114,34 @@ def by_numpy(scan: Stretches, order: NDArray[Any], allowed: Mask | None) -> Foun
         shared = np.repeat(shared, hi - lo) + scan.table[int(scan.node_start) :][scan.node_codes[nodes]]
         lo, hi = scan.node_child[nodes].astype(np.int64), scan.node_child[nodes + 1].astype(np.int64)
     ids = members(lo, hi)
-    scores = np.repeat(shared, hi - lo)
+    sums = np.repeat(shared, hi - lo)
     codes = scan.codes[ids]
     for level, start in enumerate(scan.starts):
-        scores += scan.table[int(start) :][codes[:, level]]
-    scores *= scan.inverse[ids] * np.float32(STEP)
+        sums += scan.table[int(start) :][codes[:, level]]
+    scores = sums * (scan.inverse[ids] * np.float32(STEP))
     items = np.ones(len(ids), np.int32)
     if len(scan.item_start):
         items = (scan.item_start[ids + 1] - scan.item_start[ids]).astype(np.int32)
     if allowed is None:
-        return Found(ids, scores, items)
+        return Found(ids, sums, scores, items)
     ends = np.cumsum(items)
     places = members(scan.item_start[ids].astype(np.int64), scan.item_start[ids + 1]) if len(scan.item_start) else ids
     passed = np.append(0, np.cumsum(allowed[order[places]]))
     items = (passed[ends] - passed[ends - items]).astype(np.int32)
-    return Found(ids[items > 0], scores[items > 0], items[items > 0])
+    some = items > 0
+    return Found(ids[some], sums[some], scores[some], items[some])
 
 
 def by_numba(kernel: Callable[..., int], scan: Stretches, order: NDArray[Any], allowed: Mask | None) -> Found:
     # half the bytes where they do: room that is taken anew for every scan is cleared by the system first
     ids = np.empty(scan.items, np.int32 if len(scan.codes) < 1 << 31 else np.int64)
-    scores, items = np.empty(scan.items, np.float32), np.empty(scan.items, np.int32)
+    sums, scores, items = np.empty(scan.items, np.float32), np.empty(scan.items, np.float32), np.empty(scan.items, np.int32)
     count = kernel(
         scan.lo, scan.hi, scan.shared, scan.node_codes, scan.node_child, scan.node_start, scan.codes, scan.starts, scan.table,
-        scan.inverse, np.float32(STEP), scan.item_start, order, EVERYONE if allowed is None else allowed, ids, scores, items,
+        scan.inverse, np.float32(STEP), scan.item_start, order, EVERYONE if allowed is None else allowed,
+        ids, sums, scores, items,
     )  # fmt: skip
-    return Found(ids[:count], scores[:count], items[:count])
+    return Found(ids[:count], sums[:count], scores[:count], items[:count])
 
 
 @cache
@@ -155,7 +163,7 @@ def compiled(name: str) -> Callable[..., Any] | None:
 
 def _loop(
     lo: Any, hi: Any, shared: Any, node_codes: Any, node_child: Any, node_start: Any, codes: Any, starts: Any, table: Any,
-    inverse: Any, step: Any, item_start: Any, order: Any, allowed: Any, ids: Any, scores: Any, items: Any,
+    inverse: Any, step: Any, item_start: Any, order: Any, allowed: Any, ids: Any, sums: Any, scores: Any, items: Any,
 ) -> Any:  # fmt: skip
     """Over every ID of every stretch, as `by_numpy`. There is no branch that a processor could guess wrong, and no signed index,
     which would be looked at for being negative: either takes as long as the look-ups."""
@@ -167,13 +175,12 @@ def _loop(
             first, end = np.uint64(node_child[first]), np.uint64(node_child[end])
         for i in range(first, end):
             at = np.uint64(i)
-            score = base
+            total = base
             if nodes:  # an ID is in this node, or it is the first of the next one
                 node += np.uint64(at >= np.uint64(node_child[node + one]))
-                score += table[node_start + node_codes[node]]
+                total += table[node_start + node_codes[node]]
             for level in range(len(starts)):
-                score += table[starts[level] + codes[at, level]]
-            score *= np.float32(inverse[at]) * step
+                total += table[starts[level] + codes[at, level]]
             held = 1
             if several:
                 held = item_start[at + one] - item_start[at]
@@ -183,7 +190,7 @@ def _loop(
                 for other in range(place, place + np.uint64(held)):
                     passed += allowed[order[np.uint64(other)]]
                 held = passed
-            ids[count], scores[count], items[count] = at, score, held
+            ids[count], sums[count], scores[count], items[count] = at, total, total * (np.float32(inverse[at]) * step), held
             count += np.uint64(held > 0)
     return count
 

@@ -1,19 +1,21 @@
-"""The code scan: one decoder row, the pairs of codes it leads to, and table look-ups over the codes of everything below them.
+"""The code scan: one decoder row, the first few codes it leads to, and table look-ups over all codes of what has them.
 
 A trie is cut into cells: what shares its first two codes, the kind and the first code that says something. The decoder's first
-row says how likely every cell is. In the likeliest cells, which hold several times the budget of items, pairs of codes are ranked
-by the cosine of the query and what the codes so far stand for, and taken, nearest first, until they hold the budget. The items
-below them are then compared with the query by all of their codes: the cosine of a reconstruction is a sum of numbers looked up in
-one small table a query, divided by a length that is known beforehand.
+row says how likely every cell is. In the likeliest cells, which hold several times the budget of items, the nodes of the next
+code are ranked by the cosine of the query and what their codes stand for; the nearest are kept, and where nodes still hold many
+items, the nodes below them are ranked in turn. The items that are left, as many as the budget, are then compared with the query
+by all of their codes: the cosine of a reconstruction is a sum of numbers looked up in one small table a query, divided by a
+length that is known beforehand.
 
 Deleted items and items that a filter keeps out are passed over while scanning, so no filter costs a count of the whole
 collection. Knows cells, codebooks and the decoder's first row; what becomes of the best is `genius.search.quick`'s business. For
-a CPU; `genius.search.batch_scan` is the same for many questions at once on a GPU, with whole cells in place of pairs.
+a CPU; `genius.search.batch_scan` is the same for many questions at once on a GPU, by whole cells.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,17 +30,28 @@ from genius.search.rerank import Reconstructions
 from genius.search.trie import CodeTrie
 
 NORMS_AT_ONCE = 65_536
-WIDE = 4  # times the budget that the cells hold whose pairs are ranked; and they hold a pair for so many codes of it
+WIDE = 4  # times the items that are kept of the first level ranked by nearness are in the cells that the decoder likes
+NARROW = 3  # times the items that are kept of a level ranked by nearness are those kept of such a level above
+DEEP = 8  # items that nodes must hold on average for a level after the second to be ranked
 
 Tables = Sequence[Floats | None]
 
 
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """One level of a trie, ready to be ranked: nodes, or IDs where the trie does not spell the level out."""
+
+    codes: NDArray[Any]  # (n, 1) of nodes; (n, tails) of IDs
+    item_start: NDArray[Any]  # first item of each; none: one item each
+    inverse: NDArray[np.uint16]  # one over the length of what the codes up to this level stand for
+
+
 class Cells:
-    """One trie, cut into cells and their pairs, ready to be scanned. Where a trie spells no pairs out, IDs stand for them."""
+    """One trie, cut into cells, ready to be scanned."""
 
     def __init__(self, trie: CodeTrie, lengths: Reconstructions) -> None:
         self.trie, kinds, size = trie, trie.level_sizes[0], trie.level_sizes[1]
-        self.lo, self.hi = np.zeros(kinds * size, np.int64), np.zeros(kinds * size, np.int64)  # pairs of each cell
+        self.lo, self.hi = np.zeros(kinds * size, np.int64), np.zeros(kinds * size, np.int64)  # in the space of the next level
         self.items = np.zeros(kinds * size, np.int64)
         first = np.asarray(trie.node_child[0], np.int64)
         owner = np.repeat(np.asarray(trie.node_codes[0], np.int64), np.diff(first))
@@ -47,22 +60,42 @@ class Cells:
         self.lo[cell], self.hi[cell] = below[:-1], below[1:]
         start, end = trie.item_range(2, below[:-1], below[1:])
         self.items[cell] = np.asarray(end, np.int64) - np.asarray(start, np.int64)
-        self.tails, self.order, paired = plain(trie.tails), plain(trie.order), trie.top > 2
+        self.tails, self.order = plain(trie.tails), plain(trie.order)
         self.node_codes, self.node_child = ([plain(level) for level in levels] for levels in (trie.node_codes, trie.node_child))
         self.item_start = plain(np.empty(0, trie.order.dtype) if trie.item_start is None else trie.item_start)
-        ids = np.arange(trie.ids) if trie.item_start is None else np.asarray(trie.item_start[:-1])
-        self.inverse, self.longest = _inverse_lengths(trie, ids, trie.levels, lengths)
-        # of every pair: its second code, first of a row, its first item, and one over the length of what it stands for
-        self.seconds = self.node_codes[2][:, None] if paired else self.tails
-        self.pair_start = plain(trie.item_range(2, np.arange(below[-1] + 1), 0)[0]) if paired else self.item_start
-        self.pair_inverse, _ = _inverse_lengths(trie, self.pair_start[:-1] if paired else ids, 3, lengths)
+        self.inverse, self.longest = self._inverse(self.item_start, trie.levels, lengths)
+        self.nodes: dict[int, Nodes] = {}
+
+    def rank(self, level: int, lengths: Reconstructions) -> None:
+        """Make a level ready."""
+        if level in self.nodes:
+            return
+        if level < self.trie.top:
+            start = plain(self.trie.item_range(level, np.arange(len(self.node_codes[level]) + 1), 0)[0])
+            self.nodes[level] = Nodes(self.node_codes[level][:, None], start, self._inverse(start, level + 1, lengths)[0])
+        else:
+            self.nodes[level] = Nodes(self.tails, self.item_start, self._inverse(self.item_start, level + 1, lengths)[0])
+
+    def _inverse(self, start: NDArray[Any], levels: int, lengths: Reconstructions) -> tuple[NDArray[np.uint16], float]:
+        """One over the length of what the first codes of nodes or IDs stand for, in steps of STEP, the same for the same codes in
+        any trie; the longest."""
+        first = start[:-1] if len(start) else np.arange(self.trie.ids)
+        inverse, longest = np.empty(len(first), np.uint16), 0.0
+        for i in range(0, len(first), NORMS_AT_ONCE):
+            here = slice(i, i + NORMS_AT_ONCE)
+            codes = self.trie.codes_at(np.asarray(first[here], np.int64))[:, :levels]
+            exact = lengths.lengths(torch.from_numpy(codes)).numpy()
+            inverse[here] = np.minimum(np.round(1 / (exact * STEP)), 65_535)
+            longest = max(longest, float(exact.max()))
+        return inverse, longest
 
     @property
     def nbytes(self) -> int:
         """What this holds beside the trie."""
-        firsts = 0 if self.pair_start is self.item_start else self.pair_start.nbytes
-        held = (self.inverse, self.pair_inverse, self.lo, self.hi, self.items)
-        return sum(array.nbytes for array in held) + firsts
+        held: list[NDArray[Any]] = [self.inverse, self.lo, self.hi, self.items]
+        for level in self.nodes.values():
+            held += [level.inverse, *([] if level.item_start is self.item_start else [level.item_start])]
+        return sum(array.nbytes for array in held)
 
     def places_of(self, ids: NDArray[Any]) -> Ints:
         """Sorted positions of all items that have these IDs."""
@@ -71,19 +104,17 @@ class Cells:
         return members(self.item_start[ids].astype(np.int64), self.item_start[ids + 1].astype(np.int64))
 
 
-def _inverse_lengths(
-    trie: CodeTrie, positions: NDArray[Any], levels: int, lengths: Reconstructions
-) -> tuple[NDArray[np.uint16], float]:
-    """One over the length of what the first codes of some items stand for, in steps of STEP, the same for the same codes in any
-    trie; the longest."""
-    inverse, longest = np.empty(len(positions), np.uint16), 0.0
-    for i in range(0, len(positions), NORMS_AT_ONCE):
-        here = slice(i, i + NORMS_AT_ONCE)
-        codes = trie.codes_at(np.asarray(positions[here], np.int64))[:, :levels]
-        exact = lengths.lengths(torch.from_numpy(codes)).numpy()
-        inverse[here] = np.minimum(np.round(1 / (exact * STEP)), 65_535)
-        longest = max(longest, float(exact.max()))
-    return inverse, longest
+@dataclass(slots=True)
+class Part:
+    """What is kept of one kind in one trie: stretches in the space of a level, and what all in each begin with."""
+
+    first: int  # place of the trie's first ID
+    cells: Cells
+    table: Floats
+    lo: Ints
+    hi: Ints
+    shared: Floats  # dots of the query with the codes above the stretch, as far as the trie spells them out
+    items: int = 0
 
 
 class CodeScan:
@@ -99,7 +130,15 @@ class CodeScan:
         self.cells = [ready[id(trie)] if id(trie) in ready else Cells(trie, self.lengths) for trie in tries]
         self.firsts = np.cumsum([0, *(trie.ids for trie in tries)])[:-1].tolist()  # an ID's place: those of the tries before, too
         self.counts: Ints = np.sum([cells.items for cells in self.cells], axis=0)  # (cells,) items in each, allowed or not
-        self.pairs: Ints = np.sum([cells.hi - cells.lo for cells in self.cells], axis=0)
+        self.ranked = [2]
+        while (level := self.ranked[-1] + 1) < config.levels - 1:
+            nodes = sum(len(trie.node_codes[level]) if level < trie.top else trie.ids for trie in tries)
+            if sum(trie.items for trie in tries) < DEEP * nodes:
+                break
+            self.ranked.append(level)
+        for cells in self.cells:
+            for level in self.ranked:
+                cells.rank(level, self.lengths)
         self.means = quantizer.codebook(0).detach().float()
         written = range(1, config.levels)
         # of every level after the first, in a table
@@ -110,7 +149,7 @@ class CodeScan:
 
     @staticmethod
     def suits(quantizer: ResidualQuantizer | None, tries: Sequence[CodeTrie]) -> bool:
-        """Whether pairs can be cut: the first code is the kind, two more follow, and the first two levels are spelt out."""
+        """Whether cells can be cut: the first code is the kind, two more follow, and the first two levels are spelt out."""
         labelled = quantizer is not None and quantizer.config.labelled and quantizer.config.levels > 2
         return labelled and all(trie.top >= 2 for trie in tries)
 
@@ -145,29 +184,52 @@ class CodeScan:
 
         liked (cells,), tables: per kind (sum of K,), middles (kinds,) dots with what the kinds take off."""
         warmer()
-        wide = self._widest(liked, budget)
-        kinds = wide // self.sizes[1]
-        pairs: list[tuple[int, Cells, Floats, Floats, Found]] = []
+        most = budget * NARROW ** (len(self.ranked) - 1)
+        kept = self._likely(liked, tables, middles, WIDE * most)
+        for i, level in enumerate(self.ranked):
+            kept = self._nearest(kept, level, most // NARROW**i)
+        found = [look_up(self._below(part), part.cells.order, allowed) for part in kept]
+        placed = [
+            replace(own, ids=own.ids + np.int64(part.first)) if part.first else own for part, own in zip(kept, found, strict=True)
+        ]
+        return Found.joined(placed)
+
+    def _likely(self, liked: Floats, tables: Tables, middles: Floats, wanted: int) -> list[Part]:
+        """The likeliest cells, until they hold so many items."""
+        exist = np.flatnonzero((liked > -np.inf) & (self.counts > 0))
+        best = exist[np.argsort(-liked[exist])]
+        best = np.sort(best[: 1 + int(np.searchsorted(np.cumsum(self.counts[best]), wanted))])
+        kinds, parts = best // self.sizes[1], []
         for kind in sorted(set(kinds.tolist())):
-            own, table = wide[kinds == kind], tables[kind]
+            own, table = best[kinds == kind], tables[kind]
             assert table is not None
             shared = middles[kind] + table[own % self.sizes[1]]
             for first, cells in zip(self.firsts, self.cells, strict=True):
-                lo, hi = cells.lo[own], cells.hi[own]
-                if (room := int((hi - lo).sum())) > 0:
-                    start, inverse = cells.pair_start, cells.pair_inverse
-                    ranked = Stretches(lo, hi, shared, cells.seconds, self.starts[1:2], table, start, inverse, room, *NO_NODES)
-                    pairs.append((first, cells, table, np.repeat(shared, hi - lo), look_up(ranked, cells.order, None)))
-        if not pairs:
-            return Found(np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.int32))
-        least = Found.joined([found for *_, found in pairs]).least_of_best(budget)
-        parts = []
-        for first, cells, table, shared, found in pairs:
-            near = np.flatnonzero(found.scores >= least)
-            below = self._below(cells, found.ids[near].astype(np.int64), shared[near], table, int(found.items[near].sum()))
-            part = look_up(below, cells.order, allowed)
-            parts.append(Found(part.ids + np.int64(first), part.scores, part.items) if first else part)
-        return Found.joined(parts)
+                parts.append(Part(first, cells, table, cells.lo[own], cells.hi[own], shared))
+        return parts
+
+    def _nearest(self, kept: Sequence[Part], level: int, wanted: int) -> list[Part]:
+        """The nodes of a level below what is kept whose codes stand nearest to the query, until they hold so many items."""
+        looked = []
+        for part in kept:
+            nodes, top, room = part.cells.nodes[level], part.cells.trie.top, int((part.hi - part.lo).sum())
+            starts = self.starts[min(level, top) - 1 : level]
+            own = Stretches(
+                part.lo, part.hi, part.shared, nodes.codes, starts, part.table, nodes.item_start, nodes.inverse, room, *NO_NODES
+            )
+            looked.append(look_up(own, part.cells.order, None))
+        least = Found.joined(looked).least_of_best(wanted)
+        return [self._children(part, found, level, least) for part, found in zip(kept, looked, strict=True)]
+
+    def _children(self, part: Part, found: Found, level: int, least: np.float32) -> Part:
+        """What is below the nodes that are kept of those looked at."""
+        near = np.flatnonzero(found.scores >= least)
+        nodes, items, cells = found.ids[near], int(found.items[near].sum()), part.cells
+        if level < cells.trie.top:
+            lo, hi = (cells.node_child[level][at].astype(np.int64) for at in (nodes, nodes + 1))
+            return Part(part.first, cells, part.table, lo, hi, found.sums[near], items)
+        shared, ids = np.repeat(part.shared, part.hi - part.lo)[near], nodes.astype(np.int64)  # all tails are added again below
+        return Part(part.first, cells, part.table, ids, ids + 1, shared, items)
 
     def rows_of(self, places: NDArray[Any], allowed: Mask | None = None) -> Ints:
         """Rows of the allowed items of IDs that are given by their places: those of the first trie, then the next one's."""
@@ -196,21 +258,14 @@ class CodeScan:
         """By how much the cosine of a unit query may be wrong, since lengths are held in steps."""
         return STEP * max(cells.longest for cells in self.cells)
 
-    def _below(self, cells: Cells, pairs: Ints, shared: Floats, table: Floats, items: int) -> Stretches:
-        """What is below some pairs of a trie; `shared`: dots with the codes of their cells; `items`: how many there are."""
-        top, lo, hi = cells.trie.top, pairs, pairs + 1
-        for level in range(2, top - 1):  # nodes above the last level that is spelt out
-            nodes = lo if level == 2 else members(lo, hi)
-            shared = shared if level == 2 else np.repeat(shared, hi - lo)
-            shared = shared + table[int(self.starts[level - 1]) :][cells.node_codes[level][nodes]]
+    def _below(self, part: Part) -> Stretches:
+        """The IDs below what is left after the last ranked level."""
+        cells, lo, hi, shared, top = part.cells, part.lo, part.hi, part.shared, part.cells.trie.top
+        for level in range(self.ranked[-1] + 1, top - 1):  # seldom: nodes between and the last level that is spelt out
+            nodes = members(lo, hi)
+            shared = np.repeat(shared, hi - lo) + part.table[int(self.starts[level - 1]) :][cells.node_codes[level][nodes]]
             lo, hi = (cells.node_child[level][at].astype(np.int64) for at in (nodes, nodes + 1))
-        last = (cells.node_codes[-1], cells.node_child[-1], self.starts[top - 2]) if top > 2 else NO_NODES
+        nodes_left = self.ranked[-1] < top - 1
+        last = (cells.node_codes[-1], cells.node_child[-1], self.starts[top - 2]) if nodes_left else NO_NODES
         tails = cells.tails, self.starts[top - 1 :]
-        return Stretches(lo, hi, shared, *tails, table, cells.item_start, cells.inverse, items, *last)
-
-    def _widest(self, liked: Floats, budget: int) -> Ints:
-        """Cells, likeliest first, until they hold WIDE times the budget and a pair for WIDE codes of it; in their own order."""
-        exist = np.flatnonzero((liked > -np.inf) & (self.counts > 0))
-        best = exist[np.argsort(-liked[exist])]
-        most = np.searchsorted(np.cumsum(self.counts[best]), WIDE * budget)
-        return np.sort(best[: 1 + max(int(most), int(np.searchsorted(np.cumsum(self.pairs[best]), budget // WIDE)))])
+        return Stretches(lo, hi, shared, *tails, part.table, cells.item_start, cells.inverse, part.items, *last)

@@ -244,17 +244,22 @@ class CodeTrie:
         """Codes (n, M) of the items at sorted positions."""
         node: Array = np.asarray(positions, dtype=np.int64)
         if self.item_start is not None:
-            node = np.searchsorted(self.item_start, node, side="right") - 1
+            node = _holder(self.item_start, node)
         codes = np.empty((len(node), self.levels), dtype=np.int64)
         codes[:, self.top :] = self.tails[node]
         for level in range(self.top - 1, -1, -1):
-            node = np.searchsorted(self.node_child[level], node, side="right") - 1
+            node = _holder(self.node_child[level], node)
             codes[:, level] = self.node_codes[level][node]
         return codes
 
     def codes_of(self, rows: Array | Sequence[int]) -> NDArray[np.int64]:
         """Codes (n, M) of item rows."""
         return self.codes_at(self.positions_of(rows))
+
+
+def _holder(starts: Array, at: Array) -> NDArray[np.int64]:
+    """Which of the ranges that begin at `starts` holds each place. In the starts' own type, else all are converted."""
+    return np.searchsorted(starts, at.astype(starts.dtype), side="right") - 1
 
 
 _SIGNED: dict[Any, torch.dtype] = {np.uint8: torch.uint8, np.uint16: torch.int16, np.uint32: torch.int32}
