@@ -3,7 +3,7 @@
 The time of everything that a run starts counts. Both have one thread, and take turns. What starting costs, Ray's store, raylet
 and agents above all, is measured by runs over one single item, and reported apart: `all` has it in, `work` leaves it out.
 `cpu_s_by_whom` says who spent it: the command, the worker (a second process that imports torch and loads the model), and what
-belongs to Ray, eight processes that it starts for a machine of its own; options of Ray change next to nothing of theirs.
+belongs to Ray, seven processes that it starts for a machine of its own; options of Ray change next to nothing of theirs.
 
     python -m lab.ray.overhead --pictures 5000 --rows 5000 --turns 3
 """
@@ -60,7 +60,8 @@ def main() -> None:
         "cpu_s": middle["all"],
         "cpu_s_of_starting": middle["start"],
         "cpu_s_by_whom": {
-            kind: {who: statistics.median(took[who] for took in each) for who in each[0]} for kind, each in whose.items()
+            kind: {who: round(statistics.median(took[who] for took in each), 1) for who in each[0]}
+            for kind, each in whose.items()
         },
         "overhead": {
             "all": round(middle["all"]["one_worker"] / middle["all"]["without"], 2),

@@ -108,7 +108,7 @@ def make_up(
         asked += [(Query(text=words), -1, kind, EVERYDAY) for kind in (Modality.IMAGE, Modality.PAIR) if kind in kinds]
     for row, picture in _cut_outs(items, rng):
         asked.append((Query(image=picture), row, items[row].modality, PICTURE))
-    features = encode_queries(encoder, [query for query, *_ in asked], on_progress=on_progress)
+    features = encode_queries(encoder, [query for query, *_ in asked], batch_size=32, on_progress=on_progress)
     numbers = torch.tensor([(row, int(kind), sort) for _, row, kind, sort in asked], dtype=torch.long).view(-1, 3)
     asked.clear()
     give_back(LARGE)  # the cut-outs: else what follows, fitting above all, comes on top of them
@@ -254,6 +254,7 @@ def fit_vectors(
     fit.seconds = time.monotonic() - started
     about = fit.to_dict() | ({} if encoder_uri is None else {"encoder": encoder_uri})
     model.knows = replace(knows(quantizer, z, modality, codes, "its own collection"), fit=about)
+    give_back(LARGE)  # what k-means and the decoder's steps took
     return fit
 
 
