@@ -228,7 +228,7 @@ def test_repair_goes_back_where_that_brings_more(index: Index, model: Genius) ->
     body = merged.read_bytes()
     merged.write_bytes(body[:-40] + bytes(40))
     report = repair(index.path)
-    assert "only 0 of the 40 items" in report.lost[0] and report.items == 40
+    assert "only 0 of 40 items" in report.lost[0] and report.items == 40
     assert contents(Index(index.path, model)) == before and check(index.path).ok
 
 

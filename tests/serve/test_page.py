@@ -643,6 +643,7 @@ def test_where_nothing_may_be_changed_the_page_says_why(
         page.fill("#key", KEY)
         page.press("#key", "Enter")
     page.wait_for_selector("#results .card")
+    settled(page)
     stop_the_clock(page)
     why = "read-only" if guard == "read-only" else "may search, not change"
     assert page.is_hidden("#add-open")
