@@ -26,7 +26,7 @@ import httpx
 from genius import Item
 from genius.index import Index
 from genius.scale import connected
-from genius.scale.jobs import ReplicaConfig, deploy
+from genius.scale.serving import ReplicaConfig, deploy
 from genius.serve.settings import ServeConfig
 from lab.ray.compare import WORDS
 from lab.ray.processes import keep, mark, marked

@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 
 from genius.data.synthetic import synthetic_features
 from genius.scale import connected
-from genius.scale.jobs import run_on_ray, tell
+from genius.scale.training import run_on_ray, tell
 from genius.train import train
 from genius.train.config import TrainConfig, read_train_config
 from genius.types import Modality

@@ -107,7 +107,7 @@ def test_ray_serve_takes_the_config_and_its_arguments() -> None:
     from ray.serve.schema import ServeDeploySchema
 
     from genius.errors import GeniusError
-    from genius.scale import jobs as serving
+    from genius.scale import serving
 
     config = yaml.safe_load(yaml.safe_load((FOLDER / "serve.yaml").read_text())["spec"]["serveConfigV2"])
     ServeDeploySchema.model_validate(config)

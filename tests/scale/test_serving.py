@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from genius import Index, Item
 from genius.errors import GeniusError
-from genius.scale.jobs import TRIES, Front, Replica, ReplicaConfig, deploy
+from genius.scale.serving import TRIES, Front, Replica, ReplicaConfig, deploy
 from genius.serve.settings import ServeConfig
 
 HEADERS = [(b"host", b"localhost"), (b"content-type", b"application/json")]

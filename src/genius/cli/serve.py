@@ -140,7 +140,7 @@ def _on_ray(
     import os
 
     from genius.index.folder import about_of
-    from genius.scale.jobs import ReplicaConfig, replica_counts, serve_on_ray
+    from genius.scale.serving import ReplicaConfig, replica_counts, serve_on_ray
 
     about_of(index)  # refused here rather than by every replica
     least, most = replica_counts(replicas)

@@ -69,7 +69,7 @@ def train(
         overrides["device"] = device
     settings = read_train_config(config, overrides)
     if ray is not None:
-        from genius.scale.jobs import train_on_ray
+        from genius.scale.training import train_on_ray
 
         result = train_on_ray(settings, ray, workers, quiet or as_json)
         emit({"output": settings.output, **result}) if as_json else print(settings.output)
