@@ -4,8 +4,8 @@ A replica opens the index, which its machine must see, for reading, and is asked
 versions by itself, whole ones only, as every open index does; another index or model is rolled out by running the command again
 with the same name: new replicas first load and pass their health check, old ones finish what they have. The front holds no
 model: it passes requests on, asks another replica when one dies over a request (all they do is read), and says 503 with
-Retry-After when all are full. Whoever writes to the index does so elsewhere, one at a time: `genius index`, with --ray or without.
-Ray's HTTP proxy is written in Python and slower than ours: on one machine use `genius serve --workers`.
+Retry-After when all are full. Whoever writes to the index does so elsewhere, one at a time: `genius index`, with --ray or
+without. Ray's HTTP proxy is written in Python and slower than ours: on one machine use `genius serve --workers`.
 """
 
 from __future__ import annotations
