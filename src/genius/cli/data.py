@@ -30,7 +30,7 @@ def official(
     encoder: Annotated[
         str, typer.Option(help="The encoder of its features, e.g. uniir:clip_sf_large.pth: stored with the model.")
     ] = "",
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Convert the published GENIUS checkpoints. No code in the files is run; sizes are read off the tensors.
 
@@ -46,7 +46,7 @@ def official(
 
         attach_encoder(output, encoder)
     config = model.config
-    if json:
+    if as_json:
         emit(
             {
                 "output": str(output),
@@ -127,7 +127,7 @@ def check(
     ] = "there",
     split: Annotated[str, typer.Option(help="Of other datasets than M-BEIR, which is read as a whole.")] = "test",
     table: Annotated[Path | None, typer.Option(help="Also write the counts: supplement Table 1 as Markdown.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Say what of a dataset is there, missing and broken, and how large it is. Exit status 2 where something is.
 
@@ -145,7 +145,7 @@ def check(
         found = check_collection(open_collection(dataset, split=split), images=pictures != "none")
         summary = {"queries": found.queries, "items": found.items, "pairs": found.pairs, "tasks": found.per_task}
         counts = (counted(found.queries, "question"), counted(found.items, "item"), counted(found.pairs, "judgement"))
-        tell(summary, f"{dataset}: {', '.join(counts)}; sound", json)
+        tell(summary, f"{dataset}: {', '.join(counts)}; sound", as_json)
         return
 
     def say(name: str) -> None:
@@ -154,7 +154,7 @@ def check(
     report = walk(path, pictures=looks[pictures], say=say if console.is_terminal else lambda _: None)
     if table is not None:
         table.write_text(statistics(report), encoding="utf-8")
-    if json:
+    if as_json:
         emit(report.as_dict())
     else:
         print(statistics(report))
@@ -169,7 +169,7 @@ def check(
                 print(f"{title}: and {len(lines) - SHOWN} more")
     if not report.sound:
         raise GeniusError(f"{path}: {counted(len(report.missing), 'thing')} missing, {len(report.broken)} broken")
-    if not json:
+    if not as_json:
         print(f"{path} is whole")
 
 
@@ -179,7 +179,7 @@ def encode(
     features: Annotated[Path, typer.Argument(help="Features in the published format (*_IT_dict.pt).")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the codes: (N, M) int64, .npy.")],
     device: DeviceOption = "auto",
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Write the ID (codes) of every row of a feature file."""
     from genius.encoders.base import find_device
@@ -187,10 +187,9 @@ def encode(
     from genius.model.genius import Genius
 
     codes = encode_file(Genius.from_pretrained(model, device=find_device(device)), features, output)
-    if json:
-        emit({"output": str(output), "items": codes.shape[0], "levels": codes.shape[1]})
-    else:
-        console.print(f"wrote {output}: {counted(codes.shape[0], 'ID')} of {counted(codes.shape[1], 'code')}")
+    items, levels = codes.shape
+    line = f"wrote {output}: {counted(items, 'ID')} of {counted(levels, 'code')}"
+    tell({"output": str(output), "items": items, "levels": levels}, line, as_json)
 
 
 @command
@@ -204,7 +203,7 @@ def search(
     beams: Annotated[int, typer.Option(min=1, help="How many IDs to write per query.")] = 50,
     batch: Annotated[int, typer.Option(min=1, help="Queries per step.")] = 64,
     device: DeviceOption = "auto",
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Write the best IDs for every query, best first; score = mean log p over levels, as published.
 
@@ -225,10 +224,8 @@ def search(
         batch=batch,
         progress=lambda steps: track(steps, description="searching", console=console, transient=True),
     )
-    if json:
-        emit({"output": str(output), "queries": done, "beams": beams})
-    else:
-        console.print(f"wrote {output}: {counted(beams, 'ID')} for each of {counted(done, 'query')}")
+    line = f"wrote {output}: {counted(beams, 'ID')} for each of {counted(done, 'query')}"
+    tell({"output": str(output), "queries": done, "beams": beams}, line, as_json)
 
 
 @command
@@ -252,7 +249,7 @@ def extract(
     skip_broken: Annotated[bool, typer.Option(help="Leave out items whose picture cannot be read, and list them.")] = False,
     check: Annotated[bool, typer.Option(help="Look at every id and for every picture before the first is encoded.")] = True,
     seed: Annotated[int, typer.Option(help="Of the choice among M-BEIR's four prompts.")] = 0,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Extract features of a dataset's queries and candidates. Stop it and call it again: it goes on.
 
@@ -286,7 +283,7 @@ def extract(
     data = run(load_encoder(encoder, device, rank), collection, output, config, progress_line())
     if data is None:
         console.print(f"this process is done; others still have shards to do in {output}", highlight=False)
-        emit({"output": str(output), "complete": False}) if json else None
+        emit({"output": str(output), "complete": False}) if as_json else None
         return
     if published:
         data.to_published(output / "query_IT_dict.pt", output / "cand_pool_IT_dict.pt")
@@ -298,7 +295,7 @@ def extract(
         "pairs": len(data.pairs),
     }
     counts = ", ".join(counted(n, name) for name, n in modality_counts(data.pool).items() if n)
-    tell(report, f"{output}: {counted(len(data.queries), 'query')}, {counts}, {counted(len(data.pairs), 'judgement')}", json)
+    tell(report, f"{output}: {counted(len(data.queries), 'query')}, {counts}, {counted(len(data.pairs), 'judgement')}", as_json)
 
 
 def _share(text: str) -> tuple[int, int]:

@@ -312,7 +312,7 @@ def demo(
     model: Annotated[str, typer.Option(help="Model folder or URI.")] = "bundled:mini",
     limit: Annotated[int, typer.Option(min=0, help="Index only about this many items (0: all).")] = 0,
     device: DeviceOption = "auto",
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """See the main job done in one command: about 11,600 drawings indexed and searched, no hub, no download.
 
@@ -335,7 +335,7 @@ def demo(
     shown = run_showcase(index, collection)
     contact_sheet(shown, sheet)
     photos = _photos(output)
-    if json:
+    if as_json:
         body = {"index": str(output), "items": index.count(), "sheet": str(sheet), "photos": photos}
         emit({**body, "searches": [_as_json(s) for s in shown]})
         return
