@@ -23,7 +23,9 @@ from lab.paper import printed
 from lab.paper.alike import flat
 from lab.paper.analyses import B2
 from lab.paper.experiment import read_experiment
-from lab.paper.fair import BASE, BEAMS, FEWEST, SUMS
+from lab.paper.fair import BEAMS
+from lab.paper.fair_results import FEWEST
+from lab.paper.fair_rows import BASE, SUMS
 
 LAB = Path(__file__).parents[1]
 FILES = {

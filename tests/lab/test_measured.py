@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lab.paper import measured
-from lab.paper.fair import BASE
+from lab.paper.fair_rows import BASE
 
 SIZES = {"width": 8, "level_sizes": [3, 4], "decoder": "nano"}
 
