@@ -44,7 +44,10 @@ def test_rows_are_kept_as_what_they_change(tmp_path: Path, monkeypatch: pytest.M
     assert "| w/o L_cl | 2 | 5.0 | -15.0 [-18.0, -12.0] | holds |" in page and "| -46.8 |" in page
     assert "### Fashion, codes 3 x 4, decoder nano (card)" in page
     assert "hits 50.0 (universal pool; plain keeps 0.40 of it, re-ranked 0.40)" in page
-    assert "Of 2 decoders, 1 had passed their best value" in page
+    assert (
+        "1 of 2 decoders had passed their best value" in page
+        and "in 1 the last look was the best. The best was at look 2 of" in page
+    )
 
 
 def test_the_page_is_that_of_the_results() -> None:
