@@ -249,7 +249,7 @@ class TritonOps:
     # tiles of the normaliser: rows, columns, depth, warps, stages (the fastest of those tried on an H200)
     small_tile = (64, 64, 64, 4, 5)  # up to 512 rows
     large_tile = (256, 128, 64, 8, 3)
-    look_up_tile = (16384, 1024, 8)  # slots of a program, of a step; warps: a query's table stays in few multiprocessors' caches
+    look_up_tile = (65536, 4096, 32)  # slots of a program, of a step; warps: one program a query, whose table stays in the cache
 
     def __init__(self) -> None:
         self.processors = torch.cuda.get_device_properties(0).multi_processor_count if torch.cuda.is_available() else 1
