@@ -88,8 +88,7 @@ class BatchCells:
 
     def codes_at(self, at: Tensor) -> Tensor:
         """(n, M) of items by their sorted positions."""
-        starts = self.view.item_start
-        return self.view.codes_of_ids(at if starts is None else torch.searchsorted(starts, at.to(starts.dtype), right=True) - 1)
+        return self.view.codes_of_ids(self.view.ids_at(at))
 
     def allow(self, mask: Tensor) -> None:
         """mask (N,) over rows: how many allowed items come before each position, and where they are."""

@@ -33,9 +33,8 @@ def steps_of(view: TrieView, beams: int, tolerance: float = 0.0) -> int:
     if trie.ids > 1:
         rng = np.random.default_rng(0)
         at = np.unique(rng.integers(0, trie.ids - 1, SAMPLE)) if trie.ids > SAMPLE else np.arange(trie.ids - 1)
-        first = at if trie.item_start is None else np.asarray(trie.item_start[at])
-        second = at + 1 if trie.item_start is None else np.asarray(trie.item_start[at + 1])
-        same = np.logical_and.accumulate(trie.codes_at(first) == trie.codes_at(second), axis=1)
+        first, second = trie.codes_at(trie.positions(at)), trie.codes_at(trie.positions(at + 1))
+        same = np.logical_and.accumulate(first == second, axis=1)
         while steps < levels and 2 * beams * same[:, steps - 1].mean() > tolerance:
             steps += 1
     return steps
@@ -306,7 +305,7 @@ class StaticSearch(StaticDecoder):
     def _rerank(self, first: Tensor, items: Tensor) -> None:
         shape = self.shape
         assert self.vectors is not None
-        plenty = 1 if self.view.item_start is None else 4
+        plenty = 4 if self.view.several else 1
         count = max(plenty * shape.beams, shape.k)
         rows, _, total = self._lay_out(first, items, count)
         self.flags |= total > count  # more items share the beams' IDs than there is room for
