@@ -14,7 +14,7 @@ from lab.accuracy import Data
 from lab.paper import fair, fair_results
 from lab.paper.compare import difference
 from lab.paper.fair_results import Results
-from lab.paper.fair_rows import BASE, grouped, rows_of
+from lab.paper.fair_rows import BASE, Row, grouped, rows_of
 
 
 def hits(rate: float, seeds: int, questions: int = 400) -> dict[int, dict[str, np.ndarray]]:
@@ -100,6 +100,11 @@ def test_rows_are_trained_alike_and_a_second_call_goes_on(tmp_path: Path, monkey
     group = next(grouped(rows))
     for entry in fair.attempt(fair.Job(0, group, "fashion", folder, tmp_path, None, fields)):
         results.add(entry)
+    larger = Row("larger", ("supplement-5",), {"model.decoder": "tiny"})
+    (entry,) = fair.attempt(fair.Job(0, (larger,), "fashion", folder, tmp_path, None, fields))
+    first = {key.rsplit("|")[-1]: values for key, values in results.hits.items() if key.startswith(f"{BASE}|0|local|dense")}
+    assert len(list(tmp_path.glob("second-*.pt"))) == 1  # it stands on the stage 2 that the first row has left
+    assert all((first[task] == values).all() for task, values in entry["found"]["local"]["dense"].items())
     results = Results(tmp_path / "out.json", about, rows)  # another call
     assert results.has(group[0].name, 0) and not results.has(group[0].name, 1) and not results.has("256 x 5", 0)
     small = fair.Job(0, tuple(row for row in rows if row.name == "256 x 5"), "fashion", folder, tmp_path, None, fields)

@@ -50,6 +50,16 @@ def test_rows_are_kept_as_what_they_change(tmp_path: Path, monkeypatch: pytest.M
     )
 
 
+def test_decoder_sizes_have_a_section_of_their_own() -> None:
+    body = measured.compact(a_body())
+    other = {"table": "supplement-5", "first_row": 0.2, "by_seed": [0.1], "low": 0.05, "high": 0.15, "finding": "does not hold"}
+    for row, mine in ((BASE, 0.2), ("T5-base", 0.3)):
+        body["differences"] += [{**other, "row": row, "mine": mine, "method": m} for m in ("genius", "genius-r", "dense")]
+    tables, sizes = "\n".join(measured.fair(body)), "\n".join(measured.decoders(body))
+    assert "| w/o L_cl | 2 |" in tables and "T5-base" not in tables and "supplement" not in tables.lower()
+    assert "| T5-base | 1 | 30.0 | +10.0 [+5.0, +15.0] |  | 30.0 |" in sizes and "w/o L_cl" not in sizes
+
+
 def test_the_page_is_that_of_the_results() -> None:
     shown = Path(__file__).parents[2] / "docs" / "results" / "mbeir.md"
     there = [path.name for path in measured.FILES.values() if path.exists()]
