@@ -2,8 +2,8 @@
 
 As `genius.search.scan`: one decoder row for each kind, the likeliest cells until a budget of items, their cosines by codes, the
 vectors of the best. Every question has the same number of slots, which its cells' items are laid out in, so nothing waits for a
-value and a CUDA graph records it. Ranking nodes by nearness first, as a CPU does wherever it can, pays here only where nodes hold
-many items: looking at two and a half times the codes costs a GPU less. A filter is turned into the list of the places it lets
+value and a CUDA graph records it. Ranking nodes by nearness first, as a CPU does in any case, is done here where nodes hold many
+items: else looking at two and a half times the codes costs a GPU less. A filter is turned into the list of the places it lets
 through, once a call, and cells count only those: a question looks at as many allowed items as without a filter. Knows tries,
 codebooks, vectors and masks over rows. Any device.
 """
@@ -26,9 +26,10 @@ from genius.search.decoder import Decoder
 from genius.search.forest import TrieView, widen
 from genius.search.params import Reranker, SearchParams, SearchResult
 from genius.search.rerank import Reconstructions, Vectors
-from genius.search.scan import DEEP, WIDE
+from genius.search.scan import DEEP, NARROW, WIDE
 
-SCANNED, COMPARED = 30, 0.6  # as `genius.search.quick`'s: whole cells take more codes for the same recall
+SCANNED, COMPARED = 12, 0.6  # as `genius.search.quick`'s
+WHOLE = 30  # ... in place of the first where whole cells are looked at, which takes more codes for the same recall
 FEWEST = 64  # cells laid out in any case
 SPARE = 2  # cells laid out, times those that would hold the budget if all were alike
 SPARED = 16  # ... under a filter, which leaves less in each
@@ -159,6 +160,11 @@ class BatchScan:
         """Whether vectors must be brought to the device: nothing that waits for the host can be recorded."""
         return self.vectors is not None and self.vectors.place != self.vectors.device
 
+    @staticmethod
+    def slots(cells: BatchCells, rerank: int, k: int) -> int:
+        """Items of a question that are looked at by all their codes."""
+        return max((SCANNED if cells.ranked else WHOLE) * rerank, k)
+
     def search(
         self, z: Tensor, dense: Tensor, k: int, params: SearchParams, target: Tensor | None, allowed: Tensor | None
     ) -> SearchResult:
@@ -166,7 +172,8 @@ class BatchScan:
         if allowed is not None:
             for cells in self.cells:
                 cells.allow(allowed)
-        most = max(SLOTS // min(max(SCANNED * params.rerank, k), self.total), 1)
+        slots = max(self.slots(cells, params.rerank, k) for cells in self.cells)
+        most = max(SLOTS // min(slots, self.total), 1)
         step = max(bucket for bucket in BUCKETS if bucket <= most)
         parts = []
         for at in batches(len(z), step):
@@ -248,8 +255,9 @@ class StaticScan(StaticDecoder):
         """The best by their codes: cosines and rows (Q, n), -1 in empty slots; how many were looked at (Q,); codes (Q, n, M), if
         they have the last word."""
         shape, scan, items = self.shape, self.scan, cells.view.trie.items
-        slots = min(max(SCANNED * shape.rerank, shape.k), items)
-        wide = slots * (WIDE if cells.ranked else 1)
+        slots = min(scan.slots(cells, shape.rerank, shape.k), items)
+        most = slots * NARROW ** max(len(cells.ranked) - 1, 0)
+        wide = min(WIDE * most if cells.ranked else slots, items)
         count = len(cells.lo)
         if not shape.everywhere:
             spare = SPARED if shape.masked else SPARE
@@ -260,10 +268,11 @@ class StaticScan(StaticDecoder):
         shared = middles.gather(1, kind) + tables.gather(1, block.long() + best % scan.size).float()
         lo, hi = cells.first[best], cells.last[best]
         for nodes in cells.ranked:
-            room = int(min(wide, items) / nodes.held) + 1
+            room = int(wide / nodes.held) + 1
             ranges = _laid_out(lo, torch.where(there, hi, lo), shared, block)
             scores, places = self.ops.look_up(ranges, nodes.looked, tables, room)
-            scores, by = scores.topk(min(int(2 * slots / nodes.held) + shape.k, room), dim=1)
+            wide, most = min(most, items), most // NARROW
+            scores, by = scores.topk(min(int(SPARE * wide / nodes.held) + shape.k, room), dim=1)
             node, there = places.gather(1, by).long(), scores > -torch.inf
             which = torch.searchsorted(ranges.ends, by.to(torch.int32), right=True).clamp(max=ranges.ends.shape[1] - 1)
             block, shared = ranges.block.gather(1, which), ranges.shared.gather(1, which)
