@@ -80,9 +80,9 @@ class QuantizerConfig:
         return 0 < self.own_books_from <= level and level > 0
 
 
-def nearness(vectors: Tensor, centres: Tensor) -> Tensor:
-    """(N, K) v.c - |c|^2 / 2, the largest for the centre of least squared distance (Eq. 5)."""
-    return (vectors @ centres.T).sub_(centres.square().sum(1) / 2)
+def nearness(vectors: Tensor, centres: Tensor, halves: Tensor) -> Tensor:
+    """(N, K) v.c - |c|^2 / 2, the largest for the centre of least squared distance (Eq. 5); `halves` (K,) are |c|^2 / 2."""
+    return (vectors @ centres.T).sub_(halves)
 
 
 def largest(scores: Tensor) -> Tensor:
@@ -92,9 +92,8 @@ def largest(scores: Tensor) -> Tensor:
 
 def nearest(vectors: Tensor, centres: Tensor, chunk: int = 4096) -> Tensor:
     """(N,) index of the nearest centre."""
-    if len(vectors) <= chunk:
-        return largest(nearness(vectors, centres))
-    return torch.cat([largest(nearness(part, centres)) for part in vectors.split(chunk)])
+    halves = centres.square().sum(1) / 2
+    return torch.cat([largest(nearness(part, centres, halves)) for part in vectors.split(chunk)])
 
 
 def nearest_as_published(vectors: Tensor, centres: Tensor) -> Tensor:

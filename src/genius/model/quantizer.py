@@ -245,7 +245,8 @@ class _Choice:
         again = levels[config.settled :] if config.encode_sweeps else levels[:0]
         scores = sum(len(books[level]) for level in again)
         self.config, self.books, self.again = config, books, again
-        self.at_once = max(1, SCORES * (1 if books[0].device.type == "cpu" else 16) // max(scores, *map(len, books)))
+        self.halves = [book.square().sum(1) / 2 for book in books]
+        self.at_once = max(1, SCORES * (1 if books[0].device.type == "cpu" else 32) // max(scores, *map(len, books)))
         # to compute them takes as long as one sweep over so many items takes without
         tabled = 0 < scores <= items and scores**2 <= TABLED
         self.starts = dict(zip(again, itertools.accumulate((len(books[level]) for level in again), initial=0), strict=False))
@@ -257,14 +258,14 @@ class _Choice:
         rest, codes, scores, left = z, [], {}, {}
         for level, book in enumerate(self.books):
             if level in self.again:
-                scores[level] = nearness(rest, book)
+                scores[level] = nearness(rest, book, self.halves[level])
             if level == 0 and self.config.labelled:
                 assert modality is not None
                 code = modality.long()
             elif self.config.modality_code == "nearest":
                 code = nearest_as_published(rest, book)
             else:
-                code = largest(scores[level] if level in scores else nearness(rest, book))
+                code = largest(scores[level] if level in scores else nearness(rest, book, self.halves[level]))
             codes.append(code)
             left[level] = rest = rest - F.embedding(code, book)  # Eq. 6
         for level in self.again[:-1]:  # so far the scores of a level take those before it into account
