@@ -101,6 +101,7 @@ class ResidualQuantizer(Codebooks):
             choice = _Choice(self, kind, len(rows))
             for part in rows.split(choice.at_once):
                 codes[part] = choice(z.index_select(0, part).float(), None if modality is None else modality[part])
+            del choice  # its tables go before the next one's come
         return codes
 
     def _check(self, z: Tensor, modality: Tensor | None) -> None:
