@@ -32,8 +32,8 @@ def ranks(front: Front) -> NDArray[np.int64]:
     trie = CodeTrie.build(collection.codes.astype(np.int32), model.config.quantizer.level_sizes)
     engine = SearchEngine(model.generator, model.quantizer, trie, collection.z)
     lookups._scans = lookups.WARM + 1
-    z = torch.from_numpy(front.asked.z)
-    engine.search(z[:1], k=K, params=SearchParams(reranker="codes"), target=torch.tensor([front.wanted]))
+    z = front.asked.z
+    engine.search(torch.from_numpy(z[:1]), k=K, params=SearchParams(reranker="codes"), target=torch.tensor([front.wanted]))
     assert engine._quick is not None
     quick, scan = engine._quick, engine._quick.scan
     at = np.full(len(collection.z), -1, np.int64)  # of every row, in what is looked at
@@ -41,7 +41,7 @@ def ranks(front: Front) -> NDArray[np.int64]:
     for q in range(len(z)):
         one = z[q : q + 1]
         tables = scan.tables(one, front.wanted, exact=False)
-        liked, middles = quick._liked(one, front.wanted)[0], (one @ scan.means.T).numpy()[0]
+        liked, middles = quick._liked(one, front.wanted)[0], (one @ scan.means.T)[0]
         own = [None if table is None else table[0] for table in tables]
         for level, codes in enumerate(CODES):
             found = scan.scan(Question(front.wanted, liked, own, middles, None), codes)

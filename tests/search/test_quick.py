@@ -138,9 +138,9 @@ def test_every_id_is_looked_at_once_whatever_a_trie_spells_out(seed, sizes, item
     lookups._scans = lookups.WARM + 1 if native else -1000
     allowed = None if share is None else rng.random(items) < share
     z = torch.from_numpy(rng.standard_normal((1, 8))).float()
-    tables = [None if table is None else table[0] for table in looked.tables(z, -1)]
+    tables = [None if table is None else table[0] for table in looked.tables(z.numpy(), -1)]
     liked = rng.standard_normal(3 * sizes[1]).astype(np.float32)
-    found = looked.scan(Question(-1, liked, tables, (z @ looked.means.T).numpy()[0], allowed), 10**6)
+    found = looked.scan(Question(-1, liked, tables, (z.numpy() @ looked.means.T)[0], allowed), 10**6)
     rebuilt = torch.nn.functional.normalize(quantizer.decode(torch.from_numpy(codes)), dim=1)
     exact = (rebuilt @ z[0]).numpy()
     kept = np.arange(items) if allowed is None else np.flatnonzero(allowed)
@@ -164,8 +164,8 @@ def test_nodes_are_ranked_level_after_level(seed, items, budget, native) -> None
     lookups._scans = lookups.WARM + 1 if native else -1000
     z = torch.from_numpy(rng.standard_normal((1, 8))).float()
     liked = rng.standard_normal(6).astype(np.float32)
-    tables = [None if table is None else table[0] for table in looked.tables(z, -1)]
-    found = looked.scan(Question(-1, liked, tables, (z @ looked.means.T).numpy()[0], None), budget)
+    tables = [None if table is None else table[0] for table in looked.tables(z.numpy(), -1)]
+    found = looked.scan(Question(-1, liked, tables, (z.numpy() @ looked.means.T)[0], None), budget)
     table, kept = torch.from_numpy(codes), np.arange(items)
     scores = liked[codes[:, 0] * 2 + codes[:, 1]].astype(np.float64)
     for i, level in enumerate([1, *levels]):
@@ -237,6 +237,12 @@ def test_vectors_rank_what_the_scan_found(monkeypatch: pytest.MonkeyPatch) -> No
         assert torch.allclose(found.scores[q], (vectors[best] @ z[q]).sort(descending=True).values[:3], atol=1e-6)
 
 
+def log_p(liked: np.ndarray, target: int) -> np.ndarray:
+    """Of every cell, or given the kind: then what all cells share was left out."""
+    flat = torch.from_numpy(liked).flatten(1)
+    return (flat if target < 0 else flat.log_softmax(1)).numpy()
+
+
 @pytest.mark.parametrize("target", [-1, 1])
 @pytest.mark.parametrize("kind", ["codebooks", "own-codebooks"])
 def test_the_first_row_is_the_decoders(kind: str, target: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +259,7 @@ def test_the_first_row_is_the_decoders(kind: str, target: int, monkeypatch: pyte
         exact = FirstRow(decoder, decoder.head)
     for here in (slice(None), slice(2, 3)):
         lookups._scans = -1000
-        assert np.allclose(exact.liked(z[here].numpy(), target).reshape(len(z[here]), -1), truth[here], atol=1e-5)
+        assert np.allclose(log_p(exact.liked(z[here].numpy(), target), target), truth[here], atol=1e-5)
         plain = rounded.liked(z[here].numpy(), target)
         lookups._scans = lookups.WARM + 1
         assert np.allclose(rounded.liked(z[here].numpy(), target), plain, atol=1e-4)
@@ -266,9 +272,9 @@ def test_weights_in_8_bits_move_log_p_of_the_shipped_decoder_by_a_hundredth() ->
     scan = CodeScan(model.quantizer, [CodeTrie.build(np.zeros((1, len(sizes)), np.int64), sizes)])
     z = torch.nn.functional.normalize(torch.randn(8, 256, generator=torch.Generator().manual_seed(0)), dim=1)
     with torch.inference_mode():
-        exact, rounded = scan.tables(z, 0)[0], scan.tables(z, 0, exact=False)[0]
+        exact, rounded = (scan.tables(z.numpy(), 0, exact)[0] for exact in (True, False))
         assert 0 < (rounded - exact).std() < exact.std() / 100
-        moved = np.abs(FirstRow(decoder, decoder.head).liked(z.numpy(), 0)[:, 0] - scan.liked(decoder, z, 0))
+        moved = np.abs(log_p(FirstRow(decoder, decoder.head).liked(z.numpy(), 0), 0) - scan.liked(decoder, z, 0))
     assert 0 < moved.mean() < 0.01 and moved.max() < 0.1
 
 

@@ -356,27 +356,31 @@ def _states(
 
 
 def _times(x: Any, weight: Any, steps: Any, out: Any) -> None:
-    """out += x @ (weight * steps[:, None]): eight rows of the matrix at a time, so that sums are read and written an eighth as
-    often."""
-    end, columns, one, i = np.uint64(len(weight)), np.uint64(weight.shape[1]), np.uint64(1), np.uint64(0)
-    while i + np.uint64(8) <= end:
-        b, c, d = i + one, i + np.uint64(2), i + np.uint64(3)
-        e, f, g, h = i + np.uint64(4), i + np.uint64(5), i + np.uint64(6), i + np.uint64(7)
-        for r in range(len(x)):
-            xa, xb, xc, xd = x[r, i] * steps[i], x[r, b] * steps[b], x[r, c] * steps[c], x[r, d] * steps[d]
-            xe, xf, xg, xh = x[r, e] * steps[e], x[r, f] * steps[f], x[r, g] * steps[g], x[r, h] * steps[h]
+    """out += x @ (weight * steps[:, None]). Four rows of the matrix at a time, so that sums are read and written a quarter as
+    often, and for two rows of x, so that numbers are widened half as often."""
+    last, columns, zero = len(weight) - 1, np.uint64(weight.shape[1]), np.float32(0)
+    for i in range(0, len(weight), 4):
+        a, b, c, d = np.uint64(i), np.uint64(min(i + 1, last)), np.uint64(min(i + 2, last)), np.uint64(min(i + 3, last))
+        sa, sb = steps[a], steps[b] if i + 1 <= last else zero
+        sc, sd = steps[c] if i + 2 <= last else zero, steps[d] if i + 3 <= last else zero
+        for r in range(0, len(x) - 1, 2):
+            a0, b0, c0, d0 = x[r, a] * sa, x[r, b] * sb, x[r, c] * sc, x[r, d] * sd
+            a1, b1, c1, d1 = x[r + 1, a] * sa, x[r + 1, b] * sb, x[r + 1, c] * sc, x[r + 1, d] * sd
             for j in range(columns):
-                out[r, j] += (
-                    xa * np.float32(weight[i, j]) + xb * np.float32(weight[b, j]) + xc * np.float32(weight[c, j])
-                    + xd * np.float32(weight[d, j]) + xe * np.float32(weight[e, j]) + xf * np.float32(weight[f, j])
-                    + xg * np.float32(weight[g, j]) + xh * np.float32(weight[h, j])
-                )  # fmt: skip
-        i += np.uint64(8)
-    while i < end:
-        for r in range(len(x)):
+                wa, wb, wc, wd = (
+                    np.float32(weight[a, j]),
+                    np.float32(weight[b, j]),
+                    np.float32(weight[c, j]),
+                    np.float32(weight[d, j]),
+                )
+                out[r, j] += a0 * wa + b0 * wb + c0 * wc + d0 * wd
+                out[r + 1, j] += a1 * wa + b1 * wb + c1 * wc + d1 * wd
+        if len(x) % 2:
+            r = len(x) - 1
+            a0, b0, c0, d0 = x[r, a] * sa, x[r, b] * sb, x[r, c] * sc, x[r, d] * sd
             for j in range(columns):
-                out[r, j] += x[r, i] * steps[i] * np.float32(weight[i, j])
-        i += one
+                first = a0 * np.float32(weight[a, j]) + b0 * np.float32(weight[b, j])
+                out[r, j] += first + c0 * np.float32(weight[c, j]) + d0 * np.float32(weight[d, j])
 
 
 def _unit(x: Any, eps: Any, out: Any) -> None:

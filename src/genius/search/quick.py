@@ -13,6 +13,7 @@ scanned beside the first; the answer never has fewer than k items while k exist.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -76,15 +77,16 @@ class FirstRow:
         self.always = biases + self.scale * (books @ (bend_bias - head.means.numpy())[:, :, None])[:, :, 0]
 
     def liked(self, z: Floats, target: int) -> Floats:
-        """z (Q, D) -> log p of every cell (Q, kinds, K), or of the first codes of one kind, given the kind (Q, 1, K)."""
+        """z (Q, D) -> log p of every cell (Q, kinds, K), or, up to what is added to all alike, of those of one kind (Q, 1, K)."""
         kinds = range(len(self.kind_bias)) if target < 0 else range(target, target + 1)
         states = self._states(z, kinds)
         logits = np.empty((len(z), len(kinds), self.always.shape[1]), np.float32)
         for j, kind in enumerate(kinds):
             products = self.codes[kind].times(np.concatenate([z, states[:, j - len(kinds)]], 1), FEW)
             logits[:, j] = self.scale[kind] * products + self.always[kind]
-        codes = _log_softmax(logits)
-        return codes + _log_softmax(states[:, 0] @ self.kind_weight.T + self.kind_bias)[:, :, None] if target < 0 else codes
+        if target >= 0:
+            return logits
+        return _log_softmax(logits) + _log_softmax(states[:, 0] @ self.kind_weight.T + self.kind_bias)[:, :, None]
 
     def _states(self, z: Floats, kinds: range) -> Floats:
         """(Q, rows, d) after the last layer: the start's and one a kind. Of one kind alone its own: the start has served then."""
@@ -162,6 +164,9 @@ class QuickSearch:
         self._scan: CodeScan | None = None
         self._kinds: NDArray[np.uint8] | None = None
         self._ranges: dict[int, list[tuple[int, int]]] = {}
+        self._stored: NDArray[Any] | None = None  # all vectors, where they lie in one piece as they are
+        if vectors is not None and len(vectors.parts) == 1 and vectors.parts[0][1] is None:
+            self._stored = plain(vectors.parts[0][0].numpy())
 
     @staticmethod
     def suits(quantizer: ResidualQuantizer | None, tries: Sequence[CodeTrie]) -> bool:
@@ -177,35 +182,30 @@ class QuickSearch:
         self, z: Tensor, dense: Tensor, k: int, params: SearchParams, target: Tensor | None, allowed: Tensor | None
     ) -> SearchResult:
         """`allowed` (N,) or (Q, N) bool: what is alive and passes the filter; None: everything."""
-        result = SearchResult(
-            torch.full((len(z), k), -1, dtype=torch.long),
-            torch.full((len(z), k), -torch.inf),
-            torch.zeros(len(z), dtype=torch.long),
-        )
+        found = np.full((len(z), k), -1), np.full((len(z), k), -np.inf, np.float32), np.zeros(len(z), np.int64)
         masks = None if allowed is None else allowed.numpy()
         if masks is not None and masks.ndim == 2 and len(masks) != len(z):
             raise GeniusError(f"allowed has {len(masks)} rows for {len(z)} queries")
         for code, queries in by_target(target, len(z), self.quantizer.config.level_sizes[0], z.device):
-            for part in queries.split(AT_ONCE):
-                own, other = (z, dense) if len(part) == len(z) else (z[part], dense[part])
-                self._group(own, other, k, params, code, masks, part.numpy(), result)
-        return result
+            for i in range(0, len(queries), AT_ONCE):
+                part = queries[i : i + AT_ONCE].numpy()
+                self._group(z.numpy()[part], dense.numpy()[part], k, params, code, masks, part, found)
+        return SearchResult(*(torch.from_numpy(column) for column in found))
 
     def _group(
         self,
-        z: Tensor,
-        dense: Tensor,
+        z: Floats,
+        dense: Floats,
         k: int,
         params: SearchParams,
         target: int,
         masks: Mask | None,
         queries: Ints,
-        result: SearchResult,
+        out: tuple[Ints, Floats, Ints],
     ) -> None:
         """Questions that want the same kind."""
         whole, most = self._wants_all(params, target), max(params.rerank, k)
         liked = tables = middles = few = rough = None
-        rows_out, scores_out, touched_out = result.rows.numpy(), result.scores.numpy(), result.touched.numpy()
         share, shared = 1.0, masks is None or masks.ndim == 1
         for i, query in enumerate(queries.tolist()):
             mask = masks if masks is None or shared else masks[query]
@@ -222,12 +222,12 @@ class QuickSearch:
             else:
                 if liked is None or tables is None or middles is None:
                     tables = self.scan.tables(z, target, exact=params.reranker == "codes")
-                    liked, middles = self._liked(z, target), (z @ self.scan.means.T).numpy()
+                    liked, middles = self._liked(z, target), z @ self.scan.means.T
                 own = [None if table is None else table[i] for table in tables]
                 asked = Question(target, liked[i], own, middles[i], mask)
                 found = self._scanned(asked, z[i], dense[i], k, params, share)
-            rows, scores, touched_out[query] = found
-            rows_out[query, : len(rows)], scores_out[query, : len(rows)] = rows, scores
+            rows, scores, out[2][query] = found
+            out[0][query, : len(rows)], out[1][query, : len(rows)] = rows, scores
 
     # -- everything --------------------------------------------------------------------------------------------
 
@@ -262,16 +262,16 @@ class QuickSearch:
         lo, hi = (0, trie.items) if target < 0 else trie.item_range(1, *trie.find([target]))
         return int(lo), int(hi)
 
-    def _products(self, dense: Tensor) -> Tensor:
+    def _products(self, questions: Floats) -> Tensor:
         """(Q, rows) of questions and all vectors: one by one in the vectors' own precision, many in float32."""
         assert self.vectors is not None
-        parts = [part for part, _ in self.vectors.parts]
+        parts, dense = [part for part, _ in self.vectors.parts], torch.from_numpy(questions)
         if len(dense) <= FEW:
             return torch.stack([torch.cat([torch.mv(part, one.to(part.dtype)).float() for part in parts]) for one in dense])
         pieces = [piece for part in parts for piece in part.split(READ)]
         return torch.cat([dense @ piece.float().T for piece in pieces], 1)
 
-    def _flat(self, rough: Tensor, dense: Tensor, target: int, mask: Mask | None, k: int) -> Answer:
+    def _flat(self, rough: Tensor, dense: Floats, target: int, mask: Mask | None, k: int) -> Answer:
         """The best of all by their products (rows,); what may be among them is compared again, one way for everyone."""
         keep = self.kinds != 255 if target < 0 else self.kinds == target
         if mask is not None:
@@ -280,7 +280,7 @@ class QuickSearch:
         if not wanted:
             return _nothing()
         rough = rough.masked_fill(torch.from_numpy(~keep), -torch.inf)
-        least = rough.topk(wanted).values[-1] - DOUBT * float(dense.norm().clamp(min=1.0))
+        least = rough.topk(wanted).values[-1] - DOUBT * max(float(np.linalg.norm(dense)), 1.0)
         rows, scores, _ = self._compare(dense, (rough >= least).nonzero()[:, 0].numpy(), k)
         return rows, scores, int(np.count_nonzero(keep))
 
@@ -295,41 +295,46 @@ class QuickSearch:
         rows = np.concatenate([np.asarray(t.order[lo:hi], np.int64) for t, (lo, hi) in zip(self.tries, ranges, strict=True)])
         return rows if mask is None else rows[mask[rows]]
 
-    def _compare(self, dense: Tensor, rows: Ints, k: int) -> Answer:
+    def _compare(self, dense: Floats, rows: Ints, k: int) -> Answer:
         """The best of some rows by their vectors. Those that quick products leave in the running are measured one way for all, so
         that a score depends on nothing but the question and the item."""
-        assert self.vectors is not None
         if (count := len(rows)) > k:
             rough = self._rough(dense, rows)
-            doubt = ORDER * max(float(np.linalg.norm(dense.numpy())), 1.0)
+            doubt = ORDER * max(float(np.linalg.norm(dense)), 1.0)
             rows = rows[rough >= np.partition(rough, count - k)[count - k] - doubt]
         rows = np.sort(rows)
-        taken = self.vectors.take(torch.from_numpy(rows))
-        return (*_best(rows, (taken * dense).sum(1).numpy(), k), count)
+        return (*_best(rows, (self._taken(rows) * dense).sum(1), k), count)
 
-    def _rough(self, dense: Tensor, rows: Ints) -> Floats:
+    def _rough(self, dense: Floats, rows: Ints) -> Floats:
         """Products with the vectors of some rows, summed in any order."""
-        assert self.vectors is not None
-        part, kernel = self.vectors.parts[0][0], compiled("_products")
-        if kernel is None or len(self.vectors.parts) > 1 or part.dtype != torch.float16:
-            return (self.vectors.take(torch.from_numpy(rows)) @ dense).numpy()
+        kernel = None if self._stored is None or self._stored.dtype != np.float16 else compiled("_products")
+        if kernel is None or self._stored is None:
+            product: Floats = self._taken(rows) @ dense
+            return product
         rough = np.empty(len(rows), np.float32)
-        kernel(plain(part.numpy().view(np.uint16)), rows, dense.numpy(), rough)
+        kernel(self._stored.view(np.uint16), rows, dense, rough)
         return rough
+
+    def _taken(self, rows: Ints) -> Floats:
+        """Vectors of some rows."""
+        if self._stored is not None:
+            return self._stored[rows].astype(np.float32, copy=False)
+        assert self.vectors is not None
+        return self.vectors.take(torch.from_numpy(rows)).numpy()
 
     # -- the scan ----------------------------------------------------------------------------------------------
 
-    def _liked(self, z: Tensor, target: int) -> Floats:
+    def _liked(self, z: Floats, target: int) -> Floats:
         """(Q, cells) log p, of the kind that is asked for."""
         if self.first_row is None:
-            liked = self.scan.liked(self.writer, z, target)
+            liked = self.scan.liked(self.writer, torch.from_numpy(z), target)
         else:
-            liked = self.first_row.liked(z.numpy(), target).reshape(len(z), -1)
-        if np.isnan(liked).any():
+            liked = self.first_row.liked(z, target).reshape(len(z), -1)
+        if np.isnan(liked.max()):
             raise GeniusError(BROKEN)
         return liked
 
-    def _scanned(self, asked: Question, z: Tensor, dense: Tensor, k: int, params: SearchParams, share: float) -> Answer:
+    def _scanned(self, asked: Question, z: Floats, dense: Floats, k: int, params: SearchParams, share: float) -> Answer:
         """A filter lets a share through: so much more is passed over. If too few came of it, the next cells are looked at too."""
         if share == 0.0:
             return _nothing()
@@ -347,11 +352,12 @@ class QuickSearch:
         rows, values, _ = self._compare(dense, near, k)
         return rows, values, looked_at
 
-    def _by_codes(self, z: Tensor, found: Found, k: int, mask: Mask | None) -> tuple[Ints, Floats]:
+    def _by_codes(self, z: Floats, found: Found, k: int, mask: Mask | None) -> tuple[Ints, Floats]:
         """The best by their reconstructions: those that a length held in steps leaves in doubt are measured exactly."""
-        least = float(found.least_of_best(k)) - 2 * self.scan.doubt * float(z.norm())
+        least = float(found.least_of_best(k)) - 2 * self.scan.doubt * float(np.linalg.norm(z))
         rows, codes = self.scan.codes_of(found.ids[found.scores >= least], mask)
-        exact = self.scan.lengths.cosine(z[None], torch.zeros(len(rows), dtype=torch.long), torch.from_numpy(codes))
+        whose = torch.zeros(len(rows), dtype=torch.long)
+        exact = self.scan.lengths.cosine(torch.from_numpy(z)[None], whose, torch.from_numpy(codes))
         return _best(rows, exact.numpy(), k)
 
 

@@ -165,15 +165,15 @@ class CodeScan:
         for cells in self.cells:
             for level in self.ranked:
                 cells.rank(level, self.lengths)
-        self.means = quantizer.codebook(0).detach().float()
+        self.means = quantizer.codebook(0).detach().float().numpy()
         written = range(1, config.levels)
         # of every level after the first, in a table
         self.starts = tuple(np.uint64(start) for start in np.cumsum([0, *self.sizes[1:]])[:-1])
         own = config.own_books_from > 0
         books = [torch.cat([quantizer.book_of(level, kind) for level in written]) for kind in range(self.kinds if own else 1)]
-        self.books = [book.detach().float().contiguous() for book in books]
-        spans = [np.maximum(np.abs(book.numpy()).max(1), 1e-12) for book in self.books]  # each code has steps of its own
-        self.rounded = [(Rounded((book.numpy() / span[:, None]).T), span) for book, span in zip(self.books, spans, strict=True)]
+        self.books: list[Floats] = [book.detach().float().numpy() for book in books]
+        spans = [np.maximum(np.abs(book).max(1), 1e-12) for book in self.books]  # each code has steps of its own
+        self.rounded = [(Rounded((book / span[:, None]).T), span) for book, span in zip(self.books, spans, strict=True)]
 
     @staticmethod
     def suits(quantizer: ResidualQuantizer | None, tries: Sequence[CodeTrie]) -> bool:
@@ -197,14 +197,14 @@ class CodeScan:
             score = score + writer.log_p(0, out[:, :1, 0], before, codes[:, :1, :0])[:, :, None]
         return score.flatten(1).numpy()
 
-    def tables(self, z: Tensor, target: int, exact: bool = True) -> list[Floats | None]:
+    def tables(self, z: Floats, target: int, exact: bool = True) -> list[Floats | None]:
         """Per kind (Q, sum of K): dots of the queries with all codes of the later levels. None: a kind that is not asked for.
         Not `exact`: with codes in 8 bits, which is enough to say what to compare."""
         kinds = range(len(self.books)) if target < 0 or len(self.books) == 1 else [target]
         made: list[Floats | None] = [None] * len(self.books)
         for kind in kinds:
             rounded, span = self.rounded[kind]
-            made[kind] = (z @ self.books[kind].T).numpy() if exact else rounded.times(z.numpy()) * span
+            made[kind] = z @ self.books[kind].T if exact else rounded.times(z) * span
         return made * self.kinds if len(made) == 1 else made
 
     def scan(self, asked: Question, budget: int) -> Found:
