@@ -290,7 +290,8 @@ def _products(bits: Any, rows: Any, query: Any, out: Any) -> None:
 
 
 def _states(
-    z: Any, prefix_bias: Any, prefix_norm: Any, read: Any, asked: Any, nearer: Any, eps: Any, prefix: Any, prefix_steps: Any,
+    z: Any, kind: Any, end: Any, read: Any, asked: Any, nearer: Any, eps: Any,
+    prefix_bias: Any, prefix_norm: Any, prefix: Any, prefix_steps: Any,
     qkv: Any, qkv_steps: Any, out: Any, out_steps: Any, cross_q: Any, cross_q_steps: Any, cross_out: Any, cross_out_steps: Any,
     ff_in: Any, ff_in_steps: Any, ff_out: Any, ff_out_steps: Any, keys: Any, key_steps: Any, values: Any, value_steps: Any,
     states: Any,
@@ -299,13 +300,14 @@ def _states(
     width, heads, layers, each = read.shape[1], len(nearer), len(qkv), keys.shape[2]
     inner, tokens = heads * each, len(prefix_bias) // width
     for question in range(len(z)):
-        rows = len(read)
+        rows = 1 + end - kind
         memory = prefix_bias.copy().reshape(1, tokens * width)
         _times(z[question : question + 1], prefix, prefix_steps, memory)
         memory = memory.reshape(tokens, width)
         _unit(memory, eps, memory)
         memory *= prefix_norm
-        x, normed, ask, weight = read.copy(), np.empty_like(read), asked.copy(), np.empty(tokens, np.float32)
+        x, ask, weight = read[kind : end + 1].copy(), asked[:, kind : end + 1].copy(), np.empty(tokens, np.float32)
+        x[0], ask[:, 0], normed = read[0], asked[:, 0], np.empty_like(x)  # the start, and a row for each kind
         for i in range(layers):
             if i:
                 _unit(x, eps, normed)

@@ -67,7 +67,7 @@ class FirstRow:
         qkv, out, cross_q, _, _, _, keys, _ = layers[0]
         read = np.concatenate([head.start.numpy()[None], head.modality_in.numpy()])
         self.read = read + self._attend((self._norm(read) @ qkv)[None])[0] @ out
-        self.asked = self._ask(self._norm(self.read) @ cross_q, keys)
+        self.asked = np.ascontiguousarray(self._ask(self._norm(self.read) @ cross_q, keys))
         self.kind_weight, self.kind_bias = (part.numpy() for part in head.modality_out)
         # logits: a scale times products of the first codes with z and with what the state bends it by, and what never changes
         (bend, bend_bias), kinds = (part.numpy() for part in head.bend[0]), len(self.kind_bias)
@@ -90,13 +90,14 @@ class FirstRow:
 
     def _states(self, z: Floats, kinds: range) -> Floats:
         """(Q, rows, d) after the last layer: the start's and one a kind. Of one kind alone its own: the start has served then."""
-        queries, here, told = len(z), [0, *(1 + kind for kind in kinds)], len(kinds) == 1
-        kernel, rows = compiled("_states") if queries <= FEW else None, len(here)
+        queries, rows, told = len(z), 1 + len(kinds), len(kinds) == 1
+        kernel = compiled("_states") if queries <= FEW else None
         if kernel is not None:
             out = np.empty((queries, rows - told, self.width), np.float32)
-            begin = self.prefix_bias, self.prefix_norm, self.read[here], self.asked[:, here].copy(), self.nearer, self.eps
+            begin = kinds.start, kinds.stop, self.read, self.asked, self.nearer, self.eps, self.prefix_bias, self.prefix_norm
             kernel(z, *begin, *self.prefix.parts, *(part for weight in self.weights for part in weight.parts), out)
             return out
+        here = [0, *(1 + kind for kind in kinds)]
         memory = (z @ self.prefix.plain + self.prefix_bias).reshape(queries, self.tokens, self.width)
         memory = self._norm(memory) * self.prefix_norm
         x = np.broadcast_to(self.read[here], (queries, rows, self.width)).reshape(queries * rows, self.width)
@@ -186,10 +187,11 @@ class QuickSearch:
         masks = None if allowed is None else allowed.numpy()
         if masks is not None and masks.ndim == 2 and len(masks) != len(z):
             raise GeniusError(f"allowed has {len(masks)} rows for {len(z)} queries")
+        asked, other = z.detach().numpy(), dense.detach().numpy()
         for code, queries in by_target(target, len(z), self.quantizer.config.level_sizes[0], z.device):
             for i in range(0, len(queries), AT_ONCE):
                 part = queries[i : i + AT_ONCE].numpy()
-                self._group(z.numpy()[part], dense.numpy()[part], k, params, code, masks, part, found)
+                self._group(asked[part], other[part], k, params, code, masks, part, found)
         return SearchResult(*(torch.from_numpy(column) for column in found))
 
     def _group(
