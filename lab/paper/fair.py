@@ -7,21 +7,25 @@ heads that are trained once a seed, without hard negatives or modality loss, and
 question is in the pool while anything is trained, and validation questions share no answer with training ones. The decoder has
 T5-small's shape and is trained until its validation stops rising; the JSON holds the whole curve. All test questions, three
 seeds, and intervals of the difference to the first row, question by question.
-Jobs run side by side on one GPU, seed by seed; after every row the JSON is written, and a second call goes on.
-Calls on several machines share the work by `--seeds` and `--rows`; `--also` takes their rows over (`--seconds 0`: nothing more).
+Jobs run side by side on one GPU, table by table and seed by seed; after every row the JSON is written, and a second call goes on.
+Calls share the work by `--seeds` and `--rows`; `--also` takes their rows over (`--seconds 0`: nothing more). In a folder `--work`
+that they have in common, heads and stages 2 are trained once: rows that differ in stage 3 alone stand on the same one.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import fcntl
+import hashlib
 import json
+import math
 import multiprocessing
 import os
 import queue
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -29,12 +33,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from genius.config import to_dict
 from genius.data.features import FeatureSet
 from genius.encoders.towers import Heads
 from genius.evaluate import EvalConfig, evaluate
-from genius.train import assemble, counted, freeze, through_heads
+from genius.train import assemble, counted, freeze, loop, through_heads
 from genius.train.config import RunConfig, TrainConfig, read_train_config
 from genius.train.encoder import HeadsStage
 from genius.train.generator import GeneratorStage
@@ -65,6 +70,7 @@ SAME: dict[str, Any] = {
 HEADS_WIDTH = 256
 JUDGED = 600
 BEAMS = 30  # as the paper's ablations
+AT_ONCE = 512  # questions searched together
 FEWEST = 20  # test questions of a task that takes part in a mean: all tasks weigh alike there, however few ask
 DONE: multiprocessing.Queue[dict[str, Any]] | None = None  # in a process of `run_all`
 
@@ -111,12 +117,17 @@ def rows_of(tables: tuple[str, ...]) -> list[Row]:
     return list(found.values())
 
 
+def before_stage_3(row: Row) -> str:
+    """What a row changes before its decoder is trained."""
+    early = {name: value for name, value in row.changes.items() if not name.startswith(("generator.", "model.decoder"))}
+    return json.dumps(early, sort_keys=True)
+
+
 def grouped(rows: list[Row]) -> Iterator[tuple[Row, ...]]:
-    """Rows that differ in stage 3 alone, together."""
-    groups: dict[str, list[Row]] = {}
+    """Rows of one table that differ in stage 3 alone, together."""
+    groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        shared = {name: value for name, value in row.changes.items() if not name.startswith(("generator.", "model.decoder"))}
-        groups.setdefault(json.dumps(shared, sort_keys=True), []).append(row)
+        groups.setdefault((row.tables[0], before_stage_3(row)), []).append(row)
     return (tuple(group) for group in groups.values())
 
 
@@ -164,12 +175,23 @@ def with_local_pools(test: FeatureSet) -> FeatureSet:
 # -- one job -------------------------------------------------------------------------------------------------------
 
 
+def trained_once(path: Path, train: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Weights that several jobs share: who comes first trains them, the others wait."""
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            torch.save(dict(train()), part := path.with_suffix(".part"))
+            part.rename(path)
+    return dict(torch.load(path, weights_only=True, map_location="cpu"))
+
+
 class Bench:
     """Where a job's stages run."""
 
     def __init__(self, job: Job) -> None:
         self.job, self.parts = job, parts_of(job.data, job.features, job.products, job.judged)
         self.accelerator = make_accelerator("auto")
+        loop.CHECKPOINT_SECONDS = math.inf  # nothing here goes on in the middle of a stage, and large decoders take gigabytes
 
     def config(self, row: Row) -> TrainConfig:
         overrides = self.job.overrides
@@ -207,13 +229,28 @@ class Bench:
         sizes = (pool.image.shape[1], pool.text.shape[1], self.width)
         config = self.config(Row(BASE, ()))
         heads = Heads(*sizes, config.encoder.hidden)
-        if not path.exists():
+
+        def train() -> Mapping[str, Tensor]:
             stage = HeadsStage(self.parts.train, self.parts.validation, self.width, config.encoder, self.job.seed, self.device)
             self.run(stage, config, RunConfig())
-            torch.save(stage.heads.state_dict(), path)
-        heads.load_state_dict(torch.load(path, weights_only=True, map_location="cpu"))
+            return stage.heads.state_dict()
+
+        heads.load_state_dict(trained_once(path, train))
         heads.to(self.device).eval()
         return self.parts.map(lambda part: through_heads(heads, part))
+
+    def second(self, parts: Split, config: TrainConfig) -> QuantizerStage:
+        """Stage 2, as in the paper: so many epochs, the last weights."""
+        stage = QuantizerStage(parts.train, parts.validation, config.model, config.quantizer, self.job.seed, self.device)
+
+        def train() -> Mapping[str, Tensor]:
+            self.run(stage, config, replace(config.run, patience=0))
+            stage.finish()
+            return stage.state_dict()
+
+        changes = hashlib.sha256((repr(self.job.overrides) + before_stage_3(self.job.rows[0])).encode()).hexdigest()[:12]
+        stage.load_state_dict(trained_once(self.job.work / f"second-{self.job.seed}-{changes}.pt", train))
+        return stage.to(self.device).eval()
 
     @property
     def device(self) -> torch.device:
@@ -241,10 +278,7 @@ def run_job(job: Job) -> Iterator[dict[str, Any]]:
     parts = Split(data.train, None, data.validation, "answers")
     runtime = Runtime(bench.accelerator, Journal(Path(), quiet=True, active=False), job.seed, RunConfig())
     configs = [counted(bench.config(row), len(data.train.visits()), runtime) for row in job.rows]
-    first = configs[0]
-    second = QuantizerStage(parts.train, parts.validation, first.model, first.quantizer, job.seed, bench.device)
-    bench.run(second, first, replace(first.run, patience=0))  # stage 2 as in the paper: so many epochs, the last weights
-    second.finish()
+    second = bench.second(parts, configs[0])
     times = {"stage 2": time.monotonic() - start}
     for row, config in zip(job.rows, configs, strict=True):
         begun = time.monotonic()
@@ -263,7 +297,7 @@ def run_job(job: Job) -> Iterator[dict[str, Any]]:
 def measured(model: Any, test: FeatureSet, row: Row) -> dict[str, dict[str, Any]]:
     """pool -> method -> task -> (Q,) whether each question's answer was among the first five."""
     pools = tuple(dict.fromkeys(map(pool_of, row.tables)))
-    fixed: dict[str, Any] = {"beams": (BEAMS,), "pools": pools, "depth": 10, "batch": 256}
+    fixed: dict[str, Any] = {"beams": (BEAMS,), "pools": pools, "depth": 10, "batch": AT_ONCE}
     config = EvalConfig(methods=("dense", "genius", "genius-r"), bootstrap=0, survival=0, reference="", **fixed)
     found = evaluate(model, test, config)
     out: dict[str, dict[str, Any]] = {pool: {} for pool in found.pools}
@@ -362,16 +396,6 @@ def run_all(jobs: list[Job], results: Results, processes: int, seconds: float) -
     context = multiprocessing.get_context("spawn")
     done: multiprocessing.Queue[dict[str, Any]] = context.Queue()
     with context.Pool(processes, hand_over, (done,)) as pool:
-        first: dict[int, Job] = {}
-        for job in jobs:
-            first.setdefault(job.seed, job)
-        ready = pool.map_async(prepare, list(first.values()), chunksize=1)  # heads, once a seed
-        try:
-            ready.get(timeout=max(end - time.monotonic(), 0.1))
-        except multiprocessing.TimeoutError:
-            print("time is up before any row began", flush=True)
-            return
-        print(f"heads ready, {end - time.monotonic():.0f} s left", flush=True)
         pool.map_async(work, jobs, chunksize=1)
         for _ in range(sum(len(job.rows) for job in jobs)):
             try:
@@ -397,11 +421,6 @@ def work(job: Job) -> None:
         DONE.put(entry)
 
 
-def prepare(job: Job) -> None:
-    torch.set_num_threads(1)
-    Bench(job).through_heads()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", choices=["fashion", "icons"])
@@ -413,12 +432,14 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=290, help="no longer than this; a second call goes on")
     parser.add_argument("--also", type=Path, nargs="+", default=[], help="JSONs of other calls, whose rows are taken over")
+    parser.add_argument("--work", type=Path, help="where heads and stages 2 are kept, for other calls of the same settings")
     parser.add_argument("--products", type=int, help="only the first so many fashion products, for a trial")
     parser.add_argument("--judged", type=int, default=JUDGED, help="validation questions")
     parser.add_argument("--set", action="append", default=[], help="one field in every row alike, name=JSON")
     args = parser.parse_args()
     overrides = {name: json.loads(value) for name, _, value in (entry.partition("=") for entry in args.set)}
-    rows = rows_of(tuple(args.tables.split(",")))
+    tables = tuple(args.tables.split(","))
+    rows = rows_of(tables)
     wanted = [name.strip() for name in args.rows.split(";") if name.strip()]
     asked = [row for row in rows if not wanted or row.name in wanted]
     about = {
@@ -429,11 +450,14 @@ def main() -> None:
     results = Results(args.output, about, rows)
     for path in args.also:
         results.join(path)
-    with tempfile.TemporaryDirectory() as work:
+    with tempfile.TemporaryDirectory() as folder:
+        work = args.work or Path(folder)
+        work.mkdir(parents=True, exist_ok=True)
         jobs = [
-            Job(seed, group, args.data, args.features, Path(work), args.products, overrides, args.judged)
-            for seed in map(int, args.seeds.split(","))  # seed by seed, the first row first: a run that is cut says something
-            for group in grouped([row for row in asked if not results.has(row.name, seed)])
+            Job(seed, group, args.data, args.features, work, args.products, overrides, args.judged)
+            for table in tables  # table by table, seed by seed, the first row first: a run that is cut says something
+            for seed in map(int, args.seeds.split(","))
+            for group in grouped([row for row in asked if row.tables[0] == table and not results.has(row.name, seed)])
         ]
         if jobs and args.seconds > 0:
             run_all(jobs, results, args.processes, args.seconds)

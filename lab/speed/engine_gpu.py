@@ -282,7 +282,7 @@ def sizes(bench: Bench) -> None:
         found = engine.search(bench.queries(64, 5), k=10, params=DEFAULT)
         row["touched_mean"] = found.touched.float().mean().item()
         graphs = engine._graphs.get(True)
-        row["plans"] = None if graphs is None else {str(k): str(v) for k, v in graphs.plans.items()}
+        row["levels one by one"] = None if graphs is None else {str(k): v for k, v in graphs.steps.items()}
         bench.note("sizes", str(items), row)
         del engine, graphs, found
         if bench.device.type == "cuda":

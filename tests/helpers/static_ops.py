@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from genius.search.cuda_search import Looked, Ranges
 from genius.search.forest import ragged, widen
 
 
@@ -87,3 +88,16 @@ class TorchOps:
         values = (vectors[at].float() * query[:, None]).sum(2)
         values = values if scales is None else values * scales[at]
         return values.masked_fill(rows < 0, -torch.inf)
+
+    def look_up(self, ranges: Ranges, looked: Looked, tables: Tensor, slots: int) -> tuple[Tensor, Tensor]:
+        """Every place of a query's stretches, laid out in slots: (Q, slots) cosines by codes, -inf in empty slots, and places."""
+        slot = torch.arange(slots, dtype=torch.int32, device=tables.device).expand(len(tables), slots).contiguous()
+        which = torch.searchsorted(ranges.ends, slot, right=True).clamp(max=ranges.ends.shape[1] - 1)
+        inside = slot < ranges.ends[:, -1:]
+        place = torch.where(inside, ranges.begins.gather(1, which) + slot, 0)
+        place = place if looked.positions is None else torch.where(inside, looked.positions[place.long()], 0)
+        total, block = ranges.shared.gather(1, which), ranges.block.gather(1, which).long()
+        for level, codes in enumerate(looked.codes):
+            total = total + tables.gather(1, block + looked.starts[level] + widen(codes[place.long()])).float()
+        total = total * looked.inverse[place.long()]
+        return total.masked_fill(~inside, -torch.inf), place

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from genius.errors import GeniusError
 from genius.search import CodeTrie
+from genius.search.forest import TrieView
 
 SIZES = (3, 6, 300, 4)
 
@@ -19,12 +21,25 @@ def random_codes(seed: int, items: int, skew: float) -> np.ndarray:
 
 
 @settings(max_examples=150, deadline=None)
-@given(seed=st.integers(0, 2**31), items=st.integers(0, 80), skew=st.sampled_from([1.0, 4.0, 20.0]))
-def test_says_what_is_below_every_prefix(seed: int, items: int, skew: float) -> None:
+@given(
+    seed=st.integers(0, 2**31), items=st.integers(0, 80), skew=st.sampled_from([1.0, 4.0, 20.0]), rare=st.sampled_from([0.0, 1.0])
+)
+def test_says_what_is_below_every_prefix(seed: int, items: int, skew: float, rare: float) -> None:
+    """Whether a first position is written down for every ID, or only which IDs several items share."""
     codes = random_codes(seed, items, skew)
-    trie = CodeTrie.build(codes, SIZES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("genius.search.trie.RARE", rare)
+        trie = CodeTrie.build(codes, SIZES)
+    view = TrieView(trie, torch.device("cpu"))
+    ids, place = np.unique(codes, axis=0, return_inverse=True)
+    first = np.append(0, np.cumsum(np.bincount(place.ravel(), minlength=len(ids))))
+    positions, at = torch.arange(items), torch.arange(len(ids) + 1)
+    assert ("shared" in trie.arrays()) == (rare == 1.0 and len(ids) < items)
+    assert view.positions(at).tolist() == np.asarray(trie.positions(at.numpy())).tolist() == first.tolist()
+    assert (view.codes_of_ids(view.ids_at(positions)).numpy() == codes[trie.order]).all()
     assert trie.items == items and trie.ids == len(np.unique(codes, axis=0)) and trie.levels == 4
     assert (trie.codes_of(np.arange(items)) == codes).all() if items else True
+    assert (np.arange(items + 1) if trie.item_start is None else trie.item_start).tolist() == first.tolist()
     for row in codes[:10]:
         for depth in range(5):
             prefix = row[:depth].tolist()

@@ -31,7 +31,7 @@ from genius.index.reader import PAYLOAD, Kept, Reader
 from genius.search import CodeTrie
 
 FORMAT = 3
-TRIE = "genius-trie-1"
+TRIE = "genius-trie-2"
 _DTYPES: dict[str, Any] = {"U8": np.uint8, "U16": np.uint16, "U32": np.uint32, "I32": np.int32, "I64": np.int64}
 BASE = "base.json"
 VERIFY_UP_TO = 8 << 30

@@ -1,15 +1,17 @@
-"""The code scan for many questions at once, in tensor operations of fixed shapes: what a GPU does with filters, deletions and
-additions.
+"""The code scan for many questions at once, with fixed shapes: the default search on a GPU, filters and additions included.
 
 As `genius.search.scan`: one decoder row for each kind, the likeliest cells until a budget of items, their cosines by codes, the
 vectors of the best. Every question has the same number of slots, which its cells' items are laid out in, so nothing waits for a
-value. A filter is turned into the list of the places it lets through, once a call, and cells count only those: a question looks
-at as many allowed items as without a filter. Knows tries, codebooks, vectors and masks over rows. Any device.
+value and a CUDA graph records it. Ranking nodes by nearness first, as a CPU does wherever it can, pays here only where nodes hold
+many items: looking at two and a half times the codes costs a GPU less. A filter is turned into the list of the places it lets
+through, once a call, and cells count only those: a question looks at as many allowed items as without a filter. Knows tries,
+codebooks, vectors and masks over rows. Any device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -17,184 +19,285 @@ from torch import Tensor
 
 from genius.errors import GeniusError
 from genius.model.quantizer import ResidualQuantizer
-from genius.search.beam import BROKEN
-from genius.search.decoder import Writer
-from genius.search.forest import TrieView
-from genius.search.params import SearchParams, SearchResult
+from genius.search.beam import BROKEN, check_queries
+from genius.search.cuda_graphs import BUCKETS, Answers, Recordings, batches, bucket_of
+from genius.search.cuda_search import Looked, Ops, Ranges, StaticDecoder
+from genius.search.decoder import Decoder
+from genius.search.forest import TrieView, widen
+from genius.search.params import Reranker, SearchParams, SearchResult
 from genius.search.rerank import Reconstructions, Vectors
+from genius.search.scan import DEEP, WIDE
 
-SCANNED, COMPARED = 15, 0.4  # as `genius.search.quick`'s: whole cells take more codes for the same recall
-CELLS = 128  # likeliest cells laid out at first; all of them where these hold too few items
-SLOTS = 1 << 24  # laid out at once, over all questions
+SCANNED, COMPARED = 30, 0.6  # as `genius.search.quick`'s: whole cells take more codes for the same recall
+FEWEST = 64  # cells laid out in any case
+SPARE = 2  # cells laid out, times those that would hold the budget if all were alike
+SPARED = 16  # ... under a filter, which leaves less in each
+SLOTS = 1 << 25  # laid out at once, over all questions
 ITEMS_AT_ONCE = 1 << 20
+DOUBTED = 4  # times k items are measured exactly where codes have the last word
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """A level of the trie that is ranked by nearness."""
+
+    looked: Looked
+    child: Tensor  # (n + 1,) where each begins among the nodes of the next such level, or among the items
+    held: float  # items in one, on average
 
 
 class BatchCells:
-    """One trie: where each cell's items are, the codes of every item after its cell's, and one over its length."""
+    """One trie: where each cell begins and ends, what is ranked in them, the codes of every item, and one over its length."""
 
-    def __init__(self, view: TrieView, lengths: Reconstructions) -> None:
-        trie, device = view.trie, view.device
+    def __init__(self, view: TrieView, lengths: Reconstructions, starts: Tensor) -> None:
+        trie, device, self.view = view.trie, view.device, view
         kinds, size = trie.level_sizes[:2]
-        self.order = view.order
-        below, first = view.node_child[1].long(), view.node_child[0].long()
-        owner = torch.repeat_interleave(view.node_codes[0].long(), first.diff())
-        cell = owner * size + _widened(view.node_codes[1])
-        self.lo = torch.zeros(kinds * size, dtype=torch.long, device=device)
-        self.hi = torch.zeros_like(self.lo)
+        below, owner = view.node_child[1].long(), torch.repeat_interleave(widen(view.node_codes[0]), view.node_child[0].diff())
+        cell = owner * size + widen(view.node_codes[1])
+        self.lo, self.hi = (torch.zeros(kinds * size, dtype=torch.long, device=device) for _ in range(2))  # of items
         self.lo[cell], self.hi[cell] = view.item_range(2, below[:-1], below[1:])
-        items = trie.items
-        self.codes = torch.empty(trie.levels - 2, items, dtype=torch.int16, device=device)  # a level after the other
-        self.inverse = torch.empty(items, dtype=torch.float16, device=device)
-        for i in range(0, items, ITEMS_AT_ONCE):
-            at = torch.arange(i, min(i + ITEMS_AT_ONCE, items), device=device)
-            ids = (
-                at
-                if view.item_start is None
-                else torch.searchsorted(view.item_start, at.to(view.item_start.dtype), right=True) - 1
+        self.first, self.last = self.lo, self.hi  # in the space of what is looked at first
+        self.some = len(cell)  # cells that are not empty
+        self.ranked: list[Nodes] = []
+        codes = torch.empty(trie.levels - 2, trie.items, dtype=torch.int16, device=device)  # a level after the other
+        inverse = torch.empty(trie.items, dtype=torch.float16, device=device)
+        for i in range(0, trie.items, ITEMS_AT_ONCE):
+            at = torch.arange(i, min(i + ITEMS_AT_ONCE, trie.items), device=device)
+            own = self.codes_at(at)
+            codes[:, at], inverse[at] = own[:, 2:].T.to(torch.int16), (1 / lengths.lengths(own)).half()
+        self.items = Looked(codes, inverse, starts[1:])
+        level = 2
+        while level < view.top and trie.items >= DEEP * len(view.node_codes[level]):
+            if level == 2:
+                self.first, self.last = torch.zeros_like(self.lo), torch.zeros_like(self.hi)
+                self.first[cell], self.last[cell] = below[:-1], below[1:]
+            begin = view.item_range(level, *[torch.arange(len(view.node_codes[level]) + 1, device=device)] * 2)[0]
+            inverse = torch.cat(
+                [(1 / lengths.lengths(self.codes_at(part)[:, : level + 1])).half() for part in begin[:-1].split(ITEMS_AT_ONCE)]
             )
-            codes = view.codes_of_ids(ids)
-            self.codes[:, at] = codes[:, 2:].T.to(torch.int16)
-            self.inverse[at] = (1 / lengths.lengths(codes)).half()
+            looked = Looked(view.node_codes[level].to(torch.int16)[None], inverse, starts[level - 1 : level])
+            following = level + 1 < view.top and trie.items >= DEEP * len(view.node_codes[level + 1])
+            child = view.node_child[level].long() if following else begin
+            self.ranked.append(Nodes(looked, child, trie.items / len(view.node_codes[level])))
+            level += 1
+        if self.ranked:
+            self.items = Looked(codes[level - 2 :], self.items.inverse, starts[level - 1 :])
+        self.mask: Tensor | None = None  # what `before` and `positions` are of
+        self.before: Tensor | None = None
+        self.positions: Tensor | None = None
 
-    def allowed(self, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """First place and number of allowed items of every cell, and the positions that places stand for (None: themselves)."""
-        if mask is None:
-            return self.lo, self.hi - self.lo, None
-        passes = mask[self.order.long()]
-        before = F.pad(passes.cumsum(0, dtype=torch.int32), (1, 0)).long()
-        return before[self.lo], before[self.hi] - before[self.lo], passes.nonzero()[:, 0]
+    def codes_at(self, at: Tensor) -> Tensor:
+        """(n, M) of items by their sorted positions."""
+        return self.view.codes_of_ids(self.view.ids_at(at))
+
+    def allow(self, mask: Tensor) -> None:
+        """mask (N,) over rows: how many allowed items come before each position, and where they are."""
+        if mask is self.mask:
+            return
+        self.mask, order, items = mask, self.view.order.long(), self.view.trie.items
+        if self.before is None or self.positions is None:
+            self.before = torch.zeros(items + 1, dtype=torch.int32, device=order.device)
+            self.positions = torch.zeros(items + 1, dtype=torch.int32, device=order.device)
+        passes = mask[order]
+        torch.cumsum(passes, 0, dtype=torch.int32, out=self.before[1:])
+        place = torch.where(passes, self.before[:-1].long(), items)  # the others go where nobody looks
+        self.positions.scatter_(0, place, torch.arange(items, dtype=torch.int32, device=order.device))
+
+    def places(self, lo: Tensor, hi: Tensor, masked: bool) -> tuple[Tensor, Tensor]:
+        """Item positions -> places among the allowed ones."""
+        if not masked:
+            return lo, hi
+        assert self.before is not None
+        return self.before[lo].long(), self.before[hi].long()
+
+
+@dataclass(frozen=True, slots=True)
+class ScanShape:
+    """What a recorded scan is for."""
+
+    queries: int
+    k: int
+    rerank: int
+    reranker: Reranker
+    targets: bool  # whether some queries' targets are known
+    masked: bool  # whether some items are left out
+    everywhere: bool = False  # whether all cells are laid out: where the likeliest hold too few items
 
 
 class BatchScan:
     """Tries that are searched as one, on one device."""
 
-    def __init__(self, quantizer: ResidualQuantizer, views: Sequence[TrieView], vectors: Vectors | None) -> None:
-        device = views[0].device
-        config = quantizer.config
-        self.vectors, self.views = vectors, list(views)
-        self.kinds, self.size, self.sizes = config.level_sizes[0], config.level_sizes[1], config.level_sizes
+    def __init__(
+        self,
+        decoder: Decoder,
+        ops: Ops,
+        quantizer: ResidualQuantizer,
+        views: Sequence[TrieView],
+        vectors: Vectors | None,
+        known: BatchScan | None = None,
+    ) -> None:
+        """`known`: one whose cells may be of some of these tries."""
+        device, config = views[0].device, quantizer.config
+        self.decoder, self.ops, self.quantizer, self.views, self.vectors = decoder, ops, quantizer, list(views), vectors
+        self.kinds, self.size, self.total = config.level_sizes[0], config.level_sizes[1], sum(view.trie.items for view in views)
         self.lengths = Reconstructions(quantizer, device)
-        self.cells = [BatchCells(view, self.lengths) for view in views]
+        written = torch.tensor(config.level_sizes[1:], device=device)
+        starts = (written.cumsum(0) - written).to(torch.int32)
+        ready = {} if known is None else {id(cells.view): cells for cells in known.cells}
+        self.cells: list[BatchCells] = [ready.get(id(view)) or BatchCells(view, self.lengths, starts) for view in views]
         self.means = quantizer.codebook(0).detach().to(device, torch.float32)
-        own = config.own_books_from > 0
         books = [
             torch.cat([quantizer.book_of(level, kind) for level in range(1, config.levels)])
-            for kind in range(self.kinds if own else 1)
+            for kind in range(self.kinds if config.own_books_from > 0 else 1)
         ]
-        self.books = torch.stack(books).detach().to(device, torch.float32)  # (kinds or 1, sum of K, D)
+        self.blocks = len(books[0]) if len(books) > 1 else 0  # from one kind's part of a table to the next
+        self.books = torch.cat(books).detach().to(device, decoder.dtype)  # (kinds or 1 x sum of K, D)
+        self.recorded: Recordings[ScanShape] = Recordings(lambda shape: StaticScan(shape, self))
+
+    @property
+    def beside(self) -> bool:
+        """Whether vectors must be brought to the device: nothing that waits for the host can be recorded."""
+        return self.vectors is not None and self.vectors.place != self.vectors.device
 
     def search(
-        self,
-        writer: Writer,
-        z: Tensor,
-        dense: Tensor,
-        k: int,
-        params: SearchParams,
-        target: Tensor | None,
-        allowed: Tensor | None,
+        self, z: Tensor, dense: Tensor, k: int, params: SearchParams, target: Tensor | None, allowed: Tensor | None
     ) -> SearchResult:
         """target (Q,), -1 unknown; allowed (N,) bool: what is alive and passes the filter."""
-        ready = [cells.allowed(allowed) for cells in self.cells]
-        slots = max(SCANNED * params.rerank, k)
-        step = max(SLOTS // slots, 1)
+        if allowed is not None:
+            for cells in self.cells:
+                cells.allow(allowed)
+        most = max(SLOTS // min(max(SCANNED * params.rerank, k), self.total), 1)
+        step = max(bucket for bucket in BUCKETS if bucket <= most)
         parts = []
-        for i in range(0, len(z), step):
-            at = slice(i, i + step)
-            liked = self._liked(writer, z[at], None if target is None else target[at])
-            parts.append(self._part(liked, z[at], dense[at], k, params, ready, slots, CELLS))
-        rows, scores, touched = (torch.cat(column) for column in zip(*parts, strict=True))
+        for at in batches(len(z), step):
+            shape = ScanShape(bucket_of(len(z[at])), k, params.rerank, params.reranker, target is not None, allowed is not None)
+            parts.append(self._batch(shape, z[at], dense[at], None if target is None else target[at]))
+        rows, scores, touched, _ = parts[0] if len(parts) == 1 else (torch.cat(column) for column in zip(*parts, strict=True))
         return SearchResult(rows, scores, touched)
 
-    def _liked(self, writer: Writer, z: Tensor, target: Tensor | None) -> Tensor:
-        """(Q, kinds * K) log p of every cell; -inf for those of another kind than the target."""
-        codes = torch.arange(self.kinds, device=z.device).expand(len(z), -1)[:, :, None].contiguous()
-        before = writer.start(z)
-        out, memory = writer.run(codes, before)
-        score = writer.log_p(1, out[:, :, 1], memory, codes).view(len(z), self.kinds, self.size).float()
-        score = score + writer.log_p(0, out[:, :1, 0], before, codes[:, :1, :0]).view(len(z), self.kinds, 1).float()
-        if target is not None:
-            other = (target[:, None] >= 0) & (target[:, None] != torch.arange(self.kinds, device=z.device))
-            score = score.masked_fill(other[:, :, None], -torch.inf)
-        return score.flatten(1)
+    def _batch(self, shape: ScanShape, z: Tensor, dense: Tensor, target: Tensor | None) -> Answers:
+        rows, scores, touched, flags = self.recorded.run(shape, z, dense, target, graph=not self.beside)
+        again = flags.nonzero()[:, 0]  # waits for the device
+        if len(again):
+            if shape.everywhere or (touched[again] < 0).any():
+                check_queries(z)
+                check_queries(dense, "dense")
+                raise GeniusError(BROKEN)
+            wide = ScanShape(
+                bucket_of(len(again)), shape.k, shape.rerank, shape.reranker, shape.targets, shape.masked, everywhere=True
+            )
+            some = self._batch(wide, z[again], dense[again], None if target is None else target[again])
+            rows[again], scores[again], touched[again], flags[again] = some
+        return rows, scores, touched, flags
 
-    def _part(
-        self,
-        liked: Tensor,
-        z: Tensor,
-        dense: Tensor,
-        k: int,
-        params: SearchParams,
-        ready: list[tuple[Tensor, Tensor, Tensor | None]],
-        slots: int,
-        most: int,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        if torch.isnan(liked).any():
-            raise GeniusError(BROKEN)
-        tables = torch.einsum("qd,ktd->qkt", z, self.books)  # (Q, kinds or 1, sum of K)
-        total = torch.stack([count for _, count, _ in ready]).sum(0)
-        likely, best = liked.masked_fill(total[None] == 0, -torch.inf).topk(min(most, liked.shape[1]), dim=1)
-        found = [
-            self._scan(cells, *here, likely, best, tables, z @ self.means.T, slots)
-            for cells, here in zip(self.cells, ready, strict=True)
-        ]
+
+class StaticScan(StaticDecoder):
+    """One `ScanShape`."""
+
+    def __init__(self, shape: ScanShape, scan: BatchScan) -> None:
+        width = scan.decoder.config.width if scan.vectors is None else scan.vectors.width
+        super().__init__(scan.decoder, scan.ops, shape.queries, width, 2 * shape.queries * scan.kinds)
+        self.shape, self.scan = shape, scan
+
+    def run(self) -> None:
+        """One search of every query."""
+        shape, scan = self.shape, self.scan
+        liked = self._liked()
+        counts = [hi - lo for lo, hi in (cells.places(cells.lo, cells.hi, shape.masked) for cells in scan.cells)]
+        tables = self.z.to(scan.books.dtype) @ scan.books.T  # (Q, kinds or 1 x sum of K)
+        liked = liked.masked_fill(torch.stack(counts).sum(0) == 0, -torch.inf)
+        middles = self.z @ scan.means.T
+        found = [self._scanned(cells, liked, tables, middles) for cells in scan.cells]
         scores, rows = (torch.cat([part[i] for part in found], 1) for i in (0, 1))
-        touched = (rows >= 0).sum(1)
-        kept = min(k if params.reranker == "codes" else max(int(COMPARED * params.rerank), k), scores.shape[1])
-        scores, at = scores.topk(kept, dim=1)
-        rows = rows.gather(1, at)
-        if params.reranker == "embeddings":
-            scores = self._dots(dense, rows).masked_fill(rows < 0, -torch.inf)
-            scores, at = scores.topk(min(k, kept), dim=1)
-            rows = rows.gather(1, at)
-        rows, scores = F.pad(rows, (0, k - rows.shape[1]), value=-1), F.pad(scores, (0, k - scores.shape[1]), value=-torch.inf)
-        if most < liked.shape[1]:
-            reachable = torch.where(liked > -torch.inf, total, 0).sum(1)
-            short = ((rows >= 0).sum(1) < reachable.clamp(max=k)).nonzero()[:, 0]  # waits for the device
-            if len(short):
-                again = self._part(liked[short], z[short], dense[short], k, params, ready, slots, liked.shape[1])
-                rows[short], scores[short], touched[short] = again
-        return rows, scores, touched
+        self.touched = torch.stack([part[2] for part in found]).sum(0)
+        if shape.reranker == "embeddings":
+            scores = self._dots(rows)
+        else:
+            at = torch.arange(self.queries, device=self.device).repeat_interleave(rows.shape[1])
+            codes = torch.cat([part[3] for part in found], 1)
+            scores = scan.lengths.cosine(self.z, at, codes.flatten(0, 1)).view_as(scores).masked_fill(rows < 0, -torch.inf)
+        scores, by = scores.topk(min(shape.k, scores.shape[1]), dim=1)
+        short = shape.k - scores.shape[1]
+        self.rows = F.pad(torch.where(scores > -torch.inf, rows.gather(1, by), -1), (0, short), value=-1)
+        self.scores = F.pad(scores, (0, short), value=-torch.inf)
+        broken = torch.isnan(liked).any(1) | torch.isnan(scores).any(1)
+        kinds = torch.stack(counts).sum(0).view(scan.kinds, scan.size).sum(1).expand(self.queries, -1)
+        if shape.targets:
+            own = torch.arange(scan.kinds, device=self.device) == self.target[:, None]
+            kinds = torch.where(own | (self.target[:, None] < 0), kinds, 0)
+        reachable = kinds.sum(1).clamp(max=shape.k)
+        self.flags = broken | ((self.rows >= 0).sum(1) < reachable)
+        self.touched = torch.where(broken, -1, self.touched)
 
-    def _scan(
-        self,
-        cells: BatchCells,
-        first: Tensor,
-        count: Tensor,
-        positions: Tensor | None,
-        likely: Tensor,
-        best: Tensor,
-        tables: Tensor,
-        middles: Tensor,
-        slots: int,
-    ) -> tuple[Tensor, Tensor]:
-        """Cosines by codes (Q, slots) and item rows, -1 in empty slots."""
-        held = torch.where(likely > -torch.inf, count[best], 0)  # (Q, C)
-        ends = held.cumsum(1)
-        slot = torch.arange(slots, device=best.device).expand(len(best), slots).contiguous()
-        which = torch.searchsorted(ends, slot, right=True).clamp(max=best.shape[1] - 1)
-        inside = slot < ends[:, -1:]
-        cell = best.gather(1, which)
-        place = torch.where(inside, first[cell] + slot - (ends - held).gather(1, which), 0)
-        if positions is not None:
-            place = positions[place] if len(positions) else place
-        kind = cell // self.size
-        score = middles.gather(1, kind)
-        flat = tables.flatten(1)
-        block = kind * tables.shape[2] if tables.shape[1] > 1 else torch.zeros_like(kind)
-        score = score + flat.gather(1, block + cell % self.size)
-        start = self.size
-        for level, size in enumerate(self.sizes[2:]):
-            score += flat.gather(1, block + start + _widened(cells.codes[level][place]))
-            start += size
-        score = score * cells.inverse[place]
-        rows = cells.order[place].long()
-        return score.masked_fill(~inside, -torch.inf), torch.where(inside, rows, -1)
+    def _liked(self) -> Tensor:
+        """(Q, kinds * K) log p of every cell; -inf for those of another kind than the target."""
+        head, queries = self.decoder.head, self.queries
+        codes, states = self._first_two(self._prefix())
+        flat = codes.view(-1, 1)
+        logits, mass = head.fixed(0, states[:, 0, 0].contiguous(), head.rest(self.z, flat[:queries, :0]), None, self.ops)
+        kinds = logits - mass[:, None]
+        if self.shape.targets:
+            kinds = self._given(kinds)
+        rest = head.rest(self.z.repeat_interleave(codes.shape[1], 0), flat)
+        logits, mass = head.fixed(1, states[:, :, 1].flatten(0, 1).contiguous(), rest, flat[:, 0], self.ops)
+        return (logits - mass[:, None] + kinds.view(-1, 1)).view(queries, -1)
 
-    def _dots(self, dense: Tensor, rows: Tensor) -> Tensor:
-        assert self.vectors is not None
-        taken = self.vectors.take(rows.clamp(min=0).flatten()).view(*rows.shape, -1)
-        return torch.einsum("qrd,qd->qr", taken, dense)
+    def _scanned(
+        self, cells: BatchCells, liked: Tensor, tables: Tensor, middles: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The best by their codes: cosines and rows (Q, n), -1 in empty slots; how many were looked at (Q,); codes (Q, n, M), if
+        they have the last word."""
+        shape, scan, items = self.shape, self.scan, cells.view.trie.items
+        slots = min(max(SCANNED * shape.rerank, shape.k), items)
+        wide = slots * (WIDE if cells.ranked else 1)
+        count = len(cells.lo)
+        if not shape.everywhere:
+            spare = SPARED if shape.masked else SPARE
+            count = min(count, max(FEWEST, spare * wide * cells.some // max(items, 1)))
+        likely, best = liked.topk(count, dim=1)
+        there, kind = likely > -torch.inf, best // scan.size
+        block = (kind * scan.blocks).to(torch.int32)
+        shared = middles.gather(1, kind) + tables.gather(1, block.long() + best % scan.size).float()
+        lo, hi = cells.first[best], cells.last[best]
+        for nodes in cells.ranked:
+            room = int(min(wide, items) / nodes.held) + 1
+            ranges = _laid_out(lo, torch.where(there, hi, lo), shared, block)
+            scores, places = self.ops.look_up(ranges, nodes.looked, tables, room)
+            scores, by = scores.topk(min(int(2 * slots / nodes.held) + shape.k, room), dim=1)
+            node, there = places.gather(1, by).long(), scores > -torch.inf
+            which = torch.searchsorted(ranges.ends, by.to(torch.int32), right=True).clamp(max=ranges.ends.shape[1] - 1)
+            block, shared = ranges.block.gather(1, which), ranges.shared.gather(1, which)
+            code = block.long() + nodes.looked.starts + widen(nodes.looked.codes[0][node])
+            shared, lo, hi = shared + tables.gather(1, code).float(), nodes.child[node], nodes.child[node + 1]
+        lo, hi = cells.places(lo, hi, shape.masked)
+        ranges = _laid_out(lo, torch.where(there, hi, lo), shared, block)
+        looked = Looked(cells.items.codes, cells.items.inverse, cells.items.starts, cells.positions if shape.masked else None)
+        scores, places = self.ops.look_up(ranges, looked, tables, slots)
+        kept = max(int(COMPARED * shape.rerank), shape.k) if shape.reranker == "embeddings" else DOUBTED * shape.k
+        scores, by = scores.topk(min(kept, slots), dim=1, sorted=False)
+        place = places.gather(1, by).long()
+        rows = torch.where(scores > -torch.inf, cells.view.order[place].long(), -1)
+        last = shape.reranker == "codes"
+        codes = cells.codes_at(place.flatten()).view(*place.shape, -1) if last else place
+        return scores, rows, ranges.ends[:, -1].long().clamp(max=slots), codes
+
+    def _dots(self, rows: Tensor) -> Tensor:
+        """(Q, n) by their vectors; -inf where there is no row."""
+        vectors = self.scan.vectors
+        assert vectors is not None
+        if self.scan.beside:
+            taken = vectors.take(rows.clamp(min=0).flatten()).view(*rows.shape, -1)
+            return torch.einsum("qrd,qd->qr", taken, self.dense).masked_fill(rows < 0, -torch.inf)
+        values = None
+        for (part, scales), start in zip(vectors.parts, vectors.starts, strict=True):
+            own = rows if len(vectors.parts) == 1 else torch.where((rows >= start) & (rows < start + len(part)), rows - start, -1)
+            here = self.ops.dots(self.dense, own, part, scales)
+            values = here if values is None else torch.maximum(values, here)
+        assert values is not None
+        return values
 
 
-def _widened(codes: Tensor) -> Tensor:
-    return codes.long() & 0xFFFF if codes.dtype == torch.int16 else codes.long()
+def _laid_out(lo: Tensor, hi: Tensor, shared: Tensor, block: Tensor) -> Ranges:
+    held = hi - lo
+    ends = held.cumsum(1)
+    return Ranges(ends.to(torch.int32), (lo - ends + held).to(torch.int32), shared, block)

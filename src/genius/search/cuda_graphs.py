@@ -1,15 +1,18 @@
 """CUDA graphs: one recorded search per shape, replayed for every batch. Knows streams and buckets, not search.
 
-A graph is recorded the first time a (batch bucket, parameters) pair is asked for; the queries of a smaller batch are
-padded to the bucket with copies of the first.
+A search of a shape (batch bucket, parameters) runs as it is the first time and is recorded the second time; the queries of a
+smaller batch are padded to the bucket with copies of the first.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
 import torch
 from torch import Tensor
 
-from genius.search.cuda_search import Parts, Plan, Shape, StaticSearch, plan_budget, plan_full_depth
+from genius.search.cuda_search import Parts, Shape, StaticDecoder, StaticSearch, steps_of
 from genius.search.params import SearchParams, SearchResult
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -17,43 +20,72 @@ HASTY = 8  # up to this batch the course may leave out a step that few queries n
 RARE = 0.05  # ... this share of them
 MOST_GRAPHS = 24  # recorded searches kept; the oldest goes first
 
+S = TypeVar("S")
+Answers = tuple[Tensor, Tensor, Tensor, Tensor]  # rows, scores, touched, flags
+
+
+class Recordings(Generic[S]):
+    """Searches by their shape."""
+
+    def __init__(self, make: Callable[[S], StaticDecoder]) -> None:
+        self.make = make
+        self.known: dict[S, tuple[StaticDecoder, torch.cuda.CUDAGraph | None]] = {}
+
+    def run(self, shape: S, z: Tensor, dense: Tensor, target: Tensor | None, graph: bool = True) -> Answers:
+        """z (n, D), n no more than the shape's queries. `graph`: whether it may be recorded."""
+        static, recorded = self._get(shape, graph)
+        count = len(z)
+        static.z[:count], static.dense[:count] = z, dense
+        static.z[count:], static.dense[count:] = z[0], dense[0]
+        if target is not None:
+            static.target[:count] = target
+            static.target[count:] = target[0]
+        if recorded is None:
+            static.run()
+        else:
+            recorded.replay()
+        results = static.rows, static.scores, static.touched, static.flags
+        rows, scores, touched, flags = (tensor[:count].clone() for tensor in results)  # the next replay writes over them
+        return rows, scores, touched, flags
+
+    def _get(self, shape: S, graph: bool) -> tuple[StaticDecoder, torch.cuda.CUDAGraph | None]:
+        if shape not in self.known:
+            while len(self.known) >= MOST_GRAPHS:
+                self.known.pop(next(iter(self.known)))
+            self.known[shape] = self.make(shape), None
+            return self.known[shape]
+        static, recorded = self.known[shape]
+        if recorded is None and graph and static.device.type == "cuda":
+            self.known[shape] = static, record(static)
+        return self.known[shape]
+
 
 class GraphSearch:
-    """Recorded searches over one trie on one device, in one precision."""
+    """Recorded searches that write every ID to its end, over one trie on one device, in one precision."""
 
     def __init__(self, parts: Parts) -> None:
-        self.parts, self.view, self.decoder = parts, parts.view, parts.decoder
-        self.recorded: dict[Shape, tuple[StaticSearch, torch.cuda.CUDAGraph | None]] = {}
-        self.plans: dict[tuple[int, int, bool], Plan] = {}
+        self.parts = parts
+        self.recorded: Recordings[Shape] = Recordings(lambda shape: StaticSearch(shape, parts))
+        self.steps: dict[tuple[int, bool], int] = {}
 
     def search(
         self, z: Tensor, dense: Tensor, k: int, params: SearchParams, target: Tensor | None
     ) -> tuple[SearchResult, Tensor]:
-        """Results, and which queries must be searched again without a plan (Q,)."""
-        parts = [self._batch(z[at], dense[at], k, params, None if target is None else target[at]) for at in _batches(len(z))]
+        """Results, and which queries must be searched again step by step (Q,)."""
+        parts = [self._batch(z[at], dense[at], k, params, None if target is None else target[at]) for at in batches(len(z))]
         rows, scores, touched, flags = parts[0] if len(parts) == 1 else (torch.cat(column) for column in zip(*parts, strict=True))
         return SearchResult(rows, scores, touched), flags
 
     def _batch(
         self, z: Tensor, dense: Tensor, k: int, params: SearchParams, target: Tensor | None, careful: bool = False
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    ) -> Answers:
         """Small batches take the shortest course that serves nearly all; the few others go again, carefully."""
-        count = len(z)
-        bucket = next(b for b in BUCKETS if b >= count)
+        bucket = bucket_of(len(z))
         careful = careful or bucket > HASTY
-        static, graph = self._get(bucket, k, params, target is not None, careful)
-        static.z[:count], static.dense[:count] = z, dense
-        if count < bucket:
-            static.z[count:], static.dense[count:] = z[0], dense[0]
-        if target is not None:
-            static.target[:count] = target
-            static.target[count:] = target[0]
-        if graph is None:
-            static.run()
-        else:
-            graph.replay()
-        results = static.rows, static.scores, static.touched, static.flags
-        rows, scores, touched, flags = (tensor[:count].clone() for tensor in results)  # the next replay writes over them
+        if (params.beams, careful) not in self.steps:
+            self.steps[params.beams, careful] = steps_of(self.parts.view, params.beams, 0.0 if careful else RARE)
+        shape = Shape(bucket, params.beams, k, self.steps[params.beams, careful], params.reranker, target is not None)
+        rows, scores, touched, flags = self.recorded.run(shape, z, dense, target)
         if not careful:
             again = flags.nonzero()[:, 0]  # waits for the device
             if len(again):
@@ -61,35 +93,13 @@ class GraphSearch:
                 rows[again], scores[again], touched[again], flags[again] = some
         return rows, scores, touched, flags
 
-    def _get(
-        self, bucket: int, k: int, params: SearchParams, targets: bool, careful: bool
-    ) -> tuple[StaticSearch, torch.cuda.CUDAGraph | None]:
-        budget = max(params.rerank, min(k, self.view.trie.items)) if params.rerank and params.reranker != "none" else 0
-        key = (params.beams, budget, careful or budget > 0)
-        if key not in self.plans:
-            course = (
-                plan_budget(self.view, params.beams, budget)
-                if budget
-                else plan_full_depth(self.view, params.beams, 0.0 if careful else RARE)
-            )
-            self.plans[key] = course
-        plan = self.plans[key]
-        shape = Shape(bucket, params.beams, k, plan, params.reranker, targets)
-        if shape not in self.recorded:
-            while len(self.recorded) >= MOST_GRAPHS:
-                self.recorded.pop(next(iter(self.recorded)))
-            static = StaticSearch(shape, self.parts)
-            self.recorded[shape] = (static, record(static) if self.decoder.device.type == "cuda" else None)
-        return self.recorded[shape]
 
-
-def record(static: StaticSearch) -> torch.cuda.CUDAGraph:
-    """Run twice to compile and warm up, then capture."""
+def record(static: StaticDecoder) -> torch.cuda.CUDAGraph:
+    """Run once more on a stream of its own, then capture."""
     stream = torch.cuda.Stream(static.device)
     stream.wait_stream(torch.cuda.current_stream(static.device))
     with torch.cuda.stream(stream):
-        for _ in range(2):
-            static.run()
+        static.run()
     torch.cuda.current_stream(static.device).wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -97,6 +107,10 @@ def record(static: StaticSearch) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def _batches(queries: int) -> list[slice]:
-    largest = BUCKETS[-1]
-    return [slice(i, min(i + largest, queries)) for i in range(0, queries, largest)]
+def bucket_of(queries: int) -> int:
+    return next(b for b in BUCKETS if b >= queries)
+
+
+def batches(queries: int, most: int = BUCKETS[-1]) -> Iterator[slice]:
+    """Stretches of at most `most`."""
+    return (slice(i, min(i + most, queries)) for i in range(0, queries, most))

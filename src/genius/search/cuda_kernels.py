@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from genius.search.cuda_search import Looked, Ranges
+
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _add_norm(x, y, h, d, eps, HAS_Y: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
@@ -198,6 +200,37 @@ def _dots(  # type: ignore[no-untyped-def]
     tl.store(out + q * count + s, tl.where(real, total, float("-inf")), mask=inside)
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _look_up(  # type: ignore[no-untyped-def]
+    ends, begins, shared, block, tables, codes, inverse, starts, positions, out, places, cells, slots, width, stride,
+    LEVELS: tl.constexpr, STEPS: tl.constexpr, MASKED: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Which stretch a slot is of, by binary search; then its codes' numbers, summed, times one over its length."""
+    q = tl.program_id(1).to(tl.int64)
+    last = tl.load(ends + q * cells + cells - 1)
+    for first in range(0, SPAN, BLOCK):
+        slot = tl.program_id(0) * SPAN + first + tl.arange(0, BLOCK)
+        inside = slot < tl.minimum(last, slots)
+        a = tl.zeros((BLOCK,), tl.int32)
+        b = tl.full((BLOCK,), 0, tl.int32) + (cells - 1)
+        for _ in range(STEPS):
+            middle = (a + b) // 2
+            behind = tl.load(ends + q * cells + middle, mask=inside, other=0) <= slot
+            a = tl.where(behind & (a < b), middle + 1, a)
+            b = tl.where(behind, b, middle)
+        place = tl.load(begins + q * cells + a, mask=inside, other=0) + slot
+        if MASKED:
+            place = tl.load(positions + place, mask=inside, other=0)
+        total = tl.load(shared + q * cells + a, mask=inside, other=0.0)
+        table = tables + q * width + tl.load(block + q * cells + a, mask=inside, other=0)
+        for level in tl.static_range(LEVELS):
+            code = tl.load(codes + level * stride + place, mask=inside, other=0).to(tl.int32) & 0xFFFF
+            total += tl.load(table + tl.load(starts + level) + code, mask=inside, other=0.0).to(tl.float32)
+        total *= tl.load(inverse + place, mask=inside, other=0.0).to(tl.float32)
+        tl.store(out + q * slots + slot, tl.where(inside, total, float("-inf")), mask=slot < slots)
+        tl.store(places + q * slots + slot, tl.where(inside, place, 0), mask=slot < slots)
+
+
 def _power(n: int, least: int = 16) -> int:
     return max(least, 1 << (n - 1).bit_length())
 
@@ -216,6 +249,7 @@ class TritonOps:
     # tiles of the normaliser: rows, columns, depth, warps, stages (the fastest of those tried on an H200)
     small_tile = (64, 64, 64, 4, 5)  # up to 512 rows
     large_tile = (256, 128, 64, 8, 3)
+    look_up_tile = (65536, 4096, 32)  # slots of a program, of a step; warps: one program a query, whose table stays in the cache
 
     def __init__(self) -> None:
         self.processors = torch.cuda.get_device_properties(0).multi_processor_count if torch.cuda.is_available() else 1
@@ -314,3 +348,17 @@ class TritonOps:
             scales is not None, 32, 128, num_warps=4,
         )  # fmt: skip
         return out
+
+    def look_up(self, ranges: Ranges, looked: Looked, tables: Tensor, slots: int) -> tuple[Tensor, Tensor]:
+        queries, cells = ranges.ends.shape
+        out = torch.empty(queries, slots, device=tables.device)
+        places = torch.empty(queries, slots, dtype=torch.int32, device=tables.device)
+        span, block, warps = self.look_up_tile
+        span = min(span, max(_power(slots), block))
+        positions = looked.positions
+        _look_up[(triton.cdiv(slots, span), queries)](
+            ranges.ends, ranges.begins, ranges.shared, ranges.block, tables, looked.codes, looked.inverse, looked.starts,
+            ranges.ends if positions is None else positions, out, places, cells, slots, tables.shape[1], looked.codes.stride(0),
+            len(looked.codes), cells.bit_length(), positions is not None, span, block, num_warps=warps,
+        )  # fmt: skip
+        return out, places

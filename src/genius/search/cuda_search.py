@@ -1,12 +1,11 @@
-"""The search with fixed shapes: what one CUDA graph records. Same results as `beam.py`, another arrangement.
+"""IDs written to the end, with fixed shapes: what one CUDA graph records. Same results as `beam.py`, another arrangement.
 
 Nothing here waits for the device or depends on values: beams fill slots (1, 3, B, B, ...), children are scattered into
 rows of -inf, every token's q, k and v stay where they were computed and beams point to their ancestors' slots.
-Knows one trie, no filter, no delta.
+Knows one trie, no filter, no delta. `StaticDecoder` is what `genius.search.batch_scan` records, too.
 
-A CUDA graph cannot decide while it runs how deep to go. `Plan`, read off the trie once a collection, says beforehand which
-levels to step through, at which depths the re-ranking budget must be checked, and from which depth on paths are unary. Queries
-that do not fit the plan are flagged and done again without it, so a plan affects speed, never results.
+A CUDA graph cannot decide while it runs from which level on paths are unary. That is read off the trie once a collection.
+Queries that do not fit are flagged and done again step by step, so it affects speed, never results.
 """
 
 from __future__ import annotations
@@ -23,63 +22,22 @@ from genius.search.forest import TrieView, widen
 from genius.search.params import Reranker
 
 SAMPLE = 400_000  # IDs looked at to find the depth where paths are unary
-PREFIXES = 400  # prefixes whose item counts are looked at to guess where a budget is met
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Fixed course of a search."""
-
-    steps: int  # levels decoded one by one
-    stops: tuple[int, ...]  # depths at which the budget is checked; empty: full depth
-    budget: int  # R; 0: full depth
-
-
-def plan_full_depth(view: TrieView, beams: int, tolerance: float = 0.0) -> Plan:
-    """Step until at most `tolerance` of the queries have a beam that shares its prefix with another ID (judged by a
-    sample); the rest is one pass over the tails."""
+def steps_of(view: TrieView, beams: int, tolerance: float = 0.0) -> int:
+    """Levels decoded one by one: until at most `tolerance` of the queries have a beam that shares its prefix with another ID
+    (judged by a sample); the rest is one pass over the tails."""
     trie = view.trie
     levels = trie.levels
     steps = max(trie.top, 1)
     if trie.ids > 1:
         rng = np.random.default_rng(0)
         at = np.unique(rng.integers(0, trie.ids - 1, SAMPLE)) if trie.ids > SAMPLE else np.arange(trie.ids - 1)
-        first = at if trie.item_start is None else np.asarray(trie.item_start[at])
-        second = at + 1 if trie.item_start is None else np.asarray(trie.item_start[at + 1])
-        same = np.logical_and.accumulate(trie.codes_at(first) == trie.codes_at(second), axis=1)
+        first, second = trie.codes_at(trie.positions(at)), trie.codes_at(trie.positions(at + 1))
+        same = np.logical_and.accumulate(first == second, axis=1)
         while steps < levels and 2 * beams * same[:, steps - 1].mean() > tolerance:
             steps += 1
-    return Plan(steps, (), 0)
-
-
-def plan_budget(view: TrieView, beams: int, budget: int) -> Plan:
-    """Check the budget at every depth where it may be met, down to where it nearly always is."""
-    trie = view.trie
-    stops = []
-    rng = np.random.default_rng(0)
-    sample = trie.codes_at(rng.integers(0, max(trie.items, 1), PREFIXES)) if trie.items else np.empty((0, trie.levels), int)
-    for depth in range(1, trie.levels + 1):
-        if _least_below(view, depth, beams) <= budget:
-            stops.append(depth)
-            counts = [_items(view, depth, code[:depth].tolist()) for code in sample]
-            if depth == trie.levels or not counts or float(np.quantile(counts, 0.99)) * beams <= budget:
-                return Plan(depth, tuple(stops), budget)
-    return Plan(trie.levels, (*stops, trie.levels), budget)
-
-
-def _items(view: TrieView, depth: int, prefix: list[int]) -> int:
-    lo, hi = view.trie.item_range(depth, *view.trie.find(prefix))
-    return int(hi) - int(lo)
-
-
-def _least_below(view: TrieView, depth: int, beams: int) -> int:
-    """No `beams` prefixes of this depth have fewer items below them together."""
-    if depth > view.top:
-        return min(beams, view.trie.ids)  # compressed levels: at least one item each
-    at = torch.arange(len(view.node_codes[depth - 1]), device=view.device)
-    lo, hi = view.item_range(depth - 1, at, at + 1)
-    counts = hi - lo
-    return int(counts.topk(min(beams, len(counts)), largest=False).values.sum()) if len(counts) else 0
+    return steps
 
 
 class Ops(Protocol):
@@ -97,6 +55,27 @@ class Ops(Protocol):
         self, codes: Tensor, lo: Tensor, hi: Tensor, parent: Tensor, code: Tensor, child: Tensor | None
     ) -> tuple[Tensor, Tensor]: ...
     def dots(self, query: Tensor, rows: Tensor, vectors: Tensor, scales: Tensor | None) -> Tensor: ...
+    def look_up(self, ranges: Ranges, looked: Looked, tables: Tensor, slots: int) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ranges:
+    """Stretches of places of every query, (Q, C) each: where they are laid out, and what all in one begin with."""
+
+    ends: Tensor  # int32, one after the other: the first slot behind each
+    begins: Tensor  # int32: a slot's place is this plus the slot
+    shared: Tensor  # float32: dot of the query and the codes above
+    block: Tensor  # int32: where the kind's part of the query's table begins
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What is looked at: nodes of one level, or items."""
+
+    codes: Tensor  # (levels, n) int16
+    inverse: Tensor  # (n,) float16: one over the length of what the codes so far stand for
+    starts: Tensor  # (levels,) int32: where each level begins in a kind's part of the table
+    positions: Tensor | None = None  # what places stand for, where some are left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +85,7 @@ class Shape:
     queries: int
     beams: int
     k: int
-    plan: Plan
+    steps: int
     reranker: Reranker
     targets: bool  # whether some queries' targets are known
 
@@ -122,32 +101,27 @@ class Parts:
     scales: Tensor | None = None  # (N,) of int8 vectors
 
 
-class StaticSearch:
-    """Buffers and course of one `Shape`. Fill `z`, `dense`, `target`, call `run`, read the results."""
+class StaticDecoder:
+    """The decoder over buffers. Fill `z`, `dense`, `target`, call `run`, read `rows`, `scores`, `touched`, `flags`."""
 
-    def __init__(self, shape: Shape, parts: Parts) -> None:
-        decoder, vectors = parts.decoder, parts.vectors
-        self.shape, self.decoder, self.view, self.ops = shape, decoder, parts.view, parts.ops
-        self.vectors, self.scales = vectors, parts.scales
-        config, device = decoder.config, decoder.device
-        self.config, self.levels, self.device = config, config.levels, device
-        self.z = torch.zeros(shape.queries, config.width, device=device)
-        self.dense = torch.zeros(shape.queries, config.width if vectors is None else vectors.shape[1], device=device)
-        self.target = torch.full((shape.queries,), -1, dtype=torch.long, device=device)
-        self.query = torch.arange(shape.queries, device=device)[:, None]
+    rows: Tensor  # (Q, k)
+    scores: Tensor  # (Q, k)
+    touched: Tensor  # (Q,)
+    flags: Tensor  # (Q,) bool: which queries must be searched in another way
+
+    def __init__(self, decoder: Decoder, ops: Ops, queries: int, width: int, slots: int) -> None:
+        """`width` of `dense`; `slots`: tokens whose keys and values are kept."""
+        self.decoder, self.ops, self.config, self.device = decoder, ops, decoder.config, decoder.device
+        self.queries, self.levels, device = queries, decoder.config.levels, decoder.device
+        self.z = torch.zeros(queries, decoder.config.width, device=device)
+        self.dense = torch.zeros(queries, width, device=device)
+        self.target = torch.full((queries,), -1, dtype=torch.long, device=device)
         self.bias = decoder.bias[0, :, :, 0].float().contiguous()  # (heads, M) by distance
-        self.zero = torch.zeros(config.d_ff, dtype=decoder.dtype, device=device)
-        self.widths = [1]  # beams that enter each level
-        for size in config.level_sizes[: shape.plan.steps]:
-            self.widths.append(min(shape.beams, self.widths[-1] * size))
-        # levels 0 and 1 in one pass, unless the search may end or must choose at level 0
-        size = config.level_sizes[0]
-        self.paired = size <= min(shape.beams, 8) and shape.plan.steps > 1 and 1 not in shape.plan.stops
-        tail = 0 if shape.plan.budget else self.levels - shape.plan.steps
-        slots = shape.queries * (2 * self.widths[1] + sum(self.widths[:-1]) + self.widths[-1] * max(tail, 0))
+        self.zero = torch.zeros(decoder.config.d_ff, dtype=decoder.dtype, device=device)
         self.cache = [torch.empty(slots, 3 * decoder.inner, dtype=decoder.dtype, device=device) for _ in decoder.layers]
 
-    # -- the decoder -------------------------------------------------------------------------------------------
+    def run(self) -> None:
+        raise NotImplementedError
 
     def _prefix(self) -> list[Tensor]:
         decoder, config = self.decoder, self.config
@@ -157,7 +131,7 @@ class StaticSearch:
 
     def _hidden(self, inputs: Tensor, ancestors: Tensor, cross: list[Tensor], first: int) -> Tensor:
         """inputs (R, L, d), ancestors (R, past) -> (R * L, d); q, k, v are left in the cache from slot `first` on."""
-        decoder, ops, queries, heads = self.decoder, self.ops, self.shape.queries, self.config.heads
+        decoder, ops, heads = self.decoder, self.ops, self.config.heads
         length, x = inputs.shape[1], inputs.flatten(0, 1).float()
         y: Tensor | None = None
         for i, layer in enumerate(decoder.layers):
@@ -165,19 +139,50 @@ class StaticSearch:
             torch.mm(h, layer.qkv, out=self.cache[i][first : first + len(x)])
             mixed = ops.self_attention(self.cache[i], ancestors, self.bias, first, length, heads)
             h = ops.add_norm(x, mixed @ layer.out, decoder.eps, decoder.dtype)
-            mixed = ops.cross_attention(h @ layer.cross_q, cross[i], queries, heads)
+            mixed = ops.cross_attention(h @ layer.cross_q, cross[i], self.queries, heads)
             h = ops.add_norm(x, mixed @ layer.cross_out, decoder.eps, decoder.dtype)
             y = ops.linear_relu(h, layer.ff_in, self.zero) @ layer.ff_out
         return ops.add_norm(x, y, decoder.eps, decoder.dtype)
 
+    def _first_two(self, cross: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """The start and every code of level 0 in one pass, since all are beams: codes (Q, K_0), states (Q, K_0, 2, d)."""
+        size = self.config.level_sizes[0]
+        codes = torch.arange(size, device=self.device).expand(self.queries, size).contiguous()
+        none = torch.empty(self.queries * size, 0, dtype=torch.int32, device=self.device)
+        inputs = self.decoder.head.inputs(codes.view(-1, 1), 0)
+        return codes, self._hidden(inputs, none, cross, 0).view(self.queries, size, 2, -1)
+
+    def _given(self, worth: Tensor) -> Tensor:
+        """(Q, K_0) log p of the first codes: a known target is given, not scored."""
+        chosen = torch.arange(worth.shape[1], device=self.device) == self.target[:, None]
+        given = torch.where(chosen & (worth > -torch.inf), 0.0, -torch.inf)
+        return torch.where(self.target[:, None] >= 0, given, worth)
+
+
+class StaticSearch(StaticDecoder):
+    """One `Shape` of a search that writes every ID to its end."""
+
+    def __init__(self, shape: Shape, parts: Parts) -> None:
+        config = parts.decoder.config
+        self.shape, self.view, self.vectors, self.scales = shape, parts.view, parts.vectors, parts.scales
+        self.widths = [1]  # beams that enter each level
+        for size in config.level_sizes[: shape.steps]:
+            self.widths.append(min(shape.beams, self.widths[-1] * size))
+        # levels 0 and 1 in one pass, unless the search must choose at level 0
+        self.paired = config.level_sizes[0] <= min(shape.beams, 8) and shape.steps > 1
+        tail = max(config.levels - shape.steps, 0)
+        slots = 2 * self.widths[1] + sum(self.widths[:-1]) + self.widths[-1] * tail
+        width = config.width if parts.vectors is None else parts.vectors.shape[1]
+        super().__init__(parts.decoder, parts.ops, shape.queries, width, shape.queries * slots)
+        self.query = torch.arange(shape.queries, device=self.device)[:, None]
+
     # -- the course --------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """One search of every query; results in `rows`, `scores`, `touched`, `flags`."""
-        shape, queries, device = self.shape, self.shape.queries, self.device
+        """One search of every query."""
+        shape, queries, device = self.shape, self.queries, self.device
         cross = self._prefix()
         self.flags = torch.zeros(queries, dtype=torch.bool, device=device)
-        self.done = torch.zeros(queries, dtype=torch.bool, device=device)
         lo = torch.zeros(queries, 1, dtype=torch.long, device=device)
         hi = torch.full((queries, 1), self.view.trie.root[1], dtype=torch.long, device=device)
         score = torch.zeros(queries, 1, device=device)
@@ -187,7 +192,7 @@ class StaticSearch:
         if self.paired:
             h, score, lo, hi, ancestors = self._first_pair(cross)
             first, begin = 2 * queries * self.widths[1], 1
-        for level in range(begin, shape.plan.steps):
+        for level in range(begin, shape.steps):
             width = self.widths[level]
             if not (self.paired and level == 1):
                 h = self._hidden(self._inputs(level), ancestors.flatten(0, 1), cross, first)
@@ -197,8 +202,6 @@ class StaticSearch:
             alive = score > -torch.inf
             parent_row = torch.where(alive, self.query * width + parent, -1)
             self.codes = torch.cat([self.codes[self.query, parent], code[:, :, None]], 2)
-            if level + 1 in shape.plan.stops:
-                self._stop(level + 1, worth, lo, hi, width, parent_row, code)
             lo, hi = self._find(level, lo, hi, parent_row, code)
             if self.paired and level == 1:
                 ancestors = ancestors[self.query, parent]  # both tokens of the pair
@@ -206,10 +209,6 @@ class StaticSearch:
                 own = (first + self.query * width + parent).to(torch.int32)
                 ancestors = torch.cat([ancestors[self.query, parent], own[:, :, None]], 2)
                 first += queries * width
-        if shape.plan.budget:
-            self.flags |= ~self.done
-            self._rerank(*self.stopped)
-            return
         self._finish(ancestors, cross, first, score, lo, hi)
 
     def _first_pair(self, cross: list[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -217,11 +216,8 @@ class StaticSearch:
 
         -> hidden states for level 1, and score, lo, hi (Q, K_0) and ancestors (Q, K_0, 2) of the level-0 beams.
         """
-        queries, width = self.shape.queries, self.widths[1]
-        codes = torch.arange(width, device=self.device).expand(queries, width).contiguous()
-        none = torch.empty(queries * width, 0, dtype=torch.int32, device=self.device)
-        inputs = self.decoder.head.inputs(codes.view(-1, 1), 0)  # the start, then each code of level 0
-        h = self._hidden(inputs, none, cross, 0).view(queries, width, 2, -1)
+        queries, width = self.queries, self.widths[1]
+        codes, h = self._first_two(cross)
         lo = torch.zeros(queries, 1, dtype=torch.long, device=self.device)
         hi = torch.full_like(lo, self.view.trie.root[1])
         score = self._worth(0, h[:, 0, 0].contiguous(), torch.zeros_like(lo, dtype=torch.float32), lo, hi)  # (Q, K_0)
@@ -236,10 +232,8 @@ class StaticSearch:
         rest, modality = self._left(self.codes)
         logits, normalizer = self.decoder.head.fixed(level, h, rest, modality, self.ops)
         worth = self.ops.expand(logits, score.flatten() - normalizer, lo.flatten(), hi.flatten(), self._codes(level))
-        if level == 0 and self.shape.targets:  # a known target is given, not scored
-            chosen = torch.arange(worth.shape[1], device=self.device) == self.target[:, None]
-            given = torch.where(chosen & (worth > -torch.inf), 0.0, -torch.inf)
-            worth = torch.where(self.target[:, None] >= 0, given, worth)
+        if level == 0 and self.shape.targets:
+            worth = self._given(worth)
         return worth
 
     def _inputs(self, begin: int) -> Tensor:
@@ -268,40 +262,9 @@ class StaticSearch:
         child = self.view.node_child[level] if level < self.view.top else None
         return self.ops.find(self._codes(level), lo.flatten(), hi.flatten(), parent_row, code, child)
 
-    def _stop(self, depth: int, worth: Tensor, lo: Tensor, hi: Tensor, width: int, parent_row: Tensor, code: Tensor) -> None:
-        """Queries whose best beams fit the budget take their children, best first, while they fit."""
-        level, budget = depth - 1, self.shape.plan.budget
-        first, last = self.view.item_range(depth, *self._find(level, lo, hi, parent_row, code))
-        fits = (last - first).sum(1) <= budget
-        if depth == self.levels:
-            fits = torch.ones_like(fits)  # no deeper: what shares IDs beyond the budget is cut, best beams first
-        fits &= ~self.done
-        size = worth.shape[1]
-        count = min(max(self.shape.beams, budget), width * size)
-        best, at = worth.view(self.shape.queries, width * size).topk(count, dim=1)
-        parent = torch.where(best > -torch.inf, self.query * width + at // size, -1)
-        first, last = self.view.item_range(depth, *self._find(level, lo, hi, parent, at % size))
-        items = last - first
-        if depth < self.levels:
-            items = items.masked_fill(items.cumsum(1) > budget, 0)
-        else:
-            items[:, self.shape.beams :] = items[:, self.shape.beams :].masked_fill(
-                items.cumsum(1)[:, self.shape.beams :] > budget, 0
-            )
-        if not hasattr(self, "stopped") or depth == self.shape.plan.stops[0]:
-            self.stopped = (first, items)
-        else:
-            old_first, old_items = self.stopped
-            wide = max(old_first.shape[1], first.shape[1])
-            pads = [(0, wide - old_first.shape[1]), (0, wide - first.shape[1])]
-            old = [torch.nn.functional.pad(t, pads[0]) for t in (old_first, old_items)]
-            new = [torch.nn.functional.pad(t, pads[1]) for t in (first, items)]
-            self.stopped = (torch.where(fits[:, None], new[0], old[0]), torch.where(fits[:, None], new[1], old[1]))
-        self.done |= fits
-
     def _finish(self, ancestors: Tensor, cross: list[Tensor], first: int, score: Tensor, lo: Tensor, hi: Tensor) -> None:
         """Full depth: the tails in one pass, then the items of the beams."""
-        shape, depth = self.shape, self.shape.plan.steps
+        shape, depth = self.shape, self.shape.steps
         alive = score > -torch.inf
         length = self.levels - depth
         if length:
@@ -342,11 +305,10 @@ class StaticSearch:
     def _rerank(self, first: Tensor, items: Tensor) -> None:
         shape = self.shape
         assert self.vectors is not None
-        plenty = 1 if self.view.item_start is None else 4
-        count = max(shape.plan.budget or plenty * shape.beams, shape.k)
+        plenty = 4 if self.view.several else 1
+        count = max(plenty * shape.beams, shape.k)
         rows, _, total = self._lay_out(first, items, count)
-        if not shape.plan.budget:
-            self.flags |= total > count  # more items share the beams' IDs than there is room for
+        self.flags |= total > count  # more items share the beams' IDs than there is room for
         self.touched = total.clamp(max=count)
         values = self.ops.dots(self.dense, rows, self.vectors, self.scales)
         self.scores, at = values.topk(shape.k, dim=1)

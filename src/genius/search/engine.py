@@ -86,7 +86,7 @@ class SearchEngine:
         self._reconstructions: Reconstructions | None = None
         self._graphs: dict[bool, GraphSearch] = {}  # recorded searches (CUDA), by whether they are fast
         self._quick: QuickSearch | None = None  # the planned search on a CPU
-        self._scan: BatchScan | None = None  # what a GPU does where no search can be recorded
+        self._scans: dict[bool, BatchScan] = {}  # the same on a GPU, by whether it is fast
         self.base = TrieView(trie, self.device)
         self.delta: TrieView | None = None
         self.delta_codes = np.empty((0, trie.levels), dtype=np.int64)
@@ -157,11 +157,13 @@ class SearchEngine:
         params = params or SearchParams()
         if k < 1:
             raise GeniusError(f"k must be at least 1, got {k}")
+        scannable = self._scannable(params, allowed)
         recordable = self._recordable(params, allowed)
-        check_queries(z, finite=not recordable)  # a recorded search flags NaN itself, without waiting for the device
+        calm = not (recordable or scannable)  # a recorded search flags NaN itself, without waiting for the device
+        check_queries(z, finite=calm)
         z = z.to(self.device, torch.float32)
         dense = z if dense is None else dense.to(self.device, torch.float32)
-        check_queries(dense, "dense", finite=not recordable and dense is not z)
+        check_queries(dense, "dense", finite=calm and dense is not z)
         if len(dense) != len(z):
             raise GeniusError(f"{len(dense)} dense vectors for {len(z)} queries")
         if params.reranker == "embeddings" and self.vectors is None:
@@ -172,15 +174,13 @@ class SearchEngine:
         quick = self._planned(params)
         if quick is not None:
             return quick.search(z, dense, k, params, target, self._alive_and(mask))
-        if not recordable and len(z) and self._scannable(params, mask):
-            known = None if target is None else torch.as_tensor(target, device=self.device).long()
-            list(by_target(known, len(z), self.level_sizes[0], self.device))  # checks them
-            return self.scan.search(self._writer(params), z, dense, k, params, known, self._alive_and(mask))
-        if not recordable or not len(z):
+        if not (recordable or scannable) or not len(z):
             return self._search(_Asked.of(z, dense, k, params), target, mask)
         known = None if target is None else torch.as_tensor(target, device=self.device).long()
         if known is not None:
             list(by_target(known, len(z), self.level_sizes[0], self.device))  # checks them
+        if scannable:
+            return self._scan(params).search(z, dense, k, params, known, self._alive_and(mask))
         result, flags = self._graph(params).search(z, dense, k, params, known)
         again = flags.nonzero()[:, 0]  # waits for the device
         if len(again):  # queries that need another course than the recorded one, or hold NaN
@@ -211,10 +211,11 @@ class SearchEngine:
         return trace(writer, self._forest(mask), z, params.beams, target=target, stop=stop, rejected=rejected, asked=asked)
 
     def _recordable(self, params: SearchParams, allowed: object) -> bool:
-        """Whether one recorded CUDA graph does this search: the plain case, no filter, nothing added or deleted."""
+        """Whether one recorded CUDA graph writes these IDs: the plain case, no filter, nothing added or deleted."""
         return (
             self.device.type == "cuda"
             and self.writer is None
+            and params.full_depth
             and params.reranker != "codes"
             and params.beams <= 1024
             and allowed is None
@@ -234,25 +235,34 @@ class SearchEngine:
             self._quick = QuickSearch(self.quantizer, self._writer(params), tries, self.vectors, self._quick)
         return self._quick
 
-    def _scannable(self, params: SearchParams, mask: Tensor | None) -> bool:
-        """Whether a GPU answers by a scan of codes: items are re-ranked, under one filter for all, deletions or additions."""
+    def _scannable(self, params: SearchParams, allowed: object) -> bool:
+        """Whether a GPU answers by a scan of codes: items are re-ranked, under one filter for all or none."""
         views = self._views
         return (
             self.device.type != "cpu"
             and self.writer is None
             and not params.full_depth
-            and (mask is None or mask.ndim == 1)
+            and getattr(allowed, "ndim", 1) == 1
             and bool(views)
             and QuickSearch.suits(self.quantizer, [view.trie for view in views])
         )
 
-    @property
-    def scan(self) -> BatchScan:
+    def _scan(self, params: SearchParams) -> BatchScan:
         """The scan of codes for many questions at once."""
-        if self._scan is None or self._scan.views != self._views or self._scan.vectors is not self.vectors:
+        from genius.search.cuda_kernels import TritonOps
+
+        fast = self._fast(params)
+        scan = self._scans.get(fast)
+        if scan is None or scan.views != self._views or scan.vectors is not self.vectors:
             assert self.quantizer is not None
-            self._scan = BatchScan(self.quantizer, self._views, self.vectors)
-        return self._scan
+            known = next(iter(self._scans.values()), None)
+            made = BatchScan(self._decoder(fast), TritonOps(), self.quantizer, self._views, self.vectors, known)
+            self._scans = {**self._scans, fast: made}  # engines that share this one's keep theirs
+        return self._scans[fast]
+
+    def _decoder(self, fast: bool) -> Decoder:
+        """The one of a recorded search."""
+        return Decoder(self.generator, self.device, torch.float16) if fast else self.decoder
 
     @property
     def _views(self) -> list[TrieView]:
@@ -263,9 +273,8 @@ class SearchEngine:
 
         fast = self._fast(params)
         if fast not in self._graphs:
-            decoder = Decoder(self.generator, self.device, torch.float16) if fast else self.decoder
             vectors, scales = (None, None) if self.vectors is None else self.vectors.parts[0]
-            self._graphs[fast] = GraphSearch(Parts(decoder, self.base, TritonOps(), vectors, scales))
+            self._graphs[fast] = GraphSearch(Parts(self._decoder(fast), self.base, TritonOps(), vectors, scales))
         return self._graphs[fast]
 
     def _writer(self, params: SearchParams) -> Writer:

@@ -50,7 +50,10 @@ class TrieView:
         self.node_child = [as_tensor(a, device) for a in trie.node_child]
         self.tails = as_tensor(trie.tails, device)
         self.order = as_tensor(trie.order, device)
-        self.item_start = None if trie.item_start is None else as_tensor(trie.item_start, device)
+        given = trie.arrays()
+        self.item_start, self.shared, self.extra = (
+            as_tensor(given[name], device) if name in given else None for name in ("item_start", "shared", "extra")
+        )
 
     def id_range(self, level: int, lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor]:
         """Ranges in the space of `level` -> ranges of IDs."""
@@ -61,7 +64,32 @@ class TrieView:
     def item_range(self, level: int, lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor]:
         """Ranges in the space of `level` -> ranges of sorted item positions."""
         lo, hi = self.id_range(level, lo, hi)
-        return (lo, hi) if self.item_start is None else (self.item_start[lo].long(), self.item_start[hi].long())
+        return self.positions(lo), self.positions(hi)
+
+    @property
+    def several(self) -> bool:
+        """Whether some items share an ID."""
+        return self.item_start is not None or self.shared is not None
+
+    def positions(self, ids: Tensor) -> Tensor:
+        """First sorted positions of IDs (see `CodeTrie`)."""
+        if self.item_start is not None:
+            return self.item_start[ids].long()
+        if self.shared is None or self.extra is None:
+            return ids
+        return ids + self.extra[torch.searchsorted(self.shared, ids.to(self.shared.dtype))]
+
+    def ids_at(self, positions: Tensor) -> Tensor:
+        """The IDs of items by their sorted positions."""
+        if self.item_start is not None:
+            return torch.searchsorted(self.item_start, positions.to(self.item_start.dtype), right=True) - 1
+        if self.shared is None or self.extra is None:
+            return positions
+        at = torch.searchsorted(self.shared + self.extra[:-1], positions.to(self.shared.dtype), right=True)
+        last = torch.cat([self.shared.new_tensor([-1]), self.shared])[
+            at
+        ]  # the last shared ID that begins before, and may hold it
+        return torch.maximum(last.long(), positions - self.extra[at])
 
     def codes_of_ids(self, ids: Tensor, level: int = 0) -> Tensor:
         """(n,) ID positions -> (n, M - level) int64: their codes from `level` on."""

@@ -24,6 +24,7 @@ from genius.errors import GeniusError
 
 ALWAYS_EXPLICIT = 2  # levels spelt out in any case: they are the cells that `genius.search.scan` chooses among
 WORD = 63  # bits used of an int64: words stay non-negative
+RARE = 1 / 16  # share of IDs that several items have up to which those alone are written down: 8 B each against 4 B an ID
 EXPLICIT_UP_TO = 0.5  # a level is explicit while its nodes are at most this share of the IDs: 6 B a node against 2 B an ID
 Array = NDArray[Any]
 
@@ -91,7 +92,9 @@ class CodeTrie:
         self.node_child = [arrays[f"child_{level}"] for level in range(top)]  # (nodes + 1,) into the next space
         self.tails = arrays["tails"]  # (ids, levels - top) unsigned: the codes from level `top` on
         self.order = arrays["order"]  # (items,) item row at each sorted position
-        self.item_start = arrays.get("item_start")  # (ids + 1,) first sorted position of each ID; None: one item each
+        # (ids + 1,) first sorted position of each ID; or, where few have several items, which those are, ascending, and (n + 1,)
+        # how many items there are before each beyond one an ID; neither: one item each
+        self._start, self.shared, self.extra = (arrays.get(name) for name in ("item_start", "shared", "extra"))
         self._inverse: Array | None = None
 
     @property
@@ -109,7 +112,8 @@ class CodeTrie:
     @property
     def nbytes(self) -> int:
         """Bytes of every array held, codes included."""
-        held = [*self.arrays().values(), *([] if self._inverse is None else [self._inverse])]
+        made = [] if self.shared is None else [self._start]
+        held = [*self.arrays().values(), *(array for array in (*made, self._inverse) if array is not None)]
         return sum(int(array.nbytes) for array in held)
 
     def __len__(self) -> int:
@@ -157,7 +161,14 @@ class CodeTrie:
         order = ordered.order.to(pointer).cpu().numpy()
         arrays["order"] = order if names is None else names[order].astype(_row_type(names))
         if not unique:
-            arrays["item_start"] = torch.cat([starts_id, starts_id.new_tensor([items])]).to(pointer).cpu().numpy()
+            ends = torch.cat([starts_id, starts_id.new_tensor([items])])
+            more = ends.diff() - 1
+            shared = more.nonzero()[:, 0]
+            if len(shared) <= RARE * ids:
+                arrays["shared"] = shared.to(pointer).cpu().numpy()
+                arrays["extra"] = torch.nn.functional.pad(more[shared].cumsum(0), (1, 0)).to(pointer).cpu().numpy()
+            else:
+                arrays["item_start"] = ends.to(pointer).cpu().numpy()
         return cls(sizes, arrays, top)
 
     def arrays(self) -> dict[str, Array]:
@@ -166,11 +177,11 @@ class CodeTrie:
         for level in range(self.top):
             out[f"codes_{level}"], out[f"child_{level}"] = self.node_codes[level], self.node_child[level]
         out["tails"], out["order"] = self.tails, self.order
-        if self.item_start is not None:
-            out["item_start"] = self.item_start
+        if self.shared is not None and self.extra is not None:
+            out["shared"], out["extra"] = self.shared, self.extra
+        elif self._start is not None:
+            out["item_start"] = self._start
         return out
-
-    # -- files -------------------------------------------------------------------------------------------------
 
     # -- questions ---------------------------------------------------------------------------------------------
 
@@ -201,9 +212,22 @@ class CodeTrie:
         """Ranges in the space of `level` -> ranges of sorted item positions. Scalars or arrays."""
         for child in self.node_child[level:]:
             lo, hi = child[lo], child[hi]
-        if self.item_start is not None:
-            lo, hi = self.item_start[lo], self.item_start[hi]
-        return lo, hi
+        return self.positions(lo), self.positions(hi)
+
+    @property
+    def item_start(self) -> Array | None:
+        """(ids + 1,) first sorted position of each ID, for loops over many IDs; None: one item each."""
+        if self._start is None and self.shared is not None:
+            self._start = np.asarray(self.positions(np.arange(self.ids + 1)), dtype=self.order.dtype)
+        return self._start
+
+    def positions(self, ids: Any) -> Any:
+        """First sorted positions of IDs. Scalars or arrays."""
+        if self._start is not None:
+            return self._start[ids]
+        if self.shared is None or self.extra is None:
+            return ids
+        return ids + self.extra[np.searchsorted(self.shared, np.asarray(ids, self.shared.dtype))].astype(np.int64)
 
     def rows_below(self, prefix: Sequence[int]) -> NDArray[np.int64]:
         """Rows of the items whose codes start with `prefix`, in sorted order."""
@@ -243,8 +267,12 @@ class CodeTrie:
     def codes_at(self, positions: Array) -> NDArray[np.int64]:
         """Codes (n, M) of the items at sorted positions."""
         node: Array = np.asarray(positions, dtype=np.int64)
-        if self.item_start is not None:
-            node = _holder(self.item_start, node)
+        if self._start is not None:
+            node = _holder(self._start, node)
+        elif self.shared is not None and self.extra is not None:
+            at = np.searchsorted(self.shared + self.extra[:-1], node.astype(self.shared.dtype), side="right")
+            last = np.append(-1, self.shared)[at]  # the last shared ID that begins before it, and may hold it
+            node = np.maximum(last, node - self.extra[at])
         codes = np.empty((len(node), self.levels), dtype=np.int64)
         codes[:, self.top :] = self.tails[node]
         for level in range(self.top - 1, -1, -1):
