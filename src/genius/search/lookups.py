@@ -1,9 +1,10 @@
-"""Sums of numbers looked up by codes: for every ID of some stretches, how many items it holds, and which are the best.
+"""Sums of numbers looked up by codes: for every ID of some stretches, how many items it holds, and which are the best; and the
+other loops of a search on a CPU that are compiled.
 
-Sums are compiled by numba where it is installed, else numpy; both add in the same order, so both give the same numbers to the
-last bit. Compiling, or loading what was compiled, takes longer than a few searches by numpy: a process begins with numpy and
-changes over when it has searched some more. Knows arrays alone; what they mean is
-`genius.search.scan`'s business.
+By numba where it is installed, else numpy. Looked-up sums are added in the same order, so both give the same numbers to the last
+bit; products may be added in any. Compiling, or loading what was compiled, takes longer than a few searches by numpy: a process
+begins with numpy and changes over when it has searched some more. Knows arrays alone; what they mean is the business of
+`genius.search.scan` and `genius.search.quick`.
 """
 
 from __future__ import annotations
@@ -123,8 +124,8 @@ class Rounded:
             product: Floats = x @ self.plain
             return product
         out = np.zeros((len(x), self.values.shape[1]), np.float32)
-        for i in range(len(x)):
-            kernel(x[i : i + 1], *self.parts, out[i : i + 1])
+        for i in range(0, len(x), 2):
+            kernel(x[i : i + 2], *self.parts, out[i : i + 2])
         return out
 
 
@@ -178,7 +179,7 @@ def _made(name: str) -> Callable[..., Any] | None:
         return None
     import numba
 
-    for called in (_times, _unit):
+    for called in (_times, _unit) if name == "_states" else ():
         numba.extending.register_jitable(fastmath=ANY_ORDER)(called)
     # products may be added in any order, and no score is without a value
     free = {"_products": ANY_ORDER, "_states": ANY_ORDER, "_times": ANY_ORDER, "_least": {"nnan", "nsz"}}
@@ -297,17 +298,22 @@ def _states(
     states: Any,
 ) -> None:  # fmt: skip
     """As `genius.search.quick.FirstRow._states`, question by question: one call in place of a hundred small ones."""
-    width, heads, layers, each = read.shape[1], len(nearer), len(qkv), keys.shape[2]
+    width, heads, layers, each, wide = read.shape[1], len(nearer), len(qkv), keys.shape[2], ff_in.shape[2]
     inner, tokens = heads * each, len(prefix_bias) // width
     for question in range(len(z)):
-        rows = 1 + end - kind
-        memory = prefix_bias.copy().reshape(1, tokens * width)
+        rows, memory = 1 + end - kind, prefix_bias.copy().reshape(1, tokens * width)
         _times(z[question : question + 1], prefix, prefix_steps, memory)
         memory = memory.reshape(tokens, width)
         _unit(memory, eps, memory)
-        memory *= prefix_norm
-        x, ask, weight = read[kind : end + 1].copy(), asked[:, kind : end + 1].copy(), np.empty(tokens, np.float32)
-        x[0], ask[:, 0], normed = read[0], asked[:, 0], np.empty_like(x)  # the start, and a row for each kind
+        x, normed, weight = np.empty((rows, width), np.float32), np.empty((rows, width), np.float32), np.empty(tokens, np.float32)
+        ask = np.empty((heads, rows, width), np.float32)
+        for j in range(width):
+            for t in range(tokens):
+                memory[t, j] *= prefix_norm[j]
+            for r in range(rows):  # the start, and a row for each kind
+                x[r, j] = read[r + kind if r else 0, j]
+                for h in range(heads):
+                    ask[h, r, j] = asked[h, r + kind if r else 0, j]
         for i in range(layers):
             if i:
                 _unit(x, eps, normed)
@@ -330,30 +336,39 @@ def _states(
                 q, ask = np.zeros((rows, inner), np.float32), np.zeros((heads, rows, width), np.float32)
                 _times(normed, cross_q[i], cross_q_steps[i], q)
                 for h in range(heads):
-                    _times(q[:, h * each : (h + 1) * each], keys[i, h], key_steps[i, h], ask[h])
-            given = np.zeros((rows, inner), np.float32)
+                    part = np.empty((rows, each), np.float32)
+                    for r in range(rows):
+                        for j in range(each):
+                            part[r, j] = q[r, h * each + j]
+                    _times(part, keys[i, h], key_steps[i, h], ask[h])
+            given = np.empty((rows, inner), np.float32)
             for h in range(heads):
-                heard = np.zeros((rows, width), np.float32)
+                heard, part = np.zeros((rows, width), np.float32), np.zeros((rows, each), np.float32)
                 for r in range(rows):
+                    most, whole = np.float32(-np.inf), np.float32(0)
                     for t in range(tokens):
                         total = np.float32(0)
                         for j in range(width):
                             total += ask[h, r, j] * memory[t, j]
-                        weight[t] = total
-                    weight = np.exp(weight - weight.max())
-                    total = weight.sum()
+                        weight[t], most = total, max(most, total)
                     for t in range(tokens):
-                        share = weight[t] / total
+                        weight[t] = np.exp(weight[t] - most)
+                        whole += weight[t]
+                    for t in range(tokens):
                         for j in range(width):
-                            heard[r, j] += share * memory[t, j]
-                part = np.zeros((rows, each), np.float32)
+                            heard[r, j] += weight[t] / whole * memory[t, j]
                 _times(heard, values[i, h], value_steps[i, h], part)
-                given[:, h * each : (h + 1) * each] = part
+                for r in range(rows):
+                    for j in range(each):
+                        given[r, h * each + j] = part[r, j]
             _times(given, cross_out[i], cross_out_steps[i], x)
             _unit(x, eps, normed)
-            hidden = np.zeros((rows, ff_in.shape[2]), np.float32)
+            hidden = np.zeros((rows, wide), np.float32)
             _times(normed, ff_in[i], ff_in_steps[i], hidden)
-            _times(np.maximum(hidden, np.float32(0)), ff_out[i], ff_out_steps[i], x)
+            for r in range(rows):
+                for j in range(wide):
+                    hidden[r, j] = max(hidden[r, j], np.float32(0))
+            _times(hidden, ff_out[i], ff_out_steps[i], x)
         _unit(x, eps, states[question])
 
 
