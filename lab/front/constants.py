@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from genius.search import CodeTrie, SearchEngine, SearchParams, lookups
+from genius.search.scan import Question
 from lab.front.run import Front, K
 
 CODES = (4000, 7500, 10_000, 15_000, 20_000, 30_000, 40_000, 60_000, 120_000)
@@ -31,19 +32,20 @@ def ranks(front: Front) -> NDArray[np.int64]:
     trie = CodeTrie.build(collection.codes.astype(np.int32), model.config.quantizer.level_sizes)
     engine = SearchEngine(model.generator, model.quantizer, trie, collection.z)
     lookups._scans = lookups.WARM + 1
-    z = torch.from_numpy(front.asked.z)
-    engine.search(z[:1], k=K, params=SearchParams(reranker="codes"), target=torch.tensor([front.wanted]))
+    z = front.asked.z
+    engine.search(torch.from_numpy(z[:1]), k=K, params=SearchParams(reranker="codes"), target=torch.tensor([front.wanted]))
     assert engine._quick is not None
     quick, scan = engine._quick, engine._quick.scan
     at = np.full(len(collection.z), -1, np.int64)  # of every row, in what is looked at
     out = np.full((len(z), K, len(CODES)), np.iinfo(np.int64).max)
     for q in range(len(z)):
         one = z[q : q + 1]
-        liked = quick._liked(one, front.wanted)[0]
-        tables = [None if table is None else table[0] for table in scan.tables(one, front.wanted)]
+        tables = scan.tables(one, front.wanted, exact=False)
+        liked, middles = quick._liked(one, front.wanted)[0], (one @ scan.means.T)[0]
+        own = [None if table is None else table[0] for table in tables]
         for level, codes in enumerate(CODES):
-            found = scan.scan(liked, tables, (one @ scan.means.T).numpy()[0], codes, None)
-            rows, scores = scan.rows_of(found.ids), np.repeat(found.scores, found.items)
+            found = scan.scan(Question(front.wanted, liked, own, middles, None), codes)
+            rows, scores = scan.rows_of(found, np.float32(-np.inf)), np.repeat(found.scores, found.items)
             at[:] = -1
             at[rows] = np.arange(len(rows))
             for j, row in enumerate(front.asked.truth[q].tolist()):

@@ -10,13 +10,25 @@ from hypothesis import strategies as st
 from search_reference import tiny_generator, tiny_quantizer
 from static_ops import TorchOps
 
+from genius import Genius
 from genius.search import CodeTrie, SearchEngine, SearchParams, batch_scan, lookups, quick, scan
 from genius.search.batch_scan import BatchScan
 from genius.search.decoder import CodebookHead, Decoder
 from genius.search.quick import FirstRow
-from genius.search.scan import CodeScan
+from genius.search.scan import CodeScan, Question
 
 SIZES = (3, 6, 4, 5)
+ALL = np.float32(-np.inf)
+
+
+class Unrounded(lookups.Rounded):
+    """Where brute force decides: all bits of the weights."""
+
+    def __init__(self, weight: np.ndarray) -> None:
+        self.plain = weight
+
+    def times(self, x: np.ndarray, few: int | None = None) -> np.ndarray:
+        return x @ self.plain
 
 
 def own_quantizer(seed: int, own: bool, sizes: tuple[int, ...] = SIZES) -> torch.nn.Module:
@@ -57,9 +69,10 @@ def test_codes_below_the_nearest_pairs_rank_by_cosine(seed, items, own, target, 
     engine = engine_of("own-codebooks" if own else "codebooks", quantizer, codes, vectors)
     allowed = np.random.default_rng(seed + 1).random(items) < share
     lookups._scans = lookups.WARM + 1 if native else -1000
-    found = engine.search(
-        z, k=5, params=SearchParams(rerank=budget, reranker="codes"), target=torch.full((3,), target), allowed=allowed
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quick, "Rounded", Unrounded)
+        params = SearchParams(rerank=budget, reranker="codes")
+        found = engine.search(z, k=5, params=params, target=torch.full((3,), target), allowed=allowed)
     rebuilt = torch.nn.functional.normalize(quantizer.decode(torch.from_numpy(codes)), dim=1)
     for q in range(3):
         valid = allowed & ((codes[:, 0] == target) if target >= 0 else True)
@@ -127,13 +140,13 @@ def test_every_id_is_looked_at_once_whatever_a_trie_spells_out(seed, sizes, item
     lookups._scans = lookups.WARM + 1 if native else -1000
     allowed = None if share is None else rng.random(items) < share
     z = torch.from_numpy(rng.standard_normal((1, 8))).float()
-    tables = [None if table is None else table[0] for table in looked.tables(z, -1)]
+    tables = [None if table is None else table[0] for table in looked.tables(z.numpy(), -1)]
     liked = rng.standard_normal(3 * sizes[1]).astype(np.float32)
-    found = looked.scan(liked, tables, (z @ looked.means.T).numpy()[0], 10**6, allowed)
+    found = looked.scan(Question(-1, liked, tables, (z.numpy() @ looked.means.T)[0], allowed), 10**6)
     rebuilt = torch.nn.functional.normalize(quantizer.decode(torch.from_numpy(codes)), dim=1)
     exact = (rebuilt @ z[0]).numpy()
     kept = np.arange(items) if allowed is None else np.flatnonzero(allowed)
-    assert int(found.items.sum()) == len(kept) and np.array_equal(np.sort(looked.rows_of(found.ids, allowed)), kept)
+    assert int(found.items.sum()) == len(kept) and np.array_equal(np.sort(looked.rows_of(found, ALL, allowed)), kept)
     for place, score, held in zip(found.ids, found.scores, found.items, strict=True):
         rows, own = looked.codes_of(np.array([place]), allowed)
         assert len(rows) == held and np.array_equal(own, codes[rows])
@@ -153,8 +166,8 @@ def test_nodes_are_ranked_level_after_level(seed, items, budget, native) -> None
     lookups._scans = lookups.WARM + 1 if native else -1000
     z = torch.from_numpy(rng.standard_normal((1, 8))).float()
     liked = rng.standard_normal(6).astype(np.float32)
-    tables = [None if table is None else table[0] for table in looked.tables(z, -1)]
-    found = looked.scan(liked, tables, (z @ looked.means.T).numpy()[0], budget, None)
+    tables = [None if table is None else table[0] for table in looked.tables(z.numpy(), -1)]
+    found = looked.scan(Question(-1, liked, tables, (z.numpy() @ looked.means.T)[0], None), budget)
     table, kept = torch.from_numpy(codes), np.arange(items)
     scores = liked[codes[:, 0] * 2 + codes[:, 1]].astype(np.float64)
     for i, level in enumerate([1, *levels]):
@@ -167,7 +180,7 @@ def test_nodes_are_ranked_level_after_level(seed, items, budget, native) -> None
         edge = np.unique(codes[kept][np.abs(scores[kept] - cut) < 4 * lookups.STEP * float(z.norm())][:, : level + 1], axis=0)
         assume(len(edge) == 1)  # two nodes as near as lengths are held would be a matter of rounding
         kept = kept[scores[kept] >= cut - 1e-5]
-    assert np.array_equal(np.sort(looked.rows_of(found.ids)), kept)
+    assert np.array_equal(np.sort(looked.rows_of(found, ALL)), kept)
 
 
 @settings(max_examples=40, deadline=None)
@@ -215,30 +228,56 @@ def test_vectors_rank_what_the_scan_found(monkeypatch: pytest.MonkeyPatch) -> No
     codes = np.unique(codes, axis=0)  # no two look alike by their codes
     vectors = vectors[: len(codes)]
     monkeypatch.setattr(quick, "FLAT_BYTES", 0)
+    monkeypatch.setattr(scan, "Rounded", Unrounded)  # codes alone are ranked by all bits
     engine = engine_of("codebooks", own_quantizer(5, False), codes, vectors)
     found = engine.search(z, k=3, params=SearchParams(rerank=10))
-    scan = engine.search(z, k=10 * quick.SCANNED, params=SearchParams(rerank=10, reranker="codes"))
+    codes_alone = engine.search(z, k=10 * quick.SCANNED, params=SearchParams(rerank=10, reranker="codes"))
     assert 10 * quick.SCANNED <= int(found.touched.max()) < len(codes)
     for q in range(3):
-        by_codes = scan.rows[q][scan.rows[q] >= 0]
+        by_codes = codes_alone.rows[q][codes_alone.rows[q] >= 0]
         best = by_codes[: quick.granted(SearchParams(rerank=10), 3)]
         assert torch.allclose(found.scores[q], (vectors[best] @ z[q]).sort(descending=True).values[:3], atol=1e-6)
 
 
+def log_p(liked: np.ndarray, target: int) -> np.ndarray:
+    """Of every cell, or given the kind: then what all cells share was left out."""
+    flat = torch.from_numpy(liked).flatten(1)
+    return (flat if target < 0 else flat.log_softmax(1)).numpy()
+
+
+@pytest.mark.parametrize("target", [-1, 1])
 @pytest.mark.parametrize("kind", ["codebooks", "own-codebooks"])
-def test_the_row_in_numpy_is_the_decoders(kind: str) -> None:
+def test_the_first_row_is_the_decoders(kind: str, target: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for its weights in 8 bits. With those, compiled and plain agree."""
     generator = tiny_generator(SIZES, kind=kind)
     decoder = Decoder(generator, torch.device("cpu"))
     assert isinstance(decoder.head, CodebookHead)
     scan = CodeScan(generator.nearness.quantizer, [CodeTrie.build(collection(0, 50)[0], SIZES)])
     z = torch.nn.functional.normalize(torch.randn(4, 8), dim=1)
     with torch.inference_mode():
-        row, truth = FirstRow(decoder, decoder.head), scan.liked(decoder, z, -1)
-        told = scan.liked(decoder, z, 1).reshape(4, 3, -1)[:, 1]
-    for questions in (z, z[2:3]):
-        here = slice(None) if len(questions) == 4 else slice(2, 3)
-        assert np.allclose(row.liked(questions.numpy(), -1).reshape(len(questions), -1), truth[here], atol=1e-5)
-        assert np.allclose(row.liked(questions.numpy(), 1)[:, 0], told[here], atol=1e-5)
+        truth = scan.liked(decoder, z, target)
+        rounded = FirstRow(decoder, decoder.head)
+        monkeypatch.setattr(quick, "Rounded", Unrounded)
+        exact = FirstRow(decoder, decoder.head)
+    for here in (slice(None), slice(2, 3)):
+        lookups._scans = -1000
+        assert np.allclose(log_p(exact.liked(z[here].numpy(), target), target), truth[here], atol=1e-5)
+        plain = rounded.liked(z[here].numpy(), target)
+        lookups._scans = lookups.WARM + 1
+        assert np.allclose(rounded.liked(z[here].numpy(), target), plain, atol=1e-4)
+
+
+def test_weights_in_8_bits_move_log_p_of_the_shipped_decoder_by_a_hundredth() -> None:
+    """The log p of cells, which spreads over 2.3, and the dots with codes, of which cosines are made."""
+    model = Genius.from_pretrained("bundled:mini")
+    decoder, sizes = Decoder(model.generator, torch.device("cpu")), model.config.quantizer.level_sizes
+    scan = CodeScan(model.quantizer, [CodeTrie.build(np.zeros((1, len(sizes)), np.int64), sizes)])
+    z = torch.nn.functional.normalize(torch.randn(8, 256, generator=torch.Generator().manual_seed(0)), dim=1)
+    with torch.inference_mode():
+        exact, rounded = (scan.tables(z.numpy(), 0, exact)[0] for exact in (True, False))
+        assert 0 < (rounded - exact).std() < exact.std() / 100
+        moved = np.abs(log_p(FirstRow(decoder, decoder.head).liked(z.numpy(), 0), 0) - scan.liked(decoder, z, 0))
+    assert 0 < moved.mean() < 0.01 and moved.max() < 0.1
 
 
 @pytest.mark.parametrize("reranker", ["codes", "embeddings"])

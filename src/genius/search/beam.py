@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -324,19 +325,19 @@ def check_allowed(allowed: Tensor | None, rows: int, device: torch.device) -> Te
 
 def by_target(target: Tensor | None, queries: int, size: int, device: torch.device) -> Iterator[tuple[int, Tensor]]:
     """Queries grouped by their known target (-1: unknown)."""
-    everyone = torch.arange(queries, device=device)
+    everyone = np.arange(queries)  # in numpy: one question on a CPU waits for each call of torch
     if target is None:
         if queries:
-            yield -1, everyone
+            yield -1, torch.from_numpy(everyone).to(device)
         return
-    wanted = torch.as_tensor(target, device=device).long()
+    wanted = np.asarray(target.cpu() if isinstance(target, Tensor) else target).astype(np.int64)
     if wanted.shape != (queries,):
         raise GeniusError(f"target must be ({queries},), one per query, got {tuple(wanted.shape)}")
     codes = sorted(set(wanted.tolist()))
     if codes and (codes[0] < -1 or codes[-1] >= size):
         raise GeniusError(f"target codes must be -1..{size - 1}, got {codes[0]}..{codes[-1]}")
     for code in codes:
-        yield code, everyone if len(codes) == 1 else everyone[wanted == code]
+        yield code, torch.from_numpy(everyone if len(codes) == 1 else everyone[wanted == code]).to(device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ scanned beside the first; the answer never has fewer than k items while k exist.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,10 +24,10 @@ from genius.errors import GeniusError
 from genius.model.quantizer import ResidualQuantizer
 from genius.search.beam import BROKEN, by_target
 from genius.search.decoder import CodebookHead, Decoder, Writer
-from genius.search.lookups import Floats, Found, Ints, Mask, compiled, plain
+from genius.search.lookups import Floats, Found, Ints, Mask, Rounded, compiled, plain
 from genius.search.params import SearchParams, SearchResult
 from genius.search.rerank import Vectors
-from genius.search.scan import Cells, CodeScan
+from genius.search.scan import Cells, CodeScan, Question
 from genius.search.trie import CodeTrie
 
 SCANNED = 12  # codes looked at for each item that `rerank` grants (2,000: 24,000 codes, a fifth of a millisecond)
@@ -46,42 +47,66 @@ class FirstRow:
     """What `Decoder.start`, `run` and `log_p` compute for the first code after the kind; a test holds them together. For a head
     that is tied to the codebooks, and in half the arithmetic: there is one row for the start, which sees nothing but itself, and
     one for each kind, which sees both; what they read first is the same for every question; and the few tokens of the prefix are
-    multiplied with the rows that ask, never turned into keys and values of their own."""
+    multiplied with the rows that ask, never turned into keys and values of their own. Its weights are in 8 bits: it only says
+    where to look."""
 
     def __init__(self, decoder: Decoder, head: CodebookHead) -> None:
         config = decoder.config
         self.heads, self.inner, self.eps = decoder.heads, decoder.inner, np.float32(decoder.eps)
         self.tokens, self.width = config.prefix_tokens, config.d_model
-        self.prefix, self.prefix_bias = decoder.prefix_weight.numpy().T, decoder.prefix_bias.numpy()
+        self.prefix, self.prefix_bias = Rounded(decoder.prefix_weight.numpy().T), decoder.prefix_bias.numpy()
         self.prefix_norm = decoder.prefix_norm.numpy()
         self.nearer = (decoder.bias[0, :, 1, 1] - decoder.bias[0, :, 1, 0]).numpy()  # (heads,) a row itself over the start
-        self.layers = []
+        layers = []
         for layer in decoder.layers:
             keys, values = layer.cross_kv.view(self.width, 2, self.heads, -1).permute(1, 2, 3, 0).numpy()  # (heads, d_kv, d)
             own = (layer.qkv, layer.out, layer.cross_q, layer.cross_out, layer.ff_in, layer.ff_out)
-            cross = np.ascontiguousarray(keys), np.ascontiguousarray(values.transpose(0, 2, 1))
-            self.layers.append((*(weight.numpy() for weight in own), *cross))
+            layers.append((*(weight.numpy() for weight in own), keys, values.transpose(0, 2, 1)))
+        self.weights = [Rounded(np.stack(same)) for same in zip(*layers, strict=True)]  # of all layers
         # the rows of the start and of every kind after the first layer's attention to each other, and what they ask of the prefix
+        qkv, out, cross_q, _, _, _, keys, _ = layers[0]
         read = np.concatenate([head.start.numpy()[None], head.modality_in.numpy()])
-        self.read = read + self._attend((self._norm(read) @ self.layers[0][0])[None])[0] @ self.layers[0][1]
-        self.asked = self._ask(self._norm(self.read) @ self.layers[0][2], self.layers[0][6])
+        self.read = read + self._attend((self._norm(read) @ qkv)[None])[0] @ out
+        self.asked = np.ascontiguousarray(self._ask(self._norm(self.read) @ cross_q, keys))
         self.kind_weight, self.kind_bias = (part.numpy() for part in head.modality_out)
-        self.bend, self.bend_bias = (part.numpy() for part in head.bend[0])
-        self.doubled, self.means = head.doubled[0].numpy(), head.means.numpy()  # (1 or 3,), (3, D)
-        self.books, self.biases = head.books[0].numpy(), head.biases[0].numpy()
+        # logits: a scale times products of the first codes with z and with what the state bends it by, and what never changes
+        (bend, bend_bias), kinds = (part.numpy() for part in head.bend[0]), len(self.kind_bias)
+        parts = (part[0].numpy() for part in (head.books, head.biases, head.doubled))
+        books, biases, scale = (np.broadcast_to(part, (kinds, *part.shape[1:])) for part in parts)
+        self.codes, self.scale = [Rounded(np.concatenate([book, book @ bend], 1).T) for book in books], scale[:, None]
+        self.always = biases + self.scale * (books @ (bend_bias - head.means.numpy())[:, :, None])[:, :, 0]
 
     def liked(self, z: Floats, target: int) -> Floats:
-        """z (Q, D) -> log p of every cell (Q, kinds, K), or of the first codes of one kind, given the kind (Q, 1, K)."""
-        kinds = np.arange(len(self.kind_bias)) if target < 0 else np.array([target])
-        queries, rows = len(z), 1 + len(kinds)
-        memory = self._norm((z @ self.prefix + self.prefix_bias).reshape(queries, self.tokens, self.width)) * self.prefix_norm
-        here = np.concatenate([[0], 1 + kinds])
+        """z (Q, D) -> log p of every cell (Q, kinds, K), or, up to what is added to all alike, of those of one kind (Q, 1, K)."""
+        kinds = range(len(self.kind_bias)) if target < 0 else range(target, target + 1)
+        states = self._states(z, kinds)
+        logits = np.empty((len(z), len(kinds), self.always.shape[1]), np.float32)
+        for j, kind in enumerate(kinds):
+            products = self.codes[kind].times(np.concatenate([z, states[:, j - len(kinds)]], 1), FEW)
+            logits[:, j] = self.scale[kind] * products + self.always[kind]
+        if target >= 0:
+            return logits
+        return _log_softmax(logits) + _log_softmax(states[:, 0] @ self.kind_weight.T + self.kind_bias)[:, :, None]
+
+    def _states(self, z: Floats, kinds: range) -> Floats:
+        """(Q, rows, d) after the last layer: the start's and one a kind. Of one kind alone its own: the start has served then."""
+        queries, rows, told = len(z), 1 + len(kinds), len(kinds) == 1
+        kernel = compiled("_states") if queries <= FEW else None
+        if kernel is not None:
+            out = np.empty((queries, rows - told, self.width), np.float32)
+            begin = kinds.start, kinds.stop, self.read, self.asked, self.nearer, self.eps, self.prefix_bias, self.prefix_norm
+            kernel(z, *begin, *self.prefix.parts, *(part for weight in self.weights for part in weight.parts), out)
+            return out
+        here = [0, *(1 + kind for kind in kinds)]
+        memory = (z @ self.prefix.plain + self.prefix_bias).reshape(queries, self.tokens, self.width)
+        memory = self._norm(memory) * self.prefix_norm
         x = np.broadcast_to(self.read[here], (queries, rows, self.width)).reshape(queries * rows, self.width)
         asked = self.asked[:, None, here]
-        for i, (qkv, out, cross_q, cross_out, ff_in, ff_out, keys, values) in enumerate(self.layers):
+        layers = list(zip(*(weight.plain for weight in self.weights), strict=True))
+        for i, (qkv, out, cross_q, cross_out, ff_in, ff_out, keys, values) in enumerate(layers):
             if i:
                 mixed = self._attend((self._norm(x) @ qkv).reshape(queries, rows, 3 * self.inner))
-                if i == len(self.layers) - 1 and target >= 0:  # the start is of no more use
+                if i == len(layers) - 1 and told:
                     mixed, x, rows = mixed[:, 1:], x.reshape(queries, rows, self.width)[:, 1:].reshape(queries, self.width), 1
                 x = x + mixed.reshape(queries * rows, self.inner) @ out
                 asked = self._ask(self._norm(x) @ cross_q, keys).reshape(self.heads, queries, rows, self.width)
@@ -89,13 +114,7 @@ class FirstRow:
             heard = heard.reshape(self.heads, queries * rows, self.width) @ values
             x = x + heard.transpose(1, 0, 2).reshape(queries * rows, self.inner) @ cross_out
             x = x + np.maximum(self._norm(x) @ ff_in, 0) @ ff_out
-        state = self._norm(x).reshape(queries, rows, self.width)
-        scale = self.doubled if len(self.doubled) == 1 else self.doubled[kinds, None]
-        aim = (state[:, rows - len(kinds) :] @ self.bend.T + self.bend_bias + z[:, None] - self.means[kinds]) * scale
-        one = len(self.books) == 1
-        logits = [aim[:, j] @ self.books[0 if one else k].T + self.biases[0 if one else k] for j, k in enumerate(kinds.tolist())]
-        codes = _log_softmax(np.stack(logits, 1))
-        return codes + _log_softmax(state[:, 0] @ self.kind_weight.T + self.kind_bias)[:, :, None] if target < 0 else codes
+        return self._norm(x).reshape(queries, rows, self.width)
 
     def _norm(self, x: Floats) -> Floats:
         scaled: Floats = x * (1 / np.sqrt(np.einsum("...d,...d->...", x, x)[..., None] / np.float32(self.width) + self.eps))
@@ -145,6 +164,10 @@ class QuickSearch:
             self.first_row = FirstRow(writer, writer.head)
         self._scan: CodeScan | None = None
         self._kinds: NDArray[np.uint8] | None = None
+        self._ranges: dict[int, list[tuple[int, int]]] = {}
+        self._stored: NDArray[Any] | None = None  # all vectors, where they lie in one piece as they are
+        if vectors is not None and len(vectors.parts) == 1 and vectors.parts[0][1] is None:
+            self._stored = plain(vectors.parts[0][0].numpy())
 
     @staticmethod
     def suits(quantizer: ResidualQuantizer | None, tries: Sequence[CodeTrie]) -> bool:
@@ -160,34 +183,31 @@ class QuickSearch:
         self, z: Tensor, dense: Tensor, k: int, params: SearchParams, target: Tensor | None, allowed: Tensor | None
     ) -> SearchResult:
         """`allowed` (N,) or (Q, N) bool: what is alive and passes the filter; None: everything."""
-        result = SearchResult(
-            torch.full((len(z), k), -1, dtype=torch.long),
-            torch.full((len(z), k), -torch.inf),
-            torch.zeros(len(z), dtype=torch.long),
-        )
+        found = np.full((len(z), k), -1), np.full((len(z), k), -np.inf, np.float32), np.zeros(len(z), np.int64)
         masks = None if allowed is None else allowed.numpy()
         if masks is not None and masks.ndim == 2 and len(masks) != len(z):
             raise GeniusError(f"allowed has {len(masks)} rows for {len(z)} queries")
+        asked, other = z.detach().numpy(), dense.detach().numpy()
         for code, queries in by_target(target, len(z), self.quantizer.config.level_sizes[0], z.device):
-            for part in queries.split(AT_ONCE):
-                self._group(z[part], dense[part], k, params, code, masks, part.numpy(), result)
-        return result
+            for i in range(0, len(queries), AT_ONCE):
+                part = queries[i : i + AT_ONCE].numpy()
+                self._group(asked[part], other[part], k, params, code, masks, part, found)
+        return SearchResult(*(torch.from_numpy(column) for column in found))
 
     def _group(
         self,
-        z: Tensor,
-        dense: Tensor,
+        z: Floats,
+        dense: Floats,
         k: int,
         params: SearchParams,
         target: int,
         masks: Mask | None,
         queries: Ints,
-        result: SearchResult,
+        out: tuple[Ints, Floats, Ints],
     ) -> None:
         """Questions that want the same kind."""
         whole, most = self._wants_all(params, target), max(params.rerank, k)
         liked = tables = middles = few = rough = None
-        rows_out, scores_out, touched_out = result.rows.numpy(), result.scores.numpy(), result.touched.numpy()
         share, shared = 1.0, masks is None or masks.ndim == 1
         for i, query in enumerate(queries.tolist()):
             mask = masks if masks is None or shared else masks[query]
@@ -203,12 +223,13 @@ class QuickSearch:
                 found = self._flat(rough[i], dense[i], target, mask, k)
             else:
                 if liked is None or tables is None or middles is None:
-                    liked = self._liked(z, target)
-                    tables, middles = self.scan.tables(z, target), (z @ self.scan.means.T).numpy()
+                    tables = self.scan.tables(z, target, exact=params.reranker == "codes")
+                    liked, middles = self._liked(z, target), z @ self.scan.means.T
                 own = [None if table is None else table[i] for table in tables]
-                found = self._scanned(liked[i], own, middles[i], z[i], dense[i], k, params, mask, share)
-            rows, scores, touched_out[query] = found
-            rows_out[query, : len(rows)], scores_out[query, : len(rows)] = rows, scores
+                asked = Question(target, liked[i], own, middles[i], mask)
+                found = self._scanned(asked, z[i], dense[i], k, params, share)
+            rows, scores, out[2][query] = found
+            out[0][query, : len(rows)], out[1][query, : len(rows)] = rows, scores
 
     # -- everything --------------------------------------------------------------------------------------------
 
@@ -243,16 +264,16 @@ class QuickSearch:
         lo, hi = (0, trie.items) if target < 0 else trie.item_range(1, *trie.find([target]))
         return int(lo), int(hi)
 
-    def _products(self, dense: Tensor) -> Tensor:
+    def _products(self, questions: Floats) -> Tensor:
         """(Q, rows) of questions and all vectors: one by one in the vectors' own precision, many in float32."""
         assert self.vectors is not None
-        parts = [part for part, _ in self.vectors.parts]
+        parts, dense = [part for part, _ in self.vectors.parts], torch.from_numpy(questions)
         if len(dense) <= FEW:
             return torch.stack([torch.cat([torch.mv(part, one.to(part.dtype)).float() for part in parts]) for one in dense])
         pieces = [piece for part in parts for piece in part.split(READ)]
         return torch.cat([dense @ piece.float().T for piece in pieces], 1)
 
-    def _flat(self, rough: Tensor, dense: Tensor, target: int, mask: Mask | None, k: int) -> Answer:
+    def _flat(self, rough: Tensor, dense: Floats, target: int, mask: Mask | None, k: int) -> Answer:
         """The best of all by their products (rows,); what may be among them is compared again, one way for everyone."""
         keep = self.kinds != 255 if target < 0 else self.kinds == target
         if mask is not None:
@@ -261,89 +282,84 @@ class QuickSearch:
         if not wanted:
             return _nothing()
         rough = rough.masked_fill(torch.from_numpy(~keep), -torch.inf)
-        least = rough.topk(wanted).values[-1] - DOUBT * float(dense.norm().clamp(min=1.0))
+        least = rough.topk(wanted).values[-1] - DOUBT * max(float(np.linalg.norm(dense)), 1.0)
         rows, scores, _ = self._compare(dense, (rough >= least).nonzero()[:, 0].numpy(), k)
         return rows, scores, int(np.count_nonzero(keep))
 
     def _few(self, target: int, mask: Mask | None, most: int) -> Ints | None:
         """The allowed rows, where the kind or the filter alone lets no more than `most` through."""
-        ranges = [self._range(trie, target) for trie in self.tries]
+        if target not in self._ranges:
+            self._ranges[target] = [self._range(trie, target) for trie in self.tries]
+        ranges = self._ranges[target]
         held = sum(hi - lo for lo, hi in ranges)
         if min(held, held if mask is None else int(np.count_nonzero(mask))) > most:
             return None
         rows = np.concatenate([np.asarray(t.order[lo:hi], np.int64) for t, (lo, hi) in zip(self.tries, ranges, strict=True)])
         return rows if mask is None else rows[mask[rows]]
 
-    def _compare(self, dense: Tensor, rows: Ints, k: int) -> Answer:
+    def _compare(self, dense: Floats, rows: Ints, k: int) -> Answer:
         """The best of some rows by their vectors. Those that quick products leave in the running are measured one way for all, so
         that a score depends on nothing but the question and the item."""
-        assert self.vectors is not None
         if (count := len(rows)) > k:
             rough = self._rough(dense, rows)
-            doubt = ORDER * max(float(np.linalg.norm(dense.numpy())), 1.0)
+            doubt = ORDER * max(float(np.linalg.norm(dense)), 1.0)
             rows = rows[rough >= np.partition(rough, count - k)[count - k] - doubt]
         rows = np.sort(rows)
-        taken = self.vectors.take(torch.from_numpy(rows))
-        return (*_best(rows, (taken * dense).sum(1).numpy(), k), count)
+        return (*_best(rows, (self._taken(rows) * dense).sum(1), k), count)
 
-    def _rough(self, dense: Tensor, rows: Ints) -> Floats:
+    def _rough(self, dense: Floats, rows: Ints) -> Floats:
         """Products with the vectors of some rows, summed in any order."""
-        assert self.vectors is not None
-        part, kernel = self.vectors.parts[0][0], compiled("_products")
-        if kernel is None or len(self.vectors.parts) > 1 or part.dtype != torch.float16:
-            return (self.vectors.take(torch.from_numpy(rows)) @ dense).numpy()
+        kernel = None if self._stored is None or self._stored.dtype != np.float16 else compiled("_products")
+        if kernel is None or self._stored is None:
+            product: Floats = self._taken(rows) @ dense
+            return product
         rough = np.empty(len(rows), np.float32)
-        kernel(plain(part.numpy().view(np.uint16)), rows, dense.numpy(), rough)
+        kernel(self._stored.view(np.uint16), rows, dense, rough)
         return rough
+
+    def _taken(self, rows: Ints) -> Floats:
+        """Vectors of some rows."""
+        if self._stored is not None:
+            return self._stored[rows].astype(np.float32, copy=False)
+        assert self.vectors is not None
+        return self.vectors.take(torch.from_numpy(rows)).numpy()
 
     # -- the scan ----------------------------------------------------------------------------------------------
 
-    def _liked(self, z: Tensor, target: int) -> Floats:
-        """(Q, cells) log p, -inf for cells of another kind than is asked for."""
+    def _liked(self, z: Floats, target: int) -> Floats:
+        """(Q, cells) log p, of the kind that is asked for."""
         if self.first_row is None:
-            liked = self.scan.liked(self.writer, z, target)
+            liked = self.scan.liked(self.writer, torch.from_numpy(z), target)
         else:
-            whole = np.full((len(z), self.scan.kinds, self.scan.sizes[1]), -np.inf, np.float32)
-            whole[:, slice(None) if target < 0 else slice(target, target + 1)] = self.first_row.liked(z.numpy(), target)
-            liked = whole.reshape(len(z), -1)
-        if np.isnan(liked).any():
+            liked = self.first_row.liked(z, target).reshape(len(z), -1)
+        if np.isnan(liked.max()):
             raise GeniusError(BROKEN)
         return liked
 
-    def _scanned(
-        self,
-        liked: Floats,
-        tables: Sequence[Floats | None],
-        middles: Floats,
-        z: Tensor,
-        dense: Tensor,
-        k: int,
-        params: SearchParams,
-        mask: Mask | None,
-        share: float,
-    ) -> Answer:
+    def _scanned(self, asked: Question, z: Floats, dense: Floats, k: int, params: SearchParams, share: float) -> Answer:
         """A filter lets a share through: so much more is passed over. If too few came of it, the next cells are looked at too."""
         if share == 0.0:
             return _nothing()
         budget = int(max(SCANNED * params.rerank, k) / share)
-        found = self.scan.scan(liked, tables, middles, budget, mask)
-        while (looked_at := int(found.items.sum())) < k and budget < int(self.scan.counts[liked > -np.inf].sum()):
+        found = self.scan.scan(asked, budget)
+        while (looked_at := int(found.items.sum())) < k and budget < self.scan.held(asked.target):
             budget *= 4
-            found = self.scan.scan(liked, tables, middles, budget, mask)
+            found = self.scan.scan(asked, budget)
         if not looked_at:
             return _nothing()
         if params.reranker == "codes":
-            return (*self._by_codes(z, found, k, mask), looked_at)
+            return (*self._by_codes(z, found, k, asked.allowed), looked_at)
         least = found.least_of_best(granted(params, k))
-        near = self.scan.rows_of(found.ids[found.scores >= least], mask)  # items with one ID go together
+        near = self.scan.rows_of(found, least, asked.allowed)  # items with one ID go together
         rows, values, _ = self._compare(dense, near, k)
         return rows, values, looked_at
 
-    def _by_codes(self, z: Tensor, found: Found, k: int, mask: Mask | None) -> tuple[Ints, Floats]:
+    def _by_codes(self, z: Floats, found: Found, k: int, mask: Mask | None) -> tuple[Ints, Floats]:
         """The best by their reconstructions: those that a length held in steps leaves in doubt are measured exactly."""
-        least = float(found.least_of_best(k)) - 2 * self.scan.doubt * float(z.norm())
+        least = float(found.least_of_best(k)) - 2 * self.scan.doubt * float(np.linalg.norm(z))
         rows, codes = self.scan.codes_of(found.ids[found.scores >= least], mask)
-        exact = self.scan.lengths.cosine(z[None], torch.zeros(len(rows), dtype=torch.long), torch.from_numpy(codes))
+        whose = torch.zeros(len(rows), dtype=torch.long)
+        exact = self.scan.lengths.cosine(torch.from_numpy(z)[None], whose, torch.from_numpy(codes))
         return _best(rows, exact.numpy(), k)
 
 

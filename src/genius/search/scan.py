@@ -25,7 +25,22 @@ from torch import Tensor
 
 from genius.model.quantizer import ResidualQuantizer
 from genius.search.decoder import Writer
-from genius.search.lookups import NO_NODES, STEP, Floats, Found, Ints, Mask, Stretches, look_up, members, plain, warmer
+from genius.search.lookups import (
+    EVERYONE,
+    NO_NODES,
+    STEP,
+    Floats,
+    Found,
+    Ints,
+    Mask,
+    Rounded,
+    Stretches,
+    compiled,
+    look_up,
+    members,
+    plain,
+    warmer,
+)
 from genius.search.rerank import Reconstructions
 from genius.search.trie import CodeTrie
 
@@ -104,6 +119,17 @@ class Cells:
         return members(self.item_start[ids].astype(np.int64), self.item_start[ids + 1].astype(np.int64))
 
 
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One query, as the decoder and the codebooks see it."""
+
+    target: int  # the kind that is asked for; -1: any
+    liked: Floats  # (cells,) log p, of that kind
+    tables: Tables  # per kind (sum of K,) dots with the codes after the first
+    middles: Floats  # (kinds,) dots with what the kinds take off
+    allowed: Mask | None  # over rows
+
+
 @dataclass(slots=True)
 class Part:
     """What is kept of one kind in one trie: stretches in the space of a level, and what all in each begin with."""
@@ -129,7 +155,7 @@ class CodeScan:
         ready = {id(cells.trie): cells for cells in known}
         self.cells = [ready[id(trie)] if id(trie) in ready else Cells(trie, self.lengths) for trie in tries]
         self.firsts = np.cumsum([0, *(trie.ids for trie in tries)])[:-1].tolist()  # an ID's place: those of the tries before, too
-        self.counts: Ints = np.sum([cells.items for cells in self.cells], axis=0)  # (cells,) items in each, allowed or not
+        self._occupied: dict[int, tuple[Ints, NDArray[np.int32]]] = {}  # by kind
         self.ranked = [2]
         while (level := self.ranked[-1] + 1) < config.levels - 1:
             nodes = sum(len(trie.node_codes[level]) if level < trie.top else trie.ids for trie in tries)
@@ -139,13 +165,15 @@ class CodeScan:
         for cells in self.cells:
             for level in self.ranked:
                 cells.rank(level, self.lengths)
-        self.means = quantizer.codebook(0).detach().float()
+        self.means = quantizer.codebook(0).detach().float().numpy()
         written = range(1, config.levels)
         # of every level after the first, in a table
         self.starts = tuple(np.uint64(start) for start in np.cumsum([0, *self.sizes[1:]])[:-1])
         own = config.own_books_from > 0
         books = [torch.cat([quantizer.book_of(level, kind) for level in written]) for kind in range(self.kinds if own else 1)]
-        self.books = [book.detach().float().contiguous() for book in books]
+        self.books: list[Floats] = [book.detach().float().numpy() for book in books]
+        spans = [np.maximum(np.abs(book).max(1), 1e-12) for book in self.books]  # each code has steps of its own
+        self.rounded = [(Rounded((book / span[:, None]).T), span) for book, span in zip(self.books, spans, strict=True)]
 
     @staticmethod
     def suits(quantizer: ResidualQuantizer | None, tries: Sequence[CodeTrie]) -> bool:
@@ -158,54 +186,69 @@ class CodeScan:
         return sum(cells.nbytes for cells in self.cells)
 
     def liked(self, writer: Writer, z: Tensor, target: int) -> Floats:
-        """(Q, kinds * K) log p of every cell, in one pass of the decoder; -inf for cells of another kind than `target`."""
-        queries, size = len(z), self.sizes[1]
+        """(Q, kinds * K) log p of every cell, in one pass of the decoder, or (Q, K) of those of one kind, given the kind."""
+        queries = len(z)
         kinds = torch.arange(self.kinds) if target < 0 else torch.tensor([target])
         codes = kinds.expand(queries, -1)[:, :, None].contiguous()
         before = writer.start(z)
         out, memory = writer.run(codes, before)
-        score = writer.log_p(1, out[:, :, 1], memory, codes).view(queries, len(kinds), size)
+        score = writer.log_p(1, out[:, :, 1], memory, codes).view(queries, len(kinds), self.sizes[1])
         if target < 0:
-            kind = writer.log_p(0, out[:, :1, 0], before, codes[:, :1, :0])
-            return (score + kind[:, :, None]).flatten(1).numpy()
-        whole = np.full((queries, self.kinds * size), -np.inf, np.float32)
-        whole[:, target * size : (target + 1) * size] = score[:, 0].numpy()
-        return whole
+            score = score + writer.log_p(0, out[:, :1, 0], before, codes[:, :1, :0])[:, :, None]
+        return score.flatten(1).numpy()
 
-    def tables(self, z: Tensor, target: int) -> list[Floats | None]:
-        """Per kind (Q, sum of K): dots of the queries with all codes of the later levels. None: a kind that is not asked for."""
-        if len(self.books) == 1:
-            table: Floats = (z @ self.books[0].T).numpy()
-            return [table] * self.kinds
-        return [(z @ book.T).numpy() if target in (-1, kind) else None for kind, book in enumerate(self.books)]
+    def tables(self, z: Floats, target: int, exact: bool = True) -> list[Floats | None]:
+        """Per kind (Q, sum of K): dots of the queries with all codes of the later levels. None: a kind that is not asked for.
+        Not `exact`: with codes in 8 bits, which is enough to say what to compare."""
+        kinds = range(len(self.books)) if target < 0 or len(self.books) == 1 else [target]
+        made: list[Floats | None] = [None] * len(self.books)
+        for kind in kinds:
+            rounded, span = self.rounded[kind]
+            made[kind] = z @ self.books[kind].T if exact else rounded.times(z) * span
+        return made * self.kinds if len(made) == 1 else made
 
-    def scan(self, liked: Floats, tables: Tables, middles: Floats, budget: int, allowed: Mask | None) -> Found:
-        """Places and cosines by codes of the IDs below the best pairs of one query; about `budget` items are looked at.
-
-        liked (cells,), tables: per kind (sum of K,), middles (kinds,) dots with what the kinds take off."""
+    def scan(self, asked: Question, budget: int) -> Found:
+        """Places and cosines by codes of the IDs below the best pairs of one query; about `budget` items are looked at."""
         warmer()
         most = budget * NARROW ** (len(self.ranked) - 1)
-        kept = self._likely(liked, tables, middles, WIDE * most)
+        kept = self._likely(asked, WIDE * most)
         for i, level in enumerate(self.ranked):
             kept = self._nearest(kept, level, most // NARROW**i)
-        found = [look_up(self._below(part), part.cells.order, allowed) for part in kept]
+        found = [look_up(self._below(part), part.cells.order, asked.allowed) for part in kept]
         placed = [
             replace(own, ids=own.ids + np.int64(part.first)) if part.first else own for part, own in zip(kept, found, strict=True)
         ]
         return Found.joined(placed)
 
-    def _likely(self, liked: Floats, tables: Tables, middles: Floats, wanted: int) -> list[Part]:
+    def held(self, target: int) -> int:
+        """Items in all cells of one kind, or of all (-1), allowed or not."""
+        return int(self._cells_of(target)[1].sum())
+
+    def _cells_of(self, target: int) -> tuple[Ints, NDArray[np.int32]]:
+        """The cells of one kind, or of all, that hold items, and how many."""
+        if target not in self._occupied:
+            size = self.sizes[1]
+            own = slice(None) if target < 0 else slice(target * size, (target + 1) * size)
+            counts = np.sum([cells.items[own] for cells in self.cells], axis=0).astype(np.int32)
+            occupied = np.flatnonzero(counts)
+            self._occupied[target] = occupied, counts[occupied]
+        return self._occupied[target]
+
+    def _likely(self, asked: Question, wanted: int) -> list[Part]:
         """The likeliest cells, until they hold so many items."""
-        exist = np.flatnonzero((liked > -np.inf) & (self.counts > 0))
-        best = exist[np.argsort(-liked[exist])]
-        best = np.sort(best[: 1 + int(np.searchsorted(np.cumsum(self.counts[best]), wanted))])
-        kinds, parts = best // self.sizes[1], []
-        for kind in sorted(set(kinds.tolist())):
-            own, table = best[kinds == kind], tables[kind]
-            assert table is not None
-            shared = middles[kind] + table[own % self.sizes[1]]
-            for first, cells in zip(self.firsts, self.cells, strict=True):
-                parts.append(Part(first, cells, table, cells.lo[own], cells.hi[own], shared))
+        size, (best, counts) = self.sizes[1], self._cells_of(asked.target)
+        liked = asked.liked[best]
+        best = best[liked >= Found(best, liked, liked, counts).least_of_best(wanted)]
+        kinds, parts = {asked.target: best}, []
+        if asked.target < 0:
+            kinds = {kind: best[best // size == kind] - kind * size for kind in range(self.kinds)}
+        for kind, codes in kinds.items():
+            if len(codes):
+                table = asked.tables[kind]
+                assert table is not None
+                own, shared = kind * size + codes, asked.middles[kind] + table[codes]
+                for first, cells in zip(self.firsts, self.cells, strict=True):
+                    parts.append(Part(first, cells, table, cells.lo[own], cells.hi[own], shared))
         return parts
 
     def _nearest(self, kept: Sequence[Part], level: int, wanted: int) -> list[Part]:
@@ -231,11 +274,17 @@ class CodeScan:
         shared, ids = np.repeat(part.shared, part.hi - part.lo)[near], nodes.astype(np.int64)  # all tails are added again below
         return Part(part.first, cells, part.table, ids, ids + 1, shared, items)
 
-    def rows_of(self, places: NDArray[Any], allowed: Mask | None = None) -> Ints:
-        """Rows of the allowed items of IDs that are given by their places: those of the first trie, then the next one's."""
-        rows = [cells.order[cells.places_of(ids)].astype(np.int64) for cells, ids in self._by_trie(places)]
-        joined = rows[0] if len(rows) == 1 else np.concatenate(rows)
-        return joined if allowed is None else joined[allowed[joined]]
+    def rows_of(self, found: Found, least: np.float32, allowed: Mask | None = None) -> Ints:
+        """Rows of the allowed items of IDs down to a score: those of the first trie, then the next one's."""
+        kernel = compiled("_rows")
+        if kernel is not None:
+            looked, mask = (found.ids, found.scores, found.items, least), EVERYONE if allowed is None else allowed
+            ends = [*self.firsts[1:], self.firsts[-1] + self.cells[-1].trie.ids]
+            tries = zip(self.firsts, ends, self.cells, strict=True)
+            return _joined([kernel(*looked, first, end, cells.item_start, cells.order, mask) for first, end, cells in tries])
+        near = self._by_trie(found.ids[found.scores >= least])
+        rows = _joined([cells.order[cells.places_of(ids)].astype(np.int64) for cells, ids in near])
+        return rows if allowed is None else rows[allowed[rows]]
 
     def codes_of(self, places: NDArray[Any], allowed: Mask | None = None) -> tuple[Ints, Ints]:
         """The same rows in ascending order, and (n, M) codes."""
@@ -269,3 +318,7 @@ class CodeScan:
         last = (cells.node_codes[-1], cells.node_child[-1], self.starts[top - 2]) if nodes_left else NO_NODES
         tails = cells.tails, self.starts[top - 1 :]
         return Stretches(lo, hi, shared, *tails, part.table, cells.item_start, cells.inverse, part.items, *last)
+
+
+def _joined(parts: Sequence[Ints]) -> Ints:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
