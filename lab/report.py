@@ -210,8 +210,8 @@ def page() -> str:
         "ranks by log p and by nothing else; no weight is chosen afterwards. The intervals of a table are over questions, those over",
         "trainings stand where there was more than one. Dense search that is *told* the kind looks at a third of the pool; much of a lead over",
         "plain dense is the choice of the kind.",
-        "All rows were searched on a GPU, the default by beams that stop early. On a CPU a re-ranked search is planned by cost: one decoder row and a",
-        "scan of codes, or all vectors of a small collection ([the engine](../engine.md)); what that keeps is [measured apart](../compare.md).",
+        "All rows were searched on a GPU, the default by beams that stop early, as it was there then. Since, a re-ranked search is one decoder row and a",
+        "scan of codes, on a GPU, too ([the engine](../engine.md)); what that keeps is [measured apart](../compare.md), with the shipped model.",
         "",
     ]
     for name in ("fashion", "icons"):

@@ -5,7 +5,7 @@
     python -m lab.front.data fill OUT BIGGER SIZE            + points between items of the same kind that stand near by their IDs
     python -m lab.front.data recombine OUT BIGGER SIZE       + items with the first codes of one and the last codes of another
 
-`fill` quantizes every point as the product does (2 minutes of one core for a million); `recombine` is for ten million: the first
+`fill` quantizes every point as the product does (a minute of one core for a million); `recombine` is for ten million: the first
 codes are one item's, the last a neighbour's, and what the codes leave over is the first one's. A collection is a folder: z.npy
 (N, D) float16, codes.npy (N, M), kind.npy (N,), questions.npz (z, wanted, task names, pairs of question and answer) and a model.
 """

@@ -2,11 +2,12 @@
 
     python -m lab.mbeir.two_ranks --output OUT.json
 
-Starts itself: alone, as two ranks (`torch.distributed.run`) that share the card, and alone once more on features that were
-changed by one part in ten million. NCCL refuses two ranks on one card, so they speak gloo there; what is computed is the same.
-Products are made in float32 without TF32, sums in a fixed order, without dropout, since every process draws its own: what is left
-is the order in which two ranks add. k-means and the choice of codes make much of little, which is what the third run shows: two
-ranks are as one where they differ from it no more than that. Two kinds: the paper's recipe and ours.
+Starts itself: alone, as two ranks (`torch.distributed.run`) that share the card, and alone again on features that were changed
+by one part in ten million, or whatever `--nudges` says, every time in another direction. NCCL refuses two ranks on one card, so
+they speak gloo there; what is computed is the same. Products are made in float32 without TF32, sums in a fixed order, without
+dropout, since every process draws its own: what is left is the order in which two ranks add. k-means and the choice of codes make
+much of little, which is what the nudged runs show: two ranks are as one where they differ from it no more than those. Two kinds:
+the paper's recipe and ours.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ SAME: dict[str, Any] = {
 }  # fmt: skip
 LARGE = {"model.width": 256, "model.level_sizes": [3, 256, 256, 256], "model.decoder": "mini"}
 IDS = "ids of the pool"
-NUDGE = 1e-7
+NUDGES = "1e-7"
+TOLD = 1e-5  # a loss that differs by more than this share is no longer the same but for rounding
 SMALL = {"model.width": 16, "model.level_sizes": [3, 60, 40], "model.decoder": "nano", "model.projection": 16, "model.hidden": 16}
 SMALL |= {f"{stage}.batch": 32 for stage in ("encoder", "quantizer", "generator")}
 
@@ -58,17 +60,17 @@ def config_of(kind: RecipeName, folder: Path, small: bool, device: str) -> Train
     return read_train_config(f"builtin:{kind}", changes)
 
 
-def nudged(features: Features) -> Features:
-    """One part in ten million beside what they are."""
-    random = torch.Generator().manual_seed(0)
+def nudged(features: Features, size: float, seed: int) -> Features:
+    """Beside what they are by that share, one part in ten million for instance."""
+    random = torch.Generator().manual_seed(seed)
 
     def beside(rows: Tensor) -> Tensor:
-        return rows * (1 + NUDGE * torch.randn(rows.shape, generator=random))
+        return rows * (1 + size * torch.randn(rows.shape, generator=random))
 
     return dataclasses.replace(features, image=beside(features.image), text=beside(features.text))
 
 
-def train_here(kind: RecipeName, folder: Path, small: bool, device: str, nudge: bool) -> None:
+def train_here(kind: RecipeName, folder: Path, small: bool, device: str, nudge: str) -> None:
     """All three stages in this process, alone or as a rank of several."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -89,7 +91,8 @@ def train_here(kind: RecipeName, folder: Path, small: bool, device: str, nudge: 
     directions = ((Modality.TEXT, Modality.IMAGE), (Modality.IMAGE, Modality.TEXT), (Modality.TEXT, Modality.PAIR))
     data = synthetic_features(300 if small else 3000, 300 if small else 6000, 16 if small else 256, directions=directions, seed=0)
     if nudge:
-        data = dataclasses.replace(data, queries=nudged(data.queries), pool=nudged(data.pool))
+        size, seed = float(nudge.split(":")[0]), int(nudge.split(":")[1])
+        data = dataclasses.replace(data, queries=nudged(data.queries, size, seed), pool=nudged(data.pool, size, seed))
     config = with_sizes(config, data, runtime)
     trained = train_stages(config, data, runtime, folder / "training")
     assert trained.heads is not None
@@ -104,11 +107,11 @@ def train_here(kind: RecipeName, folder: Path, small: bool, device: str, nudge: 
         torch.distributed.destroy_process_group()
 
 
-def launch(kind: str, world: int, folder: Path, small: bool, device: str, nudge: bool, longest: float) -> float:
+def launch(kind: str, world: int, folder: Path, small: bool, device: str, nudge: str, longest: float) -> float:
     """Seconds that it took."""
     folder.mkdir(parents=True)
     own = ["-m", "lab.mbeir.two_ranks", "--kind", kind, "--folder", str(folder), "--device", device]
-    own += ["--small"] * small + ["--nudge"] * nudge
+    own += ["--small"] * small + ["--nudge", nudge]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -141,21 +144,27 @@ class Run:
         self.losses = {(line["stage"], line["step"]): line["loss"] for line in map(json.loads, lines) if "loss" in line}
 
     def beside(self, other: Run) -> dict[str, Any]:
-        """Largest differences: of a weight as a share of its tensor's largest, of a loss as a share of it; IDs that differ."""
+        """Largest differences: of a weight as a share of its tensor's largest, of a loss as a share of it; IDs that differ; and
+        the first step whose losses tell the two apart."""
         weights: dict[str, float] = {}
         for name, tensor in self.tensors.items():
             part = name.split(".")[0]  # heads, fusion, quantizer, generator
             gap = (tensor.float() - other.tensors[name].float()).abs().max() / tensor.float().abs().max().clamp(min=1e-12)
             weights[part] = max(weights.get(part, 0.0), float(gap))
         losses: dict[str, float] = {}
+        first = ""
         for (stage, step), loss in self.losses.items():
             gap_of_loss = abs(other.losses[stage, step] - loss) / max(abs(loss), 1e-12)
             losses[stage] = max(losses.get(stage, 0.0), gap_of_loss)
-        return {"weights": weights, "losses": losses, "ids": float((self.codes != other.codes).any(1).float().mean())}
+            if gap_of_loss > TOLD and not first:
+                first = f"{stage}, step {step}"
+        ids = float((self.codes != other.codes).any(1).float().mean())
+        return {"weights": weights, "losses": losses, "ids": ids, "losses_differ_from": first}
 
 
-def compare(kind: str, folder: Path, small: bool, device: str, longest: float) -> dict[str, Any]:
-    runs = {"one": (1, False), "two": (2, False), "nudged": (1, True)}
+def compare(kind: str, folder: Path, small: bool, device: str, nudges: list[str], longest: float) -> dict[str, Any]:
+    twins = [f"{size}:{seed}" for seed, size in enumerate(nudges)]
+    runs = {"one": (1, ""), "two": (2, ""), **{f"nudged by {twin}": (1, twin) for twin in twins}}
     seconds = {name: launch(kind, world, folder / name, small, device, nudge, longest) for name, (world, nudge) in runs.items()}
     one, two, other = Run(folder / "one"), Run(folder / "two"), Run(folder / "two", rank=1)
     where = [(folder / name / f"world-{rank}").read_text(encoding="utf-8") for name, rank in (("one", 0), ("two", 0), ("two", 1))]
@@ -164,7 +173,7 @@ def compare(kind: str, folder: Path, small: bool, device: str, longest: float) -
         "ranks": where,
         "ranks_equal_to_the_bit": all(torch.equal(two.tensors[name], other.tensors[name]) for name in two.tensors),
         "two_processes_to_one": one.beside(two),
-        "one_to_itself_nudged": one.beside(Run(folder / "nudged")),
+        "one_to_itself_nudged": {twin: one.beside(Run(folder / f"nudged by {twin}")) for twin in twins},
         "seconds": {name: round(value, 1) for name, value in seconds.items()},
     }
 
@@ -177,7 +186,8 @@ def main() -> None:
     parser.add_argument("--kind", choices=KINDS, help="train this one here (used by the program itself)")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--longest", type=float, default=120, help="seconds of one training")
-    parser.add_argument("--nudge", action="store_true")
+    parser.add_argument("--nudge", default="", help="SIZE:SEED, with --kind")
+    parser.add_argument("--nudges", default=NUDGES, help="sizes of the changes of features, one for each nudged run")
     parser.add_argument("--kinds", default=",".join(KINDS))
     args = parser.parse_args()
     if args.kind:
@@ -187,7 +197,7 @@ def main() -> None:
     body: dict[str, Any] = {"date": datetime.date.today().isoformat(), "device": device, "settings": SAME, "lines": []}
     with tempfile.TemporaryDirectory() as folder:
         for kind in args.kinds.split(","):
-            line = compare(kind, Path(folder) / kind, args.small, args.device, args.longest)
+            line = compare(kind, Path(folder) / kind, args.small, args.device, args.nudges.split(","), args.longest)
             body["lines"].append(line)
             if args.output is not None:
                 args.output.parent.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -53,16 +54,21 @@ def difference(mine: Hits, other: Hits, seed: int = 0) -> Difference:
     seeds = sorted(mine.keys() & other.keys())
     tasks = sorted(next(iter(other.values())))
     average = {who: np.mean([[rows[s][t].mean() for t in tasks] for s in seeds]) for who, rows in (("a", mine), ("b", other))}
-    random = np.random.default_rng(seed)
-    drawn = random.integers(0, len(seeds), (SAMPLES, len(seeds)))  # which seeds a sample consists of
+    drawn, weights = _samples(seed, len(seeds), tuple(len(other[seeds[0]][task]) for task in tasks))
     total, by_seed = np.zeros(SAMPLES), np.zeros(len(seeds))
-    for task in tasks:
+    for task, weight in zip(tasks, weights, strict=True):
         gap = np.stack([mine[s][task] - other[s][task] for s in seeds])  # (S, Q)
         by_seed += gap.mean(1)
-        questions = gap.shape[1]
-        weight = random.multinomial(questions, np.full(questions, 1 / questions), SAMPLES) / questions  # (samples, Q)
         resampled = weight @ gap.T  # (samples, S)
         total += np.take_along_axis(resampled, drawn, 1).mean(1)
     low, high = np.quantile(total / len(tasks), [0.025, 0.975])
     gaps = tuple(float(value) for value in by_seed / len(tasks))
     return Difference(float(average["a"]), float(average["b"]), float(low), float(high), gaps)
+
+
+@lru_cache(maxsize=3)  # rows of one table are compared on the same samples, and drawing takes longer than comparing
+def _samples(seed: int, seeds: int, questions: tuple[int, ...]) -> tuple[np.ndarray, list[np.ndarray]]:
+    """(samples, S) which seeds a sample consists of, and for every task (samples, Q) how much each question weighs in it."""
+    random = np.random.default_rng(seed)
+    drawn = random.integers(0, seeds, (SAMPLES, seeds))
+    return drawn, [random.multinomial(count, np.full(count, 1 / count), SAMPLES) / count for count in questions]

@@ -26,12 +26,11 @@ import queue
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,10 +47,9 @@ from genius.train.journal import METRICS, Journal
 from genius.train.loop import Runtime, Stage, make_accelerator, run_stage
 from genius.train.quantizer import QuantizerStage
 from lab.accuracy import fashion, icons, without
-from lab.paper.compare import Difference, difference
-from lab.paper.experiment import read_experiment
+from lab.paper.fair_results import Results
+from lab.paper.fair_rows import BASE, Row, before_stage_3, grouped, pool_of, rows_of
 
-BASE, SUMS = "GENIUS", "norms as printed"
 HELD_OUT = 0.06  # of the training questions, by group; a quarter of that is what stages are judged by
 # In every row alike: the paper's epochs of stage 2 and as many of stage 3 as validation asks for, with larger batches and rates,
 # since here are 75,000 questions where the paper has 1.1 million.
@@ -71,17 +69,7 @@ HEADS_WIDTH = 256
 JUDGED = 600
 BEAMS = 30  # as the paper's ablations
 AT_ONCE = 512  # questions searched together
-FEWEST = 20  # test questions of a task that takes part in a mean: all tasks weigh alike there, however few ask
 DONE: multiprocessing.Queue[dict[str, Any]] | None = None  # in a process of `run_all`
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of a table."""
-
-    name: str
-    tables: tuple[str, ...]
-    changes: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -96,39 +84,6 @@ class Job:
     products: int | None
     overrides: dict[str, Any]
     judged: int = JUDGED  # validation questions
-
-
-@cache
-def pool_of(table: str) -> str:
-    """Where the paper's table searches."""
-    return read_experiment(table).pools[0]
-
-
-def rows_of(tables: tuple[str, ...]) -> list[Row]:
-    """The rows of the paper's tables; what both tables have, once."""
-    found: dict[str, Row] = {}
-    for table in tables:
-        for number, row in enumerate(read_experiment(table).rows):
-            name = BASE if number == 0 else row.name
-            known = found.get(name, Row(name, (), dict(row.set)))
-            found[name] = replace(known, tables=(*known.tables, table))
-    if "table-4" in tables:  # not in the paper's table: what its printed norms do with its own weights
-        found[SUMS] = Row(SUMS, ("table-4",), {"model.recipe": "paper-sums"})
-    return list(found.values())
-
-
-def before_stage_3(row: Row) -> str:
-    """What a row changes before its decoder is trained."""
-    early = {name: value for name, value in row.changes.items() if not name.startswith(("generator.", "model.decoder"))}
-    return json.dumps(early, sort_keys=True)
-
-
-def grouped(rows: list[Row]) -> Iterator[tuple[Row, ...]]:
-    """Rows of one table that differ in stage 3 alone, together."""
-    groups: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row.tables[0], before_stage_3(row)), []).append(row)
-    return (tuple(group) for group in groups.values())
 
 
 # -- data ----------------------------------------------------------------------------------------------------------
@@ -307,87 +262,6 @@ def measured(model: Any, test: FeatureSet, row: Row) -> dict[str, dict[str, Any]
 
 
 # -- all jobs ------------------------------------------------------------------------------------------------------
-
-
-class Results:
-    """What is known so far: JSON for people, beside it every question's hits."""
-
-    def __init__(self, path: Path, about: dict[str, Any], rows: list[Row]) -> None:
-        self.path, self.about, self.rows = path, about, rows
-        self.lines: list[dict[str, Any]] = []
-        self.hits: dict[str, np.ndarray] = {}
-        if path.exists():
-            self.join(path)
-
-    def join(self, path: Path) -> None:
-        """Rows of an earlier call or of another machine."""
-        before = json.loads(path.read_text(encoding="utf-8"))
-        if before["about"]["settings"] != self.about["settings"]:
-            raise SystemExit(f"{path} holds rows trained differently: give another --output")
-        new = [line for line in before["lines"] if not self.has(line["row"], line["seed"])]
-        names = {(line["row"], str(line["seed"])) for line in new}
-        self.lines += new
-        self.about = before["about"]  # when and where most of it was trained
-        with np.load(path.with_suffix(".npz")) as stored:
-            self.hits |= {key: stored[key] for key in stored if tuple(key.split("|")[:2]) in names}
-
-    def has(self, row: str, seed: int) -> bool:
-        return any(line["row"] == row and line["seed"] == seed for line in self.lines)
-
-    def add(self, entry: dict[str, Any]) -> None:
-        found = entry.pop("found")
-        for pool, methods in found.items():
-            for method, tasks in methods.items():
-                for task, values in tasks.items():
-                    self.hits["|".join((entry["row"], str(entry["seed"]), pool, method, task))] = values.astype(bool)
-        shown = {
-            pool: {m: {t: round(float(v.mean()), 4) for t, v in tasks.items()} for m, tasks in methods.items()}
-            for pool, methods in found.items()
-        }
-        self.lines.append({**entry, "hit@5": shown})
-        self.write()
-
-    def of(self, row: str, pool: str, method: str) -> dict[int, dict[str, np.ndarray]]:
-        """seed -> task -> hits, of tasks with enough questions."""
-        out: dict[int, dict[str, np.ndarray]] = {}
-        for key, values in self.hits.items():
-            name, seed, where, how, task = key.split("|")
-            if (name, where, how) == (row, pool, method) and len(values) >= FEWEST:
-                out.setdefault(int(seed), {})[task] = values.astype(np.float64)
-        return out
-
-    def differences(self, method: str) -> Iterator[tuple[str, str, Difference]]:
-        """(table, row, against the first row)."""
-        for table in dict.fromkeys(table for row in self.rows for table in row.tables):
-            base = self.of(BASE, pool_of(table), method)
-            for row in self.rows:
-                mine = self.of(row.name, pool_of(table), method) if table in row.tables else {}
-                if mine.keys() & base.keys():  # else: no seed in common, nothing to say yet
-                    yield table, row.name, difference(mine, base)
-
-    def write(self) -> None:
-        told = [
-            {"method": method, "table": table, "row": row, **value.to_dict()}
-            for method in ("genius", "genius-r", "dense")
-            for table, row, value in self.differences(method)
-        ]
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(json.dumps({"about": self.about, "differences": told, "lines": self.lines}, indent=1) + "\n")
-        np.savez_compressed(self.path.with_suffix(".npz"), **self.hits)  # type: ignore[arg-type]
-
-    def table(self) -> str:
-        """Hits at five, the difference to the first row in points, and whether the paper's finding holds."""
-        title = f"{'':8} {'row':24} seeds  plain {'difference to GENIUS':26} re-ranked {'difference':26} the paper's finding"
-        lines = [title]
-        ranked = {(table, row): value for table, row, value in self.differences("genius-r")}
-        for table, row, value in self.differences("genius"):
-            other = ranked[table, row]
-            finding = "" if row == BASE else value.finding
-            lines.append(
-                f"{table:8} {row:24} {value.seeds:5d} {100 * value.mine:6.2f} {value.words:26} {100 * other.mine:9.2f} "
-                f"{other.words:26} {finding}"
-            )
-        return "\n".join(lines)
 
 
 def run_all(jobs: list[Job], results: Results, processes: int, seconds: float) -> None:

@@ -23,7 +23,9 @@ from lab.paper import printed
 from lab.paper.alike import flat
 from lab.paper.analyses import B2
 from lab.paper.experiment import read_experiment
-from lab.paper.fair import BASE, BEAMS, FEWEST, SUMS
+from lab.paper.fair import BEAMS
+from lab.paper.fair_results import FEWEST
+from lab.paper.fair_rows import BASE, SUMS
 
 LAB = Path(__file__).parents[1]
 FILES = {
@@ -32,11 +34,16 @@ FILES = {
     "two_ranks": LAB / "mbeir" / "two_ranks.json",
     "two_ranks_cpu": LAB / "mbeir" / "two_ranks_cpu.json",
     "fair": LAB / "paper" / "fair_fashion.json",
+    "fair_4096": LAB / "paper" / "fair_4096.json",
     "fair_small": LAB / "paper" / "fair_small.json",
+    "fair_kind": LAB / "paper" / "fair_kind.json",
+    "decoders_t5": LAB / "paper" / "decoders_t5.json",
     "decoders": LAB / "paper" / "decoders.json",
 }
-DECODERS, LARGER = "lab/paper/decoders.toml", "64 x 4"
-UNCLAIMED = (BASE, SUMS, LARGER)  # rows of which the paper's tables 4 and 5 say nothing
+TRAINED = ("fair", "fair_4096", "fair_small", "fair_kind", "decoders_t5", "decoders")  # what `lab.paper.fair` wrote
+DECODERS = ("supplement-5", "lab/paper/decoders.toml")
+# rows of which the paper's tables 4 and 5 say nothing; the last two are larger books
+UNCLAIMED = (BASE, SUMS, "64 x 4", "256 x 4")
 STAGES = {"stage 2, fusion and codebooks": "quantizer", "stage 3, decoder": "generator"}
 
 
@@ -50,7 +57,7 @@ def take(folder: Path) -> None:
         if source.exists():
             body = json.loads(source.read_text(encoding="utf-8"))
             path.write_text(
-                json.dumps(compact(body) if name in ("fair", "fair_small", "decoders") else body, indent=1) + "\n",
+                json.dumps(compact(body) if name in TRAINED else body, indent=1) + "\n",
                 encoding="utf-8",
             )
 
@@ -82,7 +89,7 @@ def page() -> str:
     ]
     parts: dict[Callable[..., Iterator[str]], tuple[str, ...]] = {
         extraction: ("extract_rate",), memory: ("memory",), two_ranks: ("two_ranks", "two_ranks_cpu"),
-        fair: ("fair", "fair_small"), decoders: ("decoders",),
+        fair: ("fair", "fair_4096", "fair_kind", "fair_small"), decoders: ("decoders_t5", "fair", "decoders"),
     }  # fmt: skip
     for write, names in parts.items():
         known = [bodies[name] for name in names if name in bodies]
@@ -116,6 +123,8 @@ def analyses() -> Iterator[str]:
         facts = {key: value for key, value in body["about"].items() if key in ("date", "device", "queries", "candidates")}
         yield ", ".join(f"{key} {value}" for key, value in facts.items()) + f". `{body['about']['command']}`"
         yield body["body"]
+        if note := body["about"].get("note"):
+            yield note
         picture = f"{path.parent.name}-{path.stem}.png"
         if (LAB.parent / "docs" / "images" / picture).exists():
             yield f"![{body['title']}](../images/{picture})"
@@ -203,19 +212,23 @@ def two_ranks(*bodies: dict[str, Any]) -> Iterator[str]:
         "`python -m lab.mbeir.two_ranks`: all three stages alone, and as two ranks of `torchrun` (gloo, float32, no dropout). "
         "Largest difference of a weight, as a share of its tensor's largest; of a loss, as a share of it; and IDs of the "
         "pool that "
-        'differ. "Nudged" is one process beside itself on features that differ by one part in ten million: what rounding does.'
+        'differ. "Nudged" is one process beside itself on features that differ by one part in ten million or a million, every '
+        'time in another direction: what rounding does. Losses "differ from" the first step at which they do by more than one '
+        "part in a hundred thousand."
     )
     parts, rows = ("heads", "fusion", "quantizer", "generator"), []
     for body in bodies:
         for line in body["lines"]:
             for what in ("two_processes_to_one", "one_to_itself_nudged"):
-                if found := line.get(what):
-                    name = "two ranks" if what.startswith("two") else "nudged"
-                    losses = f"{max(found['losses'].values()):.1e}" if "losses" in found else "–"
-                    ids = f"{100 * found['ids']:.1f} %" if "ids" in found else "–"
+                known = {"two ranks": line[what]} if what.startswith("two") else line[what]
+                for name, found in known.items():
+                    called = name if what.startswith("two") else f"nudged by {name.split(':')[0]}"
                     weights = [f"{found['weights'][part]:.1e}" for part in parts]
-                    rows.append([f"{body['device']}, {line['kind']}: {name}", *weights, losses, ids])
-    yield table(["", *parts, "losses", "IDs"], rows)
+                    losses = f"{max(found['losses'].values()):.1e}"
+                    from_step = found.get("losses_differ_from") or "–"
+                    ids = f"{100 * found['ids']:.1f} %"
+                    rows.append([f"{body['device']}, {line['kind']}: {called}", *weights, losses, from_step, ids])
+    yield table(["", *parts, "losses", "which differ from", "IDs"], rows)
     equal = all(line["ranks_equal_to_the_bit"] for body in bodies for line in body["lines"])
     yield f"The two ranks' weights were {'equal to the bit in all of them' if equal else 'NOT equal in all of them'}."
     yield from (body["note"] for body in bodies if "note" in body)
@@ -236,58 +249,51 @@ def fair(*bodies: dict[str, Any]) -> Iterator[str]:
         "opposite, and otherwise it cannot be told."
     )
     for body in bodies:
-        yield from _run(body)
+        yield from _run(body, of_decoders=False)
 
 
-def decoders(body: dict[str, Any]) -> Iterator[str]:
+def decoders(*bodies: dict[str, Any]) -> Iterator[str]:
     yield "## Decoder sizes (supplement, Table 5)"
     theirs = [f"{name} {np.mean(list(values.values())):.1f}" for name, values in printed.SUPPLEMENT_5.items()]
     yield (
-        f"`python -m lab.paper.fair --tables {DECODERS}`: the same stages 1 and 2, then decoders of three sizes, alike but for "
-        f"that. The paper's own three, on average over its five tasks: {', '.join(theirs)}; larger ones gain a little on "
-        "COCO and WebQA and lose on CIRR. Those (6, 12 and 24 layers, 512 to 1,024 wide) are too large for two cores: "
-        "here are three of 1, 2 and 3 layers, 64 to 192 wide, so this says nothing of the paper's own sizes."
+        f"`python -m lab.paper.fair --tables {DECODERS[0]}` (T5's three sizes: 6, 12 and 24 layers, 512 to 1,024 wide) and "
+        f"`--tables {DECODERS[1]}` (1, 2 and 3 layers, 64 to 192 wide, for two cores): the same stages 1 and 2, then decoders "
+        f"that differ in size alone. The paper's own three, on average over its five tasks: {', '.join(theirs)}; larger ones "
+        "gain a little on COCO and WebQA and lose on CIRR."
     )
-    yield from _run(body)
+    for body in bodies:
+        yield from _run(body, of_decoders=True)
 
 
-def _run(body: dict[str, Any]) -> Iterator[str]:
+def _run(body: dict[str, Any], of_decoders: bool) -> Iterator[str]:
+    told = [entry for entry in body["differences"] if (entry["table"] in DECODERS) == of_decoders]
+    if not told:
+        return
     about, settings, model = body["about"], body["about"]["settings"], body["about"]["config"]["model"]
-    seeds = sorted({line["seed"] for line in body["lines"]})
+    lines = [line for line in body["lines"] if any(line["row"] == entry["row"] for entry in told)]
+    seeds = sorted({line["seed"] for line in lines})
     codes = " x ".join(map(str, model["level_sizes"]))
     size = f" of {settings['products']} products" if settings.get("products") else ""
-    yield f"### {settings['data'].capitalize()}{size}, codes {codes}, decoder {model['decoder']} ({about['device']})"
+    epochs = settings["same"].get("generator.epochs")
+    what = f"decoders of several sizes, {epochs} epochs" if of_decoders else f"decoder {model['decoder']}"
+    yield f"### {settings['data'].capitalize()}{size}, codes {codes}, {what} ({about['device']})"
     same = ", ".join(f"`{name}` {value}" for name, value in settings["same"].items())
     yield f"{about['date']}, seeds {', '.join(map(str, seeds))}. In all rows alike: {same}."
-    if not body["differences"]:
-        yield _without_first(body["lines"])
-    for name in dict.fromkeys(entry["table"] for entry in body["differences"]):
+    for name in dict.fromkeys(entry["table"] for entry in told):
         experiment = read_experiment(name)
         where = "the whole pool" if experiment.pools[0] == "universal" else "each task's own pool"
         header = ["", "seeds", "plain", "difference", "the paper's finding", "re-ranked", "difference ", "paper, plain"]
         yield f"{experiment.title}, {where}:"
-        yield table([*header, "paper's difference"], list(_fair_rows(name, body)))
-    if body["differences"]:
-        yield from _findings(body)
-        yield _dense(body)
-    yield _stopped(body["lines"])
-    if "note" in about:
-        yield about["note"]
+        yield table([*header, "paper's difference"], list(_fair_rows(name, told)))
+    yield from _findings(told)
+    yield _dense(told)
+    yield _stopped(lines)
+    if note := about.get("note of decoders" if of_decoders and "note of decoders" in about else "note"):
+        yield note
 
 
-def _without_first(lines: list[dict[str, Any]]) -> str:
-    """Rows of a run that ended before its first one was there."""
-    rows = []
-    for line in lines:
-        hits = next(iter(line["hit@5"].values()))
-        rows.append(
-            [f"{line['row']}, seed {line['seed']}", *(f"{100 * np.mean(list(own.values())):.1f}" for own in hits.values())]
-        )
-    return table(["", *next(iter(lines[0]["hit@5"].values()))], rows)
-
-
-def _fair_rows(name: str, body: dict[str, Any]) -> Iterator[list[str]]:
-    by = {(entry["method"], entry["row"]): entry for entry in body["differences"] if entry["table"] == name}
+def _fair_rows(name: str, told: list[dict[str, Any]]) -> Iterator[list[str]]:
+    by = {(entry["method"], entry["row"]): entry for entry in told if entry["table"] == name}
     theirs = {row: float(np.mean(list(values.values()))) for row, values in printed.TABLES.get(name, {}).items()}
     first = next(iter(theirs.values()), 0.0)
     for (method, row), plain in by.items():
@@ -295,9 +301,10 @@ def _fair_rows(name: str, body: dict[str, Any]) -> Iterator[list[str]]:
             continue
         other = by["genius-r", row]
         paper = theirs.get(row, first if row == BASE and theirs else None)
-        finding = "" if row in UNCLAIMED or name == DECODERS else plain["finding"]
+        finding = "" if row in UNCLAIMED or name in DECODERS else plain["finding"]
         gaps = ["", ""] if row == BASE else [_gap(plain), _gap(other)]
-        called = f"{row}, {read_experiment(name).rows[0].name}" if row == BASE and name.endswith(".toml") else row
+        first_row = read_experiment(name).rows[0].name
+        called = f"{row}, {first_row}" if row == BASE != first_row else row
         yield [
             called, str(len(plain["by_seed"])), f"{100 * plain['mine']:.1f}", gaps[0], finding,
             f"{100 * other['mine']:.1f}", gaps[1],
@@ -305,15 +312,15 @@ def _fair_rows(name: str, body: dict[str, Any]) -> Iterator[list[str]]:
         ]  # fmt: skip
 
 
-def _findings(body: dict[str, Any]) -> Iterator[str]:
+def _findings(told: list[dict[str, Any]]) -> Iterator[str]:
     """What the tables say of the paper's findings, plain and re-ranked."""
     for method, name in (("genius", "plain"), ("genius-r", "re-ranked")):
-        told: dict[str, list[str]] = {}
-        for entry in body["differences"]:
-            if entry["method"] == method and entry["row"] not in UNCLAIMED and entry["table"] != DECODERS:
-                told.setdefault(entry["finding"], []).append(entry["row"])
-        if told:
-            yield f"The paper's findings, {name}: " + "; ".join(f"{what}: {', '.join(rows)}" for what, rows in told.items()) + "."
+        by: dict[str, list[str]] = {}
+        for entry in told:
+            if entry["method"] == method and entry["row"] not in UNCLAIMED and entry["table"] not in DECODERS:
+                by.setdefault(entry["finding"], []).append(entry["row"])
+        if by:
+            yield f"The paper's findings, {name}: " + "; ".join(f"{what}: {', '.join(rows)}" for what, rows in by.items()) + "."
 
 
 def _gap(entry: dict[str, Any]) -> str:
@@ -321,8 +328,8 @@ def _gap(entry: dict[str, Any]) -> str:
     return f"{100 * (entry['mine'] - entry['first_row']):+.1f} [{low:+.1f}, {high:+.1f}]"
 
 
-def _dense(body: dict[str, Any]) -> str:
-    first = {(e["table"], e["method"]): 100 * e["mine"] for e in body["differences"] if e["row"] == BASE}
+def _dense(told: list[dict[str, Any]]) -> str:
+    first = {(e["table"], e["method"]): 100 * e["mine"] for e in told if e["row"] == BASE}
     words = []
     for name in dict.fromkeys(name for name, _ in first):
         dense, plain, again = (first[name, method] for method in ("dense", "genius", "genius-r"))
@@ -333,15 +340,23 @@ def _dense(body: dict[str, Any]) -> str:
 
 
 def _stopped(lines: list[dict[str, Any]]) -> str:
-    """Whether the decoders' validation had stopped rising."""
-    rising = [line for line in lines if line["looks"] and line["looks"][-1][1] >= max(value for _, value in line["looks"])]
+    """Whether the decoders' validation had stopped rising, and when."""
+    curves = [[value for _, value in line["looks"]] for line in lines if line["looks"]]
+    learned = [curve for curve in curves if max(curve) > min(curve)]
+    best = sorted(curve.index(max(curve)) + 1 for curve in learned)
+    rising = sum(curve[-1] >= max(curve) for curve in learned)
     steps = [line["looks"][-1][0] for line in lines if line["looks"]]
+    last = f", in {rising} the last look was the best" if rising else ""
+    flat = f", and {len(curves) - len(learned)} learned nothing" if len(learned) < len(curves) else ""
     return (
-        f"Of {len(lines)} decoders, {len(lines) - len(rising)} had passed their best value on the validation questions "
-        f"when training "
-        f"ended (after {min(steps):,} to {max(steps):,} steps); in {len(rising)} the last look was the best. The JSON has "
-        f"every curve."
+        f"{len(learned) - rising} of {len(curves)} decoders had passed their best value on the validation questions when "
+        f"training ended, after {_span(steps)} steps{last}{flat}. The best was at look {_span(best)} of {len(curves[0])}, for "
+        f"half of them by look {best[(len(best) - 1) // 2]}. The JSON has every curve."
     )
+
+
+def _span(values: list[int]) -> str:
+    return f"{min(values):,}" if min(values) == max(values) else f"{min(values):,} to {max(values):,}"
 
 
 def main() -> None:

@@ -11,8 +11,10 @@ import torch
 
 from genius.data.features import FeatureSet
 from lab.accuracy import Data
-from lab.paper import fair
+from lab.paper import fair, fair_results
 from lab.paper.compare import difference
+from lab.paper.fair_results import Results
+from lab.paper.fair_rows import BASE, Row, grouped, rows_of
 
 
 def hits(rate: float, seeds: int, questions: int = 400) -> dict[int, dict[str, np.ndarray]]:
@@ -33,8 +35,8 @@ def test_a_difference_is_found_only_where_there_is_one() -> None:
 
 
 def test_a_task_that_hardly_anyone_asks_has_no_say_in_a_mean(tmp_path: Path) -> None:
-    results = fair.Results(tmp_path / "out.json", {}, fair.rows_of(("table-4",)))
-    for row, hit in ((fair.BASE, 1.0), ("w/o L_mse", 0.0)):
+    results = Results(tmp_path / "out.json", {}, rows_of(("table-4",)))
+    for row, hit in ((BASE, 1.0), ("w/o L_mse", 0.0)):
         results.hits[f"{row}|0|universal|genius|many"] = np.full(40, 0.5) > 0.4
         results.hits[f"{row}|0|universal|genius|two"] = np.full(2, hit) > 0.5
     ((_, _, first), (_, row, other)) = results.differences("genius")
@@ -42,11 +44,11 @@ def test_a_task_that_hardly_anyone_asks_has_no_say_in_a_mean(tmp_path: Path) -> 
 
 
 def test_rows_share_what_they_can() -> None:
-    rows = fair.rows_of(("table-4", "table-5"))
-    assert [row.name for row in rows][:2] == [fair.BASE, "w/o modality-decoupled"] and len(rows) == 12
+    rows = rows_of(("table-4", "table-5"))
+    assert [row.name for row in rows][:2] == [BASE, "w/o modality-decoupled"] and len(rows) == 12
     assert rows[0].tables == ("table-4", "table-5")  # 4096 x 9 is the first row of both
-    groups = list(fair.grouped(rows))
-    assert len(groups) == 11 and [row.name for row in groups[0]] == [fair.BASE, "w/o query augmentation"]
+    groups = list(grouped(rows))
+    assert len(groups) == 11 and [row.name for row in groups[0]] == [BASE, "w/o query augmentation"]
 
 
 def a_set(tasks: list[int], pairs: list[tuple[int, int]], pool: int = 12) -> FeatureSet:
@@ -91,19 +93,24 @@ def test_rows_are_trained_alike_and_a_second_call_goes_on(tmp_path: Path, monkey
     fields = {"model.decoder": "nano", "model.width": 8, "model.projection": 8, "model.hidden": 8}
     stages = {"encoder": 4, "quantizer": 3, "generator": 3}
     fields |= {f"{stage}.batch": 16 for stage in stages} | {f"{stage}.steps": steps for stage, steps in stages.items()}
-    monkeypatch.setattr(fair, "FEWEST", 1)
-    rows = fair.rows_of(("table-4", "table-5"))
+    monkeypatch.setattr(fair_results, "FEWEST", 1)
+    rows = rows_of(("table-4", "table-5"))
     about = {"settings": {"same": fields}}
-    results = fair.Results(tmp_path / "out.json", about, rows)
-    group = next(fair.grouped(rows))
+    results = Results(tmp_path / "out.json", about, rows)
+    group = next(grouped(rows))
     for entry in fair.attempt(fair.Job(0, group, "fashion", folder, tmp_path, None, fields)):
         results.add(entry)
-    results = fair.Results(tmp_path / "out.json", about, rows)  # another call
+    larger = Row("larger", ("supplement-5",), {"model.decoder": "tiny"})
+    (entry,) = fair.attempt(fair.Job(0, (larger,), "fashion", folder, tmp_path, None, fields))
+    first = {key.rsplit("|")[-1]: values for key, values in results.hits.items() if key.startswith(f"{BASE}|0|local|dense")}
+    assert len(list(tmp_path.glob("second-*.pt"))) == 1  # it stands on the stage 2 that the first row has left
+    assert all((first[task] == values).all() for task, values in entry["found"]["local"]["dense"].items())
+    results = Results(tmp_path / "out.json", about, rows)  # another call
     assert results.has(group[0].name, 0) and not results.has(group[0].name, 1) and not results.has("256 x 5", 0)
     small = fair.Job(0, tuple(row for row in rows if row.name == "256 x 5"), "fashion", folder, tmp_path, None, fields)
-    elsewhere = fair.Results(tmp_path / "elsewhere.json", about, rows)
+    elsewhere = Results(tmp_path / "elsewhere.json", about, rows)
     elsewhere.add(next(fair.attempt(small)))
-    alone = fair.Results(tmp_path / "alone.json", about, rows)
+    alone = Results(tmp_path / "alone.json", about, rows)
     alone.join(tmp_path / "elsewhere.json")
     alone.lines[0]["seed"], alone.hits = 7, {key.replace("|0|", "|7|"): value for key, value in alone.hits.items()}
     alone.join(tmp_path / "out.json")
@@ -126,4 +133,4 @@ def test_rows_are_trained_alike_and_a_second_call_goes_on(tmp_path: Path, monkey
     assert ("table-4", "w/o query augmentation") in found and ("table-5", "256 x 5") in found
     assert "256 x 5" in results.table()
     with pytest.raises(SystemExit, match="trained differently"):
-        fair.Results(tmp_path / "out.json", {"settings": {"same": {}}}, rows)
+        Results(tmp_path / "out.json", {"settings": {"same": {}}}, rows)

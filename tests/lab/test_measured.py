@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lab.paper import measured
-from lab.paper.fair import BASE
+from lab.paper.fair_rows import BASE
 
 SIZES = {"width": 8, "level_sizes": [3, 4], "decoder": "nano"}
 
@@ -44,7 +44,20 @@ def test_rows_are_kept_as_what_they_change(tmp_path: Path, monkeypatch: pytest.M
     assert "| w/o L_cl | 2 | 5.0 | -15.0 [-18.0, -12.0] | holds |" in page and "| -46.8 |" in page
     assert "### Fashion, codes 3 x 4, decoder nano (card)" in page
     assert "hits 50.0 (universal pool; plain keeps 0.40 of it, re-ranked 0.40)" in page
-    assert "Of 2 decoders, 1 had passed their best value" in page
+    assert (
+        "1 of 2 decoders had passed their best value" in page
+        and "in 1 the last look was the best. The best was at look 2 of" in page
+    )
+
+
+def test_decoder_sizes_have_a_section_of_their_own() -> None:
+    body = measured.compact(a_body())
+    other = {"table": "supplement-5", "first_row": 0.2, "by_seed": [0.1], "low": 0.05, "high": 0.15, "finding": "does not hold"}
+    for row, mine in ((BASE, 0.2), ("T5-base", 0.3)):
+        body["differences"] += [{**other, "row": row, "mine": mine, "method": m} for m in ("genius", "genius-r", "dense")]
+    tables, sizes = "\n".join(measured.fair(body)), "\n".join(measured.decoders(body))
+    assert "| w/o L_cl | 2 |" in tables and "T5-base" not in tables and "supplement" not in tables.lower()
+    assert "| T5-base | 1 | 30.0 | +10.0 [+5.0, +15.0] |  | 30.0 |" in sizes and "w/o L_cl" not in sizes
 
 
 def test_the_page_is_that_of_the_results() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from unittest import mock
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,7 +12,8 @@ from hypothesis import strategies as st
 from test_own_codebooks import clouds
 from torch import Tensor
 
-from genius.model.codebooks import choose_again, fit_together
+import genius.model.quantizer
+from genius.model.codebooks import fit_together
 from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
 
 SIZES = (3, 16, 16, 16, 16)
@@ -33,10 +37,57 @@ def test_choosing_again_never_makes_it_worse_and_keeps_the_prefix(seed: int, own
     z, modality = clouds(60, seed=seed)
     told = None if kind == "none" else modality
     quantizer.initialise(z, told, iterations=2, seed=seed)
-    codes = quantizer.encode(z, told)
-    again = choose_again(quantizer, z, codes)
+    codes, again = quantizer.encode(z, told), swept(quantizer, 1).encode(z, told)
     assert torch.equal(again[:, :settled], codes[:, :settled])
     assert (error(quantizer, z, again) <= error(quantizer, z, codes) + 1e-5).all()
+
+
+def swept(quantizer: ResidualQuantizer, sweeps: int) -> ResidualQuantizer:
+    """The same codebooks, codes chosen again."""
+    other = ResidualQuantizer(replace(quantizer.config, encode_sweeps=sweeps))
+    other.load_state_dict(quantizer.state_dict())
+    return other
+
+
+def plainly(quantizer: ResidualQuantizer, z: Tensor, told: Tensor | None, sweeps: int) -> Tensor:
+    """What choosing again means, item by item and in double precision: each level's nearest code to what the others leave."""
+    levels, settled = range(quantizer.config.levels), quantizer.config.settled
+    out = []
+    for row, vector in enumerate(z.double()):
+        kind = 0 if told is None else int(told[row])
+        books = [quantizer.book_of(level, kind).double() for level in levels]
+        codes = [kind if told is not None else 0] + [0] * (len(books) - 1)
+        order = [level for level in levels if level or told is None] + list(levels[settled:]) * sweeps
+        for step, level in enumerate(order):
+            seen = range(level) if step < len(levels) - (told is not None) else levels
+            rest = vector - sum((books[i][codes[i]] for i in seen if i != level), torch.zeros_like(vector))
+            codes[level] = int((rest - books[level]).square().sum(1).argmin())
+        out.append(codes)
+    return torch.tensor(out)
+
+
+@pytest.mark.parametrize("tabled", [True, False])
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    own=st.integers(0, 2),
+    kind=st.sampled_from(["given", "classifier", "none", "nearest"]),
+    settled=st.integers(1, 5),
+    sweeps=st.integers(0, 4),
+    sizes=st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9), st.integers(1, 9)),
+    at_once=st.integers(1, 400),
+)
+def test_codes_are_those_of_the_plain_way(
+    tabled: bool, seed: int, own: int, kind: str, settled: int, sweeps: int, sizes: tuple[int, ...], at_once: int
+) -> None:
+    own = own if kind in ("given", "classifier") else 0
+    config = QuantizerConfig(16, (3, *sizes), modality_code=kind, own_books_from=own, settled=settled, encode_sweeps=sweeps)  # type: ignore[arg-type]
+    quantizer = ResidualQuantizer(config)
+    z, modality = clouds(40, seed=seed)
+    told = modality if config.labelled else None
+    with mock.patch.multiple(genius.model.quantizer, TABLED=2**24 if tabled else 0, SCORES=at_once):
+        codes = quantizer.encode(z, told)
+    assert torch.equal(codes, plainly(quantizer, z, told, sweeps))
 
 
 def test_a_chosen_code_is_the_best_one_beside_the_others() -> None:

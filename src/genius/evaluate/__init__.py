@@ -49,7 +49,7 @@ METHODS: dict[str, str] = {
     "genius": "plain GENIUS: every code written, B beams, ranked by log p and nothing else",
     "genius-r": "GENIUS^R: the items of those beams, re-ranked by embeddings",
     "genius-codes": "the same, re-ranked by codes: no vector is stored",
-    "default": "the search engine's default: stop early, re-rank what is below the beams by embeddings",
+    "default": "the search engine's default: one decoder row and a scan of codes, the best re-ranked by embeddings",
     "default-codes": "the same, re-ranked by codes: no vector is stored",
     "no-decoder": "as genius, but nearness alone writes: what a decoder must beat",
     "no-decoder-r": "as genius-r, but nearness alone writes",

@@ -217,7 +217,7 @@ def _reached(candidates: Candidates, positives: Sequence[Sequence[int]]) -> npt.
 
 @dataclass
 class EngineMethod:
-    """The search engine as users get it: stop early, re-rank what is below the beams."""
+    """The search engine as users get it."""
 
     label: str
     params: SearchParams

@@ -9,9 +9,9 @@ Three things beyond the paper, each off where the quantizer's config or the call
 start alike; a modality of few items learns its later codes from points between its items too, so that codes do not know these
 items by heart and no others; later levels are fitted to each other at the end.
 
-Level by level a codebook does not know that later ones will mend its errors. `fit_together` moves the later levels' vectors, and
-`choose_again` picks codes, with all other levels in view: the same bits, a smaller error. The `settled` levels stay: they are
-what prefixes rank by. Knows vectors; nothing of how training moves tables (`quantizer`).
+Level by level a codebook does not know that later ones will mend its errors. `fit_together` moves the later levels' vectors with
+all other levels in view: the same bits, a smaller error. The `settled` levels stay: they are what prefixes rank by. Knows
+vectors; nothing of how training moves tables, nor of choosing codes with the others in view (`quantizer`).
 """
 
 from __future__ import annotations
@@ -80,12 +80,20 @@ class QuantizerConfig:
         return 0 < self.own_books_from <= level and level > 0
 
 
-def nearest(vectors: Tensor, centres: Tensor, chunk: int = 16384) -> Tensor:
-    """(N,) index of the centre of least squared distance (Eq. 5): argmax of 2 v.c - |c|^2."""
-    half = centres.square().sum(1) / 2
-    if vectors.shape[0] <= chunk:
-        return (vectors @ centres.T - half).argmax(1)
-    return torch.cat([(v @ centres.T - half).argmax(1) for v in vectors.split(chunk)])
+def nearness(vectors: Tensor, centres: Tensor, halves: Tensor) -> Tensor:
+    """(N, K) v.c - |c|^2 / 2, the largest for the centre of least squared distance (Eq. 5); `halves` (K,) are |c|^2 / 2."""
+    return (vectors @ centres.T).sub_(halves)
+
+
+def largest(scores: Tensor) -> Tensor:
+    """(N,) where each row's largest number stands. On a CPU numpy finds it in a tenth of torch's time."""
+    return torch.from_numpy(scores.float().numpy().argmax(1)) if scores.device.type == "cpu" else scores.argmax(1)
+
+
+def nearest(vectors: Tensor, centres: Tensor, chunk: int = 4096) -> Tensor:
+    """(N,) index of the nearest centre."""
+    halves = centres.square().sum(1) / 2
+    return torch.cat([largest(nearness(part, centres, halves)) for part in vectors.split(chunk)])
 
 
 def nearest_as_published(vectors: Tensor, centres: Tensor) -> Tensor:
@@ -156,7 +164,7 @@ class Codebooks(nn.Module):
 
     def vectors(self, level: int, code: Tensor, modality: Tensor | None) -> Tensor:
         """Code vectors (..., D) of codes (...) whose first codes are `modality` (...; None: level 0, or no modality)."""
-        return self.codebook(level)[code if modality is None else self.rows_of(level, code, modality)]
+        return F.embedding(code if modality is None else self.rows_of(level, code, modality), self.codebook(level))
 
     def decode(self, codes: Tensor, levels: int | None = None) -> Tensor:
         """Sum of the code vectors of the first `levels` levels: (N, D), not normalised."""
@@ -385,15 +393,3 @@ def fit_together(quantizer: Codebooks, z: Tensor, codes: Tensor, sweeps: int = 3
             book.copy_(moved)
     for level, count in counts.items():
         quantizer.set_codebook(level, quantizer.codebook(level), count)
-
-
-def choose_again(quantizer: Codebooks, z: Tensor, codes: Tensor, sweeps: int = 1) -> Tensor:
-    """Codes (N, M) -> codes whose reconstruction is nearer z: each level's nearest code, the other levels being as they are."""
-    codes, modality = codes.clone(), codes[:, 0]
-    rest = z.float() - quantizer.decode_prefix(codes)
-    for _ in range(sweeps):
-        for level in range(quantizer.config.settled, quantizer.config.levels):
-            rest = rest + quantizer.vectors(level, codes[:, level], modality)
-            codes[:, level] = quantizer.pick(rest, level, modality)
-            rest = rest - quantizer.vectors(level, codes[:, level], modality)
-    return codes

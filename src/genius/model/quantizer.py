@@ -8,6 +8,7 @@ Knows nothing of items, losses' weights or training loops.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -19,7 +20,16 @@ from torch import Tensor, nn
 
 from genius.errors import GeniusError
 from genius.features import Features, check_finite
-from genius.model.codebooks import Codebooks, GradientEstimator, ModalityCode, QuantizerConfig, choose_again, fit_codebooks
+from genius.model.codebooks import (
+    Codebooks,
+    GradientEstimator,
+    ModalityCode,
+    QuantizerConfig,
+    fit_codebooks,
+    largest,
+    nearest_as_published,
+    nearness,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,24 +88,21 @@ class ResidualQuantizer(Codebooks):
     # -- inference ---------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def encode(self, z: Tensor, modality: Tensor | None = None, chunk: int = 8192) -> Tensor:
+    def encode(self, z: Tensor, modality: Tensor | None = None) -> Tensor:
         """(N, D) unit vectors -> (N, M) int64 codes. `modality` (N,) is required when level 0 says it."""
         self._check(z, modality)
-        parts = []
-        for i in range(0, z.shape[0], chunk):
-            labels = None if modality is None else modality[i : i + chunk]
-            part = z[i : i + chunk].float()
-            codes = self._encode(part, labels)
-            parts.append(choose_again(self, part, codes, self.config.encode_sweeps) if self.config.encode_sweeps else codes)
-        return torch.cat(parts) if parts else torch.empty(0, self.config.levels, dtype=torch.long, device=z.device)
-
-    def _encode(self, z: Tensor, modality: Tensor | None) -> Tensor:
-        residual, codes = z, []
-        for level in range(self.config.levels):
-            code = self.pick(residual, level, modality)
-            codes.append(code)
-            residual = residual - self.vectors(level, code, modality)  # Eq. 6
-        return torch.stack(codes, dim=1)
+        codes = torch.empty(len(z), self.config.levels, dtype=torch.long, device=z.device)
+        for kind in range(3) if self.config.own_books_from else (None,):
+            rows = (
+                torch.arange(len(z), device=z.device) if kind is None or modality is None else (modality == kind).nonzero()[:, 0]
+            )
+            if not len(rows):
+                continue
+            choice = _Choice(self, kind, len(rows))
+            for part in rows.split(choice.at_once):
+                codes[part] = choice(z.index_select(0, part).float(), None if modality is None else modality[part])
+            del choice  # its tables go before the next one's come
+        return codes
 
     def _check(self, z: Tensor, modality: Tensor | None) -> None:
         if z.ndim != 2 or z.shape[1] != self.config.width:
@@ -219,6 +226,84 @@ class ResidualQuantizer(Codebooks):
                 }
             )
         return out
+
+
+SCORES = 2**21  # of codes that are held at a time, on a CPU
+TABLED = 2**24  # products of codes with codes that are computed beforehand, at most: 64 MB
+
+
+class _Choice:
+    """Chooses the codes of items that share their books: level after level, then again in view of the others (`encode_sweeps`).
+
+    A code that is chosen again moves what is left for the other levels, and so the score of every code there: by its product with
+    the code that goes less that with the one that comes. So scores are kept and moved, and most items, which change no code, cost
+    a comparison a level. For many items these products are computed beforehand.
+    """
+
+    def __init__(self, quantizer: Codebooks, modality: int | None, items: int) -> None:
+        config, levels = quantizer.config, range(quantizer.config.levels)
+        books = [quantizer.codebook(level) if modality is None else quantizer.book_of(level, modality) for level in levels]
+        again = levels[config.settled :] if config.encode_sweeps else levels[:0]
+        scores = sum(len(books[level]) for level in again)
+        self.config, self.books, self.again = config, books, again
+        self.halves = [book.square().sum(1) / 2 for book in books]
+        self.at_once = max(1, SCORES * (1 if books[0].device.type == "cpu" else 32) // max(scores, *map(len, books)))
+        # to compute them takes as long as one sweep over so many items takes without
+        tabled = 0 < scores <= items and scores**2 <= TABLED
+        self.starts = dict(zip(again, itertools.accumulate((len(books[level]) for level in again), initial=0), strict=False))
+        joined = torch.cat([books[level] for level in again]) if tabled else books[0]
+        self.tables = {level: joined @ books[level].T for level in again} if tabled else {}  # (codes of all levels, K)
+
+    def __call__(self, z: Tensor, modality: Tensor | None) -> Tensor:
+        """Codes (n, M) of vectors (n, D)."""
+        rest, codes, scores, left = z, [], {}, {}
+        for level, book in enumerate(self.books):
+            if level in self.again:
+                scores[level] = nearness(rest, book, self.halves[level])
+            if level == 0 and self.config.labelled:
+                assert modality is not None
+                code = modality.long()
+            elif self.config.modality_code == "nearest":
+                code = nearest_as_published(rest, book)
+            else:
+                code = largest(scores[level] if level in scores else nearness(rest, book, self.halves[level]))
+            codes.append(code)
+            left[level] = rest = rest - F.embedding(code, book)  # Eq. 6
+        for level in self.again[:-1]:  # so far the scores of a level take those before it into account
+            scores[level] -= self._later(level, codes, left[level], rest)
+        self._choose_again(codes, scores)
+        return torch.stack(codes, dim=1)
+
+    def _choose_again(self, codes: list[Tensor], scores: dict[int, Tensor]) -> None:
+        """Change codes (n,) of the levels that have scores (n, K)."""
+        for _ in range(self.config.encode_sweeps):
+            final = True
+            for level in self.again:
+                own = scores[level].gather(1, codes[level][:, None])[:, 0]
+                rows = (scores[level].amax(1) > own).nonzero()[:, 0]
+                if not len(rows):
+                    continue
+                final, old, new = False, codes[level][rows], largest(scores[level].index_select(0, rows))
+                codes[level][rows] = new
+                for other in self.again:
+                    if other != level:
+                        scores[other].index_add_(0, rows, self._moved(level, old, new, other))
+            if final:
+                break
+
+    def _later(self, level: int, codes: list[Tensor], left: Tensor, rest: Tensor) -> Tensor:
+        """(n, K) products of the level's codes with the sum of the later ones: what it left (n, D) less what the last one did."""
+        if not self.tables:
+            return (left - rest) @ self.books[level].T
+        rows = torch.stack([codes[other] + self.starts[other] for other in self.again if other > level], 1)
+        return F.embedding_bag(rows, self.tables[level], mode="sum")
+
+    def _moved(self, level: int, old: Tensor, new: Tensor, other: int) -> Tensor:
+        """(n, K) by how much the other level's scores grow when codes (n,) of a level become new ones."""
+        if not self.tables:
+            return (F.embedding(old, self.books[level]) - F.embedding(new, self.books[level])) @ self.books[other].T
+        start, table = self.starts[level], self.tables[other]
+        return F.embedding(old + start, table) - F.embedding(new + start, table)
 
 
 def _several_processes() -> bool:

@@ -2,8 +2,8 @@
 
 As `genius.search.scan`: one decoder row for each kind, the likeliest cells until a budget of items, their cosines by codes, the
 vectors of the best. Every question has the same number of slots, which its cells' items are laid out in, so nothing waits for a
-value and a CUDA graph records it. Ranking nodes by nearness first, as a CPU does wherever it can, pays here only where nodes hold
-many items: looking at two and a half times the codes costs a GPU less. A filter is turned into the list of the places it lets
+value and a CUDA graph records it. Ranking nodes by nearness first, as a CPU does in any case, is done here where nodes hold many
+items: else looking at two and a half times the codes costs a GPU less. A filter is turned into the list of the places it lets
 through, once a call, and cells count only those: a question looks at as many allowed items as without a filter. Knows tries,
 codebooks, vectors and masks over rows. Any device.
 """
@@ -11,7 +11,7 @@ codebooks, vectors and masks over rows. Any device.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -26,9 +26,10 @@ from genius.search.decoder import Decoder
 from genius.search.forest import TrieView, widen
 from genius.search.params import Reranker, SearchParams, SearchResult
 from genius.search.rerank import Reconstructions, Vectors
-from genius.search.scan import DEEP, WIDE
+from genius.search.scan import DEEP, NARROW, WIDE
 
-SCANNED, COMPARED = 30, 0.6  # as `genius.search.quick`'s: whole cells take more codes for the same recall
+SCANNED, COMPARED = 12, 0.6  # as `genius.search.quick`'s
+WHOLE = 30  # ... in place of the first where whole cells are looked at, which takes more codes for the same recall
 FEWEST = 64  # cells laid out in any case
 SPARE = 2  # cells laid out, times those that would hold the budget if all were alike
 SPARED = 16  # ... under a filter, which leaves less in each
@@ -56,7 +57,7 @@ class BatchCells:
         cell = owner * size + widen(view.node_codes[1])
         self.lo, self.hi = (torch.zeros(kinds * size, dtype=torch.long, device=device) for _ in range(2))  # of items
         self.lo[cell], self.hi[cell] = view.item_range(2, below[:-1], below[1:])
-        self.first, self.last = self.lo, self.hi  # in the space of what is looked at first
+        self.first, self.last = self.lo, self.hi  # in the space of what is ranked first
         self.some = len(cell)  # cells that are not empty
         self.ranked: list[Nodes] = []
         codes = torch.empty(trie.levels - 2, trie.items, dtype=torch.int16, device=device)  # a level after the other
@@ -80,8 +81,8 @@ class BatchCells:
             child = view.node_child[level].long() if following else begin
             self.ranked.append(Nodes(looked, child, trie.items / len(view.node_codes[level])))
             level += 1
-        if self.ranked:
-            self.items = Looked(codes[level - 2 :], self.items.inverse, starts[level - 1 :])
+        self.below = Looked(codes[level - 2 :], self.items.inverse, starts[level - 1 :])  # items, by what is not ranked
+        self.left = trie.items  # items that are allowed
         self.mask: Tensor | None = None  # what `before` and `positions` are of
         self.before: Tensor | None = None
         self.positions: Tensor | None = None
@@ -100,6 +101,7 @@ class BatchCells:
             self.positions = torch.zeros(items + 1, dtype=torch.int32, device=order.device)
         passes = mask[order]
         torch.cumsum(passes, 0, dtype=torch.int32, out=self.before[1:])
+        self.left = int(self.before[-1])  # waits for the device, once a filter
         place = torch.where(passes, self.before[:-1].long(), items)  # the others go where nobody looks
         self.positions.scatter_(0, place, torch.arange(items, dtype=torch.int32, device=order.device))
 
@@ -121,6 +123,7 @@ class ScanShape:
     reranker: Reranker
     targets: bool  # whether some queries' targets are known
     masked: bool  # whether some items are left out
+    ranked: bool  # whether nodes are ranked, where that is worth it: not where most of what they hold is left out
     everywhere: bool = False  # whether all cells are laid out: where the likeliest hold too few items
 
 
@@ -166,11 +169,12 @@ class BatchScan:
         if allowed is not None:
             for cells in self.cells:
                 cells.allow(allowed)
-        most = max(SLOTS // min(max(SCANNED * params.rerank, k), self.total), 1)
-        step = max(bucket for bucket in BUCKETS if bucket <= most)
+        masked = allowed is not None
+        ranked = not masked or 2 * sum(cells.left for cells in self.cells) >= self.total
+        step = max(SLOTS // min(max(WHOLE * params.rerank, k), self.total), 1)
         parts = []
-        for at in batches(len(z), step):
-            shape = ScanShape(bucket_of(len(z[at])), k, params.rerank, params.reranker, target is not None, allowed is not None)
+        for at in batches(len(z), max(bucket for bucket in BUCKETS if bucket <= step)):
+            shape = ScanShape(bucket_of(len(z[at])), k, params.rerank, params.reranker, target is not None, masked, ranked)
             parts.append(self._batch(shape, z[at], dense[at], None if target is None else target[at]))
         rows, scores, touched, _ = parts[0] if len(parts) == 1 else (torch.cat(column) for column in zip(*parts, strict=True))
         return SearchResult(rows, scores, touched)
@@ -183,9 +187,7 @@ class BatchScan:
                 check_queries(z)
                 check_queries(dense, "dense")
                 raise GeniusError(BROKEN)
-            wide = ScanShape(
-                bucket_of(len(again)), shape.k, shape.rerank, shape.reranker, shape.targets, shape.masked, everywhere=True
-            )
+            wide = replace(shape, queries=bucket_of(len(again)), ranked=False, everywhere=True)
             some = self._batch(wide, z[again], dense[again], None if target is None else target[again])
             rows[again], scores[again], touched[again], flags[again] = some
         return rows, scores, touched, flags
@@ -248,8 +250,10 @@ class StaticScan(StaticDecoder):
         """The best by their codes: cosines and rows (Q, n), -1 in empty slots; how many were looked at (Q,); codes (Q, n, M), if
         they have the last word."""
         shape, scan, items = self.shape, self.scan, cells.view.trie.items
-        slots = min(max(SCANNED * shape.rerank, shape.k), items)
-        wide = slots * (WIDE if cells.ranked else 1)
+        ranked = cells.ranked if shape.ranked else []
+        slots = min(max((SCANNED if ranked else WHOLE) * shape.rerank, shape.k), items)
+        most = slots * NARROW ** max(len(ranked) - 1, 0)
+        wide = min(WIDE * most if ranked else slots, items)
         count = len(cells.lo)
         if not shape.everywhere:
             spare = SPARED if shape.masked else SPARE
@@ -258,12 +262,13 @@ class StaticScan(StaticDecoder):
         there, kind = likely > -torch.inf, best // scan.size
         block = (kind * scan.blocks).to(torch.int32)
         shared = middles.gather(1, kind) + tables.gather(1, block.long() + best % scan.size).float()
-        lo, hi = cells.first[best], cells.last[best]
-        for nodes in cells.ranked:
-            room = int(min(wide, items) / nodes.held) + 1
+        lo, hi = (cells.first[best], cells.last[best]) if ranked else (cells.lo[best], cells.hi[best])
+        for nodes in ranked:
+            room = int(wide / nodes.held) + 1
             ranges = _laid_out(lo, torch.where(there, hi, lo), shared, block)
             scores, places = self.ops.look_up(ranges, nodes.looked, tables, room)
-            scores, by = scores.topk(min(int(2 * slots / nodes.held) + shape.k, room), dim=1)
+            wide, most = min(most, items), most // NARROW
+            scores, by = scores.topk(min(int(SPARE * wide / nodes.held) + shape.k, room), dim=1)
             node, there = places.gather(1, by).long(), scores > -torch.inf
             which = torch.searchsorted(ranges.ends, by.to(torch.int32), right=True).clamp(max=ranges.ends.shape[1] - 1)
             block, shared = ranges.block.gather(1, which), ranges.shared.gather(1, which)
@@ -271,7 +276,7 @@ class StaticScan(StaticDecoder):
             shared, lo, hi = shared + tables.gather(1, code).float(), nodes.child[node], nodes.child[node + 1]
         lo, hi = cells.places(lo, hi, shape.masked)
         ranges = _laid_out(lo, torch.where(there, hi, lo), shared, block)
-        looked = Looked(cells.items.codes, cells.items.inverse, cells.items.starts, cells.positions if shape.masked else None)
+        looked = replace(cells.below if ranked else cells.items, positions=cells.positions if shape.masked else None)
         scores, places = self.ops.look_up(ranges, looked, tables, slots)
         kept = max(int(COMPARED * shape.rerank), shape.k) if shape.reranker == "embeddings" else DOUBTED * shape.k
         scores, by = scores.topk(min(kept, slots), dim=1, sorted=False)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -86,9 +87,7 @@ class TrieView:
         if self.shared is None or self.extra is None:
             return positions
         at = torch.searchsorted(self.shared + self.extra[:-1], positions.to(self.shared.dtype), right=True)
-        last = torch.cat([self.shared.new_tensor([-1]), self.shared])[
-            at
-        ]  # the last shared ID that begins before, and may hold it
+        last = F.pad(self.shared, (1, 0), value=-1)[at]  # the last shared ID that begins before it, and may hold it
         return torch.maximum(last.long(), positions - self.extra[at])
 
     def codes_of_ids(self, ids: Tensor, level: int = 0) -> Tensor:

@@ -22,7 +22,7 @@ SEARCHES: dict[str, dict[str, Any]] = {
     "genius": {"rerank": 0, "reranker": "none"},  # the paper's: IDs written to the end, ranked by log p
     "genius-r": {"rerank": 0, "reranker": "embeddings"},  # the paper's GENIUS^R: their items, re-ranked by stored vectors
     "genius-codes": {"rerank": 0, "reranker": "codes"},
-    "default": {"reranker": "embeddings"},  # stops early, re-ranks what is below the beams
+    "default": {"reranker": "embeddings"},  # re-ranks what one decoder row, or beams that stop early, lead to
     "default-codes": {"reranker": "codes"},
 }
 """The searches that tables and programs name. Beams, and the budget of those that stop early, are whatever they are."""
