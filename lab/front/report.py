@@ -216,12 +216,12 @@ questions that are reported; at 20,000 codes and 1,200 vectors the two halves of
 **Choose flat search** (we do it for you) while all vectors are read faster than anything is looked up: about 40,000 items of width 256.
 It is exact, and an index folder of that size is searched so without being asked.
 
-**Choose HNSW or ScaNN** when memory is no matter: a kilobyte an item buys one and a half to eight times our speed for single questions among a million at the same recall, more among fewer (HNSW at 0.95 of a
-million: 1.6 times, and less than ours in batches), and they need no model. **Choose RaBitQ** (Faiss `IVF,RaBitQ`, vectors on disk) when 50 bytes an item are allowed: it is quicker than we are up to 0.95.
-**Choose OPQ of 8 bytes** (Faiss `OPQ8,IVF,PQ8`, 22 bytes in memory, vectors on disk) for single questions of one kind at up to 0.95: it is 1.4 to seven times as quick as ours.
+**Choose HNSW or ScaNN** when memory is no matter: a kilobyte an item buys one and a half to four times our speed for single questions among a million at the same recall, more among fewer (HNSW only up to 0.9:
+at 0.95 of a million it is slower than ours), and they need no model. **Choose RaBitQ** (Faiss `IVF,RaBitQ`, vectors on disk) when 50 bytes an item are allowed: it is quicker than we are up to 0.9.
+**Choose OPQ of 8 bytes** (Faiss `OPQ8,IVF,PQ8`, 22 bytes in memory, vectors on disk) for single questions of one kind at up to 0.9: it is 1.3 to three times as quick as ours.
 
-**Choose this** when the collection must fit in about 20 bytes an item of memory and be found almost as by exhaustive search: codes, cells and lengths are 13 - 26 bytes
-an item, vectors stay on disk, and at 0.98 of exhaustive search of a million nothing that was measured below 50 bytes is quicker, in batches from 0.95 on, nor reads so few vectors from the disk; when items
+**Choose this** when the collection must fit in about 20 bytes an item of memory and be found almost as by exhaustive search: codes, cells and lengths are 15 - 26 bytes
+an item, vectors stay on disk, and at 0.95 of exhaustive search of a million and above nothing that was measured below 50 bytes is quicker, in batches from 0.9 on, nor reads so few vectors from the disk; when items
 are of several kinds and questions cross them; when items come and go and filters must hold exactly; when the answer should come with an ID that
 says something, and a probability. Speed is no reason below that.
 """

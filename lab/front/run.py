@@ -35,7 +35,7 @@ QUANTIZED = 100_000  # items that are quantized for the time of it, so that what
 OURS: list[tuple[str, SearchParams]] = [
     (f"ours, {name}", SearchParams(rerank=rerank, reranker=reranker))  # type: ignore[arg-type]
     for reranker, name in (("embeddings", "vectors on disk"), ("codes", "codes only"))
-    for rerank in (100, 250, 350, 500, 750, 1000, 1250, 1500, 2000, 2100, 2500, 3000, 3500, 4000, 8000)
+    for rerank in (100, 150, 250, 350, 500, 750, 1000, 1250, 1500, 2000, 2100, 2500, 3000, 3500, 4000, 8000)
 ]
 
 

@@ -288,14 +288,28 @@ def test_compiled_and_plain_searches_are_bit_equal(reranker, monkeypatch: pytest
     monkeypatch.setattr(quick, "FLAT_BYTES", 0)
     vectors[::7] *= 1e-5
     engine = engine_of("codebooks", own_quantizer(11, False), codes, vectors.half())
-    params = SearchParams(rerank=300, reranker=reranker)
-    for allowed in (None, np.random.default_rng(0).random(3000) < 0.5):
+    some = np.random.default_rng(0).random(3000) < 0.5
+    for allowed, questions, rerank in ((None, z, 300), (some, z, 300), (None, z[:1], 30), (some, z[1:2], 30)):
         answers = []
         for scans in (-1000, lookups.WARM + 1):
             lookups._scans = scans
-            answers.append(engine.search(z, k=20, params=params, allowed=allowed))
+            params = SearchParams(rerank=rerank, reranker=reranker)
+            answers.append(engine.search(questions, k=20, params=params, allowed=allowed))
         assert torch.equal(answers[0].rows, answers[1].rows) and torch.equal(answers[0].scores, answers[1].scores)
         assert torch.equal(answers[0].touched, answers[1].touched) and (answers[0].rows >= 0).all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**31), count=st.integers(1, 5), rows=st.integers(1, 13), columns=st.integers(1, 70))
+def test_products_in_8_bits_are_those_of_their_numbers(seed, count, rows, columns) -> None:
+    """Any number of rows, compiled or not; and no number is further off than half a step, a 254th of the largest of its row."""
+    rng = np.random.default_rng(seed)
+    weight, x = rng.standard_normal((rows, columns)).astype(np.float32), rng.standard_normal((count, rows)).astype(np.float32)
+    rounded = lookups.Rounded(weight)
+    assert (np.abs(rounded.plain - weight) <= 1.001 * np.abs(weight).max(1, keepdims=True) / 254).all()
+    for scans in (-1000, lookups.WARM + 1):
+        lookups._scans = scans
+        assert np.allclose(rounded.times(x), x @ rounded.plain, atol=1e-5)
 
 
 @settings(max_examples=30, deadline=None)
