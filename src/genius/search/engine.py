@@ -7,7 +7,9 @@ What is alive, and when it pays to fold the two tries into one, the index decide
 from __future__ import annotations
 
 import copy
+import importlib.util
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -32,6 +34,12 @@ from genius.search.trie import CodeTrie
 
 Precision = Literal["auto", "exact", "fast"]
 QUERIES_AT_ONCE = 32  # queries decoded together: bounds memory, keeps products large enough
+
+
+@cache
+def has_kernels(device: str) -> bool:
+    """Whether searches can be recorded on this kind of device: on CUDA, where Triton is. Elsewhere they go step by step."""
+    return device == "cuda" and importlib.util.find_spec("triton") is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +221,7 @@ class SearchEngine:
     def _recordable(self, params: SearchParams, allowed: object) -> bool:
         """Whether one recorded CUDA graph writes these IDs: the plain case, no filter, nothing added or deleted."""
         return (
-            self.device.type == "cuda"
+            has_kernels(self.device.type)
             and self.writer is None
             and params.full_depth
             and params.reranker != "codes"
@@ -239,7 +247,7 @@ class SearchEngine:
         """Whether a GPU answers by a scan of codes: items are re-ranked, under one filter for all or none."""
         views = self._views
         return (
-            self.device.type != "cpu"
+            has_kernels(self.device.type)
             and self.writer is None
             and not params.full_depth
             and getattr(allowed, "ndim", 1) == 1
