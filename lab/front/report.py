@@ -206,7 +206,7 @@ def card() -> list[str]:
 
 HEAD = """# When to choose this, when HNSW, when flat search
 
-*Made by `python -m lab.front.report` from lab/front/*.json. One thread, processor time, on two shared, busy cores: read the ratios,
+*Made by `python -m lab.front.report` from lab/front/*.json. One thread, processor time, on shared cores: read the ratios,
 not the milliseconds. Questions are words, answers pictures ("text -> image", the hard case for everyone: questions lie elsewhere than
 items). Vectors are 256 wide, of trained models. Everyone is told the wanted kind: rivals have an index of that kind alone, ours searches
 one index of all kinds. recall@10 is against exhaustive search by the same vectors. "Filled" means: points between real items of the same kind.
@@ -216,8 +216,8 @@ questions that are reported; at 20,000 codes and 1,200 vectors the two halves of
 **Choose flat search** (we do it for you) while all vectors are read faster than anything is looked up: about 40,000 items of width 256.
 It is exact, and an index folder of that size is searched so without being asked.
 
-**Choose HNSW or ScaNN** when memory is no matter: a kilobyte an item buys one and a half to four times our speed for single questions among a million at the same recall, more among fewer (HNSW only up to 0.9:
-at 0.95 of a million it is slower than ours), and they need no model. **Choose RaBitQ** (Faiss `IVF,RaBitQ`, vectors on disk) when 50 bytes an item are allowed: it is quicker than we are up to 0.9.
+**Choose HNSW or ScaNN** when memory is no matter: a kilobyte an item buys one and a half to five times our speed for single questions among a million at the same recall, more among fewer (HNSW only up to 0.9:
+at 0.95 of a million it is slower than ours), and they need no model. **Choose RaBitQ** (Faiss `IVF,RaBitQ`, vectors on disk) when 50 bytes an item are allowed: it is 1.4 to 3.6 times as quick as ours up to 0.95.
 **Choose OPQ of 8 bytes** (Faiss `OPQ8,IVF,PQ8`, 22 bytes in memory, vectors on disk) for single questions of one kind at up to 0.9: it is 1.3 to three times as quick as ours.
 
 **Choose this** when the collection must fit in about 20 bytes an item of memory and be found almost as by exhaustive search: codes, cells and lengths are 15 - 26 bytes
