@@ -17,14 +17,16 @@ KINDS = (
 )  # table, table, one book a level, one for each modality
 
 
-def tiny_generator(level_sizes: tuple[int, ...], seed: int = 0, kind: str = "vocabulary", width: int = 8) -> Generator:
+def tiny_generator(
+    level_sizes: tuple[int, ...], seed: int = 0, kind: str = "vocabulary", width: int = 8, layers: int = 2
+) -> Generator:
     torch.manual_seed(seed)
     tied = "codebooks" in kind
     config = GeneratorConfig(
         width=width,
         level_sizes=level_sizes,
         d_model=16,
-        layers=2,
+        layers=layers,
         heads=2,
         d_kv=8,
         d_ff=24,

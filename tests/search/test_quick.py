@@ -245,11 +245,12 @@ def log_p(liked: np.ndarray, target: int) -> np.ndarray:
     return (flat if target < 0 else flat.log_softmax(1)).numpy()
 
 
+@pytest.mark.parametrize("layers", [1, 2, 3])
 @pytest.mark.parametrize("target", [-1, 1])
 @pytest.mark.parametrize("kind", ["codebooks", "own-codebooks"])
-def test_the_first_row_is_the_decoders(kind: str, target: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_row_is_the_decoders(kind: str, target: int, layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """But for its weights in 8 bits. With those, compiled and plain agree."""
-    generator = tiny_generator(SIZES, kind=kind)
+    generator = tiny_generator(SIZES, kind=kind, layers=layers)
     decoder = Decoder(generator, torch.device("cpu"))
     assert isinstance(decoder.head, CodebookHead)
     scan = CodeScan(generator.nearness.quantizer, [CodeTrie.build(collection(0, 50)[0], SIZES)])

@@ -369,7 +369,7 @@ def _states(
                 for j in range(wide):
                     hidden[r, j] = max(hidden[r, j], np.float32(0))
             _times(hidden, ff_out[i], ff_out_steps[i], x)
-        _unit(x, eps, states[question])
+        _unit(x[rows - states.shape[1] :], eps, states[question])
 
 
 def _times(x: Any, weight: Any, steps: Any, out: Any) -> None:
