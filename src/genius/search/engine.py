@@ -188,7 +188,8 @@ class SearchEngine:
         if known is not None:
             list(by_target(known, len(z), self.level_sizes[0], self.device))  # checks them
         if scannable:
-            return self._scan(params).search(z, dense, k, params, known, self._alive_and(mask))
+            own = None if mask is None else mask.clone()  # the caller may change it: what was made of it would be kept
+            return self._scan(params).search(z, dense, k, params, known, self._alive_and(own))
         result, flags = self._graph(params).search(z, dense, k, params, known)
         again = flags.nonzero()[:, 0]  # waits for the device
         if len(again):  # queries that need another course than the recorded one, or hold NaN
