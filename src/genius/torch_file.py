@@ -18,6 +18,7 @@ import re
 import struct
 import warnings
 import zipfile
+from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections.abc import Callable, Mapping
 from io import BufferedReader
 from pathlib import Path
@@ -289,7 +290,10 @@ def _check_pickle(body: bytes) -> set[str]:
 def _check_global(argument: str, unknown: set[str]) -> str:
     """The full name of a global. Names that torch does not know are added to `unknown`."""
     module, _, attribute = argument.partition(" ")
-    module = {"__builtin__": "builtins", "copy_reg": "copyreg"}.get(module, module)  # Python 2's names, in protocol 2
+    if (module, attribute) in NAME_MAPPING:  # protocol 2 has the names of Python 2
+        module, attribute = NAME_MAPPING[(module, attribute)]
+    else:
+        module = IMPORT_MAPPING.get(module, module)
     name = f"{module}.{attribute}"
     if module in _BLOCKED:
         raise _Refused(f"it names {name[:60]}, which acts on the system and is no part of a checkpoint")

@@ -222,7 +222,7 @@ class Trap:
 def test_a_checkpoint_cannot_run_code(tmp_path: Path, tokenizer_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save({"model": openai_state(tiny_clip()), "config": Trap()}, tmp_path / "clip_sf.pth")
-    with pytest.raises(GeniusError, match="acts on the system"):
+    with pytest.raises(GeniusError, match="it calls builtins"):
         load_encoder(f"uniir:{tmp_path / 'clip_sf.pth'}")
     assert not (tmp_path / "trap-was-sprung").exists()
 
