@@ -210,7 +210,8 @@ def info(
     as_json: JsonOption = False,
 ) -> None:
     """What an index holds: items by kind, metadata columns for --where, its model, its size."""
-    from genius.index.folder import INSIDE, MODEL, about_of, describe, open_store
+    from genius.index.folder import INSIDE, about_of, describe, open_store
+    from genius.index.paths import MODEL
     from genius.model.config import load_knows
 
     about = about_of(path)
