@@ -106,7 +106,7 @@ def test_a_query_that_a_plain_split_names_twice_is_not_dropped_in_silence(tmp_pa
     data = MBeir(root, split="test")
     ids = [judged.id for judged in data.queries()]
     assert len(ids) == len(lines) + 1 and ids[-1] == ids[0]
-    with pytest.raises(GeniusError, match="twice|occur"):
+    with pytest.raises(GeniusError, match=r"twice|occur"):
         check_collection(data)
 
 

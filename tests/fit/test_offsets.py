@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 
 from genius.features import Features
-from genius.fit import InventedQueries, invented_offsets
+from genius.fit import invented_offsets
+from genius.fit.invent import InventedQueries
 
 
 def test_a_positive_moved_by_its_offset_is_the_query() -> None:
