@@ -71,6 +71,6 @@ def test_the_robustness_page_has_the_measured_values() -> None:
         cells = []
         for mode in ("dense", "GENIUS^R", "GENIUS"):
             found = case["modes"][mode]
-            cells.append(f"{found['hit@5']:.1f} ({-found['loss']:+.1f} [")
+            cells.append(f"{found['hit@5']:.1f} ({0.0 - found['loss']:+.1f} [")
         row = next(line for line in text.splitlines() if all(cell in line for cell in cells))
         assert f"| {len(case['tasks'])} |" in row, case["name"]
