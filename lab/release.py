@@ -87,8 +87,9 @@ def build() -> tuple[Path, Path]:
             if (ROOT / name).is_file():
                 (clean / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, clean / name)
-        script = "import setuptools.build_meta as build, sys; build.build_sdist(sys.argv[1]); build.build_wheel(sys.argv[1])"
-        subprocess.run([sys.executable, "-c", script, str(DIST)], cwd=clean, check=True, stdout=subprocess.DEVNULL)
+        for part in ("sdist", "wheel"):  # one process each: setuptools leaves settings of the first behind
+            script = f"import sys; from setuptools import build_meta; build_meta.build_{part}(sys.argv[1])"
+            subprocess.run([sys.executable, "-c", script, str(DIST)], cwd=clean, check=True, stdout=subprocess.DEVNULL)
     return next(DIST.glob("*.whl")), next(DIST.glob("*.tar.gz"))
 
 

@@ -125,6 +125,16 @@ def query_files(root: Path, split: str) -> list[QueryFile]:
     return [file for _, file in sorted(found, key=lambda entry: entry[0])]
 
 
+def splits_there(root: Path) -> list[str]:
+    """The splits of a download; one clear line where there is none."""
+    if not (root / "query").is_dir() and not (root / "cand_pool").is_dir():
+        raise GeniusError(f"{root} is no download of M-BEIR: it has neither query/ nor cand_pool/")
+    found = [split for split in SPLITS if (root / "query" / split).is_dir()]
+    if not found:
+        raise GeniusError(f"{root} has no queries: expected folders such as {root / 'query' / 'test'}")
+    return found
+
+
 def local_pools(root: Path, key: str, split: str) -> list[Path]:
     """Where a task's own pool may be, the likeliest last: MSCOCO has one for each split, the others one for all."""
     folder, part = root / "cand_pool" / "local", part_of(split)
