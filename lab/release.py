@@ -98,8 +98,8 @@ def install_faults(wheel: Path) -> list[str]:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
-        pip = [folder / "venv" / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        done = subprocess.run([*pip, "-c", ROOT / "constraints.txt", f"{wheel}[serve]"], capture_output=True, text=True)
+        pip = [str(folder / "venv" / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        done = subprocess.run([*pip, "-c", str(ROOT / "constraints.txt"), f"{wheel}[serve]"], capture_output=True, text=True)
         if done.returncode:
             return [f"pip install {wheel.name}[serve] failed: {done.stderr.strip().splitlines()[-1]}"]
         (folder / "rows.csv").write_text("id,text\n1,a red bicycle\n2,a blue boat\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""`python -m lab check-mbeir` and `genius data check`: a whole download is whole, and each thing that goes wrong with one is one clear line."""
+"""A whole download of M-BEIR is whole, and each thing that goes wrong with one is one clear line."""
 
 from __future__ import annotations
 
