@@ -173,7 +173,7 @@ def test_missing_things_fail_with_counts_and_examples(tmp_path: Path) -> None:
     pool = root / "cand_pool" / "local" / "mbeir_webqa_task1_cand_pool.jsonl"
     lines = pool.read_text().splitlines()
     pool.write_text("\n".join(lines[:-20]) + "\n")
-    with pytest.raises(GeniusError, match="have no answer in their task's own pool"):
+    with pytest.raises(GeniusError, match="have no positive in their task's own pool"):
         check_collection(MBeir(root), images=False)
     pool.unlink()
     with pytest.raises(GeniusError, match="is missing"):

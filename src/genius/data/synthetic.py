@@ -118,9 +118,7 @@ def synthetic_features(
     )
 
 
-def _two_towers(
-    content: Tensor, modality: Tensor, gap: Tensor, instruction: Tensor | None, dtype: torch.dtype
-) -> Features:
+def _two_towers(content: Tensor, modality: Tensor, gap: Tensor, instruction: Tensor | None, dtype: torch.dtype) -> Features:
     image_mask = modality != int(Modality.TEXT)
     text_mask = modality != int(Modality.IMAGE)
     text = content * text_mask[:, None] + gap[1]
