@@ -14,8 +14,10 @@ import psutil
 import pytest
 from PIL import Image
 from serve_fixtures import SlowIndex, encoded
+from starlette.testclient import TestClient
 
 from genius import Item
+from genius.index import Index
 from genius.serve.app import create_app
 from genius.serve.auth import Keys
 from genius.serve.backend import Backend
@@ -183,3 +185,51 @@ def test_large_pictures_take_little_memory(start_server: Callable[..., Any]) -> 
         posted = most(lambda: post("large", large)) - before
         liked = most(lambda: like("large3")) - before
     assert posted < 400e6 and liked < 250e6, (posted, liked)
+
+
+@pytest.mark.parametrize(("kind", "side", "status"), [("WEBP", 4000, 413), ("AVIF", 4096, 413), ("WEBP", 600, 200)])
+def test_images_that_decode_to_more_than_the_budget_are_refused_by_their_header(
+    kind: str, side: int, status: int, make_web: Callable[..., TestClient], make_index: Callable[..., Index]
+) -> None:
+    """WebP and AVIF decoders hold an image several times: 16 megapixels take more than 256 MB."""
+    data = encoded(Image.new("RGB", (side, side)), kind)
+    web = make_web(make_index(3))
+    found = web.post("/v1/search", files={"image": ("a", data)})
+    assert found.status_code == status, found.text
+    assert web.post("/v1/items", data={"id": "large"}, files={"image": ("a", data)}).status_code == status
+    if status == 413:
+        assert "MB to decode" in found.json()["error"]["message"]
+
+
+def test_explanations_and_maps_wait_in_the_queue_of_searches() -> None:
+    """A plain search that comes after eight explanations is answered after the one that runs."""
+    index = SlowIndex()
+    order: list[str] = []
+
+    async def calls(client: httpx.AsyncClient, service: Any) -> None:
+        backend = service.backend
+
+        def explain(job: Any) -> dict[str, Any]:
+            index.search_each([job.query], [job.request])
+            return {"answers": [], "written": [], "scanned": True, "answerable": None, "doubtful": False, "thumbnails": {}}
+
+        backend.explain = explain
+
+        async def ask(name: str, path: str) -> None:
+            found = await client.post(path, json={"text": name, "k": 1})
+            assert found.status_code == 200, found.text
+            order.append(name)
+
+        tasks = [asyncio.create_task(ask("first", "/v1/explain"))]
+        await until(index.entered.is_set)
+        tasks += [asyncio.create_task(ask(f"why{n}", "/v1/explain")) for n in range(8)]
+        await until(lambda: service.batcher.depth == 8)
+        tasks.append(asyncio.create_task(ask("plain", "/v1/search")))
+        await until(lambda: service.batcher.depth == 9)
+        index.go.set()
+        await asyncio.gather(*tasks)
+        refused = await client.post("/v1/explain", json={"text": "x", "beams": 101})
+        assert refused.status_code == 422 and "at most 100" in refused.json()["error"]["message"]
+
+    _calls(None, index, calls)
+    assert order.index("plain") <= 1
