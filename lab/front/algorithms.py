@@ -1,9 +1,10 @@
-"""The algorithms of the benchmark, each behind VIBE's two calls: `fit_ood(train, learn, learn_neighbors)` and `query`. One thread each.
+"""The algorithms of the benchmark, each behind VIBE's two calls: `fit_ood(train, learn, learn_neighbors)` and `query`. One
+thread each.
 
-An algorithm gets unit vectors of the target modality alone and answers queries (Q, D) with rows (Q, k). `settings` are its parameters at query time, a
-grid; constants of the build are the library's recommendation, written in the line of `ALGORITHMS`. Whoever keeps codes only ranks candidates
-again by the same fp16 vectors, in Faiss (`IndexRefine`), and these may lie on disk: they count as bytes on disk, not in memory.
-Knows libraries; nothing of timing or of data.
+An algorithm gets unit vectors of the target modality alone and answers queries (Q, D) with rows (Q, k). `settings` are its
+parameters at query time, a grid; constants of the build are the library's recommendation, written in the line of
+`ALGORITHMS`. Whoever keeps codes only ranks candidates again by the same fp16 vectors, in Faiss (`IndexRefine`), and these
+may lie on disk: they count as bytes on disk, not in memory. Knows libraries; nothing of timing or of data.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from lab.front.metric import IP, POINTS, TRAINED_ON, Cells, Floats, MetricIVF, fp16_store
+from lab.front.metric import IP, POINTS, TRAINED_ON, Cells, MetricIVF, faiss, fp16_store
 
+Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 Setting = Mapping[str, float]
 EF = (10, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -37,7 +38,7 @@ REFINED = grid(nprobe=NPROBE, compared=COMPARED)
 
 
 class Shared:
-    """What several indexes of one data set have in common, so that it is made once: cells and fp16 vectors. Each index is charged for the cells."""
+    """What several indexes of one data set share: cells and fp16 vectors. Each index is charged for the cells."""
 
     def __init__(self) -> None:
         self.of: Any = None
@@ -91,7 +92,12 @@ class Metric(Algorithm):
     """Inverted lists with codes in the queries' metric (power .5) or in the original space (power 0)."""
 
     def __init__(
-        self, code: str, refine: str = "fp16", cells: Callable[[Floats], int] = default_cells, settings: Sequence[Setting] = REFINED, **options: Any
+        self,
+        code: str,
+        refine: str = "fp16",
+        cells: Callable[[Floats], int] = default_cells,
+        settings: Sequence[Setting] = REFINED,
+        **options: Any,
     ) -> None:
         self.inner = MetricIVF(code, refine, **options)
         self.cells = cells
@@ -358,7 +364,11 @@ class Lance(Algorithm):
         rows = pa.FixedSizeListArray.from_arrays(pa.array(train.ravel()), width)
         self.table = lancedb.connect(self.folder).create_table("items", pa.table({"vector": rows, "row": np.arange(len(train))}))
         self.table.create_index(
-            metric="dot", vector_column_name="vector", num_partitions=default_cells(train) // 2, num_sub_vectors=16, index_type="IVF_PQ"
+            metric="dot",
+            vector_column_name="vector",
+            num_partitions=default_cells(train) // 2,
+            num_sub_vectors=16,
+            index_type="IVF_PQ",
         )
 
     def set(self, setting: Setting) -> None:

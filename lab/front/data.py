@@ -1,20 +1,21 @@
-"""Data of the search benchmark: vectors of a model that saw training queries only, and data sets in VIBE's format.
+"""Data of the search benchmark: vectors that owe nothing to held-out queries, and data sets in VIBE's format.
 
     python -m lab.front.data vectors icons FEATURES OUT       FEATURES: what `lab.icons.vectors` wrote
     python -m lab.front.data vectors fashion FEATURES OUT     FEATURES: what `lab.fashion.data.extract` wrote
-    python -m lab.front.data dataset OUT FILE.hdf5 --task "text -> image" [--size 1000000]
+    python -m lab.front.data dataset OUT PREFIX --task "text->image" [--task "image->image"] [--size 1000000]
 
-`vectors` trains heads (where features need them) and fusion on training queries and their positives alone, then writes z.npy (N, D) float16,
-modality.npy (N,) and queries.npz (z, target, tasks, split, positives). `dataset` writes one HDF5 file in the format of the VIBE benchmark: the items
-of the target modality (`train`), held-out queries (`test`, `validation`), training queries (`learn`) and the exact nearest items of each.
-`--size` fills the items up by a rule that knows nothing of IDs, cells or codes: convex combinations of an item and a random one of its near
-neighbours by cosine, plus noise. Knows nothing of the algorithms that are measured.
+`vectors` writes z.npy (N, D) float16, modality.npy (N,) and queries.npz (z, target, tasks, split, positives). Icons: z is the
+normalised sum of a frozen encoder's image and text vectors; that encoder was trained on training queries alone. Fashion: frozen
+towers of different widths, brought together by a canonical correlation analysis of training products. No model, codebook or
+constant has seen a test query or its positives. `dataset` writes one HDF5 file in the format of the VIBE benchmark: the items of
+the target modality (`train`), held-out queries (`test`, `validation`), training queries (`learn`) and the exact nearest items of
+each. `--size` fills the items up by a rule that knows nothing of IDs, cells or codes: convex combinations of an item and a random
+one of its near neighbours by cosine, plus noise. Knows nothing of the algorithms that are measured.
 """
 
 from __future__ import annotations
 
 import argparse
-import tempfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,18 +26,16 @@ import torch
 from numpy.typing import NDArray
 
 from genius.data.features import FeatureSet
-from genius.train import Trained, read_train_config, through_heads, train
+from genius.features import Features
 
 SPLITS = ("learn", "validation", "test")
 NEIGHBOURS = 29  # an item is mixed with one of so many of its nearest
 NOISE = 0.02  # standard deviation of every dimension, added to a mix before it is normalised
-LEARN = 10_000  # training queries of a data set, at most
+LEARN = 4_096  # training queries of a data set, at most: what a model folder keeps
+MIXED = 40_000  # items that points are mixed from, at most
 TRUE = 100  # nearest items stored of every test query, as VIBE stores them
-CHANGES: dict[str, Any] = {  # the default recipe; the decoder is of no use here, so it is the smallest and barely trained
-    "model.decoder": "nano",
-    "quantizer.steps": 400,
-    "generator.steps": 20,
-}
+WIDTH = 256  # of the vectors of fashion
+RIDGE = 0.03  # of the mean variance, added to both covariances of the canonical correlation analysis
 
 
 def fashion(folder: Path) -> tuple[FeatureSet, NDArray[np.str_]]:
@@ -56,7 +55,6 @@ def fashion(folder: Path) -> tuple[FeatureSet, NDArray[np.str_]]:
 
 
 def icons(folder: Path) -> tuple[FeatureSet, NDArray[np.str_]]:
-    from genius.features import Features
     from lab.icons.vectors import load
 
     parts = load(folder)
@@ -74,50 +72,51 @@ def icons(folder: Path) -> tuple[FeatureSet, NDArray[np.str_]]:
     return whole, split
 
 
-def training_part(data: FeatureSet, split: NDArray[np.str_]) -> FeatureSet:
-    """Training queries over their positives alone: no other item is ever seen, not even as a negative."""
-    mine = data.take_queries(torch.from_numpy((split == "learn").nonzero()[0]))
-    rows = torch.unique(mine.pairs[:, 1])
-    place = torch.full((len(data.pool),), -1, dtype=torch.long)
-    place[rows] = torch.arange(len(rows))
-    pairs = torch.stack([mine.pairs[:, 0], place[mine.pairs[:, 1]]], 1)
-    ids = [data.pool_ids[row] for row in rows.tolist()]
-    return FeatureSet(mine.queries, data.pool[rows], pairs, mine.query_ids, ids, mine.tasks, mine.names)
+def correlated(image: torch.Tensor, text: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Maps (D_image, WIDTH) and (D_text, WIDTH) that make centred rows of pairs agree: regularised CCA."""
+    roots = []
+    for rows in (image, text):
+        values, vectors = torch.linalg.eigh(rows.T @ rows / len(rows))
+        values = values + RIDGE * values.mean()
+        roots.append((vectors / values.sqrt()) @ vectors.T)
+    left, strength, right = torch.linalg.svd(roots[0] @ (image.T @ text / len(image)) @ roots[1], full_matrices=False)
+    scale = strength[:WIDTH].sqrt()
+    return roots[0] @ left[:, :WIDTH] * scale, roots[1] @ right[:WIDTH].T * scale
 
 
-def fit(data: FeatureSet, seed: int) -> Trained:
-    with tempfile.TemporaryDirectory() as folder:
-        config = read_train_config("builtin:default", CHANGES | {"seed": seed, "output": folder})
-        return train(config, data)
+class Towers:
+    """Features of two towers -> unit vectors of one space. Fitted on pairs; where widths agree, nothing is fitted."""
+
+    def __init__(self, pairs: Features) -> None:
+        self.maps: tuple[torch.Tensor, torch.Tensor] | None = None
+        if pairs.image.shape[1] != pairs.text.shape[1]:
+            self.means = pairs.image.mean(0), pairs.text.mean(0)
+            self.maps = correlated(pairs.image - self.means[0], pairs.text - self.means[1])
+
+    def __call__(self, rows: Features) -> torch.Tensor:
+        """(n, D) unit vectors: the normalised sum of what is there."""
+        parts = [rows.image, rows.text]
+        if self.maps is not None:
+            parts = [(part - mean) @ own for part, mean, own in zip(parts, self.means, self.maps, strict=True)]
+        parts = [torch.nn.functional.normalize(part, dim=1) for part in parts]
+        both = parts[0] * rows.image_mask[:, None] + parts[1] * rows.text_mask[:, None]
+        return torch.nn.functional.normalize(both, dim=1)
 
 
-def embed(trained: Trained, data: FeatureSet, step: int = 8192) -> tuple[torch.Tensor, torch.Tensor]:
-    """z of all items and of all queries."""
-    if trained.heads is not None:
-        data = through_heads(trained.heads, data)
-    found = []
-    with torch.inference_mode():
-        for rows in (data.pool, data.queries):
-            parts = [trained.model.embed(rows[slice(at, at + step)])[0] for at in range(0, len(rows), step)]
-            found.append(torch.nn.functional.normalize(torch.cat(parts), dim=1))
-    return found[0], found[1]
-
-
-def write_vectors(name: str, features: Path, out: Path, seed: int) -> None:
+def write_vectors(name: str, features: Path, out: Path) -> None:
     data, split = icons(features) if name == "icons" else fashion(features)
-    trained = fit(training_part(data, split), seed)
-    z, asked = embed(trained, data)
     modality = data.pool.modality
-    target = torch.full((len(asked),), -1)
+    mine = torch.from_numpy(split == "learn")
+    learned = torch.unique(data.pairs[mine[data.pairs[:, 0]], 1])  # positives of training queries
+    towers = Towers(data.pool[learned[modality[learned] == 2]])  # those that have both an image and a text
+    target = torch.full((len(data.queries),), -1)
     target[data.pairs[:, 0]] = modality[data.pairs[:, 1]].long()
     out.mkdir(parents=True, exist_ok=True)
-    np.save(out / "z.npy", z.half().numpy())
+    np.save(out / "z.npy", towers(data.pool).half().numpy())
     np.save(out / "modality.npy", modality.numpy().astype(np.uint8))
     tasks = np.array([data.names[int(task)] for task in data.tasks])
-    np.savez(
-        out / "queries.npz", z=asked.numpy(), target=target.numpy(), tasks=tasks, split=split, positives=data.pairs.numpy()
-    )
-    trained.model.save_pretrained(out / "model", encoder=False)
+    asked = {"z": towers(data.queries).numpy(), "target": target.numpy(), "tasks": tasks}
+    np.savez(out / "queries.npz", split=split, positives=data.pairs.numpy(), **asked)
 
 
 # -- data sets in VIBE's format ----------------------------------------------------------------------------------
@@ -130,19 +129,24 @@ class Dataset:
     name: str
     train: NDArray[np.float32]  # (N, D) items
     learn: NDArray[np.float32]  # (L, D) training queries
-    learn_neighbors: NDArray[np.int32]  # (L, 10)
+    learn_neighbors: NDArray[np.int32]  # (n, 10) of the first n training queries
     validation: NDArray[np.float32]  # (V, D) held-out queries that constants are chosen on
     validation_neighbors: NDArray[np.int32]  # (V, 100)
     test: NDArray[np.float32]  # (T, D) held-out queries that are reported
     neighbors: NDArray[np.int32]  # (T, 100)
 
     @classmethod
-    def read(cls, file: Path) -> Dataset:
+    def read(cls, file: Path, items: NDArray[np.float32] | None = None) -> Dataset:
+        """`items`: in place of the file's own, where they are the same; a few are compared."""
         import h5py
 
         with h5py.File(file) as body:
-            names = cls.__annotations__.keys() - {"name"}
-            return cls(file.stem, **{name: body[name][:] for name in names})
+            found = {name: body[name][:] for name in cls.__annotations__.keys() - {"name", "train"}}
+            if items is None:
+                items = body["train"][:]
+            elif body["train"].shape != items.shape or not np.array_equal(body["train"][-9:], items[-9:]):
+                raise SystemExit(f"{file.name} has other items")
+            return cls(file.stem, items, **found)
 
     def write(self, file: Path, about: dict[str, Any]) -> None:
         import h5py
@@ -151,7 +155,12 @@ class Dataset:
         with h5py.File(file, "w") as body:
             for name in self.__annotations__.keys() - {"name"}:
                 body[name] = getattr(self, name)
-            for name, value in {"distance": "normalized", "dimension": self.train.shape[1], "point_type": "float", **about}.items():
+            for name, value in {
+                "distance": "normalized",
+                "dimension": self.train.shape[1],
+                "point_type": "float",
+                **about,
+            }.items():
                 body.attrs[name] = value
 
 
@@ -177,13 +186,15 @@ def nearest(
 def filled(items: NDArray[np.float32], size: int, seed: int) -> NDArray[np.float32]:
     """The items and, up to `size`, points between an item and a random one of its near neighbours, plus noise."""
     random = np.random.default_rng(seed)
-    near = nearest(items, items, NEIGHBOURS, skip_self=True)
+    starts = random.permutation(len(items))[:MIXED]
+    near = nearest(items, items[starts], NEIGHBOURS, skip_self=True)
     out = np.empty((size, items.shape[1]), np.float32)
     out[: len(items)] = items
     for at in range(len(items), size, 65_536):
         count = min(65_536, size - at)
-        first = random.integers(len(items), size=count)
-        second = near[first, random.integers(NEIGHBOURS, size=count)]
+        place = random.integers(len(starts), size=count)
+        first = starts[place]
+        second = near[place, random.integers(NEIGHBOURS, size=count)]
         share = random.uniform(0.5, 1, (count, 1)).astype(np.float32)
         mix = share * items[first] + (1 - share) * items[second]
         mix += NOISE * random.standard_normal(mix.shape, np.float32)
@@ -191,37 +202,37 @@ def filled(items: NDArray[np.float32], size: int, seed: int) -> NDArray[np.float
     return out
 
 
-def write_dataset(vectors: Path, file: Path, task: str, size: int | None, seed: int) -> None:
+def write_datasets(
+    vectors: Path, prefix: Path, names: list[str], size: int | None, queries: int, learn_true: int, seed: int
+) -> None:
+    """One file per task over the same items; all tasks must ask for the same modality."""
     z = np.load(vectors / "z.npy")
     modality = np.load(vectors / "modality.npy")
     with np.load(vectors / "queries.npz") as asked:
-        queries, target, tasks, split = (asked[name] for name in ("z", "target", "tasks", "split"))
-    mine = tasks == task
-    if not mine.any():
-        raise SystemExit(f"no task {task!r}; there are {', '.join(sorted(set(tasks.tolist())))}")
-    items = z[modality == target[mine][0]].astype(np.float32)
+        rows, target, tasks, split = (asked[name] for name in ("z", "target", "tasks", "split"))
+    unknown = [name for name in names if name not in tasks]
+    if unknown:
+        raise SystemExit(f"no task {unknown[0]!r}; there are {', '.join(sorted(set(tasks.tolist())))}")
+    (wanted,) = {int(target[tasks == name][0]) for name in names}
+    items = z[modality == wanted].astype(np.float32)
     items /= np.linalg.norm(items, axis=1, keepdims=True)
     real = len(items)
     if size is not None and size > real:
         items = filled(items, size, seed)
-    random = np.random.default_rng(seed)
-    parts = {}
-    for name in SPLITS:
-        rows = random.permutation((mine & (split == name)).nonzero()[0])[:LEARN]
-        parts[name] = np.ascontiguousarray(queries[rows], np.float32)
-    found = {name: nearest(items, part, 10 if name == "learn" else TRUE) for name, part in parts.items()}
-    data = Dataset(
-        file.stem,
-        items,
-        parts["learn"],
-        found["learn"],
-        parts["validation"],
-        found["validation"],
-        parts["test"],
-        found["test"],
-    )
-    data.write(file, {"task": task, "real": real, "seed": seed, "noise": NOISE, "near": NEIGHBOURS})
-    print(f"{file}: {len(items):,} items ({real:,} real), {', '.join(f'{len(part):,} {name}' for name, part in parts.items())}")
+    for task in names:
+        random = np.random.default_rng(seed)
+        parts = {}
+        for name in SPLITS:
+            own = random.permutation(((tasks == task) & (split == name)).nonzero()[0])
+            parts[name] = np.ascontiguousarray(rows[own[: LEARN if name == "learn" else queries]], np.float32)
+        file = prefix.with_name(prefix.name + "_" + task.replace("->", "_").replace("+", "_") + ".hdf5")
+        true = nearest(items, np.concatenate([parts["validation"], parts["test"]]), TRUE)
+        cut = len(parts["validation"])
+        learned = nearest(items, parts["learn"][:learn_true], 10)
+        data = Dataset(file.stem, items, parts["learn"], learned, parts["validation"], true[:cut], parts["test"], true[cut:])
+        data.write(file, {"task": task, "real": real, "seed": seed, "noise": NOISE, "near": NEIGHBOURS})
+        counts = ", ".join(f"{len(part):,} {name}" for name, part in parts.items())
+        print(f"{file.name}: {len(items):,} items ({real:,} real), {counts}", flush=True)
 
 
 def main() -> None:
@@ -233,17 +244,20 @@ def main() -> None:
     vectors.add_argument("out", type=Path)
     dataset = commands.add_parser("dataset")
     dataset.add_argument("vectors", type=Path)
-    dataset.add_argument("file", type=Path)
-    dataset.add_argument("--task", required=True)
+    dataset.add_argument("prefix", type=Path, help="of the files: PREFIX_text_image.hdf5 ...")
+    dataset.add_argument("--task", action="append", required=True)
     dataset.add_argument("--size", type=int)
-    for one in (vectors, dataset):
-        one.add_argument("--seed", type=int, default=0)
+    dataset.add_argument("--queries", type=int, default=1000, help="validation and test queries, at most")
+    dataset.add_argument(
+        "--learn-neighbors", type=int, default=LEARN, help="training queries whose neighbours are stored, at most"
+    )
+    dataset.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.command == "vectors":
-        write_vectors(args.name, args.features, args.out, args.seed)
+        write_vectors(args.name, args.features, args.out)
     else:
-        write_dataset(args.vectors, args.file, args.task, args.size, args.seed)
+        write_datasets(args.vectors, args.prefix, args.task, args.size, args.queries, args.learn_neighbors, args.seed)
 
 
 if __name__ == "__main__":

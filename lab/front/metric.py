@@ -1,8 +1,10 @@
-"""Inverted lists with codes in the queries' metric, every part exchangeable: the recipe behind the scan, and its experiments.
+"""Inverted lists with codes in the queries' metric, every part exchangeable: the recipe behind the scan, and its
+experiments.
 
-The error of a code counts where queries look: codes minimise (x - y)^T C (x - y) with C = E[q q^T] over a bank of queries. With A = C^(1/2) items
-become A x and queries A^-1 q, so inner products are unchanged; cells are found in the original space, since distances of the transformed
-vectors say little about inner products. Everything after the assignment runs in Faiss. Knows nothing of measuring.
+The error of a code counts where queries look: codes minimise (x - y)^T C (x - y) with C = E[q q^T] over a bank of queries.
+With A = C^(1/2) items become A x and queries A^-1 q, so inner products are unchanged; cells are found in the original space,
+since distances of the transformed vectors say little about inner products. Everything after the assignment runs in Faiss.
+Knows nothing of measuring.
 """
 
 from __future__ import annotations
@@ -12,11 +14,12 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-import faiss
+import faiss as faiss_library
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float32]
+faiss: Any = faiss_library  # its stubs know little of what is used here
+Floats = NDArray[Any]  # float32
 IP = faiss.METRIC_INNER_PRODUCT
 TRAINED_ON = 65_536  # residuals that rotations and codebooks are trained on, at most
 POINTS = 64  # items of a cell that k-means sees, at most
@@ -110,8 +113,9 @@ class MetricIVF:
         coarse.add(np.ascontiguousarray(means @ self.rotation.T))
         self.ivf = self._inverted_lists(coarse, residuals)
         self._add_core(rows, cells.cell, 0)
-        if "fs" in self.code and self.code.startswith("PQ"):
-            self.ivf = faiss.IndexIVFPQFastScan(self.ivf, 32)
+        if "fs" in self.code:
+            kind = faiss.IndexIVFPQFastScan if self.code.startswith("PQ") else faiss.IndexIVFRaBitQFastScan
+            self.ivf = kind(self.ivf, 32)
         pre = linear(self.rotation @ self.back)
         if self.refine == "fp16":
             self.store = store if store is not None else fp16_store(items)
@@ -138,10 +142,10 @@ class MetricIVF:
             rotation = np.linalg.qr(np.random.default_rng(0).standard_normal((width, width)))[0]
             return rotation.astype(np.float32)
         opq = faiss.OPQMatrix(width, int(re.findall(r"\d+", self.code)[0]))
-        opq.niter = 15
-        opq.niter_pq = 4
-        opq.train(np.ascontiguousarray(residuals[:32_768]))
-        return faiss.vector_to_array(opq.A).reshape(width, width).copy()
+        opq.niter = 10
+        opq.train(np.ascontiguousarray(residuals[:16_384]))
+        rotation = faiss.vector_to_array(opq.A).reshape(width, width).copy()
+        return np.asarray(rotation)
 
     def _inverted_lists(self, coarse: Any, residuals: Floats) -> Any:
         width, count = coarse.d, coarse.ntotal
@@ -153,11 +157,7 @@ class MetricIVF:
             ivf.pq.train(residuals)
         else:
             bits = int((re.findall(r"\d+", self.code) or ["1"])[0])
-            kind = faiss.IndexIVFRaBitQFastScan if "fs" in self.code else faiss.IndexIVFRaBitQ
-            if "fs" in self.code:
-                ivf = kind(coarse, width, count, IP, 32, True, bits)
-            else:
-                ivf = kind(coarse, width, count, IP, True, bits)
+            ivf = faiss.IndexIVFRaBitQ(coarse, width, count, IP, True, bits)
             ivf.train_encoder(len(residuals), faiss.swig_ptr(residuals), None)
         ivf.is_trained = True
         return ivf

@@ -5,6 +5,7 @@ The same file measures an older version: run it with that version's `src` on the
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,6 @@ class Genius(Algorithm):
 
 def query_bank(learn: Floats) -> Any:
     """Training queries as the model folder would keep them: texts that ask for images."""
-    from genius.model.query_bank import QueryBank
-
+    bank: Any = importlib.import_module("genius.model.query_bank").QueryBank
     count = len(learn)
-    return QueryBank.of(torch.from_numpy(learn), torch.ones(count, dtype=torch.long), torch.full((count,), TARGET))
+    return bank.of(torch.from_numpy(learn), torch.ones(count, dtype=torch.long), torch.full((count,), TARGET))

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - sentences
 """docs/compare.md from the JSON files that `lab.front.run` wrote: `python -m lab.front.report`.
 
 Every figure of the page comes from lab/front/results/*.json (GPU: lab/results/former_search/gpu.json), and so does every sentence that says who is faster.
@@ -75,7 +76,11 @@ def cell(line: dict[str, Any], queries: str, target: str) -> str:
 
 
 def table(body: dict[str, Any], queries: str) -> list[str]:
-    head = "| | bytes per item in memory (+ disk) | build s | add 10,000 s | " + " | ".join(f"at {target}" for target in TARGETS) + " |"
+    head = (
+        "| | bytes per item in memory (+ disk) | build s | add 10,000 s | "
+        + " | ".join(f"at {target}" for target in TARGETS)
+        + " |"
+    )
     out = [head, "|---|---:|---:|---:|" + "---:|" * len(TARGETS)]
     for line in sorted(body["lines"], key=lambda line: (not line["name"].startswith(OURS), size(line))):
         disk = f" (+ {line['disk_bytes_per_item']:,})" if line["disk_bytes_per_item"] else ""

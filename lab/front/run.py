@@ -1,11 +1,11 @@
 """Measures algorithms on data sets in VIBE's format: recall@10 against queries per second, bytes, build time, additions.
 
-    python -m lab.front.run FILE.hdf5 --algorithms "metric PQ16,Faiss HNSW32" --out RESULT.json [--also OTHER.hdf5] [--model FOLDER]
+    python -m lab.front.run FILE.hdf5 --algorithms "metric PQ16,Faiss HNSW32" --out RESULT.json [--also OTHER.hdf5]
 
-One thread, processor time of the whole process. For every recall in `TARGETS` the fastest setting that reaches it on *validation* queries is
-chosen; what is reported is that setting's recall and time on *test* queries, the least time of `--rounds` rounds in which all algorithms take turns.
-`--also` asks the same indexes queries of another kind over the same items. The result is written after every algorithm.
-Knows nothing of the algorithms but their two calls.
+One thread, processor time of the whole process. For every recall in `TARGETS` the fastest setting that reaches it on
+*validation* queries is chosen; what is reported is that setting's recall and time on *test* queries, the least time of
+`--rounds` rounds in which all algorithms take turns. `--also` asks the same indexes queries of another kind over the same
+items. The result is written after every algorithm. Knows nothing of the algorithms but their two calls.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ ADDED = 10_000
 
 def recall(found: NDArray[np.int64], truth: NDArray[np.int32]) -> float:
     """Share of the true ten nearest."""
-    return float(np.mean([len(set(mine) & set(true)) / K for mine, true in zip(found.tolist(), truth[:, :K].tolist(), strict=True)]))
+    return float(
+        np.mean([len(set(mine) & set(true)) / K for mine, true in zip(found.tolist(), truth[:, :K].tolist(), strict=True)])
+    )
 
 
 def timed(algorithm: Algorithm, queries: Floats, batch: int) -> tuple[NDArray[np.int64], float]:
@@ -106,7 +108,8 @@ class Contender:
 def about(args: argparse.Namespace, data: Dataset) -> dict[str, Any]:
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     return {
-        "command": "python -m lab.front.run " + " ".join(Path(part).name if "/" in part else part for part in sys.argv[1:]),
+        "command": f"python -m lab.front.{Path(sys.argv[0]).stem} "
+        + " ".join(Path(part).name if "/" in part else part for part in sys.argv[1:]),
         "commit": commit,
         "date": datetime.date.today().isoformat(),
         "device": f"{platform.machine()}, {cpu_name()}, {os.cpu_count()} cores, shared",
@@ -176,11 +179,7 @@ def main() -> None:
     torch.set_num_threads(1)
     faiss.omp_set_num_threads(1)
     data = Dataset.read(args.data)
-    others = [Dataset.read(file) for file in args.also]
-    for other in others:
-        if len(other.train) != len(data.train) or not np.array_equal(other.train[::1000], data.train[::1000]):
-            raise SystemExit(f"{other.name} has other items than {data.name}")
-        other.train = data.train
+    others = [Dataset.read(file, data.train) for file in args.also]
     body = {**about(args, data), "data": data.name, "failed": {}, "lines": []}
     contenders: list[Contender] = []
 
@@ -203,7 +202,12 @@ def main() -> None:
         contenders.append(contender)
         write()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 20
-        print(name, json.dumps({key: value for key, value in contender.line.items() if key != "validation"}), f"{peak} GB", flush=True)
+        print(
+            name,
+            json.dumps({key: value for key, value in contender.line.items() if key != "validation"}),
+            f"{peak} GB",
+            flush=True,
+        )
     for _ in range(args.rounds - 1):
         for contender in contenders:
             for part in (data, *others):
