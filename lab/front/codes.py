@@ -50,7 +50,7 @@ variant("PQ16, power .25", "PQ16", power=0.25)
 variant("PQ16, then PQ64 (80 bytes), original space", "PQ16", "PQ64", power=0)
 variant("PQ16, then SQ4 (144 bytes), queries' metric", "PQ16", "SQ4")
 variant("PQ16, shrinkage .01", "PQ16", shrinkage=0.01)
-variant("RaBitQ 1 bit, power .25", "RaBitQ", power=0.25)
+variant("RaBitQ 1 bit (40 bytes), balanced metric", "RaBitQ", balance=True)
 
 
 def measured(index: MetricIVF, data: Dataset, queries: int) -> dict[str, float]:
@@ -97,7 +97,7 @@ def main() -> None:
         print(json.dumps(line), flush=True)
         body["lines"].append(line)
         args.out.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
-        index.__dict__ = {key: index.__dict__[key] for key in ("code", "refine", "shrinkage", "power", "bank")}
+        index.__dict__ = {key: index.__dict__[key] for key in ("code", "refine", "shrinkage", "power", "bank", "balance")}
 
 
 if __name__ == "__main__":

@@ -115,8 +115,9 @@ def write_vectors(name: str, features: Path, out: Path) -> None:
     np.save(out / "z.npy", towers(data.pool).half().numpy())
     np.save(out / "modality.npy", modality.numpy().astype(np.uint8))
     tasks = np.array([data.names[int(task)] for task in data.tasks])
-    asked = {"z": towers(data.queries).numpy(), "target": target.numpy(), "tasks": tasks}
-    np.savez(out / "queries.npz", split=split, positives=data.pairs.numpy(), **asked)
+    asked = towers(data.queries).numpy()
+    positives = data.pairs.numpy()
+    np.savez(out / "queries.npz", z=asked, target=target.numpy(), tasks=tasks, split=split, positives=positives)
 
 
 # -- data sets in VIBE's format ----------------------------------------------------------------------------------

@@ -70,6 +70,29 @@ def metric(bank: Floats, shrinkage: float = 0.1, power: float = 0.5) -> tuple[Fl
     return to.astype(np.float32), back.astype(np.float32)
 
 
+def balanced(bank: Floats, residuals: Floats, shrinkage: float = 0.1) -> tuple[Floats, Floats]:
+    """A for codes whose error is the same in all directions, whatever the residual (RaBitQ): it grows with |A r| |A^-1 q|.
+
+    The least product is where both have the same covariance: A S A = A^-1 C A^-1, so A^2 is the geometric mean of S^-1 and
+    C. Where items and queries are spread alike it is the identity, and the metric of the queries alone would do harm.
+    """
+    moments = []
+    for rows in (residuals, bank):
+        moment = rows.T.astype(np.float64) @ rows / len(rows)
+        moments.append(moment / np.trace(moment) * len(moment) + shrinkage * np.eye(len(moment)))
+    root, inverse = _roots(moments[0])
+    square = inverse @ _roots(root @ moments[1] @ root)[0] @ inverse
+    to, back = _roots(square)
+    return to.astype(np.float32), back.astype(np.float32)
+
+
+def _roots(matrix: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Of a symmetric positive matrix: its square root, and the inverse of that."""
+    values, vectors = np.linalg.eigh(matrix)
+    values = np.maximum(values, 1e-9 * values.max())
+    return (vectors * values**0.5) @ vectors.T, (vectors * values**-0.5) @ vectors.T
+
+
 def linear(matrix: Floats) -> Any:
     """A Faiss transform q -> matrix q."""
     out = faiss.LinearTransform(matrix.shape[1], matrix.shape[0], False)
@@ -86,25 +109,38 @@ class MetricIVF:
         refine: "fp16", "SQ8", "SQ4", "PQ64" or "RaBitQ2" ...: what candidates are ranked by; "" for the code itself.
         shrinkage, power: of the metric; power 0 is the original space.
         bank: queries that the metric is fitted on, at most (the first ones).
+        balance: the metric of `balanced`, in place of that of queries alone.
     """
 
     def __init__(
-        self, code: str, refine: str = "fp16", *, shrinkage: float = 0.1, power: float = 0.5, bank: int = 100_000
+        self,
+        code: str,
+        refine: str = "fp16",
+        *,
+        shrinkage: float = 0.1,
+        power: float = 0.5,
+        bank: int = 100_000,
+        balance: bool = False,
     ) -> None:
         self.code = code
         self.refine = refine
         self.shrinkage = shrinkage
         self.power = power
         self.bank = bank
+        self.balance = balance
 
     def build(self, items: Floats, learn: Floats, cells: Cells, store: Any = None) -> None:
         """`store`: a Faiss index of the original vectors, in place of one of its own, where `refine` is "fp16"."""
         width = items.shape[1]
         self.cells = cells
-        self.to, self.back = metric(learn[: self.bank], self.shrinkage, self.power)
+        sample = np.random.default_rng(0).permutation(len(items))[:TRAINED_ON]
+        if self.balance:
+            original = items[sample] - cells.means(items)[cells.cell[sample]]
+            self.to, self.back = balanced(learn[: self.bank], original, self.shrinkage)
+        else:
+            self.to, self.back = metric(learn[: self.bank], self.shrinkage, self.power)
         rows = items @ self.to
         means = cells.means(rows)
-        sample = np.random.default_rng(0).permutation(len(items))[:TRAINED_ON]
         residuals = rows[sample] - means[cells.cell[sample]]
         self.rotation = self._rotation(residuals)
         rows = rows @ self.rotation.T
