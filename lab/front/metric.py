@@ -190,6 +190,8 @@ class MetricIVF:
             bits = 4 if "x4" in self.code else 8
             ivf = faiss.IndexIVFPQ(coarse, width, count, int(re.findall(r"\d+", self.code)[0]), bits, IP)
             ivf.by_residual = True
+            ivf.pq.cp.niter = 15
+            ivf.pq.cp.max_points_per_centroid = 2 * POINTS
             ivf.pq.train(residuals)
         else:
             bits = int((re.findall(r"\d+", self.code) or ["1"])[0])
@@ -206,6 +208,9 @@ class MetricIVF:
     def _fine_store(self, rows: Floats, sample: NDArray[np.int64]) -> Any:
         width = rows.shape[1]
         store = faiss.index_factory(width, self.refine, IP)
+        if self.refine.startswith("PQ"):
+            store.pq.cp.niter = 10
+            store.pq.cp.max_points_per_centroid = POINTS
         store.train(np.ascontiguousarray(rows[sample]))
         store.add(np.ascontiguousarray(rows))
         return store

@@ -7,36 +7,44 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from genius.model.genius import Genius as Model
+from genius.fit import FitConfig, fit_vectors
+from genius.model.quantizer import Fusion, FusionConfig
 from genius.search import CodeTrie, SearchEngine, SearchParams
 from lab.front.algorithms import Algorithm, Floats, Ints, Setting, grid
 
 TARGET = 0  # modality of the items: images
 STEP = 65_536
+SAMPLE = 30_000  # items that codes and decoder are fitted to
 
 
 class Genius(Algorithm):
-    """The default search with the target given: codes in memory, fp16 vectors that may lie on disk."""
+    """The default search with the target given: codes in memory, fp16 vectors that may lie on disk.
+
+    IDs and decoder are fitted to the items as `genius index --encoder` fits them.
+    """
 
     settings = grid(rerank=(100, 250, 400, 600, 800, 1000, 1400, 2000, 2800, 4000, 5600, 8000, 12_000, 16_000, 24_000))
     memory_of = "arrays of codes, cells and trie"
 
-    def __init__(self, name: str, model: Path | None) -> None:
-        if model is None:
-            raise SystemExit("GENIUS needs --model FOLDER")
-        self.model = Model.from_pretrained(f"local-dir:{model}")
-
     def fit_ood(self, train: Floats, learn: Floats, learn_neighbors: NDArray[np.int32]) -> None:
+        width = train.shape[1]
+        self.disk_bytes = 2 * width
+        scans = "bank" in inspect.signature(SearchEngine.__init__).parameters
+        rows = train
+        if scans:  # IDs take no part in the default search: few codes, fitted to some items
+            rows = train[np.random.default_rng(0).permutation(len(train))[:SAMPLE]]
+        some = torch.from_numpy(rows)
+        config = FitConfig(sample=SAMPLE, iterations=6, steps=150)
+        fusion = Fusion(FusionConfig(width, 1, 1))
+        self.model = fit_vectors(fusion, some, torch.full((len(some),), TARGET), None, None, None, config, say=print).model
         quantizer = self.model.quantizer
         levels = quantizer.config.level_sizes
-        self.disk_bytes = 2 * train.shape[1]
         with torch.inference_mode():
             parts = []
             for at in range(0, len(train), STEP):
@@ -44,7 +52,7 @@ class Genius(Algorithm):
                 parts.append(quantizer.encode(block, torch.full((len(block),), TARGET)).numpy().astype(np.uint16))
         self.trie = CodeTrie.build(np.concatenate(parts).astype(np.int32), levels)
         options: dict[str, Any] = {}
-        if "bank" in inspect.signature(SearchEngine.__init__).parameters:
+        if scans:
             options["bank"] = query_bank(learn)
         self.engine = SearchEngine(self.model.generator, quantizer, self.trie, train.astype(np.float16), **options)
         self.set(self.settings[0])

@@ -132,14 +132,14 @@ def cpu_name() -> str:
     return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "")
 
 
-def fitted(name: str, data: Dataset, model: Path | None, threads: int) -> Contender:
+def fitted(name: str, data: Dataset, threads: int) -> Contender:
     """`threads`: of Faiss while it builds; build times are processor time, summed over them."""
     faiss.omp_set_num_threads(threads)
     start = time.process_time()
     if name.startswith("GENIUS"):
         from lab.front.ours import Genius
 
-        algorithm: Algorithm = Genius(name, model)
+        algorithm: Algorithm = Genius()
     else:
         algorithm = ALGORITHMS[name]()
     algorithm.fit_ood(data.train, data.learn, data.learn_neighbors)
@@ -174,7 +174,6 @@ def main() -> None:
     parser.add_argument("--also", type=Path, action="append", default=[], help="other queries over the same items")
     parser.add_argument("--algorithms", default=",".join(ALGORITHMS))
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--model", type=Path, help="the model of GENIUS: codes and decoder")
     parser.add_argument("--queries", type=int, default=500)
     parser.add_argument("--validation", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
@@ -195,7 +194,7 @@ def main() -> None:
 
     for name in args.algorithms.split(","):
         try:
-            contender = fitted(name, data, args.model, args.build_threads)
+            contender = fitted(name, data, args.build_threads)
             for part in (data, *others):
                 contender.sweep(part, args.validation)
                 contender.measure(part, args.queries)
