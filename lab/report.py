@@ -61,12 +61,17 @@ def table(line: dict[str, Any], current: bool) -> list[str]:
         share = "1" if name == "dense" else f"{found['mean']:.3f} / {found['worst']:.3f} ({interval})"
         given = f"{found['mean_of_told']:.3f} / {found['worst_of_told']:.3f}"
         out.append(f"| {NAMES[name]} | {share} | {given} | {found['touched']:,.0f} | {found['bytes']:,.0f} |")
-    out += ["", "hit@5 in percent, by task:", ""]
+    out += ["", *folded("hit@5 in percent, by task"), ""]
     out += ["| search | " + " | ".join(tasks) + " |", "|---|" + "---:|" * len(tasks)]
     for name, found in methods.items():
         hits = " | ".join(f"{100 * found['hit@5'][task]:.1f}" for task in tasks)
         out.append(f"| {NAMES[name]} | {hits} |")
-    return out
+    return [*out, "", "</details>"]
+
+
+def folded(title: str) -> list[str]:
+    """The head of a section that is folded away until a reader opens it."""
+    return ["<details markdown>", f"<summary>{title}</summary>"]
 
 
 def about(body: dict[str, Any], line: dict[str, Any]) -> str:
@@ -128,7 +133,7 @@ def confidence(body: dict[str, Any]) -> list[str]:
 
 
 def trials(bodies: list[dict[str, Any]]) -> list[str]:
-    out = ["## Decoder trials", ""]
+    out = ["## Decoder trials", "", *folded("Trials of the head, the training inputs and the penalty"), ""]
     for body in bodies:
         out += [f"**{body['title']}.** {body['settings']} {body['device']}, {body['date']}.", ""]
         out += ["| decoder | " + " | ".join(body["columns"]) + " |", "|---|" + "---|" * len(body["columns"])]
@@ -136,7 +141,7 @@ def trials(bodies: list[dict[str, Any]]) -> list[str]:
             cells = ("" if pair is None else f"{pair[0]:.3f} / {pair[1]:.3f}" for pair in row["shares"])
             out.append(f"| {row['decoder']} | " + " | ".join(cells) + " |")
         out.append("")
-    return out
+    return [*out, "</details>", ""]
 
 
 def seeds(body: dict[str, Any], name: str) -> list[str]:
