@@ -24,7 +24,7 @@ from genius.features import Features
 from genius.index import explaining, searching, writing
 from genius.index.explaining import Explanation
 from genius.index.filters import compile_where
-from genius.index.folder import About, describe
+from genius.index.folder import describe
 from genius.index.opened import OpenIndex
 from genius.index.prepare import Stamped
 from genius.index.reader import PAYLOAD
@@ -42,7 +42,7 @@ ANY = SearchRequest()  # ten answers, as the model likes to search
 THREE = SearchRequest(3)  # answers that are explained
 
 
-class Index:
+class Index(OpenIndex):
     """Open or create the index at `path` for `model` (a `Genius`, its URI, or None for the one it was built with).
 
     `create`: make it if it is not there; `read_only`: refuse writes; `version` opens an older version, read-only.
@@ -75,7 +75,7 @@ class Index:
         thumbnails: int = 256,
         durable: bool = True,
     ) -> None:
-        self._state = OpenIndex(
+        super().__init__(
             Path(path),
             model,
             create=create,
@@ -91,23 +91,6 @@ class Index:
         """Open the index at `path`, which exists, by default with the `model` it was built with; `options` as for `Index`."""
         return cls(path, model, create=False, **options)
 
-    @property
-    def path(self) -> Path:
-        return self._state.path
-
-    @property
-    def model(self) -> Genius:
-        return self._state.model
-
-    @property
-    def about(self) -> About:
-        """Which model this index belongs to, and the shape of its IDs."""
-        return self._state.about
-
-    @property
-    def read_only(self) -> bool:
-        return self._state.read_only
-
     def close(self) -> None:
         """Nothing needs saving: every write was on disk when it returned. Here so that `with` works."""
 
@@ -121,26 +104,24 @@ class Index:
         return self.count()
 
     def __contains__(self, item_id: object) -> bool:
-        return isinstance(item_id, str) and self._state.consistent(lambda: item_id in self._state.find([item_id]))
+        return isinstance(item_id, str) and self.consistent(lambda: item_id in self.find([item_id]))
 
     def __repr__(self) -> str:
         return f"Index({str(self.path)!r}, {counted(self.count(), 'item')}, version {self.version})"
 
     def __reduce__(self) -> Any:
         """Pickled, an index is its path: another process opens it anew. Its model must be one that can be loaded again."""
-        state = self._state
-        if state.about.source is None and state.model.source is None:
+        if self.about.source is None and self.model.source is None:
             raise GeniusError("this index's model was never saved, so another process cannot load it: save it, or pass the path")
-        options: Any = {"read_only": state.read_only, "version": state.pinned, **state.options}
-        return partial(Index.open, self.path.absolute(), state.model.source or state.about.source, **options), ()
+        options: Any = {"read_only": self.read_only, "version": self.pinned, **self.options}
+        return partial(Index.open, self.path.absolute(), self.model.source or self.about.source, **options), ()
 
     def __copy__(self) -> Index:
         return self.__deepcopy__({})
 
     def __deepcopy__(self, _: Any) -> Index:
         """A second handle on the same folder, with the same model."""
-        state = self._state
-        options: Any = {"read_only": state.read_only, "version": state.pinned, **state.options}
+        options: Any = {"read_only": self.read_only, "version": self.pinned, **self.options}
         return Index(self.path, self.model, create=False, **options)
 
     # -- versions ----------------------------------------------------------------------------------------------
@@ -148,11 +129,11 @@ class Index:
     @property
     def version(self) -> int:
         """The version this index shows now."""
-        return self._state.consistent(lambda: self._state.reader().version)
+        return self.consistent(lambda: self.reader().version)
 
     def versions(self) -> list[dict[str, Any]]:
         """Versions that can still be opened: number, time, items; oldest first."""
-        return self._state.store.versions()
+        return self.store.versions()
 
     def refresh(self) -> int:
         """Move to the newest version on disk (every call does so by itself) and return it."""
@@ -176,7 +157,7 @@ class Index:
         for `items` and spares running it.
         """
         return writing.write(
-            self._state,
+            self,
             _stamped(items),
             replace=False,
             batch_size=batch_size,
@@ -197,7 +178,7 @@ class Index:
         """Add items, each in place of the one with its id if there is one. A batch appears whole or not at all. `batch_size`,
         `on_error`, `on_progress` and `features` as for `add`."""
         return writing.write(
-            self._state,
+            self,
             _stamped(items),
             replace=True,
             batch_size=batch_size,
@@ -209,36 +190,36 @@ class Index:
     def delete(self, ids: str | Iterable[str], *, missing: OnError = "raise") -> int:
         """Delete the items with these `ids`; returns how many. An unknown id is an error before anything is deleted, unless
         `missing="skip"`."""
-        return writing.delete(self._state, ids, missing)
+        return writing.delete(self, ids, missing)
 
     # -- metadata fields ---------------------------------------------------------------------------------------
 
     def fields(self) -> list[Field]:
         """Metadata fields: name, kind, how many items have each."""
-        return self._state.consistent(lambda: writing.fields_of(self._state.reader()))
+        return self.consistent(lambda: writing.fields_of(self.reader()))
 
     def drop_field(self, name: str) -> int:
         """Take the field `name` away, from every item, too; how many had it."""
-        return writing.drop_field(self._state, name)
+        return writing.drop_field(self, name)
 
     def rename_field(self, old: str, new: str) -> int:
         """Call the field `old` `new` from now on; how many items have it."""
-        return writing.rename_field(self._state, old, new)
+        return writing.rename_field(self, old, new)
 
     def retype_field(self, name: str, kind: str, *, lossy: bool = False) -> int:
         """Make the field `name` of the `kind` text, number or boolean; how many items have it then. `lossy`: drop values that
         cannot become so."""
-        return writing.retype_field(self._state, name, kind, lossy=lossy)
+        return writing.retype_field(self, name, kind, lossy=lossy)
 
     # -- upkeep ------------------------------------------------------------------------------------------------
 
     def snapshot(self, target: str | Path) -> Copied:
         """Copy what this index shows now into the new folder `target`, an index itself. Others may write meanwhile."""
-        return snapshot(self.path, target, self._state.pinned)
+        return snapshot(self.path, target, self.pinned)
 
     def optimize(self, *, keep: timedelta = writing.KEEP) -> None:
         """Merge small files, drop versions older than `keep`, and leave a fresh cache so that opening is quick."""
-        writing.optimize(self._state, keep)
+        writing.optimize(self, keep)
 
     # -- reading -----------------------------------------------------------------------------------------------
 
@@ -259,7 +240,7 @@ class Index:
 
     def _columns(self, wanted: list[str], columns: Sequence[str], missing: OnError = "raise") -> dict[str, dict[str, Any]]:
         """Table columns of items by id."""
-        return self._state.consistent(lambda: searching.columns_of(self._state, wanted, columns, missing))
+        return self.consistent(lambda: searching.columns_of(self, wanted, columns, missing))
 
     def thumbnail(self, item_id: str) -> bytes | None:
         """The JPEG preview of the item `item_id`, None if it has none."""
@@ -274,39 +255,39 @@ class Index:
         """Items, or those that match `where`."""
 
         def call() -> int:
-            reader = self._state.reader()
+            reader = self.reader()
             return reader.count(None if where is None else compile_where(where, reader.columns))
 
-        return self._state.consistent(call)
+        return self.consistent(call)
 
     def columns(self) -> dict[str, str]:
         """Metadata keys that `where` can name, and what each holds: text, number or boolean."""
-        return self._state.consistent(lambda: dict(self._state.reader().columns))
+        return self.consistent(lambda: dict(self.reader().columns))
 
     def items(self, where: str | None = None) -> Iterator[Item]:
         """Every item of one version (that matches `where`), in no promised order; pictures without a path come as stored bytes.
 
         If another process drops that version meanwhile (`optimize(keep=0)`), the rest is of the newest; each id comes once.
         """
-        for row in searching.stream(self._state, [*PAYLOAD, "_image_bytes"], where):
+        for row in searching.stream(self, [*PAYLOAD, "_image_bytes"], where):
             yield searching.to_item(row)
 
     def below(self, prefix: Sequence[int | None] = (), *, limit: int = 20, offset: int = 0, per_child: int = 0) -> PrefixView:
         """What lives under `prefix`, the first codes of an ID, None for any code: `limit` of its items from `offset` on.
         `per_child`: also the first items of the 64 fullest next codes."""
-        return explaining.below(self._state, prefix, limit, offset, per_child)
+        return explaining.below(self, prefix, limit, offset, per_child)
 
     def kinds(self) -> set[Modality]:
         """Kinds of items that there are; one whose last item was just deleted may still be named."""
-        return self._state.consistent(self._state.kinds)
+        return self.consistent(super().kinds)
 
     def info(self) -> dict[str, Any]:
         """What this index is, for people and machines."""
-        return self._state.consistent(lambda: describe(self.path, self.about, self._state.reader()))
+        return self.consistent(lambda: describe(self.path, self.about, self.reader()))
 
     def advice(self) -> str | None:
         """One line if items look unlike what the model knows, or have outgrown its codes; None if all is well."""
-        return self._state.consistent(lambda: explaining.advice(self._state))
+        return self.consistent(lambda: explaining.advice(self))
 
     # -- search ------------------------------------------------------------------------------------------------
 
@@ -351,11 +332,11 @@ class Index:
     def search_each(self, queries: Sequence[Query | ContentInput], requests: Sequence[SearchRequest]) -> list[Hits]:
         """The same for `queries` with `requests` of their own: all share one pass through the encoder, equal requests one
         search."""
-        return searching.answer(self._state, queries, requests)
+        return searching.answer(self, queries, requests)
 
     def vectors(self, batch: int = 256) -> Iterator[tuple[list[str], Tensor, list[Modality]]]:
         """Ids, stored vectors (n, D) and kinds of all items of one version, `batch` at a time."""
-        rows = searching.stream(self._state, ["id", "modality", "_embedding"])
+        rows = searching.stream(self, ["id", "modality", "_embedding"])
         for part in batched(rows, batch):
             stored = torch.from_numpy(np.stack([np.asarray(row["_embedding"], np.float32) for row in part]))
             yield [row["id"] for row in part], stored, [Modality.parse(row["modality"]) for row in part]
@@ -376,7 +357,7 @@ class Index:
         asked = searching.QueryVectors(z, dense, targets, pictured)
         asked.check(self.about.width)
         searching.check(request)
-        return self._state.consistent(lambda: searching.search(self._state, [(asked, request)]))[0]
+        return self.consistent(lambda: searching.search(self, [(asked, request)]))[0]
 
     def explain(self, query: Query, request: SearchRequest = THREE, *, shown: int = 5, rejected: int = 3) -> Explanation:
         """How the answers to a query came about: at every step the codes kept and the best rejected, with log p and words.
@@ -387,9 +368,7 @@ class Index:
         if not isinstance(query, Query):
             raise GeniusError(f"explain takes a Query, got {type(query).__name__}")
         hits = self.search_many([query], request)[0]
-        return self._state.consistent(
-            lambda: explaining.explain(self._state, query, hits, request=request, shown=shown, rejected=rejected)
-        )
+        return self.consistent(lambda: explaining.explain(self, query, hits, request=request, shown=shown, rejected=rejected))
 
 
 def _stamped(items: Iterable[Item | Mapping[str, Any]]) -> Iterator[Stamped]:

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from genius.errors import GeniusError, Problems, counted
-from genius.files import parse_json
 from genius.index import cache, commit
 from genius.index import metadata as meta
 from genius.index.commit import hint_is_right, table_folder, versions_on_disk
 from genius.index.folder import About, about_of
-from genius.index.ledger import ROW, SUM, VECTORS, Book, Ledger, row_sums, size_in, unseal
+from genius.index.ledger import ROW, SUM, VECTORS, Book, Ledger, row_sums, size_in
 from genius.index.paths import ASIDE, LEDGER, refuse_foreign
 from genius.index.reader import Reader
 from genius.index.store import Store
@@ -167,12 +166,11 @@ def _caches(folder: Path, about: About, report: CheckReport) -> dict[str, cache.
     for path in sorted((folder / "cache").glob("[0-9]*")):
         name = f"cache/{path.name}"
         try:
-            text = (path / cache.BASE).read_text()
-            number = parse_json(text).get("format")
-            if number in (1, 2):
+            number = cache.format_of(path)
+            if number not in cache.READ:
                 report.notes.append(f"{name} is of format {number}; it is built anew when needed")
                 continue
-            noted = unseal(text)
+            noted = cache.read_base(path)
             wrong = cache.damage(path, noted["files"], FAST_LIMIT if report.fast else 2**63)
             report.problems += [f"{name}/{file} is not as it was written (it is built anew when needed)" for file in wrong]
             loaded = None if wrong else cache.load(path, key)
@@ -237,8 +235,9 @@ def _agrees(base: cache.Base, batch: pa.RecordBatch) -> bool:
     seqs = batch.column("_seq").to_numpy()
     at = np.minimum(np.searchsorted(base.seqs, seqs), max(base.items - 1, 0))
     has = base.seqs[at] == seqs if base.items else np.zeros(len(seqs), bool)
-    for name, array in (("_codes", base.codes), ("_embedding", base.embeddings)):
-        values = np.asarray(batch.column(name).flatten()).reshape(batch.num_rows, -1)
-        if not np.array_equal(array[at[has]], values[has]):
-            return False
-    return True
+    rows = at[has]
+    columns = {name: np.asarray(batch.column(name).flatten()).reshape(batch.num_rows, -1)[has] for name in VECTORS}
+    if not len(rows):
+        return True
+    same_codes = np.array_equal(base.trie.codes_of(rows), columns["_codes"])
+    return same_codes and np.array_equal(base.vectors_of(rows), columns["_embedding"])

@@ -26,6 +26,7 @@ from genius.index.paths import ASIDE, TABLE, remove
 
 VERSIONS, HINT = "_versions", "latest_version_hint.json"
 ENDINGS = {".lance": b"LANC", ".manifest": b"LANC", ".arrow": b"ARROW1"}  # of files that are whole
+DATA_FILE = re.compile(r"data/[0-9A-Za-z_-]+\.lance")
 VERIFY_UP_TO = 1 << 30
 """Bytes of a table whose checksums are compared whenever it is opened; of a larger one only sizes (`genius check` does all)."""
 
@@ -73,6 +74,14 @@ def table_files(folder: Path) -> list[str]:
         place = parent[len(root) :].strip(os.sep).replace(os.sep, "/")
         found += [f"{place}/{name}" if place else name for name in names if name != HINT]
     return sorted(found)
+
+
+def data_files(folder: Path, version: int) -> list[str]:
+    """The data files of a version, in the order in which its manifest names them."""
+    manifest = (table_folder(folder) / manifest_name(version)).read_bytes()
+    names = [name for name in table_files(folder) if DATA_FILE.fullmatch(name)]
+    places = {name: manifest.find(name.removeprefix("data/").encode()) for name in names}
+    return sorted((name for name in names if places[name] >= 0), key=lambda name: places[name])
 
 
 def holds_data(folder: Path) -> bool:
