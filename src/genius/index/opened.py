@@ -192,11 +192,11 @@ class Live:
 
     def _vectors(self, first: int) -> NDArray[np.float16]:
         """(n, D) embeddings of rows from `first` on; zeros for rows that are gone already."""
-        held = [vectors for row, vectors in self._written if row >= first]
-        if held and self._written[-len(held)][0] == first:
-            self._written.clear()  # the engine has them from here on
-            return np.concatenate(held)
-        self._written.clear()
+        held = [(row, vectors) for row, vectors in self._written if row >= first]
+        self._written.clear()  # the engine has them from here on
+        whole = bool(held) and held[0][0] == first and held[-1][0] + len(held[-1][1]) == len(self.seqs)
+        if whole:
+            return np.concatenate([vectors for _, vectors in held])
         out = np.zeros((len(self.seqs) - first, self.model.config.quantizer.width), np.float16)
         for seqs, embeddings in self.reader.embeddings(f"_seq >= {int(self.seqs[first])}"):
             out[self.rows_of(seqs) - first] = embeddings
