@@ -21,7 +21,7 @@ import genius.index.store
 from genius import Genius, GeniusError, Index, Item
 from genius.cli import app
 from genius.index.check import check
-from genius.index.commit import manifest_name, table_folder, versions_on_disk
+from genius.index.commit import HINT, manifest_name, table_folder, versions_on_disk
 from genius.index.ledger import Ledger
 from genius.index.repair import repair
 from genius.index.store import Store
@@ -82,7 +82,7 @@ def test_every_flipped_bit_is_found(busy: Index, model: Genius, tmp_path: Path) 
         body[bit // 8] ^= 1 << bit % 8
         (copy / name).write_bytes(body)
         report = check(copy)
-        assert not report.ok, (name, bit)
+        assert not report.ok or (name.name == HINT and any("stale" in line for line in report.notes)), (name, bit)
         assert all("\n" not in line for line in report.problems)
         try:
             index = Index(copy, model, read_only=True)

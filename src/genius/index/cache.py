@@ -247,7 +247,7 @@ def build_cached(reader: Reader, key: CacheKey, root: Path) -> Base:
             _write(base, key, scratch)
             target = root / f"{reader.version}"
             if target.exists():
-                remove(target, root.parent)
+                _discard(target, root)
             scratch.replace(target)
         except (OSError, GeniusError, SafetensorError):
             return base  # complete, if not saved; a map of a file that is removed below stays valid
@@ -375,6 +375,25 @@ def damage(folder: Path, files: Mapping[str, str], limit: int = VERIFY_UP_TO) ->
     return wrong
 
 
+def _discard(path: Path, root: Path) -> None:
+    """Remove a cache: under another name first, so that none is ever half there."""
+    if path.is_symlink():
+        raise GeniusError(f"{path} is a link: it is not deleted")
+    if path.name.startswith(BUILDING):
+        leaving = path
+    else:
+        leaving = root / f"{BUILDING}{path.name}-{os.getpid()}-gone"
+        path.rename(leaving)
+    remove(leaving, root.parent)
+
+
+def sweep(root: Path) -> None:
+    """Remove what crashed builds left. The caller holds the writer's lock, so nobody is building."""
+    with contextlib.suppress(OSError, GeniusError):
+        for path in root.glob(f"{BUILDING}*"):
+            remove(path, root.parent)
+
+
 def forget(root: Path, keep: int | None) -> None:
     """Remove caches of other versions than `keep`, and what crashed builds left. Opened maps stay valid on POSIX.
 
@@ -387,8 +406,8 @@ def forget(root: Path, keep: int | None) -> None:
     for name in names:
         ours = name.isdecimal() or name.startswith(BUILDING)
         if ours and name != str(keep):
-            with contextlib.suppress(GeniusError):
-                remove(root / name, root.parent)
+            with contextlib.suppress(GeniusError, OSError):
+                _discard(root / name, root)
 
 
 # -- tries on disk -------------------------------------------------------------------------------------------------

@@ -49,21 +49,15 @@ def versions_on_disk(folder: Path) -> list[int]:
     return sorted(2**64 - 1 - int(match[1]) for match in (re.fullmatch(r"(\d{1,20})\.manifest", name) for name in names) if match)
 
 
-def hint_is_right(folder: Path, looks: int = 6) -> bool:
-    """LanceDB's note of its newest version. It is never trusted, so a wrong one does no harm, but shows damage. A writer
-    makes the version and the note one after the other, so what does not fit is looked at again."""
-    for look in range(looks):
-        if look:
-            time.sleep(0.05)
-        try:
-            noted = parse_json((table_folder(folder) / VERSIONS / HINT).read_bytes())
-            if noted == {"version": max(versions_on_disk(folder), default=0)}:
-                return True
-        except FileNotFoundError:
-            return True
-        except (OSError, ValueError):
-            continue
-    return False
+def hint_of(folder: Path) -> int | None:
+    """The version that LanceDB notes as its newest; never trusted, stale after a kill. None: there is no note; -1: nonsense."""
+    try:
+        noted = parse_json((table_folder(folder) / VERSIONS / HINT).read_bytes())
+        return int(noted["version"]) if list(noted) == ["version"] else -1
+    except OSError:
+        return None
+    except (ValueError, TypeError):
+        return -1
 
 
 def table_files(folder: Path) -> list[str]:
@@ -97,8 +91,7 @@ def acknowledge(folder: Path, ledger: Ledger, version: int, items: int, durable:
     """Sync and sum up what is new, then write the line that makes it count."""
     book = ledger.read() or Book()
     fresh = [name for name in table_files(folder) if name not in book.files]
-    with _disk(folder):
-        sums = record(folder, fresh, durable)
+    sums = record(folder, fresh, durable)
     ledger.acknowledge(version, items, sums, durable)
 
 
@@ -119,10 +112,11 @@ def record(folder: Path, names: Iterable[str], durable: bool) -> dict[str, str]:
     """Checksums of files of the table; with `durable` they, and the folders that name them, are on the disk."""
     root = table_folder(folder)
     paths = {name: root / name for name in names}
-    if durable:
-        folders = {parent for path in paths.values() for parent in path.parents if parent.is_relative_to(folder)}
-        sync_tree(paths.values(), sorted(folders, reverse=True))  # inner ones first
-    return {name: file_sum(path) for name, path in paths.items()}
+    with _disk(folder):
+        if durable:
+            folders = {parent for path in paths.values() for parent in path.parents if parent.is_relative_to(folder)}
+            sync_tree(paths.values(), sorted(folders, reverse=True))  # inner ones first
+        return {name: file_sum(path) for name, path in paths.items()}
 
 
 def set_aside(folder: Path, head: int) -> list[int]:

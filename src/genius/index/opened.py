@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from genius.errors import GeniusError
 from genius.index import cache
 from genius.index.cache import Base, build_trie
-from genius.index.folder import FORMAT, WriterLock, about_of, open_or_create, upgrade
+from genius.index.folder import FORMAT, WriterLock, about_of, clear, open_or_create, upgrade
 from genius.index.reader import Reader, Vanished
 from genius.model.genius import Genius
 from genius.search import CodeTrie, SearchEngine
@@ -315,6 +315,7 @@ class OpenIndex:
         self.about, self.model, self.store = open_or_create(path, model, create and not self.read_only, self.writer, durable)
         self.key = cache.CacheKey(self.about.id, self.about.fingerprint, self.about.levels, self.about.width)
         self.commits = 0  # of this process
+        self._swept = False  # what killed writers left was removed
         if version is None:
             self.live = self.consistent(lambda: self._open(self.store.at(self.store.latest())))
         else:
@@ -370,6 +371,7 @@ class OpenIndex:
             written: rows this process just wrote; it still holds the writer's lock.
         """
         if self.pinned is None:
+            self._refuse_another()
             latest = self.store.latest()
             if latest != self.live.version:
                 reader = self.store.at(latest)
@@ -423,8 +425,19 @@ class OpenIndex:
             if self.about.format < FORMAT:
                 about = about_of(self.path)  # another process may have done it meanwhile
                 self.about = upgrade(self.path, about, self.store) if about.format < FORMAT else about
+            self._refuse_another()
+            if not self._swept:
+                clear(self.path, self.about)
+                self._swept = True
+            cache.sweep(self.cache)
             with self.store.change():
                 yield
+
+    def _refuse_another(self) -> None:
+        """One line if another index, perhaps of another model, has taken the place of the one that was opened."""
+        book = self.store.ledger.read()
+        if book is not None and book.about.get("id") != self.about.id:
+            raise GeniusError(f"{self.path} was replaced by another index since it was opened: open it again")
 
     def check_writable(self) -> None:
         if self.read_only:
