@@ -398,3 +398,13 @@ def test_a_later_format_is_refused(busy: Index, model: Genius) -> None:
     path.write_text(path.read_text().replace('"format": 2', '"format": 3'))
     with pytest.raises(GeniusError, match="format 3; this version reads 1 to 2"):
         Index(busy.path, model)
+
+
+def test_a_repair_keeps_the_newest_version_where_an_older_one_has_fewer_rows(index: Index, model: Genius) -> None:
+    """A file in the middle is lost: five rows of the newest version are left, and an older version is whole, with three."""
+    for first, last in ((0, 3), (3, 30), (30, 32)):
+        index.add(texts(first, last))
+    data = sorted((table_folder(index.path) / "data").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    data[1].unlink()
+    assert repair(index.path).items == 5
+    assert {item.id for item in Index(index.path, model).items()} == {"t0", "t1", "t2", "t30", "t31"}

@@ -184,7 +184,7 @@ def _caches(folder: Path, about: About, report: CheckReport) -> dict[str, cache.
                 good[name] = loaded
             elif not wrong:
                 report.notes.append(f"{name} belongs to another index or model; it is not used")
-        except (OSError, ValueError, KeyError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             report.problems.append(f"{name}/{cache.BASE}: {error} (it is built anew when needed)")
     return good
 

@@ -53,7 +53,7 @@ from genius.types import Item
 if TYPE_CHECKING:
     import pyarrow as pa
 
-BELIEVED = 200  # versions that may be missing at the end; a ledger that says more is wrong
+BELIEVED = 20  # versions that may be missing at the end; a ledger that says more is wrong
 ATTEMPTS = 5  # of a copy whose version is cleaned away meanwhile
 
 
