@@ -14,6 +14,7 @@ import collections
 import json
 import os
 import random
+import subprocess
 import sys
 import tempfile
 import time
@@ -41,7 +42,7 @@ def main() -> None:
         if faults.SHIM not in os.environ:
             environment = faults.preloaded(faults.compile_shim(Path(folder)))
             command = [sys.executable, "-m", "lab.durability.faults", *sys.argv[1:]]
-            sys.exit(os.spawnve(os.P_WAIT, sys.executable, command, environment))
+            sys.exit(subprocess.run(command, env=environment).returncode)
         run(options, Path(folder))
 
 
