@@ -2,8 +2,8 @@
 others do the same.
 
 The public API of this package. `Index` owns the table (store.py), which is the truth, the live view (opened.py), which follows
-it, and the writer's lock. Every call sees one version: its filter, its search and the items it returns belong together. What a write
-has returned from survives any crash. Knows models and the search engine; knows nothing of HTTP or the command line.
+it, and the writer's lock. Every call sees one version: its filter, its search and the items it returns belong together. What a
+write has returned from survives any crash. Knows models and the search engine; knows nothing of HTTP or the command line.
 """
 
 from __future__ import annotations
