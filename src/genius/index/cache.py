@@ -377,8 +377,8 @@ def damage(folder: Path, files: Mapping[str, str], limit: int = VERIFY_UP_TO) ->
 
 def _discard(path: Path, root: Path) -> None:
     """Remove a cache: under another name first, so that none is ever half there."""
-    if path.is_symlink():
-        raise GeniusError(f"{path} is a link: it is not deleted")
+    if root.is_symlink() or path.is_symlink():
+        raise GeniusError(f"{path} is a link, or lies behind one: it is not deleted")
     if path.name.startswith(BUILDING):
         leaving = path
     else:
