@@ -283,7 +283,7 @@ def _write(index: Index, encoded: Encoded, paths: Sequence[str | Path], config: 
     for batch in batched(known(), config.batch_size):
         features = encoded.of([_key(item, stamp) for item, stamp in batch])
         report = writing.write(
-            index._state, batch, replace=True, batch_size=len(batch), on_error="skip", features=features.to("cpu", torch.float32)
+            index, batch, replace=True, batch_size=len(batch), on_error="skip", features=features.to("cpu", torch.float32)
         )
         added += report.added
         tell("indexing", len(batch), len(encoded))
