@@ -62,12 +62,12 @@ MUTANTS = (
     ),
     Mutant(
         "M6", "the gradient is never rotated", "model/quantizer.py",
-        'if self.config.gradient == "rotation" else', 'if self.config.gradient == "never" else',
+        'if self.config.gradient == "rotation":', 'if self.config.gradient == "never":',
         ("model/test_official_golden.py",),
     ),
     Mutant(
         "M7", "a modality's dead codes are revived from other modalities", "model/quantizer.py",
-        "own if len(own) else everyone)", "everyone)",
+        "own if len(own) else candidates)", "candidates)",
         ("model/test_own_codebooks.py::test_dead_codes_are_revived_from_their_own_modality",),
     ),
     Mutant(
@@ -116,7 +116,7 @@ MUTANTS = (
         ("train/test_pairing.py::test_codes_are_ranked_as_they_will_be_searched",),
     ),
     Mutant(
-        "M18", "questions are not augmented (Eq. 11)", "train/generator.py",
+        "M18", "queries are not augmented (Eq. 11)", "train/generator.py",
         "Batch(self.augment(frozen.queries[rows], frozen.pool[targets], mu),", "Batch(frozen.queries[rows],",
         ("train/test_stages.py::test_the_papers_inputs_are_augmented_questions",),
     ),
@@ -147,7 +147,7 @@ MUTANTS = (
     ),
     Mutant(
         "N2", "a recipe's schedule is not the optimizer's", "train/quantizer.py",
-        "self.config, self.schedule = config, self.recipe.quantizer", "self.config = config",
+        "self.schedule = self.recipe.quantizer", "pass",
         ("train/test_every_field.py::test_another_constant_of_the_recipe_changes_the_run",),
     ),
     Mutant(
@@ -156,9 +156,39 @@ MUTANTS = (
         ("model/test_genius_model.py::test_a_field_that_comes_later_changes_no_fingerprint_until_it_is_used",),
     ),
     Mutant(
-        "N4", "the best weights are not the ones that stay", "train/holdout.py",
+        "N4", "the best weights are not the ones that stay", "train/selection.py",
         "self._put(self.best if self.patience and self.best else self.average)", "self._put(self.average)",
         ("train/test_selection.py",),
+    ),
+    Mutant(
+        "T2", "the decoder's correction of the similarity costs nothing", "train/generator.py",
+        'loss = loss + CORRECTION_PENALTY * logs["correction"]', "pass",
+        ("train/test_stages.py::test_the_correction_of_the_similarity_is_penalised",),
+    ),
+    Mutant(
+        "K1", "a revived code's running sum is not weighted: it jumps at the next step", "model/quantizer.py",
+        "[rows] = picks * weight", "[rows] = picks",
+        ("model/test_quantizer.py::test_a_revived_code_stays_where_it_was_put",),
+    ),
+    Mutant(
+        "X2", "offsets of invented queries point the other way", "fit/__init__.py",
+        "Offsets(queries[known] - z[rows],", "Offsets(z[rows] - queries[known],",
+        ("fit/test_offsets.py",),
+    ),
+    Mutant(
+        "D2", "repeated queries of a plain split are dropped in silence", "data/mbeir.py",
+        "                if self.split in UNION_QUERIES:\n                    seen.add(name)", "                seen.add(name)",
+        ("data/test_mbeir_layout.py::test_a_query_that_a_plain_split_names_twice_is_not_dropped_in_silence",),
+    ),
+    Mutant(
+        "W1", "a collapsed quantizer is not reported", "train/quantizer.py",
+        'values["perplexity"] >= COLLAPSED * usable', 'values["perplexity"] >= 0',
+        ("train/test_warnings.py::test_a_level_that_uses_a_tenth_of_its_codes_has_collapsed",),
+    ),
+    Mutant(
+        "W2", "a decoder at chance is not reported", "train/generator.py",
+        'values["nats"] < AT_CHANCE * chance', 'values["nats"] < 2 * chance',
+        ("train/test_warnings.py::test_a_decoder_at_chance_is_reported_once_while_training",),
     ),
 )  # fmt: skip
 
