@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -48,7 +49,8 @@ def write_whole(path: Path, write: Callable[[Path], object], *, durable: bool = 
             raise
         raise GeniusError(f"cannot write {path}: {plain or getattr(error, 'strerror', None) or error}") from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 _SIGNS = {
