@@ -21,6 +21,7 @@ TITLES = {  # data set -> heading; one that was not measured is left out
     "icons_48k": "Icons, 48,215 real images",
     "fashion_300k": "Fashion filled to 300,000 images",
     "fashion_24k": "Fashion, 24,000 real images",
+    "fashion_real": "Fashion, 24,000 real images: an earlier run, with HNSW",
 }
 CODES = {"codes_icons_48k": "Icons, 48,215 real images", "codes_fashion_24k": "Fashion, 24,000 real images"}
 SHOWN = {  # end of a query set's name -> direction
