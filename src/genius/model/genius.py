@@ -37,6 +37,7 @@ from genius.model.config import (
 )
 from genius.model.generator import Generator
 from genius.model.quantizer import Fusion, ResidualQuantizer, score_fusion
+from genius.model.query_bank import QueryBank
 from genius.types import Item, Query
 from genius.weight_files import (
     build,
@@ -97,6 +98,7 @@ class Genius:
         network: the weights as a torch module with the parts `fusion`, `quantizer` and `generator`.
         source: where it was loaded from, so that an index can find its model again.
         knows: how closely its codes describe the items it was made from.
+        queries: a sample of the queries it was trained on (`genius.model.query_bank`); None for a model without one.
 
     >>> from genius import Genius, Item, Query
     >>> model = Genius.from_pretrained("bundled:mini")
@@ -111,6 +113,7 @@ class Genius:
         self.network = Network(config)
         self.source: str | None = None
         self.knows: Knows | None = None
+        self.queries: QueryBank | None = None
         self._take(encoder)
 
     def _take(self, encoder: Encoder | None) -> None:
@@ -280,6 +283,8 @@ class Genius:
         write_digests(directory, [WEIGHTS])
         if self.knows is not None:
             save_knows(directory, self.knows)
+        if self.queries is not None:
+            self.queries.save(directory)
         write_whole(directory / CONFIG, lambda path: path.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8"))
 
     _fitting: ClassVar[Callable[[str], Fitting] | None] = None  # the front door sets it, from a room above
@@ -336,6 +341,7 @@ class Genius:
         elif (directory / ENCODER).is_dir():
             model._take(load_encoder(f"local-dir:{directory / ENCODER}"))
         model.source, model.knows = str(source), load_knows(directory)
+        model.queries = QueryBank.load(directory, config.width)
         return model.to(device)
 
     def _try(self, directory: Path) -> None:
