@@ -308,7 +308,7 @@ def _decoder(frozen: Frozen, quantizer: ResidualQuantizer, shape: ModelConfig, c
     nothing = FeatureSet(nobody, nobody, torch.empty(0, 2, dtype=torch.long), [], [])
     loop = GeneratorStageConfig(steps=config.steps, batch=config.batch, lr=config.lr)
     stage = GeneratorStage(nothing, frozen, None, quantizer, shape, loop, config.seed)
-    stage.generator.nearness.bend.requires_grad_(False)  # stays zero: nearness, its temperatures and the kind
+    stage.generator.codebook_head.bend.requires_grad_(False)  # stays zero: nearness, its temperatures and the kind
     with tempfile.TemporaryDirectory() as folder:
         runtime = Runtime(OneProcess(), Journal(Path(folder), quiet=quiet), config.seed, RunConfig(patience=0))
         run_stage(stage, loop, runtime, Path(folder) / stage.name)

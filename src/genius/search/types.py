@@ -81,6 +81,7 @@ class BeamResult:
 
     codes: Tensor  # (Q, B, M) int64, -1 where fewer IDs than beams exist
     scores: Tensor  # (Q, B) sum of log-probabilities / M (as published), -inf where codes are -1
+    ids: Tensor  # (Q, B) int64 their numbers in the trie, -1 where codes are -1
 
 
 class Plan(Protocol):

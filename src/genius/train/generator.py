@@ -309,7 +309,7 @@ class GeneratorStage(Stage):
             right = torch.stack([(lp.argmax(1) == batch.codes[:, i]).float().mean() for i, lp in enumerate(log_p)])
         logs = {"ce": loss, "code1": right[min(1, len(right) - 1)], "codes": right.mean()}
         if self.generator.config.head == "codebooks":
-            logs["bent"] = self.generator.nearness.bent(states)
+            logs["bent"] = self.generator.codebook_head.bent(states)
             loss = loss + MODEST * logs["bent"]
         return loss, logs
 
