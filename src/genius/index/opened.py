@@ -134,7 +134,7 @@ class Live:
         """The engine at this version; None while nothing was ever added. Brought up to date here, so that a long
         run of additions without a search costs no tries and holds no vectors."""
         rows = len(self.seqs)
-        if self._engine is not None and self._engine.rows < rows and self._engine.blocks > MAX_ADDITIONS:
+        if self._engine is not None and self._engine.rows < rows and self._engine.segments > MAX_ADDITIONS:
             self._engine = None  # each addition is a block of vectors that every search visits: start over with one
         if self._engine is None:
             if not rows:
@@ -160,7 +160,8 @@ class Live:
         trie, vectors, self._folded = self.base.trie, self.base.embeddings, self.base.items
         if not self.base.items:
             trie, vectors, self._folded = build_trie(self.delta_codes, self._level_sizes), self._vectors(0), len(self.seqs)
-        return SearchEngine(self.model.generator, self.model.quantizer, trie, vectors, device=self.model.device)
+        bank = self.model.queries if self.model.config.rerank_embedding == "fused" else None
+        return SearchEngine(self.model.generator, self.model.quantizer, trie, vectors, self.model.device, bank=bank)
 
     def _living_trie(self) -> CodeTrie:
         rows = np.flatnonzero(~self.dead)

@@ -35,14 +35,13 @@ MAX_RERANK = 100_000_000
 class SearchParams:
     """How to search.
 
-    By default the engine picks the cheapest exact or approximate plan and re-ranks its candidates. `rerank=0` or
-    `reranker="none"` asks for the paper's beam search over complete IDs: with `"none"` that is GENIUS, with `"embeddings"`
-    GENIUS^R.
+    By default the engine picks the cheaper one of an exact and an approximate plan and re-ranks its candidates. `rerank=0` or
+    `reranker="none"` asks for the paper's beam search: with `"none"` that is GENIUS, with `"embeddings"` GENIUS^R.
 
     Args:
         beams: B, prefixes kept at every level of a beam search.
-        rerank: R, the effort. A scan compares about R / 10 vectors for ten hits, more for a larger k; a beam search stops once at
-            most R items are below its beams. 0: complete IDs, as in the paper.
+        rerank: R, the effort of a scan: 2,000 compares about 200 vectors for ten hits, 4,000 twice as many in twice the cells; a
+            larger k needs more. 0: beam search, as in the paper.
         reranker: Name of a registered re-ranker: "embeddings" (stored vectors), "codes" (reconstructions of IDs), "none"
             (the plan's own scores) or one of your own (`genius.search.rerank.register`).
         plan: "auto", "flat", "scan" or "beam".
@@ -69,14 +68,9 @@ class SearchParams:
         return replace(self, **SEARCHES[search])
 
     @property
-    def full_depth(self) -> bool:
-        """Whether a beam search generates complete IDs, as in the paper; otherwise it stops early and re-ranks what is below."""
-        return self.rerank == 0 or self.reranker == "none"
-
-    @property
     def generates(self) -> bool:
-        """Whether a beam search is asked for, by name or because IDs are to be complete."""
-        return self.plan == "beam" or (self.plan == "auto" and self.full_depth)
+        """Whether a beam search is asked for, by name or as the paper's search."""
+        return self.plan == "beam" or (self.plan == "auto" and (self.rerank == 0 or self.reranker == "none"))
 
     def __post_init__(self) -> None:
         if self.beams < 1:
@@ -121,6 +115,11 @@ class SearchRequest:
             whole("rerank", self.rerank, 0, MAX_RERANK)
         if self.params is not None and not isinstance(self.params, SearchParams):
             raise GeniusError(f"params must be SearchParams, got {type(self.params).__name__}")
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether the effort is left to the model: no explicit beams or rerank."""
+        return self.beams is None and self.rerank is None
 
     def settings(self, model: Genius) -> SearchParams:
         """How to search: the model's defaults, then `params`, then the two knobs."""
