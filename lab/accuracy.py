@@ -5,7 +5,7 @@
 
 Trains with `genius.train` (builtin:default, changed only by `--set`) and measures with `genius.evaluate`: one pool, the wanted
 kind not told, all test questions. Test products or concepts are in no training question. `--parts`: main (all items are there
-while codes and decoder are fitted), told (the kind is told; is dense better with log p beside it?), added (a share of the pool,
+while codes and decoder are fitted), told (the target modality is given), added (a share of the pool,
 the test answers first, comes after fusion, codes and decoder were fitted), large (the pool filled with points between items). The
 JSON holds settings, losses and code accuracies of each stage beside every figure.
 """
@@ -36,7 +36,6 @@ from genius.model.codebooks import neighbours
 from genius.train import Trained, through_heads, train
 from genius.train.config import EncoderStageConfig, TrainConfig, read_train_config
 from genius.train.holdout import split
-from lab.mixing import learned_mix
 
 METHODS = (
     "dense",
@@ -190,18 +189,6 @@ class Bench:
             if name in ("genius", "genius-r"):
                 yield f"{name}@{WIDE}", found
 
-    def mix(self, seed: int, trained: Trained, test: FeatureSet) -> None:
-        """Does log p add anything to dense when both are told the kind? Weights learned on held-out training questions."""
-        honest = self.data.honest
-        if honest is None:
-            held = split(self.data.train, self.config.held_out, seed).validation
-            assert held is not None
-            honest = self.ready(trained, held)
-        found = learned_mix(trained.model, honest, test)
-        self.lines.append({"name": "learned mix", "seed": seed, "target": "given"} | found)
-        self.write()
-        print("learned mix", seed, json.dumps(found), flush=True)
-
     def write(self) -> None:
         body = {**self.about, "config": to_dict(self.config), "lines": self.lines}
         self.output.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
@@ -253,7 +240,6 @@ def run(bench: Bench, parts: list[str], seeds: list[int], shares: list[float], s
             bench.measure("all items", seed, trained, bench.ready(trained, test), METHODS)
         if "told" in parts:
             bench.measure("all items", seed, trained, bench.ready(trained, test), TOLD, "given")
-            bench.mix(seed, trained, bench.ready(trained, test))
         if "large" in parts:
             bench.measure("filled", seed, trained, bench.ready(trained, filled(test, size, seed)), LARGE)
         for share in shares if "added" in parts else ():

@@ -86,7 +86,7 @@ def kept() -> list[Row]:
 
 def costs() -> list[Row]:
     """Time and memory of `genius index --encoder` by number of photos, encoder by encoder; and of a fit alone."""
-    rows: list[Row] = [("cost (`python -m lab.onramp_memory`, one core beside other work)", "processor time", "peak memory")]
+    rows: list[Row] = [("cost (one core of a shared machine)", "processor time", "peak memory")]
     runs = [(path.stem, body) for path in RESULTS.glob("onramp_*.json") if "photos" in (body := read(path.stem))]
     for name, body in sorted(runs, key=lambda run: (not run[1]["encoder"].startswith("bundled"), run[1]["photos"])):
         what = (

@@ -1,4 +1,4 @@
-"""`python -m lab.draw`: write every picture of the documentation. `--record` searches and measures again what they show."""
+"""`python -m lab.draw`: draw every diagram of the documentation. `--record` searches and measures again what they show."""
 
 from __future__ import annotations
 
@@ -11,20 +11,24 @@ from lab.draw.svg import Svg
 
 HERE = Path(__file__).parent
 PICTURES = HERE.parents[1] / "docs" / "pictures"
-RECORDED = {"beam.json": beam.record, "figures.json": figures.record}
+MEASURED = {"beam.json": beam.record, "figures.json": figures.record}
 
 
-def pictures() -> dict[str, Svg]:
+def pictures() -> dict[str, Svg | str]:
     """File name -> drawing."""
-    seen, measured = (json.loads((HERE / name).read_text(encoding="utf-8")) for name in RECORDED)
+    search = json.loads((HERE / "beam.json").read_text(encoding="utf-8"))
+    measured = json.loads((HERE / "figures.json").read_text(encoding="utf-8"))
     return {
-        "beam.svg": beam.draw(seen),
-        "codes.svg": figures.cards(measured),
+        "beam.svg": beam.draw(search),
+        "codes.svg": figures.codes(measured),
         "plane.svg": figures.plane(measured),
-        "answers.svg": figures.sheet(measured),
+        "results.svg": figures.sheet(measured),
         "two-ways.svg": ideas.two_ways(),
+        "plans.svg": ideas.plans(),
         "residuals.svg": ideas.residuals(),
         "trie.svg": ideas.trie(),
+        "logo.svg": ideas.logo(),
+        "favicon.svg": ideas.favicon(),
     }
 
 
@@ -32,7 +36,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m lab.draw", description=__doc__)
     parser.add_argument("--record", action="store_true", help="search and measure again before drawing")
     if parser.parse_args().record:
-        for name, record in RECORDED.items():
+        for name, record in MEASURED.items():
             (HERE / name).write_text(json.dumps(record(), indent=1) + "\n", encoding="utf-8")
     PICTURES.mkdir(exist_ok=True)
     for name, svg in pictures().items():

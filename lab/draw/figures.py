@@ -1,7 +1,7 @@
-"""The paper's figures on drawings of our own: what codes mean, the space on a plane, and a sheet of questions with their answers.
+"""The paper's figures on drawings of our own: what codes mean, the embedding space in two dimensions, queries with results.
 
-The collection is 288 pictograms and their 24 names, the model is `bundled:mini`, which has met neither. `record` measures and
-keeps what was seen as JSON; the other functions draw it. Questions were written down before their answers were seen, and stay.
+The collection is 288 pictograms and their 24 names, the model is `bundled:mini`, which has not seen them. `record` measures and
+keeps the figures as JSON; the other functions draw them. Queries and positives were fixed before any result was seen.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from lab.draw.beam import thing
 from lab.draw.pictograms import PICTOGRAMS, names, picture
 from lab.draw.svg import ACCENT, INK, LINE, SOFT, WASH, Svg
 
-CARDS, SHOWN, WORDS, ANSWERS = 8, 8, 4, 6
+CODES, SHOWN, WORDS, RESULTS = 8, 8, 4, 6
 CALLED = {"glass": "magnifying glass", "drop": "water drop", "music": "music note"}  # where the short name says something else
 
-ASKED = (
+TEXTS = (
     "rain", "weather", "night", "love", "favourite", "mail", "secret", "forest", "coffee", "energy", "sea", "country", "alarm",
     "safety", "time", "search", "water", "song", "drive", "cut", "read", "photograph", "home", "warm", "hot drink", "nature",
 )  # fmt: skip
 
-# (words, the picture that is asked with, what is wanted, what counts as right; "" where nothing was said before)
-QUESTIONS: tuple[tuple[str, str, str, str], ...] = (
+# (query text, query image, target modality, names of positives)
+QUERIES: tuple[tuple[str, str, str, str], ...] = (
     ("protect against rain", "", "image", "umbrella"),
     ("send a message on paper", "", "image", "letter"),
     ("the night sky", "", "image", "moon star"),
@@ -67,58 +67,58 @@ def record() -> dict[str, Any]:
         index = Index(Path(folder) / "own.genius", model, durable=False)
         index.add([*pictures, *texts])
         seen = model.embed_items(pictures)
-        answers = [_asked(index, files, *question) for question in QUESTIONS]
+        results = [_search(index, files, *query) for query in QUERIES]
         index.close()
     body = {"date": datetime.date.today().isoformat(), "model": "bundled:mini " + model.fingerprint(), "pictures": len(drawn)}
     read = model.embed_items(texts)
-    return {**body, **_cards(model, seen.z, drawn, things), **_plane(seen.dense, read.dense, drawn, things), "answers": answers}
+    return {**body, **_codes(model, seen.z, drawn, things), **_plane(seen.dense, read.dense, drawn, things), "results": results}
 
 
-def _asked(index: Index, files: dict[str, Path], words: str, shown: str, target: str, right: str) -> dict[str, Any]:
-    found = index.search(words or None, image=files[shown] if shown else None, target=target, k=ANSWERS + 1)
-    hits = [hit.id for hit in found if hit.id != shown][:ANSWERS]
+def _search(index: Index, files: dict[str, Path], words: str, shown: str, target: str, right: str) -> dict[str, Any]:
+    found = index.search(words or None, image=files[shown] if shown else None, target=target, k=RESULTS + 1)
+    hits = [hit.id for hit in found if hit.id != shown][:RESULTS]
     return {"text": words, "picture": shown, "target": target, "right": right.split(), "hits": hits}
 
 
-def _cards(model: Genius, z: torch.Tensor, drawn: list[str], things: list[str]) -> dict[str, Any]:
-    """Second codes of pictures, those with the most different things: what lives below, and words that lead there."""
-    kinds = torch.full((len(z),), int(Modality.IMAGE))
-    trie = CodeTrie.build(model.quantizer.encode(z, kinds), model.config.quantizer.level_sizes)
-    asked = [*map(called, things), *ASKED]
-    embedded = model.embed_queries([Query(text=text, target=Modality.IMAGE) for text in asked]).z
-    log_p = model.generator.next_log_probs(embedded, torch.zeros(len(asked), 1, dtype=torch.long))
-    codes = np.asarray(trie.children((0,))[0])
-    first = codes[log_p[:, torch.from_numpy(codes.astype(np.int64))].argmax(1).numpy()]
-    told: dict[int, list[tuple[float, str]]] = defaultdict(list)
-    for row, (code, text) in enumerate(zip(first.tolist(), asked, strict=True)):
-        told[code].append((float(log_p[row, code]), text))
-    below = {code: [drawn[int(row)] for row in trie.rows_below((0, code))] for code in codes.tolist()}
-    kinds_of = {code: {name.split()[0] for name in group} for code, group in below.items()}
-    richest = sorted(below, key=lambda code: (-len(kinds_of[code]), -len(below[code])))[:CARDS]
-    cards = []
+def _codes(model: Genius, z: torch.Tensor, drawn: list[str], things: list[str]) -> dict[str, Any]:
+    """Second codes of images with the most varied items: drawings below the code, and texts that generate it."""
+    modalities = torch.full((len(z),), int(Modality.IMAGE))
+    trie = CodeTrie.build(model.quantizer.encode(z, modalities), model.config.quantizer.level_sizes)
+    texts = [*map(called, things), *TEXTS]
+    embedded = model.embed_queries([Query(text=text, target=Modality.IMAGE) for text in texts]).z
+    log_p = model.generator.next_log_probs(embedded, torch.zeros(len(texts), 1, dtype=torch.long))
+    existing = np.asarray(trie.children((0,))[0])
+    first = existing[log_p[:, torch.from_numpy(existing.astype(np.int64))].argmax(1).numpy()]
+    texts_of: dict[int, list[tuple[float, str]]] = defaultdict(list)
+    for row, (code, text) in enumerate(zip(first.tolist(), texts, strict=True)):
+        texts_of[code].append((float(log_p[row, code]), text))
+    below = {code: [drawn[int(row)] for row in trie.rows_below((0, code))] for code in existing.tolist()}
+    things_of = {code: {name.split()[0] for name in group} for code, group in below.items()}
+    richest = sorted(below, key=lambda code: (-len(things_of[code]), -len(below[code])))[:CODES]
+    shown = []
     for code in richest:
-        words = [[text, round(p, 2)] for p, text in sorted(told[code], reverse=True)[:WORDS]]
-        cards.append({"code": code, "items": len(below[code]), "things": _varied(below[code]), "words": words})
-    own = sum(name in kinds_of[code] for name, code in zip(things, first.tolist(), strict=False))  # the names come first
+        words = [[text, round(p, 2)] for p, text in sorted(texts_of[code], reverse=True)[:WORDS]]
+        shown.append({"code": code, "items": len(below[code]), "things": _varied(below[code]), "words": words})
+    own = sum(name in things_of[code] for name, code in zip(things, first.tolist(), strict=False))  # the names come first
     deeper = [
         [drawn[int(row)] for row in trie.rows_below((0, richest[0], int(code)))] for code in trie.children((0, richest[0]))[0]
     ]
     return {
-        "second_codes": len(codes),
-        "cards": cards,
+        "second_codes": len(existing),
+        "codes": shown,
         "names_whose_code_holds_the_thing": own,
         "deeper": {"code": richest[0], "groups": [_varied(group) for group in sorted(deeper, key=len)[::-1]]},
     }
 
 
 def _varied(below: list[str]) -> list[str]:
-    """Some of them, every thing once before any twice."""
+    """Up to `SHOWN` of them, each thing once before any twice."""
     first = {name.split()[0]: name for name in reversed(below)}
     return [*first.values(), *(name for name in below if name not in first.values())][:SHOWN]
 
 
 def _plane(seen: torch.Tensor, read: torch.Tensor, drawn: list[str], things: list[str]) -> dict[str, Any]:
-    """UMAP of pictures and names, each kind centred; and how often a name's nearest picture shows it."""
+    """UMAP of images and names, centred per modality; and how often the most similar image of a name shows that thing."""
     near = (read @ seen.T).argmax(1).tolist()
     right = sum(drawn[row].split()[0] == name for row, name in zip(near, things, strict=True))
     centred = torch.cat([seen - seen.mean(0), read - read.mean(0)])
@@ -132,17 +132,17 @@ def _plane(seen: torch.Tensor, read: torch.Tensor, drawn: list[str], things: lis
     }
 
 
-def cards(body: dict[str, Any]) -> Svg:
-    """Eight codes as cards, and below them the fullest one divided by its next code."""
+def codes(body: dict[str, Any]) -> Svg:
+    """Eight codes as boxes, and below them the fullest one divided by its next code."""
     wide, high, gap, left, top = 268, 150, 16, 24, 92
     per = 4
-    rows = -(-len(body["cards"]) // per)
+    rows = -(-len(body["codes"]) // per)
     groups = body["deeper"]["groups"][:10]
-    svg = Svg(left * 2 + per * (wide + gap) - gap, top + rows * (high + gap) + 190, "What the second code of a picture means")
+    svg = Svg(left * 2 + per * (wide + gap) - gap, top + rows * (high + gap) + 190, "What the second code of an image means")
     svg.text(
         left,
         40,
-        "The second code of a picture: what lives below it, and words that the decoder turns into it",
+        "The second code of an image: drawings that have it, and texts for which the decoder generates it",
         20,
         INK,
         weight=700,
@@ -150,22 +150,22 @@ def cards(body: dict[str, Any]) -> Svg:
     svg.text(
         left,
         66,
-        f"{len(body['cards'])} of {body['second_codes']} codes, the fullest; {body['pictures']} drawings",
+        f"{len(body['codes'])} of {body['second_codes']} codes, those with most items; {body['pictures']} drawings",
         14,
         SOFT,
     )
-    for number, card in enumerate(body["cards"]):
+    for number, entry in enumerate(body["codes"]):
         x, y = left + number % per * (wide + gap), top + number // per * (high + gap)
         svg.rect(x, y, wide, high)
-        svg.text(x + 14, y + 28, str(card["code"]), 19, ACCENT, weight=700)
-        svg.text(x + wide - 14, y + 27, f"{card['items']} drawings", 13, SOFT, "end")
-        for i, name in enumerate(card["things"]):
+        svg.text(x + 14, y + 28, str(entry["code"]), 19, ACCENT, weight=700)
+        svg.text(x + wide - 14, y + 27, f"{entry['items']} drawings", 13, SOFT, "end")
+        for i, name in enumerate(entry["things"]):
             thing(svg, name, x + 28 + 30.5 * i, y + 58, 24, False)
-        for i, (text, log_p) in enumerate(card["words"][:3]):
+        for i, (text, log_p) in enumerate(entry["words"][:3]):
             svg.text(x + 14, y + 95 + 19 * i, f"“{text}”", 13.5, INK)
             svg.text(x + wide - 14, y + 95 + 19 * i, f"p {math.exp(log_p):.2f}", 12.5, SOFT, "end")
-        if not card["words"]:
-            svg.text(x + 14, y + 95, "none of the words that were asked", 13, SOFT)
+        if not entry["words"]:
+            svg.text(x + 14, y + 95, "none of the texts", 13, SOFT)
     y = top + rows * (high + gap) + 22
     svg.text(left, y, f"Code {body['deeper']['code']} divided by the next code", 16, INK, weight=700)
     at = left
@@ -178,21 +178,21 @@ def cards(body: dict[str, Any]) -> Svg:
             thing(svg, name, at + 23 + 28 * i, y + 44, 22, False)
         at += room + 10
     own = body["names_whose_code_holds_the_thing"]
-    said = f"Of {len(body['names'])} names, {own} are given a second code below which the thing itself is found."
+    said = f"For {own} of {len(body['names'])} names, the generated second code holds a drawing of that thing."
     svg.text(left, y + 108, said, 14, SOFT)
     return svg
 
 
 def plane(body: dict[str, Any]) -> Svg:
-    """Every drawing where UMAP puts it, and the names of things between them."""
+    """Every drawing and every name at its UMAP position."""
     wide, high, left, top = 1000, 660, 90, 130
-    svg = Svg(wide + 2 * left, high + top + 50, "Drawings and their names on a plane")
-    svg.text(24, 40, "288 drawings and their names, by UMAP", 20, INK, weight=700)
+    svg = Svg(wide + 2 * left, high + top + 50, "Drawings and their names in two dimensions")
+    svg.text(24, 40, "288 drawings and their names, UMAP of the embeddings", 20, INK, weight=700)
     right, total = body["names_whose_nearest_picture_shows_them"], len(body["names"])
     svg.text(
         24,
         66,
-        f"what would cover each other is moved apart; of {total} names {right} have a drawing of the very thing nearest",
+        f"overlapping items are moved apart; for {right} of {total} names the most similar drawing shows that thing",
         14,
         SOFT,
     )
@@ -210,7 +210,7 @@ def plane(body: dict[str, Any]) -> Svg:
 
 
 def _apart(places: np.ndarray, radius: np.ndarray, rounds: int = 200) -> np.ndarray:
-    """What would cover each other is pushed apart, a little in each round."""
+    """Push overlapping items apart, a little in each round."""
     least = radius[:, None] + radius
     places = places + 0.01 * np.stack([np.cos(np.arange(len(places))), np.sin(np.arange(len(places)))], 1)  # none on another
     for _ in range(rounds):
@@ -222,30 +222,30 @@ def _apart(places: np.ndarray, radius: np.ndarray, rounds: int = 200) -> np.ndar
 
 
 def sheet(body: dict[str, Any]) -> Svg:
-    """A question a row; what was said to be right before has a frame."""
+    """One query per row; positives have a frame."""
     left, row, cell, start = 24, 66, 92, 470
-    svg = Svg(start + ANSWERS * cell + 24, 92 + len(body["answers"]) * row, "Questions and their answers")
-    svg.text(left, 40, "Questions over 288 drawings and 24 names", 20, INK, weight=700)
+    svg = Svg(start + RESULTS * cell + 24, 92 + len(body["results"]) * row, "Queries and their results")
+    svg.text(left, 40, "Queries over 288 drawings and 24 names", 20, INK, weight=700)
     svg.text(
         left,
         64,
-        "framed: what was said to be right before the answers were seen; in the order in which they were found",
+        "framed: positives, fixed before any result was seen; results in ranked order",
         14,
         SOFT,
     )
-    for number, asked in enumerate(body["answers"]):
+    for number, result in enumerate(body["results"]):
         y = 84 + number * row
         svg.line([(left, y), (svg.width - left, y)], LINE, 1)
         x = left + 8
-        if asked["picture"]:
-            thing(svg, asked["picture"], x + 18, y + row / 2, 34, False)
+        if result["picture"]:
+            thing(svg, result["picture"], x + 18, y + row / 2, 34, False)
             x += 56
-        if asked["text"]:
-            svg.text(x, y + row / 2 + 5, f"“{asked['text']}”", 16, INK)
-        svg.text(start - 24, y + row / 2 + 5, f"→ {'drawings' if asked['target'] == 'image' else 'words'}", 13, SOFT, "end")
-        for place, name in enumerate(asked["hits"]):
+        if result["text"]:
+            svg.text(x, y + row / 2 + 5, f"“{result['text']}”", 16, INK)
+        svg.text(start - 24, y + row / 2 + 5, f"→ {'images' if result['target'] == 'image' else 'texts'}", 13, SOFT, "end")
+        for place, name in enumerate(result["hits"]):
             middle = start + place * cell + cell / 2
-            good = name.split()[0] in asked["right"]
+            good = name.split()[0] in result["right"]
             if good:
                 svg.rect(middle - cell / 2 + 5, y + 6, cell - 10, row - 12, WASH, ACCENT, 8, 1.5)
             if len(name.split()) == 3:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -24,9 +23,6 @@ def bench(
     rounds: Annotated[int, typer.Option(help="Turns of every contender; medians are reported.")] = 3,
     threads: Annotated[int, typer.Option(help="CPU threads for everyone; 0: all.")] = 0,
     size: Annotated[str, typer.Option(help="Decoder: small (the paper's), mini or tiny.")] = "small",
-    plots: Annotated[
-        Path | None, typer.Option(help="Measure smaller collections and other beams too (a few minutes); write two PNGs here.")
-    ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Measure queries/s, latency, bytes per item and build time; the rivals run in the same run, on the same weights.
@@ -37,7 +33,7 @@ def bench(
     """
     from genius.errors import GeniusError
     from genius.model.generator import SIZES, GeneratorConfig
-    from lab.speed import curves, engine
+    from lab.speed import engine
 
     if size not in SIZES:
         raise GeniusError(f"size must be one of {', '.join(SIZES)}, got {size!r}")
@@ -56,9 +52,6 @@ def bench(
     with console.status("starting") as status:
         note = status.update
         result = engine.run(config, note)
-        if plots is not None:
-            result["curves"] = curves.curves(config, result.copy(), note, console.print)
-            result["plots"] = curves.plot(result["curves"], plots)
     if json:
         emit(result)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -221,7 +222,8 @@ class Trap:
 def test_a_checkpoint_cannot_run_code(tmp_path: Path, tokenizer_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save({"model": openai_state(tiny_clip()), "config": Trap()}, tmp_path / "clip_sf.pth")
-    load_encoder(f"uniir:{tmp_path / 'clip_sf.pth'}")
+    with pytest.raises(GeniusError, match="it calls builtins"):
+        load_encoder(f"uniir:{tmp_path / 'clip_sf.pth'}")
     assert not (tmp_path / "trap-was-sprung").exists()
 
 
@@ -235,3 +237,14 @@ def test_incomplete_or_foreign_checkpoints_are_refused(tmp_path: Path) -> None:
     torch.save({"model": {"x": torch.zeros(2)}}, tmp_path / "x.pth")
     with pytest.raises(GeniusError, match="no CLIP"):
         load_encoder(tmp_path / "x.pth")
+
+
+def test_the_attention_is_never_taken_from_a_config(tmp_path: Path, tokenizer_file: Path) -> None:
+    """transformers would fetch native code for a name such as this one."""
+    folder = write_folder(tiny_clip(), "clip", tokenizer_file, tmp_path / "clip")
+    body = json.loads((folder / "config.json").read_text())
+    for part in (body, body["text_config"], body["vision_config"]):
+        part["_attn_implementation"] = part["attn_implementation"] = "owner/kernel"
+    (folder / "config.json").write_text(json.dumps(body))
+    config = load_encoder(folder).model.config  # type: ignore[attr-defined]
+    assert {part._attn_implementation for part in (config, config.text_config, config.vision_config)} == {"sdpa"}

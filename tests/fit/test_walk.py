@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partialmethod
 from pathlib import Path
 
+import lancedb
 import numpy as np
 import pytest
 from colour_clip import COLOURS, photo
@@ -242,7 +243,52 @@ def test_refit_gives_new_codes_to_all_items(clip: Path, photos: Photos, tmp_path
         assert after.codes("photos/IMG_00000.png")[:3] == tuple(after.model.encode(features)[0].tolist())[:3]
     assert run("check", index).exit_code == 0 and "outgrown" not in run("info", index).output
     assert colour_of(answers(index, "red", "-k", 1)[0]["id"]) == "red"
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == [".my.genius.previous"]
     bundled = tmp_path / "b.genius"
     assert run("index", tmp_path / "photos", "-o", bundled).exit_code == 0
     assert "was not made with --encoder" in run("index", tmp_path / "photos", "-o", bundled, "--refit").output
+
+
+@pytest.mark.parametrize("damaged", ["rows", "model"])
+def test_a_refit_that_cannot_be_read_back_leaves_the_index(
+    damaged: str, clip: Path, photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One failed write destroyed the index: the old one was deleted for a new one that nobody had read."""
+    index = tmp_path / "my.genius"
+    assert run("index", photos(6), "-o", index, "--encoder", clip).exit_code == 0
+    items = len(Index.open(index))
+    fill, save = onramp.Store.fill, Genius.save_pretrained
+
+    def broken_rows(folder: Path, *args: object, **options: object) -> object:
+        create = lancedb.db.LanceDBConnection.create_table
+
+        def cut(*words: object, **more: object) -> object:
+            table = create(*words, **more)  # type: ignore[arg-type]
+            newest = max((folder / "items.lance" / "data").glob("*.lance"), key=lambda path: path.stat().st_mtime_ns)
+            with newest.open("r+b") as file:
+                file.truncate(newest.stat().st_size // 2)
+            return table
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(lancedb.db.LanceDBConnection, "create_table", cut)
+            return fill(folder, *args, **options)  # type: ignore[arg-type]
+
+    def broken_model(model: Genius, directory: Path, **options: object) -> None:
+        save(model, directory, **options)  # type: ignore[arg-type]
+        weights = max(directory.glob("*.safetensors"), key=lambda path: path.stat().st_size)
+        body = bytearray(weights.read_bytes())
+        body[-8] ^= 64
+        weights.write_bytes(bytes(body))
+
+    with monkeypatch.context() as patched:
+        if damaged == "rows":
+            patched.setattr(onramp.Store, "fill", broken_rows)
+        else:
+            patched.setattr(Genius, "save_pretrained", broken_model)
+        with pytest.raises(GeniusError):
+            onramp.refit(index)
+    assert len(Index.open(index)) == items and run("check", index).exit_code == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["my.genius", "photos"]
+    onramp.refit(index)
+    assert len(Index.open(index)) == items and run("check", index).exit_code == 0
+    assert len(Index.open(tmp_path / ".my.genius.previous", read_only=True)) == items

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from clip_shape import TINY, write_clip_shape
 from PIL import Image
-
-from lab.clip_shape import TINY, write_clip_shape
 
 COLOURS = {
     "red": (220, 30, 30), "green": (30, 180, 40), "blue": (30, 50, 220), "yellow": (235, 220, 40),

@@ -418,7 +418,6 @@ def other_cases() -> list[Case]:
             "training: an optimizer that acts",
             "optimizer",
             _checkpoint(lambda path, mark: torch.save({"state": PAYLOADS["os.mkdir"](str(mark))}, path)),
-            harmless=True,
         ),
         Case(
             "training: an optimizer as TorchScript",

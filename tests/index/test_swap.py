@@ -1,7 +1,8 @@
-"""One index takes the place of another: killed at any moment, one of the two is there under the name."""
+"""One index takes the place of another: killed at any moment both are whole, and nobody else's folder is touched."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -9,22 +10,45 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from genius import Genius, GeniusError, Index, Item
+from genius.cli import app
+from genius.index import cache, paths
 from genius.index import folder as swapping
+from genius.index.check import check
+from genius.index.repair import repair
+
+PREVIOUS = ".my.genius.previous"
 
 
 def two(tmp_path: Path, model: Genius) -> tuple[Path, Path]:
-    """An index of one item, and a whole one of two beside it."""
+    """An index of one item, and a whole one of two, beside it, that is to take its place."""
     folder = tmp_path / "my.genius"
     with Index(folder, model) as index:
         index.add([Item("old", text="the old one")])
         index.snapshot(tmp_path / "new.genius")
-    fresh = swapping.beside(folder)
-    shutil.move(tmp_path / "new.genius", fresh)
+    fresh = swapping.begin_replacement(folder, swapping.about_of(folder))
+    for path in (tmp_path / "new.genius").iterdir():
+        shutil.move(path, fresh)
+    (tmp_path / "new.genius").rmdir()
     with Index(fresh, model) as index:
         index.add([Item("new", text="the new one")])
     return folder, fresh
+
+
+def ids(folder: Path, model: Genius) -> set[str]:
+    with Index.open(folder, model, read_only=True) as index:
+        return {item.id for item in index.items()}
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def tree(folder: Path) -> dict[str, object]:
+    """Everything below a folder, with its time: equal if nothing was written or deleted."""
+    return {str(path): (path.lstat().st_mtime_ns, path.lstat().st_size) for path in folder.rglob("*")}
 
 
 def killed(work: Callable[[], object], monkeypatch: pytest.MonkeyPatch, step: int) -> bool:
@@ -52,7 +76,8 @@ def killed(work: Callable[[], object], monkeypatch: pytest.MonkeyPatch, step: in
         os._exit(0)
 
 
-def test_killed_at_every_step_the_index_opens(model: Genius, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_at_every_step_nothing_is_lost(model: Genius, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill leaves the old index, the new one, or one line that names the command which finishes it."""
     outcomes = []
     begun, ready = two(tmp_path / "start", model)
     for step in range(20):
@@ -60,54 +85,217 @@ def test_killed_at_every_step_the_index_opens(model: Genius, tmp_path: Path, mon
         shutil.copytree(begun.parent, place)
         folder, fresh = place / begun.name, place / ready.name
         died = killed(lambda: swapping.swap(folder, fresh), monkeypatch, step)  # noqa: B023
-        with Index.open(folder, model) as index:
-            held = {item.id for item in index.items()}
-            assert held in ({"old"}, {"old", "new"}) and index.search("one", k=1)
-        outcomes.append(len(held))
-        with Index.open(folder, model) as index:  # under the lock, what is left over goes
-            swapping.clear(folder)
+        before = tree(place)
+        if folder.exists():
+            outcomes.append(len(ids(folder, model)))
+        else:
+            with pytest.raises(GeniusError, match="genius repair"):
+                Index.open(folder, model, read_only=True)
+            assert check_says(folder) and tree(place) == before  # reading changes nothing
+            repair(folder)
+            outcomes.append(-len(ids(folder, model)))
+        with Index(folder, model) as index:
             index.add([Item("later", text="goes on")])
-        assert sorted(p.name for p in place.iterdir()) == ["my.genius"]
+        assert check(folder).ok
+        swapping.clear(folder, swapping.about_of(folder))
+        assert set(names(place)) <= {"my.genius", PREVIOUS}
         if not died:
             break
     else:
         pytest.fail("the swap never came to its end")
-    assert outcomes == sorted(outcomes) and set(outcomes) == {1, 2} and len(outcomes) > 4
+    assert set(outcomes) == {1, -2, 2}
+    assert ids(place / PREVIOUS, model) == {"old"}  # one generation is kept, an index like any other
 
 
-def test_two_may_finish_it_at_once(model: Genius, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process opens the index between the two renames: it puts the new one in place, and the first goes on."""
+def check_says(folder: Path) -> bool:
+    result = CliRunner().invoke(app, ["info", str(folder)])
+    return result.exit_code != 0 and "genius repair" in result.output
+
+
+def test_creating_finishes_a_swap_instead_of_an_empty_index(model: Genius, tmp_path: Path) -> None:
     folder, fresh = two(tmp_path, model)
-    settle, opened = swapping.settle, []
+    folder.rename(tmp_path / PREVIOUS)
+    with Index(folder, model) as index:
+        assert len(index) == 2
+    assert not fresh.exists()
 
-    def meanwhile(path: Path) -> None:
-        monkeypatch.setattr(swapping, "settle", settle)  # whoever opens it comes there as usual
-        settle(path)
-        opened.append({item.id for item in Index.open(path, model).items()})
-        settle(path)
 
-    monkeypatch.setattr(swapping, "settle", meanwhile)
+def test_an_index_that_was_deleted_does_not_come_back(model: Genius, tmp_path: Path) -> None:
+    folder, fresh = two(tmp_path, model)
     swapping.swap(folder, fresh)
-    assert opened == [{"old", "new"}] and sorted(p.name for p in tmp_path.iterdir()) == ["my.genius"]
+    shutil.rmtree(folder)
+    assert len(Index(folder, model)) == 0
+
+
+def test_only_one_generation_is_kept(model: Genius, tmp_path: Path) -> None:
+    folder, fresh = two(tmp_path, model)
+    swapping.swap(folder, fresh)
+    about = swapping.about_of(folder)
+    again = swapping.begin_replacement(folder, about)
+    for path in folder.iterdir():
+        if path.name not in (paths.ORIGIN, ".lock"):
+            (shutil.copytree if path.is_dir() else shutil.copy)(path, again / path.name)
+    swapping.swap(folder, again)
+    assert names(tmp_path) == [PREVIOUS, "my.genius"] and ids(tmp_path / PREVIOUS, model) == {"old", "new"}
+
+
+def test_another_process_opens_it_between_the_renames(model: Genius, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever opens the index meanwhile waits, and changes nothing."""
+    folder, fresh = two(tmp_path, model)
+    folder.rename(tmp_path / PREVIOUS)
+    looked = []
+
+    def sleep(_: float) -> None:
+        looked.append(names(tmp_path))
+        if len(looked) == 3:
+            fresh.rename(folder)
+
+    monkeypatch.setattr(swapping.time, "sleep", sleep)
+    assert ids(folder, model) == {"old", "new"} and len(looked) == 3
 
 
 def test_a_folder_that_cannot_be_moved_stays(model: Genius, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for failing in (1, 2):  # of the two renames
+        place = tmp_path / str(failing)
+        folder, fresh = two(place, model)
+        rename, calls = Path.rename, [0]
+
+        def refused(
+            path: Path, target: Path, failing: int = failing, rename: object = rename, calls: list[int] = calls
+        ) -> object:
+            calls[0] += 1
+            if calls[0] == failing:
+                raise PermissionError(13, "Permission denied")
+            return rename(path, target)  # type: ignore[operator]
+
+        with monkeypatch.context() as broken:
+            broken.setattr(Path, "rename", refused)
+            with pytest.raises(GeniusError, match="it is as it was"):
+                swapping.swap(folder, fresh)
+        assert ids(folder, model) == {"old"} and names(place) == ["my.genius"]
+
+
+def test_what_an_earlier_version_left_is_finished_and_removed(model: Genius, tmp_path: Path) -> None:
+    """Folders without `origin.json`, and a record, as versions before this one wrote them."""
     folder, fresh = two(tmp_path, model)
+    (fresh / paths.ORIGIN).unlink()
+    old = fresh.with_name(f"{fresh.name}-old")
+    folder.rename(old)
+    (tmp_path / ".my.genius.swap.json").write_text(json.dumps({"fresh": fresh.name, "aside": old.name}))
+    with pytest.raises(GeniusError, match="genius repair"):
+        Index.open(folder, model)
+    repair(folder)
+    assert ids(folder, model) == {"old", "new"}
+    swapping.clear(folder, swapping.about_of(folder))
+    assert names(tmp_path) == ["my.genius"]
 
-    def refused(*_: object) -> None:
-        raise PermissionError(13, "Permission denied")
 
-    with monkeypatch.context() as broken:
-        broken.setattr(Path, "rename", refused)
-        with pytest.raises(GeniusError, match="it is as it was"):
-            swapping.swap(folder, fresh)
-    assert {item.id for item in Index.open(folder, model).items()} == {"old"}
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["my.genius"]
+# -- what others may have put there ------------------------------------------------------------------------------
+
+RECORDS = [
+    {"fresh": "nothing", "aside": "docs"},
+    {"fresh": "nothing", "aside": ".."},
+    {"fresh": "nothing", "aside": "."},
+    {"fresh": "nothing", "aside": ""},
+    {"fresh": "../../etc", "aside": 7},
+    {"fresh": "docs", "aside": "docs/sub"},
+    {"fresh": "nothing", "aside": "linked"},
+    [],
+]
 
 
-def test_a_record_of_nonsense_harms_nobody(model: Genius, tmp_path: Path) -> None:
-    folder, _ = two(tmp_path, model)
-    (tmp_path / ".my.genius.swap.json").write_text('{"fresh": "../../etc", "aside": 7}')
-    assert {item.id for item in Index.open(folder, model).items()} == {"old"}
-    (tmp_path / ".my.genius.swap.json").write_text("[")
-    assert len(Index.open(folder, model)) == 1
+@pytest.mark.parametrize("record", RECORDS, ids=str)
+@pytest.mark.parametrize("command", ["info", "search", "check", "repair", "open", "read_only", "add", "refit"])
+def test_a_record_beside_an_index_deletes_nothing(record: object, command: str, model: Genius, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    (home / "docs" / "sub").mkdir(parents=True)
+    (home / "docs" / "thesis.txt").write_text("all of it")
+    (tmp_path / "elsewhere").mkdir()
+    (home / "linked").symlink_to(tmp_path / "elsewhere")
+    folder = home / "x.genius"
+    Index(folder, model).add([Item("1", text="one")])
+    (home / ".x.genius.swap.json").write_text(json.dumps(record))
+    if command == "open":
+        Index(folder, model)
+    elif command == "read_only":
+        Index(folder, model, read_only=True)
+    elif command == "add":
+        Index(folder, model).add([Item("2", text="two")])
+    elif command == "refit":
+        swapping.begin_replacement(folder, swapping.about_of(folder))
+    else:
+        CliRunner().invoke(app, [command, str(folder), *(["one"] if command == "search" else [])])
+    assert (home / "docs" / "thesis.txt").read_text() == "all of it" and (home / "docs" / "sub").is_dir()
+    assert (home / "linked").is_symlink() and (tmp_path / "elsewhere").is_dir() and len(Index(folder, model)) >= 1
+
+
+@pytest.mark.parametrize("name", sorted(paths.OWN - {".lock"}))
+def test_a_link_in_an_index_is_refused(name: str, model: Genius, tmp_path: Path) -> None:
+    """`ln -s /home/me x.genius/cache` emptied /home/me."""
+    outside = tmp_path / "outside"
+    (outside / "photos").mkdir(parents=True)
+    (outside / "photos" / "10").write_text("dear")
+    folder = tmp_path / "x.genius"
+    Index(folder, model).add([Item("1", text="one")])
+    path = folder / name
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    path.symlink_to(outside if "." not in name or name.endswith("lance") else outside / "photos" / "10")
+    for call in (lambda: Index(folder, model), lambda: Index.open(folder, model, read_only=True), lambda: repair(folder)):
+        with pytest.raises(GeniusError, match="is a link"):
+            call()
+    assert any("is a link" in line for line in check(folder).problems)
+    for command in ("info", "search", "optimize", "repair", "check"):
+        result = CliRunner().invoke(app, [command, str(folder), *(["one"] if command == "search" else [])])
+        assert result.exit_code != 0 and "is a link" in " ".join(result.output.split()), command
+    assert (outside / "photos" / "10").read_text() == "dear"
+
+
+def test_a_cache_is_forgotten_by_name_only(tmp_path: Path) -> None:
+    root = tmp_path / "x.genius" / "cache"
+    outside = tmp_path / "outside"
+    for path in (root / "3", root / "4", root / ".building-x", root / "photos", outside):
+        path.mkdir(parents=True)
+        (path / "file").write_text("x")
+    (root / "5").symlink_to(outside)
+    cache.forget(root, keep=4)
+    assert names(root) == ["4", "5", "photos"] and (outside / "file").exists()
+    linked = tmp_path / "y.genius"
+    linked.mkdir()
+    (linked / "cache").symlink_to(root)
+    cache.forget(linked / "cache", keep=None)
+    assert names(root) == ["4", "5", "photos"]
+
+
+def test_deleting_needs_proof(tmp_path: Path) -> None:
+    index = tmp_path / "x.genius"
+    (index / "cache" / "1").mkdir(parents=True)
+    (tmp_path / "docs").mkdir()
+    (index / "away").symlink_to(tmp_path)
+    strange = tmp_path / ".x.genius.refit-7"
+    strange.mkdir()
+    (strange / "letters").mkdir()
+    paths.write_origin(strange, "me")
+    (tmp_path / ".x.genius.refit-8").symlink_to(tmp_path / "docs")
+    refused = [tmp_path / "docs", index, tmp_path, index / ".." / "docs", index / "away" / "docs", index / "away"]
+    for path in (*refused, strange, tmp_path / ".x.genius.refit-8", Path("/"), Path("..")):
+        with pytest.raises(GeniusError, match="not deleted"):
+            paths.remove(path, index, "me")
+    assert (tmp_path / "docs").is_dir() and (strange / "letters").is_dir()
+    (strange / "letters").rmdir()
+    with pytest.raises(GeniusError, match="not deleted"):
+        paths.remove(strange, index, "another")
+    paths.remove(strange, index, "me")
+    paths.remove(index / "cache" / "1", index)
+    assert not strange.exists() and names(index / "cache") == []
+
+
+def test_someone_elses_folder_is_not_taken_for_a_generation(model: Genius, tmp_path: Path) -> None:
+    folder = tmp_path / "x.genius"
+    Index(folder, model).add([Item("1", text="one")])
+    (tmp_path / ".x.genius.previous").mkdir()
+    (tmp_path / ".x.genius.previous" / "letters").write_text("dear")
+    with pytest.raises(GeniusError, match="in the way"):
+        swapping.begin_replacement(folder, swapping.about_of(folder))
+    assert (tmp_path / ".x.genius.previous" / "letters").read_text() == "dear"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -30,19 +29,6 @@ def test_without_rivals_and_for_people() -> None:
     result = CliRunner().invoke(app, ["bench", *SMALL, "--rivals", "none", "--codes", "zipf"])
     assert result.exit_code == 0, result.output
     assert "ours, exact" in result.stdout and "bytes an item" in result.stdout
-
-
-def test_plots_run_through_the_measured_point(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    options = ["--items", "20000", "--beams", "4", "--batch", "1", "--size", "tiny", "--rounds", "1", "--threads", "1"]
-    result = CliRunner().invoke(app, ["bench", *options, "--rivals", "none", "--plots", str(tmp_path), "--json"])
-    assert result.exit_code == 0, result.output
-    measured = json.loads(result.stdout)
-    assert [run["items"] for run in measured["curves"]["items"]] == [2000, 20000]
-    assert measured["curves"]["items"][-1]["ours"] == measured["ours"]  # not measured twice
-    assert [run["beams"] for run in measured["curves"]["beams"]] == [4, 10, 30, 50, 100]
-    for path in measured["plots"]:
-        assert Path(path).read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The laboratory's accuracy program: what it leaves out, adds and mixes is what it says."""
+"""The laboratory's accuracy program: what it leaves out and adds is what it says."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 
 from genius.train.sources import synthetic
 from lab.accuracy import Bench, Data, added_later, filled, run, without
-from lab.mixing import candidates, learned_mix
 from lab.report import PAGE, page, readme_table
 
 
@@ -44,7 +43,7 @@ def test_a_filled_pool_keeps_its_rows_and_lies_between_them() -> None:
     assert extra.image[extra.image_mask].norm(dim=1).max() <= data.pool.image.norm(dim=1).max() + 1e-4
 
 
-def test_a_run_measures_every_part_and_the_mix_is_learned_on_held_out_questions(tmp_path: Path) -> None:
+def test_a_run_measures_every_part(tmp_path: Path) -> None:
     from genius.train.config import read_train_config
 
     data = synthetic("tiny", 0)
@@ -55,30 +54,13 @@ def test_a_run_measures_every_part_and_the_mix_is_learned_on_held_out_questions(
     bench = Bench(Data(train, test), config, tmp_path / "out.json", {"data": "tiny"})
     run(bench, ["main", "told", "added", "large"], [0], [0.2], len(data.pool) + 50, 4, None)
     body = json.loads((tmp_path / "out.json").read_text())
-    assert [line["name"] for line in body["lines"]] == ["all items", "all items", "learned mix", "filled", "20 % added"]
+    assert [line["name"] for line in body["lines"]] == ["all items", "all items", "filled", "20 % added"]
     for name, found in body["lines"][0]["methods"].items():
         assert set(found["share"]) == set(found["share_of_told"]) == set(found["hit@5"]) and found["bytes"] > 0, name
-    mixed = body["lines"][2]
-    assert set(mixed["weights"]) == {"dense", "log p"} and mixed["learned_on"] > 0
 
 
 def test_the_page_is_what_the_files_say() -> None:
     assert PAGE.read_text(encoding="utf-8") == page()
-
-
-def test_a_mix_finds_the_better_score(tmp_path: Path) -> None:
-    from genius.train import train
-    from genius.train.config import read_train_config
-
-    data = synthetic("tiny", 0)
-    few = {"encoder.steps": 2, "quantizer.steps": 30, "generator.steps": 1, "generator.batch": 64, "device": "cpu"}
-    trained = train(read_train_config("builtin:tiny", {**few, "output": str(tmp_path)}), data, quiet=True)
-    ready = trained.data.take_queries(torch.arange(0, len(trained.data.queries), 20))
-    scores, right, tasks = candidates(trained.model, ready)
-    assert scores.shape[:2] == right.shape and len(tasks) == len(ready.queries)
-    found = learned_mix(trained.model, ready, ready)
-    for task in set(ready.names.values()) & set(found):
-        assert found[task]["mix"] >= max(found[task]["dense"], found[task]["log p"]) - 0.1
 
 
 def test_the_readme_shows_the_measured_figures() -> None:
@@ -86,5 +68,5 @@ def test_the_readme_shows_the_measured_figures() -> None:
 
 
 def test_the_page_of_worse_inputs_has_the_measured_tables() -> None:
-    measured = (PAGE.parents[2] / "lab" / "robustness.md").read_text(encoding="utf-8")
+    measured = (PAGE.parents[2] / "lab" / "results" / "robustness.md").read_text(encoding="utf-8")
     assert measured.strip() in (PAGE.parent / "robustness.md").read_text(encoding="utf-8")

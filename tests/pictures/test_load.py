@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from genius import GeniusError
+from genius import GeniusError, pictures
 from genius.index.ingest import IngestConfig, IngestReport, find_files
 from genius.pictures import FORMATS, IMAGE_SUFFIXES, RASTER, load_image, tones
 
@@ -190,3 +190,45 @@ print((kb("VmHWM") - before) // 1024, (kb("VmRSS") - before) // 1024)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     peak, left = map(int, done.stdout.split())
     assert peak < 300 and left < 40, (peak, left)  # about 55 MB each, four at a time: all eight would be 440
+
+
+# -- limits ----------------------------------------------------------------------------------------------------
+
+
+def test_a_large_jpeg_is_read_scaled_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pictures, "MAX_PIXELS", 300_000)
+    smooth = Image.linear_gradient("L").resize((1000, 700)).convert("RGB")
+    assert load_image(saved(smooth, "JPEG")).size == (500, 350)
+    assert min(load_image(saved(smooth, "JPEG"), least=100).size) in range(100, 200)
+    with pytest.raises(GeniusError, match=r"has 1000 x 700 pixels, more than 300,000"):
+        load_image(saved(smooth, "PNG"))
+
+
+@pytest.mark.parametrize("kind", ["WEBP", "AVIF"])
+def test_memory_of_decoding_is_bounded_by_the_declared_size(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = saved(noise(100, 80), kind)
+    monkeypatch.setattr(pictures, "MAX_DECODING", 100 * 80 * 15)
+    with pytest.raises(GeniusError, match=rf"{kind}, 100 x 80 pixels"):
+        load_image(data)
+    assert load_image(saved(noise(100, 80), "PNG")).size == (100, 80)
+
+
+def test_a_progressive_jpeg_counts_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    smooth = Image.linear_gradient("L").resize((1000, 700)).convert("RGB")
+    monkeypatch.setattr(pictures, "MAX_DECODING", 1000 * 700 * 6)
+    with pytest.raises(GeniusError, match="to decode"):
+        load_image(saved(smooth, "JPEG", progressive=True), least=100)
+    assert load_image(saved(smooth, "JPEG"), least=100).width < 300
+
+
+def test_a_callers_lazy_jpeg_stays_as_it_was() -> None:
+    lazy = Image.open(io.BytesIO(saved(noise(800, 640), "JPEG")))
+    load_image(lazy, least=50)
+    assert lazy.size == (800, 640)
+
+
+def test_heic_without_its_extra_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pictures, "HEIF", False)
+    (tmp_path / "photo.heic").write_bytes(b"no picture")
+    with pytest.raises(GeniusError, match=r"genius-search\[heic\]"):
+        load_image(tmp_path / "photo.heic")

@@ -1,4 +1,4 @@
-"""Drawings of strangers: drawn in a process of their own, with limits, and without a look at any other file."""
+"""Untrusted drawings: rendered in a process of their own, with limits, and without a look at any other file."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ def test_what_crashes_hangs_or_eats_memory_is_named_and_the_next_is_drawn(
     with pytest.raises(GeniusError, match=r"crashed|memory"):
         load_image(put(bomb()))
     assert load_image(put(RED)).getpixel((9, 9)) == (255, 0, 0)
-    for painter in sandbox._pool._idle:  # killed by the system while nobody drew
-        painter.process.send_signal(signal.SIGKILL)
-        painter.process.wait()
+    for worker in filter(None, sandbox._workers.queue):  # killed by the system while nobody drew
+        worker.process.send_signal(signal.SIGKILL)
+        worker.process.wait()
     assert load_image(put(RED)).getpixel((9, 9)) == (255, 0, 0)
 
 
@@ -193,12 +193,12 @@ def test_cleaning_keeps_what_is_drawn() -> None:
     assert clean_svg(clean.encode()) == clean
 
 
-def test_a_forked_child_has_painters_of_its_own(put: Callable[..., Path]) -> None:
+def test_a_forked_child_has_workers_of_its_own(put: Callable[..., Path]) -> None:
     """Parent and child draw at the same time: with pipes shared between them they would get each other's pictures."""
     if not hasattr(os, "fork"):
         pytest.skip("no fork here")
     red, blue = put(RED, "red.svg"), put(RED.replace("#f00", "#00f"), "blue.svg")
-    load_image(red)  # the parent has a painter now
+    load_image(red)  # the parent has a worker now
 
     def colours(path: Path) -> set[object]:
         return {load_image(path).getpixel((9, 9)) for _ in range(40)}
@@ -214,7 +214,7 @@ def test_a_forked_child_has_painters_of_its_own(put: Callable[..., Path]) -> Non
 
 
 def test_a_script_without_a_main_guard_and_no_process_left_behind(put: Callable[..., Path], tmp_path: Path) -> None:
-    """Painters are no multiprocessing children: they do not run the caller's program. And they end with it, also by kill."""
+    """Workers are no multiprocessing children: they do not run the caller's program. And they end with it, also by kill."""
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent(f"""
@@ -222,7 +222,7 @@ def test_a_script_without_a_main_guard_and_no_process_left_behind(put: Callable[
         from genius.pictures import load_image
         from genius.pictures import svg as sandbox
         print("ran", load_image({str(put(RED))!r}).getpixel((9, 9)))
-        print(*[painter.process.pid for painter in sandbox._pool._idle], flush=True)
+        print(*[worker.process.pid for worker in filter(None, sandbox._workers.queue)], flush=True)
         if sys.argv[1] == "stay":
             time.sleep(60)
         """)
@@ -232,16 +232,16 @@ def test_a_script_without_a_main_guard_and_no_process_left_behind(put: Callable[
         started = subprocess.Popen([sys.executable, script, way], stdout=subprocess.PIPE, text=True, env=secret)
         assert started.stdout is not None
         assert started.stdout.readline() == "ran (255, 0, 0)\n"  # once
-        painters = [int(pid) for pid in started.stdout.readline().split()]
-        assert painters
+        workers = [int(pid) for pid in started.stdout.readline().split()]
+        assert workers
         if way == "stay":
-            environ = Path(f"/proc/{painters[0]}/environ")
+            environ = Path(f"/proc/{workers[0]}/environ")
             assert not environ.exists() or b"GENIUS_API_KEYS" not in environ.read_bytes()
             started.kill()
         started.wait(30)
         started.stdout.close()
         deadline = time.monotonic() + 10
-        while any(_alive(pid) for pid in painters):
+        while any(_alive(pid) for pid in workers):
             assert time.monotonic() < deadline
             time.sleep(0.02)
 

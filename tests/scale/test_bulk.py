@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from index_differences import contents, differences, make_sources
 from scale_fixtures import Killed
 
 from genius.data.readers import cut_rows, read_rows
@@ -25,7 +26,6 @@ from genius.index.store import Store
 from genius.scale import bulk
 from genius.scale.bulk import BulkConfig, BulkReport, bulk_index
 from genius.scale.parts import Staging, cut
-from lab.ray.compare import contents, differences, make_sources
 
 pytest.importorskip("lance", reason="needs the extra: pip install 'genius-search[ray]'")
 

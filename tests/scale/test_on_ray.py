@@ -15,6 +15,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from index_differences import differences, make_sources
+from ray_processes import mark, marked
 
 from genius.errors import GeniusError
 from genius.index import Index
@@ -23,8 +25,6 @@ from genius.index.ingest import IngestConfig, ingest
 from genius.scale import connected
 from genius.scale.bulk import BulkConfig, bulk_index
 from genius.scale.parts import RECORDS, Staging
-from lab.ray.compare import differences, make_sources
-from lab.ray.processes import mark, marked
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The site builds from the repository as it is, no link leads nowhere, and the drawings are what our programs draw."""
+"""The site builds, every link resolves, and the drawings are those that lab.draw makes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_the_site_builds_and_every_link_leads_somewhere(tmp_path: Path) -> None:
     pytest.importorskip("mkdocstrings")
     assert build(out=tmp_path / "site") == []
     home = (tmp_path / "site" / "docs" / "index.html").read_text(encoding="utf-8")
-    assert "pictures/beam.svg" in home and (tmp_path / "site" / "docs" / "llms.txt").is_file()
+    assert "images/page.png" in home and (tmp_path / "site" / "docs" / "llms.txt").is_file()
 
 
 def test_a_dead_link_is_found(tmp_path: Path) -> None:

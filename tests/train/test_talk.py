@@ -114,7 +114,7 @@ def test_every_field_is_documented() -> None:
 
 
 def test_the_small_recipe_trains_pairs(tmp_path: Path) -> None:
-    """Its sizes on little data and few steps; how long the whole takes is measured by lab/small_recipe.py."""
+    """Its sizes on little data and few steps."""
     few = {"quantizer.steps": 2, "generator.steps": 2, "quantizer.kmeans_iterations": 1}
     config = read_train_config("builtin:small", {"output": str(tmp_path), "model.level_sizes": [3, 8, 8], "device": "cpu", **few})
     assert config.generator.batch == 128 and config.model.decoder == "tiny"

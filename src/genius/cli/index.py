@@ -165,6 +165,10 @@ def index(
     if report.ignored:
         kinds = ", ".join(f"{suffix} ({count})" for suffix, count in report.ignored.most_common(8))
         console.print(f"  not indexable: {kinds}", markup=False, highlight=False)
+        from genius.pictures import HEIF_HINT, HEIF_SUFFIXES
+
+        if any(suffix in HEIF_SUFFIXES for suffix in report.ignored):
+            console.print(f"  {HEIF_HINT}", markup=False, highlight=False)
     print(f"{output}: {counted(body['items'], 'item')}")
     if hint is not None:
         note(f"note: {hint}")
@@ -210,7 +214,8 @@ def info(
     as_json: JsonOption = False,
 ) -> None:
     """What an index holds: items by kind, metadata columns for --where, its model, its size."""
-    from genius.index.folder import INSIDE, MODEL, about_of, describe, open_store
+    from genius.index.folder import INSIDE, about_of, describe, open_store
+    from genius.index.paths import MODEL
     from genius.model.config import load_knows
 
     about = about_of(path)

@@ -24,6 +24,8 @@ from genius.files import read_json
 from genius.weight_files import build, fingerprint, read_shapes
 
 VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+ATTENTION = "sdpa"
+"""Always passed to transformers: a config that names another could make it fetch native code."""
 
 
 class DualEncoder(nn.Module):
@@ -53,11 +55,12 @@ class DualEncoder(nn.Module):
                 use_safetensors=True,
                 torch_dtype=torch.float32,
                 trust_remote_code=False,
+                attn_implementation=ATTENTION,
                 output_loading_info=True,
             )
             tokenizer = load_tokenizer(directory)
             pixels = read_pixels(directory, model.config.vision_config.image_size)
-        except Exception as error:  # the library raises many kinds for a stranger's config
+        except Exception as error:  # the library raises many kinds for an untrusted config
             raise GeniusError(f"{where}: {said(error)}") from None
         lacking = sorted(name for name in found["missing_keys"] if not name.endswith("position_ids"))
         if lacking:  # the library draws them at random, and a tower with one random layer still gives vectors
@@ -161,6 +164,7 @@ def _check_sizes(family: Any, directory: Path) -> None:
     for path in sorted(directory.glob("*.safetensors")):
         shapes |= read_shapes(path)
     config = family.config_class.from_pretrained(directory, local_files_only=True)
+    config._attn_implementation = ATTENTION  # of the sub-configs too
     build(lambda: family(config), shapes, str(directory / "config.json"))
 
 

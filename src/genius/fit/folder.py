@@ -14,7 +14,6 @@ Older versions are not carried over. Nobody else may have the index open meanwhi
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from genius.encoders.base import batched, encode_items
@@ -34,14 +33,12 @@ from genius.files import read_json, write_whole
 from genius.fit import MOST, Fit, FitConfig, Say, Unfitted, fit_vectors, make_up, settled
 from genius.index import Index, writing
 from genius.index.folder import (
-    ENCODED,
     INSIDE,
-    MODEL,
     WriterLock,
     about_of,
-    beside,
-    clear,
+    begin_replacement,
     describe_model,
+    finish_swap,
     load_model,
     make_folder,
     open_store,
@@ -50,6 +47,7 @@ from genius.index.folder import (
     write_about,
 )
 from genius.index.ingest import IngestConfig, IngestReport, find_files, ingest, read_items
+from genius.index.paths import ENCODED, MODEL, remove
 from genius.index.prepare import Stamp, storable
 from genius.index.reader import Reader, good_rows, resealed, whole_schema
 from genius.index.searching import to_item
@@ -79,7 +77,7 @@ class Encoded:
         self.rows: dict[Key, int] = {}
         self.parts: list[Features] = []
         if not _made_by(folder, fingerprint):
-            shutil.rmtree(folder, ignore_errors=True)
+            remove(folder, folder.parent)
             body = json.dumps({"fingerprint": fingerprint}) + "\n"
             write_whole(folder / ABOUT, lambda path: path.write_text(body, encoding="utf-8"))
         for path in sorted(folder.glob("*.safetensors")):
@@ -113,7 +111,7 @@ class Encoded:
         return self.parts[0]
 
     def remove(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove(self.folder, self.folder.parent)
 
     def _take(self, keys: Sequence[Key], features: Features) -> None:
         first = sum(len(part) for part in self.parts)
@@ -284,14 +282,14 @@ def _light(item: Item) -> bool:
 
 def refit(folder: Path, config: FitConfig | None = None, say: Say | None = None) -> Fit:
     """Fit new codes and a new decoder to what a fitted index holds now."""
+    finish_swap(folder)
+    folder = folder.resolve()  # a link to an index stays a link: what it leads to is replaced
     about = about_of(folder)
     if about.source != INSIDE:
         raise GeniusError(f"{folder} was not made with --encoder, so there is nothing to refit: its model is {about.source}")
     old = load_model(folder, None, about)
     assert old.encoder is not None and old.config.encoder is not None
-    temporary = beside(folder)
     with WriterLock(folder / ".lock", 30.0).hold():
-        clear(folder)
         store = open_store(folder, about)
         reader = store.at(store.latest())
         if not reader.count():
@@ -301,11 +299,12 @@ def refit(folder: Path, config: FitConfig | None = None, say: Say | None = None)
         rows = questions.answers.new_tensor([row for row, _ in some])
         known = questions.answers >= 0
         questions.answers[known] = rows[questions.answers[known]]
-        fit = fit_vectors(old.fusion, z, modality, questions, old.encoder, settled(old.config.encoder), config, say)
+        temporary = begin_replacement(folder, about)
         try:
+            fit = fit_vectors(old.fusion, z, modality, questions, old.encoder, settled(old.config.encoder), config, say)
             _write_anew(fit.model, reader, temporary)
         except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
+            remove(temporary, folder, about.id)
             raise
         swap(folder, temporary)
     return fit
@@ -325,14 +324,21 @@ def _read(reader: Reader) -> tuple[torch.Tensor, torch.Tensor, list[tuple[int, I
 
 
 def _write_anew(model: Genius, reader: Reader, target: Path) -> None:
-    model.save_pretrained(target / MODEL)
+    """A whole index of the same items under another model. It was read back, model and rows, when this returns."""
+    try:
+        model.save_pretrained(target / MODEL)
+    except (OSError, SafetensorError) as error:
+        raise GeniusError(f"cannot write {target / MODEL}: {error}; the index is as it was") from None
     model.source = f"local-dir:{(target / MODEL).absolute()}"
     make_folder(target)
     described = describe_model(model, target)
     schema = whole_schema(reader)
     store = Store.fill(target, schema, resealed(_with_codes(model, good_rows(reader)), schema))
     store.begin_ledger(described.to_dict())
-    write_about(target, described)
+    if Genius.from_pretrained(target / MODEL).fingerprint() != described.fingerprint:
+        raise GeniusError(f"{target / MODEL} does not read back as it was written; the index is as it was")
+    Store.open(target)
+    write_about(target, described)  # last: before it, this is no index
 
 
 def _with_codes(model: Genius, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -9,10 +9,10 @@ One that is doubtful in any way is built anew.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
-import shutil
 import struct
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -27,6 +27,7 @@ from safetensors import SafetensorError
 from genius.errors import GeniusError
 from genius.files import write_whole
 from genius.index.ledger import file_sum, seal, size_in, unseal
+from genius.index.paths import remove
 from genius.index.reader import PAYLOAD, Kept, Reader
 from genius.search import CodeTrie
 
@@ -34,6 +35,7 @@ FORMAT = 3
 TRIE = "genius-trie-2"
 _DTYPES: dict[str, Any] = {"U8": np.uint8, "U16": np.uint16, "U32": np.uint32, "I32": np.int32, "I64": np.int64}
 BASE = "base.json"
+BUILDING = ".building-"  # how the name of a cache that is being written begins
 VERIFY_UP_TO = 8 << 30
 """Bytes of a file whose checksum is compared when it is mapped; of larger vectors only the size (`genius check` reads all)."""
 
@@ -152,8 +154,10 @@ class CacheKey:
 def build_cached(reader: Reader, key: CacheKey, root: Path) -> Base:
     """Build and leave a cache behind; without room or permission for one, build in memory."""
     try:
+        if root.is_symlink():
+            raise OSError(f"{root} is a link")
         root.mkdir(exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(dir=root, prefix=".building-"))
+        scratch = Path(tempfile.mkdtemp(dir=root, prefix=BUILDING))
     except OSError:
         return build(reader, key.level_sizes, key.width, None)
     try:
@@ -166,14 +170,14 @@ def build_cached(reader: Reader, key: CacheKey, root: Path) -> Base:
             _write(base, key, scratch)
             target = root / f"{reader.version}"
             if target.exists():
-                shutil.rmtree(target)
+                remove(target, root.parent)
             scratch.replace(target)
         except (OSError, GeniusError, SafetensorError):
             return base  # complete, if not saved; a map of a file that is removed below stays valid
         saved = load(target, key)
         return base if saved is None else saved
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        remove(scratch, root.parent)
 
 
 def _write(base: Base, key: CacheKey, folder: Path) -> None:
@@ -241,14 +245,20 @@ def damage(folder: Path, files: Mapping[str, str], limit: int = VERIFY_UP_TO) ->
     return wrong
 
 
-def forget(root: Path, keep: int) -> None:
-    """Remove caches of other versions and what crashed builds left. Opened maps stay valid on POSIX."""
+def forget(root: Path, keep: int | None) -> None:
+    """Remove caches of other versions than `keep`, and what crashed builds left. Opened maps stay valid on POSIX.
+
+    Only what a cache's name has is removed, and nothing through a link.
+    """
     try:
-        for path in root.iterdir():
-            if path.name != str(keep):
-                shutil.rmtree(path, ignore_errors=True)
+        names = [path.name for path in root.iterdir()]
     except OSError:
-        pass
+        return
+    for name in names:
+        ours = name.isdecimal() or name.startswith(BUILDING)
+        if ours and name != str(keep):
+            with contextlib.suppress(GeniusError):
+                remove(root / name, root.parent)
 
 
 # -- tries on disk -------------------------------------------------------------------------------------------------

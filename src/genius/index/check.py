@@ -18,9 +18,10 @@ from genius.errors import GeniusError, Problems, counted
 from genius.files import parse_json
 from genius.index import cache, commit
 from genius.index import metadata as meta
-from genius.index.commit import ASIDE, hint_is_right, table_folder, versions_on_disk
+from genius.index.commit import hint_is_right, table_folder, versions_on_disk
 from genius.index.folder import About, about_of
-from genius.index.ledger import LEDGER, ROW, SUM, VECTORS, Book, Ledger, row_sums, size_in, unseal
+from genius.index.ledger import ROW, SUM, VECTORS, Book, Ledger, row_sums, size_in, unseal
+from genius.index.paths import ASIDE, LEDGER, refuse_foreign
 from genius.index.reader import Reader
 from genius.index.store import Store
 
@@ -82,6 +83,11 @@ def check(folder: str | Path, fast: bool = False) -> CheckReport:
 
 def _look(folder: Path, fast: bool) -> CheckReport:
     report = CheckReport(folder, fast, ledger=_mark(folder))
+    try:
+        refuse_foreign(folder)
+    except GeniusError as error:
+        report.problems.append(str(error))
+        return report
     about, book = _describe(folder, report)
     if book is not None:
         _files(folder, book, report)

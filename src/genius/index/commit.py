@@ -22,11 +22,10 @@ from pathlib import Path
 from genius.errors import GeniusError
 from genius.files import parse_json, sync_tree
 from genius.index.ledger import Book, Damaged, Ledger, file_sum, size_in
+from genius.index.paths import ASIDE, TABLE, remove
 
-TABLE = "items"
 VERSIONS, HINT = "_versions", "latest_version_hint.json"
 ENDINGS = {".lance": b"LANC", ".manifest": b"LANC", ".arrow": b"ARROW1"}  # of files that are whole
-ASIDE = "aside"
 VERIFY_UP_TO = 1 << 30
 """Bytes of a table whose checksums are compared whenever it is opened; of a larger one only sizes (`genius check` does all)."""
 
@@ -126,16 +125,16 @@ def set_aside(folder: Path, head: int) -> list[int]:
             target = folder / ASIDE / f"{version}-{datetime.now(UTC):%Y%m%dT%H%M%S%f}.manifest"
             shutil.move(table_folder(folder) / manifest_name(version), target)
         if stray:
-            (table_folder(folder) / VERSIONS / HINT).unlink(missing_ok=True)
+            remove(table_folder(folder) / VERSIONS / HINT, folder)
     return stray
 
 
 def clear_aside(folder: Path, keep: timedelta) -> None:
     """Forget what was set aside longer ago than old versions are kept."""
     for path in (folder / ASIDE).glob("*.manifest"):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, GeniusError):
             if time.time() - path.stat().st_ctime > keep.total_seconds():
-                path.unlink()
+                remove(path, folder)
     with contextlib.suppress(OSError):
         (folder / ASIDE).rmdir()  # if it is empty
 

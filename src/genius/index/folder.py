@@ -8,10 +8,8 @@ moment leaves one of the two under the name.
 from __future__ import annotations
 
 import contextlib
-import glob
-import json
 import os
-import shutil
+import re
 import threading
 import time
 import uuid
@@ -26,9 +24,25 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from genius.errors import GeniusError
-from genius.files import open_plain, parse_json, read_json, sync_directory, sync_tree, write_whole
-from genius.index.commit import ASIDE, holds_data
-from genius.index.ledger import LEDGER, Damaged, seal, unseal
+from genius.files import open_plain, parse_json, sync_directory, sync_tree, write_whole
+from genius.index.commit import holds_data
+from genius.index.ledger import Damaged, seal, unseal
+from genius.index.paths import (
+    ABOUT,
+    HALF,
+    LEDGER,
+    MAX_SMALL,
+    MODEL,
+    OWN,
+    is_sibling,
+    origin_of,
+    previous_of,
+    refuse_foreign,
+    remove,
+    replacement_of,
+    siblings,
+    write_origin,
+)
 from genius.index.reader import Reader
 from genius.index.store import Store
 from genius.model.genius import Genius
@@ -39,15 +53,9 @@ _STRICT: dict[str, Any] = {"fallback_to_soft": False} if "fallback_to_soft" in s
 FORMAT = 2
 """Of the folder. 1: no ledger, no checksums; read as it is, and brought to 2 by the first change. See docs/trust.md."""
 
-ABOUT = "genius.json"
-MAX_ABOUT = 1 << 20  # bytes of it
-MODEL, INSIDE = "model", "inside:"
+LOOKS, LOOK_S = 20, 0.05  # at an index that another process may be replacing at this moment
+INSIDE = "inside:"
 """A model that was fitted to this collection lies in the index's own folder, and its source says just that: it moves along."""
-
-ENCODED = "encoded"  # features of items on their way in, while a model is fitted to them
-STAGING = "staging"  # rows that several machines write, on their way in
-PUBLISHED = "published.json"  # where copies of it were put
-OWN = frozenset({".lock", "items.lance", "cache", ABOUT, LEDGER, ASIDE, MODEL, ENCODED, STAGING, PUBLISHED})
 
 
 class WriterLock:
@@ -104,73 +112,93 @@ class WriterLock:
 
 
 def swap(folder: Path, fresh: Path) -> None:
-    """Put the whole folder `fresh`, which lies beside `folder`, in its place; the old one is deleted."""
-    aside = fresh.with_name(f"{fresh.name}-old")
+    """Put the whole folder `fresh`, which lies beside `folder`, in its place. The caller holds the lock of `folder`.
+
+    The old index stays beside it for one generation (`.NAME.previous`); the generation before that is deleted. A kill between the
+    two renames leaves both folders whole, and `finish_swap` does the second rename.
+
+    Args:
+        folder: the index that is replaced.
+        fresh: a folder of `begin_replacement` that holds a whole, verified index.
+    """
+    about = about_of(folder)
+    previous = previous_of(folder)
     inside = [*fresh.rglob("*")]
-    sync_tree((p for p in inside if p.is_file()), (p for p in (fresh, *inside) if p.is_dir()))
-    body = json.dumps({"fresh": fresh.name, "aside": aside.name}) + "\n"
-    write_whole(_record(folder), lambda path: path.write_text(body, encoding="utf-8"), durable=True)
+    moved = False
     try:
-        folder.rename(aside)
-    except OSError as error:
-        _record(folder).unlink(missing_ok=True)
-        shutil.rmtree(fresh, ignore_errors=True)
-        raise GeniusError(f"cannot replace {folder}: {error.strerror or error}; it is as it was") from None
-    settle(folder)
-
-
-def settle(folder: Path) -> None:
-    """Finish a swap that was begun, by whomever. Several may do so at once: each step is a rename that only one can win."""
-    record = _record(folder)
-    if not record.exists():
-        return
-    try:
-        body = read_json(record)
-        fresh, aside = (folder.with_name(Path(str(body[name])).name) for name in ("fresh", "aside"))
-    except (FileNotFoundError, GeniusError, KeyError, TypeError):
-        return  # finished by another meanwhile, or no record of ours
-    if folder.exists() and not aside.exists():
-        return  # not begun: whoever wrote the record is about to, or was killed and the index is as it was
-    try:
-        for stand_in in (fresh, aside):  # the new one was whole before the record was written
-            if not folder.exists():
-                with contextlib.suppress(FileNotFoundError):
-                    stand_in.rename(folder)
+        sync_tree((p for p in inside if p.is_file()), (p for p in (fresh, *inside) if p.is_dir()))
+        if previous.is_symlink() or previous.exists():
+            remove(previous, folder, origin_of(folder))
+        folder.rename(previous)
+        moved = True
+        fresh.rename(folder)
         sync_directory(folder.absolute().parent)
+    except (OSError, GeniusError) as error:
+        if moved and not folder.exists():
+            previous.rename(folder)
+        remove(fresh, folder, about.id)
+        raise GeniusError(f"cannot replace {folder}: {getattr(error, 'strerror', None) or error}; it is as it was") from None
+
+
+def begin_replacement(folder: Path, about: About) -> Path:
+    """A new folder beside an index, to take its place; what earlier attempts left is removed. The caller holds the lock."""
+    clear(folder, about)
+    previous = previous_of(folder)
+    if (previous.is_symlink() or previous.exists()) and not is_sibling(previous, folder, origin_of(folder)):
+        raise GeniusError(f"{previous} is in the way: it is not the previous generation of {folder}; move it elsewhere")
+    fresh = replacement_of(folder)
+    try:
+        fresh.mkdir()
     except OSError as error:
-        raise GeniusError(
-            f"{folder} was being replaced when that was broken off, and cannot be put back: {error.strerror or error}; "
-            f"it is whole in {fresh if fresh.exists() else aside}"
-        ) from None
-    if folder.exists():
-        shutil.rmtree(aside, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            record.unlink(missing_ok=True)
+        raise GeniusError(f"cannot write {fresh}: {error.strerror or error}") from None
+    write_origin(fresh, about.id)
+    return fresh
 
 
-def clear(folder: Path) -> None:
-    """Remove what a swap that was never begun left beside the folder. The caller holds the index's lock."""
-    settle(folder)
-    record = _record(folder)
-    record.unlink(missing_ok=True)
-    parent = folder.absolute().parent
-    for half in parent.glob(f".{glob.escape(record.name)}.*"):  # a record that was being written
-        half.unlink(missing_ok=True)
-    for left in parent.glob(f"{glob.escape(_beside(folder))}*"):
-        shutil.rmtree(left, ignore_errors=True)
+def clear(folder: Path, about: About) -> None:
+    """Remove replacements that were broken off. The caller holds the lock, so none of them is still being written."""
+    for path in siblings(folder):
+        if re.search(r"\.refit-\d+(-old)?$", path.name) and is_sibling(path, folder, about.id):
+            remove(path, folder, about.id)
+    record = folder.with_name(f".{folder.name}.swap.json")  # earlier versions wrote one
+    if record.is_file() and not record.is_symlink():
+        record.unlink(missing_ok=True)
 
 
-def beside(folder: Path) -> Path:
-    """Where the folder that is to take the place of another is written."""
-    return folder.with_name(f"{_beside(folder)}{os.getpid()}")
+def unfinished_swap(folder: Path) -> tuple[Path, Path] | None:
+    """The new and the old folder of a swap that was broken off between its two renames; None if there is none."""
+    if folder.is_symlink() or folder.exists():
+        return None
+    for fresh in siblings(folder):
+        if re.search(r"\.refit-\d+$", fresh.name) is None or not _holds_index(fresh):
+            continue
+        owner = origin_of(fresh)
+        old = previous_of(folder) if owner is not None else fresh.with_name(f"{fresh.name}-old")  # of earlier versions
+        if is_sibling(fresh, folder, owner) and is_sibling(old, folder, owner) and _holds_index(old):
+            return fresh, old
+    return None
 
 
-def _beside(folder: Path) -> str:
-    return f".{folder.name}.refit-"
+def finish_swap(folder: Path) -> None:
+    """Do the second rename of a swap that was broken off. Only for commands that write."""
+    found = unfinished_swap(folder)
+    if found is None:
+        return
+    fresh, old = found
+    with WriterLock(old / ".lock", 30.0).hold():  # whoever swaps holds this lock: it moved along
+        try:
+            if not folder.exists():
+                fresh.rename(folder)
+                sync_directory(folder.absolute().parent)
+        except OSError as error:
+            raise GeniusError(
+                f"{folder} was being replaced when that was broken off, and cannot be put back: {error.strerror or error}; "
+                f"it is whole in {old}"
+            ) from None
 
 
-def _record(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.swap.json")
+def _holds_index(path: Path) -> bool:
+    return (path / ABOUT).is_file()
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,16 +247,16 @@ class About:
 
 def read_about(folder: Path) -> About | None:
     """None if there is no index. A table with items but without a readable `genius.json` is damage, not "no index"."""
-    settle(folder)
+    refuse_foreign(folder)
     path = folder / ABOUT
     mend = f"genius repair {folder} writes it anew from the table"
     try:
         with open_plain(path) as file:
-            text = file.read(MAX_ABOUT).decode()
+            text = file.read(MAX_SMALL).decode()
     except (FileNotFoundError, NotADirectoryError):
         if holds_data(folder):
             raise Damaged(f"{folder} holds a table with items but no {ABOUT}: {mend}") from None
-        return None
+        return read_about(folder) if _appears(folder) else None
     except (OSError, UnicodeDecodeError) as error:
         raise Damaged(f"cannot read {path}: {error}; {mend}") from None
     try:
@@ -241,6 +269,21 @@ def read_about(folder: Path) -> About | None:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Damaged(f"cannot read {path}: {error}; {mend}") from None
+
+
+def _appears(folder: Path) -> bool:
+    """Whether an index that is missing because another process is replacing it has come; False if there is none.
+
+    Raises:
+        GeniusError: the replacement was broken off between its two renames.
+    """
+    missing = False
+    for _ in range(LOOKS):
+        if unfinished_swap(folder) is None:
+            return missing and (folder / ABOUT).is_file()
+        missing = True
+        time.sleep(LOOK_S)
+    raise GeniusError(f"{folder} was being replaced and that was broken off; nothing is lost: genius repair {folder} finishes it")
 
 
 def write_about(folder: Path, about: About, durable: bool = True) -> None:
@@ -265,6 +308,8 @@ def open_store(folder: Path, about: About, durable: bool = True) -> Store:
 def open_or_create(
     folder: Path, model: Genius | str | Path | None, create: bool, lock: WriterLock, durable: bool
 ) -> tuple[About, Genius, Store]:
+    if create:
+        finish_swap(folder)
     about = read_about(folder) if create else about_of(folder)
     loaded = load_model(folder, model, about)
     if about is None:
@@ -356,8 +401,7 @@ def make_folder(folder: Path) -> None:
         for path in (folder, *missing):
             sync_directory(path.absolute().parent)
         # half-written files of ours are no strangers: another process may be creating the same index, or was killed at it
-        half = tuple(f".{name}." for name in (ABOUT, LEDGER))
-        foreign = sorted(p.name for p in folder.iterdir() if p.name not in OWN and not p.name.startswith(half))
+        foreign = sorted(p.name for p in folder.iterdir() if p.name not in OWN and not p.name.startswith(HALF))
     except OSError as error:
         raise GeniusError(f"cannot create an index at {folder}: {error.strerror or error}") from None
     if foreign:

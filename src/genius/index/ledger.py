@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from genius.errors import GeniusError
 from genius.files import parse_json, sync_handle, write_whole
+from genius.index.paths import LEDGER
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,7 +42,6 @@ SUM = "_sum"
 ROW = ("id", "text", "modality", "_seq", "_metadata", "_image", "_image_bytes", "_thumbnail", "_source", "_stamp")
 VECTORS = ("_codes", "_embedding")
 MAPPED_FROM = 1 << 20  # bytes; smaller files are quicker read than mapped
-LEDGER = "ledger.jsonl"
 LEDGER_FORMAT = 1
 
 

@@ -9,7 +9,6 @@ held briefly; `writer` is the file lock that writers of all processes take in tu
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -342,7 +341,7 @@ class OpenIndex:
         """
         live = self.current()
         if live.cached and live.reader.present(ids) != set(live.find(ids)):
-            shutil.rmtree(self.cache, ignore_errors=True)
+            cache.forget(self.cache, keep=None)
             self.live = live = self._in_memory(live.reader)
         return live
 

@@ -167,9 +167,9 @@ class Reader:
         """Rows that match a condition, a few at a time."""
         yield from self._scan(columns, where, self.few())
 
-    def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    def batches(self, columns: Sequence[str] | None = None, where: str | None = None) -> Iterator[pa.RecordBatch]:
         """Whole rows, a few at a time; all columns by default."""
-        yield from self._scan(self._table.schema.names if columns is None else columns, None, self.few())
+        yield from self._scan(self._table.schema.names if columns is None else columns, where, self.few())
 
     def offsets(self, first: int, count: int) -> pa.Table:
         """Whole rows by position: for reading around damage."""
@@ -208,9 +208,32 @@ def whole_schema(reader: Reader) -> Any:
     return schema if SUM in schema.names else schema.append(pa.field(SUM, pa.int64()))
 
 
-def good_rows(reader: Reader) -> Iterator[pa.RecordBatch]:
-    """Every row, or one line that names the first whose checksum differs."""
-    for batch in reader.batches():
+class Tally:
+    """How many rows passed by, and the sum of their checksums: whether what was read is what was written."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.total = 0
+
+    def counting(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The same batches, counted as they pass."""
+        for batch in batches:
+            self.add(batch.num_rows, batch.column(SUM).to_pylist())
+            yield batch
+
+    def add(self, rows: int, sums: Sequence[int | None]) -> None:
+        self.rows += rows
+        self.total += sum(value for value in sums if value is not None)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Tally) and (self.rows, self.total) == (other.rows, other.total)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def good_rows(reader: Reader, where: str | None = None) -> Iterator[pa.RecordBatch]:
+    """Every row (that meets a condition), or one line that names the first whose checksum differs."""
+    for batch in reader.batches(where=where):
         right = sound(batch)
         if not right.all():
             name = batch.column("id")[int(np.flatnonzero(~right)[0])].as_py()

@@ -21,18 +21,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from genius.errors import GeniusError, Problems, counted
-from genius.files import sync_directory
+from genius.files import sync_directory, sync_tree
+from genius.index import cache
 from genius.index.check import check
 from genius.index.commit import HINT, VERSIONS, holds_data, set_aside, table_folder, versions_on_disk
 from genius.index.folder import (
-    ABOUT,
     FORMAT,
     INSIDE,
-    MODEL,
     About,
     WriterLock,
     about_of,
     describe_model,
+    finish_swap,
     load_model,
     make_folder,
     open_store,
@@ -40,7 +40,8 @@ from genius.index.folder import (
     upgrade,
     write_about,
 )
-from genius.index.ledger import LEDGER, Book, Ledger
+from genius.index.ledger import Book, Ledger, file_sum
+from genius.index.paths import ABOUT, CACHE, LEDGER, MODEL, ORIGIN, refuse_foreign, remove, write_origin
 from genius.index.reader import Reader, Vanished, good_rows, readable_rows, resealed, whole_schema
 from genius.index.store import Store
 from genius.model.genius import Genius
@@ -75,7 +76,8 @@ def snapshot(source: str | Path, target: str | Path, version: int | None = None)
     try:
         return _retried(source, about, version, lambda reader: _copy(source, about, reader, temporary, target))
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        if temporary.exists():
+            remove(temporary, target, about.id)
 
 
 def _retried(source: Path, about: About, version: int | None, copy: Any) -> Copied:
@@ -94,18 +96,20 @@ def _retried(source: Path, about: About, version: int | None, copy: Any) -> Copi
 
 
 def _copy(source: Path, about: About, reader: Reader, temporary: Path, target: Path) -> Copied:
-    shutil.rmtree(temporary, ignore_errors=True)
+    if temporary.exists():
+        remove(temporary, target, about.id)
     make_folder(temporary)
+    write_origin(temporary, about.id)
     copied = {"id": about.id, "version": reader.version, "time": datetime.now(UTC).isoformat(timespec="seconds")}
     described = replace(about, id=uuid.uuid4().hex, format=FORMAT, copied=copied)
     schema = whole_schema(reader)
-    rows = good_rows(reader)
-    store = Store.fill(temporary, schema, rows if schema is reader.schema else resealed(rows, schema))
+    store = Store.fill(temporary, schema, resealed(good_rows(reader), schema))
     book = store.begin_ledger(described.to_dict())
     write_about(temporary, described)
     try:
         if about.source == INSIDE:
-            shutil.copytree(source / MODEL, temporary / MODEL)
+            _copy_model(source / MODEL, temporary / MODEL)
+        remove(temporary / ORIGIN, temporary)
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.exists():
             target.rmdir()  # empty, or this fails
@@ -114,6 +118,16 @@ def _copy(source: Path, about: About, reader: Reader, temporary: Path, target: P
     except OSError as error:
         raise GeniusError(f"cannot write {target}: {error.strerror or error}") from None
     return Copied(source, target, reader.version, book.items)
+
+
+def _copy_model(source: Path, target: Path) -> None:
+    """Copy a model folder; every file is on the disk and has the checksum of its original when this returns."""
+    shutil.copytree(source, target)
+    copies = {path: target / path.relative_to(source) for path in sorted(source.rglob("*")) if path.is_file()}
+    for original, copy in copies.items():
+        if file_sum(original) != file_sum(copy):
+            raise GeniusError(f"{original} cannot be copied: {copy} reads back as something else")
+    sync_tree(copies.values(), sorted({copy.parent for copy in copies.values()}, reverse=True))
 
 
 def restore(source: str | Path, target: str | Path, version: int | None = None, *, replace_items: bool = False) -> Copied:
@@ -174,6 +188,8 @@ def repair(folder: str | Path, model: Genius | str | Path | None = None) -> Repa
     """Make an index whole again. `model` is needed only if neither `genius.json` nor the ledger says which one it is."""
     folder = Path(folder)
     report = RepairReport(folder)
+    finish_swap(folder)
+    refuse_foreign(folder)
     if not holds_data(folder) and not (folder / LEDGER).exists():
         raise GeniusError(f"no index at {folder}, or none that ever held an item: there is nothing to bring back")
     with WriterLock(folder / ".lock", 30.0).hold():
@@ -185,7 +201,7 @@ def repair(folder: str | Path, model: Genius | str | Path | None = None) -> Repa
             store.recover()
             report.version, report.items = store.latest(), store.at(store.latest()).count()
             return report
-        (table_folder(folder) / VERSIONS / HINT).unlink(missing_ok=True)
+        remove(table_folder(folder) / VERSIONS / HINT, folder)
         book = _book(folder, report)
         store, version, whole = _newest_readable(folder, book, report)
         about = _about(folder, book, model, store.peek(version), report)
@@ -207,8 +223,8 @@ def _is_sound(folder: Path) -> bool:
 
 
 def _clear_caches(folder: Path, report: RepairReport) -> None:
-    if (folder / "cache").exists():
-        shutil.rmtree(folder / "cache", ignore_errors=True)
+    if (folder / CACHE).exists():
+        cache.forget(folder / CACHE, keep=None)
         report.done.append("removed cache/: it is built anew when needed")
 
 
@@ -290,7 +306,11 @@ def _salvage(store: Store, version: int, book: Book | None, described: dict[str,
     reader = store.peek(version)
     schema = whole_schema(reader)
     sound: Iterator[pa.RecordBatch] = readable_rows(reader, report.lost.append)
-    store.overwrite(schema, resealed(sound, schema, store.next_seq(long=True)))
+    try:
+        store.overwrite(schema, resealed(sound, schema, store.next_seq(long=True)))
+    except GeniusError:
+        set_aside(store.folder, version)
+        raise
     report.done.append("wrote the items that can be read as a new version")
     store.pass_by(0 if book is None else book.head)
     return store.begin_ledger(described)

@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING, Any
 
 from genius.errors import GeniusError
 from genius.index import commit
-from genius.index.commit import TABLE, manifest_name, table_folder
+from genius.index.commit import manifest_name, table_folder
 from genius.index.ledger import SUM, Book, Damaged, Ledger, file_sum
 from genius.index.metadata import Kind, arrow_rows, item_schema, metadata_schema
-from genius.index.reader import Reader, Vanished, database_errors
+from genius.index.paths import TABLE
+from genius.index.reader import Reader, Tally, Vanished, database_errors, good_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -110,14 +111,18 @@ class Store:
 
     @classmethod
     def fill(cls, folder: Path, schema: Any, rows: Iterator[pa.RecordBatch], durable: bool = True) -> Store:
-        """A new table of these rows."""
+        """A new table of these rows, which have their checksums. Every row was read back when this returns."""
         import lancedb
         import pyarrow as pa
 
+        written = Tally()
         with database_errors(f"create an index at {folder}"):
-            reader = pa.RecordBatchReader.from_batches(schema, rows)
+            reader = pa.RecordBatchReader.from_batches(schema, written.counting(rows))
             lancedb.connect(folder).create_table(TABLE, data=reader, schema=schema)
-        return cls(folder, durable)
+        commit.refuse_cut_off(folder, ())
+        store = cls(folder, durable)
+        store.verify_written(written)
+        return store
 
     @classmethod
     def open(cls, folder: Path, durable: bool = True) -> Store:
@@ -345,11 +350,41 @@ class Store:
             table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(rows)
 
     def overwrite(self, schema: Any, rows: Iterator[pa.RecordBatch]) -> None:
-        """These rows in place of all that are there, and their columns in place of the table's."""
+        """These rows, which have their checksums, in place of all that are there, and their columns in place of the table's.
+
+        Every row was read back when this returns. After an error the newest version of the table is not to be acknowledged.
+        """
         import pyarrow as pa
 
+        before = set(commit.table_files(self.folder))
+        written = Tally()
         with self._newest_table("write items") as table:
-            table.add(pa.RecordBatchReader.from_batches(schema, rows), mode="overwrite")
+            table.add(pa.RecordBatchReader.from_batches(schema, written.counting(rows)), mode="overwrite")
+        commit.refuse_cut_off(self.folder, before)
+        self.verify_written(written)
+
+    def verify_written(self, written: Tally, where: str | None = None) -> None:
+        """Read rows of the newest version back from the disk and compare them with their checksums, and with what was written.
+
+        Args:
+            written: count and checksums of the rows, taken on their way in.
+            where: a condition that only these rows meet; None for all rows.
+
+        Raises:
+            GeniusError: a row is missing, cannot be read or is not as it was written.
+        """
+        found = Tally()
+        try:
+            for batch in found.counting(good_rows(self.peek(self.newest()), where)):
+                del batch
+        except GeniusError as error:
+            raise GeniusError(
+                f"what was just written to {self.folder} cannot be read back ({error}); it does not count"
+            ) from None
+        if found != written:
+            raise GeniusError(
+                f"{self.folder} holds {found.rows} rows where {written.rows} were just written, or others; they do not count"
+            )
 
     def delete(self, seqs: Sequence[int]) -> None:
         with self._newest_table("delete items") as table:

@@ -1,15 +1,11 @@
-"""Pictures: which formats are read, how they become upright RGB, what reading them may cost; `exif_of`: when, where and with what
-a photo was taken. Knows files and pixels; knows nothing of items, encoders or HTTP.
+"""Reads pictures: accepted formats, upright RGB, and bounds on what decoding costs. Also reads EXIF (`exif_of`).
 
-`load_image` is the one way in, for files of strangers too: formats come from one list, the library, the command line and the
-service read these and no others. Pillow knows fifty more; among them is PostScript, for which it would start Ghostscript,
-whatever the file is called. SVG is drawn in a process of its own. One `Budget` bounds the memory of all decoding threads
-together; they wait for room in the order they came, so that a large picture is not passed over for ever.
+`load_image` is the only entry, for untrusted files too. Formats come from one list; Pillow knows fifty more, among them
+PostScript, for which it would start Ghostscript. SVG is rendered in a separate process (`svg`). One `Budget` bounds the memory
+of all decoding threads together.
 
-Pictures are opened before they are needed, by a few threads a batch ahead, or by processes of their own. Decoding releases the
-interpreter lock, so a few threads keep an encoder busy. At most two batches of results are in memory. Processes use many cores at
-once, where threads in one process stand in each other's way: a worker opens a file, shrinks it to what the encoder wants and
-sends the small picture back.
+`open_ahead` decodes with threads, one batch ahead of the encoder. `PictureWorkers` decodes in processes, for machines with
+many cores. Knows files and pixels; knows nothing of items, encoders or HTTP.
 """
 
 from __future__ import annotations
@@ -18,6 +14,7 @@ import ctypes
 import functools
 import importlib.util
 import io
+import math
 import multiprocessing
 import re
 import sys
@@ -47,11 +44,13 @@ RASTER: dict[str, tuple[str, ...]] = {
     "AVIF": (".avif",),
     "TIFF": (".tif", ".tiff"),
 }
-"""Pillow's name of a format, and how its files are called."""
+"""Pillow's name of a format -> suffixes of its files."""
 
 HEIF = importlib.util.find_spec("pillow_heif") is not None  # the extra `heic`: photos of Apple's phones
+HEIF_SUFFIXES = (".heic", ".heif")
+HEIF_HINT = "HEIC photos need an extra: pip install 'genius-search[heic]'"
 if HEIF:
-    RASTER["HEIF"] = (".heic", ".heif")
+    RASTER["HEIF"] = HEIF_SUFFIXES
 
 FORMATS = tuple(RASTER)
 SVG = ".svg"
@@ -66,7 +65,7 @@ WEB_TYPES = {
     "BMP": "image/bmp",
     "AVIF": "image/avif",
 }
-"""What browsers show as it is."""
+"""Formats that browsers show without conversion."""
 
 NAMES = f"PNG, JPEG, WebP, GIF, BMP, AVIF{', HEIC' if HEIF else ''} or TIFF"
 
@@ -75,7 +74,10 @@ LARGE = 16_000_000  # bytes: freed blocks of this size are worth giving back
 _left_over = threading.Event()  # something large was decoded since the last `tidy`
 
 MAX_PIXELS = 64_000_000
-"""Larger images are refused before they are decoded (decompression bombs)."""
+"""Larger pictures are refused before they are decoded, except JPEG, which is decoded at a half, a quarter or an eighth."""
+
+MAX_DECODING = 520_000_000
+"""Bytes. A picture that takes more to decode is refused: about 30 megapixels of WebP, 32 of AVIF or HEIC, 64 of others."""
 
 WORKING_SIDE = 1600
 """Encoders see at most a few hundred pixels and an index keeps at most this many: no more of a large picture is kept."""
@@ -83,10 +85,10 @@ WORKING_SIDE = 1600
 ImageInput: TypeAlias = "Image.Image | str | Path | bytes"
 """An opened picture, a path to one, or the bytes of one."""
 
-# Bytes of memory a pixel while decoding, measured (lab/trust/memory.py): Pillow keeps RGB in 4 bytes, and some
-# decoders hold the whole picture several times. HEIF's is not measured but on the safe side.
+# Bytes of memory per pixel while decoding, measured (lab/trust/memory.py): Pillow keeps RGB in 4 bytes, and some
+# decoders hold the whole picture several times. HEIF's is an upper estimate, not measured.
 COST = {"WEBP": 17, "AVIF": 16, "HEIF": 16}
-USUAL_COST, NARROW_COST = 8, 4  # NARROW: modes of one byte a pixel
+USUAL_COST, NARROW_COST = 8, 4  # NARROW: modes of one byte per pixel
 PROGRESSIVE_COST = 7  # libjpeg keeps the coefficients of the whole picture, however small it is decoded
 
 MAKE, MODEL, CHANGED, DETAILS, PLACE = 271, 272, 306, 0x8769, 0x8825
@@ -95,7 +97,7 @@ DATE = re.compile(r"(\d{4}):(\d\d):(\d\d) (\d\d):(\d\d):(\d\d)")
 
 
 class Budget:
-    """Bytes that may be in use at a time. Something larger than all of it is let in alone."""
+    """Bytes that may be in use at a time, granted in order of arrival. A request larger than all of it is granted alone."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -136,21 +138,21 @@ _trim = _find_trim()
 
 
 def give_back(freed: int) -> None:
-    """Return free memory to the system, if `freed` bytes are worth the milliseconds. Does nothing where libc cannot."""
+    """Return free memory to the system if `freed` bytes are worth the milliseconds. Does nothing where libc cannot."""
     if _trim is not None and freed >= LARGE:
         _left_over.set()
         _trim(0)
 
 
 def tidy() -> None:
-    """After work on several pictures: give back what was made of the large ones, too."""
+    """Return the memory of large pictures to the system, after work on several."""
     if _trim is not None and _left_over.is_set():
         _left_over.clear()
         _trim(0)
 
 
 DECODING = Budget(256_000_000)
-"""Of all threads: one picture of 40 megapixels or more at a time, or several smaller ones."""
+"""Of all threads together. A picture that takes more is decoded alone."""
 
 
 warnings.filterwarnings("ignore", module=r"PIL\..*")  # of odd files; what matters is an error (and ours are stricter)
@@ -161,11 +163,18 @@ class TooManyPixels(PictureError):
 
 
 def load_image(source: ImageInput, *, least: int | None = None, name: str = "the image") -> Image.Image:
-    """Any accepted image input -> a decoded RGB picture, transparency on white, upright.
+    """Decode a picture: RGB, upright, transparency on white.
 
-    With `least` a large picture comes smaller: its shorter side has at least `least` pixels, and fewer than twice as
-    many. Broken, empty, huge or unreadable input raises `PictureError` with one line that says which: a path by itself,
-    anything else by `name`.
+    Args:
+        source: A path, the bytes of a file, or a `PIL.Image`, which stays as it is.
+        least: Shrink a large picture: its shorter side then has at least `least` pixels, and fewer than twice as many.
+        name: What to call the picture in an error, where `source` is no path.
+
+    Returns:
+        The picture. A JPEG above `MAX_PIXELS` comes at a half, a quarter or an eighth of its size.
+
+    Raises:
+        PictureError: If the file is missing, damaged, of another format or too large. The message is one line.
     """
     with loaded(source, least=least, name=name) as picture:
         return picture
@@ -173,28 +182,26 @@ def load_image(source: ImageInput, *, least: int | None = None, name: str = "the
 
 @contextmanager
 def loaded(source: ImageInput, *, least: int | None = None, name: str = "the image") -> Iterator[Image.Image]:
-    """As `load_image`, with room in memory held until the end: for work on a picture that only leaves little of it."""
+    """As `load_image`, with its share of the memory budget held until the end of the block."""
     name = str(source) if isinstance(source, str | Path) else name
     if isinstance(source, str | Path) and Path(source).suffix.lower() == SVG:
         from genius.pictures.svg import draw_svg  # starts processes: only where there are drawings
 
         yield draw_svg(Path(source))
         return
-    with opened(source, name) as picture:
-        if picture.width * picture.height > MAX_PIXELS:
-            raise TooManyPixels(f"{name} has {picture.width} x {picture.height} pixels, more than {MAX_PIXELS:,}")
-        with decoded(picture, least) as rgb:
-            yield rgb
+    own = not isinstance(source, Image.Image)  # a caller's picture stays as it is
+    with opened(source, name) as picture, decoded(picture, least, name, own=own) as rgb:
+        yield rgb
 
 
 @contextmanager
 def opened(source: ImageInput, name: str) -> Iterator[Image.Image]:
-    """The picture with its header read and nothing decoded. Whatever goes wrong inside is a `PictureError`."""
+    """The picture with its header read and nothing decoded. Any failure inside the block is a `PictureError`."""
     try:
         if isinstance(source, Image.Image):
             yield source
             return
-        _know_heif()
+        _register_heif()
         picture = Image.open(io.BytesIO(source) if isinstance(source, bytes) else Path(source), formats=FORMATS)
         try:
             yield picture
@@ -208,14 +215,16 @@ def opened(source: ImageInput, name: str) -> Iterator[Image.Image]:
     except Image.DecompressionBombError:
         raise TooManyPixels(f"{name} has more than {MAX_PIXELS:,} pixels") from None
     except UnidentifiedImageError:
+        if not HEIF and Path(name).suffix.lower() in HEIF_SUFFIXES:
+            raise PictureError(f"cannot read {name}: {HEIF_HINT}") from None
         raise PictureError(f"cannot read {name} as an image: it is no {NAMES}") from None
     except Exception as error:  # Pillow raises many kinds for broken files
         raise PictureError(f"cannot read {name} as an image: {str(error) or type(error).__name__}") from None
 
 
 @functools.cache
-def _know_heif() -> None:
-    """Pillow reads HEIC only once its plug-in has been asked to help."""
+def _register_heif() -> None:
+    """Tell Pillow of its plug-in for HEIC, where it is installed."""
     if HEIF:
         import pillow_heif
 
@@ -223,19 +232,42 @@ def _know_heif() -> None:
 
 
 @contextmanager
-def decoded(picture: Image.Image, least: int | None = None) -> Iterator[Image.Image]:
-    """The pixels of an opened picture, as `load_image` promises them, with room in memory held until the end."""
-    kept = picture.width * picture.height * PROGRESSIVE_COST if picture.info.get("progressive") else 0
+def decoded(
+    picture: Image.Image, least: int | None = None, name: str = "the image", *, own: bool = True
+) -> Iterator[Image.Image]:
+    """The pixels of an opened picture, as `load_image` returns them, with memory reserved until the end of the block."""
+    kept = 0
+    if picture.info.get("progressive"):
+        kept = picture.width * picture.height * PROGRESSIVE_COST
+    if own:
+        _scale_in_decoder(picture, least)
+    width, height = picture.size
+    if width * height > MAX_PIXELS:
+        raise TooManyPixels(f"{name} has {width} x {height} pixels, more than {MAX_PIXELS:,}")
+    cost = max(kept, decoding_cost(picture))
+    if cost > MAX_DECODING:
+        limit = f"{MAX_DECODING // 10**6} MB"
+        raise TooManyPixels(f"{name} takes more than {limit} to decode ({picture.format}, {width} x {height} pixels)")
+    factor = 1
     if least is not None:
-        picture.draft(None, (least, least))  # JPEG decodes at a half, a quarter or an eighth
-    with DECODING.room(max(kept, decoding_cost(picture))):
-        factor = max(1, min(picture.size) // least) if least is not None else 1
+        factor = max(1, min(width, height) // least)
+    with DECODING.room(cost):
         picture.load()
         yield _upright(picture, to_rgb(picture, factor))
 
 
+def _scale_in_decoder(picture: Image.Image, least: int | None) -> None:
+    """Let JPEG decode at a half, a quarter or an eighth of its size. Other formats cannot."""
+    pixels = picture.width * picture.height
+    if least is not None:
+        picture.draft(None, (least, least))
+    elif pixels > MAX_PIXELS:
+        scale = 0.5 * (MAX_PIXELS / pixels) ** 0.5
+        picture.draft(None, (int(picture.width * scale), int(picture.height * scale)))
+
+
 def decoding_cost(picture: Image.Image) -> int:
-    """Bytes that decoding takes at its peak, roughly."""
+    """Estimate of the bytes that decoding takes at its peak."""
     usual = NARROW_COST if picture.mode in ("1", "L", "P") else USUAL_COST
     return picture.width * picture.height * COST.get(picture.format or "", usual)
 
@@ -255,7 +287,14 @@ def _upright(picture: Image.Image, small: Image.Image) -> Image.Image:
 
 
 def exif_of(path: Path) -> dict[str, str | float]:
-    """`taken` (2024-05-01T12:00:03), `camera`, `latitude`, `longitude`: those that the picture has."""
+    """Read when, where and with what a photo was taken.
+
+    Args:
+        path: A picture file.
+
+    Returns:
+        `taken` (2024-05-01T12:00:03), `camera`, `latitude` and `longitude`, as far as the file has them.
+    """
     if path.suffix.lower() == SVG:
         return {}
     try:
@@ -264,7 +303,7 @@ def exif_of(path: Path) -> dict[str, str | float]:
             details, place = dict(body.get_ifd(DETAILS)), dict(body.get_ifd(PLACE))
             plain = {key: body.get(key) for key in (MAKE, MODEL, CHANGED)}
     except PictureError:
-        return {}  # said when it is encoded
+        return {}  # reported when it is encoded
     out: dict[str, str | float] = {}
     date = DATE.match(str(details.get(TAKEN) or plain[CHANGED] or ""))
     if date is not None:
@@ -292,7 +331,11 @@ def _degrees(value: object, side: str) -> float | None:
     except (TypeError, ValueError, ZeroDivisionError):
         return None
     whole = degrees + minutes / 60 + seconds / 3600
-    return None if whole != whole else -whole if side.strip().upper() in ("S", "W") else whole
+    if math.isnan(whole):
+        return None
+    if side.strip().upper() in ("S", "W"):
+        return -whole
+    return whole
 
 
 T = TypeVar("T")
@@ -307,10 +350,17 @@ def open_ahead(
     batch_size: int | Sequence[int],
     threads: int = THREADS,
 ) -> Iterator[tuple[int, list[T | GeniusError | None]]]:
-    """(start, results) batch by batch: `open_one(position, source)` of each source, None where there is none.
+    """Open pictures with threads, one batch ahead of the caller.
 
-    A `GeniusError` it raises stands in its place. While the caller is busy with one batch, threads open the next.
-    `batch_size` is one for all batches, or that of each.
+    Args:
+        sources: Pictures; None where an item has none.
+        open_one: Called with the position and the source, in a thread.
+        batch_size: Of all batches, or one size per batch.
+        threads: Number of threads.
+
+    Yields:
+        The position of a batch's first source, and its results. A `GeniusError` that `open_one` raises takes the result's
+        place.
     """
 
     def attempt(position: int) -> T | GeniusError | None:
@@ -345,7 +395,12 @@ def open_ahead(
 
 
 class PictureWorkers:
-    """So many processes that decode pictures. `shrink` must be something that can be sent to them."""
+    """Processes that decode pictures.
+
+    Args:
+        count: Number of processes.
+        shrink: Reduces a picture to what the encoder needs; must pickle.
+    """
 
     def __init__(self, count: int, shrink: Shrink) -> None:
         self.count, self.shrink = count, shrink
@@ -353,7 +408,7 @@ class PictureWorkers:
         self._pool = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
 
     def open(self, source: ImageInput, name: str) -> Image.Image:
-        """The picture as `shrink` leaves it; waits for it, so call it from as many threads as there are workers."""
+        """Decode and shrink one picture. Blocks, so call it from as many threads as there are processes."""
         try:
             return self._pool.submit(_open, source, name, self.shrink).result()
         except BrokenProcessPool:

@@ -1,13 +1,13 @@
-"""SVG files are drawn by processes of their own: one that crashes, hangs or eats memory costs one picture. Both ends are here:
-who starts, asks and replaces such a process, and what it does.
+"""Renders SVG files with resvg in separate processes, so that a drawing that crashes, hangs or fills memory costs one picture.
 
-They are plain children that run `python -m genius.pictures.svg`, not forks: that works from any thread, on every system, and
-without importing the caller's program a second time. Such a child reads SVG files on its standard input and answers with pixels,
-until the input ends. It may be killed at any time and by anything it is asked to draw. Before the first drawing it takes limits
-upon itself: memory, no file may be written, no core is dumped.
+Two parts: `draw_svg` with the worker processes it keeps, and the program that such a process runs
+(`python -m genius.pictures.svg`): it reads drawings on standard input and writes pixels, under limits of memory, time and files.
 
-Drawings come from strangers. A file is parsed and written anew, without its document type, so that the renderer sees exactly what
-was checked: no entities, no references that leave the drawing, no nesting that would overflow its stack.
+Why not `ProcessPoolExecutor`: killing one of its processes breaks the pool for all other drawings, and with the spawn method it
+runs the caller's script a second time. A plain child has neither fault.
+
+A drawing is parsed and written again without its document type, so the renderer sees exactly what was checked: no entities, no
+references that leave the drawing, no nesting that would overflow its stack.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import atexit
 import contextlib
 import io
 import os
+import queue
 import struct
 import subprocess
 import sys
@@ -36,16 +37,25 @@ PICTURES = ("image", "feImage")  # elements whose reference the renderer would o
 
 MEMORY = 1_000_000_000  # bytes of address space
 STACK = 128_000_000  # of the thread that draws: room for MAX_DEPTH levels many times over
-ASKED = struct.Struct(">IIf")  # bytes of the file, side in pixels, seconds it may take
-DRAWN = struct.Struct(">cIII")  # b"P" and the sides of the RGB pixels that follow, or b"E"; bytes that follow
+REQUEST = struct.Struct(">IIf")  # bytes of the file, side in pixels, seconds it may take; the file follows
+RESPONSE = struct.Struct(">cIII")  # status, sides of the picture, bytes that follow: RGB pixels or an error message
+OK = b"P"
+ERROR = b"E"
+NEEDS_RESVG = "reading SVG needs resvg-py: pip install 'genius-search[svg]'"
 
 
 def clean_svg(data: bytes) -> str:
-    """The drawing as plain XML, or a `GeniusError` that says what is wrong with it."""
+    """Write a drawing again as plain XML without document type and outside references.
+
+    Raises:
+        GeniusError: If it is not valid XML, nested too deep, or refers to files.
+    """
     parser = expat.ParserCreate("utf-8")  # whatever the file says: the renderer reads UTF-8, too
-    parser.buffer_text = parser.ordered_attributes = True
+    parser.buffer_text = True
+    parser.ordered_attributes = True
     writer = _Writer()
-    parser.StartElementHandler, parser.EndElementHandler = writer.start, writer.end
+    parser.StartElementHandler = writer.start
+    parser.EndElementHandler = writer.end
     parser.CharacterDataHandler = writer.text
     try:
         parser.Parse(data, True)
@@ -57,7 +67,8 @@ def clean_svg(data: bytes) -> str:
 class _Writer:
     def __init__(self) -> None:
         self.parts: list[str] = []
-        self._depth = self._size = 0
+        self._depth = 0
+        self._size = 0
 
     def _put(self, part: str) -> None:
         self._size += len(part)
@@ -87,6 +98,7 @@ class _Writer:
 
 
 def main() -> None:
+    """The worker process: render drawings from standard input until it ends."""
     with contextlib.suppress(ImportError):
         import resvg_py  # noqa: F401  # before the limits: importing may write its compiled form
     _limit()
@@ -101,27 +113,28 @@ def _limit() -> None:
         import resource
     except ImportError:  # not a POSIX system: the time limit of the parent remains
         return
-    for kind, most in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
-        hard = resource.getrlimit(kind)[1]
+    limits = {resource.RLIMIT_AS: MEMORY, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_CORE: 0}
+    for name, most in limits.items():
+        hard = resource.getrlimit(name)[1]
         value = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(kind, (value, value))
+        resource.setrlimit(name, (value, value))
 
 
-def _serve(asked: BinaryIO, answers: BinaryIO) -> None:
-    while head := asked.read(ASKED.size):
-        length, side, seconds = ASKED.unpack(head)
-        data = asked.read(length)
+def _serve(requests: BinaryIO, responses: BinaryIO) -> None:
+    while head := requests.read(REQUEST.size):
+        length, side, seconds = REQUEST.unpack(head)
+        data = requests.read(length)
         _alarm(seconds)
         try:
             picture = _draw(data, side)
             pixels = picture.tobytes()
-            answer = DRAWN.pack(b"P", picture.width, picture.height, len(pixels)) + pixels
+            response = RESPONSE.pack(OK, picture.width, picture.height, len(pixels)) + pixels
         except Exception as error:  # the renderer's ValueError, MemoryError, ours
             message = " ".join((str(error) or type(error).__name__).split())[:300].encode("utf-8", "replace")
-            answer = DRAWN.pack(b"E", 0, 0, len(message)) + message
+            response = RESPONSE.pack(ERROR, 0, 0, len(message)) + message
         _alarm(0)
-        answers.write(answer)
-        answers.flush()
+        responses.write(response)
+        responses.flush()
 
 
 def _alarm(seconds: float) -> None:
@@ -136,7 +149,7 @@ def _draw(data: bytes, side: int) -> Image.Image:
     try:
         import resvg_py
     except ImportError:
-        raise GeniusError("reading SVG needs resvg-py: pip install 'genius-search[svg]'") from None
+        raise GeniusError(NEEDS_RESVG) from None
     drawn = bytes(resvg_py.svg_to_bytes(svg_string=clean_svg(data), width=side, height=side))
     return to_rgb(Image.open(io.BytesIO(drawn), formats=["PNG"]))
 
@@ -147,12 +160,12 @@ PROCESSES = max(1, min(4, os.cpu_count() or 1))
 PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "SYSTEMROOT", "TEMP", "TMP", "VIRTUAL_ENV")  # no secrets
 
 
-class Crashed(Exception):
-    """The process ended without an answer."""
+class _Failed(Exception):
+    """A drawing was not rendered; the message says why."""
 
 
-class Painter:
-    """One process that draws one picture at a time."""
+class _Worker:
+    """One process that renders one drawing at a time."""
 
     def __init__(self) -> None:
         environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
@@ -166,10 +179,11 @@ class Painter:
             creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
         )
 
-    def draw(self, data: bytes, side: int, seconds: float) -> Image.Image | str:
-        """The picture, or why there is none. Raises `Crashed` when the process did not survive it."""
-        asked, answers = self.process.stdin, self.process.stdout
-        assert asked is not None and answers is not None
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def draw(self, data: bytes, side: int, seconds: float) -> Image.Image:
+        """The picture. A process that does not answer in time is killed; `alive` then says so."""
         late = threading.Event()
 
         def stop() -> None:
@@ -180,93 +194,110 @@ class Painter:
         timer.daemon = True
         timer.start()
         try:
-            asked.write(ASKED.pack(len(data), side, seconds) + data)
-            asked.flush()
-            head = answers.read(DRAWN.size)
-            if len(head) < DRAWN.size:
-                raise OSError
-            kind, width, height, length = DRAWN.unpack(head)
-            body = answers.read(length)
-            if len(body) < length:
-                raise OSError
+            status, width, height, body = self._exchange(REQUEST.pack(len(data), side, seconds) + data)
         except (OSError, ValueError):
             code = self.close()
-            raise Crashed(f"it took longer than {seconds:g} s to draw" if late.is_set() else _cause(code)) from None
+            if late.is_set():
+                raise _Failed(f"it took longer than {seconds:g} s to draw") from None
+            cause = f"signal {-code}" if code < 0 else f"status {code}"
+            raise _Failed(f"the process that drew it crashed ({cause})") from None
         finally:
             timer.cancel()
-        return Image.frombytes("RGB", (width, height), body) if kind == b"P" else body.decode("utf-8", "replace")
+        if status != OK:
+            raise _Failed(body.decode("utf-8", "replace"))
+        return Image.frombytes("RGB", (width, height), body)
+
+    def _exchange(self, request: bytes) -> tuple[bytes, int, int, bytes]:
+        requests = self.process.stdin
+        responses = self.process.stdout
+        assert requests is not None and responses is not None
+        requests.write(request)
+        requests.flush()
+        head = responses.read(RESPONSE.size)
+        if len(head) < RESPONSE.size:
+            raise OSError
+        status, width, height, length = RESPONSE.unpack(head)
+        body = responses.read(length)
+        if len(body) < length:
+            raise OSError
+        return status, width, height, body
 
     def close(self) -> int:
         """Stop the process; its exit status."""
         self.process.kill()
         for pipe in (self.process.stdin, self.process.stdout):
-            try:
-                if pipe is not None:
+            if pipe is not None:
+                with contextlib.suppress(OSError):  # what was buffered for a process that is gone
                     pipe.close()
-            except OSError:  # what was buffered for a process that is gone
-                pass
         return self.process.wait()
 
 
-def _cause(code: int) -> str:
-    return f"the process that drew it crashed ({f'signal {-code}' if code < 0 else f'status {code}'})"
+def _places() -> queue.LifoQueue[_Worker | None]:
+    """One place per process, most recently used first. A place is empty until a drawing needs it."""
+    places: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
+    for _ in range(PROCESSES):
+        places.put(None)
+    return places
 
 
-class Pool:
-    """At most `size` painters, made when needed, replaced when broken. Safe to share between threads."""
-
-    def __init__(self, size: int) -> None:
-        self._room = threading.BoundedSemaphore(size)
-        self._idle: list[Painter] = []
-        self._lock = threading.Lock()
-
-    def draw(self, data: bytes, side: int, seconds: float) -> Image.Image | str:
-        with self._room:
-            with self._lock:
-                painter = self._idle.pop() if self._idle else None
-            if painter is None or painter.process.poll() is not None:  # killed while idle, by the system say
-                painter = Painter()
-            drawn = painter.draw(data, side, seconds)
-            with self._lock:
-                self._idle.append(painter)
-            return drawn
-
-    def close(self) -> None:
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for painter in idle:
-            painter.close()
+_workers = _places()
 
 
-_pool = Pool(PROCESSES)
+def _render(data: bytes, side: int, seconds: float) -> Image.Image:
+    places = _workers
+    worker = places.get()
+    try:
+        if worker is None or not worker.alive():
+            worker = _Worker()
+        return worker.draw(data, side, seconds)
+    finally:
+        places.put(worker)
 
 
-def _forget() -> None:
-    """A forked child must not share its parent's painters: it gets its own."""
-    global _pool
-    _pool = Pool(PROCESSES)
+def _close_workers() -> None:
+    with contextlib.suppress(queue.Empty):
+        while True:
+            worker = _workers.get_nowait()
+            if worker is not None:
+                worker.close()
 
 
-atexit.register(lambda: _pool.close())
+def _forget_workers() -> None:
+    """A forked child must not share its parent's processes: it starts its own."""
+    global _workers
+    _workers = _places()
+
+
+atexit.register(_close_workers)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+    os.register_at_fork(after_in_child=_forget_workers)
 
 
 def draw_svg(path: Path, side: int = SIDE, seconds: float = SECONDS) -> Image.Image:
-    """An SVG file as an RGB picture on white."""
+    """Render an SVG file as an RGB picture on white.
+
+    Args:
+        path: The file.
+        side: Longest side of the picture, in pixels.
+        seconds: Time after which the drawing is given up.
+
+    Raises:
+        PictureError: If the file is missing, too large, not a valid drawing, or takes too long.
+    """
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
             raise PictureError(f"{path} is larger than {MAX_BYTES:,} bytes: too large for a drawing")
-        drawn = _pool.draw(data, side, seconds)
+        return _render(data, side, seconds)
     except FileNotFoundError:
         raise PictureError(f"no such image: {path}") from None
-    except (OSError, Crashed) as error:
+    except OSError as error:
         raise PictureError(f"cannot read {path} as an image: {error}") from None
-    if isinstance(drawn, str):
-        raise PictureError(drawn if drawn.startswith("reading SVG needs") else f"cannot read {path} as an image: {drawn}")
-    return drawn
+    except _Failed as error:
+        if str(error) == NEEDS_RESVG:
+            raise PictureError(NEEDS_RESVG) from None
+        raise PictureError(f"cannot read {path} as an image: {error}") from None
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from genius.index.commit import table_folder
 from genius.index.folder import WriterLock
 from genius.index.ingest import IngestConfig, IngestReport
 from genius.index.opened import Live, OpenIndex
-from genius.index.reader import Reader
+from genius.index.reader import Reader, good_rows
 from genius.index.writing import follow
 from genius.scale import connected, load_ray
 from genius.scale.parts import DATA, Part, PartWriter, Record, Staging, cut
@@ -77,6 +77,7 @@ def take_in(state: OpenIndex, staging: Staging, records: Sequence[Record]) -> Ta
             if fresh:
                 state.store.add_columns(fresh)
             state.store.append_files([fragment for record in filled for fragment in _fragments(record, contradicted)])
+            _read_back(state, filled)
             reader = state.store.peek(state.store.newest())
             unfit = _unfit(reader, filled, contradicted, taken.problems)
             doubtful = _doubtful(live, staging, filled)
@@ -128,6 +129,17 @@ def _move_in(state: OpenIndex, staging: Staging, records: Sequence[Record]) -> N
             os.link(source, place)
         except OSError:
             write_whole(place, lambda path, source=source: shutil.copyfile(source, path))  # type: ignore[misc]
+
+
+def _read_back(state: OpenIndex, records: Sequence[Record]) -> None:
+    """Every row of the records, by its checksum, before the change counts; one line if any is missing or another."""
+    for record in records:
+        found = 0
+        last = record.first + record.rows
+        for batch in good_rows(state.store.peek(state.store.newest()), f"_seq >= {record.first} AND _seq < {last}"):
+            found += batch.num_rows
+        if found != record.rows:
+            raise GeniusError(f"{record.rows - found} rows of a part cannot be read back; the index is as it was")
 
 
 def _unfit(reader: Reader, records: Sequence[Record], contradicted: Mapping[str, set[str]], problems: Problems) -> set[int]:

@@ -31,8 +31,9 @@ from urllib.parse import urlsplit
 from genius.errors import GeniusError
 from genius.files import read_json, write_whole
 from genius.index.commit import manifest_name, table_folder
-from genius.index.folder import ABOUT, MODEL, PUBLISHED, WriterLock, about_of
-from genius.index.ledger import LEDGER, Book, Ledger, size_in
+from genius.index.folder import WriterLock, about_of
+from genius.index.ledger import Book, Ledger, size_in
+from genius.index.paths import ABOUT, LEDGER, MODEL, PUBLISHED
 
 CLAIMS = "publishing"  # folder of who publishes at the moment
 EVERY_S = 5.0  # between looks at an index that is followed

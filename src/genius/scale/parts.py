@@ -35,9 +35,9 @@ from genius.index import Index
 from genius.index import metadata as meta
 from genius.index.cache import hash_id
 from genius.index.commit import table_folder
-from genius.index.folder import STAGING
 from genius.index.ingest import Found, IngestConfig, IngestReport, changed_items, file_mark, find_files, kind_of_file, read_items
 from genius.index.metadata import Kind, arrow_rows, metadata_schema
+from genius.index.paths import STAGING
 from genius.index.prepare import prepare
 from genius.index.store import POSITION_BITS, SEQ_SHIFT, Store
 from genius.index.writing import batched

@@ -1,0 +1,166 @@
+"""Which paths belong to an index, and the one function that deletes any of them.
+
+An index folder may come from somebody else. So nothing in it may lead out of it: a link, a pipe, a socket or a device anywhere
+below the folder is refused before anything is read (`refuse_foreign`). Deletion proves first that the path lies in the index, or
+is a folder beside it that this index made (`remove`). Knows names and files; nothing of tables, models or ledgers.
+
+Beside an index `NAME` there may be
+
+    .NAME.previous         what the last replacement (`genius refit`) put aside: one generation, removed by the next
+    .NAME.refit-PID        a replacement that is being written
+    .NAME.PID-HEX          a snapshot to `NAME` that is being written
+
+each of which has a file `origin.json` with the id of the index that it was made from, or (`.NAME.previous`) had it there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from genius.errors import GeniusError
+from genius.files import read_json, write_whole
+
+ABOUT = "genius.json"
+LEDGER = "ledger.jsonl"
+TABLE = "items"
+ASIDE = "aside"
+CACHE = "cache"
+MODEL = "model"
+ENCODED = "encoded"  # features of items on their way in, while a model is fitted to them
+STAGING = "staging"  # rows that several machines write, on their way in
+PUBLISHED = "published.json"  # where copies of it were put
+ORIGIN = "origin.json"  # the id of the index that this one was made from, to take its place
+OWN = frozenset({".lock", f"{TABLE}.lance", CACHE, ABOUT, LEDGER, ASIDE, MODEL, ENCODED, STAGING, PUBLISHED, ORIGIN})
+"""Names at the top of an index folder."""
+
+HALF = tuple(f".{name}." for name in (ABOUT, LEDGER, ORIGIN))  # how the names of half-written files begin
+MAX_SMALL = 1 << 20  # bytes of a small JSON file
+
+
+def refuse_foreign(folder: Path) -> None:
+    """Refuse a folder that holds anything but plain files and plain folders.
+
+    Args:
+        folder: an index, or where one would be.
+
+    Raises:
+        GeniusError: a link, pipe, socket or device lies below the folder; one line names it.
+    """
+    waiting = [os.fspath(folder)]
+    while waiting:
+        try:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+                    elif not entry.is_file(follow_symlinks=False):
+                        raise GeniusError(f"{entry.path} is {_what(entry)}: an index holds plain files and folders only")
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # there is no index, or another process has removed this folder meanwhile
+        except OSError as error:
+            raise GeniusError(f"cannot read {folder}: {error.strerror or error}") from None
+
+
+def _what(entry: os.DirEntry[str]) -> str:
+    return "a link" if entry.is_symlink() else "a pipe, a socket or a device"
+
+
+def remove(path: Path, index: Path, owner: str | None = None) -> None:
+    """Delete a file or folder of an index. What is not there, or cannot be removed now, is left to the next time.
+
+    Args:
+        path: what to delete: inside of `index`, or beside it.
+        index: the folder of the index.
+        owner: the id of the index that made `path`; needed for what lies beside.
+
+    Raises:
+        GeniusError: the path is not provably the index's own, or a link leads to it.
+    """
+    if path != index and path.is_relative_to(index):
+        reached = index
+        for step in path.relative_to(index).parts:
+            reached = reached / step
+            if step == ".." or reached.is_symlink():
+                raise GeniusError(f"{reached} is a link, or leads out of {index}: it is not deleted")
+    elif not is_sibling(path, index, owner):
+        raise GeniusError(f"{path} was not made by the index {index}: it is not deleted")
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)  # does not follow links inside
+    else:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise GeniusError(f"cannot remove {path}: {error.strerror or error}") from None
+
+
+# -- folders beside an index -------------------------------------------------------------------------------------
+
+
+def previous_of(folder: Path) -> Path:
+    """Where the generation before the present one is kept."""
+    return folder.with_name(f".{folder.name}.previous")
+
+
+def replacement_of(folder: Path) -> Path:
+    """Where a folder that is to take the place of `folder` is written by this process."""
+    return folder.with_name(f".{folder.name}.refit-{os.getpid()}")
+
+
+def siblings(folder: Path) -> list[Path]:
+    """Folders beside an index with names that only replacements and snapshots give."""
+    parent = folder.absolute().parent
+    try:
+        return sorted(path for path in parent.iterdir() if _pattern(folder).fullmatch(path.name))
+    except OSError:
+        return []
+
+
+def _pattern(folder: Path) -> re.Pattern[str]:
+    return re.compile(rf"\.{re.escape(folder.name)}\.(previous|refit-\d+(-old)?|\d+-[0-9a-f]{{8}})")
+
+
+def is_sibling(path: Path, folder: Path, owner: str | None) -> bool:
+    """Whether `path`, beside the index `folder`, was made from the index with the id `owner`, and is nothing but that."""
+    if path.absolute().parent != folder.absolute().parent or _pattern(folder).fullmatch(path.name) is None:
+        return False
+    if path.is_symlink() or not path.is_dir():
+        return False
+    try:
+        names = [entry.name for entry in path.iterdir()]
+    except OSError:
+        return False
+    if not all(name in OWN or name.startswith(HALF) for name in names):
+        return False
+    if owner is not None and owner in (origin_of(path), _id_of(path)):
+        return True
+    made_before_origins = re.fullmatch(r".*\.refit-\d+(-old)?", path.name) is not None and ORIGIN not in names
+    return made_before_origins
+
+
+def write_origin(folder: Path, owner: str) -> None:
+    """Note from which index a folder is made, before anything else is in it."""
+    write_whole(folder / ORIGIN, lambda path: path.write_text(f'{{"id": "{owner}"}}\n', encoding="ascii"), durable=True)
+
+
+def origin_of(folder: Path) -> str | None:
+    """The id of the index that `folder` was made from; None if nothing says so."""
+    return _text(folder / ORIGIN, "id")
+
+
+def _id_of(folder: Path) -> str | None:
+    return _text(folder / ABOUT, "id")
+
+
+def _text(path: Path, name: str) -> str | None:
+    if path.is_symlink():
+        return None
+    try:
+        body: Any = read_json(path, MAX_SMALL)
+    except (FileNotFoundError, GeniusError):
+        return None
+    value = body.get(name) if isinstance(body, dict) else None
+    return value if isinstance(value, str) else None
