@@ -295,12 +295,7 @@ class Beam:
         own_masks = batch.allowed is not None and batch.allowed.ndim == 2
         positions = torch.arange(len(batch), device=batch.z.device)
         parts = [self._run(batch.select(part), k, params.beams) for part in positions.split(1 if own_masks else QUERIES_AT_ONCE)]
-        most = max(part.rows.shape[1] for part in parts)
-        return Candidates(
-            rows=torch.cat([_pad(part.rows, most, -1) for part in parts]),
-            scores=torch.cat([_pad(part.scores, most, -torch.inf) for part in parts]),
-            considered=torch.cat([part.considered for part in parts]),
-        )
+        return Candidates.cat(parts)
 
     def _run(self, batch: QueryBatch, k: int, beams: int) -> Candidates:
         """The candidates of queries that share one mask."""
@@ -354,10 +349,6 @@ def _table(owner: Tensor, row: Tensor, score: Tensor, queries: int) -> Candidate
     rows[owner, place] = row[by]
     scores[owner, place] = score[by]
     return Candidates(rows, scores, counts)
-
-
-def _pad(values: Tensor, width: int, value: float) -> Tensor:
-    return torch.nn.functional.pad(values, (0, width - values.shape[1]), value=value)
 
 
 # -- trace ------------------------------------------------------------------------------------------------------

@@ -7,10 +7,12 @@ Plain data over item rows (0..N-1 of one collection). Knows nothing of models, f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from genius.search.params import SearchParams
@@ -63,6 +65,21 @@ class Candidates:
             torch.empty(queries, 0, device=device),
             torch.zeros(queries, dtype=torch.long, device=device),
         )
+
+    @classmethod
+    def cat(cls, parts: Sequence[Candidates]) -> Candidates:
+        """The candidates of several batches, one after the other; at least one batch."""
+        most = max(part.rows.shape[1] for part in parts)
+        return cls(
+            torch.cat([_pad(part.rows, most, -1) for part in parts]),
+            torch.cat([_pad(part.scores, most, -torch.inf) for part in parts]),
+            torch.cat([part.considered for part in parts]),
+        )
+
+
+def _pad(values: Tensor, width: int, value: float) -> Tensor:
+    """(Q, C) -> (Q, width)."""
+    return F.pad(values, (0, width - values.shape[1]), value=value)
 
 
 @dataclass(frozen=True, slots=True)
