@@ -208,12 +208,7 @@ class SearchEngine:
         scores = scores.float().masked_fill(found.rows < 0, -torch.inf)
         if bool(torch.isnan(scores).any()):
             raise GeniusError(f"the re-ranker {params.reranker!r} gave NaN for an item")
-        best = scores.sort(dim=1, descending=True, stable=True)
-        rows = torch.full((len(batch), k), -1, dtype=torch.long, device=self.device)
-        values = torch.full((len(batch), k), -torch.inf, device=self.device)
-        width = min(k, found.rows.shape[1])
-        rows[:, :width] = found.rows.gather(1, best.indices[:, :width])
-        values[:, :width] = best.values[:, :width]
+        rows, values = rerank.top_k(found.rows, scores, k)
         return SearchResult(rows, values, found.considered, plan.name)
 
     def _with_modality(self, batch: QueryBatch) -> QueryBatch:

@@ -88,6 +88,27 @@ def none(batch: QueryBatch, candidates: Candidates, collection: Collection) -> T
     return candidates.scores
 
 
+def top_k(rows: Tensor, scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k best candidates by score; equal scores keep their order.
+
+    Args:
+        rows: (Q, C), -1 for padding.
+        scores: (Q, C); those of padding are ignored.
+        k: How many.
+
+    Returns:
+        Rows (Q, k), -1 beyond the end, and their scores (Q, k), -inf there.
+    """
+    masked = scores.float().masked_fill(rows < 0, -torch.inf)
+    best = masked.sort(dim=1, descending=True, stable=True)
+    width = min(k, rows.shape[1])
+    top_rows = torch.full((len(rows), k), -1, dtype=torch.long, device=rows.device)
+    top_scores = torch.full((len(rows), k), -torch.inf, device=rows.device)
+    top_rows[:, :width] = rows.gather(1, best.indices[:, :width])
+    top_scores[:, :width] = best.values[:, :width]
+    return top_rows, top_scores
+
+
 def _products(queries: Tensor, rows: Tensor, take: Callable[[Tensor], Tensor]) -> Tensor:
     """queries (Q, D), rows (Q, C) -> (Q, C) inner products with what `take` gives for rows; padding counts as row 0."""
     count, width = rows.shape
