@@ -1,5 +1,5 @@
 """`genius search`: ask an index. `genius duplicates`: items of an index that are nearly the same. `genius explain`: how the ID of
-an answer is written, code by code, and what lives under the codes.
+a hit is generated, code by code, and what lives under the codes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from genius.types import Item, Modality, Query
 
 if TYPE_CHECKING:
     from genius.index import Index
-    from genius.index.explaining import Explanation, Written
+    from genius.index.explaining import BeamTrace, Explanation
 
 TextOption = Annotated[str | None, typer.Option("--text", "-t", help="What to look for, in words.")]
 ImageOption = Annotated[
@@ -193,11 +193,11 @@ def explain(
     target: TargetOption = None,
     modality: ModalityOption = None,
     instruction: InstructionOption = None,
-    k: Annotated[int, typer.Option("-k", help="How many answers to explain.")] = 3,
+    k: Annotated[int, typer.Option("-k", help="How many hits to explain.")] = 3,
     where: WhereOption = None,
     minus: MinusOption = None,
-    beams: Annotated[int, typer.Option(min=1, help="Codes of every step that are shown, besides those of answers.")] = 3,
-    rejected: Annotated[int, typer.Option(min=0, help="Codes of every step that were not kept.")] = 2,
+    beams: Annotated[int, typer.Option(min=1, help="Codes of every level that are shown, besides those of hits.")] = 3,
+    rejected: Annotated[int, typer.Option(min=0, help="Codes of every level that were not kept.")] = 2,
     ids: Annotated[list[str] | None, typer.Option("--id", help="Explain this item instead (repeatable).")] = None,
     prefix: Annotated[
         str | None, typer.Option(help="Show what lives under these codes instead, such as 0,12,7; * is any code: *,12.")
@@ -207,8 +207,8 @@ def explain(
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Show how the IDs of answers are written: at every step the codes that were kept and rejected, how likely each was
-    (log p), and what lives under it. Or where an item lives, or what lives under some codes.
+    """Show which plan found the hits of a query, and how a beam search generates their IDs: at every level the codes that were
+    kept and rejected, their log-probabilities, and what lives under them. Or where an item lives, or what lives under some codes.
 
     Examples:
 
@@ -246,36 +246,38 @@ def explain(
 
 def _lines(found: Explanation) -> Iterator[str]:
     """An explanation for people."""
+    from genius.index.explaining import LEGEND
+
+    yield found.summary
     if not found.answers:
         yield found.why or "nothing found"
-    for written in found.written:
-        yield from _writing(written, found.scanned)
+    if found.traces:
+        yield LEGEND
+    for one in found.traces:
+        yield from _trace_lines(one, found.plan)
     for rank, answer in enumerate(found.answers, start=1):
         hit = answer.hit
         likely = " ".join("given" if p is None else f"{p:.2f}" for p in answer.log_p)
-        fate = (
-            "among the beams to the end" if answer.lost_at is None else f"not among the beams from code {answer.lost_at + 1} on"
-        )
+        fate = "among the beams to the end"
+        if answer.lost_at is not None:
+            fate = f"not among the beams from code {answer.lost_at + 1} on"
         yield f"{rank:3}  {hit.score:.4f}  {hit.id}{about(hit.item)}"
         yield f"     ID {' '.join(map(str, hit.codes))}   log p {likely}   {fate}"
 
 
-def _writing(written: Written, scanned: bool) -> Iterator[str]:
-    kind = "any kind of item" if written.target is None else f"items of the kind {written.target}"
-    if scanned:
-        end = f"; so few items ({written.compared:,}) are all compared, the codes decide nothing"
-    elif written.stop is None:
-        end = "" if not written.compared else f"; compared: {counted(written.compared, 'item')} below its beams"
+def _trace_lines(one: BeamTrace, plan: str | None) -> Iterator[str]:
+    target = "" if one.target is None else f" of the modality {one.target}"
+    if plan == "beam":
+        yield f"beam search for IDs{target}:"
     else:
-        end = f"; compared: at most {counted(written.compared, 'item')} left after {counted(written.stop, 'code')}"
-    yield f"looking for {kind}, the decoder writes{end}:"
-    for node in written.tree():
+        yield f"codes decided nothing here; a beam search for IDs{target} would go:"
+    for node in one.tree():
         yield from _branch(node, 1)
     yield ""
 
 
 def _branch(node: dict[str, Any], depth: int) -> Iterator[str]:
-    """A code and what was written after it; a code that leads to one item only names it."""
+    """A code and those that follow it; a code that leads to one item only names it."""
     alone = node["items"] == 1
     code = node["prefix"][-1]
     likely = "given" if node["log_p"] is None else f"{node['log_p']:7.2f}"
