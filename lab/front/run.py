@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from genius.search import CodeTrie, SearchEngine, SearchParams, lookups
+from genius.search import CodeTrie, SearchEngine, SearchParams
 from lab.front.data import Collection
 from lab.front.rivals import RIVALS
 
@@ -100,13 +100,11 @@ class Front:
         trie = CodeTrie.build(codes, model.config.quantizer.level_sizes)
         engine = SearchEngine(model.generator, model.quantizer, trie, self.collection.z)
         target = torch.tensor([self.wanted])
-        lookups._scans = lookups.WARM + 1  # a process that has searched for a while
-        engine.search(torch.from_numpy(self.asked.z[:1]), k=K, target=target, params=SearchParams(reranker="codes"))
+        held = engine.scan.prepare().nbytes
         build = time.process_time() - start
-        assert engine._quick is not None
         width = self.collection.z.shape[1]
         about = {
-            "bytes_per_item": round((trie.nbytes + engine._quick.scan.nbytes) / items, 2),
+            "bytes_per_item": round((trie.nbytes + held) / items, 2),
             "build_s": round(build + quantize, 1),
             "of_which_quantizing_s": round(quantize, 1),
         }

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from genius import Genius
-from lab.front import exact, report, run
+from lab.front import report, run
 from lab.front.data import Collection, Filler, questions, write
 
 
@@ -47,19 +47,6 @@ def test_a_small_front_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert body["of_the_wanted_kind"] == int((filled.kind == 0).sum())
     table = "\n".join(report.table(body))
     assert "**ours, codes only**" in table and "nobody" in table
-
-
-def test_exact_beams_with_trained_weights_are_the_published_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("transformers")
-    small(tmp_path / "small")
-    out, weights = tmp_path / "out.json", tmp_path / "weights.pt"
-    given = ["--out", str(out), "--weights", str(weights), "--steps", "8", "--questions", "1", "--threads", "1"]
-    monkeypatch.setattr(sys, "argv", ["exact", str(tmp_path / "small"), *given])
-    exact.main()
-    body = json.loads(out.read_text())
-    first, last = body["log_p_of_a_code"]
-    assert body["equal"] and last > first and weights.exists()
-    assert body["lines"]["1 threads"]["ratio_processor"] > 0 and body["pruning"]["rows_a_question"]["all"] > 0
 
 
 def test_the_page_says_what_the_files_say() -> None:

@@ -25,8 +25,8 @@ faiss: Any = _faiss  # its type stubs lag behind it
 CODE_BYTES = 16  # product codes of 8 bits per item
 POINTS_PER_CELL = 64  # vectors per cell that k-means sees
 KMEANS_ITERATIONS = 8
-CODE_SAMPLE = 40_000  # residuals that the rotation and the product codes are fitted to
-ROTATION_ITERATIONS = 15
+CODE_SAMPLE = 20_000  # residuals that product codes are fitted to
+CODE_ITERATIONS = 12
 SEED = 1
 
 Floats = NDArray[np.float32]
@@ -231,19 +231,65 @@ def _roots(metric: Tensor | None, width: int) -> tuple[Floats, Floats]:
 
 
 def _fit_codes(residuals: Floats, width: int) -> tuple[Floats, Floats]:
-    """Rotation (D, D) and codebooks (S, 256, D / S) for residuals (n, D): OPQ."""
+    """Rotation (D, D) and codebooks (S, 256, D / S) for residuals (n, D).
+
+    Principal directions are dealt out to subspaces of like variance (parametric OPQ), then k-means runs in all subspaces at once.
+    On vectors of photos that left a smaller error than iterated OPQ did, in half the time.
+    """
     subspaces = CODE_BYTES
     while width % subspaces:
         subspaces //= 2
-    quantizer = faiss.ProductQuantizer(width, subspaces, 8)
-    quantizer.cp.min_points_per_centroid = 1  # a small modality is coded as well as it can be
-    rotation = faiss.OPQMatrix(width, subspaces, width)
-    rotation.niter = ROTATION_ITERATIONS
-    rotation.pq = quantizer
-    rotation.train(residuals)
-    matrix = faiss.vector_to_array(rotation.A).reshape(width, width)
-    quantizer.train(np.ascontiguousarray(residuals @ matrix.T))
-    return matrix, faiss.vector_to_array(quantizer.centroids).reshape(subspaces, 256, width // subspaces)
+    points = torch.from_numpy(residuals)
+    rotation = _balanced_directions(points, subspaces)
+    rotated = _in_subspaces(points @ rotation.T, subspaces)
+    start = torch.arange(256) % len(points)
+    codebooks = rotated[:, start].clone()
+    for _ in range(CODE_ITERATIONS):
+        codebooks = _code_means(rotated, _nearest_codes(rotated, codebooks), codebooks)
+    return np.ascontiguousarray(rotation.numpy()), np.ascontiguousarray(codebooks.numpy())
+
+
+def _balanced_directions(points: Tensor, subspaces: int) -> Tensor:
+    """(D, D) principal directions, ordered so that every subspace gets like shares of the variance (in the geometric mean)."""
+    values, vectors = torch.linalg.eigh((points.T @ points).double())
+    size = len(values) // subspaces
+    members: list[list[int]] = [[] for _ in range(subspaces)]
+    weight = [0.0] * subspaces
+    for direction in reversed(range(len(values))):
+        open_ones = [place for place in range(subspaces) if len(members[place]) < size]
+        place = min(open_ones, key=lambda one: weight[one])
+        members[place].append(direction)
+        weight[place] += float(values[direction].clamp(min=1e-12).log()) + 30  # the logarithm of a product, kept positive
+    return vectors[:, [direction for own in members for direction in own]].T.float()
+
+
+def _in_subspaces(points: Tensor, subspaces: int) -> Tensor:
+    """(n, D) -> (S, n, D / S)."""
+    return points.view(len(points), subspaces, -1).transpose(0, 1).contiguous()
+
+
+def _nearest_codes(points: Tensor, codebooks: Tensor) -> Tensor:
+    """(S, n, d), (S, 256, d) -> (S, n) int64."""
+    half_norms = codebooks.square().sum(2)[:, None] / 2
+    parts = [torch.bmm(part, codebooks.transpose(1, 2)).sub_(half_norms).argmax(2) for part in points.split(4096, 1)]
+    return torch.cat(parts, 1)
+
+
+def _code_means(points: Tensor, codes: Tensor, codebooks: Tensor) -> Tensor:
+    """The mean of what each code was chosen for; codes that were not chosen move beside the most used ones."""
+    subspaces, count, width = codebooks.shape
+    flat = codes + count * torch.arange(subspaces)[:, None]
+    sums = torch.zeros(subspaces * count, width).index_add_(0, flat.flatten(), points.flatten(0, 1))
+    sizes = torch.bincount(flat.flatten(), minlength=subspaces * count)
+    means = (sums / sizes.clamp(min=1)[:, None]).view(subspaces, count, width)
+    sizes = sizes.view(subspaces, count)
+    for subspace in range(subspaces):
+        empty = (sizes[subspace] == 0).nonzero()[:, 0]
+        if len(empty):
+            largest = sizes[subspace].argsort(descending=True)[: len(empty)]
+            empty = empty[: len(largest)]
+            means[subspace, empty] = means[subspace, largest] * 1.01
+    return means
 
 
 def _product_quantizer(codebooks: Floats) -> Any:

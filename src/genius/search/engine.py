@@ -183,10 +183,7 @@ class SearchEngine:
         if params.plan in plans:
             plan = plans[params.plan]
             if not plan.suits(batch, k, params):
-                lacking = (
-                    f"it has {self.collection.items:,} items" if self.collection.vectors is not None else "it has no vectors"
-                )
-                raise GeniusError(f"the plan {plan.name!r} does not suit this collection: {lacking}")
+                raise GeniusError(f"the plan {plan.name!r} does not suit this collection: it stores no vectors")
             return plan
         if params.generates:
             return self.beam

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from genius.search.collection import Collection
-from genius.search.params import SearchParams
+from genius.search.params import BUILT_IN, SearchParams
 from genius.search.types import Candidates, QueryBatch
 from genius.search.vectors import BLOCK, Vectors
 
@@ -51,17 +51,14 @@ class Flat:
         return self.collection.reconstructed if params.reranker == "codes" else self.collection.vectors
 
     def run(self, batch: QueryBatch, k: int, params: SearchParams) -> Candidates:
+        """The k best rows by similarity; for a re-ranker of another kind the best `params.rerank`."""
+        if params.reranker not in BUILT_IN:
+            k = max(k, params.rerank)
         parts = []
         for first in range(0, len(batch), QUERIES):
             queries = torch.arange(first, min(first + QUERIES, len(batch)), device=batch.z.device)
             parts.append(self._run(batch if len(queries) == len(batch) else batch.select(queries), k, params))
-        if not parts:
-            return Candidates.empty(0, batch.z.device)
-        return Candidates(
-            torch.cat([part.rows for part in parts]),
-            torch.cat([part.scores for part in parts]),
-            torch.cat([part.considered for part in parts]),
-        )
+        return Candidates.cat(parts) if parts else Candidates.empty(0, batch.z.device)
 
     def _run(self, batch: QueryBatch, k: int, params: SearchParams) -> Candidates:
         device = batch.z.device

@@ -14,6 +14,7 @@ from genius.config import from_dict
 from genius.errors import GeniusError
 from genius.model.genius import Genius
 
+BUILT_IN = ("embeddings", "codes", "none")  # re-rankers that rank as plans do; others are given `rerank` candidates
 PLANS = ("auto", "flat", "scan", "beam")
 RETIRED = frozenset({"geometry", "finish", "leaves", "generator", "normalizer"})  # settings of old models, read and ignored
 
@@ -41,7 +42,7 @@ class SearchParams:
     Args:
         beams: B, prefixes kept at every level of a beam search.
         rerank: R, the effort of a scan: 2,000 compares about 200 vectors for ten hits, 4,000 twice as many in twice the cells; a
-            larger k needs more. 0: beam search, as in the paper.
+            larger k needs more. A re-ranker of your own is given R candidates. 0: beam search, as in the paper.
         reranker: Name of a registered re-ranker: "embeddings" (stored vectors), "codes" (reconstructions of IDs), "none"
             (the plan's own scores) or one of your own (`genius.search.rerank.register`).
         plan: "auto", "flat", "scan" or "beam".

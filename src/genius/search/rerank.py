@@ -119,7 +119,7 @@ def _products(queries: Tensor, rows: Tensor, take: Callable[[Tensor], Tensor]) -
     at_once = max(1, NUMBERS // max(width * queries.shape[1], 1))
     for first in range(0, count, at_once):
         part = known[first : first + at_once]
-        vectors = take(part.flatten()).view(*part.shape, -1)
+        vectors = take(part.flatten()).view(*part.shape, queries.shape[1])
         out[first : first + at_once] = torch.bmm(vectors, queries[first : first + at_once, :, None])[:, :, 0]
     return out
 

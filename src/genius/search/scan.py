@@ -27,7 +27,7 @@ from torch import Tensor
 from genius.errors import GeniusError
 from genius.files import read_json, write_whole
 from genius.search.collection import Collection
-from genius.search.params import SearchParams
+from genius.search.params import BUILT_IN, SearchParams
 from genius.search.types import Candidates, QueryBatch
 
 if TYPE_CHECKING:  # Faiss takes its time to import, and small collections never need it
@@ -297,10 +297,12 @@ class Scan:
     # -- plan --------------------------------------------------------------------------------------------------
 
     def suits(self, batch: QueryBatch, k: int, params: SearchParams) -> bool:
-        """Wherever there are vectors to build it from, and enough of them."""
-        return self.collection.vectors is not None and self.collection.items >= FEWEST_ITEMS
+        """Wherever there are vectors to build it from."""
+        return self.collection.vectors is not None
 
     def cost(self, batch: QueryBatch, k: int, params: SearchParams) -> float:
+        if self.collection.items < FEWEST_ITEMS:
+            return float("inf")  # not worth building
         return len(batch) * START_MS * max(1.0, params.rerank / EFFORT) * (1 + k / 100)
 
     def run(self, batch: QueryBatch, k: int, params: SearchParams) -> Candidates:
@@ -308,6 +310,8 @@ class Scan:
         queries = np.ascontiguousarray(batch.dense.cpu().numpy())
         effort = max(params.rerank, 1) / EFFORT
         count = k if params.reranker == "none" else refine_budget(k, effort)
+        if params.reranker not in BUILT_IN:
+            count = max(count, params.rerank)
         found = _Found(len(queries))
         masks = batch.allowed
         shared = masks is None or masks.ndim == 1
