@@ -260,7 +260,9 @@ def _balanced_directions(points: Tensor, subspaces: int) -> Tensor:
         place = min(open_ones, key=lambda one: weight[one])
         members[place].append(direction)
         weight[place] += float(values[direction].clamp(min=1e-12).log()) + 30  # the logarithm of a product, kept positive
-    return vectors[:, [direction for own in members for direction in own]].T.float()
+    order = torch.tensor([direction for own in members for direction in own])
+    directions: Tensor = vectors[:, order].T.float()
+    return directions
 
 
 def _in_subspaces(points: Tensor, subspaces: int) -> Tensor:
