@@ -55,12 +55,12 @@ Metric = Callable[[int], Tensor | None]
 
 def refine_budget(k: int, effort: float = 1.0) -> int:
     """Rows whose vectors are compared for k hits."""
-    return k + int(effort * (150 + 10 * (k + 10) ** 0.75))
+    return k + int(effort * 60 * k**0.5)
 
 
 def probe_budget(k: int, cells: int, effort: float = 1.0) -> int:
     """Cells that are scanned for k hits."""
-    return min(cells, max(1, int(effort * (32 + 0.01 * cells + 6 * k**0.6))))
+    return min(cells, max(1, int(effort * 54 * k**0.3)))
 
 
 @dataclass(frozen=True)
