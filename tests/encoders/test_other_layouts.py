@@ -17,7 +17,7 @@ from torch import Tensor
 
 from genius import GeniusError
 from genius.encoders import load_encoder
-from genius.encoders.uniir_clip import BLOCK
+from genius.encoders.openai_clip import BLOCK
 
 PICTURES = [photo(colour, 3) for colour in COLOURS]
 TEXTS = [f"a photo of {colour}." for colour in COLOURS]

@@ -4,7 +4,7 @@
     PATH, local-dir:PATH          a folder of this project, of a `transformers` or `sentence-transformers` model, or of open_clip
     hf-hub:OWNER/NAME[@REVISION]  the same on a hub, downloaded once, weights as safetensors only
     bundled:NAME                  a model that ships with this package
-    uniir:PATH                    a published UniIR checkpoint (`clip_sf_large.pth`, `blip_ff_large.pth`, ...)
+    uniir:PATH                    UniIR's CLIP-SF checkpoint (`clip_sf_large.pth`)
 
 Knows the names of the families and where each lives, none of their insides: a family's module is imported when one of its
 encoders is loaded.
@@ -35,9 +35,7 @@ FAMILIES: dict[str, str] = {
     "siglip": "genius.encoders.transformers_dual:SiglipEncoder",
     "open-clip": "genius.encoders.checkpoints:OpenClipFolder",
     "uniir": "genius.encoders.checkpoints:UniirCheckpoint",
-    "clip-ff": "genius.encoders.uniir_clip:ClipFfEncoder",
-    "blip-sf": "genius.encoders.uniir_blip:BlipSfEncoder",
-    "blip-ff": "genius.encoders.uniir_blip:BlipFfEncoder",
+    "object": "genius.encoders.objects:SavedObject",
     "towers": "genius.encoders.towers:TowersEncoder",
     "mini": "genius.encoders.mini:MiniEncoder",
 }
@@ -135,7 +133,7 @@ def read_spec(directory: Path) -> tuple[str, dict[str, Any]]:
     if not isinstance(kind, str) or kind not in TRANSFORMERS_TYPES:
         raise GeniusError(
             f"{directory} holds a {kind or 'model of unknown type'!r}, not an encoder this version reads "
-            f"({', '.join(TRANSFORMERS_TYPES)}); UniIR's CLIP-FF, BLIP-SF and BLIP-FF are read from their .pth files: uniir:FILE"
+            f"({', '.join(TRANSFORMERS_TYPES)})"
         )
     return TRANSFORMERS_TYPES[kind], {}
 

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from genius.data.features import FeatureSet
 from genius.encoders import load_encoder
 from genius.encoders.base import Encoder, encode_items, encode_queries
+from genius.encoders.objects import as_encoder
 from genius.errors import GeniusError, counted
 from genius.features import Features
 from genius.model.codebooks import choose_level_sizes
@@ -329,16 +330,27 @@ def kept(model: Genius, z: Tensor, codes: Tensor, asked: Tensor) -> dict[str, fl
 
 
 class Unfitted:
-    """An encoder without codes and decoder."""
+    """An encoder without codes and decoder.
 
-    def __init__(self, uri: str, device: str | torch.device = "cpu") -> None:
-        self.encoder: Encoder = load_encoder(uri)
+    Args:
+        source: The URI of an encoder, or an object that encodes (`genius.encoders.objects.as_encoder`).
+        device: Where an encoder that is a torch module runs.
+    """
+
+    def __init__(self, source: str | Path | object, device: str | torch.device = "cpu") -> None:
+        self.encoder: Encoder
+        self.uri: str | None = None  # None: an object
+        if isinstance(source, str | Path):
+            self.encoder = load_encoder(source)
+            self.uri = settled(str(source))
+        else:
+            self.encoder = as_encoder(source)
         if isinstance(self.encoder, torch.nn.Module):
             self.encoder.to(device)
-        self.uri = settled(uri)
 
     def __repr__(self) -> str:
-        return f"Unfitted({self.uri!r}, {self.encoder.width} wide): .fit(items) makes a model of it"
+        name = self.uri or type(getattr(self.encoder, "source", self.encoder)).__name__
+        return f"Unfitted({name!r}, {self.encoder.width} wide): .fit(items) makes a model of it"
 
     def fit(
         self, items: Iterable[Item], *, config: FitConfig | None = None, on_progress: Callable[[int], None] | None = None

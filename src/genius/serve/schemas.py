@@ -6,7 +6,6 @@ Knows shapes and limits that never change; limits that an operator may set are c
 from __future__ import annotations
 
 import re
-from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
@@ -335,6 +334,7 @@ class Limits(BaseModel):
     max_pixels: int
     max_k: int
     max_items: int
+    max_queries: int
 
 
 class InfoResponse(BaseModel):
@@ -345,46 +345,10 @@ class InfoResponse(BaseModel):
     level_sizes: list[int]
     fields: dict[str, str] = Field(description="Metadata fields that `where` may name, with their types.")
     needs_key: bool = Field(description="Whether keys are configured.")
-    scopes: list[Literal["read", "write", "admin"]] = Field(description="What your key may do.")
+    scopes: list[Literal["read", "write"]] = Field(description="What your key may do.")
     key: str | None = Field(None, description="The name of your key.")
     advice: str | None = Field(None, description="What to know of this index, such as pictures that its model does not know.")
     limits: Limits
-
-
-class KeyOut(BaseModel):
-    """A key, without the key."""
-
-    name: str
-    role: Literal["read", "write", "admin"]
-    expires: datetime | None = Field(None, description="When it stops working.")
-
-
-class KeysResponse(BaseModel):
-    """Who may do what. Empty on a server without keys."""
-
-    keys: list[KeyOut]
-
-
-class ChangeOut(BaseModel):
-    """One line of the audit log."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    time: str
-    who: str = Field(description="The name of the key; 'anyone' on a server without keys.")
-    client: str
-    operation: str
-    ids: list[str]
-    outcome: Literal["done", "failed", "refused", "unknown"]
-    status: int
-    request_id: str
-    message: str = ""
-
-
-class AuditResponse(BaseModel):
-    """The last changes, newest first."""
-
-    changes: list[ChangeOut]
 
 
 class Health(BaseModel):
