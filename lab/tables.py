@@ -94,8 +94,8 @@ def costs() -> list[Row]:
         )
         rows.append((what, f"{body['index']['cpu_seconds']:,.0f} s", f"{body['index']['peak_memory_mb']:,} MB"))
     fit = read("onramp_time")
-    what = f"a fit to {fit['vectors']:,} made-up vectors of width {fit['width']}"
-    what += f", {fit['threads']} quiet cores: {fit['seconds']:.0f} s on the clock"
+    what = f"a fit to {fit['vectors']:,} synthetic vectors of width {fit['width']}"
+    what += f", {fit['threads']} idle cores: {fit['seconds']:.0f} s of wall time"
     return [*rows, (f"{what} ({source('onramp_time')})", f"{fit['cpu_seconds']:.0f} s", f"{fit['peak_memory_mb']:,} MB")]
 
 

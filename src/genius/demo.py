@@ -23,8 +23,8 @@ from typing import Any
 from PIL import Image, ImageDraw, ImageFont
 
 from genius.errors import GeniusError
-from genius.fit import cut_out
 from genius.fit.folder import index_with_encoder
+from genius.fit.invent import crop
 from genius.index import Hit, Index
 from genius.index.ingest import IngestConfig
 from genius.search import SearchRequest
@@ -241,7 +241,7 @@ def ask_with_parts(photos: list[Path], output: Path, seed: int = 0) -> list[Foun
     rng, found = random.Random(seed), []
     with Index.open(output) as index:
         for path in photos:
-            part = cut_out(load_image(path), rng)
+            part = crop(load_image(path), rng)
             first = index.search(image=part, target="image", k=1)[0]
             found.append(Found(part, path.name, Path(str(first.item.image)).name))
     return found

@@ -106,7 +106,7 @@ def test_a_run_that_is_broken_off_goes_on(
     with monkeypatch.context() as broken:
         broken.setattr(onramp, "encode_items", tallied)
         if stage == "fitting":
-            broken.setattr(onramp, "make_up", stopped)
+            broken.setattr(onramp, "invent_queries", stopped)
         if stage == "indexing":
             broken.setattr(onramp.writing, "write", stopped)
         first = run("index", folder, "-o", index, "--encoder", clip)

@@ -25,7 +25,7 @@ def go_through(door: str, path: Path) -> None:
     from genius.data.features import read_published
     from genius.encoders import load_encoder
     from genius.model.official import convert_official
-    from genius.train.journal import load_checkpoint
+    from genius.train.checkpoint import load_checkpoint
 
     doors: dict[str, Callable[[], Any]] = {
         "convert": lambda: convert_official(path, path),

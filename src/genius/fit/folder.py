@@ -30,7 +30,8 @@ from genius.encoders.base import batched, encode_items
 from genius.errors import GeniusError, Problems, said
 from genius.features import Features
 from genius.files import read_json, write_whole
-from genius.fit import MOST, Fit, FitConfig, Say, Unfitted, fit_vectors, make_up, settled
+from genius.fit import Fit, FitConfig, Say, Unfitted, fit_vectors, settled
+from genius.fit.invent import MOST, invent_queries
 from genius.index import Index, writing
 from genius.index.folder import (
     INSIDE,
@@ -192,12 +193,12 @@ def index_with_encoder(
             why = f" ({problems[0]})" if problems else ""
             where = ", ".join(map(str, paths))
             raise GeniusError(f"nothing to index under {where}: no picture, text or table could be read{why}")
-        said("making up questions")
-        questions = make_up(unfitted.encoder, [item for item, _ in some])
+        said("inventing queries")
+        queries = invent_queries(unfitted.encoder, [item for item, _ in some])
         rows = [encoded.rows[key] for _, key in some]
-        moved = questions.answers.clone()
-        moved[questions.answers >= 0] = moved.new_tensor(rows)[questions.answers[questions.answers >= 0]]
-        fit = unfitted.fit_features(_full(encoded), replace(questions, answers=moved), fit_config, said)
+        moved = queries.positives.clone()
+        moved[queries.positives >= 0] = moved.new_tensor(rows)[queries.positives[queries.positives >= 0]]
+        fit = unfitted.fit_features(_full(encoded), replace(queries, positives=moved), fit_config, said)
         fit.model.save_pretrained(output / MODEL)
         fit.model.source = f"local-dir:{(output / MODEL).absolute()}"
     with Index(output, None if fit is None else fit.model, thumbnails=thumbnails) as index:
@@ -223,7 +224,7 @@ def _check_encoder(index: Index, uri: str) -> None:
 def _encode(
     unfitted: Unfitted, encoded: Encoded, paths: Sequence[str | Path], config: IngestConfig, tell: Tell
 ) -> tuple[list[tuple[Item, Key]], Problems]:
-    """Encode what is not encoded yet; some items, to make up questions from, and what could not be read."""
+    """Encode what is not encoded yet; some items, to invent queries from, and what could not be read."""
     nowhere = IngestReport()  # those who get an index hear of problems when items are written
     found = list(find_files(paths, config, nowhere))
     some: list[tuple[Item, Key]] = []
@@ -295,13 +296,13 @@ def refit(folder: Path, config: FitConfig | None = None, say: Say | None = None)
         if not reader.count():
             raise GeniusError(f"{folder} is empty: there is nothing to fit to")
         z, modality, some = _read(reader)
-        questions = make_up(old.encoder, [item for _, item in some])
-        rows = questions.answers.new_tensor([row for row, _ in some])
-        known = questions.answers >= 0
-        questions.answers[known] = rows[questions.answers[known]]
+        queries = invent_queries(old.encoder, [item for _, item in some])
+        rows = queries.positives.new_tensor([row for row, _ in some])
+        known = queries.positives >= 0
+        queries.positives[known] = rows[queries.positives[known]]
         temporary = begin_replacement(folder, about)
         try:
-            fit = fit_vectors(old.fusion, z, modality, questions, old.encoder, settled(old.config.encoder), config, say)
+            fit = fit_vectors(old.fusion, z, modality, queries, old.encoder, settled(old.config.encoder), config, say)
             _write_anew(fit.model, reader, temporary)
         except BaseException:
             remove(temporary, folder, about.id)

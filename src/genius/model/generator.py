@@ -87,7 +87,7 @@ class CodebookHead(nn.Module):
             return self.modality_in(code)  # type: ignore[no-any-return]
         return self.read[level - 1](self.quantizer.vectors(level, code, modality))  # type: ignore[no-any-return]
 
-    def bent(self, states: Tensor) -> Tensor:
+    def correction(self, states: Tensor) -> Tensor:
         """Mean |U_l h|^2 over states (B, M, d_model) before each code: how far the decoder moves the residual."""
         far = [layer(states[:, level]).float().square().sum(1).mean() for level, layer in enumerate(self.bend, start=1)]
         return torch.stack(far).mean()
