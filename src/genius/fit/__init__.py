@@ -34,6 +34,7 @@ from genius.model.generator import Generator
 from genius.model.genius import Genius
 from genius.model.known_items import knows
 from genius.model.quantizer import Fusion, FusionConfig, ResidualQuantizer
+from genius.model.query_bank import QueryBank
 from genius.pictures import LARGE, give_back
 from genius.ranking import nearest_rows
 from genius.search import CodeTrie, SearchEngine, SearchParams
@@ -179,6 +180,10 @@ def fit_vectors(
     model.fusion.load_state_dict(fusion.state_dict())
     model.quantizer.load_state_dict(quantizer.state_dict())
     model.generator.load_state_dict(decoder.state_dict())
+    if queries is not None and len(queries):
+        model.queries = QueryBank.of(
+            embed(fusion, queries.features), queries.features.modality, queries.targets, seed=config.seed
+        )
     fit = Fit(model, len(z))
     if held_out is not None and len(held_out):
         measured = embed(fusion, held_out.features[slice(0, MEASURED_QUERIES)])
