@@ -38,7 +38,10 @@ ROUTES = [
     ("read", "GET", "/v1/codes/0"),
     ("read", "GET", "/metrics"),
     ("read", "POST", "/v1/search"),
+    ("read", "POST", "/v1/search/batch"),
     ("read", "POST", "/v1/explain"),
+    ("read", "GET", "/v1/items"),
+    ("read", "GET", "/v1/collections"),
     ("write", "POST", "/v1/items"),
     ("write", "PUT", "/v1/items/new"),
     ("write", "DELETE", "/v1/items/new"),
@@ -47,6 +50,7 @@ BODIES = {
     "/v1/collections/shapes/search": {"text": "red"},
     "/v1/search": {"text": "red"},
     "/v1/explain": {"text": "red"},
+    "/v1/search/batch": {"queries": [{"text": "red"}]},
     "/v1/items": {"items": [{"id": "new", "text": "t"}]},
     "/v1/items/new": {"text": "t"},
 }

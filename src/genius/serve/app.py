@@ -27,7 +27,7 @@ from genius.serve.bodies import BodyLimit
 from genius.serve.errors import ApiError, install_handlers
 from genius.serve.logs import Observe, event
 from genius.serve.routes import collection_router, system_router
-from genius.serve.schemas import ItemBody, ItemsRequest, SearchBody
+from genius.serve.schemas import ItemBody, ItemsRequest, SearchBatch, SearchBody
 from genius.serve.service import COLLECTION_NAME, Service
 from genius.serve.settings import ServeConfig
 from genius.version import __version__
@@ -117,7 +117,8 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         return app.openapi_schema
     document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
     _, extra = models_json_schema(
-        [(model, "validation") for model in (SearchBody, ItemsRequest, ItemBody)], ref_template="#/components/schemas/{model}"
+        [(model, "validation") for model in (SearchBody, SearchBatch, ItemsRequest, ItemBody)],
+        ref_template="#/components/schemas/{model}",
     )
     components = document.setdefault("components", {})
     components.setdefault("schemas", {}).update(extra.get("$defs", {}))

@@ -5,9 +5,14 @@ Knows items, hits and codes; knows nothing of HTTP, queues or keys. Everything h
 
 from __future__ import annotations
 
+import base64
+import bisect
+import functools
 import io
+import json
 import math
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -29,6 +34,8 @@ from genius.serve.schemas import (
     HitOut,
     ItemDetail,
     ItemOut,
+    ListedItem,
+    ListResponse,
     MapResponse,
     PlacedOut,
     Target,
@@ -42,6 +49,9 @@ ITEMS = 48  # items shown of one prefix
 MAX_EXPLAINED = 10  # results explained
 LARGE_K = 100  # a search for more results has the lane of large searches
 LARGE_LANE = "large"
+MAX_LISTINGS = 8  # orders of a collection that are kept
+SortKey = tuple[Any, str]
+"""Value of the field that a listing is ordered by (None: by id alone, or the item lacks it), and the item's id."""
 
 
 class Missing(Exception):
@@ -56,6 +66,9 @@ class Job:
     request: SearchRequest
     backend: Backend
     exclude: str | None = None  # an id to leave out of its own "more like this"
+    order_by: str | None = None  # a metadata field to sort the hits by
+    descending: bool = False
+    batched: bool = False  # one of many queries of a request
 
     @property
     def large(self) -> bool:
@@ -76,6 +89,8 @@ class Job:
         """The type of work. Lanes have equal shares of the time, so that nobody's settings delay plain searches."""
         if self.large or self.request.diverse or not self.request.adaptive:
             return LARGE_LANE
+        if self.batched:
+            return "batch"
         return "plain" if self.request.where is None else "filtered"
 
 
@@ -87,6 +102,50 @@ class Found:
     answerable: float | None = None
     doubtful: bool = False
     why: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What a listing asks for."""
+
+    limit: int
+    after: SortKey | None = None  # of the last item of the page before
+    where: str | None = None
+    order_by: str | None = None
+    descending: bool = False
+
+    def order(self, key: SortKey) -> tuple[bool, Any, str]:
+        """What keys are compared by: items without the field last, equal values by id."""
+        value, item_id = key
+        if value is None:
+            return (True, 0, item_id)
+        return (False, _Reversed(value) if self.descending else value, item_id)
+
+    def cursor(self, key: SortKey) -> str:
+        """A key as text for a URL."""
+        return base64.urlsafe_b64encode(json.dumps(key).encode()).decode().rstrip("=")
+
+    @staticmethod
+    def parse_cursor(text: str) -> SortKey:
+        """The key of a cursor; `GeniusError` if it is none of ours."""
+        try:
+            value, item_id = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+        except (ValueError, TypeError):
+            raise GeniusError("cursor: not one that this server gave") from None
+        if not isinstance(item_id, str) or not isinstance(value, str | int | float | bool | None):
+            raise GeniusError("cursor: not one that this server gave")
+        return value, item_id
+
+
+@functools.total_ordering
+@dataclass(frozen=True, slots=True)
+class _Reversed:
+    """A value that sorts the other way round."""
+
+    value: Any
+
+    def __lt__(self, other: _Reversed) -> bool:
+        return bool(other.value < self.value)
 
 
 class Backend:
@@ -107,6 +166,7 @@ class Backend:
         self._query_side = query_side
         self._counts: dict[tuple[int, ...], int] = {}  # prefix -> items below it, at version `_counts_version`
         self._counts_version = -1
+        self._listings: OrderedDict[tuple[int, str | None, str | None, bool], list[SortKey]] = OrderedDict()
         self._lock = threading.Lock()
 
     # -- search ------------------------------------------------------------------------------------------------
@@ -132,14 +192,30 @@ class Backend:
     def _found(self, job: Job, results: Hits) -> Found:
         lowest = -math.inf if job.request.min_score is None else job.request.min_score
         wanted = (hit for hit in results if hit.id != job.exclude and hit.score >= lowest)
-        hits = [
-            HitOut(**self._shown(hit.item, hit.codes), score=float(hit.score), probability=hit.probability)
-            for hit in islice(wanted, job.request.k)
-        ]
+        hits = []
+        for hit in islice(wanted, job.request.k):
+            codes = [int(code) for code in hit.codes]
+            hits.append(HitOut(**self._shown(hit.item), codes=codes, score=float(hit.score), probability=hit.probability))
+        if job.order_by is not None:
+            hits = self._ordered(hits, job.order_by, job.descending)
         why = results.why
         if results and not hits:
             why = f"nothing found: no result scores {lowest:g} or more; lower min_score, or leave it out"
         return Found(hits, results.answerable, results.doubtful, why)
+
+    def _ordered(self, hits: list[HitOut], field: str, descending: bool) -> list[HitOut]:
+        """Hits by a metadata field; those without it last, by score."""
+        having = [hit for hit in hits if hit.metadata.get(field) is not None]
+        if not having:
+            self.check_field(field)
+        having.sort(key=lambda hit: hit.metadata[field], reverse=descending)
+        return having + [hit for hit in hits if hit.metadata.get(field) is None]
+
+    def check_field(self, field: str) -> None:
+        """An error that names the fields there are, if `field` is none of them."""
+        fields = self.index.columns()
+        if field not in fields:
+            raise GeniusError(f"order_by: no field {field!r}, there are: {', '.join(sorted(fields)) or 'none'}")
 
     def explain(self, job: Job) -> dict[str, Any]:
         """How the results of a query come about; examples with an image have thumbnails here."""
@@ -192,7 +268,45 @@ class Backend:
             codes = self.index.codes(item_id)
         except GeniusError:  # deleted between the two calls
             raise Missing(f"no item {item_id!r}") from None
-        return ItemDetail(**self._shown(item, codes), path=self._path(codes))
+        return ItemDetail(**self._shown(item), codes=list(codes), path=self._path(codes))
+
+    def list_items(self, page: Page) -> ListResponse:
+        """One page of items, ordered by id or by a metadata field."""
+        keys = self._sorted_keys(page)
+        start = 0
+        if page.after is not None:
+            try:
+                start = bisect.bisect_right(keys, page.order(page.after), key=page.order)
+            except TypeError:
+                raise GeniusError("cursor: not one of a listing in this order") from None
+        chosen = keys[start : start + page.limit]
+        items = self.index.get([item_id for _, item_id in chosen], missing="skip") if chosen else []
+        more = start + page.limit < len(keys)
+        return ListResponse(
+            items=[ListedItem(**self._shown(item)) for item in items],
+            total=len(keys),
+            next_cursor=page.cursor(chosen[-1]) if more else None,
+        )
+
+    def _sorted_keys(self, page: Page) -> list[SortKey]:
+        """(value, id) of all matching items in order. Kept for the version: building them reads the whole collection."""
+        wanted = (self.index.version, page.where, page.order_by, page.descending)
+        with self._lock:
+            if wanted in self._listings:
+                self._listings.move_to_end(wanted)
+                return self._listings[wanted]
+        if page.order_by is not None:
+            self.check_field(page.order_by)
+        keys = []
+        for item in self.index.items(page.where):
+            value = None if page.order_by is None else item.metadata.get(page.order_by)
+            keys.append((value, item.id))
+        keys.sort(key=page.order)
+        with self._lock:
+            self._listings[wanted] = keys
+            while len(self._listings) > MAX_LISTINGS:
+                self._listings.popitem(last=False)
+        return keys
 
     def add(self, items: Sequence[Item]) -> tuple[int, int]:
         """(new, there already)"""
@@ -266,10 +380,12 @@ class Backend:
         view = self.index.below(prefix, limit=ITEMS, per_child=each)
         if prefix and view.count == 0:
             raise Missing(f"no item below {join(prefix)}")
-        shown = [ItemOut(**self._shown(item, codes)) for item, codes in zip(view.items, view.codes, strict=True)]
+        shown = []
+        for item, codes in zip(view.items, view.codes, strict=True):
+            shown.append(ItemOut(**self._shown(item), codes=[int(code) for code in codes]))
         examples: dict[int, list[ItemOut]] = {}
-        for item in shown if view.children else ():
-            examples.setdefault(item.codes[len(prefix)], []).append(item)
+        for example in shown if view.children else ():
+            examples.setdefault(example.codes[len(prefix)], []).append(example)
         children = [
             ChildCode(code=code, prefix=join((*prefix, code)), count=count, examples=examples.get(code, [])[:each])
             for code, count in list(view.children.items())[:most]
@@ -309,15 +425,14 @@ class Backend:
     def _url(self, kind: str, item_id: str) -> str:
         return f"{self.base}/{kind}/{quote(item_id, safe='')}"
 
-    def _shown(self, item: Item, codes: Sequence[int]) -> dict[str, Any]:
-        """The fields of `ItemOut`."""
+    def _shown(self, item: Item) -> dict[str, Any]:
+        """The fields of `ListedItem`."""
         has_image = item.image is not None
         return {
             "id": item.id,
             "modality": item.modality.label,
             "text": item.text,
             "metadata": dict(item.metadata),
-            "codes": [int(code) for code in codes],
             "image_url": self._url("images", item.id) if has_image else None,
             "thumbnail_url": self._url("thumbnails", item.id) if has_image else None,
         }

@@ -26,7 +26,7 @@ from genius.errors import PictureError
 from genius.pictures import DECODING, NAMES, TooManyPixels, decoded, decoding_cost, opened
 from genius.serve.auth import owner_of
 from genius.serve.errors import ApiError, describe, error_response
-from genius.serve.schemas import ItemBody, ItemIn, ItemsRequest, SearchBody
+from genius.serve.schemas import ItemBody, ItemIn, ItemsRequest, SearchBatch, SearchBody
 from genius.serve.settings import ServeConfig
 
 MAX_ASPECT = 100  # encoders resize by the shorter side: a 1 x 30,000 image would grow, not shrink
@@ -285,6 +285,17 @@ async def read_search(request: Request, config: ServeConfig) -> tuple[SearchBody
     if body.k > config.max_k:
         raise ApiError(422, f"k: at most {config.max_k} here")
     return body, image
+
+
+async def read_batch(request: Request, config: ServeConfig) -> list[SearchBody]:
+    """The queries of a batch."""
+    queries = (await read_json(request, SearchBatch)).queries
+    if len(queries) > config.max_queries:
+        raise ApiError(413, f"queries: at most {config.max_queries} in one request")
+    for number, query in enumerate(queries):
+        if query.k > config.max_k:
+            raise ApiError(422, f"queries.{number}.k: at most {config.max_k} here")
+    return queries
 
 
 def _item_values(fields: dict[str, str]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from genius.serve.logs import Metrics
 from genius.serve.settings import ServeConfig
 
 MAX_OVERHEAD_BYTES = 64 * 1024  # that are not body, of one request, besides as many as the body has
+MAX_HEADERS = 128  # trailers included
 MAX_TINY_PIECES = 256  # of a body, before they must average at least MIN_PIECE_BYTES
 MIN_PIECE_BYTES = 64
 MAX_PIPELINED = 64  # requests that wait on one connection
@@ -118,6 +119,11 @@ class LimitedProtocol(HttpToolsProtocol):
         self._body_bytes = 0
         self.waiting_since = self.loop.time()
         self._start_timer(self._settings.header_timeout_s, self._headers_late)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if len(self.headers) >= MAX_HEADERS:
+            self._fail(431, f"more than {MAX_HEADERS} headers", "overhead")
+        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._stop_timer()

@@ -19,13 +19,15 @@ from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 
 from genius.serve.auth import Caller, Role, authorize, client_of, guard_open_server, identify
-from genius.serve.backend import CHILDREN, Backend, parse_prefix
-from genius.serve.bodies import read_item, read_items, read_search
+from genius.serve.backend import CHILDREN, Backend, Page, parse_prefix
+from genius.serve.bodies import read_batch, read_item, read_items, read_search
 from genius.serve.errors import ApiError, documented
 from genius.serve.logs import CONTENT_TYPE
 from genius.serve.schemas import (
     AddResponse,
     CodesResponse,
+    CollectionOut,
+    CollectionsResponse,
     DeleteResponse,
     ExplainResponse,
     Health,
@@ -35,10 +37,14 @@ from genius.serve.schemas import (
     ItemId,
     ItemsRequest,
     Limits,
+    ListResponse,
     MapResponse,
     PutResponse,
+    SearchBatch,
+    SearchBatchResponse,
     SearchBody,
     SearchResponse,
+    SearchResult,
     check_id,
 )
 from genius.serve.service import Service
@@ -190,6 +196,25 @@ async def search(request: Request) -> Response:
 
 
 @collection_router.post(
+    "/search/batch",
+    tags=["search"],
+    response_model=SearchBatchResponse,
+    responses=BODY_ERRORS,
+    openapi_extra=body_doc(SearchBatch, {"two queries": {"queries": [QUERIES["text"], QUERIES["image"]]}}),
+    summary="Search with many queries at once",
+)
+async def search_batch(request: Request) -> Response:
+    """Up to 100 queries as JSON, each as for a search. Results in their order; all or nothing."""
+    started = time.perf_counter()
+    call = allowed(request, "read")
+    call.service.check_open()
+    bodies = await read_batch(request, call.service.config)
+    found = await unless_gone(request, call.service.search_batch(call.backend, bodies, call.caller))
+    took = round((time.perf_counter() - started) * 1000, 3)
+    return answer(SearchBatchResponse(results=[SearchResult(**vars(one)) for one in found], took_ms=took))
+
+
+@collection_router.post(
     "/explain",
     tags=["search"],
     response_model=ExplainResponse,
@@ -230,6 +255,30 @@ IMAGE_RESPONSES: dict[int | str, dict[str, object]] = {
     304: {"description": "Unchanged since the given `If-None-Match`."},
 }
 CHUNK_BYTES = 256 * 1024  # of a file, sent at a time
+
+
+@collection_router.get(
+    "/items", tags=["items"], response_model=ListResponse, responses=READ_ERRORS, summary="List items, page by page"
+)
+async def list_items(
+    request: Request,
+    limit: Annotated[int, Query(ge=1, le=1000, description="Items of a page.")] = 50,
+    cursor: Annotated[str | None, Query(max_length=16_000, description="`next_cursor` of the page before.")] = None,
+    where: Annotated[str | None, Query(max_length=2000, description="A filter over metadata, as in a search.")] = None,
+    order_by: Annotated[
+        str | None, Query(min_length=1, max_length=64, description="A metadata field; without it items are ordered by id.")
+    ] = None,
+    descending: Annotated[bool, Query(description="Largest values of `order_by` first.")] = False,
+) -> Response:
+    """Items in order, those without the field last. Pages neither repeat nor skip items that stay as they are while others are
+    added or deleted."""
+    call = allowed(request, "read")
+    most = call.service.config.max_items
+    if limit > most:
+        raise ApiError(422, f"limit: at most {most} here")
+    after = None if cursor is None else Page.parse_cursor(cursor)
+    page = Page(limit, after, (where or "").strip() or None, order_by, descending)
+    return answer(await call.service.compute(lambda: call.backend.list_items(page), call.caller, "list"))
 
 
 @collection_router.post(
@@ -442,6 +491,19 @@ async def info(request: Request) -> Response:
 
 
 # -- system ----------------------------------------------------------------------------------------------------
+
+
+@system_router.get(
+    "/v1/collections", response_model=CollectionsResponse, responses=documented(401, 403, 503, 504), summary="The collections"
+)
+async def collections(request: Request) -> Response:
+    """Names and sizes of the collections; routes below `/v1/collections/{name}` are those of each."""
+    call = allowed(request, "read")
+    found = []
+    for name, backend in call.service.backends.items():
+        count = await call.read(backend.index.count)
+        found.append(CollectionOut(name=name, items=count, default=backend is call.service.backend))
+    return answer(CollectionsResponse(collections=found))
 
 
 @system_router.get("/healthz", response_model=Health, summary="Is the process alive?")

@@ -29,6 +29,7 @@ from genius.serve.connections import Options
 from genius.serve.settings import ServeConfig
 
 OPEN_FILES = 8192  # a connection is an open file, and some systems allow only 256 unless asked
+SEND_BUFFER_BYTES = 256 * 1024  # of a connection: a client that reads nothing gets no more made for it
 WORKER_TIMEOUT_S = 60  # for a worker to answer its supervisor, and for a replacement to be ready
 
 
@@ -155,6 +156,7 @@ def bind(config: ServeConfig) -> socket.socket:
         family, kind, protocol, _, place = found[0]
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         listener.bind(place)
         listener.listen(1024)
         listener.set_inheritable(True)

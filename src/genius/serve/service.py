@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 from genius.errors import GeniusError, PictureError
@@ -99,6 +99,26 @@ class Service:
                 future = self.batcher.submit(job, _left(limit), caller.owner)
                 return cast(tuple[Found, int], await asyncio.wrap_future(future))
 
+    async def search_batch(self, backend: Backend, bodies: Sequence[SearchBody], caller: Caller) -> list[Found]:
+        """Results of several queries, in their order. All or nothing: the first failure is the response, and names its query."""
+        with self._explaining_failures():
+            async with asyncio.timeout(self.config.timeout_s) as limit:
+                futures: list[asyncio.Future[tuple[Found, int]]] = []
+                try:
+                    for number, body in enumerate(bodies):
+                        with _naming(number):
+                            image = None if body.image is None else decode_base64(body.image, self.config)
+                            job = replace(await self._job(backend, body, image, caller.owner), batched=True)
+                        futures.append(asyncio.wrap_future(self.batcher.submit(job, _left(limit), caller.owner)))
+                    found = []
+                    for number, future in enumerate(futures):
+                        with _naming(number):
+                            found.append((await future)[0])
+                    return found
+                finally:
+                    for future in futures:
+                        future.cancel()
+
     async def explain(self, backend: Backend, body: SearchBody, image: bytes | None, caller: Caller) -> dict[str, Any]:
         """How the results of a query come about. Queued with the searches, in a lane of its own."""
         most = self.config.max_explain_beams
@@ -136,7 +156,8 @@ class Service:
             strict=body.modality is not None,
             diverse=body.diverse,
         )
-        return Job(Query(text, picture, body.instruction, target, minus), request, backend, body.like)
+        query = Query(text, picture, body.instruction, target, minus)
+        return Job(query, request, backend, body.like, body.order_by, body.descending)
 
     async def _content(
         self, backend: Backend, text: str | None, image: bytes | None, like: str | None, owner: str
@@ -258,6 +279,21 @@ class Service:
     def limits(self) -> dict[str, int]:
         names = ("max_body_bytes", "max_image_bytes", "max_pixels", "max_k", "max_items", "max_queries")
         return {name: getattr(self.config, name) for name in names}
+
+
+@contextmanager
+def _naming(number: int) -> Iterator[None]:
+    """Name the query of a batch in errors about it."""
+    try:
+        yield
+    except ApiError as error:
+        raise ApiError(error.status, f"queries.{number}: {error.message}", retry_after=error.retry_after) from None
+    except Missing as error:
+        raise Missing(f"queries.{number}: {error}") from None
+    except GeniusError as error:
+        if str(error).startswith("cannot "):  # of the index, not of the query
+            raise
+        raise GeniusError(f"queries.{number}: {error}") from None
 
 
 def _run(jobs: Sequence[Job | Task]) -> Sequence[Any]:
