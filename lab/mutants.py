@@ -188,7 +188,7 @@ MUTANTS = (
     Mutant(
         "W2", "a decoder at chance is not reported", "train/generator.py",
         'values["nats"] < AT_CHANCE * chance', 'values["nats"] < 2 * chance',
-        ("train/test_warnings.py::test_a_decoder_at_chance_is_reported_once_while_training",),
+        ("train/test_stages.py::test_a_decoder_within_two_percent_of_guessing_is_at_chance",),
     ),
 )  # fmt: skip
 
