@@ -20,7 +20,8 @@ from lab.front.algorithms import Algorithm, Floats, Ints, Setting, grid
 
 TARGET = 0  # modality of the items: images
 STEP = 65_536
-SAMPLE = 30_000  # items that codes and decoder are fitted to
+SAMPLE = 30_000  # items that codebooks are fitted to
+FEW = 4_096  # the same where IDs take no part in the default search
 
 
 class Genius(Algorithm):
@@ -29,7 +30,7 @@ class Genius(Algorithm):
     IDs and decoder are fitted to the items as `genius index --encoder` fits them.
     """
 
-    settings = grid(rerank=(100, 250, 400, 600, 800, 1000, 1400, 2000, 2800, 4000, 5600, 8000, 12_000, 16_000, 24_000))
+    settings = grid(rerank=(100, 250, 400, 600, 800, 1000, 1400, 2000, 2800, 4000, 5600, 8000))
     memory_of = "arrays of codes, cells and trie"
 
     def fit_ood(self, train: Floats, learn: Floats, learn_neighbors: NDArray[np.int32]) -> None:
@@ -38,7 +39,7 @@ class Genius(Algorithm):
         scans = "bank" in inspect.signature(SearchEngine.__init__).parameters
         rows = train
         if scans:  # IDs take no part in the default search: few codes, fitted to some items
-            rows = train[np.random.default_rng(0).permutation(len(train))[:SAMPLE]]
+            rows = train[np.random.default_rng(0).permutation(len(train))[:FEW]]
         some = torch.from_numpy(rows)
         config = FitConfig(sample=SAMPLE, iterations=6, steps=150)
         fusion = Fusion(FusionConfig(width, 1, 1))
