@@ -46,7 +46,7 @@ EXACT = 20_000  # rows that a filter lets through up to which all are compared
 FEWEST_ITEMS = 20_000  # of a collection that is worth a scan
 START_MS = 0.15  # of a query, roughly
 SCANNED = 20_000  # codes that are scanned for ten hits
-PROBED = 96  # cells that are scanned for ten hits, at least
+PROBED = 176  # cells that are scanned for ten hits, at least
 EFFORT = 2_000  # `SearchParams.rerank` at which the budgets below hold; they grow and shrink with it
 
 Floats = NDArray[np.float32]
@@ -57,7 +57,7 @@ Metric = Callable[[int], Tensor | None]
 
 def refine_budget(k: int, effort: float = 1.0) -> int:
     """Rows whose vectors are compared for k hits."""
-    return k + int(effort * 60 * k**0.5)
+    return k + int(effort * 110 * k**0.5)
 
 
 def probe_budget(k: int, cells: int, items: int, effort: float = 1.0) -> int:
