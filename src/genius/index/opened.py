@@ -156,11 +156,8 @@ class Live:
         """The engine at this version; None while nothing was ever added. Brought up to date here, so that a long
         run of additions without a search costs no tries and holds no vectors."""
         rows = len(self.seqs)
-        if (
-            self._engine is not None
-            and self._engine.rows < rows
-            and self._engine.segments > len(self.base.segments) + MAX_ADDITIONS
-        ):
+        most = max(len(self.base.segments) - 1, 0) + MAX_ADDITIONS
+        if self._engine is not None and self._engine.rows < rows and self._engine.segments > most:
             self._engine = None  # each addition is a block of vectors that every search visits: start over with one
         if self._engine is None:
             if not rows:
