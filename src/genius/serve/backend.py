@@ -297,10 +297,7 @@ class Backend:
                 return self._listings[wanted]
         if page.order_by is not None:
             self.check_field(page.order_by)
-        keys = []
-        for item in self.index.items(page.where):
-            value = None if page.order_by is None else item.metadata.get(page.order_by)
-            keys.append((value, item.id))
+        keys = [(value, item_id) for item_id, value in self.index.values(page.order_by, page.where)]
         keys.sort(key=page.order)
         with self._lock:
             self._listings[wanted] = keys

@@ -278,7 +278,7 @@ async def list_items(
         raise ApiError(422, f"limit: at most {most} here")
     after = None if cursor is None else Page.parse_cursor(cursor)
     page = Page(limit, after, (where or "").strip() or None, order_by, descending)
-    return answer(await call.service.compute(lambda: call.backend.list_items(page), call.caller, "list"))
+    return answer(await call.read(lambda: call.backend.list_items(page), "list"))
 
 
 @collection_router.post(

@@ -1,4 +1,4 @@
-// Why these answers: the ID being written, step by step. Each code is a card with what lives below it and how likely it was;
+// Why these results: the ID being written, step by step. Each code is a card with what lives below it and how likely it was;
 // choosing a card lights the path that leads to it and what was written after it.
 import { codeHue, codeName, h, number, plural } from "./dom.js";
 import * as api from "./api.js";
@@ -22,7 +22,7 @@ function examples(code, thumbnails) {
 
 function card(code, level, total, thumbnails, choose) {
   const name = codeName(level, code.prefix.at(-1)), words = code.words.slice(0, 3).join(", ");
-  const given = code.log_p === null ? "given by the question" : `log p ${code.log_p.toFixed(2)}`;
+  const given = code.log_p === null ? "fixed by the query" : `log p ${code.log_p.toFixed(2)}`;
   const share = `${plural(code.items, "item")}${total ? `, ${percent(Math.log(code.items / total))} of all` : ""}`;
   const kept = code.kept ? (code.rank ? `beam ${code.rank}` : "kept") : "rejected";
   return h(
@@ -40,13 +40,13 @@ function card(code, level, total, thumbnails, choose) {
 }
 
 function writing(written, total, thumbnails) {
-  const stop = written.stop === null ? "" : `The search stops after ${plural(written.stop, "code")} and compares ${plural(written.compared, "item")} with the question; the codes after that are shown for the curious.`;
+  const stop = written.stop === null ? "" : `The search stops after ${plural(written.stop, "code")} and compares ${plural(written.compared, "item")} by embedding; the codes after that are shown for comparison.`;
   const columns = written.steps.map((step) => {
     const later = written.stop !== null && step.level >= written.stop;
     return h(
       "li",
       { class: later ? "why-step later" : "why-step" },
-      h("h3", {}, step.level === 0 ? "What kind" : `Code ${step.level + 1}`),
+      h("h3", {}, step.level === 0 ? "Modality" : `Code ${step.level + 1}`),
       h("p", { class: "hint" }, `${number(step.competing)} could follow, ${number(step.beams)} kept, ${plural(step.items, "item")} left`),
       h("ol", { class: "why-cards" }, step.codes.map((code) => card(code, step.level, total, thumbnails, choose))),
     );
@@ -61,19 +61,19 @@ function writing(written, total, thumbnails) {
       one.classList.toggle("off", !(starts(prefix, own) || starts(own, prefix)));
     }
     const label = prefix.map((code, level) => codeName(level, code)).join(" → ");
-    where.replaceChildren(`${label}. `, h("a", { href: address({ ...EMPTY, codes: prefix.join("-") }) }, "Show everything that lives there"));
+    where.replaceChildren(`${label}. `, h("a", { href: address({ ...EMPTY, codes: prefix.join("-") }) }, "Show all items below it"));
   }
 
   return h("section", { class: "why" }, h("p", { class: "hint" }, stop), list, where);
 }
 
-const kindsOf = { image: "pictures", text: "texts", pair: "pictures with texts" };
+const kindsOf = { image: "images", text: "texts", pair: "image-text pairs" };
 
 export async function whyView(request, picture, total, signal) {
   const answer = await api.explain({ ...request, k: 5 }, picture, signal);
-  if (!answer.answers.length) return [notice({ title: "Nothing to explain", lines: ["No answer was found."] })];
-  const parts = [h("h2", {}, "Why these answers")];
-  if (answer.scanned) parts.push(h("p", { class: "hint" }, "This collection is so small that every item was compared with the question; the codes decided nothing. This is how they would have been written."));
+  if (!answer.answers.length) return [notice({ title: "Nothing to explain", lines: ["No result was found."] })];
+  const parts = [h("h2", {}, "Why these results")];
+  if (answer.scanned) parts.push(h("p", { class: "hint" }, "This collection is so small that every item was compared with the query; the codes decided nothing. This is how they would have been generated."));
   for (const written of answer.written) {
     if (answer.written.length > 1) parts.push(h("h3", { class: "why-kind" }, written.target ? `Among ${kindsOf[written.target]}` : "Among everything"));
     parts.push(writing(written, total, answer.thumbnails));
