@@ -399,9 +399,10 @@ def folder_bytes(save: Callable[[str], Any]) -> int:
 
 ALGORITHMS: dict[str, Callable[[], Algorithm]] = {
     "metric PQ16": lambda: Metric("PQ16"),
+    "mixed metric PQ16": lambda: Metric("PQ16", items_share=0.25),
     "metric PQ8": lambda: Metric("PQ8"),
     "metric PQ32x4fs": lambda: Metric("PQ32x4fs"),
-    "metric PQ16 + PQ64": lambda: Metric("PQ16", "PQ64"),
+    "mixed metric PQ16 + PQ64": lambda: Metric("PQ16", "PQ64", items_share=0.25),
     "metric RaBitQ": lambda: Metric("RaBitQ", balance=True),
     "Faiss IVF-PQ16": lambda: Metric("PQ16", power=0),
     "Faiss IVF-PQ32x4 fast-scan": lambda: Metric("PQ32x4fs", power=0),

@@ -39,6 +39,8 @@ variant("RaBitQ 1 bit (40 bytes), queries' metric", "RaBitQ")
 variant("PQ16, then PQ64 (80 bytes), queries' metric", "PQ16", "PQ64")
 variant("PQ32, queries' metric", "PQ32")
 variant("PQ16, bank of 256 queries", "PQ16", bank=256)
+variant("PQ16, a quarter of C from items", "PQ16", items_share=0.25)
+variant("PQ16, half of C from items", "PQ16", items_share=0.5)
 variant("PQ16, shrinkage 1", "PQ16", shrinkage=1.0)
 variant("RaBitQ 2 bits (84 bytes), original space", "RaBitQ2", power=0)
 variant("RaBitQ 2 bits (84 bytes), queries' metric", "RaBitQ2")
@@ -97,7 +99,9 @@ def main() -> None:
         print(json.dumps(line), flush=True)
         body["lines"].append(line)
         args.out.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
-        index.__dict__ = {key: index.__dict__[key] for key in ("code", "refine", "shrinkage", "power", "bank", "balance")}
+        index.__dict__ = {
+            key: index.__dict__[key] for key in ("code", "refine", "shrinkage", "power", "bank", "balance", "items_share")
+        }
 
 
 if __name__ == "__main__":

@@ -110,6 +110,7 @@ class MetricIVF:
         shrinkage, power: of the metric; power 0 is the original space.
         bank: queries that the metric is fitted on, at most (the first ones).
         balance: the metric of `balanced`, in place of that of queries alone.
+        items_share: of the items' own second moment in C, so that queries of another kind lose less.
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class MetricIVF:
         power: float = 0.5,
         bank: int = 100_000,
         balance: bool = False,
+        items_share: float = 0.0,
     ) -> None:
         self.code = code
         self.refine = refine
@@ -128,6 +130,7 @@ class MetricIVF:
         self.power = power
         self.bank = bank
         self.balance = balance
+        self.items_share = items_share
 
     def build(self, items: Floats, learn: Floats, cells: Cells, store: Any = None) -> None:
         """`store`: a Faiss index of the original vectors, in place of one of its own, where `refine` is "fp16"."""
@@ -138,7 +141,11 @@ class MetricIVF:
             original = items[sample] - cells.means(items)[cells.cell[sample]]
             self.to, self.back = balanced(learn[: self.bank], original, self.shrinkage)
         else:
-            self.to, self.back = metric(learn[: self.bank], self.shrinkage, self.power)
+            bank = learn[: self.bank]
+            if self.items_share:
+                weight = (self.items_share / (1 - self.items_share) * len(bank) / len(sample)) ** 0.5
+                bank = np.concatenate([bank, weight * items[sample]])
+            self.to, self.back = metric(bank, self.shrinkage, self.power)
         rows = items @ self.to
         means = cells.means(rows)
         residuals = rows[sample] - means[cells.cell[sample]]

@@ -15,17 +15,19 @@ RESULTS = ROOT / "lab" / "front" / "results"
 PAGE = ROOT / "docs" / "compare.md"
 TARGETS = ("0.9", "0.95", "0.98", "0.995")
 OURS = "GENIUS"
-TITLES = {  # file -> heading; a file that is missing is left out
+TITLES = {  # data set -> heading; one that was not measured is left out
     "icons_1m": "Icons filled to 1,000,000 images",
-    "icons_real": "Icons, 114,192 real images",
-    "fashion_1m": "Fashion filled to 1,000,000 images",
-    "fashion_real": "Fashion, 24,000 real images",
-    "icons_10m": "Icons filled to 10,000,000 images",
+    "icons_300k": "Icons filled to 300,000 images",
+    "icons_48k": "Icons, 48,215 real images",
+    "fashion_300k": "Fashion filled to 300,000 images",
+    "fashion_24k": "Fashion, 24,000 real images",
+    "fashion_real": "Fashion, 24,000 real images: an earlier run, with HNSW",
 }
-SHOWN = {  # what the notes of a table call the queries
+CODES = {"codes_icons_48k": "Icons, 48,215 real images", "codes_fashion_24k": "Fashion, 24,000 real images"}
+SHOWN = {  # end of a query set's name -> direction
+    "image_text_image": "image + text -> image",
     "text_image": "text -> image",
     "image_image": "image -> image",
-    "edit_image": "image + text -> image",
 }
 
 
@@ -50,7 +52,7 @@ def directions(body: dict[str, Any]) -> list[str]:
 
 
 def direction(name: str) -> str:
-    return next((shown for part, shown in SHOWN.items() if part in name), name)
+    return next((shown for end, shown in SHOWN.items() if name.endswith(end)), name)
 
 
 def size(line: dict[str, Any]) -> float:
@@ -158,6 +160,35 @@ def section(name: str, heading: str) -> list[str]:
     return out
 
 
+def codes() -> list[str]:
+    """Recall by codes, from what `lab.front.codes` wrote."""
+    out: list[str] = []
+    for name, heading in CODES.items():
+        bodies = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(RESULTS.glob(f"{name}*.json"))]
+        if not bodies:
+            continue
+        lines = {line["name"]: line for body in bodies for line in body["lines"]}
+        first = bodies[0]
+        out += [
+            f"### {heading}",
+            "",
+            f"{first['nprobe']} of {first['cells']} cells scanned; share of the ten nearest among the best N by codes, text -> image queries (in brackets: queries of another kind, "
+            "for which the metric was not fitted). Two codes in one line: the second ranks the best N of the first.",
+            "",
+            "| codes | N = 10 | 50 | 100 | 300 |",
+            "|---|---:|---:|---:|---:|",
+        ]
+        for line in lines.values():
+            cells = []
+            for best in ("10", "50", "100", "300"):
+                own = line["text"].get(best)
+                other = line.get("other", {}).get(best)
+                cells.append("-" if own is None else f"{own:.3f}" + ("" if other is None else f" ({other:.3f})"))
+            out.append(f"| {line['name']} | {' | '.join(cells)} |")
+        out.append("")
+    return ["## Codes: in which metric, of which kind", "", *out] if out else []
+
+
 def gpu() -> list[str]:
     file = ROOT / "lab" / "results" / "former_search" / "gpu.json"
     if not file.exists():
@@ -178,6 +209,7 @@ def page() -> str:
     out = [*notes, ""]
     for name, heading in TITLES.items():
         out += section(name, heading)
+    out += codes()
     out += gpu()
     return "\n".join(out).rstrip() + "\n"
 

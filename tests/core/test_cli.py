@@ -91,15 +91,16 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     assert process.wait(60) == 1
 
 
+@pytest.mark.parametrize("how", ["raise KeyboardInterrupt", "os.kill(os.getpid(), signal.SIGINT)"])
 @pytest.mark.parametrize("module", ["typer", "genius.cli.search", "genius.train.config"])
-def test_ctrl_c_is_one_line_from_the_start(module: str) -> None:
+def test_ctrl_c_is_one_line_from_the_start(module: str, how: str) -> None:
     """Also while the program is still being imported."""
     code = f"""
-import sys
+import os, signal, sys
 class Interrupt:
     def find_spec(self, name, *_):
         if name == {module!r}:
-            raise KeyboardInterrupt
+            {how}
 sys.meta_path.insert(0, Interrupt())
 sys.argv = ["genius", "train", "--list"]
 from genius.cli import main
@@ -107,3 +108,24 @@ main()
 """
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (out.returncode, out.stderr) == (130, "genius: interrupted\n")
+
+
+def test_the_bundled_encoder_says_what_it_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a model is fitted over it."""
+    from types import SimpleNamespace
+
+    from genius.fit import folder
+    from genius.index.ingest import IngestReport
+
+    class Fit:
+        def to_dict(self) -> dict[str, object]:
+            return {}
+
+        def lines(self) -> list[str]:
+            return []
+
+    done = SimpleNamespace(report=IngestReport(), items=1, hint=None, fit=Fit())
+    monkeypatch.setattr(folder, "index_with_encoder", lambda *_, **__: done)
+    for encoder, said in (("bundled:mini", True), ("local-dir:x", False)):
+        out = CliRunner().invoke(app, ["index", str(tmp_path), "-o", str(tmp_path / "i.genius"), "--encoder", encoder])
+        assert out.exit_code == 0 and ("knows drawings" in out.stderr) == said, out.stderr

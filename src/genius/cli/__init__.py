@@ -6,7 +6,9 @@ Nothing heavy is imported here, so that Ctrl-C is one line from the start.
 from __future__ import annotations
 
 import os
+import signal
 import sys
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,8 +18,23 @@ INTERRUPTED = 130  # exit status after Ctrl-C
 BROKEN_PIPE = 1  # after the reader of our output has gone, as in `genius ... | head`
 
 
+def _interrupt(_: int, frame: FrameType | None) -> None:
+    """Ctrl-C. In the middle of an import the process ends at once: libraries turn a KeyboardInterrupt there into other errors.
+
+    What is on disk stays whole: every write is safe against a kill.
+    """
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            os.write(2, b"genius: interrupted\n")
+            os._exit(INTERRUPTED)
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
+
 def main() -> None:
     """Run the command that the arguments of the process name, and exit with its status."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
     # Waiting OpenMP threads should sleep soon: spinning slows every other busy process. Read when torch is loaded.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "5000")

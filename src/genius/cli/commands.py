@@ -56,6 +56,13 @@ class Commands(TyperGroup):
             return result
         sys.exit(result if isinstance(result, int) else 0)
 
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # typer would end without a word
+            print("genius: interrupted", file=sys.stderr)
+            raise typer.Exit(130) from None
+
 
 def _prepare(arguments: list[str]) -> list[str]:
     """Replace old option names, and give `--ray` without an address its default, which typer cannot."""

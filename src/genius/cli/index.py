@@ -185,7 +185,10 @@ def _index_with_encoder(
     say = None if quiet else note
     with phases() as tell, kept_if_interrupted():
         done = index_with_encoder(paths, output, encoder, config, device=device, thumbnails=thumbnails, tell=tell, say=say)
-    return _Indexed(done.report, done.items, done.hint, done.fit)
+    hint = done.hint
+    if hint is None and encoder.startswith("bundled:"):
+        hint = f"{encoder} knows drawings; for photographs use a CLIP: --encoder hf-hub:openai/clip-vit-base-patch32"
+    return _Indexed(done.report, done.items, hint, done.fit)
 
 
 def _index_on_ray(

@@ -235,7 +235,7 @@ def explain(
 
 
 def _lines(found: Explanation) -> Iterator[str]:
-    """An explanation for people."""
+    """Lines of an explanation."""
     if not found.answers:
         yield found.why or "nothing found"
     for written in found.written:
@@ -243,33 +243,41 @@ def _lines(found: Explanation) -> Iterator[str]:
     for rank, answer in enumerate(found.answers, start=1):
         hit = answer.hit
         likely = " ".join("given" if p is None else f"{p:.2f}" for p in answer.log_p)
-        fate = (
-            "among the beams to the end" if answer.lost_at is None else f"not among the beams from code {answer.lost_at + 1} on"
-        )
+        if answer.lost_at is None:
+            fate = "in the beam to the end"
+        else:
+            fate = f"not in the beam from code {answer.lost_at + 1} on"
         yield f"{rank:3}  {hit.score:.4f}  {hit.id}{about(hit.item)}"
-        yield f"     ID {' '.join(map(str, hit.codes))}   log p {likely}   {fate}"
+        yield f"     ID {' '.join(map(str, hit.codes))}   log-probabilities {likely}   {fate}"
 
 
 def _writing(written: Written, scanned: bool) -> Iterator[str]:
-    kind = "any kind of item" if written.target is None else f"items of the kind {written.target}"
     if scanned:
-        end = f"; so few items ({written.compared:,}) are all compared, the codes decide nothing"
-    elif written.stop is None:
-        end = "" if not written.compared else f"; compared: {counted(written.compared, 'item')} below its beams"
+        plan = f"all {counted(written.compared, 'item')} compared, the codes do not decide"
+    elif written.stop is not None:
+        plan = f"at most {counted(written.compared, 'item')} compared, those left after {counted(written.stop, 'code')}"
+    elif written.compared:
+        plan = f"{counted(written.compared, 'item')} compared, those in the beam"
     else:
-        end = f"; compared: at most {counted(written.compared, 'item')} left after {counted(written.stop, 'code')}"
-    yield f"looking for {kind}, the decoder writes{end}:"
+        plan = "ranked by log-probability"
+    yield f"target: {written.target or 'any'}; {plan}"
+    yield "  code                     log p     items  (* leads to a result, x rejected, given: set by the target)"
     for node in written.tree():
         yield from _branch(node, 1)
     yield ""
 
 
 def _branch(node: dict[str, Any], depth: int) -> Iterator[str]:
-    """A code and what was written after it; a code that leads to one item only names it."""
+    """A code and the codes after it; a code with one item names it."""
     alone = node["items"] == 1
     code = node["prefix"][-1]
     likely = "given" if node["log_p"] is None else f"{node['log_p']:7.2f}"
-    mark = "*" if node["answer"] else " " if node["kept"] else "x"
+    if node["answer"]:
+        mark = "*"
+    elif node["kept"]:
+        mark = " "
+    else:
+        mark = "x"
     what = node["examples"][0] if alone and node["examples"] else ", ".join(node["words"])
     items = counted(node["items"], "item", 9)
     yield f"{mark} {'  ' * depth}{code:<{max(1, 24 - 2 * depth)}} {likely:>7} {items}  {what}".rstrip()
@@ -291,7 +299,7 @@ def _explain_items(index: Index, ids: Sequence[str], neighbours: int, as_json: b
 
 
 def _path_of(index: Index, item_id: str, codes: Sequence[int], neighbours: int) -> dict[str, Any]:
-    """Each prefix of an ID: how many items live there and which others, for as long as there are others."""
+    """For each prefix of an ID: the number of items under it, and some of the others."""
     steps = []
     for level in range(1, len(codes) + 1):
         view = index.below(codes[:level], limit=neighbours + 1)

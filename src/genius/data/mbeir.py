@@ -252,7 +252,9 @@ class MBeir:
     # -- instructions ------------------------------------------------------------------------------------------
 
     def _read_prompts(self, given: str | Path | None) -> dict[tuple[int, Modality, Modality], list[str]]:
-        path = Path(given) if given is not None else self.root / INSTRUCTIONS
+        path = self.root / INSTRUCTIONS
+        if given is not None:
+            path = Path(given)
         if not path.is_file():
             if given is not None:
                 raise GeniusError(f"no such instruction file: {path}")

@@ -157,7 +157,7 @@ def _check(model: Genius, index: Index) -> None:
 def _collection(index: Index, data: Path, sheets: Sheets, vectors: bool) -> tuple[list[dict[str, Any]], np.ndarray[Any, Any]]:
     """What is shown of each item, and all codes, in the order in which items were added."""
     columns = ["_seq", "id", "text", "modality", "_metadata", "_codes", "_thumbnail", *(["_embedding"] if vectors else [])]
-    reader = index._state.reader()
+    reader = index.reader()
     rows: list[tuple[int, dict[str, Any], list[int], Any]] = []
     for batch in reader.batches(columns):
         for row in batch.to_pylist():

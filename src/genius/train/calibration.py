@@ -88,13 +88,13 @@ def measure(lists: ResultLists) -> dict[str, float]:
     count = len(lists.has_image)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(0)).to(lists.has_image.device)
     fitted = fit(*lists.take(order[: count // 2]))
-    rest = lists.take(order[count // 2 :])
-    has_image = rest.has_image.cpu().numpy()
-    scores = rest.scores.double().cpu().numpy()
-    modalities = rest.modalities.double().cpu().numpy()
-    positive = rest.positive.double().cpu().numpy()
-    negative_scores = rest.negative_scores.cpu().numpy()
-    negative_modalities = rest.negative_modalities.cpu().numpy()
+    measured = lists.take(order[count // 2 :])
+    has_image = measured.has_image.cpu().numpy()
+    scores = measured.scores.double().cpu().numpy()
+    modalities = measured.modalities.double().cpu().numpy()
+    positive = measured.positive.double().cpu().numpy()
+    negative_scores = measured.negative_scores.cpu().numpy()
+    negative_modalities = measured.negative_modalities.cpu().numpy()
     answerable = []
     unanswerable = []
     hit_probabilities = []

@@ -129,8 +129,11 @@ def _same_content(data: FeatureSet, text_only: Tensor) -> Tensor:
     start = len(data.queries) + len(data.pool)
     edges = []
     for content in ("image", "text"):
-        query_mask = data.queries.image_mask if content == "image" else text_only
-        pool_mask = data.pool.image_mask if content == "image" else data.pool.text_mask
+        query_mask = text_only
+        pool_mask = data.pool.text_mask
+        if content == "image":
+            query_mask = data.queries.image_mask
+            pool_mask = data.pool.image_mask
         keys = [digest(data.queries, content)[query_mask], digest(data.pool, content)[pool_mask]]
         owners = [query_nodes[query_mask], pool_nodes[pool_mask]]
         unique, which = torch.unique(torch.cat(keys), return_inverse=True)
@@ -144,7 +147,7 @@ def digest(features: Features, content: str, chunk: int = 8192) -> Tensor:
     vectors = features.image if content == "image" else features.text
     weight = torch.randint(2**62, (vectors.shape[1],), generator=torch.Generator().manual_seed(0)) * 2 + 1
     parts = [(part.float().contiguous().view(torch.int32).long() * weight).sum(1) for part in vectors.split(chunk)]
-    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.long)
+    return torch.cat([torch.empty(0, dtype=torch.long), *parts])
 
 
 def sample_queries(data: FeatureSet, most: int) -> FeatureSet:
@@ -152,7 +155,9 @@ def sample_queries(data: FeatureSet, most: int) -> FeatureSet:
     tasks = [(data.tasks == task).nonzero()[:, 0] for task in data.tasks.unique()]
     each = max(most // max(len(tasks), 1), 1)
     picked = [rows[torch.linspace(0, len(rows) - 1, min(each, len(rows))).long()] for rows in tasks]
-    return data.take_queries(torch.cat(picked).sort().values) if picked else data
+    if not picked:
+        return data
+    return data.take_queries(torch.cat(picked).sort().values)
 
 
 def sample_pool(data: FeatureSet, most: int, seed: int) -> FeatureSet:

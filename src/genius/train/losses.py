@@ -17,7 +17,10 @@ from torch import Tensor
 
 
 def world_size() -> int:
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    """How many processes train together."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size()
+    return 1
 
 
 def _all_gather(rows: Tensor) -> Tensor:
@@ -60,7 +63,10 @@ def gather_halves(rows: Tensor) -> Tensor:
 
 
 def rank() -> int:
-    return dist.get_rank() if world_size() > 1 else 0
+    """The number of this process, from 0."""
+    if world_size() > 1:
+        return dist.get_rank()
+    return 0
 
 
 # What must be equal on every process is computed by the first: k-means, mining and codes sum floating-point numbers in
@@ -152,7 +158,9 @@ def residual_loss(residuals: Sequence[Tensor], chosen: Sequence[Tensor], reducti
     """
     levels = [F.mse_loss(r, e.detach(), reduction="none") for r, e in zip(residuals, chosen, strict=True)]
     stacked = torch.stack(levels)  # (M, N, D)
-    return stacked.mean() if reduction == "mean" else stacked.sum((0, 2)).mean()
+    if reduction == "mean":
+        return stacked.mean()
+    return stacked.sum((0, 2)).mean()
 
 
 def reconstruction_loss(query: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:

@@ -88,7 +88,9 @@ class Draws:
 
 def share(rows: Tensor, rank: int, world: int) -> Tensor:
     """This process's part of a batch."""
-    return rows if world == 1 else rows.chunk(world)[rank]
+    if world == 1:
+        return rows
+    return rows.chunk(world)[rank]
 
 
 class Positives:
@@ -278,8 +280,9 @@ class PairStage(Stage):
         if config.modality_weight > 0:
             start = torch.randn(3, width, generator=torch.Generator().manual_seed(seed))
             self.modality_means = nn.Parameter(start)  # a direction for each target modality
-        self.hard = HardNegatives(config.hard_negatives, config.steps) if config.hard_negatives > 0 else None
-        if self.hard is not None:
+        self.hard: HardNegatives | None = None
+        if config.hard_negatives > 0:
+            self.hard = HardNegatives(config.hard_negatives, config.steps)
             self.register_buffer("wrong_lists", no_lists(len(data.queries)))
 
     @abstractmethod

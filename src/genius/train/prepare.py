@@ -40,7 +40,9 @@ def settle_sizes(config: TrainConfig, data: FeatureSet, runtime: Runtime) -> Tra
     feature_width = data.pool.image.shape[1]
     if train == "auto":
         needs_heads = feature_width != data.pool.text.shape[1] or width not in (0, feature_width)
-        train = "heads" if needs_heads else "none"
+        train = "none"
+        if needs_heads:
+            train = "heads"
         runtime.journal.note(f"encoder.train = {train}")
     if not width:
         width = HEADS_WIDTH if train == "heads" else feature_width
@@ -149,5 +151,7 @@ def _first_difference(old: Any, new: Any, where: str = "") -> str:
     if isinstance(old, dict) and isinstance(new, dict):
         for name in sorted(old.keys() | new.keys()):
             if old.get(name) != new.get(name):
-                return _first_difference(old.get(name), new.get(name), f"{where}.{name}" if where else name)
-    return f"{where} was {old!r}, is {new!r}" if where else "unreadable"
+                return _first_difference(old.get(name), new.get(name), f"{where}.{name}".lstrip("."))
+    if not where:
+        return "unreadable"
+    return f"{where} was {old!r}, is {new!r}"
