@@ -451,7 +451,7 @@ def test_a_map_of_the_collection(open_page: Callable[..., Any]) -> None:
     assert "under" in page.inner_text("#results .hint >> nth=0")
     page.click(".map-tab >> text=Plane")
     settled(page)
-    assert page.get_attribute(".plane", "data-items") == "108" and "differ most" in page.inner_text("#results")
+    assert page.get_attribute(".plane", "data-items") == "108" and "principal components" in page.inner_text("#results")
     until(page, "document.querySelectorAll('.dot').length > 0")
     before = page.locator(".dot").count()
     page.click("text=Closer")

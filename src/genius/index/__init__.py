@@ -380,7 +380,7 @@ class Index(OpenIndex):
         if field is not None and field not in fields:
             raise GeniusError(f"no field {field!r}, there are: {', '.join(sorted(fields)) or 'none'}")
         columns = ["id"] if field is None else ["id", field]
-        for row in searching.stream(self._state, columns, where):
+        for row in searching.stream(self, columns, where):
             yield row["id"], None if field is None else row[field]
 
     def below(self, prefix: Sequence[int | None] = (), *, limit: int = 20, offset: int = 0, per_child: int = 0) -> PrefixView:

@@ -11,7 +11,7 @@ const WORDS_FROM = 2; // zoom from which texts are written out
 const PRESS = 6; // pixels that a finger may move while it presses
 const ASK_AGAIN = 4000; // milliseconds, while a better plane is being drawn
 const METHODS = {
-  umap: "drawn by UMAP: alike items lie near each other",
+  umap: "by UMAP: similar items lie close together",
   pca: "by principal components",
 };
 
