@@ -527,7 +527,7 @@ def test_a_better_plane_takes_the_place_of_the_first(open_page: Callable[..., An
     page.click(".map-tab >> text=Plane")
     settled(page)
     assert "being computed" in page.inner_text("#results")
-    until(page, "document.querySelector('#results').textContent.includes('drawn by UMAP')")
+    until(page, "document.querySelector('#results').textContent.includes('by UMAP')")
     assert len(asked) == 2 and page.get_attribute(".plane", "data-items") == "108"
 
 
