@@ -330,10 +330,10 @@ class Backend:
             if isinstance(source, Image.Image) or (isinstance(source, str | Path) and Path(source).suffix.lower() == SVG):
                 return _png(load_image(source)), "image/png"
             with opened(source, "the image") as picture:
-                kind = WEB_TYPES.get(picture.format or "")
-            if kind is None:
+                media_type = WEB_TYPES.get(picture.format or "")
+            if media_type is None:
                 return _png(load_image(source, least=WORKING_SIDE)), "image/png"
-            return (source if isinstance(source, bytes) else Path(source).open("rb")), kind
+            return (source if isinstance(source, bytes) else Path(source).open("rb")), media_type
         except (OSError, PictureError):
             gone = isinstance(source, str | Path) and not Path(source).is_file()
             problem = "is no longer there" if gone else "cannot be read any more"
@@ -419,8 +419,8 @@ class Backend:
 
     # -- presentation ------------------------------------------------------------------------------------------
 
-    def _url(self, kind: str, item_id: str) -> str:
-        return f"{self.base}/{kind}/{quote(item_id, safe='')}"
+    def _url(self, route: str, item_id: str) -> str:
+        return f"{self.base}/{route}/{quote(item_id, safe='')}"
 
     def _shown(self, item: Item) -> dict[str, Any]:
         """The fields of `ListedItem`."""

@@ -13,7 +13,7 @@ import base64
 import functools
 import ssl
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from types import TracebackType
@@ -98,7 +98,7 @@ class GeniusClient:
     def __enter__(self) -> GeniusClient:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, exc_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
     # -- search ------------------------------------------------------------------------------------------------
@@ -289,8 +289,8 @@ class GeniusClient:
                 raise ServerError(f"{self._http.base_url} is not ready after {timeout_s:g} s")
             time.sleep(0.1)
 
-    def _path(self, kind: str, item_id: str) -> str:
-        return f"{self._base}/{kind}/{quote(item_id, safe='')}"
+    def _path(self, route: str, item_id: str) -> str:
+        return f"{self._base}/{route}/{quote(item_id, safe='')}"
 
     # -- transport ---------------------------------------------------------------------------------------------
 
@@ -385,8 +385,18 @@ class AsyncGeniusClient:
     async def __aenter__(self) -> AsyncGeniusClient:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         await self.close()
+
+    async def items(
+        self, where: str | None = None, *, order_by: str | None = None, descending: bool = False, page_size: int = 100
+    ) -> AsyncIterator[ListedItem]:
+        """As `GeniusClient.items`, for `async for`."""
+        pages = self.client.items(where, order_by=order_by, descending=descending, page_size=page_size)
+        while (item := await asyncio.to_thread(next, pages, None)) is not None:
+            yield item
 
     search = _later(GeniusClient.search)
     search_many = _later(GeniusClient.search_many)  # type: ignore[arg-type]
