@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,14 @@ def a_decoder(tmp_path: Path, trained: bool = True, **changes: object) -> tuple[
     if trained:
         learn(stage, config.generator, tmp_path)
     return stage, honest
+
+
+def test_a_decoder_within_two_percent_of_guessing_is_at_chance(tmp_path: Path) -> None:
+    stage, _ = a_decoder(tmp_path, trained=False)
+    chance = math.log(8)  # both levels after the modality have 8 codes
+    assert "guessing is 2.08" in stage.problems(0.5, {"nats": 0.99 * chance})["chance"]
+    assert stage.problems(0.5, {"nats": 0.95 * chance}) == {}
+    assert stage.problems(0.2, {"nats": 0.99 * chance}) == {}  # too early to tell
 
 
 def test_the_correction_of_the_similarity_is_penalised(tmp_path: Path) -> None:

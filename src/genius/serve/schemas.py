@@ -260,7 +260,7 @@ class SearchBatchResponse(BaseModel):
 
 
 class ExplainedCode(BaseModel):
-    """One code that could follow a prefix."""
+    """One code that could follow others."""
 
     prefix: list[int] = Field(description="The codes up to and with this one.")
     log_p: float | None = Field(description="Log-probability of this code given its prefix; null if the query fixed it.")
@@ -280,7 +280,7 @@ class ExplainedNode(ExplainedCode):
 
 
 class ExplainedStep(BaseModel):
-    """The generation of one code."""
+    """One level of a beam search."""
 
     level: int
     competing: int = Field(description="Codes that could follow the beams.")
@@ -289,14 +289,10 @@ class ExplainedStep(BaseModel):
     codes: list[ExplainedCode] = Field(description="The best kept, those that lead to results, the best rejected; best first.")
 
 
-class ExplainedWriting(BaseModel):
-    """How IDs were generated for one target modality."""
+class ExplainedTrace(BaseModel):
+    """How a beam search generates IDs for one target modality."""
 
     target: Target | None
-    stop: int | None = Field(
-        description="Codes after which the remaining items are compared by embedding; null: generation goes on to the end."
-    )
-    compared: int = Field(description="Items that are then compared.")
     steps: list[ExplainedStep]
     tree: list[ExplainedNode] = Field(description="The same codes as a tree.")
 
@@ -318,8 +314,10 @@ class ExplainedAnswer(BaseModel):
 
 class ExplainResponse(BaseModel):
     answers: list[ExplainedAnswer]
-    written: list[ExplainedWriting] = Field(description="One per target modality.")
-    scanned: bool = Field(description="Whether all items were compared exhaustively, so that codes decided nothing.")
+    summary: str = Field(description="In one line, the plan that ran.")
+    plan: str | None = Field(description="The plan that found the hits: flat, scan or beam; null: there was nothing to search.")
+    considered: int = Field(description="Items that it scored in any way.")
+    traces: list[ExplainedTrace] = Field(description="One for each target modality that was searched.")
     answerable: float | None
     doubtful: bool
     thumbnails: dict[str, str] = Field(description="Thumbnail URLs of the examples, by id.")
