@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo site test test-ray test-gpu lint browser lock sbom clean help
+.PHONY: setup demo site test test-ray test-gpu lint browser lock sbom release clean help
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -27,7 +27,7 @@ demo: $(VENV)/.demo  ## index 11,600 drawings and two dozen photos that pip inst
 	$(BIN)/genius demo
 
 site: setup  ## the documentation as build/site, every link checked
-	$(BIN)/python -m lab.site
+	$(BIN)/python -m lab.site --tab
 
 lint: setup  ## ruff and mypy --strict
 	$(BIN)/ruff check .
@@ -63,6 +63,11 @@ lock: setup  ## requirements.lock: the versions that were tested, with hashes
 sbom: setup  ## sbom.json: what GENIUS is made of, as CycloneDX
 	$(PIP) -e '.[release]'
 	cat constraints.txt requirements.lock | $(BIN)/cyclonedx-py requirements - --pyproject pyproject.toml --output-reproducible --of JSON -o sbom.json
+
+# setuptools builds; a fresh environment installs. No development tools are needed.
+release: | $(BIN)/python  ## dist/: check version, changelog and wheel contents, and install the wheel into a fresh environment
+	$(PIP) 'setuptools>=77'
+	$(BIN)/python -m lab.release
 
 clean:  ## remove what make and the demo made
 	rm -rf $(VENV) demo.genius demo-photos.genius demo.png runs build dist

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import typer
 
+import lab.uniir  # noqa: F401 - its encoders register themselves
 from lab.icons.command import icons
+from lab.mbeir.check import check_mbeir
 from lab.mbeir.shapes import shapes
 from lab.paper.command import reproduce_experiment
 from lab.recipes import recipes
@@ -17,6 +19,7 @@ from lab.speed.command import bench
 app = typer.Typer(name="lab", no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 app.command("icons")(icons)
 app.command("shapes")(shapes)
+app.command("check-mbeir")(check_mbeir)
 app.command("reproduce")(reproduce_experiment)
 app.command("recipes")(recipes)
 app.command("bench")(bench)

@@ -33,8 +33,9 @@ from genius.encoders.towers import Heads
 from genius.evaluate import EvalConfig, Evaluation, evaluate
 from genius.features import Features
 from genius.model.codebooks import neighbours
-from genius.train import Trained, through_heads, train
+from genius.train import Trained, train
 from genius.train.config import EncoderStageConfig, TrainConfig, read_train_config
+from genius.train.handover import through_heads
 from genius.train.holdout import split
 
 METHODS = (

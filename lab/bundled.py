@@ -23,10 +23,11 @@ from genius.config import to_dict
 from genius.data.features import FeatureSet
 from genius.features import Features
 from genius.model.genius import Genius
-from genius.train import Trained, assemble, freeze, train
+from genius.train import Trained, train
 from genius.train.config import TrainConfig, read_train_config
 from genius.train.generator import GeneratorStage
-from genius.train.holdout import with_honest
+from genius.train.handover import assemble, freeze
+from genius.train.holdout import split_given
 from genius.train.journal import Journal
 from genius.train.loop import Runtime, make_accelerator, run_stage
 from genius.train.quantizer import QuantizerStage
@@ -57,7 +58,7 @@ def decoder_anew(model: Genius, data: FeatureSet, honest: FeatureSet, config: Tr
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, width=data.pool.image.shape[1]))
     accelerator = make_accelerator(config.device)
     runtime = Runtime(accelerator, Journal(output / "run", quiet=True), config.seed, config.run)
-    parts = with_honest(data, honest, config.seed)
+    parts = split_given(data, honest, config.seed)
     second = QuantizerStage(parts.train, parts.validation, config.model, config.quantizer, config.seed, runtime.device)
     second.fusion.load_state_dict(model.fusion.state_dict())
     second.quantizer.load_state_dict(model.quantizer.state_dict())

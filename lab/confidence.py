@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 
 from genius import Genius
-from genius.train.holdout import calibrate
+from genius.train.calibration import calibrate
 from lab.icons.vectors import load
 
 

@@ -41,14 +41,14 @@ class Mutant:
 
 MUTANTS = (
     Mutant(
-        "M1", "a search that stops early does not fill its budget", "search/beam.py",
-        "order, done, max(beams, stop), stop)", "order, done, beams, stop)",
-        ("search/test_engine.py::test_an_early_stop_fills_its_budget",),
+        "M1", "an added item comes before those with the same ID", "search/trie.py",
+        "return self.positions(hi)", "return self.positions(lo)",
+        ("search/test_trie.py::test_a_merged_trie_is_the_rebuilt_one",),
     ),
     Mutant(
-        "M2", "fewer than k hits are enough", "search/engine.py",
-        "short.append(where[(rows >= 0).sum(1) < wanted])", "short.append(where[:0])",
-        ("search/test_engine.py::test_k_allowed_items_come_back_when_they_exist",),
+        "M2", "fewer than k hits are enough", "search/beam.py",
+        "minlength=len(queries)) < wanted[queries]", "minlength=len(queries)) < 0",
+        ("search/test_beam.py::test_the_plan_returns_k_items_while_k_exist",),
     ),
     Mutant(
         "M4", "row -1 of a trie is taken for the last one", "search/trie.py",
@@ -62,12 +62,12 @@ MUTANTS = (
     ),
     Mutant(
         "M6", "the gradient is never rotated", "model/quantizer.py",
-        'if self.config.gradient == "rotation" else', 'if self.config.gradient == "never" else',
+        'if self.config.gradient == "rotation":', 'if self.config.gradient == "never":',
         ("model/test_official_golden.py",),
     ),
     Mutant(
         "M7", "a modality's dead codes are revived from other modalities", "model/quantizer.py",
-        "own if len(own) else everyone)", "everyone)",
+        "own if len(own) else candidates)", "candidates)",
         ("model/test_own_codebooks.py::test_dead_codes_are_revived_from_their_own_modality",),
     ),
     Mutant(
@@ -116,7 +116,7 @@ MUTANTS = (
         ("train/test_pairing.py::test_codes_are_ranked_as_they_will_be_searched",),
     ),
     Mutant(
-        "M18", "questions are not augmented (Eq. 11)", "train/generator.py",
+        "M18", "queries are not augmented (Eq. 11)", "train/generator.py",
         "Batch(self.augment(frozen.queries[rows], frozen.pool[targets], mu),", "Batch(frozen.queries[rows],",
         ("train/test_stages.py::test_the_papers_inputs_are_augmented_questions",),
     ),
@@ -131,8 +131,8 @@ MUTANTS = (
         ("index/test_index_basics.py::test_under_a_filter_all_that_match_are_compared",),
     ),
     Mutant(
-        "M22", "folding two tries into one brings deleted items back", "search/engine.py",
-        "new.alive = None if alive is None else torch.as_tensor(alive, device=self.device)", "new.alive = None",
+        "M22", "deleted items are found", "search/collection.py",
+        "living = torch.as_tensor(alive, device=self.device)", "living = None",
         ("search/test_engine.py::test_additions_and_deletions_equal_a_fresh_build",),
     ),
     Mutant(
@@ -147,7 +147,7 @@ MUTANTS = (
     ),
     Mutant(
         "N2", "a recipe's schedule is not the optimizer's", "train/quantizer.py",
-        "self.config, self.schedule = config, self.recipe.quantizer", "self.config = config",
+        "self.schedule = self.recipe.quantizer", "pass",
         ("train/test_every_field.py::test_another_constant_of_the_recipe_changes_the_run",),
     ),
     Mutant(
@@ -156,9 +156,39 @@ MUTANTS = (
         ("model/test_genius_model.py::test_a_field_that_comes_later_changes_no_fingerprint_until_it_is_used",),
     ),
     Mutant(
-        "N4", "the best weights are not the ones that stay", "train/holdout.py",
+        "N4", "the best weights are not the ones that stay", "train/selection.py",
         "self._put(self.best if self.patience and self.best else self.average)", "self._put(self.average)",
         ("train/test_selection.py",),
+    ),
+    Mutant(
+        "T2", "the decoder's correction of the similarity costs nothing", "train/generator.py",
+        'loss = loss + CORRECTION_PENALTY * logs["correction"]', "pass",
+        ("train/test_stages.py::test_the_correction_of_the_similarity_is_penalised",),
+    ),
+    Mutant(
+        "K1", "a revived code's running sum is not weighted: it jumps at the next step", "model/quantizer.py",
+        "[rows] = picks * weight", "[rows] = picks",
+        ("model/test_quantizer.py::test_a_revived_code_stays_where_it_was_put",),
+    ),
+    Mutant(
+        "X2", "offsets of invented queries point the other way", "fit/__init__.py",
+        "Offsets(queries[known] - z[rows],", "Offsets(z[rows] - queries[known],",
+        ("fit/test_offsets.py",),
+    ),
+    Mutant(
+        "D2", "repeated queries of a plain split are dropped in silence", "data/mbeir.py",
+        "                if self.split in UNION_QUERIES:\n                    seen.add(name)", "                seen.add(name)",
+        ("data/test_mbeir_layout.py::test_a_query_that_a_plain_split_names_twice_is_not_dropped_in_silence",),
+    ),
+    Mutant(
+        "W1", "a collapsed quantizer is not reported", "train/quantizer.py",
+        'values["perplexity"] >= COLLAPSED * usable', 'values["perplexity"] >= 0',
+        ("train/test_warnings.py::test_a_level_that_uses_a_tenth_of_its_codes_has_collapsed",),
+    ),
+    Mutant(
+        "W2", "a decoder at chance is not reported", "train/generator.py",
+        'values["nats"] < AT_CHANCE * chance', 'values["nats"] < 2 * chance',
+        ("train/test_stages.py::test_a_decoder_within_two_percent_of_guessing_is_at_chance",),
     ),
 )  # fmt: skip
 

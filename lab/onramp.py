@@ -31,7 +31,8 @@ from torch import Tensor
 from genius.data.features import FeatureSet
 from genius.encoders.towers import Heads
 from genius.features import Features
-from genius.fit import KEPT, PICTURE, Fit, FitConfig, Questions, fit_collection
+from genius.fit import MEASURED_SEARCHES, Fit, FitConfig, fit_collection
+from genius.fit.invent import IMAGE, InventedQueries
 from genius.ranking import hit_at, judge, nearest_rows
 from genius.search import CodeTrie, SearchEngine, SearchParams
 from genius.train.config import EncoderStageConfig, RunConfig
@@ -92,7 +93,7 @@ def world(photos: Features, titles: Features, group: Tensor, rows: Tensor) -> Wo
     return World(photos[torch.tensor(kept)], tasks)
 
 
-def made_up(collection: Features, count: int, seed: int) -> Questions:
+def made_up(collection: Features, count: int, seed: int) -> InventedQueries:
     """Photos moved a little: half of them by as much as cut-outs move a picture, half by as much as words stand away."""
     random = torch.Generator().manual_seed(seed)
     rows = torch.randperm(len(collection), generator=random)[:count]
@@ -102,7 +103,7 @@ def made_up(collection: Features, count: int, seed: int) -> Questions:
     moved = F.normalize(moved, dim=1) * collection.image.norm(dim=1).mean()
     yes = torch.ones(len(rows), dtype=torch.bool)
     asked = Features(moved, torch.zeros_like(moved), yes, ~yes)
-    return Questions(asked, rows, torch.zeros_like(rows), torch.full_like(rows, PICTURE))
+    return InventedQueries(asked, rows, torch.zeros_like(rows), torch.full_like(rows, IMAGE))
 
 
 def hit_rate(found: Tensor, task: Task, at: int = 5) -> float:
@@ -121,9 +122,9 @@ def measure(fit: Fit, there: World, most: int) -> dict[str, Any]:
         task = Task(whole.asked[some], [whole.answers[i] for i in some.tolist()])
         asked, _ = model.embed(task.asked)
         rates = {"dense": hit_rate(nearest_rows(asked, z, 5), task)}
-        for search in KEPT:
+        for search in MEASURED_SEARCHES:
             rates[search] = hit_rate(engine.search(asked, k=5, params=usual.named(search)).rows, task)
-        shares = {search: round(rates[search] / rates["dense"], 4) for search in KEPT}
+        shares = {search: round(rates[search] / rates["dense"], 4) for search in MEASURED_SEARCHES}
         out[name] = {"questions": len(some), "hit@5": {k: round(v, 4) for k, v in rates.items()}, "share of dense": shares}
     return out
 

@@ -1,9 +1,10 @@
-"""The documentation site: built with MkDocs (or Zensical), with the files of the repository that it links to, every link checked.
+"""The documentation site: built with MkDocs (or Zensical), together with the files of the repository that its pages link to.
 
-    python -m lab.site                     build/site, ready to be put on any host of files
+    python -m lab.site                     build/site, ready for any static host; every link is checked
+    python -m lab.site --tab               also exports an index of our own drawings as the live demo in build/site/try
     python -m lab.site --with zensical     the same pages by MkDocs' successor
 
-The folder mirrors the repository: pages are in `docs/`, so that a link to `../lab/results/x.json` is true in both.
+The folder mirrors the repository: pages are in `docs/`, so a link to `../lab/results/x.json` is valid in both.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -20,23 +22,25 @@ from urllib.parse import unquote, urlsplit
 
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "build" / "site"
-HOME = '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url=docs/index.html"><title>GENIUS</title>'
-
-PLAIN = '<!doctype html><meta charset="utf-8"><title>GENIUS</title><pre>{}</pre>'
+REDIRECT = (
+    '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url=docs/index.html"><title>GENIUS</title>'
+)
+TEXT_PAGE = '<!doctype html><meta charset="utf-8"><title>GENIUS</title><pre>{}</pre>'
+NO_TAB = "The live demo is not part of this build. Run: python -m lab.site --tab"
 
 
 class _Links(HTMLParser):
-    """Where a page points to, and the names that others may point to in it."""
+    """The links of a page, and the anchors that others may link to."""
 
     def __init__(self) -> None:
         super().__init__()
         self.targets: list[str] = []
-        self.names: set[str] = set()
+        self.anchors: set[str] = set()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         for key, value in attrs:
             if key in ("id", "name") and value:
-                self.names.add(value)
+                self.anchors.add(value)
             if key in ("href", "src") and value and tag in ("a", "img", "link", "script"):
                 self.targets.append(value)
 
@@ -47,87 +51,119 @@ def read(page: Path) -> _Links:
     return links
 
 
-def inside(page: Path, target: str) -> tuple[Path, str] | None:
-    """The file and the place in it that a link means; None for one that leaves the site."""
+def resolve(page: Path, target: str) -> tuple[Path, str] | None:
+    """The file and the anchor that a link means; None if it leaves the site."""
     parts = urlsplit(target)
     if parts.scheme or parts.netloc or target.startswith(("mailto:", "data:")):
         return None
-    path = page if not parts.path else (page.parent / unquote(parts.path)).resolve()
-    return (path / "index.html" if path.is_dir() else path), unquote(parts.fragment)
+    path = page
+    if parts.path:
+        path = (page.parent / unquote(parts.path)).resolve()
+    if path.is_dir():
+        path = path / "index.html"
+    return path, unquote(parts.fragment)
 
 
-def bring_along(out: Path, root: Path = ROOT) -> list[str]:
-    """Copy the files of the repository that pages link to; their names."""
-    brought = []
+def copy_linked_files(out: Path, root: Path = ROOT) -> list[str]:
+    """Copy the files of the repository that pages link to.
+
+    Returns:
+        Their names, relative to `out`.
+    """
+    copied = []
     for page in sorted(out.rglob("*.html")):
         for target in read(page).targets:
-            found = inside(page, target)
+            found = resolve(page, target)
             if found is None or found[0].exists() or not found[0].is_relative_to(out):
                 continue
-            source = root / found[0].relative_to(out)
-            written = source.with_suffix(".md")  # Zensical means X.html where a page says ../X.md
-            if source.is_file() or (source.suffix == ".html" and written.is_file()):
-                found[0].parent.mkdir(parents=True, exist_ok=True)
-                if source.is_file():
-                    shutil.copyfile(source, found[0])
-                else:
-                    found[0].write_text(PLAIN.format(escape(written.read_text(encoding="utf-8"))), encoding="utf-8")
-                brought.append(str(found[0].relative_to(out)))
-    return brought
+            destination = found[0]
+            source = root / destination.relative_to(out)
+            markdown = source.with_suffix(".md")  # Zensical links to X.html where a page says ../X.md
+            if source.is_file():
+                destination.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source, destination)
+            elif source.suffix == ".html" and markdown.is_file():
+                destination.parent.mkdir(parents=True, exist_ok=True)
+                destination.write_text(TEXT_PAGE.format(escape(markdown.read_text(encoding="utf-8"))), encoding="utf-8")
+            else:
+                continue
+            copied.append(str(destination.relative_to(out)))
+    return copied
 
 
 def dead_links(out: Path) -> list[str]:
-    """One line for each link that leads nowhere."""
+    """One line per link to a file or an anchor that does not exist."""
     pages = {page: read(page) for page in sorted(out.rglob("*.html"))}
     dead = []
     for page, links in pages.items():
         for target in links.targets:
-            found = inside(page, target)
+            found = resolve(page, target)
             if found is None or page.name == "404.html":
                 continue
-            path, name = found
+            path, anchor = found
             known = pages.get(path)
             if not path.exists():
-                dead.append(f"{page.relative_to(out)}: {target} is not there")
-            elif name and known is not None and name not in known.names:
-                dead.append(f"{page.relative_to(out)}: {target} names no place of that page")
+                dead.append(f"{page.relative_to(out)}: {target} does not exist")
+            elif anchor and known is not None and anchor not in known.anchors:
+                dead.append(f"{page.relative_to(out)}: {target} names no anchor of that page")
     return dead
 
 
-def listed(text: str, docs: Path) -> list[str]:
-    """Links of llms.txt that lead nowhere: it is read as it is."""
+def dead_links_of_text(text: str, docs: Path) -> list[str]:
+    """Links of llms.txt to files that do not exist."""
     return [target for target in re.findall(r"\]\(([^)]+)\)", text) if not (docs / target).is_file()]
 
 
-def build(program: str = "mkdocs", root: Path = ROOT, out: Path = OUT) -> list[str]:
-    """Build everything into `out`; one line for each fault."""
+def export_tab(out: Path) -> None:
+    """Export an index of our own drawings as a search in a browser tab."""
+    from genius.export.web import export_web
+    from genius.index import Index
+    from lab.draw.screenshots import build as build_index
+
+    with tempfile.TemporaryDirectory() as folder, Index.open(build_index(Path(folder))) as index:
+        export_web(index, out)
+
+
+def build(program: str = "mkdocs", root: Path = ROOT, out: Path = OUT, tab: bool = False) -> list[str]:
+    """Build the site into `out`.
+
+    Returns:
+        One line per problem.
+    """
     shutil.rmtree(out, ignore_errors=True)
-    command = (
-        [sys.executable, "-m", program, "build"]
-        if program == "mkdocs"
-        else [str(Path(sys.executable).with_name(program)), "build"]
-    )
-    quiet = ["--strict", "--quiet", "--site-dir", str(out / "docs")] if program == "mkdocs" else []
-    done = subprocess.run([*command, *quiet], cwd=root, capture_output=True, text=True)
+    if program == "mkdocs":
+        command = [sys.executable, "-m", program, "build", "--strict", "--quiet", "--site-dir", str(out / "docs")]
+    else:
+        command = [str(Path(sys.executable).with_name(program)), "build"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
     if done.returncode:
         return [f"{program}: {line}" for line in (done.stderr + done.stdout).splitlines() if line.strip()][-20:]
-    (out / "index.html").write_text(HOME, encoding="utf-8")
-    bring_along(out, root)
-    missing = listed((root / "docs" / "llms.txt").read_text(encoding="utf-8"), root / "docs")
+    (out / "index.html").write_text(REDIRECT, encoding="utf-8")
+    if tab:
+        export_tab(out / "try")
+    else:
+        (out / "try").mkdir()
+        (out / "try" / "index.html").write_text(TEXT_PAGE.format(NO_TAB), encoding="utf-8")
+    copy_linked_files(out, root)
+    problems = dead_links(out)
+    listed = dead_links_of_text((root / "docs" / "llms.txt").read_text(encoding="utf-8"), root / "docs")
+    problems += [f"llms.txt: {target}" for target in listed]
     api = (out / "docs" / "api.html").read_text(encoding="utf-8")
-    lacking = [name for name in ("search_embedded", "from_pretrained", "SearchParams") if name not in api]
-    return [*dead_links(out), *(f"llms.txt: {target}" for target in missing), *(f"api.html lacks {name}" for name in lacking)]
+    expected = ("search_embedded", "from_pretrained", "SearchParams")
+    problems += [f"api.html lacks {name}" for name in expected if name not in api]
+    return problems
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m lab.site", description=__doc__)
     parser.add_argument("--with", dest="program", default="mkdocs", choices=("mkdocs", "zensical"))
-    faults = build(parser.parse_args().program)
-    print(
-        "\n".join(faults)
-        or f"built in {OUT.relative_to(ROOT)}: open {OUT.relative_to(ROOT)}/index.html; every link leads somewhere"
-    )
-    raise SystemExit(1 if faults else 0)
+    parser.add_argument("--tab", action="store_true", help="export the live demo, a search in a browser tab")
+    given = parser.parse_args()
+    problems = build(given.program, tab=given.tab)
+    if problems:
+        print("\n".join(problems))
+        raise SystemExit(1)
+    print(f"built: open {OUT.relative_to(ROOT)}/index.html; all links resolve")
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ def attempt(path: Path, mend: bool) -> dict[str, Any]:
     found = refusal(path)
     result: dict[str, Any] = {"opening": found is not None, "line": found or ""}
     report = check(path)
-    result |= {"check": not report.ok, "problem": report.problems[0] if report.problems else ""}
+    result |= {"check": not report.ok or bool(report.notes), "problem": report.problems[0] if report.problems else ""}
     if found is None:
         try:
             result["same"] = answers(path, MODEL) == whole

@@ -1,19 +1,22 @@
-"""What the front is measured on: vectors, codes and questions of trained models, and the same filled up with points between.
+"""Data of the search benchmark: vectors that owe nothing to held-out queries, and data sets in VIBE's format.
 
-    python -m lab.front.data icons FEATURES OUT              the bundled model's vectors of the icons (`lab.icons.vectors`)
-    python -m lab.front.data fashion VECTORS.pt OUT          vectors of a trained fusion; codes and decoder fitted to them here
-    python -m lab.front.data fill OUT BIGGER SIZE            + points between items of the same kind that stand near by their IDs
-    python -m lab.front.data recombine OUT BIGGER SIZE       + items with the first codes of one and the last codes of another
+    python -m lab.front.data vectors icons FEATURES OUT       FEATURES: what `lab.icons.vectors` wrote
+    python -m lab.front.data vectors fashion FEATURES OUT     FEATURES: what `lab.fashion.data.extract` wrote
+    python -m lab.front.data dataset OUT PREFIX --task "text->image" [--task "image->image"] [--size 1000000]
 
-`fill` quantizes every point as the product does (a minute of one core for a million); `recombine` is for ten million: the first
-codes are one item's, the last a neighbour's, and what the codes leave over is the first one's. A collection is a folder: z.npy
-(N, D) float16, codes.npy (N, M), kind.npy (N,), questions.npz (z, wanted, task names, pairs of question and answer) and a model.
+`vectors` writes z.npy (N, D) float16, modality.npy (N,) and queries.npz (z, target, tasks, split, positives). Icons: z is the
+normalised sum of a frozen encoder's image and text vectors; that encoder was trained on training queries alone. Fashion: frozen
+towers of different widths, brought together by a canonical correlation analysis of training products. No model, codebook or
+constant has seen a test query or its positives. `dataset` writes one HDF5 file in the format of the VIBE benchmark: the items of
+the target modality (`train`), held-out queries (`test`, `validation`), training queries (`learn`) and the exact nearest items of
+each. `--size` fills the items up by a rule that knows nothing of IDs, cells or codes: convex combinations of an item and a random
+one of its near neighbours by cosine, plus noise. Knows nothing of the algorithms that are measured.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,156 +25,240 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from genius.fit import FitConfig, fit_vectors
-from genius.model.genius import Genius
-from genius.model.quantizer import Fusion, FusionConfig
-from genius.search import CodeTrie
+from genius.data.features import FeatureSet
+from genius.features import Features
 
-NEAR = 8  # places in the order of IDs that two mixed items may stand apart
-
-
-@dataclass(frozen=True)
-class Collection:
-    """A folder, opened."""
-
-    folder: Path
-    z: NDArray[np.float16]  # (N, D)
-    codes: NDArray[np.uint16]  # (N, M)
-    kind: NDArray[np.uint8]  # (N,)
-    questions: NDArray[np.float32]  # (Q, D)
-    wanted: NDArray[np.int64]  # (Q,) kind of the answers
-    tasks: NDArray[Any]  # (Q,) names
-    pairs: NDArray[np.int64]  # (L, 2) question, answer
-
-    @classmethod
-    def open(cls, folder: Path) -> Collection:
-        z, codes, kind = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("z", "codes", "kind"))
-        with np.load(folder / "questions.npz") as asked:
-            return cls(folder, z, codes, np.asarray(kind), *(asked[name] for name in ("z", "wanted", "tasks", "pairs")))
-
-    @property
-    def model(self) -> Genius:
-        return Genius.from_pretrained((self.folder / "model.txt").read_text().strip())
-
-    def save_beside(self, target: Path) -> None:
-        """Questions and model of this for a larger collection."""
-        for name in ("questions.npz", "model.txt"):
-            (target / name).write_bytes((self.folder / name).read_bytes())
+SPLITS = ("learn", "validation", "test")
+NEIGHBOURS = 29  # an item is mixed with one of so many of its nearest
+NOISE = 0.02  # standard deviation of every dimension, added to a mix before it is normalised
+LEARN = 4_096  # training queries of a data set, at most: what a model folder keeps
+MIXED = 40_000  # items that points are mixed from, at most
+TRUE = 100  # nearest items stored of every test query, as VIBE stores them
+WIDTH = 256  # of the vectors of fashion
+RIDGE = 0.03  # of the mean variance, added to both covariances of the canonical correlation analysis
 
 
-def write(folder: Path, z: torch.Tensor, kind: torch.Tensor, codes: torch.Tensor, model: str, asked: dict[str, Any]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    np.save(folder / "z.npy", z.half().numpy())
-    np.save(folder / "codes.npy", codes.numpy().astype(np.uint16))
-    np.save(folder / "kind.npy", kind.numpy().astype(np.uint8))
-    np.savez(folder / "questions.npz", **asked)
-    (folder / "model.txt").write_text(model + "\n")
+def fashion(folder: Path) -> tuple[FeatureSet, NDArray[np.str_]]:
+    """All queries, and the split of each: products of a query are in one split."""
+    from lab.fashion.data import TASKS, load
+
+    photos = load(folder)
+    ids = [str(i) for i in range(len(photos.queries))], [str(i) for i in range(len(photos.pool))]
+    whole = FeatureSet(photos.queries, photos.pool, photos.pairs, *ids, photos.tasks, TASKS)
+    products = len(photos.pool) // 3
+    part = np.where(photos.held_out.numpy(), "test", "learn")
+    first = np.full(len(part), -1)
+    pairs = photos.pairs.numpy()
+    first[pairs[::-1, 0]] = pairs[::-1, 1] % products  # the first positive's product
+    quarter = np.array([zlib.crc32(str(product).encode()) % 4 == 0 for product in first])
+    return whole, np.where((part == "test") & quarter, "validation", part)
 
 
-def questions(
-    z: torch.Tensor, tasks: torch.Tensor, names: dict[int, str], pairs: torch.Tensor, kind: torch.Tensor
-) -> dict[str, Any]:
-    wanted = torch.full((len(z),), -1)
-    wanted[pairs[:, 0]] = kind[pairs[:, 1]].long()
-    shown = np.array([names[int(task)] for task in tasks])
-    return {"z": z.numpy(), "wanted": wanted.numpy(), "tasks": shown, "pairs": pairs.numpy()}
-
-
-def icons(features: Path, out: Path) -> None:
+def icons(folder: Path) -> tuple[FeatureSet, NDArray[np.str_]]:
     from lab.icons.vectors import load
 
-    test, model = load(features)["test"], Genius.from_pretrained("bundled:mini")
-    with torch.inference_mode():
-        z, asked, kind = model.embed(test.pool)[0], model.embed(test.queries)[0], test.pool.modality
-        codes = model.quantizer.encode(z, kind)
-    write(out, z, kind, codes, "bundled:mini", questions(asked, test.tasks, test.names, test.pairs, kind))
+    parts = load(folder)
+    names = {"train": "learn", "val": "validation", "test": "test"}
+    offset = 0
+    pairs = []
+    for name in names:
+        pairs.append(parts[name].pairs + torch.tensor([offset, 0]))
+        offset += len(parts[name].queries)
+    first = parts["train"]
+    queries = Features.cat([parts[name].queries for name in names])
+    tasks = torch.cat([parts[name].tasks for name in names])
+    whole = FeatureSet(queries, first.pool, torch.cat(pairs), [str(i) for i in range(offset)], first.pool_ids, tasks, first.names)
+    split = np.concatenate([np.full(len(parts[name].queries), shown) for name, shown in names.items()])
+    return whole, split
 
 
-def fashion(file: Path, out: Path) -> None:
-    """Codes by k-means and a small decoder without pairs, as `genius index --encoder` fits them."""
-    body = torch.load(file, weights_only=True)
-    z, kind = body["pool"], body["kind"]
-    config = FitConfig(sample=30_000, iterations=6, steps=150)
-    fit = fit_vectors(Fusion(FusionConfig(z.shape[1], 1, 1)), z, kind, None, None, None, config, say=print)
-    fit.model.save_pretrained(out / "model", encoder=False)
-    codes = fit.model.quantizer.encode(z, kind)
-    write(
-        out,
-        z,
-        kind,
-        codes,
-        f"local-dir:{out / 'model'}",
-        questions(body["test"], body["tasks"], body["names"], body["test_pairs"], kind),
-    )
-    (out / "fit.json").write_text(json.dumps(fit.to_dict()))
+def correlated(image: torch.Tensor, text: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Maps (D_image, WIDTH) and (D_text, WIDTH) that make centred rows of pairs agree: regularised CCA."""
+    roots = []
+    for rows in (image, text):
+        values, vectors = torch.linalg.eigh(rows.T @ rows / len(rows))
+        values = values + RIDGE * values.mean()
+        roots.append((vectors / values.sqrt()) @ vectors.T)
+    left, strength, right = torch.linalg.svd(roots[0] @ (image.T @ text / len(image)) @ roots[1], full_matrices=False)
+    scale = strength[:WIDTH].sqrt()
+    return roots[0] @ left[:, :WIDTH] * scale, roots[1] @ right[:WIDTH].T * scale
 
 
-class Filler:
-    """Pairs of items of the same kind that stand near by their IDs, drawn with one seed; writes a larger collection."""
+class Towers:
+    """Features of two towers -> unit vectors of one space. Fitted on pairs; where widths agree, nothing is fitted."""
 
-    def __init__(self, source: Collection, out: Path, size: int) -> None:
-        self.source, self.size, self.count = source, size, len(source.z)
-        self.quantizer = source.model.quantizer
-        trie = CodeTrie.build(source.codes.astype(np.int64), self.quantizer.config.level_sizes)
-        self.order = torch.from_numpy(np.asarray(trie.order, np.int64))
-        self.kind = torch.from_numpy(source.kind.astype(np.int64))
-        self.random = torch.Generator().manual_seed(0)
-        out.mkdir(parents=True, exist_ok=True)
-        source.save_beside(out)
-        opened: Any = np.lib.format.open_memmap
-        self.z = opened(out / "z.npy", "w+", np.float16, (size, source.z.shape[1]))
-        self.codes = opened(out / "codes.npy", "w+", np.uint16, (size, source.codes.shape[1]))
-        self.kinds = opened(out / "kind.npy", "w+", np.uint8, (size,))
-        for made, given in ((self.z, source.z), (self.codes, source.codes), (self.kinds, source.kind)):
-            made[: self.count] = given
+    def __init__(self, pairs: Features) -> None:
+        self.maps: tuple[torch.Tensor, torch.Tensor] | None = None
+        if pairs.image.shape[1] != pairs.text.shape[1]:
+            self.means = pairs.image.mean(0), pairs.text.mean(0)
+            self.maps = correlated(pairs.image - self.means[0], pairs.text - self.means[1])
 
-    def pairs(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        places = torch.randint(self.count, (count,), generator=self.random).sort().values
-        aside = torch.randint(1, NEAR + 1, (count,), generator=self.random)
-        sign = 2 * torch.randint(0, 2, (count,), generator=self.random) - 1
-        first, second = self.order[places], self.order[(places + aside * sign).clamp(0, self.count - 1)]
-        return first, torch.where(self.kind[first] == self.kind[second], second, first)
+    def __call__(self, rows: Features) -> torch.Tensor:
+        """(n, D) unit vectors: the normalised sum of what is there."""
+        parts = [rows.image, rows.text]
+        if self.maps is not None:
+            parts = [(part - mean) @ own for part, mean, own in zip(parts, self.means, self.maps, strict=True)]
+        parts = [torch.nn.functional.normalize(part, dim=1) for part in parts]
+        both = parts[0] * rows.image_mask[:, None] + parts[1] * rows.text_mask[:, None]
+        return torch.nn.functional.normalize(both, dim=1)
 
-    def run(self, recombined: bool, step: int = 32_768) -> None:
-        for at in range(self.count, self.size, step):
-            first, second = self.pairs(min(step, self.size - at))
-            z, codes = (self._recombined if recombined else self._between)(first, second)
-            here = slice(at, at + len(first))
-            self.z[here], self.codes[here], self.kinds[here] = z.half().numpy(), codes.numpy(), self.kind[first].numpy()
 
-    def _vectors(self, rows: torch.Tensor) -> torch.Tensor:
-        return torch.from_numpy(np.asarray(self.source.z[rows.numpy()], np.float32))
+def write_vectors(name: str, features: Path, out: Path) -> None:
+    data, split = icons(features) if name == "icons" else fashion(features)
+    modality = data.pool.modality
+    mine = torch.from_numpy(split == "learn")
+    learned = torch.unique(data.pairs[mine[data.pairs[:, 0]], 1])  # positives of training queries
+    towers = Towers(data.pool[learned[modality[learned] == 2]])  # those that have both an image and a text
+    target = torch.full((len(data.queries),), -1)
+    target[data.pairs[:, 0]] = modality[data.pairs[:, 1]].long()
+    out.mkdir(parents=True, exist_ok=True)
+    np.save(out / "z.npy", towers(data.pool).half().numpy())
+    np.save(out / "modality.npy", modality.numpy().astype(np.uint8))
+    tasks = np.array([data.names[int(task)] for task in data.tasks])
+    asked = towers(data.queries).numpy()
+    positives = data.pairs.numpy()
+    np.savez(out / "queries.npz", z=asked, target=target.numpy(), tasks=tasks, split=split, positives=positives)
 
-    def _between(self, first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        mix = torch.rand(len(first), 1, generator=self.random)
-        z = torch.nn.functional.normalize(torch.lerp(self._vectors(first), self._vectors(second), mix), dim=1).half().float()
-        return z, self.quantizer.encode(z, self.kind[first])
 
-    def _recombined(self, first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        old, other = (torch.from_numpy(self.source.codes[rows.numpy()].astype(np.int64)) for rows in (first, second))
-        levels = old.shape[1]
-        cut = torch.randint(4, levels - 1, (len(first), 1), generator=self.random)
-        new, z = torch.where(torch.arange(levels) >= cut, other, old), self._vectors(first)
-        for level in range(4, levels):
-            kind = self.kind[first]
-            z += self.quantizer.vectors(level, new[:, level], kind) - self.quantizer.vectors(level, old[:, level], kind)
-        return torch.nn.functional.normalize(z, dim=1), new
+# -- data sets in VIBE's format ----------------------------------------------------------------------------------
+
+
+@dataclass
+class Dataset:
+    """One direction: unit vectors, float32. Distance: inner product."""
+
+    name: str
+    train: NDArray[np.float32]  # (N, D) items
+    learn: NDArray[np.float32]  # (L, D) training queries
+    learn_neighbors: NDArray[np.int32]  # (n, 10) of the first n training queries
+    validation: NDArray[np.float32]  # (V, D) held-out queries that constants are chosen on
+    validation_neighbors: NDArray[np.int32]  # (V, 100)
+    test: NDArray[np.float32]  # (T, D) held-out queries that are reported
+    neighbors: NDArray[np.int32]  # (T, 100)
+
+    @classmethod
+    def read(cls, file: Path, items: NDArray[np.float32] | None = None) -> Dataset:
+        """`items`: in place of the file's own, where they are the same; a few are compared."""
+        import h5py
+
+        with h5py.File(file) as body:
+            found = {name: body[name][:] for name in cls.__annotations__.keys() - {"name", "train"}}
+            if items is None:
+                items = body["train"][:]
+            elif body["train"].shape != items.shape or not np.array_equal(body["train"][-9:], items[-9:]):
+                raise SystemExit(f"{file.name} has other items")
+            return cls(file.stem, items, **found)
+
+    def write(self, file: Path, about: dict[str, Any]) -> None:
+        import h5py
+
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with h5py.File(file, "w") as body:
+            for name in self.__annotations__.keys() - {"name"}:
+                body[name] = getattr(self, name)
+            for name, value in {
+                "distance": "normalized",
+                "dimension": self.train.shape[1],
+                "point_type": "float",
+                **about,
+            }.items():
+                body.attrs[name] = value
+
+
+def nearest(
+    items: NDArray[np.float32], queries: NDArray[np.float32], k: int, skip_self: bool = False, step: int = 65_536
+) -> NDArray[np.int32]:
+    """(Q, k) rows of the items with the largest inner products, exactly."""
+    wanted = k + skip_self
+    asked = torch.from_numpy(queries)
+    best = torch.full((len(asked), wanted), -torch.inf)
+    rows = torch.zeros((len(asked), wanted), dtype=torch.long)
+    for at in range(0, len(items), step):
+        block = torch.from_numpy(items[at : at + step])
+        for start in range(0, len(asked), 1024):
+            here = slice(start, start + 1024)
+            scores, found = (asked[here] @ block.T).topk(min(wanted, len(block)), dim=1)
+            both = torch.cat([best[here], scores], 1)
+            best[here], chosen = both.topk(wanted, dim=1)
+            rows[here] = torch.cat([rows[here], found + at], 1).gather(1, chosen)
+    return rows[:, skip_self:].numpy().astype(np.int32)
+
+
+def filled(items: NDArray[np.float32], size: int, seed: int) -> NDArray[np.float32]:
+    """The items and, up to `size`, points between an item and a random one of its near neighbours, plus noise."""
+    random = np.random.default_rng(seed)
+    starts = random.permutation(len(items))[:MIXED]
+    near = nearest(items, items[starts], NEIGHBOURS, skip_self=True)
+    out = np.empty((size, items.shape[1]), np.float32)
+    out[: len(items)] = items
+    for at in range(len(items), size, 65_536):
+        count = min(65_536, size - at)
+        place = random.integers(len(starts), size=count)
+        first = starts[place]
+        second = near[place, random.integers(NEIGHBOURS, size=count)]
+        share = random.uniform(0.5, 1, (count, 1)).astype(np.float32)
+        mix = share * items[first] + (1 - share) * items[second]
+        mix += NOISE * random.standard_normal(mix.shape, np.float32)
+        out[at : at + count] = mix / np.linalg.norm(mix, axis=1, keepdims=True)
+    return out
+
+
+def write_datasets(
+    vectors: Path, prefix: Path, names: list[str], size: int | None, queries: int, learn_true: int, seed: int
+) -> None:
+    """One file per task over the same items; all tasks must ask for the same modality."""
+    z = np.load(vectors / "z.npy")
+    modality = np.load(vectors / "modality.npy")
+    with np.load(vectors / "queries.npz") as asked:
+        rows, target, tasks, split = (asked[name] for name in ("z", "target", "tasks", "split"))
+    unknown = [name for name in names if name not in tasks]
+    if unknown:
+        raise SystemExit(f"no task {unknown[0]!r}; there are {', '.join(sorted(set(tasks.tolist())))}")
+    (wanted,) = {int(target[tasks == name][0]) for name in names}
+    items = z[modality == wanted].astype(np.float32)
+    items /= np.linalg.norm(items, axis=1, keepdims=True)
+    real = len(items)
+    if size is not None and size > real:
+        items = filled(items, size, seed)
+    for task in names:
+        random = np.random.default_rng(seed)
+        parts = {}
+        for name in SPLITS:
+            own = random.permutation(((tasks == task) & (split == name)).nonzero()[0])
+            parts[name] = np.ascontiguousarray(rows[own[: LEARN if name == "learn" else queries]], np.float32)
+        file = prefix.with_name(prefix.name + "_" + task.replace("->", "_").replace("+", "_") + ".hdf5")
+        true = nearest(items, np.concatenate([parts["validation"], parts["test"]]), TRUE)
+        cut = len(parts["validation"])
+        learned = nearest(items, parts["learn"][:learn_true], 10)
+        data = Dataset(file.stem, items, parts["learn"], learned, parts["validation"], true[:cut], parts["test"], true[cut:])
+        data.write(file, {"task": task, "real": real, "seed": seed, "noise": NOISE, "near": NEIGHBOURS})
+        counts = ", ".join(f"{len(part):,} {name}" for name, part in parts.items())
+        print(f"{file.name}: {len(items):,} items ({real:,} real), {counts}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["icons", "fashion", "fill", "recombine"])
-    parser.add_argument("source", type=Path)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("size", type=int, nargs="?", default=1_000_000)
+    commands = parser.add_subparsers(dest="command", required=True)
+    vectors = commands.add_parser("vectors")
+    vectors.add_argument("name", choices=["icons", "fashion"])
+    vectors.add_argument("features", type=Path)
+    vectors.add_argument("out", type=Path)
+    dataset = commands.add_parser("dataset")
+    dataset.add_argument("vectors", type=Path)
+    dataset.add_argument("prefix", type=Path, help="of the files: PREFIX_text_image.hdf5 ...")
+    dataset.add_argument("--task", action="append", required=True)
+    dataset.add_argument("--size", type=int)
+    dataset.add_argument("--queries", type=int, default=1000, help="validation and test queries, at most")
+    dataset.add_argument(
+        "--learn-neighbors", type=int, default=LEARN, help="training queries whose neighbours are stored, at most"
+    )
+    dataset.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    if args.what == "icons":
-        icons(args.source, args.out)
-    elif args.what == "fashion":
-        fashion(args.source, args.out)
+    if args.command == "vectors":
+        write_vectors(args.name, args.features, args.out)
     else:
-        Filler(Collection.open(args.source), args.out, args.size).run(args.what == "recombine")
+        write_datasets(args.vectors, args.prefix, args.task, args.size, args.queries, args.learn_neighbors, args.seed)
 
 
 if __name__ == "__main__":

@@ -1,207 +1,224 @@
-"""Our searches and their rivals on one collection, in one run: recall, speed, bytes, building and adding.
+"""Measures algorithms on data sets in VIBE's format: recall@10 against queries per second, bytes, build time, additions.
 
-    python -m lab.front.run COLLECTION --out lab/front/icons_1m.json [--rivals flat,hnsw,...] [--questions 300]
+    python -m lab.front.run FILE.hdf5 --algorithms "metric PQ16,Faiss HNSW32" --out RESULT.json [--also OTHER.hdf5]
 
-Questions are of one task (text->image: another kind than the items), the wanted kind is told to everyone: ours looks among all
-items, a rival has an index of that kind alone. One thread each; times are processor time (of all threads a library starts), since
-the machine is shared; the fastest of three rounds counts for everyone. recall@10 is against exhaustive search among the wanted
-kind, hit@5 against the labels. Building counts training and adding; ours counts quantizing the vectors (timed on a sample) and
-building the trie and the scan.
+One thread, processor time of the whole process. For every recall in `TARGETS` the fastest setting that reaches it on
+*validation* queries is chosen; what is reported is that setting's recall and time on *test* queries, the least time of
+`--rounds` rounds in which all algorithms take turns. `--also` asks the same indexes queries of another kind over the same
+items. The result is written after every algorithm. Knows nothing of the algorithms but their two calls.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
-import gc
 import json
+import os
+import platform
+import resource
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import faiss
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from genius.search import CodeTrie, SearchEngine, SearchParams
-from lab.front.data import Collection
-from lab.front.rivals import RIVALS
+from lab.front.algorithms import ALGORITHMS, Algorithm, Floats, Setting
+from lab.front.data import Dataset
 
-K, HIT, BATCH, ROUNDS = 10, 5, 32, 3
+K = 10
+BATCH = 32
+TARGETS = (0.90, 0.95, 0.98, 0.995)
 ADDED = 10_000
-QUANTIZED = 100_000  # items that are quantized for the time of it, so that what is computed once for all counts little
-OURS: list[tuple[str, SearchParams]] = [
-    (f"ours, {name}", SearchParams(rerank=rerank, reranker=reranker))  # type: ignore[arg-type]
-    for reranker, name in (("embeddings", "vectors on disk"), ("codes", "codes only"))
-    for rerank in (100, 150, 250, 350, 500, 750, 1000, 1250, 1500, 2000, 2100, 2500, 3000, 3500, 4000, 8000)
-]
+
+
+def recall(found: NDArray[np.int64], truth: NDArray[np.int32]) -> float:
+    """Share of the true ten nearest."""
+    return float(
+        np.mean([len(set(mine) & set(true)) / K for mine, true in zip(found.tolist(), truth[:, :K].tolist(), strict=True)])
+    )
+
+
+def timed(algorithm: Algorithm, queries: Floats, batch: int) -> tuple[NDArray[np.int64], float]:
+    """Rows (Q, K), and processor seconds per query."""
+    blocks = [queries[at : at + batch] for at in range(0, len(queries), batch)]
+    start = time.process_time()
+    found = [algorithm.query(block, K) for block in blocks]
+    return np.concatenate(found), (time.process_time() - start) / len(queries)
 
 
 @dataclass
-class Asked:
-    """Questions, and what exhaustive search answers."""
+class Contender:
+    """An algorithm over the items, and what was measured of it."""
 
-    z: NDArray[np.float32]
-    truth: NDArray[np.int64]  # (Q, K) item rows
-    answers: list[set[int]]  # labels
+    name: str
+    algorithm: Algorithm
+    line: dict[str, Any]
+    chosen: dict[tuple[str, float], Setting] = field(default_factory=dict)  # (queries, target) -> setting
 
-    def judged(self, rows: NDArray[np.int64]) -> dict[str, float]:
-        recall = np.mean([len(set(a.tolist()) & set(b.tolist())) / K for a, b in zip(rows, self.truth, strict=True)])
-        hit = np.mean([bool(self.answers[q] & set(own[:HIT].tolist())) for q, own in enumerate(rows)])
-        return {"recall@10": round(float(recall), 4), "hit@5": round(float(hit), 4)}
+    def sweep(self, data: Dataset, count: int) -> None:
+        """Choose settings on validation queries."""
+        queries = data.validation[:count]
+        points: list[tuple[float, float, Setting]] = []
+        timed(self.algorithm_at(self.algorithm.settings[0]), queries[:20], 1)
+        hopeless = 0.25 * len(queries) * 0.1  # seconds: a setting of 25 ms a query is of no interest
+        for setting in self.algorithm.settings:
+            found, seconds = timed(self.algorithm_at(setting), queries, 1)
+            points.append((recall(found, data.validation_neighbors[:count]), seconds, setting))
+            if seconds > hopeless:
+                break
+        front: list[dict[str, Any]] = []
+        for value, seconds, setting in sorted(points, key=lambda point: point[1]):
+            if not front or value > front[-1]["recall@10"]:
+                front.append({"recall@10": round(value, 4), "ms": round(1e3 * seconds, 4), "setting": dict(setting)})
+        self.line.setdefault("validation", {})[data.name] = front
+        for target in TARGETS:
+            enough = [point for point in points if point[0] >= target]
+            if enough:
+                self.chosen[data.name, target] = min(enough, key=lambda point: point[1])[2]
 
+    def algorithm_at(self, setting: Setting) -> Algorithm:
+        self.algorithm.set(setting)
+        return self.algorithm
 
-@dataclass
-class Front:
-    collection: Collection
-    asked: Asked
-    wanted: int
-    own: NDArray[np.int64]  # rows of the wanted kind
-    lines: list[dict[str, Any]] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, folder: Path, task: str, count: int) -> Front:
-        collection = Collection.open(folder)
-        of_task = np.flatnonzero(collection.tasks == task)
-        picks = np.random.default_rng(0).choice(of_task, min(count, len(of_task)), replace=False)
-        wanted = int(collection.wanted[picks[0]])
-        own = np.flatnonzero(collection.kind == wanted)
-        z = np.ascontiguousarray(collection.questions[picks])
-        labels: dict[int, set[int]] = {}
-        for question, answer in collection.pairs.tolist():
-            labels.setdefault(question, set()).add(answer)
-        truth = exhaustive(collection.z, own, z)
-        return cls(collection, Asked(z, truth, [labels[int(p)] for p in picks]), wanted, own)
-
-    def measure(
-        self, name: str, setting: str, search: Callable[[NDArray[np.float32]], NDArray[np.int64]], about: dict[str, Any]
-    ) -> None:
-        z = self.asked.z
-        rows = np.concatenate([search(z[i : i + BATCH]) for i in range(0, len(z), BATCH)])
-        single = best_of(lambda: [search(z[i : i + 1]) for i in range(min(len(z), 60))]) / min(len(z), 60)
-        batch = best_of(lambda: search(z[:BATCH])) / BATCH
-        line = {"name": name, "setting": setting, **self.asked.judged(rows), "single_ms": round(1e3 * single, 3)}
-        line |= {"batch_ms": round(1e3 * batch, 3), "single_qps": round(1 / single, 1), "batch_qps": round(1 / batch, 1), **about}
-        self.lines.append(line)
-        print(json.dumps(line), flush=True)
-
-    def ours(self) -> None:
-        model, items = self.collection.model, len(self.collection.z)
-        some = np.linspace(0, items - 1, min(QUANTIZED, items)).astype(int)
-        start = time.process_time()
-        sample = torch.from_numpy(np.asarray(self.collection.z[some], np.float32))
-        with torch.inference_mode():
-            model.quantizer.encode(sample, torch.from_numpy(self.collection.kind[some].astype(np.int64)))
-        quantize = (time.process_time() - start) / len(some) * items
-        codes = self.collection.codes.astype(np.int32)
-        start = time.process_time()
-        trie = CodeTrie.build(codes, model.config.quantizer.level_sizes)
-        engine = SearchEngine(model.generator, model.quantizer, trie, self.collection.z)
-        target = torch.tensor([self.wanted])
-        held = engine.scan.prepare().nbytes
-        build = time.process_time() - start
-        width = self.collection.z.shape[1]
-        about = {
-            "bytes_per_item": round((trie.nbytes + held) / items, 2),
-            "build_s": round(build + quantize, 1),
-            "of_which_quantizing_s": round(quantize, 1),
-        }
-        for name, params in OURS:
-
-            def search(z: NDArray[np.float32], params: SearchParams = params) -> NDArray[np.int64]:
-                wanted = target.expand(len(z))
-                return engine.search(torch.from_numpy(z), k=K, params=params, target=wanted).rows.numpy()
-
-            disk = 2 * width if params.reranker == "embeddings" else 0
-            self.measure(name, f"effort {params.rerank}", search, about | {"disk_bytes_per_item": disk})
-        start = time.process_time()
-        more = torch.from_numpy(np.asarray(self.collection.z[:ADDED], np.float32))
-        kinds = torch.from_numpy(self.collection.kind[:ADDED].astype(np.int64))
-        with torch.inference_mode():
-            CodeTrie.build(model.quantizer.encode(more, kinds), model.config.quantizer.level_sizes)
-        for line in self.lines:
-            line["add_10000_s"] = round(time.process_time() - start, 2)
-
-    def rival(self, key: str) -> None:
-        rival = RIVALS[key]()
-        vectors = np.ascontiguousarray(self.collection.z[self.own]).astype(np.float32)
-        start = time.process_time()
-        rival.build(vectors)
-        about: dict[str, Any] = {"build_s": round(time.process_time() - start, 1)}
-        about["bytes_per_item"] = round(rival.nbytes / len(vectors), 1)
-        first = len(self.lines)
-        for setting in rival.settings:
-
-            def search(z: NDArray[np.float32], setting: Any = setting) -> NDArray[np.int64]:
-                found: NDArray[np.int64] = rival.search(z, K, setting)
-                return np.where(found >= 0, self.own[found.clip(0)], -1)
-
-            extra = {"disk_bytes_per_item": 4 * vectors.shape[1] if setting.get("refine") else 0}
-            self.measure(rival.name, json.dumps(setting), search, about | extra)
-        try:
-            start = time.process_time()
-            rival.add(vectors[:ADDED])
-            for line in self.lines[first:]:
-                line["add_10000_s"] = round(time.process_time() - start, 2)
-        except NotImplementedError:
-            pass
-        if hasattr(rival, "close"):
-            rival.close()
+    def measure(self, data: Dataset, count: int) -> None:
+        """One round over test queries; the least times stay."""
+        queries = data.test[:count]
+        tests = self.line.setdefault("test", {}).setdefault(data.name, {})
+        for target in TARGETS:
+            setting = self.chosen.get((data.name, target))
+            if setting is None:
+                continue
+            found, single = timed(self.algorithm_at(setting), queries, 1)
+            _, batch = timed(self.algorithm, queries, BATCH)
+            entry = tests.setdefault(str(target), {"setting": dict(setting)})
+            entry["recall@10"] = round(recall(found, data.neighbors[:count]), 4)
+            entry["single_ms"] = round(min(1e3 * single, entry.get("single_ms", np.inf)), 4)
+            entry["batch_ms"] = round(min(1e3 * batch, entry.get("batch_ms", np.inf)), 4)
 
 
-def exhaustive(z: NDArray[np.float16], own: NDArray[np.int64], asked: NDArray[np.float32]) -> NDArray[np.int64]:
-    """(Q, K) rows of the best by the vectors as they are stored."""
-    queries = torch.from_numpy(asked)
-    scores, rows = torch.full((len(asked), K), -torch.inf), torch.zeros(len(asked), K, dtype=torch.long)
-    for i in range(0, len(own), 65_536):
-        part = own[i : i + 65_536]
-        found = (queries @ torch.from_numpy(np.asarray(z[part], np.float32)).T).topk(min(K, len(part)))
-        scores, at = torch.cat([scores, found.values], 1).topk(K)
-        rows = torch.cat([rows, torch.from_numpy(part)[found.indices]], 1).gather(1, at)
-    return rows.numpy()
+def about(args: argparse.Namespace, data: Dataset) -> dict[str, Any]:
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    return {
+        "command": f"python -m lab.front.{Path(sys.argv[0]).stem} "
+        + " ".join(Path(part).name if "/" in part else part for part in sys.argv[1:]),
+        "commit": commit,
+        "date": datetime.date.today().isoformat(),
+        "device": f"{platform.machine()}, {cpu_name()}, {os.cpu_count()} cores, shared",
+        "threads": 1,
+        "seed": 0,
+        "items": len(data.train),
+        "width": data.train.shape[1],
+        "test_queries": min(args.queries, len(data.test)),
+        "validation_queries": min(args.validation, len(data.validation)),
+        "learn_queries": len(data.learn),
+        "time": "processor time of the process, least of all rounds",
+    }
 
 
-def best_of(call: Callable[[], Any]) -> float:
-    call()
-    times = []
-    for _ in range(ROUNDS):
-        start = time.process_time()
-        call()
-        times.append(time.process_time() - start)
-    return min(times)
+def cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "")
+
+
+def fitted(name: str, data: Dataset, threads: int) -> Contender:
+    """`threads`: of Faiss while it builds; build times are processor time, summed over them."""
+    faiss.omp_set_num_threads(threads)
+    start = time.process_time()
+    if name.startswith("GENIUS"):
+        from lab.front.ours import Genius
+
+        algorithm: Algorithm = Genius()
+    else:
+        algorithm = ALGORITHMS[name]()
+    algorithm.fit_ood(data.train, data.learn, data.learn_neighbors)
+    seconds = time.process_time() - start
+    faiss.omp_set_num_threads(1)
+    line = {
+        "name": name,
+        "build_s": round(algorithm.build_seconds or seconds, 1),
+        "memory_bytes_per_item": round(algorithm.memory_bytes / len(data.train), 1),
+        "disk_bytes_per_item": algorithm.disk_bytes,
+    }
+    return Contender(name, algorithm, line)
+
+
+def add_some(contender: Contender, data: Dataset) -> None:
+    """Processor time of 10,000 additions: items, slightly moved."""
+    random = np.random.default_rng(1)
+    rows = data.train[random.integers(len(data.train), size=ADDED)]
+    rows = rows + 0.02 * random.standard_normal(rows.shape).astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    start = time.process_time()
+    try:
+        contender.algorithm.add(rows)
+    except NotImplementedError:
+        return
+    contender.line["add_10000_s"] = round(time.process_time() - start, 2)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("collection", type=Path)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--also", type=Path, action="append", default=[], help="other queries over the same items")
+    parser.add_argument("--algorithms", default=",".join(ALGORITHMS))
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--rivals", default=",".join(RIVALS))
-    parser.add_argument("--questions", type=int, default=300)
-    parser.add_argument("--task", default="text->image")
+    parser.add_argument("--queries", type=int, default=500)
+    parser.add_argument("--validation", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--build-threads", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    front = Front.of(args.collection, args.task, args.questions)
-    about = {
-        "date": datetime.date.today().isoformat(),
-        "collection": args.collection.name,
-        "items": len(front.collection.z),
-        "of_the_wanted_kind": len(front.own),
-        "width": int(front.collection.z.shape[1]),
-        "task": args.task,
-        "questions": len(front.asked.z),
-        "threads": 1,
-        "seed": 0,
-    }
-    for key in ("ours", *(key for key in args.rivals.split(",") if key)):
+    faiss.omp_set_num_threads(1)
+    data = Dataset.read(args.data)
+    others = [Dataset.read(file, data.train) for file in args.also]
+    body = {**about(args, data), "data": data.name, "failed": {}, "lines": []}
+    contenders: list[Contender] = []
+
+    def write() -> None:
+        body["load_average"] = round(os.getloadavg()[0], 1)
+        body["lines"] = [contender.line for contender in contenders]
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+
+    for name in args.algorithms.split(","):
         try:
-            front.ours() if key == "ours" else front.rival(key)
-        except Exception as error:  # a rival that is not installed or refuses these vectors is named, not hidden
-            front.lines.append({"name": key, "failed": f"{type(error).__name__}: {error}"[:200]})
-            print(front.lines[-1], flush=True)
-        args.out.write_text(json.dumps({**about, "lines": front.lines}, indent=1) + "\n")
-        gc.collect()
+            contender = fitted(name, data, args.build_threads)
+            for part in (data, *others):
+                contender.sweep(part, args.validation)
+                contender.measure(part, args.queries)
+        except Exception as error:  # a library that fails is a result
+            traceback.print_exc()
+            body["failed"][name] = f"{type(error).__name__}: {str(error)[:200]}"
+            continue
+        contenders.append(contender)
+        write()
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 20
+        print(
+            name,
+            json.dumps({key: value for key, value in contender.line.items() if key != "validation"}),
+            f"{peak} GB",
+            flush=True,
+        )
+    for _ in range(args.rounds - 1):
+        for contender in contenders:
+            for part in (data, *others):
+                contender.measure(part, args.queries)
+        write()
+    for contender in contenders:
+        add_some(contender, data)
+    write()
 
 
 if __name__ == "__main__":

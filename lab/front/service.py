@@ -57,7 +57,7 @@ def filters(rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         backend = Backend(Index.open(serve.build(Path(folder), ITEMS, "bundled:mini")[0]))
         jobs = {
-            name: [Job(query, SearchRequest(10, where)) for query, where in zip(queries, filtered, strict=True)]
+            name: [Job(query, SearchRequest(10, where), backend) for query, where in zip(queries, filtered, strict=True)]
             for name, filtered in conditions.items()
         }
         least = dict.fromkeys(jobs, float("inf"))

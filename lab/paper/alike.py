@@ -26,7 +26,7 @@ BESIDE = (
     "encoder_uri",
     "run.log_every",
     "run.checkpoint_steps",
-    "run.record",
+    "run.compile",
     "search",
 )
 ALL = "all tasks"  # the model beside those for single tasks: it is always given

@@ -27,9 +27,9 @@ from genius.evaluate.report import table
 from genius.flatten import flattened
 from genius.model.genius import Genius
 from genius.pictures import loaded
-from genius.train import freeze
 from genius.train.config import TrainConfig, with_steps
 from genius.train.generator import GeneratorStage
+from genius.train.handover import freeze
 from genius.train.holdout import Split
 from genius.train.journal import Journal
 from genius.train.loop import Runtime, Stage, make_accelerator, run_stage

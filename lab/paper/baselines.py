@@ -192,7 +192,7 @@ def train_generator(ids: Identifiers, world: _World, model: Genius, config: Base
         steps=config.steps,
         batch=config.batch,
         lr=config.lr,
-        inputs="questions",  # augmented ones (4.3.2) are GENIUS's own, not theirs
+        inputs="queries",  # augmented ones (4.3.2) are GENIUS's own, not theirs
     )
     shape = dataclasses.replace(model.generator.config, level_sizes=ids.level_sizes, head="table")
     books = ids.quantizer or ResidualQuantizer(

@@ -38,13 +38,15 @@ from genius.config import to_dict
 from genius.data.features import FeatureSet
 from genius.encoders.towers import Heads
 from genius.evaluate import EvalConfig, evaluate
-from genius.train import assemble, counted, freeze, loop, through_heads
+from genius.train import loop
 from genius.train.config import RunConfig, TrainConfig, read_train_config
 from genius.train.encoder import HeadsStage
 from genius.train.generator import GeneratorStage
-from genius.train.holdout import Split, few_questions, split
+from genius.train.handover import assemble, freeze, through_heads
+from genius.train.holdout import Split, sample_queries, split
 from genius.train.journal import METRICS, Journal
 from genius.train.loop import Runtime, Stage, make_accelerator, run_stage
+from genius.train.prepare import count_steps
 from genius.train.quantizer import QuantizerStage
 from lab.accuracy import fashion, icons, without
 from lab.paper.fair_results import Results
@@ -115,7 +117,7 @@ def parts_of(name: str, folder: Path, products: int | None, judged: int) -> Part
         train = train.take_queries(kept)
     else:
         honest = without(honest, new)
-    return Parts(train, few_questions(honest, judged), with_local_pools(data.test))
+    return Parts(train, sample_queries(honest, judged), with_local_pools(data.test))
 
 
 def with_local_pools(test: FeatureSet) -> FeatureSet:
@@ -173,7 +175,7 @@ class Bench:
         stage.eval()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()  # other jobs share the card
-        return [[line["step"], round(line["honest"], 4)] for line in lines if "honest" in line]
+        return [[line["step"], round(line["validation"], 4)] for line in lines if "validation" in line]
 
     def through_heads(self) -> Parts:
         """The data in features of one width."""
@@ -232,7 +234,7 @@ def run_job(job: Job) -> Iterator[dict[str, Any]]:
     data = bench.through_heads()
     parts = Split(data.train, None, data.validation, "answers")
     runtime = Runtime(bench.accelerator, Journal(Path(), quiet=True, active=False), job.seed, RunConfig())
-    configs = [counted(bench.config(row), len(data.train.visits()), runtime) for row in job.rows]
+    configs = [count_steps(bench.config(row), len(data.train.visits()), runtime) for row in job.rows]
     second = bench.second(parts, configs[0])
     times = {"stage 2": time.monotonic() - start}
     for row, config in zip(job.rows, configs, strict=True):

@@ -32,7 +32,7 @@ def filters() -> tuple[Callable[[bytes], None], list[bytes]]:
     folder = tempfile.mkdtemp()
     index = Index(f"{folder}/i.genius", fake_model(), durable=False)
     index.add([Item(f"t{i}", text=f"t{i}", metadata={"price": i, "shop": f"s{i}", "sold": bool(i % 2)}) for i in range(5)])
-    columns = index._state.reader().columns
+    columns = index.reader().columns
 
     def target(body: bytes) -> None:
         where = body.decode("utf-8", "surrogateescape")

@@ -4,7 +4,7 @@
     model = Genius.from_pretrained("bundled:mini")
     index = Index("photos.genius", model)
 
-Importing this module is fast: torch and everything heavy load on first use of a name.
+Importing this module is fast: torch and other heavy modules load on first use of a name.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from genius.errors import GeniusError
-from genius.types import Item, Modality, Query
 from genius.version import __version__
 
 if TYPE_CHECKING:
-    from genius.fit import Unfitted
     from genius.index import Index
     from genius.model.genius import Genius
+    from genius.types import Item, Modality, Query
 
 __all__ = ["Genius", "GeniusError", "Index", "Item", "Modality", "Query", "__version__"]
 
@@ -27,16 +26,13 @@ def __getattr__(name: str) -> Any:
     if name == "Genius":
         from genius.model.genius import Genius
 
-        Genius._fitting = _unfitted
         return Genius
+    if name in ("Item", "Modality", "Query"):
+        from genius import types
+
+        return getattr(types, name)
     if name == "Index":
         from genius.index import Index
 
         return Index
     raise AttributeError(f"module 'genius' has no attribute {name!r}")
-
-
-def _unfitted(uri: str) -> Unfitted:
-    from genius.fit import Unfitted
-
-    return Unfitted(uri)

@@ -1,4 +1,4 @@
-"""Dataclass <-> plain dict / TOML / JSON, with one clear line for a field that does not exist or has a wrong type."""
+"""Convert dataclasses to and from dicts, TOML and JSON, with a one-line error for an unknown field or a wrong type."""
 
 from __future__ import annotations
 
@@ -49,11 +49,20 @@ def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def _hints(cls: Any) -> dict[str, Any]:
-    return typing.get_type_hints(cls)  # they are strings, and making sense of them takes a while
+    return typing.get_type_hints(cls)  # cached: evaluating string annotations is slow
 
 
 def from_dict(cls: type[C], values: Any, where: str = "config") -> C:
-    """Build dataclass `cls` from a mapping; nested dataclasses and tuples included."""
+    """Build a dataclass from a mapping, nested dataclasses and tuples included.
+
+    Args:
+        cls: The dataclass.
+        values: Its fields.
+        where: Begins the error.
+
+    Raises:
+        GeniusError: For an unknown field, a missing one, or a value of a wrong type.
+    """
     if not isinstance(values, dict):
         raise GeniusError(f"{where}: expected a table of {cls.__name__} fields, got {type(values).__name__}")
     hints = _hints(cast(Any, cls))
@@ -74,7 +83,7 @@ def read_config(cls: type[C], path: str | Path) -> C:
 
 
 def read_values(path: str | Path) -> Any:
-    """What a TOML or JSON file holds."""
+    """Parse a TOML or JSON file."""
     import tomllib
 
     path = Path(path)

@@ -1,12 +1,11 @@
-"""The demo: its collections, one search of each kind over them, and the contact sheet of what comes back.
+"""`genius demo`: two collections, queries over them, and a contact sheet of the results.
 
-The first is about 11,600 drawings from three packages that pip installs by name, and their words. Drawings are indexed as
-images *without* their names: the model must see what they show. The words of the emoji and of Font Awesome's search terms are
-indexed as texts and pairs, so that every kind of answer can be asked for. The sheet is a PNG with a row for each query.
+The first collection is about 11,600 drawings from three Python packages. Drawings are indexed as images *without* their names.
+Names of emoji and search terms of Font Awesome are indexed as texts and pairs, so that every modality can be a target. The
+contact sheet is a PNG with a row per query.
 
-The second is the on-ramp on real photos: two dozen samples of scikit-image, asked with parts of them. No CLIP can be shipped, so
-the bundled encoder stands in for one: it knows drawings, and words find no photos with it, but a part of a photo often finds
-the whole.
+The second is a few sample photos of scikit-image, searched by crops of them, with codes fitted over the bundled encoder. That
+encoder knows drawings: text finds no photos with it, but a crop often finds its photo.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from typing import Any
 from PIL import Image, ImageDraw, ImageFont
 
 from genius.errors import GeniusError
-from genius.fit import cut_out
 from genius.fit.folder import index_with_encoder
+from genius.fit.invent import crop
 from genius.index import Hit, Index
 from genius.index.ingest import IngestConfig
 from genius.search import SearchRequest
 from genius.types import Item, Modality, Query, load_image
 
 CELL, PADDING, LABEL, LEFT = 132, 10, 34, 250
-INK, FAINT, PAPER, CARD, ACCENT = "#1b1f24", "#667080", "#f6f7f9", "#ffffff", "#2f6fed"
+INK, FAINT, PAPER, TILE, ACCENT = "#1b1f24", "#667080", "#f6f7f9", "#ffffff", "#2f6fed"
 # (title, text, id of an item whose picture is the query's image, target)
 SEARCHES: tuple[tuple[str, str | None, str | None, Modality], ...] = (
     ("text -> image", "physician", None, Modality.IMAGE),
@@ -64,14 +63,23 @@ class Shown:
 
 
 def _face(item: Item) -> str:
-    """The same for drawings that differ in the tone of skin alone."""
-    name, toned = str(item.metadata.get("name", "")), item.metadata.get("set") == "openmoji" and item.image is not None
-    return TONE.sub("", name) if toned and name not in ("", UNNAMED) else item.id
+    """A key that is equal for drawings that differ in the tone of skin only."""
+    name = str(item.metadata.get("name", ""))
+    emoji = item.metadata.get("set") == "openmoji" and item.image is not None
+    if emoji and name not in ("", UNNAMED):
+        return TONE.sub("", name)
+    return item.id
 
 
 def run_showcase(index: Index, items: Sequence[Item], k: int = 8) -> list[Shown]:
-    """Run every search of `SEARCHES`, its pictures taken from `items`. The query's own drawing is left out of the answers, and of
-    drawings that differ in the tone of skin alone the best one is shown."""
+    """Run the queries of `SEARCHES`.
+
+    Args:
+        index: The index of the demo.
+        items: Its items; query images come from them.
+        k: Results per query. The query's own drawing is left out; of drawings that differ in the tone of skin only, the best
+            is kept.
+    """
     pictures = {item.id: item.image for item in items}
     shown = []
     for title, text, source, target in SEARCHES:
@@ -141,7 +149,7 @@ def _fontawesome() -> Iterator[Item]:
         if not styles:
             continue
         label = str(facts.get("label") or name).lower()
-        path = root / "svgs" / styles[0] / f"{name}.svg"  # one drawing a name: the other style is nearly the same
+        path = root / "svgs" / styles[0] / f"{name}.svg"  # one drawing per name: the other style is nearly the same
         yield _drawing(f"fontawesome/{name}", path, label, "fontawesome", style=styles[0])
         terms = [str(term) for term in facts.get("search", {}).get("terms", [])]
         words = ", ".join(dict.fromkeys([label, *terms]))
@@ -150,7 +158,7 @@ def _fontawesome() -> Iterator[Item]:
 
 
 def contact_sheet(shown: list[Shown], path: Path) -> None:
-    """Draw `shown` and write it to `path`."""
+    """Draw queries and results as a PNG at `path`."""
     columns = max((len(s.hits) for s in shown), default=0)
     row = CELL + LABEL + PADDING
     sheet = Image.new("RGB", (LEFT + columns * (CELL + PADDING) + PADDING, PADDING + len(shown) * row), PAPER)
@@ -161,9 +169,9 @@ def contact_sheet(shown: list[Shown], path: Path) -> None:
         _query(sheet, draw, entry, top, font, small)
         for j, hit in enumerate(entry.hits):
             left = LEFT + j * (CELL + PADDING)
-            _card(sheet, draw, left, top, hit.item.image, hit.item.text, small)
+            _tile(sheet, draw, left, top, hit.item.image, hit.item.text, small)
             below = top + CELL + 2
-            if hit.item.text is None:  # words stand on the card already
+            if hit.item.text is None:  # else the text is on the tile already
                 draw.text((left, below), _cut(str(hit.item.metadata.get("name", hit.id)), 20), fill=INK, font=small)
                 below += 14
             draw.text((left, below), f"{hit.score:.3f}  {'-'.join(map(str, hit.codes[:3]))}", fill=FAINT, font=small)
@@ -174,7 +182,7 @@ def _query(sheet: Image.Image, draw: ImageDraw.ImageDraw, entry: Shown, top: int
     draw.text((PADDING, top), entry.title, fill=ACCENT, font=small)  # type: ignore[arg-type]
     x = PADDING
     if entry.query.image is not None:
-        _card(sheet, draw, x, top + 18, entry.query.image, None, small, size=96)
+        _tile(sheet, draw, x, top + 18, entry.query.image, None, small, size=96)
         x += 96 + PADDING
     if entry.query.text:
         y = top + 24
@@ -183,17 +191,17 @@ def _query(sheet: Image.Image, draw: ImageDraw.ImageDraw, entry: Shown, top: int
             y += 20
 
 
-def _card(
+def _tile(
     sheet: Image.Image, draw: ImageDraw.ImageDraw, x: int, y: int, image: object, text: str | None, font: object, size: int = CELL
 ) -> None:
-    draw.rounded_rectangle((x, y, x + size, y + size), radius=8, fill=CARD, outline="#dde1e7")
-    room = size - 16
+    draw.rounded_rectangle((x, y, x + size, y + size), radius=8, fill=TILE, outline="#dde1e7")
+    side = size - 16
     if image is not None:
         picture = load_image(image)  # type: ignore[arg-type]
         if text:
-            room -= 30
-        picture.thumbnail((room, room))
-        sheet.paste(picture, (x + (size - picture.width) // 2, y + 8 + (room - picture.height) // 2))
+            side -= 30
+        picture.thumbnail((side, side))
+        sheet.paste(picture, (x + (size - picture.width) // 2, y + 8 + (side - picture.height) // 2))
     if text:
         lines = _wrap(text, 20)[: 2 if image is not None else 7]
         for n, line in enumerate(lines):
@@ -217,15 +225,15 @@ def _cut(text: str, width: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A part of a photo, and what it found."""
+    """A crop of a photo, and the photo that it found."""
 
     part: Image.Image
-    photo: str  # the file that it was cut out of
-    first: str  # the file that was found first
+    photo: str  # file of the crop
+    first: str  # file of the first result
 
 
 def sample_photos() -> list[Path]:
-    """Pictures of the packages that are installed; none is imported."""
+    """Sample photos of installed packages, which are not imported."""
     found = []
     for package, folder in SAMPLES.items():
         spec = importlib.util.find_spec(package)
@@ -236,12 +244,12 @@ def sample_photos() -> list[Path]:
 
 
 def ask_with_parts(photos: list[Path], output: Path, seed: int = 0) -> list[Found]:
-    """Index photos as `genius index PHOTOS -o OUTPUT --encoder bundled:mini` does, and ask with a part of each."""
+    """Index photos as `genius index PHOTOS -o OUTPUT --encoder bundled:mini` does, and search by a crop of each."""
     index_with_encoder(photos, output, ENCODER, IngestConfig())
     rng, found = random.Random(seed), []
     with Index.open(output) as index:
         for path in photos:
-            part = cut_out(load_image(path), rng)
+            part = crop(load_image(path), rng)
             first = index.search(image=part, target="image", k=1)[0]
             found.append(Found(part, path.name, Path(str(first.item.image)).name))
     return found

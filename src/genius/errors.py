@@ -1,8 +1,7 @@
-"""The one exception users are meant to see, its kind for pictures, a list of problems that does not grow without end, and how
-words and counts are written for people.
+"""The exception that users see (`GeniusError`), a bounded list of problems, and text for people: one-line messages, counts.
 
-The command line prints its message on one line and exits with status 2; the server answers 4xx with it.
-Anything else that escapes is a bug.
+The command line prints the message of a `GeniusError` on one line and exits with status 2; the server responds with 4xx. Any
+other exception that escapes is a bug.
 """
 
 from __future__ import annotations
@@ -10,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import SupportsIndex
 
-KEPT, LENGTH = 10_000, 500  # problems that are kept, characters of each
+KEPT = 10_000  # problems that are stored
+LENGTH = 500  # characters of each
 
 
 class GeniusError(ValueError):
@@ -22,7 +22,7 @@ class PictureError(GeniusError):
 
 
 class Problems(list[str]):
-    """The first lines; `total` counts all. Every line can be printed, whatever names and values are in it."""
+    """The first `KEPT` problems as printable lines; `total` counts all."""
 
     def __init__(self, lines: Iterable[str] = ()) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Problems(list[str]):
         self.extend(lines)
 
     def append(self, line: str, count: int = 1) -> None:
-        """One line, which may stand for several (`count`)."""
+        """Add a line that stands for `count` problems."""
         self.total += count
         if len(self) < KEPT:
             super().append(printable(line))
@@ -62,11 +62,20 @@ def printable(text: str) -> str:
 
 
 def said(error: BaseException) -> str:
-    """What an exception of some library says, as one short line; its name where it says nothing."""
+    """The message of a library's exception as one short line; its class name if it has no message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 
 def counted(number: int, noun: str, width: int = 0) -> str:
-    """`1 item`, `1,234 items`, `2 queries`; with a width of the number in columns, where one and many take the same room."""
-    many = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
-    return f"{number:>{width},} {noun if number == 1 else many:<{len(many) if width else 0}}"
+    """A number with its noun: `1 item`, `1,234 items`, `2 queries`.
+
+    Args:
+        number: The number.
+        noun: The noun in the singular.
+        width: Columns of the number; singular and plural are then padded to one length, for tables.
+    """
+    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    word = noun if number == 1 else plural
+    if width:
+        word = word.ljust(len(plural))
+    return f"{number:>{width},} {word}"

@@ -1,7 +1,7 @@
-"""`Features`: what an encoder makes of a batch, and all that fusion needs.
+"""`Features`: the output of an encoder for a batch, and the input of fusion.
 
-Two vectors an item (image, text) and two masks that say which of them is real. Every later stage reads
-features, never pixels, so that a training run can extract them once.
+Two vectors per item (image, text) and two masks that tell which are present. Later stages read features, never pixels, so they
+are extracted once. Knows tensors; nothing of encoders or files.
 """
 
 from __future__ import annotations
@@ -37,10 +37,12 @@ class Features:
         return Features(self.image[rows], self.text[rows], self.image_mask[rows], self.text_mask[rows])
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Features:
-        """Moved first and widened there: half-precision rows cross to a GPU as they are."""
-        image, text = self.image.to(device), self.text.to(device)
+        """Move to a device, then convert there: half-precision rows are transferred as they are."""
+        image = self.image.to(device)
+        text = self.text.to(device)
         if dtype is not None:
-            image, text = image.to(dtype), text.to(dtype)
+            image = image.to(dtype)
+            text = text.to(dtype)
         return Features(image, text, self.image_mask.to(device), self.text_mask.to(device))
 
     @property
@@ -61,7 +63,14 @@ class Features:
         )
 
     def check(self, width: int | None = None) -> Features:
-        """Raise one clear line for wrong shapes, NaN, or rows with neither modality; return self."""
+        """Check shapes and values; return self.
+
+        Args:
+            width: The expected width, if any.
+
+        Raises:
+            GeniusError: For wrong shapes, NaN or infinity, or rows with neither modality.
+        """
         self.check_shapes()
         if self.text.shape != self.image.shape:
             raise GeniusError(
@@ -74,7 +83,7 @@ class Features:
         return self
 
     def check_shapes(self, name: str = "") -> None:
-        """One row of each part for every item; the widths of image and text may still differ (towers before their heads)."""
+        """Check that all parts have one row per item. Image and text may differ in width (towers before their heads)."""
         n = len(self)
         if self.text.shape[0] != n or self.image_mask.shape != (n,) or self.text_mask.shape != (n,):
             raise GeniusError(
@@ -83,17 +92,22 @@ class Features:
             )
 
     def check_rows(self, name: str = "", zeros: bool = True) -> None:
-        """Numbers where there should be some. `name`: of what, for the message; `zeros`: whether a vector of zeros passes."""
+        """Check that present rows are finite.
+
+        Args:
+            name: Begins the error.
+            zeros: Whether a vector of zeros is allowed.
+        """
         what = name + " " if name else ""
-        for kind, rows, mask in (("image", self.image, self.image_mask), ("text", self.text, self.text_mask)):
+        for modality, rows, mask in (("image", self.image, self.image_mask), ("text", self.text, self.text_mask)):
             finite = _each(rows, lambda part: torch.isfinite(part).all(dim=1))
-            _refuse(mask & ~finite, f"{what}{kind} features are NaN or infinite")
+            _refuse(mask & ~finite, f"{what}{modality} features are NaN or infinite")
             if not zeros:
-                _refuse(mask & _each(rows, lambda part: (part == 0).all(dim=1)), f"{what}{kind} features are all zero")
+                _refuse(mask & _each(rows, lambda part: (part == 0).all(dim=1)), f"{what}{modality} features are all zero")
         _refuse(~(self.image_mask | self.text_mask), f"{what}rows have neither an image nor a text")
 
     def masked(self) -> tuple[Tensor, Tensor]:
-        """(image, text) with the missing ones exactly zero, even where their rows held NaN."""
+        """(image, text), with missing rows exactly zero even if they hold NaN."""
         zero = self.image.new_zeros(())
         return (
             torch.where(self.image_mask[:, None], self.image, zero),
@@ -102,13 +116,13 @@ class Features:
 
 
 def check_finite(vectors: Tensor, what: str) -> None:
-    """Raise one clear line that counts the rows (N, D) with NaN or infinity and names the first."""
-    if not math.isfinite(float(vectors.sum())):  # one quick look: a sum is finite only where everything is
+    """Raise a GeniusError that counts the rows (N, D) with NaN or infinity and names the first."""
+    if not math.isfinite(float(vectors.sum())):  # quick test: a sum is finite only if every value is
         _refuse(~torch.isfinite(vectors).all(dim=1), f"{what} are NaN or infinite")
 
 
 def _each(rows: Tensor, test: Callable[[Tensor], Tensor], chunk: int = 65_536) -> Tensor:
-    """(N,) bool of `rows` (N, width), some at a time: they may be mapped from a disk and many times the memory."""
+    """Apply `test` to chunks of `rows` (N, width), which may be mapped from disk and larger than memory; (N,) bool."""
     return torch.cat([test(part) for part in rows.split(chunk)])
 
 

@@ -1,8 +1,8 @@
-"""Files that appear whole or not at all, that are on the disk when we say so, JSON that a stranger may have written, and
-addresses in an object store that stand in place of paths."""
+"""Files: atomic and durable writes, JSON that may be untrusted, and object-store addresses in place of paths."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -18,14 +18,19 @@ from typing import Any
 from genius.errors import GeniusError
 
 MAX_JSON = 64 << 20
-"""Bytes of a JSON file that is read without being asked for more."""
+"""Default limit of a JSON file, in bytes."""
 
 
 def write_whole(path: Path, write: Callable[[Path], object], *, durable: bool = False) -> None:
-    """Let `write` fill a file beside `path`, then rename it: a crash or a full disk never leaves half a file.
+    """Write a file atomically: a crash or a full disk leaves the old file or the new one.
 
-    `durable`: the bytes are on the disk before the name is, and the name is before this returns, so that a power cut leaves
-    the old file or the new one. Large files that can be made again do without the wait.
+    Args:
+        path: The file.
+        write: Fills the temporary file it is given, which is then renamed.
+        durable: Sync the bytes and then the name to disk before returning, so that a power cut loses neither.
+
+    Raises:
+        GeniusError: If the disk is full, the folder is read-only, or writing fails otherwise.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
     try:
@@ -44,7 +49,8 @@ def write_whole(path: Path, write: Callable[[Path], object], *, durable: bool = 
             raise
         raise GeniusError(f"cannot write {path}: {plain or getattr(error, 'strerror', None) or error}") from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 _SIGNS = {
@@ -63,7 +69,7 @@ _SIGNS = {
 
 
 def disk_problem(error: BaseException) -> str | None:
-    """In plain words, if it is the disk that an error of any library tells of."""
+    """A plain description if an error of any library reports a problem of the disk; else None."""
     text = str(error)
     return next((plain for sign, plain in _SIGNS.items() if sign in text), None)
 
@@ -72,7 +78,7 @@ def disk_problem(error: BaseException) -> str | None:
 
 
 def sync_file(path: Path) -> None:
-    """Return when the bytes of a file are on the disk."""
+    """Sync the bytes of a file to disk."""
     handle = os.open(path, os.O_RDWR if sys.platform == "win32" else os.O_RDONLY)  # Windows flushes nothing else
     try:
         sync_handle(handle)
@@ -90,7 +96,7 @@ def sync_handle(handle: int) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Return when the names in a folder are on the disk. Windows has no such call, and keeps names by itself."""
+    """Sync the names in a folder to disk. Windows has no such call and does not need it."""
     if sys.platform == "win32":
         return
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -101,14 +107,14 @@ def sync_directory(path: Path) -> None:
 
 
 def sync_tree(files: Iterable[Path], directories: Iterable[Path]) -> None:
-    """Files first, then the folders that name them. At the same time each: a disk takes several requests at once."""
+    """Sync files, then the folders that name them, several at a time."""
     with ThreadPoolExecutor(8, thread_name_prefix="genius-sync") as pool:
         list(pool.map(sync_file, files))
         list(pool.map(sync_directory, directories))
 
 
 def open_plain(path: Path) -> BufferedReader:
-    """Open a file for reading. A pipe, which may never answer, or a device, which may never end, is an OSError."""
+    """Open a file for reading. A pipe, which may block for ever, or a device, which may never end, is an OSError."""
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "not a plain file", str(path))
     return path.open("rb")
@@ -118,9 +124,15 @@ def open_plain(path: Path) -> BufferedReader:
 
 
 def read_json(path: Path, limit: int = MAX_JSON) -> Any:
-    """The contents of a JSON file, or one clear line: it may be huge, nested without end, or no JSON at all.
+    """Read a JSON file that may be untrusted.
 
-    A file that is not there is a `FileNotFoundError`, for the caller to explain.
+    Args:
+        path: The file.
+        limit: Largest size in bytes.
+
+    Raises:
+        GeniusError: If it is too large, nested too deep, or not JSON.
+        FileNotFoundError: If there is no such file.
     """
     try:
         with open_plain(path) as file:
@@ -138,7 +150,7 @@ def read_json(path: Path, limit: int = MAX_JSON) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """`json.loads` whose every failure is a ValueError, nesting without end included."""
+    """`json.loads`, with a ValueError for JSON that is nested too deep."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -146,6 +158,6 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def url_of(path: str | Path) -> str | None:
-    """The address of something in an object store; None for a path. (A `Path` of it has lost one of its slashes.)"""
+    """The address in an object store that a path stands for; None for an ordinary path. (A `Path` drops one of its slashes.)"""
     found = re.fullmatch(r"s3:/{1,2}([^/].*)", str(path))
     return f"s3://{found[1].rstrip('/')}" if found else None

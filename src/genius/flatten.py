@@ -1,7 +1,7 @@
-"""Points of many directions on a plane, by UMAP: near things stay near. Needs the extra `map`.
+"""Projects vectors to a plane with UMAP. Needs the extra `map`.
 
-UMAP compiles itself when it starts, and leaves the threads of its process in a state that slows torch down. So it runs in a
-process that holds nothing else (`python -m genius.flatten`, an array in, an array out) and can be ended at any time.
+UMAP compiles itself when it starts and leaves threads in a state that slows torch down, so it runs in a process of its own
+(`python -m genius.flatten`, an array in, an array out), which can be stopped at any time.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ import numpy as np
 from genius.errors import GeniusError
 
 NEIGHBOURS = 15
-FEWEST = 2 * NEIGHBOURS  # of fewer points UMAP makes nothing
+FEWEST = 2 * NEIGHBOURS  # points that UMAP needs
 
 
 def available() -> bool:
+    """Whether UMAP is installed."""
     return importlib.util.find_spec("umap") is not None
 
 
@@ -41,11 +42,11 @@ class Flattening:
             )
 
     def result(self) -> np.ndarray[Any, Any]:
-        """(n, 2)"""
-        out, said = self._process.communicate()
+        """Wait for the (n, 2) positions."""
+        out, errors = self._process.communicate()
         if self._process.returncode:
-            last = said.decode(errors="replace").strip().splitlines()[-1:] or ["it was ended"]
-            raise GeniusError(f"UMAP gave no map: {last[0][:200]}")
+            last = errors.decode(errors="replace").strip().splitlines()[-1:] or ["it was stopped"]
+            raise GeniusError(f"UMAP failed: {last[0][:200]}")
         flat: np.ndarray[Any, Any] = np.load(io.BytesIO(out))
         return flat
 
@@ -55,13 +56,13 @@ class Flattening:
 
 
 def flattened(points: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """(n, D) -> (n, 2), always the same for the same points."""
+    """Project points (n, D) to (n, 2); deterministic."""
     return Flattening(points).result()
 
 
 def main() -> None:
     if hasattr(os, "nice"):
-        os.nice(10)  # a map is for later: whoever searches now comes first
+        os.nice(10)  # searches come first
     os.environ.setdefault("NUMBA_NUM_THREADS", "1")
     import umap
 

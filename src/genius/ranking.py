@@ -1,9 +1,8 @@
-"""Ranked lists: exhaustive top k by inner product, and what a list is worth.
+"""Exhaustive top k by inner product, metrics of ranked lists, and their statistics.
 
-The one place for both. (The judge of an evaluation, which takes its pool block by block and settles equal scores in double
-precision, is `genius.evaluate.methods`.) Knows vectors, rows and positives; nothing of models. M-BEIR calls a *hit rate*
-"Recall@k": 1 when any positive is among the first k. We report it under that name as `hit@k`, and the share of positives
-found as `recall@k` beside it.
+`hit@k` is 1 if a positive is among the first k (M-BEIR and the paper call it "Recall@k"); `recall@k` is the share of positives
+among the first k. Knows vectors, rows and positives; nothing of models. (The exhaustive search of an evaluation, block by block
+and with ties in double precision, is `genius.evaluate.methods`.)
 """
 
 from __future__ import annotations
@@ -20,11 +19,21 @@ from genius.errors import GeniusError
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-PRODUCTS = 2**28  # held at a time: a gigabyte
+PRODUCTS = 2**28  # inner products in memory at a time: a gigabyte
 
 
 def nearest_scored(queries: Tensor, pool: Tensor, k: int, chunk: int = 2048) -> tuple[Tensor, Tensor]:
-    """(Q, k) scores and rows of the pool, best first; fewer columns where the pool is smaller than k."""
+    """Exhaustive search by inner product.
+
+    Args:
+        queries: (Q, D).
+        pool: (N, D).
+        k: Results per query.
+        chunk: Queries per matrix product, at most.
+
+    Returns:
+        Scores and rows of the pool, (Q, min(k, N)) each, best first.
+    """
     k = min(k, pool.shape[0])
     chunk = max(1, min(chunk, PRODUCTS // max(pool.shape[0], 1)))
     found = [(part @ pool.T).topk(k, dim=1) for part in queries.split(chunk)]
@@ -32,19 +41,19 @@ def nearest_scored(queries: Tensor, pool: Tensor, k: int, chunk: int = 2048) -> 
 
 
 def nearest_rows(queries: Tensor, pool: Tensor, k: int, chunk: int = 2048) -> Tensor:
-    """(Q, k) rows of the pool, best first."""
+    """As `nearest_scored`, rows only."""
     return nearest_scored(queries, pool, k, chunk)[1]
 
 
-# -- what a list is worth ----------------------------------------------------------------------------------------
+# -- metrics -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Which of the ranked rows are positives: all that metrics need."""
+    """Which of the ranked rows are positives."""
 
     hits: npt.NDArray[np.bool_]  # (Q, k): the i-th of the list is a positive
-    positives: Ints  # (Q,) how many there are in all
+    positives: Ints  # (Q,) number of positives of each query
 
     def __post_init__(self) -> None:
         if (self.hits.sum(1) > self.positives).any():
@@ -52,9 +61,11 @@ class Judged:
 
 
 def judge(rows: Ints, positives: Sequence[Sequence[int]]) -> Judged:
-    """Compare ranked rows (Q, k), -1 where the list ends, with the positives of each query.
+    """Compare ranked lists with the positives of each query.
 
-    A query that a method gave no answer for is a row of -1: it counts as a miss, it is never left out.
+    Args:
+        rows: (Q, k) ranked rows, -1 after the end of a list. An empty list counts as a miss.
+        positives: Positive rows of each query.
     """
     if len(rows) != len(positives):
         raise GeniusError(f"{len(rows)} ranked lists for {len(positives)} queries")
@@ -109,11 +120,18 @@ def per_query(judged: Judged, cutoffs: Sequence[int], ndcg: int = 10) -> dict[st
     return out
 
 
-# -- what a mean is worth ------------------------------------------------------------------------------------------
+# -- statistics --------------------------------------------------------------------------------------------------
 
 
 def bootstrap_interval(values: Floats, *, samples: int = 1000, level: float = 0.95, seed: int = 0) -> tuple[float, float]:
-    """Percentile interval of the mean over resampled queries."""
+    """Bootstrap interval of a mean: percentiles over resampled queries.
+
+    Args:
+        values: One per query.
+        samples: Number of resamples.
+        level: Confidence level.
+        seed: Of the resampling.
+    """
     if len(values) == 0:
         return (float("nan"), float("nan"))
     means = _resampled_means([values], samples, seed)
@@ -123,7 +141,7 @@ def bootstrap_interval(values: Floats, *, samples: int = 1000, level: float = 0.
 def bootstrap_interval_of_average(
     groups: Sequence[Floats], *, samples: int = 1000, level: float = 0.95, seed: int = 0
 ) -> tuple[float, float]:
-    """Interval of the unweighted average over tasks: queries are resampled within each task."""
+    """Bootstrap interval of the unweighted average over tasks. Queries are resampled within each task."""
     groups = [g for g in groups if len(g)]
     if not groups:
         return (float("nan"), float("nan"))
@@ -147,7 +165,7 @@ def _percentiles(means: Floats, level: float) -> tuple[float, float]:
 
 
 def paired_p_value(a: Floats, b: Floats, *, samples: int = 10_000, seed: int = 0) -> float:
-    """Two-sided paired randomisation test (Fisher): how often random sign flips differ as much as a and b do."""
+    """p-value of a two-sided paired randomisation test (Fisher) of `a` against `b`, one value per query each."""
     if len(a) != len(b):
         raise GeniusError(f"paired values of different queries: {len(a)} and {len(b)}")
     difference = a - b

@@ -1,9 +1,7 @@
-"""The words of the code base as types, and the one place where user input becomes them.
+"""Public types: `Item`, `Query`, `Modality`. User input is validated here.
 
-Knows nothing of models or files; how pictures are read is `genius.pictures`, whose words are passed on here. `Item` is something
-findable, `Query` a question; `Modality` is what an item *is* and what a query *wants*. `target` <-> instruction lives here too:
-the words that tell the model what kind of answer a query wants (paper 3), and the text formatting that the published encoders
-were trained with.
+Also the default instructions that tell the model which modality a query wants (paper, section 3), and the text format that the
+published encoders were trained with. Knows nothing of models or files; images are read by `genius.pictures`.
 """
 
 from __future__ import annotations
@@ -36,7 +34,8 @@ __all__ = [
 NO_WORD = re.compile(
     r"(?i)^(img|dsc[nf]?|dcim|image|photo|picture|pic|pxl|scan|screenshot|file|untitled|copy|whatsapp|mvi|p|wp|gopr)?[\W\d_]*$"
 )
-NAMED = ("tags", "keywords", "title", "name", "label", "category")  # metadata that says what a picture shows
+SHOWN = 80  # characters of a text in the repr of an item
+NAMED = ("tags", "keywords", "title", "name", "label", "category")  # metadata that describes an image
 
 
 class Modality(IntEnum):
@@ -48,7 +47,7 @@ class Modality(IntEnum):
 
     @classmethod
     def parse(cls, value: Modality | int | str) -> Modality:
-        """`"image"`, `"text"`, `"pair"` (or M-BEIR's `"image,text"`), 0-2, or a Modality."""
+        """Parse `"image"`, `"text"`, `"pair"` (or M-BEIR's `"image,text"`), 0-2, or a Modality."""
         if isinstance(value, str):
             name = value.strip().lower().replace(" ", "")
             names = {"image": cls.IMAGE, "text": cls.TEXT, "pair": cls.PAIR, "image,text": cls.PAIR, "text,image": cls.PAIR}
@@ -64,25 +63,26 @@ class Modality(IntEnum):
 
 
 def as_picture(image: Any) -> Any:
-    """Pixels in an array (height, width, 3 or 4, or none) as a picture; anything else as it is."""
+    """An array of pixels (height, width[, 3 or 4]) as a `PIL.Image`; anything else unchanged."""
     if not hasattr(image, "__array_interface__") or isinstance(image, Image.Image):
         return image
     try:
         return Image.fromarray(image)
     except (TypeError, ValueError, KeyError):
-        shape, kind = getattr(image, "shape", "?"), getattr(image, "dtype", "?")
-        raise GeniusError(f"an array of shape {shape} and type {kind} is no picture: use (height, width, 3) of uint8") from None
+        shape = getattr(image, "shape", "?")
+        dtype = getattr(image, "dtype", "?")
+        raise GeniusError(f"an array of shape {shape} and type {dtype} is no image: use (height, width, 3) of uint8") from None
 
 
 ContentInput: TypeAlias = "str | Path | Image.Image | Mapping[str, Any]"
-"""What `coerce_content` takes: text, a picture, a path to a picture, or {"text":…, "image":…}."""
+"""Input of `coerce_content`: text, an image, a path to an image, or {"text": …, "image": …}."""
 
 
 def _clean_text(text: str | None) -> str | None:
     if text is None:
         return None
     if isinstance(text, list | tuple):
-        raise GeniusError("a question has one text: ask several questions with search_many([...])")
+        raise GeniusError("a query has one text: search with several queries by search_many([...])")
     if not isinstance(text, str):
         raise GeniusError(f"text must be a string, got {type(text).__name__}")
     text = text.strip()
@@ -90,7 +90,7 @@ def _clean_text(text: str | None) -> str | None:
 
 
 def is_unicode(text: str) -> bool:
-    """Lone surrogates, which JSON and file names may bring, can be neither stored nor encoded."""
+    """False for text with lone surrogates, from JSON or file names, which can be neither stored nor encoded."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -100,7 +100,14 @@ def is_unicode(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """Something findable. At least one of `image` and `text`; `metadata` is for filters and display."""
+    """Something to find.
+
+    Args:
+        id: Unique in an index.
+        image: Path, bytes of a file, `PIL.Image` or array of pixels.
+        text: Text. An item needs an image, a text, or both.
+        metadata: Strings, numbers and booleans for filters and display.
+    """
 
     id: str
     image: ImageInput | None = None
@@ -117,7 +124,7 @@ class Item:
 
     @classmethod
     def of(cls, value: Item | Mapping[str, Any]) -> Item:
-        """An item, or a mapping with its fields: {"id": ..., "image": ..., "text": ..., "metadata": {...}}."""
+        """Make an item from a mapping with its fields: {"id": ..., "image": ..., "text": ..., "metadata": {...}}."""
         if isinstance(value, Item):
             return value
         if not isinstance(value, Mapping):
@@ -131,13 +138,42 @@ class Item:
     def modality(self) -> Modality:
         return modality_of(self.image is not None, self.text is not None)
 
+    def __repr__(self) -> str:
+        """Short: an image as its path or size, a long text cut."""
+        parts = [repr(self.id)]
+        if self.image is not None:
+            parts.append(f"image={_shown_image(self.image)}")
+        if self.text is not None:
+            parts.append(f"text={_shown_text(self.text)}")
+        if self.metadata:
+            parts.append(f"metadata={dict(self.metadata)!r}")
+        return f"Item({', '.join(parts)})"
+
+
+def _shown_image(image: ImageInput) -> str:
+    if isinstance(image, Image.Image):
+        return f"<image of {image.width} x {image.height}>"
+    if isinstance(image, bytes):
+        return f"<{len(image):,} bytes>"
+    return repr(str(image))
+
+
+def _shown_text(text: str) -> str:
+    if len(text) > SHOWN:
+        text = f"{text[: SHOWN - 1]}…"
+    return repr(text)
+
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A question: `text` and/or `image`, and what is wanted, as words (`instruction`) or a kind (`target`).
+    """What to search for.
 
-    `target` alone picks a default instruction; an instruction alone leaves the modality to the model. `minus` is what answers
-    should not be like, as another question: words, a picture, or both.
+    Args:
+        text: Query text.
+        image: Query image. A query needs a text, an image, or both.
+        instruction: What is wanted, in words; without `target` it leaves the modality to the model.
+        target: Modality wanted; without `instruction` it picks a default one.
+        minus: Another query to steer away from.
     """
 
     text: str | None = None
@@ -161,8 +197,10 @@ class Query:
 
     @classmethod
     def of(cls, value: Query | ContentInput) -> Query:
-        """A query, or what stands for one: words, a picture, a path to one, or {"text": ..., "image": ...}."""
-        return value if isinstance(value, Query) else cls(**coerce_content(value))
+        """Make a query from text, an image, a path to one, or {"text": ..., "image": ...}."""
+        if isinstance(value, Query):
+            return value
+        return cls(**coerce_content(value))
 
     @property
     def modality(self) -> Modality:
@@ -170,7 +208,7 @@ class Query:
 
 
 def modality_of(has_image: bool, has_text: bool) -> Modality:
-    """IMAGE, TEXT or PAIR from which parts are present."""
+    """Modality of an item or query with these parts."""
     if has_image and has_text:
         return Modality.PAIR
     if not has_image and not has_text:
@@ -179,7 +217,7 @@ def modality_of(has_image: bool, has_text: bool) -> Modality:
 
 
 def coerce_content(value: ContentInput) -> dict[str, Any]:
-    """One user value -> {"text": …, "image": …}. A string that names an existing file is an image path."""
+    """Convert a user's value to {"text": …, "image": …}. A string that names an existing image file is its path."""
     if isinstance(value, Mapping):
         unknown = set(value) - {"text", "image"}
         if unknown:
@@ -195,7 +233,7 @@ def coerce_content(value: ContentInput) -> dict[str, Any]:
 
 
 def name_of(item: Item) -> str | None:
-    """The words of a picture's tags, or of its file name, where they say something."""
+    """Words that describe an image: its tags, else the words of its file name; None if there are none."""
     for key in NAMED:
         value = item.metadata.get(key)
         if isinstance(value, str) and value.strip():
@@ -208,7 +246,7 @@ def name_of(item: Item) -> str | None:
 I, T, P = Modality.IMAGE, Modality.TEXT, Modality.PAIR  # noqa: E741 - the paper's letters
 
 TEMPLATES: dict[tuple[Modality, Modality], tuple[str, ...]] = {
-    # (what the query is, what is wanted): the eight tasks of M-BEIR, and pair-free image -> pair
+    # (modality of the query, target): the eight tasks of M-BEIR, and image -> pair
     (T, I): (
         "Find an image that matches the description.",
         "Show me a picture of this.",
@@ -267,13 +305,15 @@ TEMPLATES: dict[tuple[Modality, Modality], tuple[str, ...]] = {
 
 
 def instruction_for(query: Modality, target: Modality, rng: random.Random | None = None) -> str:
-    """The default instruction, or a random one of its paraphrases when `rng` is given (training)."""
+    """The default instruction for a query of one modality and a target; with `rng`, a random paraphrase (training)."""
     choices = TEMPLATES[query, target]
-    return rng.choice(choices) if rng is not None else choices[0]
+    if rng is not None:
+        return rng.choice(choices)
+    return choices[0]
 
 
 def format_text(text: str) -> str:
-    """The text format of UniIR and the published GENIUS: no quotes around, a capital first, a full stop last."""
+    """The text format of UniIR and the published GENIUS: no outer quotes, a capital first, a full stop last."""
     text = text.replace("\r", "").strip().strip('"')
     if not text:
         return ""
@@ -282,7 +322,7 @@ def format_text(text: str) -> str:
 
 
 def query_text(query: Query, instruction: str | None = None) -> str:
-    """What the text encoder reads for a query: instruction, then the text, formatted. Empty only if both are."""
+    """The text encoder's input for a query: instruction, then text, formatted. Empty only if both are."""
     if instruction is None:
         instruction = query.instruction
     if instruction is None and query.target is not None:

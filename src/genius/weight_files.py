@@ -1,17 +1,12 @@
-"""Weights on disk as safetensors, and modules that are no larger than the weights that are there; every failure is one line.
+"""Weights on disk as safetensors, and modules built no larger than their weights. Files and configs may be untrusted.
 
-The header of a file is looked at before anything is read. `digests.json` says what the files beside it looked like when they
-were written, and is compared when they are loaded: it notices a flipped bit or an exchanged file; a folder without one is read
-as it is. Configs are left out, so that they can be edited by hand: they are checked against the weights themselves.
-
-Small files hold matrices as int8 with one scale per row (`pack`), the rest as half precision. What is loaded is float32 again.
-Packing what `unpack` gave changes nothing, so a model that was loaded from a small file saves to the same values and keeps its
-fingerprint.
-
-A config is a few bytes, and may ask for a terabyte, for a million layers, or for nonsense. `build` makes a module while the
-numbers it asks for are counted, and stops once they exceed what its file of weights holds. Random starting values are zeros,
-which cost next to nothing: the file's come over them. Readers of published checkpoints map names first; what they cannot place
-must not pass in silence (`load_exactly`), because a tower with one random layer still gives vectors.
+- The size of a file's header is checked before it is read. `digests.json` holds SHA-256 digests of the weight files beside it;
+  they are compared at loading. Configs have no digest, so that they can be edited: they are checked against the weights.
+- Small files hold matrices as int8 with one scale per row (`pack`) and other tensors as half precision; loading gives float32.
+  Packing what `unpack` returned changes nothing, so a model keeps its fingerprint.
+- `build` makes a module from an untrusted config while counting the numbers it allocates, and stops once they exceed the
+  weights. Initial values are zeros, which cost little; the file's weights replace them.
+- `load_exactly` refuses missing and unknown tensors: a tower with one random layer would still return vectors.
 """
 
 from __future__ import annotations
@@ -41,12 +36,13 @@ DIGESTS = "digests.json"
 _COVERED = frozenset({".safetensors", ".onnx", ".model", ".txt", ".pth"})
 _TOKENIZERS = frozenset({"tokenizer.json", "vocab.json"})
 SCALE = ".scale"  # suffix of the per-row scales of an int8 matrix
-SMALL = 4096  # tensors of fewer values are not worth a scale
+SMALL = 4096  # smaller tensors are not quantized
 HEAD_WIDTH = 64
 """CLIP, BLIP and BERT have one attention head per 64 channels. A state dict does not say."""
 
 M = TypeVar("M")
-SLACK_NUMBERS, SLACK_TENSORS = 1 << 20, 512  # for masks, positions and the like, which are in no file
+SLACK_NUMBERS = 1 << 20  # for masks, positions and the like, which are in no file
+SLACK_TENSORS = 512
 
 _SIZED = frozenset({torch.empty, torch.zeros, torch.ones, torch.randn, torch.rand})
 _RANDOM = frozenset({torch.randn, torch.rand})
@@ -56,7 +52,7 @@ _FILLS = frozenset(
 
 
 def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of every tensor in the file, without reading one."""
+    """Shapes of the tensors in a file, by name, without reading a tensor."""
     _check_header(path)
     try:
         with safe_open(path, framework="pt") as file:
@@ -66,7 +62,7 @@ def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Every tensor in the file."""
+    """Tensors of a file, by name."""
     _check_header(path)
     try:
         return load_file(path)
@@ -89,7 +85,7 @@ def _check_header(path: Path) -> None:
 
 
 def write_digests(folder: Path, names: Iterable[str] | None = None) -> None:
-    """Note the digests of these files; by default of all weights and words in the folder itself (not in those below it)."""
+    """Write `digests.json` for these files; by default for all weights and tokenizers in the folder, subfolders excluded."""
     if names is None:
         names = (path.name for path in folder.iterdir() if path.is_file() and _covered(path))
     body = {"sha256": {name: _digest(folder / name) for name in sorted(names)}}
@@ -97,7 +93,11 @@ def write_digests(folder: Path, names: Iterable[str] | None = None) -> None:
 
 
 def check_digests(folder: Path) -> None:
-    """One clear line if a file is not as it was written."""
+    """Compare files with `digests.json`, if there is one.
+
+    Raises:
+        GeniusError: If a file is missing or differs.
+    """
     path = folder / DIGESTS
     try:
         body = read_json(path, 1 << 20)
@@ -128,7 +128,12 @@ def _digest(path: Path) -> str:
 
 
 def pack(tensors: Mapping[str, Tensor], half: tuple[str, ...] = ()) -> dict[str, Tensor]:
-    """float tensors -> int8 rows and fp16 scales (`NAME.scale`). Names that hold a word of `half` stay fp16 throughout."""
+    """Quantize float tensors to int8 with one fp16 scale per row (`NAME.scale`).
+
+    Args:
+        tensors: By name.
+        half: Tensors whose name contains one of these stay fp16.
+    """
     out: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         plain = tensor.detach().cpu().float().contiguous()
@@ -143,7 +148,7 @@ def pack(tensors: Mapping[str, Tensor], half: tuple[str, ...] = ()) -> dict[str,
 
 
 def plain_names(stored: Mapping[str, object]) -> list[str]:
-    """The names in a file without those of the scales."""
+    """Names of the tensors in a file, without the scales."""
     return [name for name in stored if not (name.endswith(SCALE) and name.removesuffix(SCALE) in stored)]
 
 
@@ -160,7 +165,11 @@ def unpack(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def load_exactly(module: nn.Module, state: Mapping[str, Tensor], where: str, what: str) -> None:
-    """Copy `state` into `module`. Names, then shapes, must agree; the first that does not is named."""
+    """Copy `state` into `module`; names and shapes must agree exactly.
+
+    Raises:
+        GeniusError: With the first tensor that is missing, unknown or of another shape.
+    """
     expected = {name: tensor for name, tensor in module.state_dict().items() if not name.endswith("position_ids")}
     missing = [name for name in expected if name not in state]
     unknown = [name for name in state if name not in expected]
@@ -177,7 +186,7 @@ def load_exactly(module: nn.Module, state: Mapping[str, Tensor], where: str, wha
 
 @contextmanager
 def reading_sizes(where: str, what: str) -> Iterator[None]:
-    """Sizes are read off tensors that a stranger may have shaped: one line for those that are missing or impossible."""
+    """Turn errors of reading sizes from untrusted tensors into a `GeniusError` of one line."""
     try:
         yield
     except GeniusError:
@@ -188,26 +197,27 @@ def reading_sizes(where: str, what: str) -> Iterator[None]:
         raise GeniusError(f"{where} is not {what}: a tensor has another number of dimensions, or none") from None
 
 
-def refuse_strangers(strangers: Iterable[str], where: str, what: str) -> None:
-    """Tensors that no part of the published model has: this is another model."""
-    names = list(strangers)
+def refuse_unknown(unknown: Iterable[str], where: str, what: str) -> None:
+    """Raise an error if there are tensors that the published model does not have."""
+    names = list(unknown)
     if names:
         raise GeniusError(f"{where} is not {what}: {len(names)} tensors unknown (first: {names[0]})")
 
 
 def depth(state: Mapping[str, Tensor], pattern: str) -> int:
-    """1 + the largest number that the pattern's group finds: how many layers there are."""
+    """Number of layers: 1 + the largest number that the pattern's group matches."""
     return 1 + max((int(m.group(1)) for name in state if (m := re.match(pattern, name))), default=-1)
 
 
 def heads(width: int, where: str) -> int:
+    """Number of attention heads of a tower: one per `HEAD_WIDTH` channels."""
     if width % HEAD_WIDTH:
         raise GeniusError(f"{where} has a tower {width} wide; one head per {HEAD_WIDTH} channels does not fit")
     return width // HEAD_WIDTH
 
 
 def grid_side(positions: int, where: str) -> int:
-    """Patches along one side of a square picture, from the number of positions (patches and a class token)."""
+    """Patches along one side of a square image, from the number of positions (patches and a class token)."""
     side = math.isqrt(max(0, positions - 1))
     if side * side + 1 != positions:
         raise GeniusError(f"{where} has {positions} image positions, which is no square of patches and a class token")
@@ -231,9 +241,15 @@ def fingerprint(
 
 
 def build(make: Callable[[], M], shapes: Mapping[str, Sequence[int]], where: str) -> M:
-    """What `make` builds, if the tensors of `shapes` can fill it; else one line that begins with `where`.
+    """Build a module whose sizes come from an untrusted config. Its weights are zeros, for the caller to load.
 
-    The caller loads every weight: those here are zeros.
+    Args:
+        make: Builds the module.
+        shapes: Shapes of the tensors that will fill it; the module may allocate little more.
+        where: Begins the error.
+
+    Raises:
+        GeniusError: If the module would be larger than its weights, or the sizes are impossible.
     """
     try:
         with _Frame(shapes):
@@ -247,7 +263,11 @@ def build(make: Callable[[], M], shapes: Mapping[str, Sequence[int]], where: str
 
 
 def check_fit(module: nn.Module, shapes: Mapping[str, Sequence[int]], where: str) -> None:
-    """Every tensor of the module is in the file with its shape, and no other."""
+    """Check that a file holds every tensor of the module with its shape, and no other.
+
+    Raises:
+        GeniusError: With the first tensor that differs.
+    """
     expected = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
     missing, unknown = sorted(expected.keys() - shapes.keys()), sorted(shapes.keys() - expected.keys())
     wrong = sorted(name for name in expected.keys() & shapes.keys() if expected[name] != tuple(shapes[name]))
@@ -264,7 +284,7 @@ class _Exceeded(Exception):
 
 
 class _Frame(TorchFunctionMode):
-    """Counts what factories are asked for, before they are asked; gives zeros for random values."""
+    """Counts the numbers that torch functions allocate, before they do; replaces random values by zeros."""
 
     def __init__(self, shapes: Mapping[str, Sequence[int]]) -> None:
         super().__init__()
@@ -298,11 +318,21 @@ class _Frame(TorchFunctionMode):
 
 
 def _size(args: Any, kwargs: Mapping[str, Any]) -> tuple[int, ...]:
-    size = kwargs["size"] if "size" in kwargs else args[0] if args and not isinstance(args[0], int) else args
+    if "size" in kwargs:
+        size = kwargs["size"]
+    elif args and not isinstance(args[0], int):
+        size = args[0]
+    else:
+        size = args
     return tuple(int(n) for n in size)
 
 
 def _length(args: Any, kwargs: Mapping[str, Any]) -> float:
-    start, end = (0, args[0]) if len(args) == 1 else (args[0], args[1]) if args else (kwargs.get("start", 0), kwargs["end"])
+    if len(args) == 1:
+        start, end = 0, args[0]
+    elif args:
+        start, end = args[0], args[1]
+    else:
+        start, end = kwargs.get("start", 0), kwargs["end"]
     step = args[2] if len(args) > 2 else kwargs.get("step", 1)
     return float((end - start) / step)

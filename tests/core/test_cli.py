@@ -50,3 +50,82 @@ def test_a_bad_call_ends_so_in_a_process_of_its_own(tmp_path: Path) -> None:
     assert out.returncode == 2, out.stderr
     assert out.stderr.startswith("genius: ") and out.stderr.count("\n") == 1, out.stderr
     assert list(tmp_path.iterdir()) == []  # nothing half-written
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("serach", "x"), "no such command 'serach'"),
+        (("search", "x.genius", "--colour"), "no such option: --colour"),
+        (("search",), "missing argument 'INDEX'"),
+        (("search", "x.genius", "a", "-k", "many"), "invalid value for '-k'"),
+        (("features", "drop"), "no such command 'drop'"),
+    ],
+)
+def test_usage_errors_are_one_line_that_names_the_help(arguments: tuple[str, ...], message: str) -> None:
+    out = CliRunner().invoke(app, arguments)
+    assert out.exit_code == 2
+    assert out.stderr.startswith(f"genius: {message}") and out.stderr.count("\n") == 1, out.stderr
+    assert out.stderr.rstrip().endswith("--help)")
+
+
+def test_old_option_names_still_work(tmp_path: Path) -> None:
+    out = CliRunner().invoke(app, ["search", str(tmp_path / "no.genius"), "a", "--minus", "b"])
+    assert out.stderr == f"genius: no index at {tmp_path / 'no.genius'}\n"
+    assert "--minus" not in CliRunner().invoke(app, ["search", "--help"]).stdout
+
+
+def test_every_command_stands_in_a_panel() -> None:
+    assert "Other" not in genius("--help").stdout
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    """As in `genius train --fields | head -1`."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "genius", "train", "--fields"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    assert process.wait(60) == 1
+
+
+@pytest.mark.parametrize("how", ["raise KeyboardInterrupt", "os.kill(os.getpid(), signal.SIGINT)"])
+@pytest.mark.parametrize("module", ["typer", "genius.cli.search", "genius.train.config"])
+def test_ctrl_c_is_one_line_from_the_start(module: str, how: str) -> None:
+    """Also while the program is still being imported."""
+    code = f"""
+import os, signal, sys
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == {module!r}:
+            {how}
+sys.meta_path.insert(0, Interrupt())
+sys.argv = ["genius", "train", "--list"]
+from genius.cli import main
+main()
+"""
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (out.returncode, out.stderr) == (130, "genius: interrupted\n")
+
+
+def test_the_bundled_encoder_says_what_it_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a model is fitted over it."""
+    from types import SimpleNamespace
+
+    from genius.fit import folder
+    from genius.index.ingest import IngestReport
+
+    class Fit:
+        def to_dict(self) -> dict[str, object]:
+            return {}
+
+        def lines(self) -> list[str]:
+            return []
+
+    done = SimpleNamespace(report=IngestReport(), items=1, hint=None, fit=Fit())
+    monkeypatch.setattr(folder, "index_with_encoder", lambda *_, **__: done)
+    for encoder, said in (("bundled:mini", True), ("local-dir:x", False)):
+        out = CliRunner().invoke(app, ["index", str(tmp_path), "-o", str(tmp_path / "i.genius"), "--encoder", encoder])
+        assert out.exit_code == 0 and ("knows drawings" in out.stderr) == said, out.stderr

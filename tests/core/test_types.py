@@ -112,3 +112,11 @@ def test_counts_are_written_as_people_say_them() -> None:
     assert [counted(n, "item") for n in (0, 1, 2, 1234)] == ["0 items", "1 item", "2 items", "1,234 items"]
     assert (counted(1, "query"), counted(3, "query")) == ("1 query", "3 queries")
     assert len(counted(1, "item", 9)) == len(counted(12, "item", 9))  # columns stay columns
+
+
+def test_an_item_prints_short() -> None:
+    """Neither the bytes of an image nor a long text fill the screen."""
+    shown = repr(Item("a", image=b"x" * 100_000, text="word " * 200, metadata={"price": 3}))
+    assert shown.startswith("Item('a', image=<100,000 bytes>, text='word word") and len(shown) < 180
+    assert "<image of 40 x 30>" in repr(Item("b", image=Image.new("RGB", (40, 30))))
+    assert repr(Item("c", image="c.jpg")) == "Item('c', image='c.jpg')"

@@ -97,6 +97,19 @@ def test_the_up_sampled_file_is_each_question_with_how_often_it_occurs(root: Pat
     assert all(set(q.positives) == set(once[q.id].positives) and q.query == once[q.id].query for q in asked)
 
 
+def test_a_query_that_a_plain_split_names_twice_is_not_dropped_in_silence(tmp_path: Path) -> None:
+    """Only the up-sampled file repeats queries on purpose. Elsewhere a repeated id is a damaged download, and is named."""
+    root = write_synthetic_mbeir(tmp_path, rows=("mscoco_task0",))
+    path = root / "query/test/mbeir_mscoco_task0_test.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines()
+    path.write_text("\n".join([*lines, lines[0]]) + "\n", encoding="utf-8")
+    data = MBeir(root, split="test")
+    ids = [judged.id for judged in data.queries()]
+    assert len(ids) == len(lines) + 1 and ids[-1] == ids[0]
+    with pytest.raises(GeniusError, match=r"twice|occur"):
+        check_collection(data)
+
+
 def test_questions_are_numbered_anew_in_each_split(root: Path) -> None:
     test, val = ({q.id for q in MBeir(root, split=split).queries()} for split in ("test", "val"))
     assert test == val
@@ -160,7 +173,7 @@ def test_missing_things_fail_with_counts_and_examples(tmp_path: Path) -> None:
     pool = root / "cand_pool" / "local" / "mbeir_webqa_task1_cand_pool.jsonl"
     lines = pool.read_text().splitlines()
     pool.write_text("\n".join(lines[:-20]) + "\n")
-    with pytest.raises(GeniusError, match="have no answer in their task's own pool"):
+    with pytest.raises(GeniusError, match="have no positive in their task's own pool"):
         check_collection(MBeir(root), images=False)
     pool.unlink()
     with pytest.raises(GeniusError, match="is missing"):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from genius import GeniusError
 from genius.encoders import load_encoder
-from genius.encoders.uniir_clip import BLOCK
+from genius.encoders.openai_clip import BLOCK
 
 PICTURES = [photo(colour, 3) for colour in COLOURS]
 TEXTS = [f"a photo of {colour}." for colour in COLOURS]
@@ -152,8 +152,8 @@ def bert(folder: Path) -> Path:
         (lambda p: modules(p, "Transformer", "Pooling"), "reads texts only"),
         (lambda p: modules(p, "CLIPModel", "Dense"), "a Dense layer behind its towers"),
         (lambda p: modules(p), "lists no modules"),
-        (lambda p: modules(bert(p), "here"), "reads texts only: choose an encoder with a picture tower"),
-        (bert, "reads texts only: choose an encoder with a picture tower"),
+        (lambda p: modules(bert(p), "here"), "reads texts only: choose an encoder with an image tower"),
+        (bert, "reads texts only: choose an encoder with an image tower"),
     ],
 )
 def test_models_that_see_no_pictures_are_named_in_one_line(tmp_path: Path, make: Callable[[Path], Path], said: str) -> None:

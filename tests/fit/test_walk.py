@@ -55,7 +55,7 @@ def test_from_a_folder_of_photos_to_good_answers(
 
     monkeypatch.setattr(onramp, "encode_items", recorded)
     made = run("index", folder, "-o", index, "--encoder", clip)
-    assert made.exit_code == 0, made.output
+    assert made.exit_code == 1 and "2 entries skipped" in made.output, made.output
     assert f"{6 * len(COLOURS)} items" in made.output and "without pairs" in made.output and "one by one" in made.output
     assert "broken.jpg" in made.output and not (index / "encoded").exists()
     assert "no control characters" in made.output and len(encoded) == 6 * len(COLOURS) + 1 and "two\nlines.png" not in encoded
@@ -106,11 +106,11 @@ def test_a_run_that_is_broken_off_goes_on(
     with monkeypatch.context() as broken:
         broken.setattr(onramp, "encode_items", tallied)
         if stage == "fitting":
-            broken.setattr(onramp, "make_up", stopped)
+            broken.setattr(onramp, "invent_queries", stopped)
         if stage == "indexing":
             broken.setattr(onramp.writing, "write", stopped)
         first = run("index", folder, "-o", index, "--encoder", clip)
-    assert first.exit_code == 130 and "run it again" in first.output, first.output
+    assert first.exit_code == 130 and "run the same command to continue" in first.output, first.output
     before, stage = sum(encoded), "over"
     encoded.clear()
     monkeypatch.setattr(onramp, "encode_items", tallied)
@@ -160,7 +160,7 @@ def test_what_cannot_be_is_said_in_one_line(clip: Path, photos: Photos, tmp_path
         (("index", folder, "-o", index, "--encoder", other), "was fitted over"),
         (("index", folder, "-o", index, "--encoder", clip, "--model", "bundled:mini"), "use either"),
         (("index", folder, "-o", tmp_path / "d.genius", "--encoder", clip, "--device", "nonsense"), "no device 'nonsense'"),
-        (("search", index, "red", "--text", "blue"), "ask once"),
+        (("search", index, "red", "--text", "blue"), "give the query text once"),
     ):
         result = run(*call)
         assert result.exit_code == 2 and said in result.output and len(result.output.splitlines()) <= 2, result.output

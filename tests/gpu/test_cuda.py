@@ -21,7 +21,6 @@ from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
 from genius.search import CodeTrie, SearchEngine, SearchParams
 from genius.train import generator, train
 from genius.train.config import read_train_config
-from genius.train.generator import GeneratorStage
 from genius.train.sources import synthetic
 
 if not torch.cuda.is_available() and os.environ.get("GENIUS_GPU"):
@@ -73,18 +72,17 @@ def test_every_plan_finds_on_a_gpu_what_it_finds_on_a_cpu(params: SearchParams, 
         assert (rows == same_rows).float().mean() > 0.99
 
 
-def test_a_recorded_training_step_is_the_plain_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same losses at every step, with and without a CUDA graph. Dropout is left out: its draws are another graph's own."""
+def test_a_compiled_training_step_has_the_same_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With and without `run.compile`. Dropout is left out: a compiled step draws its own."""
     losses = []
     shape = generator.generator_config
     monkeypatch.setattr(generator, "generator_config", lambda model: dataclasses.replace(shape(model), dropout=0.0))
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)  # the stages before this one must end alike
-    for record in (True, False):
-        output = tmp_path / str(record)
-        monkeypatch.setattr(GeneratorStage, "fixed_shapes", record)
+    for compiled in (True, False):
+        output = tmp_path / str(compiled)
         changes = {
-            "output": str(output), "device": "cuda", "run.precision": "fp32", "run.log_every": 1,
+            "output": str(output), "device": "cuda", "run.precision": "fp32", "run.log_every": 1, "run.compile": compiled,
             "run.patience": 0, "encoder.steps": 2, "quantizer.steps": 4, "generator.steps": 12, "model.decoder": "tiny",
             "generator.lr": 1e-4,
         }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Files of weights and models that a stranger may send: each tries to act, to fill the memory, or to take for ever.
+"""Files of weights and models that an attacker may send: each tries to act, to fill the memory, or to take for ever.
 
 Shared by a test (a part of them) and `lab/trust/hostile_models.py` (all, in processes of their own). Files of
 `torch.save` are in `hostile_archives`; here are model folders, and the doors that all of them come in by.
@@ -25,7 +25,7 @@ def go_through(door: str, path: Path) -> None:
     from genius.data.features import read_published
     from genius.encoders import load_encoder
     from genius.model.official import convert_official
-    from genius.train.journal import load_checkpoint
+    from genius.train.checkpoint import load_checkpoint
 
     doors: dict[str, Callable[[], Any]] = {
         "convert": lambda: convert_official(path, path),

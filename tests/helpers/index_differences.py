@@ -53,7 +53,7 @@ def contents(index: Index) -> dict[str, tuple[Any, ...]]:
     """Everything of every item by its id; an id that comes twice is an error."""
     found: dict[str, tuple[Any, ...]] = {}
     columns = ["id", "_codes", "_embedding", "text", "_metadata", "_image", "_thumbnail", "_source", "_stamp", *index.columns()]
-    for row in index._state.reader().stream(columns):
+    for row in index.reader().stream(columns):
         assert row["id"] not in found, f"{row['id']} is in the index twice"
         vector = np.asarray(row["_embedding"], np.float16).tobytes()
         found[row["id"]] = (tuple(row["_codes"]), vector, *(row[name] for name in columns[3:]))

@@ -101,7 +101,7 @@ def test_pickled_it_is_opened_anew(model_folder: Path, tmp_path: Path, index: In
     stored = Index(tmp_path / "stored.genius", str(model_folder), lock_timeout=3)
     stored.add(texts(0, 4))
     other = pickle.loads(pickle.dumps(stored))
-    assert len(other) == 4 and other.search(text="thing1")[0].id == "t1" and other._state.options == stored._state.options
+    assert len(other) == 4 and other.search(text="thing1")[0].id == "t1" and other.options == stored.options
     assert len(pickle.dumps(stored)) < 1000
     old = Index(tmp_path / "stored.genius", str(model_folder), version=stored.version)
     stored.delete("t1")
@@ -177,7 +177,7 @@ def test_items_survive_an_optimize_that_drops_their_version(index: Index, model:
 def test_a_second_process_may_not_write_meanwhile(index: Index) -> None:
     """The lock is the operating system's, through a library that has one on every system."""
     index.add(texts(0, 3))
-    with index._state.writer.hold():
+    with index.writer.hold():
         answer = processes.call(processes.add_with_patience, str(index.path), 0.2)
     assert "written by another process (pid" in answer and "waited 0.2 s" in answer
     assert processes.call(processes.add_with_patience, str(index.path), 5.0) == "added"

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from genius import Genius, GeniusError, Index, Item
-from genius.cli import app
 from genius.index.check import check
 from genius.index.writing import convert
 
@@ -107,23 +102,3 @@ def test_values_keep_their_meaning(value: object) -> None:
         assert back == value
     for kind in ("number", "boolean"):
         assert convert(value, kind) is None or isinstance(convert(value, kind), bool if kind == "boolean" else int | float)  # type: ignore[arg-type]
-
-
-def test_from_the_shell(model_folder: Path, tmp_path: Path) -> None:
-    runner, path = CliRunner(), tmp_path / "i.genius"
-    Index(path, str(model_folder)).add([Item("a", text="a", metadata={"price": "12", "note": "x"})])
-
-    def ask(*args: str) -> dict[str, object]:
-        result = runner.invoke(app, ["fields", *args, "--json"])
-        assert result.exit_code == 0, result.stderr
-        return json.loads(result.stdout)  # type: ignore[no-any-return]
-
-    assert ask("list", str(path))["fields"] == [
-        {"name": "price", "kind": "text", "items": 1},
-        {"name": "note", "kind": "text", "items": 1},
-    ]
-    assert ask("drop", str(path), "note") == {"dropped": "note", "items": 1}
-    assert ask("retype", str(path), "price", "number")["items"] == 1 and ask("rename", str(path), "price", "cost")["to"] == "cost"
-    assert Index.open(path).get("a").metadata == {"cost": 12}
-    assert runner.invoke(app, ["fields", "drop", str(path), "nope"]).exit_code == 2
-    assert "cost  number  1 item\n" in runner.invoke(app, ["fields", "list", str(path)]).stdout

@@ -262,17 +262,17 @@ def genius(*args: object) -> Result:
     return runner.invoke(app, [str(arg) for arg in args])
 
 
-def as_json(*args: object) -> dict[str, object]:
+def as_json(*args: object, status: int = 0) -> dict[str, object]:
     result = genius(*args, "--json")
-    assert result.exit_code == 0, result.stderr
+    assert result.exit_code == status, result.stderr
     return json.loads(result.stdout)  # type: ignore[no-any-return]
 
 
 def test_the_commands_work_together(folder: Path, model_folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "my.genius"
-    built = as_json("index", folder, "-o", path, "--model", model_folder)
+    built = as_json("index", folder, "-o", path, "--model", model_folder, status=1)  # something was skipped
     assert built["added"] == 3 and built["skipped"] == 3 and built["items"] == 3 and built["ignored"] == {".mp4": 1}
-    assert as_json("index", folder, "-o", path)["unchanged"] == 3  # the model is remembered
+    assert as_json("index", folder, "-o", path, status=1)["unchanged"] == 3  # the model is remembered
     about = as_json("info", path, "--versions")
     assert about["items"] == 3 and about["modalities"] == {"image": 1, "text": 1, "pair": 1} and about["versions"]
     hits = as_json("search", path, "--text", "a red square", "--target", "pair", "-k", 5)["hits"]
@@ -298,14 +298,15 @@ def test_the_commands_work_together(folder: Path, model_folder: Path, tmp_path: 
 def test_people_get_readable_answers(folder: Path, model_folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "my.genius"
     built = genius("index", folder, "-o", path, "--model", model_folder)
-    assert built.exit_code == 0 and f"{path}: 3 items" in built.stdout
+    assert built.exit_code == 1 and f"{path}: 3 items" in built.stdout
+    assert "3 entries skipped: correct them and run the same command again" in built.stderr
     assert "3 added" in built.stderr and "skipped photos/broken.jpg" in built.stderr and ".mp4 (1)" in built.stderr
     found = genius("search", path, "--text", "a red square")
     assert found.exit_code == 0 and "photos/red.png  a red square" in found.stdout
     assert "nothing found" in genius("search", path, "--text", "a", "--where", "id = 'x'").stdout
     assert "ID 1 " in genius("explain", path, "--id", "photos/note.md").stdout
     told = genius("explain", path, "--text", "a red square", "-k", 1).stdout
-    assert "looking for items of the kind pair" in told and "* " in told and "log p given" in told
+    assert "target: pair; " in told and "* " in told and "log-probabilities given" in told
     assert "items under everything" in genius("explain", path, "--prefix", "").stdout
     assert "3 items (1 image, 1 text, 1 pair)" in genius("info", path).stdout
 
@@ -313,8 +314,8 @@ def test_people_get_readable_answers(folder: Path, model_folder: Path, tmp_path:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["search", "{path}"], "ask with words"),
-        (["search", "{path}", "--text", "  "], "ask with words"),
+        (["search", "{path}"], "the query is empty"),
+        (["search", "{path}", "--text", "  "], "the query is empty"),
         (["search", "{path}", "--text", "a", "-k", "0"], "k must be"),
         (["search", "{path}", "--text", "a", "--where", "nope = 1"], "unknown column 'nope'"),
         (["search", "{path}", "--text", "a", "--target", "film"], "unknown modality"),
@@ -323,7 +324,7 @@ def test_people_get_readable_answers(folder: Path, model_folder: Path, tmp_path:
         (["info", "nowhere.genius"], "no index at nowhere.genius"),
         (["index", "nowhere", "-o", "{path}"], "no such file or folder: nowhere"),
         (["delete", "{path}", "nope"], "no item 'nope'"),
-        (["delete", "{path}"], "name ids to delete"),
+        (["delete", "{path}"], "give ids to delete"),
         (["explain", "{path}"], "explain a query"),
         (["explain", "{path}", "--prefix", "a,b"], "codes with commas"),
         (["explain", "{path}", "--prefix", "9"], "not in 0..2"),

@@ -21,7 +21,7 @@ import genius.index.store
 from genius import Genius, GeniusError, Index, Item
 from genius.cli import app
 from genius.index.check import check
-from genius.index.commit import manifest_name, table_folder, versions_on_disk
+from genius.index.commit import HINT, manifest_name, table_folder, versions_on_disk
 from genius.index.ledger import Ledger
 from genius.index.repair import repair
 from genius.index.store import Store
@@ -82,7 +82,7 @@ def test_every_flipped_bit_is_found(busy: Index, model: Genius, tmp_path: Path) 
         body[bit // 8] ^= 1 << bit % 8
         (copy / name).write_bytes(body)
         report = check(copy)
-        assert not report.ok, (name, bit)
+        assert not report.ok or (name.name == HINT and any("stale" in line for line in report.notes)), (name, bit)
         assert all("\n" not in line for line in report.problems)
         try:
             index = Index(copy, model, read_only=True)
@@ -114,12 +114,14 @@ def cache_of(index: Index) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["embeddings.npy", "codes.npy", "hashes.npy", "hash_rows.npy", "seqs.npy", "trie.safetensors"])
+@pytest.mark.parametrize("name", ["vectors", "shown.bin", "hashes.npy", "hash_rows.npy", "seqs.npy", "trie.safetensors"])
 def test_a_cache_of_noise_is_built_anew(busy: Index, model: Genius, name: str) -> None:
     before = everything(busy)
+    if name == "vectors":
+        name = "extents.npy" if (cache_of(busy) / "extents.npy").exists() else "embeddings.npy"
     path = cache_of(busy) / name
     body = path.read_bytes()
-    path.write_bytes(body[:200] + np.random.default_rng(0).bytes(len(body) - 200))
+    path.write_bytes(body[:100] + np.random.default_rng(0).bytes(len(body) - 100))
     assert f"cache/{path.parent.name}/{name} is not as it was written" in check(busy.path).problems[0]
     again = Index(busy.path, model)
     assert everything(again) == before and check(busy.path).ok  # and it was repaired
@@ -129,14 +131,14 @@ def test_a_lying_cache_cannot_damage_the_table(busy: Index, model: Genius) -> No
     """A cache that went wrong after it was compared with its checksums: ids that it does not find are not added twice."""
     busy.optimize()
     again = Index(busy.path, model)
-    base = again._state.live.base
+    base = again.live.base
     assert base.cached
-    lying = np.zeros(base.items, np.uint64)
+    lying = np.zeros(base.items, np.uint32)
     object.__setattr__(base, "hashes", lying)
     assert "t10" not in again
     assert again.add([Item("t10", text="twice?")]).existing == 1
     assert again.count("id = 't10'") == 1 and "t10" in again and len(again) == len(contents(again))
-    object.__setattr__(again._state.live.base, "hashes", np.zeros(again._state.live.base.items, np.uint64))
+    object.__setattr__(again.live.base, "hashes", np.zeros(again.live.base.items, np.uint64))
 
 
 # -- what is missing ---------------------------------------------------------------------------------------------
@@ -396,3 +398,13 @@ def test_a_later_format_is_refused(busy: Index, model: Genius) -> None:
     path.write_text(path.read_text().replace('"format": 2', '"format": 3'))
     with pytest.raises(GeniusError, match="format 3; this version reads 1 to 2"):
         Index(busy.path, model)
+
+
+def test_a_repair_keeps_the_newest_version_where_an_older_one_has_fewer_rows(index: Index, model: Genius) -> None:
+    """A file in the middle is lost: five rows of the newest version are left, and an older version is whole, with three."""
+    for first, last in ((0, 3), (3, 30), (30, 32)):
+        index.add(texts(first, last))
+    data = sorted((table_folder(index.path) / "data").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    data[1].unlink()
+    assert repair(index.path).items == 5
+    assert {item.id for item in Index(index.path, model).items()} == {"t0", "t1", "t2", "t30", "t31"}

@@ -29,7 +29,7 @@ index.delete(["0-0", "1-1"])
 index.optimize()
 index.upsert([Item("2-2", text="again")])
 print("acknowledged", flush=True)
-index._state.store.append(index._state.store._table.to_arrow().slice(0, 3))  # in flight when the power goes
+index.store.append(index.store._table.to_arrow().slice(0, 3))  # in flight when the power goes
 os._exit(0)
 """
 

@@ -220,7 +220,7 @@ def test_names_that_are_no_text_are_listed(index: Index, tmp_path: Path, model_f
     result = CliRunner().invoke(
         app, ["index", str(photos), "-o", str(tmp_path / "i.genius"), "--model", str(model_folder), "--json"]
     )
-    assert result.exit_code == 0, result.stderr
+    assert result.exit_code == 1, result.stderr
     body = json.loads(result.stdout)
     assert body["added"] == 1 and body["skipped"] == 1 and "bad\\udcff.txt" in body["problems"][0]
 

@@ -11,7 +11,6 @@ import threading
 from datetime import timedelta
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import genius.index.opened
@@ -73,14 +72,14 @@ def test_cleaned_versions_are_refused_and_open_handles_go_on(index: Index, model
 def test_a_cache_is_used_and_brought_up_to_date(index: Index, model: Genius, monkeypatch: pytest.MonkeyPatch) -> None:
     index.add(texts(0, 50))
     first = Index(index.path, model)
-    assert isinstance(first._state.live.base.embeddings, np.memmap)
+    assert first.live.base.cached
     index.delete(["t1", "t2"])
     index.upsert([Item("t3", text="other")])
     index.add(texts(50, 55))
     monkeypatch.setattr(cache, "build", lambda *_: pytest.fail("built anew although a cache was there"))
     monkeypatch.setattr(CodeTrie, "build", None)
     again = Index(index.path, model)
-    assert again._state.live.base.version == first._state.live.base.version
+    assert again.live.base.version == first.live.base.version
     monkeypatch.undo()
     assert everything(again) == everything(index) and len(everything(again)) == 53
 
@@ -97,16 +96,16 @@ def test_hits_of_a_cached_version_are_shown_without_the_table_and_say_what_the_t
     index.upsert([Item("t8", text="w1 anew", metadata={"n": -1})])
     index.optimize()
     first = Index(index.path, model)
-    reader = first._state.live.reader
-    assert "_opened" not in vars(reader) and reader.kept is not None
+    reader = first.live.reader
+    assert "_opened" not in vars(reader) and reader.shown is not None
     found = shown(first)
     assert "_opened" not in vars(reader) and len(found) == 20  # nobody opened the table for it
-    reader.kept = None
+    reader.shown = None
     assert shown(first) == found and "_opened" in vars(reader)
-    reader.kept = first._state.live.base.kept
-    everyone = first._state.live.seqs[~first._state.live.dead]
+    reader.shown = first.live.base.shown
+    everyone = first.live.seqs[~first.live.dead]
     from_cache = reader.rows([*everyone, 5], PAYLOAD)
-    reader.kept = None
+    reader.shown = None
     assert from_cache == reader.rows(everyone, PAYLOAD) and len(from_cache) == 31
 
 
@@ -118,7 +117,7 @@ def test_what_changed_since_the_cache_was_made_is_shown_as_it_is_now(index: Inde
     assert running.get("t3").metadata == {"n": 3}
     index.rename_field("n", "number")  # rows keep their numbers, and are other than the cache says
     for one in (running, Index(index.path, model)):
-        assert one._state.reader().kept is None or one._state.live.base.version == index.version
+        assert one.reader().shown is None or one.live.base.version == index.version
         assert {tuple(hit.item.metadata) for hit in one.search("w1", k=30)} == {("number",)}
 
 
@@ -146,7 +145,8 @@ def test_a_damaged_or_foreign_cache_is_not_believed(index: Index, model: Genius)
         (folder / name).write_bytes(data[: len(data) // 2])
 
     damages = [
-        lambda: cut("embeddings.npy"),
+        lambda: cut("extents.npy" if (folder / "extents.npy").exists() else "embeddings.npy"),
+        lambda: cut("shown_starts.npy"),
         lambda: cut("trie.safetensors"),
         lambda: (folder / "seqs.npy").unlink(),
         lambda: cut("shown.bin"),
@@ -158,7 +158,7 @@ def test_a_damaged_or_foreign_cache_is_not_believed(index: Index, model: Genius)
         damage()
         opened = Index(index.path, model)
         assert everything(opened) == expected
-        assert opened._state.live.base.items == 40 and (folder / "base.json").is_file()  # and it was repaired
+        assert opened.live.base.items == 40 and (folder / "base.json").is_file()  # and it was repaired
         about = json.loads((folder / "base.json").read_text())
     shutil.rmtree(index.path / "cache")
     assert everything(Index(index.path, model)) == expected
@@ -181,7 +181,7 @@ def test_a_table_put_back_from_a_copy_does_not_meet_its_old_cache(index: Index, 
     assert everything(writer).keys() == {f"t{i}" for i in range(20)}
     writer.add(texts(20, 30, "second"))  # with the version numbers of the first turn
     writer.upsert([Item("more", text="more")])
-    while writer.version <= running._state.live.version:
+    while writer.version <= running.live.version:
         writer.upsert([Item("more", text=f"version {writer.version}")])
     for handle in (Index(index.path, model), running):
         found = everything(handle)
@@ -205,7 +205,7 @@ def test_another_story_of_equal_length_is_noticed(index: Index, model: Genius, t
     repair(index.path)
     writer = Index(index.path, model)
     writer.add([Item("more", text="more")])
-    while writer.version <= running._state.live.version:
+    while writer.version <= running.live.version:
         writer.upsert([Item("more", text=f"version {writer.version}")])
     expected = {"more", *(f"t{i}" for i in range(20))}
     assert {hit.id for hit in writer.search(text="w0", k=50)} == expected
@@ -235,7 +235,7 @@ def test_many_small_commits_are_tidied_up(index: Index, monkeypatch: pytest.Monk
     monkeypatch.setattr(genius.index.writing, "COMPACT_EVERY", 8)
     monkeypatch.setattr(genius.index.writing, "COMPACT_AT", 4)
     index.add(texts(0, 32), batch_size=1)
-    assert index._state.store.fragments() <= 12
+    assert index.store.fragments() <= 12
     assert len(everything(index)) == 32
 
 
@@ -243,7 +243,7 @@ def test_rows_left_by_upserts_are_dropped_in_time(index: Index, monkeypatch: pyt
     monkeypatch.setattr(genius.index.opened, "WASTE_FROM", 10)
     for _ in range(10):
         index.upsert(texts(0, 5))
-    assert len(index._state.live.seqs) < 30 and len(everything(index)) == 5
+    assert len(index.live.seqs) < 30 and len(everything(index)) == 5
 
 
 def test_many_alternating_adds_and_searches_keep_the_engine_small(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +253,7 @@ def test_many_alternating_adds_and_searches_keep_the_engine_small(index: Index, 
         if i % 3 == 2:
             index.delete(f"t{i - 1}")
         assert len(everything(index)) == len(index)
-        engine = index._state.live.engine()
+        engine = index.live.engine()
         assert engine is not None and engine.segments <= 4
 
 

@@ -108,7 +108,7 @@ def test_items_and_questions_may_be_given_as_people_have_them(model: Genius, tmp
             index.add([{"id": "a", "text": "b", "price": 3}])  # type: ignore[list-item]
         with pytest.raises(GeniusError, match="expected an Item or a dict, got str"):
             index.add(["a"])  # type: ignore[list-item]
-        with pytest.raises(GeniusError, match="is no picture"):
+        with pytest.raises(GeniusError, match="is no image"):
             Query(image=np.zeros((3, 4, 5)))  # type: ignore[arg-type]
 
 

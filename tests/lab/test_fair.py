@@ -124,7 +124,7 @@ def test_rows_are_trained_alike_and_a_second_call_goes_on(tmp_path: Path, monkey
     lines = {line["row"]: line for line in body["lines"]}
     assert set(lines) == {"GENIUS", "w/o query augmentation", "256 x 5"}
     assert set(lines["GENIUS"]["hit@5"]) == {"universal", "local"} and set(lines["256 x 5"]["hit@5"]) == {"local"}
-    assert lines["GENIUS"]["looks"] and lines["w/o query augmentation"]["config"]["generator"]["inputs"] == "questions"
+    assert lines["GENIUS"]["looks"] and lines["w/o query augmentation"]["config"]["generator"]["inputs"] == "queries"
     first = lines["GENIUS"]["config"]
     assert first["encoder"]["hard_negatives"] == 0 == first["quantizer"]["hard_negatives"] == first["encoder"]["modality_weight"]
     other = lines["256 x 5"]["config"]

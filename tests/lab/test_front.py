@@ -1,4 +1,4 @@
-"""The front program: it measures what it says on a small collection, and its page says what the files say."""
+"""The search benchmark: its data are neutral and exact, it measures what it says, and its page says what the files say."""
 
 from __future__ import annotations
 
@@ -8,46 +8,102 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-from genius import Genius
-from lab.front import report, run
-from lab.front.data import Collection, Filler, questions, write
+from lab.front import data, report
+
+faiss = pytest.importorskip("faiss")
 
 
-def small(folder: Path) -> Collection:
+def unit(rows: np.ndarray) -> np.ndarray:
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+def small(items: int = 600) -> data.Dataset:
+    """Clustered items; queries that look elsewhere: one half of the dimensions is ten times as large."""
+    random = np.random.default_rng(0)
+    centres = random.standard_normal((20, 32))
+    train = unit(centres[random.integers(20, size=items)] + 0.5 * random.standard_normal((items, 32)))
+    scale = np.r_[np.ones(16), 0.1 * np.ones(16)]
+    asked = unit(random.standard_normal((120, 32)) * scale)
+    learn, validation, test = asked[:60], asked[60:90], asked[90:]
+    near = [data.nearest(train, part, k) for part, k in ((learn, 10), (validation, 100), (test, 100))]
+    return data.Dataset("small", train, learn, near[0], validation, near[1], test, near[2])
+
+
+def test_nearest_is_brute_force() -> None:
+    dataset = small()
+    scores = dataset.test @ dataset.train.T
+    assert (np.argsort(-scores, axis=1)[:, :10] == dataset.neighbors[:, :10]).all()
+    near = data.nearest(dataset.train, dataset.train[:5], 3, skip_self=True, step=100)
+    assert all(row not in near[row] for row in range(5))
+
+
+def test_filling_keeps_the_items_and_adds_unit_vectors_between_neighbours() -> None:
+    items = small(80).train
+    out = data.filled(items, 200, seed=0)
+    assert (out[:80] == items).all() and np.allclose(np.linalg.norm(out, axis=1), 1, atol=1e-5)
+    assert ((out[80:] @ items.T).max(1) > 0.7).all()  # near a real one
+    assert (data.filled(items, 200, seed=0) == out).all() and (data.filled(items, 200, seed=1)[80:] != out[80:]).any()
+
+
+def test_towers_of_two_widths_meet_in_one_space() -> None:
+    import torch
+
+    from genius.features import Features
+
     random = torch.Generator().manual_seed(0)
-    model = Genius.from_pretrained("bundled:mini")
-    z = torch.nn.functional.normalize(torch.randn(240, 256, generator=random), dim=1)
-    kind = torch.arange(240) % 3
-    asked = torch.nn.functional.normalize(z[:12] + 0.02 * torch.randn(12, 256, generator=random), dim=1)
-    pairs = torch.stack([torch.arange(12), torch.arange(12)], 1)
-    tasks = {0: "text->image", 1: "text->text", 2: "text->pair"}
-    write(folder, z, kind, model.quantizer.encode(z, kind), "bundled:mini", questions(asked, kind[:12], tasks, pairs, kind))
-    return Collection.open(folder)
+    meaning = torch.randn(2000, 6, generator=random)
+    image = meaning @ torch.randn(6, 40, generator=random) + 0.1 * torch.randn(2000, 40, generator=random)
+    text = meaning @ torch.randn(6, 20, generator=random) + 0.1 * torch.randn(2000, 20, generator=random)
+    yes, no = torch.ones(2000, dtype=torch.bool), torch.zeros(2000, dtype=torch.bool)
+    towers = data.Towers(Features(image, text, yes, yes)[torch.arange(1000)])
+    images, texts = towers(Features(image, text, yes, no))[1000:], towers(Features(image, text, no, yes))[1000:]
+    assert torch.allclose(images.norm(dim=1), torch.ones(1000), atol=1e-4)
+    right = ((texts @ images.T).argmax(1) == torch.arange(1000)).float().mean()
+    assert right > 0.9  # pairs that were not fitted on find each other
 
 
-def test_a_small_front_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("faiss")
-    collection = small(tmp_path / "small")
-    Filler(collection, tmp_path / "filled", 400).run(recombined=True)
-    filled = Collection.open(tmp_path / "filled")
-    assert len(filled.z) == 400 and (filled.z[:240] == collection.z).all()
-    assert np.allclose(np.linalg.norm(filled.z.astype(np.float32), axis=1), 1, atol=1e-2)
-    monkeypatch.setattr(run, "ADDED", 20)
-    monkeypatch.setattr(run, "OURS", run.OURS[:1] + run.OURS[-1:])
-    out = tmp_path / "out.json"
-    monkeypatch.setattr(sys, "argv", ["run", str(tmp_path / "filled"), "--out", str(out), "--rivals", "flat,nobody"])
+def test_codes_in_the_metric_of_queries_rank_better_and_additions_are_found() -> None:
+    from lab.front.metric import Cells, MetricIVF
+
+    dataset = small()
+    cells = Cells.fit(dataset.train, 8)
+    found = {}
+    for power in (0.0, 0.5):
+        index = MetricIVF("PQ4", "", power=power)
+        index.build(dataset.train, dataset.learn, cells)
+        index.set(8)
+        rows = index.index.search(dataset.test, 10)[1]
+        found[power] = np.mean([len(set(a) & set(b)) for a, b in zip(rows, dataset.neighbors[:, :10], strict=True)])
+    assert found[0.5] > found[0.0]
+    exact = MetricIVF("PQ4", "fp16")
+    exact.build(dataset.train, dataset.learn, cells)
+    exact.set(8, 600)
+    assert (np.sort(exact.index.search(dataset.test, 10)[1]) == np.sort(dataset.neighbors[:, :10])).mean() > 0.99
+    exact.add(dataset.test[:3])
+    assert exact.index.search(dataset.test[:3], 1)[1][:, 0].tolist() == [600, 601, 602]
+
+
+def test_a_small_run_is_measured_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("h5py")
+    from lab.front import run
+    from lab.front.algorithms import ALGORITHMS, Faiss, grid
+
+    small().write(tmp_path / "small_text_image.hdf5", {"task": "text -> image"})
+    monkeypatch.setitem(ALGORITHMS, "flat", lambda: Faiss("Flat", grid(unused=(0,))))
+    monkeypatch.setattr(run, "ADDED", 5)
+    out = tmp_path / "icons_48k.json"
+    given = [str(tmp_path / "small_text_image.hdf5"), "--algorithms", "flat,nobody", "--out", str(out), "--rounds", "2"]
+    monkeypatch.setattr(sys, "argv", ["run", *given])
     run.main()
     body = json.loads(out.read_text())
-    by_name = {line["name"]: line for line in body["lines"]}
-    assert by_name["Faiss flat"]["recall@10"] == 1.0 and by_name["Faiss flat"]["hit@5"] == 1.0
-    assert by_name["ours, vectors on disk"]["recall@10"] == 1.0  # so few are compared whole
-    assert by_name["ours, codes only"]["bytes_per_item"] > 10 and "failed" in by_name["nobody"]
-    assert body["of_the_wanted_kind"] == int((filled.kind == 0).sum())
-    table = "\n".join(report.table(body))
-    assert "**ours, codes only**" in table and "nobody" in table
+    (line,) = body["lines"]
+    assert line["test"]["small_text_image"]["0.995"]["recall@10"] == 1.0 and line["add_10000_s"] >= 0
+    assert "nobody" in body["failed"] and body["threads"] == 1 and body["commit"] and body["test_queries"] == 30
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    page = report.page()
+    assert "| flat |" in page and "Not measured: nobody" in page
 
 
 def test_the_page_says_what_the_files_say() -> None:
-    assert (report.DOCS / "compare.md").read_text(encoding="utf-8") == report.page(), "python -m lab.front.report"
+    assert report.PAGE.read_text(encoding="utf-8") == report.page(), "python -m lab.front.report"

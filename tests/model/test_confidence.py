@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from genius.errors import GeniusError
-from genius.model.config import DEPTH, Confidence, auroc, fit
+from genius.model.confidence import DEPTH, Confidence, auroc, fit
 
 
 def made_up(count: int, seed: int) -> tuple[torch.Tensor, ...]:

@@ -20,7 +20,7 @@ from genius.features import Features
 from genius.model.genius import Genius
 from genius.model.official import _FUSION, convert_official
 from genius.train.generator import Augmentation
-from genius.train.losses import code_loss, contrastive, reconstruction_loss, residual_loss
+from genius.train.losses import code_losses, contrastive, reconstruction_loss, residual_loss
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "official"
 CHECKPOINTS = (GOLDEN / "rq_clip_large.pth", GOLDEN / "GENIUS_t5small.pth")
@@ -111,7 +111,7 @@ def test_generator_training_step_loss_and_gradients(
     query, target = queries[want["gen.query"]], candidates[want["gen.target"]]
     z = Augmentation(form="sqrt-per-dimension")(model.embed(query)[0], model.embed(target)[0], want["gen.beta"])
     codes = model.encode(target)
-    loss = code_loss(model.generator.code_log_probs(z, codes), codes)  # Eq. 10, mean over tokens as published
+    loss = code_losses(model.generator.code_log_probs(z, codes), codes).mean()  # Eq. 10, mean over tokens as published
     assert loss.item() == pytest.approx(losses["generator"], rel=1e-4)
     assert loss.item() == pytest.approx(-model.generator(z, codes).mean().item(), rel=1e-5)
     loss.backward()

@@ -90,5 +90,5 @@ def test_dead_codes_are_revived_from_their_own_modality() -> None:
     residual[torch.arange(60), modality] = 1 + torch.rand(60, generator=random)
     quantizer.update(torch.stack([modality, torch.zeros(60, dtype=torch.long)], 1), [residual, residual])
     for kind in (0, 1):
-        revived = quantizer.book_of(1, kind)[1:]  # code 0 was used
+        revived = quantizer.codebook_of(1, kind)[1:]  # code 0 was used
         assert (revived[:, kind] >= 1).all() and (revived[:, 1 - kind] == 0).all()

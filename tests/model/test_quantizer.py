@@ -115,6 +115,25 @@ def test_a_dead_code_comes_back() -> None:
     assert (quantizer.encode(z, modality)[:, 1] == 2).any()
 
 
+def test_a_revived_code_stays_where_it_was_put() -> None:
+    """Its running sum is weighted as its size is: chosen for its own vector again, it does not move."""
+    torch.manual_seed(0)
+    quantizer = ResidualQuantizer(QuantizerConfig(8, (3, 4), decay=0.5))
+    z = vectors(64)
+    modality = torch.zeros(64, dtype=torch.long)
+    quantizer.initialise(z, modality)
+    quantized = quantizer.quantize(z, modality)
+    quantizer.update(quantized.codes, quantized.residuals)  # an average code now stands for several vectors
+    block = slice(None)
+    quantizer._revive(1, block, torch.tensor([2]), z[:1])
+    revived = quantizer.codebook(1)[2].clone()
+    assert torch.allclose(revived, z[0]) and quantizer.get_buffer("sizes_1")[2] > 2
+    counts = torch.tensor([0.0, 0.0, 5.0, 0.0])
+    sums = counts[:, None] * revived
+    quantizer._move(1, block, counts, sums)
+    assert torch.allclose(quantizer.codebook(1)[2], revived, atol=1e-3)
+
+
 def test_bad_input_gets_one_line() -> None:
     quantizer = ResidualQuantizer(QuantizerConfig(8, (3, 4)))
     modality = torch.zeros(2, dtype=torch.long)

@@ -55,7 +55,7 @@ def plainly(quantizer: ResidualQuantizer, z: Tensor, told: Tensor | None, sweeps
     out = []
     for row, vector in enumerate(z.double()):
         kind = 0 if told is None else int(told[row])
-        books = [quantizer.book_of(level, kind).double() for level in levels]
+        books = [quantizer.codebook_of(level, kind).double() for level in levels]
         codes = [kind if told is not None else 0] + [0] * (len(books) - 1)
         order = [level for level in levels if level or told is None] + list(levels[settled:]) * sweeps
         for step, level in enumerate(order):
@@ -85,7 +85,7 @@ def test_codes_are_those_of_the_plain_way(
     quantizer = ResidualQuantizer(config)
     z, modality = clouds(40, seed=seed)
     told = modality if config.labelled else None
-    with mock.patch.multiple(genius.model.quantizer, TABLED=2**24 if tabled else 0, SCORES=at_once):
+    with mock.patch.multiple(genius.model.quantizer, LARGEST_TABLES=2**24 if tabled else 0, SCORES_AT_ONCE=at_once):
         codes = quantizer.encode(z, told)
     assert torch.equal(codes, plainly(quantizer, z, told, sweeps))
 
@@ -146,9 +146,9 @@ def test_a_modality_of_few_items_keeps_room_for_others() -> None:
     for between in (0, 8):
         quantizer = ResidualQuantizer(QuantizerConfig(16, (3, 16, 16, 16), own_books_from=1))
         quantizer.initialise(seen, torch.full((40,), 2), between=between)
-        first = quantizer.book_of(1, 2)
+        first = quantizer.codebook_of(1, 2)
         errors[between] = error(quantizer, later, quantizer.encode(later, torch.full((len(later),), 2))).mean()
     assert errors[8] < 0.9 * errors[0]
     plain = ResidualQuantizer(QuantizerConfig(16, (3, 16, 16, 16), own_books_from=1))
     plain.initialise(seen, torch.full((40,), 2))
-    assert torch.equal(plain.book_of(1, 2), first)  # the first code is of the items themselves
+    assert torch.equal(plain.codebook_of(1, 2), first)  # the first code is of the items themselves

@@ -268,7 +268,7 @@ def _paths() -> Iterator[Case]:
         ("DELETE", "/v1/items"),
         ("PATCH", "/v1/items/x"),
         ("POST", "/healthz"),
-        ("BREW", "/v1/search"),
+        ("PROPFIND", "/v1/search"),
         ("TRACE", "/"),
     ):
         yield f"method: {method} {path}", method, path, {}, {404, 405}

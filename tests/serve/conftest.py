@@ -106,8 +106,15 @@ def start_server(
     """Start `genius serve` on a free port of this machine; every one is stopped at the end."""
     started: list[Running] = []
 
-    def start(*options: str, environ: dict[str, str] | None = None, items: int | None = None, verify: Any = True) -> Running:
-        path = make_index(items).path
+    def start(
+        *options: str,
+        environ: dict[str, str] | None = None,
+        items: int | None = None,
+        verify: Any = True,
+        index: Path | None = None,
+        model: str | None = None,
+    ) -> Running:
+        path = make_index(items).path if index is None else index
         log = tmp_path_factory.mktemp("log") / "serve.log"
         command = [
             sys.executable,
@@ -117,7 +124,7 @@ def start_server(
             "serve",
             str(path),
             "--model",
-            str(model_folder),
+            model or str(model_folder),
             "--port",
             "0",
             "--json",

@@ -212,7 +212,11 @@ class TestSystem:
         ask(web, text="x")
         text = web.get("/metrics").text
         assert 'genius_requests_total{method="POST",route="/v1/search",status="200"}' in text
-        assert "genius_items 108.0" in text and "genius_batch_size_bucket" in text and "process_resident_memory_bytes" in text
+        assert (
+            'genius_items{collection="shapes"} 108.0' in text
+            and "genius_batch_size_bucket" in text
+            and "process_resident_memory_bytes" in text
+        )
 
     def test_labels_do_not_grow_with_what_callers_send(self, web: TestClient) -> None:
         def series() -> int:
@@ -241,7 +245,9 @@ class TestSystem:
                 ):
                     if "like" in example["value"] or "where" in example["value"]:
                         continue  # they name things of another index
-                    answer = web.request(method, path.replace("{item_id}", "example"), json=example["value"])
+                    answer = web.request(
+                        method, path.replace("{item_id}", "example").replace("{collection}", "shapes"), json=example["value"]
+                    )
                     assert answer.status_code in (200, 201), (path, example, answer.text)
                     tried += 1
         assert tried >= 6

@@ -54,7 +54,7 @@ def test_everything_comes_out_once_and_alike_jobs_together(steps: list[tuple[obj
             queue.charge(lane, [job[1] for job in jobs], float(step[2]))  # type: ignore[arg-type]
         elif step[0] == "yield":
             sizes = Counter((job[0], job[1]) for job in inside)
-            gone = queue.give_way(str(step[1]), str(step[2]))
+            gone = queue.evict(str(step[1]), str(step[2]))
             if gone is None:
                 assert max(sizes.values(), default=0) < sizes[str(step[1]), str(step[2])] + 2
             else:
@@ -114,6 +114,22 @@ def test_who_was_away_saves_nothing_up(same_lane: bool) -> None:
         turns.append(job[1])
         queue.charge(lane, [job[1]], 1.0)
     assert 9 <= turns.count("busy") <= 11
+
+
+def test_a_shared_pass_is_charged_in_parts() -> None:
+    """A and B share a pass of 1 s: half a second each. So A comes before C, who had 0.75 s alone."""
+    queue: FairQueue[Waiting] = FairQueue()
+    for owner in ("a", "b", "c"):
+        for number in range(3):
+            queue.push(("x", owner, f"{owner}{number}", number), "x", owner)
+    queue.charge("x", ["a", "b"], 1.0)
+    queue.charge("x", ["c"], 0.75)
+    order = []
+    for _ in range(3):
+        lane, (job,) = drawn(queue)
+        order.append(job[1])
+        queue.charge(lane, [job[1]], 10.0)
+    assert order == ["a", "b", "c"]
 
 
 # -- the lines that use it ---------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from genius.errors import GeniusError
 from genius.serve.app import create_app
-from genius.serve.auth import Caller, Change
+from genius.serve.auth import Caller
 from genius.serve.settings import ServeConfig
 from genius.types import Item
 
@@ -140,8 +140,7 @@ def test_shutting_down_finishes_the_queue() -> None:
         service = client._transport.app.state.service  # type: ignore[attr-defined]
         tasks = [asyncio.create_task(client.post("/v1/search", json={"text": f"q{i}"})) for i in range(9)]
         await until(lambda: index.entered.is_set() and service.batcher.depth >= 1)
-        await until(lambda: service._searches == 9)
-        await asyncio.sleep(0.05)
+        await until(lambda: service.batcher.depth + index.asked[0][0] == 9)
         closing = asyncio.create_task(asyncio.to_thread(service.close))
         await until(lambda: service.draining)
         refused = [await client.post("/v1/search", json={"text": "late"}), await client.get("/readyz")]
@@ -168,7 +167,7 @@ def test_too_many_bytes_at_once_are_refused() -> None:
         index.go.set()
         return [await first, await second]
 
-    first, second = run(index, calls, max_inflight_bytes=len(picture) + 300, small_body_bytes=0)
+    first, second = run(index, calls, max_inflight_bytes=2 * (len(picture) + 300), small_body_bytes=0)
     assert first.status_code == 200
     assert second.status_code == 503 and "large" in second.json()["error"]["message"]
 
@@ -199,10 +198,10 @@ def test_trouble_with_the_database_is_not_the_callers_fault(make_web: Callable[.
 def test_a_hung_write_does_not_block_the_shutdown() -> None:
     index = SlowIndex()
     service = create_app(index, ServeConfig(drain_s=0.2)).state.service  # type: ignore[arg-type]
-    change = Change(Caller("anyone", ("read", "write"), "127.0.0.1", False), "put", "request-1", ["a"])
+    caller = Caller("anyone", ("read", "write"), "127.0.0.1", False)
 
     async def write() -> None:
-        task = asyncio.create_task(service.write(change, lambda: index.upsert([Item("a", text="t")])))
+        task = asyncio.create_task(service.write("put", lambda: index.upsert([Item("a", text="t")]), caller))
         await asyncio.sleep(0.05)
         assert await asyncio.to_thread(service.close) is False
         index.go.set()

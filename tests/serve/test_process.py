@@ -100,7 +100,7 @@ def test_command_line_mistakes_are_one_line_and_status_2(
         (["serve", index, "--batch", "0"], "max_batch"),
     ]
     monkeypatch.delenv("GENIUS_API_KEYS", raising=False)
-    monkeypatch.setattr("genius.serve.logs.configure", lambda level: None)
+    monkeypatch.setattr("genius.serve.logs.configure", lambda level, audit="": None)
     fake_encoder.register()
     for arguments, message in wrong:
         done = CliRunner().invoke(app, arguments)

@@ -14,59 +14,51 @@ import psutil
 import pytest
 from PIL import Image
 from serve_fixtures import SlowIndex, encoded
+from starlette.testclient import TestClient
 
 from genius import Item
+from genius.index import Index
 from genius.serve.app import create_app
 from genius.serve.auth import Keys
 from genius.serve.backend import Backend
-from genius.serve.bodies import Arrivals, decode_picture
-from genius.serve.logs import ApiError
+from genius.serve.bodies import Arrivals, decode_image
+from genius.serve.errors import ApiError
 from genius.serve.settings import ServeConfig
 
 CROWD, OTHER = "crowd-key-0123456789", "other-key-0123456789"
 
 
-def test_who_holds_most_gives_way() -> None:
-    room = Arrivals(most=1000, free=100)
-    crowd = [room.begin("crowd") for _ in range(4)]
-    for body in crowd:
-        room.grow(body, 340)  # 240 that count
-    assert room.held == 960
-    other = room.begin("other")
-    room.grow(other, 100)  # free
-    room.grow(other, 200)  # too much, but the crowd holds more
-    assert sum(body.gives_way for body in crowd) == 1
+def test_one_client_holds_half_of_the_memory_for_bodies() -> None:
+    arrivals = Arrivals(capacity=1000, free=100)
+    for _ in range(2):
+        arrivals.grow("crowd", 0, 340)  # 240 bytes count
     with pytest.raises(ApiError) as refused:
-        room.check(next(body for body in crowd if body.gives_way))
+        arrivals.grow("crowd", 0, 340)
     assert refused.value.status == 503 and refused.value.retry_after
+    arrivals.release("crowd", 340)
+    arrivals.grow("other", 0, 600)  # the other half is for others
     with pytest.raises(ApiError):
-        room.grow(next(body for body in crowd if not body.gives_way), 200)  # the crowd's own growth is refused
-    room.check(other)
-    for body in (*crowd, other):
-        room.end(body)
-    assert room.held == 0
-    alone = room.begin("alone")
+        arrivals.grow("third", 0, 400)  # now all of it is taken
+    for owner, size in (("crowd", 340), ("crowd", 340), ("other", 600), ("third", 400)):
+        arrivals.release(owner, size)
+    assert arrivals.held == 0
+
+
+def test_a_body_grows_piece_by_piece() -> None:
+    arrivals = Arrivals(capacity=1000, free=100)
+    for size in range(50, 600, 50):
+        arrivals.grow("one", size - 50, size)
+    assert arrivals.held == 450
     with pytest.raises(ApiError):
-        room.grow(alone, 5000)
+        arrivals.grow("one", 550, 700)
 
 
-def test_what_is_complete_is_not_taken_back() -> None:
-    room = Arrivals(most=1000, free=0)
-    done = room.begin("crowd")
-    room.grow(done, 900)
-    done.arriving = False
-    late = room.begin("other")
+def test_small_bodies_are_always_accepted() -> None:
+    arrivals = Arrivals(capacity=1000, free=100)
     with pytest.raises(ApiError):
-        room.grow(late, 200)
-    room.check(done)
-
-
-def test_small_bodies_always_get_in() -> None:
-    room = Arrivals(most=1000, free=100)
-    large = room.begin("crowd")
-    room.grow(large, 1100)
+        arrivals.grow("crowd", 0, 1100)
     for _ in range(50):
-        room.grow(room.begin("crowd"), 100)
+        arrivals.grow("crowd", 0, 100)
 
 
 def _calls(keys: Keys | None, index: SlowIndex, calls: Callable[[httpx.AsyncClient, Any], Any], **config: Any) -> Any:
@@ -145,7 +137,7 @@ def test_pictures_wait_in_the_size_the_encoder_takes() -> None:
     index.model = SimpleNamespace(encoder=SimpleNamespace(prepare_image=lambda opened: opened.resize((7, 7))))
     shrunk = Backend(index).like("a", None)[1]  # type: ignore[arg-type]
     assert isinstance(shrunk, Image.Image) and shrunk.size == (7, 7)
-    assert decode_picture(picture, ServeConfig(), Backend(index).shrink).size == (7, 7)  # type: ignore[arg-type]
+    assert decode_image(picture, ServeConfig(), Backend(index).shrink).size == (7, 7)  # type: ignore[arg-type]
 
 
 @pytest.mark.skipif(not hasattr(psutil, "LINUX") or not psutil.LINUX, reason="looks at resident memory")
@@ -193,3 +185,51 @@ def test_large_pictures_take_little_memory(start_server: Callable[..., Any]) -> 
         posted = most(lambda: post("large", large)) - before
         liked = most(lambda: like("large3")) - before
     assert posted < 400e6 and liked < 250e6, (posted, liked)
+
+
+@pytest.mark.parametrize(("kind", "side", "status"), [("WEBP", 4000, 413), ("AVIF", 4096, 413), ("WEBP", 600, 200)])
+def test_images_that_decode_to_more_than_the_budget_are_refused_by_their_header(
+    kind: str, side: int, status: int, make_web: Callable[..., TestClient], make_index: Callable[..., Index]
+) -> None:
+    """WebP and AVIF decoders hold an image several times: 16 megapixels take more than 256 MB."""
+    data = encoded(Image.new("RGB", (side, side)), kind)
+    web = make_web(make_index(3))
+    found = web.post("/v1/search", files={"image": ("a", data)})
+    assert found.status_code == status, found.text
+    assert web.post("/v1/items", data={"id": "large"}, files={"image": ("a", data)}).status_code == status
+    if status == 413:
+        assert "MB to decode" in found.json()["error"]["message"]
+
+
+def test_explanations_and_maps_wait_in_the_queue_of_searches() -> None:
+    """A plain search that comes after eight explanations is answered after the one that runs."""
+    index = SlowIndex()
+    order: list[str] = []
+
+    async def calls(client: httpx.AsyncClient, service: Any) -> None:
+        backend = service.backend
+
+        def explain(job: Any) -> dict[str, Any]:
+            index.search_each([job.query], [job.request])
+            return {"answers": [], "written": [], "scanned": True, "answerable": None, "doubtful": False, "thumbnails": {}}
+
+        backend.explain = explain
+
+        async def ask(name: str, path: str) -> None:
+            found = await client.post(path, json={"text": name, "k": 1})
+            assert found.status_code == 200, found.text
+            order.append(name)
+
+        tasks = [asyncio.create_task(ask("first", "/v1/explain"))]
+        await until(index.entered.is_set)
+        tasks += [asyncio.create_task(ask(f"why{n}", "/v1/explain")) for n in range(8)]
+        await until(lambda: service.batcher.depth == 8)
+        tasks.append(asyncio.create_task(ask("plain", "/v1/search")))
+        await until(lambda: service.batcher.depth == 9)
+        index.go.set()
+        await asyncio.gather(*tasks)
+        refused = await client.post("/v1/explain", json={"text": "x", "beams": 101})
+        assert refused.status_code == 422 and "at most 100" in refused.json()["error"]["message"]
+
+    _calls(None, index, calls)
+    assert order.index("plain") <= 1

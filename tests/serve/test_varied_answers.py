@@ -19,8 +19,8 @@ from genius.serve.client import GeniusClient, ServerError
 
 def test_a_pass_that_is_shared_changes_no_answer(make_index: Callable[..., Index]) -> None:
     index = make_index()
-    jobs = [Job(Query(text="red circle"), SearchRequest(k, diverse=True)) for k in (2, 3, 4, 5, 6, 8, 12, 16)]
     backend = Backend(index)
+    jobs = [Job(Query(text="red circle"), SearchRequest(k, diverse=True), backend) for k in (2, 3, 4, 5, 6, 8, 12, 16)]
     assert len({job.group for job in jobs}) == 1  # so the service runs them together
     together, alone = backend.run(jobs), [backend.run([job])[0] for job in jobs]
     for job, one, other in zip(jobs, together, alone, strict=True):
@@ -32,8 +32,8 @@ def test_what_is_unwanted_is_the_questions_own_affair(make_index: Callable[..., 
     """Questions with and without something unwanted share a pass, and each gets what it gets alone."""
     index = make_index()
     said = (None, "a red circle", "a blue square", None, "red")
-    jobs = [Job(Query("a circle", minus=None if one is None else Query(one)), SearchRequest(9)) for one in said]
     backend = Backend(index)
+    jobs = [Job(Query("a circle", minus=None if one is None else Query(one)), SearchRequest(9), backend) for one in said]
     assert len({job.group for job in jobs}) == 1
     for job, one in zip(jobs, backend.run(jobs), strict=True):
         hits = index.search_many([job.query], job.request)[0]
@@ -86,7 +86,7 @@ def test_nothing_found_says_why_over_http(web: TestClient) -> None:
         return str(answer["why"])
 
     assert "'price > 1000'" in why(where="price > 1000")
-    assert "no answer scores 2 or more" in why(min_score=2.0)
+    assert "no result scores 2 or more" in why(min_score=2.0)
     assert web.post("/v1/search", json={"text": "a circle"}).json()["why"] is None
     asked = {"text": "a circle", "where": "price > 1000"}
     assert "'price > 1000'" in web.post("/v1/explain", json=asked).json()["why"]

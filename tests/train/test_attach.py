@@ -106,7 +106,7 @@ def test_training_on_features_stores_the_encoder_it_is_told(place: Path, tmp_pat
 def test_heads_need_towers_to_sit_on(place: Path) -> None:
     from genius.encoders.towers import Heads
 
-    with pytest.raises(GeniusError, match="has none to put them on"):
+    with pytest.raises(GeniusError, match="has no towers"):
         join_heads(fake_encoder.FakeEncoder(32), Heads(32, 32, 16))
     data = FeatureSet.load(place / "features")
     assert data.pool.image.dtype == torch.float16

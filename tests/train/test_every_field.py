@@ -43,7 +43,7 @@ OTHER: dict[str, Any] = {
     "seed": 1, "held_out": 0.3, "device": "cuda", "tensorboard": True, "encoder_uri": "bundled:nothing",
     "held_out_data": "nowhere", "data": "nowhere", "output": "elsewhere",
     "run.accumulate": 2, "run.precision": "fp32", "run.patience": 1, "run.average": 0.0, "run.log_every": 2,
-    "run.checkpoint_steps": 1,
+    "run.checkpoint_steps": 1, "run.compile": True,
     "model.recipe": "published", "model.width": 20, "model.projection": 16, "model.hidden": 16, "model.level_sizes": [3, 8],
     "model.modality_code": "classifier", "model.shared": True, "model.encode_sweeps": 0, "model.decoder": "nano",
     "model.prefix_tokens": 2,
@@ -133,6 +133,11 @@ def test_another_value_changes_the_run_or_is_refused(name: str, usual: Path, tmp
     elif name == "run.precision":  # a matter of the machine: on a GPU it turns autocast off
         card = SimpleNamespace(device=torch.device("cuda"))
         assert [Runtime(card, None, 0, RunConfig(precision=p)).half for p in ("auto", "fp32")] == [True, False]  # type: ignore[arg-type]
+    elif name == "run.compile":  # a step through torch.compile is the same step
+        compiled: list[Any] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch, "compile", lambda module, mode: compiled.append(module.name) or module)
+            assert outcome(place, name, True) == (*left(usual), []) and compiled == ["generator"]
     else:
         found = outcome(place, name, OTHER[name], usual)
         assert found != (*left(usual, stage if stage in STAGES else ""), [])
@@ -141,9 +146,9 @@ def test_another_value_changes_the_run_or_is_refused(name: str, usual: Path, tmp
 
 
 CONSTANTS: dict[str, tuple[str, Any]] = {
-    "head": ("generator", "table"), "codebook_scale": ("model", 100.0), "own_books": ("quantizer", False),
+    "head": ("generator", "table"), "codebook_scale": ("model", 100.0), "modality_codebooks": ("quantizer", False),
     "gradient": ("quantizer", "straight-through"), "published_revival": ("quantizer", True),
-    "rerank_embedding": ("model", "score-fusion"), "answers": ("quantizer", "kept"), "symmetric": ("quantizer", False),
+    "rerank_embedding": ("model", "score-fusion"), "positives": ("quantizer", "fixed"), "symmetric": ("quantizer", False),
     "all_positives": ("quantizer", False), "reduction": ("quantizer", "sum"), "start_from_sum": ("quantizer", False),
     "kmeans_from": ("quantizer", "first-batch"), "refit": ("quantizer", False),
     "quantizer": ("quantizer", Schedule(betas=(0.9, 0.999), final_lr=0.5)), "generator": ("generator", Schedule(clip=0.0)),
@@ -156,7 +161,7 @@ def test_another_constant_of_the_recipe_changes_the_run(name: str, usual: Path, 
     assert {f.name for f in dataclasses.fields(Recipe)} == CONSTANTS.keys()
     stage, value = CONSTANTS[name]
     if name == "codebook_scale":  # of the paper's table only
-        change_recipe(head="table", own_books=False)
+        change_recipe(head="table", modality_codebooks=False)
         before = outcome(tmp_path / "before", stage, None, usual)
     else:
         before = (*left(usual, stage if stage in STAGES else ""), [])
@@ -198,7 +203,7 @@ def test_a_base_s_settings_go_when_nothing_uses_them_any_more() -> None:
 def test_settings_of_heads_are_refused_where_the_features_need_none(tmp_path: Path) -> None:
     with pytest.raises(GeniusError, match=r"these features need no heads.*encoder.steps has no effect"):
         train(small_config(tmp_path, model__width=16), small_data(), quiet=True)
-    with pytest.raises(GeniusError, match="'towers' needs pictures and texts"):
+    with pytest.raises(GeniusError, match="'towers' needs images and texts"):
         config = read_train_config("builtin:default", {"encoder.train": "towers", "output": str(tmp_path), "device": "cpu"})
         train(config, small_data(), quiet=True)
 

@@ -11,7 +11,7 @@ from train_fixtures import small_data
 from genius.data.features import FeatureSet
 from genius.errors import GeniusError
 from genius.features import Features
-from genius.train.holdout import components, few_questions, groups, judged_pool, split, with_honest
+from genius.train.holdout import components, groups, sample_pool, sample_queries, split, split_given
 
 
 def a_set(pairs: list[tuple[int, int]], queries: Features, pool: Features) -> FeatureSet:
@@ -51,7 +51,7 @@ def test_captions_of_one_photo_stay_together() -> None:
     pairs = [(c, c // 5) for c in range(1000)] + [(1000 + c // 5, 200 + c) for c in range(1000)]
     data = a_set(pairs, queries, pool)
     group, words_for_it = groups(data)
-    assert words_for_it == "answers, pictures and texts"
+    assert words_for_it == "positives, images and texts"
     photo_of = torch.cat([torch.arange(1000) // 5, torch.arange(200)])
     for photo in (0, 7, 199):
         assert group[photo_of == photo].unique().numel() == 1
@@ -71,7 +71,7 @@ def test_when_answers_link_everything_that_is_said() -> None:
     assert "nothing" in words
     hub = [(i, i) for i in range(50)]
     same = texts(torch.randn(1, 4).expand(50, 4).contiguous())  # all items say the same: content links too much, answers do not
-    assert groups(a_set(hub, queries, same))[1] == "answers"
+    assert groups(a_set(hub, queries, same))[1] == "positives"
 
 
 def test_the_split_is_a_function_of_the_seed_and_leaves_something_to_train_on() -> None:
@@ -84,25 +84,25 @@ def test_the_split_is_a_function_of_the_seed_and_leaves_something_to_train_on() 
 
 def test_a_smaller_pool_keeps_every_answer() -> None:
     data = small_data()
-    small = judged_pool(data, 30, seed=0)
+    small = sample_pool(data, 30, seed=0)
     assert len(small.pool) < len(data.pool)
     for query, row in small.pairs.tolist():
         pairs = {data.pool_ids[r] for q, r in data.pairs.tolist() if q == query}
         assert small.pool_ids[row] in pairs
     assert len(small.pairs) == len(data.pairs)
-    few = few_questions(data, 9)
+    few = sample_queries(data, 9)
     assert len(few.queries) <= 9 and few.tasks.unique().numel() == data.tasks.unique().numel()
 
 
 def test_a_set_of_honest_questions_is_used_to_the_last_one_whatever_its_size() -> None:
     data = small_data()
     train, given = data.take_queries(range(0, len(data.queries), 2)), data.take_queries(range(1, len(data.queries), 2))
-    parts = with_honest(train, given, seed=0)
+    parts = split_given(train, given, seed=0)
     assert parts.train.query_ids == train.query_ids and parts.offsets is not None and parts.validation is not None
     offsets, judging = set(parts.offsets.query_ids), set(parts.validation.query_ids)
     assert not offsets & judging and offsets | judging == set(given.query_ids) and len(offsets) > len(judging)
-    with pytest.raises(GeniusError, match="held-out questions is empty"):
-        with_honest(train, given.take_queries(range(0)), seed=0)
-    alone = with_honest(train, given.take_queries(range(1)), seed=0)
+    with pytest.raises(GeniusError, match="held-out queries is empty"):
+        split_given(train, given.take_queries(range(0)), seed=0)
+    alone = split_given(train, given.take_queries(range(1)), seed=0)
     held = [part for part in (alone.offsets, alone.validation) if part is not None]
     assert [part.query_ids for part in held] == [given.query_ids[:1]]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from genius.train.holdout import Selection
+from genius.train.selection import Selection
 
 
 class Number(nn.Module):

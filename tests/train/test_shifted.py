@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from genius.errors import GeniusError
 from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
-from genius.train.generator import KEPT, UNKNOWN, Directions, Offsets, ShiftedItems, honest_offsets
+from genius.train.generator import DEFAULT_DISTANCE, KEPT_CODES, Directions, Offsets, ShiftedItems, query_offsets
 
 ITEMS = 90
 
@@ -44,10 +44,10 @@ def test_items_that_are_not_moved_lead_to_their_own_ids(quantizer: ResidualQuant
 def test_invented_ids_begin_as_an_item_and_go_on_evenly(quantizer: ResidualQuantizer) -> None:
     source = items(quantizer)
     inputs, codes, _ = source.draw(3000, seed=0)
-    begun = {tuple(code) for code in source.codes[:, :KEPT].tolist()}
-    assert {tuple(code) for code in codes[:, :KEPT].tolist()} <= begun
+    begun = {tuple(code) for code in source.codes[:, :KEPT_CODES].tolist()}
+    assert {tuple(code) for code in codes[:, :KEPT_CODES].tolist()} <= begun
     assert torch.allclose(inputs, F.normalize(quantizer.decode(codes), dim=1), atol=1e-5)
-    for level in range(KEPT, 4):
+    for level in range(KEPT_CODES, 4):
         shares = torch.bincount(codes[:, level], minlength=8) / len(codes)
         assert (shares - 1 / 8).abs().max() < 0.04
 
@@ -69,7 +69,7 @@ def test_offsets_come_from_nearby_answers_of_the_same_kind_or_lie_between_two_of
             assert vector.norm() == pytest.approx(offsets.vectors.norm(dim=1).mean().item(), rel=1e-4)
             continue
         own = (offsets.modality == modality[row]).nonzero()[:, 0]
-        near = own[(offsets.answers[own] @ pool[row]).topk(8).indices]
+        near = own[(offsets.positives[own] @ pool[row]).topk(8).indices]
         pairs = [(a, b) for a in near.tolist() for b in near.tolist() if offsets.tasks[a] == offsets.tasks[b]]
         gaps = []
         for a, b in pairs:  # in the plane of two near offsets, and between their lengths
@@ -86,7 +86,7 @@ def test_without_questions_any_direction_will_do(quantizer: ResidualQuantizer) -
     inputs, codes, _ = source.draw(60, seed=0)
     assert torch.allclose(inputs.norm(dim=1), torch.ones(60), atol=1e-5)
     own = torch.stack([(source.codes == code).all(1).nonzero()[0, 0] for code in codes])
-    assert (inputs - source.z[own]).norm(dim=1).mean() > 0.5 * UNKNOWN
+    assert (inputs - source.z[own]).norm(dim=1).mean() > 0.5 * DEFAULT_DISTANCE
 
 
 def test_every_kind_is_there_and_processes_share_one_batch(quantizer: ResidualQuantizer) -> None:
@@ -107,16 +107,16 @@ def test_an_offset_is_question_minus_one_of_its_answers() -> None:
     torch.manual_seed(0)
     questions, pool = torch.randn(5, 4), torch.randn(9, 4)
     pairs = torch.tensor([[0, 1], [0, 2], [1, 3], [3, 8]])
-    made = honest_offsets(questions, torch.arange(5), pairs, pool, torch.arange(9) % 3, seed=0)
+    made = query_offsets(questions, torch.arange(5), pairs, pool, torch.arange(9) % 3, seed=0)
     assert len(made.vectors) == 3 and made.tasks.tolist() == [0, 1, 3]
-    assert torch.allclose(made.vectors + made.answers, questions[[0, 1, 3]])
-    assert any(torch.equal(made.answers[0], pool[row]) for row in (1, 2))
+    assert torch.allclose(made.vectors + made.positives, questions[[0, 1, 3]])
+    assert any(torch.equal(made.positives[0], pool[row]) for row in (1, 2))
     assert made.modality[1:].tolist() == [0, 2]
 
 
 def test_items_are_moved_aside_too_as_far_as_is_said(quantizer: ResidualQuantizer) -> None:
     offsets = honest()
-    along, both = (items(quantizer, offsets, virtual=0.0, shortest=0.5, longest=0.5, aside=aside) for aside in (0.0, 1.0))
+    along, both = (items(quantizer, offsets, virtual=0.0, shortest=0.5, longest=0.5, noise=aside) for aside in (0.0, 1.0))
     cosines = []
     for source in (along, both):
         inputs, codes, _ = source.draw(300, seed=0)

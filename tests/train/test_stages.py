@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,15 @@ from train_fixtures import change_recipe, small_config, small_data
 
 from genius.features import Features
 from genius.model.genius import Genius
-from genius.train import freeze, train
+from genius.train import train
 from genius.train.config import QuantizerStageConfig, RunConfig, StageConfig, TrainConfig
 from genius.train.encoder import HeadsStage
-from genius.train.generator import Augmentation, Frozen, GeneratorStage, Honest, honest_offsets
-from genius.train.holdout import Split, quick_hits, split
+from genius.train.generator import CORRECTION_PENALTY, Augmentation, Frozen, GeneratorStage, ValidationSet, query_offsets
+from genius.train.handover import freeze
+from genius.train.holdout import Split, split
 from genius.train.journal import Journal
 from genius.train.loop import Runtime, Stage, make_accelerator, make_optimizer, run_stage
+from genius.train.metrics import mean_hits
 from genius.train.quantizer import QuantizerStage
 
 CPU = torch.device("cpu")
@@ -44,7 +47,8 @@ def test_all_stages_train_and_the_model_loads_again(tmp_path: Path) -> None:
     assert again.fingerprint() == trained.model.fingerprint()
     codes = again.encode(trained.data.pool)
     assert torch.equal(codes[:, 0], trained.data.pool.modality)  # the first code is the modality, always
-    assert {"dense_hit@5", "genius_hit@5", "genius_r_hit@5", "honest_ce", "code1_right"} <= trained.metrics["generator"].keys()
+    metrics = trained.metrics["generator"]
+    assert {"dense_hit@5", "genius_hit@5", "genius_r_hit@5", "validation_ce", "code1_right"} <= metrics.keys()
     assert {"level1_usage", "level1_perplexity", "level2_collisions"} <= trained.metrics["quantizer"].keys()
 
 
@@ -54,7 +58,7 @@ def test_all_stages_train_and_the_model_loads_again(tmp_path: Path) -> None:
         {**PAPER, "model__modality_code": "none"},
         {"model__modality_code": "classifier"},
         {"model__recipe": "published", "model__modality_code": "nearest", "generator__inputs": "sqrt-per-dimension"},
-        {**PAPER, "model__shared": True, "generator__inputs": "questions"},
+        {**PAPER, "model__shared": True, "generator__inputs": "queries"},
         {"quantizer__contrastive_weight": 0.0, "quantizer__rq_weight": 1.0, "quantizer__mse_weight": 1.0},
         {"generator__virtual": 0.0},
         {"run__accumulate": 2, "generator__virtual": 0.5, "held_out": 0.0},
@@ -70,9 +74,9 @@ def test_heads_learn_to_find_answers(tmp_path: Path) -> None:
     data = small_data()
     config = small_config(tmp_path, encoder__steps=40, encoder__dropout=0.0)
     stage = HeadsStage(data, None, 24, config.encoder, 0, CPU)
-    before = quick_hits(*stage._honest(data), data)
+    before = mean_hits(*stage._vectors(data), data)
     learn(stage, config.encoder, tmp_path)
-    assert quick_hits(*stage._honest(data), data) > before + 0.1
+    assert mean_hits(*stage._vectors(data), data) > before + 0.1
 
 
 def test_codebooks_follow_the_vectors_that_they_stand_for(tmp_path: Path) -> None:
@@ -109,7 +113,7 @@ def test_weight_decay_is_for_matrices_alone(tmp_path: Path) -> None:
     assert {name for name in names.values() if "norm" in name or name.endswith("bias")} <= free
 
 
-def a_decoder(tmp_path: Path, trained: bool = True, **changes: object) -> tuple[GeneratorStage, Honest]:
+def a_decoder(tmp_path: Path, trained: bool = True, **changes: object) -> tuple[GeneratorStage, ValidationSet]:
     """A short stage 3 on honest offsets, and honest questions to judge it by."""
     chosen = {"generator__steps": 60, "generator__batch": 64, **changes}
     config = small_config(tmp_path, model__width=16, **chosen)
@@ -118,19 +122,42 @@ def a_decoder(tmp_path: Path, trained: bool = True, **changes: object) -> tuple[
     second.initialise(pool_only=True)
     z = second.embed(data.pool)
     frozen = Frozen(z, data.pool.modality, second.quantizer.encode(z, data.pool.modality), second.embed(data.queries))
-    frozen.offsets = honest_offsets(frozen.queries, data.tasks, data.pairs, z, data.pool.modality, 0)  # type: ignore[arg-type]
-    honest = Honest(data, frozen.queries, z, frozen.codes)  # type: ignore[arg-type]
+    frozen.offsets = query_offsets(frozen.queries, data.tasks, data.pairs, z, data.pool.modality, 0)  # type: ignore[arg-type]
+    honest = ValidationSet(data, frozen.queries, z, frozen.codes)  # type: ignore[arg-type]
     stage = GeneratorStage(data, frozen, honest, second.quantizer, config.model, config.generator, 0)
     if trained:
         learn(stage, config.generator, tmp_path)
     return stage, honest
 
 
+def test_a_decoder_within_two_percent_of_guessing_is_at_chance(tmp_path: Path) -> None:
+    stage, _ = a_decoder(tmp_path, trained=False)
+    chance = math.log(8)  # both levels after the modality have 8 codes
+    assert "guessing is 2.08" in stage.problems(0.5, {"nats": 0.99 * chance})["chance"]
+    assert stage.problems(0.5, {"nats": 0.95 * chance}) == {}
+    assert stage.problems(0.2, {"nats": 0.99 * chance}) == {}  # too early to tell
+
+
+def test_the_correction_of_the_similarity_is_penalised(tmp_path: Path) -> None:
+    """The loss is the cross-entropy and a penalty on |U h|^2, which is 0 only where U is."""
+    stage, _ = a_decoder(tmp_path, trained=False)
+    batch = stage.batch(0, 0, 0, 1)
+    stage.eval()
+    loss, logs = stage(batch)
+    assert logs["correction"] == 0 and torch.equal(loss, logs["ce"])
+    bends = [p for name, p in stage.named_parameters() if ".bend." in name and p.ndim == 2]
+    for weight in bends:
+        torch.nn.init.normal_(weight)
+    loss, logs = stage(batch)
+    assert logs["correction"] > 0
+    assert torch.isclose(loss, logs["ce"] + CORRECTION_PENALTY * logs["correction"])
+
+
 def test_the_decoder_learns_what_honest_questions_ask_for(tmp_path: Path) -> None:
     """Before training it knows nearness; training teaches it the wanted kind and how far to trust z."""
     (untrained, _), (trained, honest) = a_decoder(tmp_path / "a", trained=False), a_decoder(tmp_path / "b")
     pairs = honest.data.pairs
-    judged = [stage._judge(honest.queries[pairs[:, 0]], honest.codes[pairs[:, 1]]) for stage in (untrained, trained)]
+    judged = [stage._code_metrics(honest.queries[pairs[:, 0]], honest.codes[pairs[:, 1]]) for stage in (untrained, trained)]
     assert judged[1][0][0] < 0.5 * judged[0][0][0]  # nats of the modality
     assert judged[1][1][0] > 0.8  # share of questions whose kind is foretold
     ranks = [stage.quick() for stage in (untrained, trained)]
@@ -168,7 +195,7 @@ def test_augmentation_stays_between_query_and_target() -> None:
         assert ((mixed * (query + target)).sum(1) > 0).all()
     scalar = Augmentation(form="scalar")(query, target, torch.full((200, 1), 0.25))
     torch.testing.assert_close(scalar, F.normalize(0.25 * query + 0.75 * target, dim=1))  # Eq. 11
-    assert torch.equal(Augmentation(form="questions")(query, target, torch.zeros(200, 1)), query)
+    assert torch.equal(Augmentation(form="queries")(query, target, torch.zeros(200, 1)), query)
 
 
 def test_the_generator_reads_frozen_codes(tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ import torch
 from train_fixtures import small_config, small_data
 
 import genius
-from genius.train import freeze
 from genius.train.encoder import HeadsStage
 from genius.train.generator import GeneratorStage
+from genius.train.handover import freeze
 from genius.train.holdout import split
 from genius.train.journal import Journal
-from genius.train.loop import OneProcess, Recorder, Runtime, Stage, make_optimizer, take_step
+from genius.train.loop import OneProcess, Runtime, Stage, make_optimizer, take_step
 from genius.train.quantizer import QuantizerStage
 
 ROOT = Path(genius.__file__).parent
@@ -50,10 +50,9 @@ def test_a_training_step_is_read_in_few_files(name: str, tmp_path: Path) -> None
             ran.add(str(path.relative_to(ROOT)))
 
     optimizer = make_optimizer(stage, config)
-    recorder = Recorder(stage, runtime)
     sys.setprofile(seen)
     try:
-        take_step(stage, stage, optimizer, config, runtime, 5, recorder)  # no step at which hard negatives are looked up
+        take_step(stage, stage, optimizer, config, runtime, 5)  # no step at which hard negatives are looked up
     finally:
         sys.setprofile(None)
     assert len(ran) <= 8, sorted(ran)

@@ -22,7 +22,7 @@ KINDS = {
     "ours": {},  # hard negatives, refit codebooks, moved items
     "paper": {"generator__inputs": "linear", "model__recipe": "paper", "quantizer__hard_negatives": 0},
 }
-CONSTANTS: dict[RecipeName, dict[str, Any]] = {"default": {"start_from_sum": False}, "paper": {"answers": "kept"}}
+CONSTANTS: dict[RecipeName, dict[str, Any]] = {"default": {"start_from_sum": False}, "paper": {"positives": "fixed"}}
 
 
 def main(output: Path, kinds: Sequence[str]) -> None:

@@ -1,63 +1,65 @@
-"""The command line: one typer app. Each command is a few lines that call the library, in a file per subject.
+"""The command line. `main` is the program `genius`; `app` holds the commands (`genius.cli.commands`).
 
-A file here exposes `register(app)`. Heavy imports stay inside the commands, so that `genius --help` is quick.
+Nothing heavy is imported here, so that Ctrl-C is one line from the start.
 """
 
 from __future__ import annotations
 
-import atexit
-import gc
-import importlib
 import os
+import signal
 import sys
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
-import typer
+if TYPE_CHECKING:
+    from genius.cli.commands import app as app
 
-app = typer.Typer(
-    name="genius",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    help="Generative universal multimodal search: ask with text, an image, or both; a small decoder writes the ID of the answer.",
-)
-COMMANDS = ("index", "upkeep", "search", "serve", "train", "data")
-"""Files of this folder, in the order in which `genius --help` names what is in them."""
+INTERRUPTED = 130  # exit status after Ctrl-C
+BROKEN_PIPE = 1  # after the reader of our output has gone, as in `genius ... | head`
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        from genius.version import __version__
+def _interrupt(_: int, frame: FrameType | None) -> None:
+    """Ctrl-C. In the middle of an import the process ends at once: libraries turn a KeyboardInterrupt there into other errors.
 
-        print(f"genius {__version__}")
-        raise typer.Exit
-
-
-for _name in COMMANDS:
-    importlib.import_module(f"genius.cli.{_name}").register(app)
-
-
-@app.callback()
-def whole(
-    version: bool = typer.Option(False, "--version", help="Print the version and stop.", is_eager=True, callback=_version),
-) -> None:
-    """What stands in front of a command."""
-
-
-def _with_address(arguments: list[str]) -> list[str]:
-    """`--ray` may stand alone, which typer's options cannot: then it means this machine."""
-    out = []
-    for i, argument in enumerate(arguments):
-        out.append(argument)
-        if argument == "--ray" and (i + 1 == len(arguments) or arguments[i + 1].startswith("-")):
-            out.append("local")
-    return out
+    What is on disk stays whole: every write is safe against a kill.
+    """
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            os.write(2, b"genius: interrupted\n")
+            os._exit(INTERRUPTED)
+        frame = frame.f_back
+    raise KeyboardInterrupt
 
 
 def main() -> None:
-    # threads that wait for each other should soon sleep, not spin: beside other busy processes, spinning makes a search on
-    # all cores many times slower, and sleeping at once a third slower on a quiet machine (lab/speed/engine.md). Read when
-    # torch is loaded, so it has to be said before
+    """Run the command that the arguments of the process name, and exit with its status."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
+    # Waiting OpenMP threads should sleep soon: spinning slows every other busy process. Read when torch is loaded.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "5000")
-    atexit.register(gc.freeze)  # or Python would look through all of torch for garbage before it ends: a third of a second
-    app(_with_address(sys.argv[1:]))
+    status: object = 0
+    try:
+        from genius.cli.commands import app
+
+        try:
+            app(sys.argv[1:])
+        except SystemExit as end:
+            status = end.code
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        print("genius: interrupted", file=sys.stderr)
+        status = INTERRUPTED
+    except BrokenPipeError:
+        # Python flushes stdout once more at the end: let that go nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = BROKEN_PIPE
+    sys.exit(status)  # type: ignore[arg-type]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "app":
+        from genius.cli.commands import app
+
+        return app
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,6 +1,5 @@
-"""What comes from elsewhere or goes there. Datasets: is a download whole (`genius data check`); one through an encoder once, and
-the model on what came out, no encoder needed (`genius features`). The published checkpoints as a model folder (`genius convert
-official`); the parts of a model for other programs and a collection for a browser tab (`genius export`).
+"""Data in and out: check a dataset (`genius data check`), extract and search features (`genius features`), convert published
+checkpoints (`genius convert official`), export models and indexes (`genius export`).
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from genius.errors import GeniusError, counted
 
 
 def register(app: typer.Typer) -> None:
-    add_group(app, "convert", "Turn published checkpoints into GENIUS models.", official)
-    add_group(app, "export", "Take a model or an index elsewhere: ONNX files, a browser tab.", onnx, web)
-    add_group(app, "features", "Work on pre-extracted features.", encode, search, extract)
-    add_group(app, "data", "Look at data sets.", check)
+    add_group(app, "convert", "Convert published checkpoints into GENIUS models.", official)
+    add_group(app, "export", "Export a model as ONNX files, or an index as a page that searches in the browser.", onnx, web)
+    add_group(app, "features", "Extract features, and encode and search them without an encoder.", encode, search, extract)
+    add_group(app, "data", "Check datasets.", check)
 
 
 @command
@@ -28,14 +27,14 @@ def official(
     generator: Annotated[Path, typer.Option(help="The published generator checkpoint, e.g. GENIUS_t5small.pth.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write the model to.")],
     encoder: Annotated[
-        str, typer.Option(help="The encoder of its features, e.g. uniir:clip_sf_large.pth: stored with the model.")
+        str, typer.Option(help="Encoder of its features, stored with the model, e.g. uniir:clip_sf_large.pth.")
     ] = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Convert the published GENIUS checkpoints. No code in the files is run; sizes are read off the tensors.
+    """Convert the published GENIUS checkpoints. No code in the files runs; sizes are read from the tensors.
 
     Without --encoder the result works on pre-extracted features (`genius features encode`, `genius features search`);
-    `genius attach` gives it one later, and compares it with features.
+    `genius attach` adds an encoder later.
     """
     from genius.model.official import convert_official
 
@@ -65,7 +64,7 @@ def onnx(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write the files to.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Write a model as ONNX files: text and picture tower, fusion, and the decoder's start and step.
+    """Export a model as ONNX files: text and image tower, fusion, first and next step of the decoder.
 
     Example:
 
@@ -85,15 +84,15 @@ def onnx(
 @command
 def web(
     path: IndexArgument,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write: any host of files serves it.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write; any static file server can host it.")],
     vectors: Annotated[
-        bool, typer.Option(help="Also the stored vectors: answers as of genius search, for about 2 bytes a number.")
+        bool, typer.Option(help="Include vectors, 2 bytes per dimension: results equal those of genius search.")
     ] = False,
-    title: Annotated[str, typer.Option(help="What the page is called; the index's name without.")] = "",
+    title: Annotated[str, typer.Option(help="Title of the page; default: the index's name.")] = "",
     model: ModelOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write an index as a static page that searches in the browser: no server, nothing leaves the tab.
+    """Export an index as a static page that searches in the browser. No query leaves the tab.
 
     Example:
 
@@ -116,61 +115,44 @@ def web(
     print(f"  python -m http.server -d {output} 8000        # then http://localhost:8000")
 
 
-SHOWN = 40  # complaints of each kind on the screen; --json has all
-
-
 @command
 def check(
     dataset: Annotated[str, typer.Argument(help="mbeir:DIR, coco:DIR, flickr30k:DIR, pairs:FILE, images:DIR, or a path.")],
-    pictures: Annotated[
-        str, typer.Option(help="none: not looked at. there: every file must exist. read: every file is decoded (hours).")
-    ] = "there",
-    split: Annotated[str, typer.Option(help="Of other datasets than M-BEIR, which is read as a whole.")] = "test",
-    table: Annotated[Path | None, typer.Option(help="Also write the counts: supplement Table 1 as Markdown.")] = None,
+    pictures: Annotated[str, typer.Option(help="there: every image file must exist. none: not looked at.")] = "there",
+    split: Annotated[str, typer.Option(help="Only this split; of M-BEIR, by default every split that is there.")] = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Say what of a dataset is there, missing and broken, and how large it is. Exit status 2 where something is.
+    """Check that a dataset is complete and readable. Exit status 2 if something is missing or broken.
 
-    Example: genius data check mbeir:M-BEIR --table supplement-1.md
+    Example: genius data check mbeir:M-BEIR
     """
     from genius.data import open_collection, scheme_of
     from genius.data.collection import check_collection
-    from genius.data.mbeir_check import can_be_read, is_there, statistics, walk
+    from genius.data.mbeir import splits_there
 
-    looks = {"none": None, "there": is_there, "read": can_be_read}
-    if pictures not in looks:
-        raise GeniusError("--pictures is none, there or read")
+    if pictures not in ("none", "there"):
+        raise GeniusError("--pictures is none or there (every image decoded: python -m lab check-mbeir, from a clone)")
     scheme, path = scheme_of(dataset)
-    if scheme != "mbeir":
-        found = check_collection(open_collection(dataset, split=split), images=pictures != "none")
-        summary = {"queries": found.queries, "items": found.items, "pairs": found.pairs, "tasks": found.per_task}
-        counts = (counted(found.queries, "question"), counted(found.items, "item"), counted(found.pairs, "judgement"))
-        tell(summary, f"{dataset}: {', '.join(counts)}; sound", as_json)
-        return
-
-    def say(name: str) -> None:
-        console.print(f"reading {name}", end="\n", highlight=False)
-
-    report = walk(path, pictures=looks[pictures], say=say if console.is_terminal else lambda _: None)
-    if table is not None:
-        table.write_text(statistics(report), encoding="utf-8")
+    splits = [split or "test"]
+    if scheme == "mbeir" and not split:
+        splits = splits_there(Path(path))
+    summaries: dict[str, object] = {}
+    problems = []
+    for name in splits:
+        try:
+            found = check_collection(open_collection(dataset, split=name), images=pictures != "none")
+        except GeniusError as error:
+            problems.append(f"{name}: {error}")
+            continue
+        counts = {"queries": found.queries, "items": found.items, "pairs": found.pairs, "tasks": found.per_task}
+        summaries[name] = counts
+        if not as_json:
+            shown = (counted(found.queries, "query"), counted(found.items, "item"), counted(found.pairs, "pair"))
+            print(f"{dataset}, {name}: {', '.join(shown)}; sound")
     if as_json:
-        emit(report.as_dict())
-    else:
-        print(statistics(report))
-        repeated = sum(c.occurrences - c.queries for c in report.queries.get("union_train", {}).values())
-        size = sum(report.sizes.values()) / 1e9
-        print(f"{counted(len(report.sizes), 'file')}, {size:.3f} GB of text; {counted(report.pictures, 'picture')} named")
-        print(f"up-sampled training file: {repeated:,} of its lines are repeats")
-        for title, lines in (("missing", report.missing), ("broken", report.broken), ("note", report.notes)):
-            for line in lines[:SHOWN]:
-                print(f"{title}: {line}")
-            if len(lines) > SHOWN:
-                print(f"{title}: and {len(lines) - SHOWN} more")
-    if not report.sound:
-        raise GeniusError(f"{path}: {counted(len(report.missing), 'thing')} missing, {len(report.broken)} broken")
-    if not as_json:
-        print(f"{path} is whole")
+        emit({"sound": not problems, "splits": summaries, "problems": problems})
+    if problems:
+        raise GeniusError("; ".join(problems))
 
 
 @command
@@ -181,7 +163,7 @@ def encode(
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Write the ID (codes) of every row of a feature file."""
+    """Encode every row of a feature file as an ID (codes)."""
     from genius.encoders.base import find_device
     from genius.evaluate.sources import encode_file
     from genius.model.genius import Genius
@@ -200,14 +182,14 @@ def search(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Where to write `codes` (Q, beams, M) and `scores` (Q, beams), .npz.")
     ],
-    beams: Annotated[int, typer.Option(min=1, help="How many IDs to write per query.")] = 50,
+    beams: Annotated[int, typer.Option(min=1, help="IDs generated per query.")] = 50,
     batch: Annotated[int, typer.Option(min=1, help="Queries per step.")] = 64,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Write the best IDs for every query, best first; score = mean log p over levels, as published.
+    """Generate the best IDs for every query, best first. Scores are mean log-probabilities over levels, as published.
 
-    Where fewer IDs exist than beams, the rest is codes -1 and score -inf.
+    If fewer IDs exist than beams, the remaining rows have codes -1 and score -inf.
     """
     from rich.progress import track
 
@@ -234,24 +216,24 @@ def extract(
     dataset: Annotated[str, typer.Argument(help="mbeir:DIR, coco:DIR, flickr30k:DIR, pairs:FILE, images:DIR, or a path.")],
     output: Annotated[Path, typer.Argument(help="Folder for the features.")],
     split: Annotated[str, typer.Option(help="train, union_train (M-BEIR, up-sampled), val or test.")] = "test",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N. auto: with --shard i/n each its own GPU.")] = "auto",
-    precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16: what the encoder computes in.")] = "fp32",
-    shard: Annotated[str, typer.Option(help="i/n: the i-th of n processes, on any machines, that share the work.")] = "1/1",
-    workers: Annotated[int, typer.Option(min=0, help="Processes that decode pictures; 0: threads.")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N. auto with --shard i/n: one GPU per process.")] = "auto",
+    precision: Annotated[str, typer.Option(help="Precision of the encoder: fp32, bf16 or fp16.")] = "fp32",
+    shard: Annotated[str, typer.Option(help="i/n: this is process i of n that share the work, on any machines.")] = "1/1",
+    workers: Annotated[int, typer.Option(min=0, help="Processes that decode images; 0: threads.")] = 0,
     tasks: Annotated[str, typer.Option(help="Only these tasks of M-BEIR, e.g. mscoco_task0,cirr_task7.")] = "",
     fusion: Annotated[
-        str, typer.Option(help="towers: image and text vectors. feature: one vector an item, if the encoder fuses itself.")
+        str, typer.Option(help="towers: image and text vectors. feature: one vector per item, from an encoder that fuses.")
     ] = "towers",
     published: Annotated[bool, typer.Option(help="Also write query_IT_dict.pt and cand_pool_IT_dict.pt.")] = False,
-    batch: Annotated[int, typer.Option(min=1, help="Pictures or texts encoded at once.")] = 64,
-    rows: Annotated[int, typer.Option(min=1, help="Rows between two marks of progress: what a killed run may lose.")] = 4096,
+    batch: Annotated[int, typer.Option(min=1, help="Images or texts per encoder call.")] = 64,
+    rows: Annotated[int, typer.Option(min=1, help="Rows per shard: at most these are lost when a run is killed.")] = 4096,
     full: Annotated[bool, typer.Option("--fp32", help="Store 32-bit vectors instead of 16.")] = False,
-    skip_broken: Annotated[bool, typer.Option(help="Leave out items whose picture cannot be read, and list them.")] = False,
-    check: Annotated[bool, typer.Option(help="Look at every id and for every picture before the first is encoded.")] = True,
-    seed: Annotated[int, typer.Option(help="Of the choice among M-BEIR's four prompts.")] = 0,
+    skip_broken: Annotated[bool, typer.Option(help="Skip items whose image cannot be read, and list them.")] = False,
+    check: Annotated[bool, typer.Option(help="Check every id and image before the first is encoded.")] = True,
+    seed: Annotated[int, typer.Option(help="Seed of the choice among M-BEIR's four prompts.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Extract features of a dataset's queries and candidates. Stop it and call it again: it goes on.
+    """Extract features of a dataset's queries and candidates. A run that was stopped continues.
 
     Checks every id and image first, and fails with counts and examples before anything is encoded.
 
@@ -282,7 +264,7 @@ def extract(
     collection = open_collection(dataset, split=split, seed=seed, tasks=chosen)
     data = run(load_encoder(encoder, device, rank), collection, output, config, progress_line())
     if data is None:
-        console.print(f"this process is done; others still have shards to do in {output}", highlight=False)
+        console.print(f"this process is done; other processes still work on {output}", highlight=False)
         emit({"output": str(output), "complete": False}) if as_json else None
         return
     if published:
@@ -299,7 +281,7 @@ def extract(
 
 
 def _share(text: str) -> tuple[int, int]:
-    """ "2/4" -> (1, 4): this process's number from 0, and of how many."""
+    """Parse "2/4" as (1, 4): the number of this process from 0, and the number of processes."""
     first, _, all_ = text.partition("/")
     if not (first.isdecimal() and all_.isdecimal() and 1 <= int(first) <= int(all_)):
         raise GeniusError(f"--shard {text}: give i/n with i from 1 to n, as 2/4")

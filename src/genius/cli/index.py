@@ -1,11 +1,10 @@
-"""`genius demo`: index a real collection, search it in every way, draw the answers. `genius index`, `genius info`, `genius
-delete`, `genius optimize`: build and look after an index of your own.
-"""
+"""`genius index`, `info`, `delete`, `optimize`: build and maintain an index. `genius demo`: the same on drawings."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,16 +15,16 @@ from genius.errors import GeniusError, counted
 
 if TYPE_CHECKING:
     from genius.demo import Shown
-    from genius.index.ingest import IngestConfig
+    from genius.index.ingest import IngestConfig, IngestReport
     from genius.scale.bulk import BulkReport
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 IndexArgument = Annotated[Path, typer.Argument(help="The index folder, such as my.genius.", metavar="INDEX")]
 DeviceOption = Annotated[str, typer.Option(help="Where the model runs: auto, cpu, cuda, cuda:1.")]
-ModelOption = Annotated[str | None, typer.Option(help="The model's folder or URI, if the index cannot find it by itself.")]
+ModelOption = Annotated[str | None, typer.Option(help="Folder or URI of the index's model, if it has moved.")]
 RayOption = Annotated[
     str | None,
-    typer.Option(metavar="[ADDRESS]", help="Spread the work over a Ray cluster; without an address, over this machine."),
+    typer.Option(metavar="[ADDRESS]", help="Run on a Ray cluster; without an address, on the processors of this machine."),
 ]
 SHOWN = 20  # problems printed for people; --json has more
 
@@ -40,13 +39,13 @@ def index(
     paths: Annotated[
         list[Path], typer.Argument(help="Files, folders or s3://...: images, texts, JSONL, CSV, TSV, Parquet.", metavar="PATH...")
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The index folder; made if it is not there.")] = Path(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Index folder; created if it does not exist.")] = Path(
         "my.genius"
     ),
     model: Annotated[
         str | None,
         typer.Option(
-            help="bundled:NAME, a folder, local-dir:PATH or hf-hub:OWNER/NAME. Default: the index's own, else bundled:mini."
+            help="bundled:NAME, a folder, local-dir:PATH or hf-hub:OWNER/NAME. Default: the index's model, else bundled:mini."
         ),
     ] = None,
     encoder: Annotated[
@@ -55,34 +54,36 @@ def index(
             help="Fit a model to these files over this encoder, without pairs: hf-hub:openai/clip-vit-base-patch32, or a folder."
         ),
     ] = None,
-    refit: Annotated[
-        bool, typer.Option("--refit", help="Of an index made with --encoder: fit new codes to all it holds.")
-    ] = False,
+    refit: Annotated[bool, typer.Option("--refit", help="Fit new codes to all items of an index made with --encoder.")] = False,
     device: DeviceOption = "auto",
-    id_column: Annotated[str | None, typer.Option(help="Of tables; default: id, item_id, uid, ... or the row number.")] = None,
-    text_column: Annotated[str | None, typer.Option(help="Of tables; default: text, caption, description, title, ...")] = None,
-    image_column: Annotated[str | None, typer.Option(help="Of tables: paths or bytes; default: image, image_path, ...")] = None,
-    captions: Annotated[bool, typer.Option(help="Take a.jpg and a.txt beside it as one item.")] = True,
-    content: Annotated[bool, typer.Option("--by-content", help="Notice changes by content, not by size and time.")] = False,
+    id_column: Annotated[
+        str | None, typer.Option(help="Column with ids in tables; default: id, item_id, uid, ... or the row number.")
+    ] = None,
+    text_column: Annotated[
+        str | None, typer.Option(help="Column with texts in tables; default: text, caption, description, title, ...")
+    ] = None,
+    image_column: Annotated[
+        str | None, typer.Option(help="Column with image paths or bytes in tables; default: image, image_path, ...")
+    ] = None,
+    captions: Annotated[bool, typer.Option(help="Index a.jpg and a.txt beside it as one item.")] = True,
+    content: Annotated[bool, typer.Option("--by-content", help="Detect changes by content, not by size and time.")] = False,
     exif: Annotated[
-        bool, typer.Option("--exif", help="Keep when, where and with what photos were taken: taken, camera, latitude, longitude.")
+        bool, typer.Option("--exif", help="Store EXIF data as metadata: taken, camera, latitude, longitude.")
     ] = False,
-    watch: Annotated[float, typer.Option(min=0, help="Look for changes every so many seconds, until Ctrl-C; 0: once.")] = 0,
+    watch: Annotated[float, typer.Option(min=0, help="Check for changes every so many seconds until Ctrl-C; 0: index once.")] = 0,
     prune: Annotated[bool, typer.Option(help="Delete items whose file or row is gone.")] = False,
-    outside: Annotated[
-        bool, typer.Option(help="Also read what links, ../ and absolute paths lead to outside of the given folder.")
-    ] = False,
-    batch: Annotated[int, typer.Option(min=1, help="Items written at a time; each batch is safe once written.")] = 256,
-    thumbnails: Annotated[int, typer.Option(min=0, help="Longest side of stored previews in pixels, 0 for none.")] = 256,
+    outside: Annotated[bool, typer.Option(help="Follow links, ../ and absolute paths that leave the given folder.")] = False,
+    batch: Annotated[int, typer.Option(min=1, help="Items per write; a batch is durable once written.")] = 256,
+    thumbnails: Annotated[int, typer.Option(min=0, help="Longest side of stored previews in pixels; 0: none.")] = 256,
     ray: RayOption = None,
-    workers: Annotated[int, typer.Option(min=0, help="With --ray: workers; 0: one a GPU, or one a processor.")] = 0,
-    part_rows: Annotated[int, typer.Option(min=1, help="With --ray: items that a worker does in one go.")] = 1024,
+    workers: Annotated[int, typer.Option(min=0, help="With --ray: workers; 0: one per GPU, or one per processor.")] = 0,
+    part_rows: Annotated[int, typer.Option(min=1, help="With --ray: items per task.")] = 1024,
     as_json: JsonOption = False,
 ) -> None:
-    """Index images, texts and tables. Run it again at any time: only what changed is read again.
+    """Index images, texts and tables. Run it again at any time: only changes are read.
 
-    Table columns that are neither id, text nor image become metadata for `genius search --where`. A run that was
-    broken off goes on where it stopped.
+    Table columns that are neither id, text nor image become metadata for `genius search --where`. A run that was stopped
+    continues. Exit status 1 if something was skipped.
 
     Examples:
 
@@ -96,95 +97,154 @@ def index(
 
       genius index rows.parquet -o my.genius --ray ray://head:10001      (docs/scale.md)
     """
-    from genius.cli.common import kept_if_interrupted, phases, sources_here
+    from genius.cli.common import sources_here
     from genius.encoders.base import find_device
-    from genius.errors import KEPT
-    from genius.index import Index
-    from genius.index.folder import read_about
-    from genius.index.ingest import IngestConfig, ingest
+    from genius.index.ingest import IngestConfig
     from genius.index.metadata import TableColumns
 
     paths = sources_here(paths, output)
     missing = next((path for path in paths if not path.exists()), None)
-    if missing is not None:  # before a model is loaded for nothing
+    if missing is not None:  # before a model is loaded
         raise GeniusError(f"no such file or folder: {missing}")
     if watch and (refit or as_json):
-        raise GeniusError("--watch goes on until Ctrl-C: use it without --refit and --json")
+        raise GeniusError("--watch runs until Ctrl-C: use it without --refit and --json")
     if model is not None and encoder is not None:
-        raise GeniusError("--encoder fits a model of its own, --model names one: use either")
-    config = IngestConfig(TableColumns(id_column, text_column, image_column), captions, content, prune, outside, batch, exif)
-    where, fit, spread = find_device(device), None, None
+        raise GeniusError("--encoder fits a model, --model names one: use either")
     if ray is not None and (encoder is not None or refit or watch):
-        raise GeniusError("--ray adds to an index whose model is there: fit one first, on a sample, without --ray; no --watch")
+        raise GeniusError("--ray adds to an index that has a model: fit one first on a sample, without --ray; no --watch")
+    config = IngestConfig(TableColumns(id_column, text_column, image_column), captions, content, prune, outside, batch, exif)
+    place = find_device(device)
     if ray is not None:
-        from genius.scale.bulk import BulkConfig, bulk_index
-
-        chosen = model or (None if read_about(output) is not None else "bundled:mini")
-        how = BulkConfig(ray, workers, part_rows, thumbnails, device)
-        with phases() as tell, kept_if_interrupted():
-            spread = bulk_index(paths, output, chosen, config, how, lambda done, total: tell("indexing", done, total), note)
-        report, items, hint = spread.report, spread.items, None
+        done = _index_on_ray(paths, output, model, config, ray, workers, part_rows, thumbnails, device)
     elif encoder is not None:
-        from genius.fit.folder import index_with_encoder
-
-        with phases() as tell, kept_if_interrupted():
-            done = index_with_encoder(
-                paths, output, encoder, config, device=where, thumbnails=thumbnails, tell=tell, say=None if as_json else note
-            )
-        report, fit, items, hint = done.report, done.fit, done.items, done.hint
+        done = _index_with_encoder(paths, output, encoder, config, place, thumbnails, quiet=as_json)
     else:
-        chosen = model or (None if read_about(output) is not None else "bundled:mini")
-        with Index(output, chosen, thumbnails=thumbnails) as opened, phases() as tell, kept_if_interrupted():
-            opened.model.to(where)
-            report, items = ingest(opened, paths, config, lambda count: tell("indexing", count, 0)), opened.count()
-            hint = opened.advice()
-    if refit and fit is None:
-        from genius.fit.folder import refit as fit_anew
+        done = _index_with_model(paths, output, model, config, place, thumbnails)
+    if refit and done.fit is None:
+        from genius.fit.folder import refit as fit_again
 
-        fit, hint = fit_anew(output, say=None if as_json else note), None
-    body = {"index": str(output), "items": items, "advice": hint, **report.to_dict()}
-    if fit is not None:
-        body["fit"] = fit.to_dict()
-    if spread is not None:
-        body |= spread.to_dict()
+        done = replace(done, fit=fit_again(output, say=None if as_json else note), hint=None)
     if as_json:
-        emit(body)
-        _leave_if_failed(spread)
-        return
-    rate = f", {body['items_per_second']:,.1f} items/s" if report.added + report.replaced else ""
-    pruned = f", {report.deleted} deleted" if config.prune else ""
-    console.print(
-        f"{report.added} added, {report.replaced} replaced, {report.unchanged} unchanged{pruned}, "
-        f"{report.problems.total} skipped in {report.seconds:.1f} s{rate}",
-        highlight=False,
-    )
-    for line in report.problems[:SHOWN]:
-        console.print(f"  skipped {line}", markup=False, highlight=False, soft_wrap=True)
-    if report.problems.total > SHOWN:
-        console.print(f"  ... and {report.problems.total - SHOWN} more (--json lists the first {KEPT:,})")
-    if report.ignored:
-        kinds = ", ".join(f"{suffix} ({count})" for suffix, count in report.ignored.most_common(8))
-        console.print(f"  not indexable: {kinds}", markup=False, highlight=False)
-        from genius.pictures import HEIF_HINT, HEIF_SUFFIXES
+        emit(done.to_dict(output))
+    else:
+        _print_report(done, output, pruned=prune)
+    if watch:
+        note(f"checking for changes every {watch:g} s; Ctrl-C ends it")
+        for line in _changes(output, paths, config, watch, place):
+            note(line)
+    _exit_status(done)
 
+
+@dataclass(frozen=True)
+class _Indexed:
+    """What a run of `genius index` did."""
+
+    report: IngestReport
+    items: int  # in the index now
+    hint: str | None = None  # advice about the model
+    fit: Any = None  # of --encoder or --refit
+    bulk: BulkReport | None = None  # of --ray
+
+    def to_dict(self, output: Path) -> dict[str, Any]:
+        body = {"index": str(output), "items": self.items, "advice": self.hint, **self.report.to_dict()}
+        if self.fit is not None:
+            body["fit"] = self.fit.to_dict()
+        if self.bulk is not None:
+            body |= self.bulk.to_dict()
+        return body
+
+
+def _model_of(output: Path, model: str | None) -> str | None:
+    """The model given, else the one of an index that exists, else the bundled one."""
+    from genius.index.folder import read_about
+
+    if model is None and read_about(output) is None:
+        return "bundled:mini"
+    return model
+
+
+def _index_with_model(
+    paths: list[Path], output: Path, model: str | None, config: IngestConfig, device: Any, thumbnails: int
+) -> _Indexed:
+    from genius.cli.common import kept_if_interrupted, phases
+    from genius.index import Index
+    from genius.index.ingest import ingest
+
+    with Index(output, _model_of(output, model), thumbnails=thumbnails) as index, phases() as tell, kept_if_interrupted():
+        index.model.to(device)
+        report = ingest(index, paths, config, lambda count: tell("indexing", count, 0))
+        return _Indexed(report, index.count(), index.advice())
+
+
+def _index_with_encoder(
+    paths: list[Path], output: Path, encoder: str, config: IngestConfig, device: Any, thumbnails: int, quiet: bool
+) -> _Indexed:
+    from genius.cli.common import kept_if_interrupted, phases
+    from genius.fit.folder import index_with_encoder
+
+    say = None if quiet else note
+    with phases() as tell, kept_if_interrupted():
+        done = index_with_encoder(paths, output, encoder, config, device=device, thumbnails=thumbnails, tell=tell, say=say)
+    hint = done.hint
+    if hint is None and encoder.startswith("bundled:"):
+        hint = f"{encoder} knows drawings; for photographs use a CLIP: --encoder hf-hub:openai/clip-vit-base-patch32"
+    return _Indexed(done.report, done.items, hint, done.fit)
+
+
+def _index_on_ray(
+    paths: list[Path],
+    output: Path,
+    model: str | None,
+    config: IngestConfig,
+    address: str,
+    workers: int,
+    part_rows: int,
+    thumbnails: int,
+    device: str,
+) -> _Indexed:
+    from genius.cli.common import kept_if_interrupted, phases
+    from genius.scale.bulk import BulkConfig, bulk_index
+
+    bulk = BulkConfig(address, workers, part_rows, thumbnails, device)
+    with phases() as tell, kept_if_interrupted():
+        done = bulk_index(
+            paths, output, _model_of(output, model), config, bulk, lambda count, total: tell("indexing", count, total), note
+        )
+    return _Indexed(done.report, done.items, bulk=done)
+
+
+def _print_report(done: _Indexed, output: Path, pruned: bool) -> None:
+    from genius.errors import KEPT
+    from genius.pictures import HEIF_HINT, HEIF_SUFFIXES
+
+    report = done.report
+    counts = [f"{report.added} added", f"{report.replaced} replaced", f"{report.unchanged} unchanged"]
+    if pruned:
+        counts.append(f"{report.deleted} deleted")
+    counts.append(f"{report.problems.total} skipped in {report.seconds:.1f} s")
+    if report.added + report.replaced:
+        counts.append(f"{report.to_dict()['items_per_second']:,.1f} items/s")
+    note(", ".join(counts))
+    for line in report.problems[:SHOWN]:
+        note(f"  skipped {line}")
+    if report.problems.total > SHOWN:
+        note(f"  ... and {report.problems.total - SHOWN} more (--json lists the first {KEPT:,})")
+    if report.ignored:
+        suffixes = ", ".join(f"{suffix} ({count})" for suffix, count in report.ignored.most_common(8))
+        note(f"  not indexable: {suffixes}")
         if any(suffix in HEIF_SUFFIXES for suffix in report.ignored):
-            console.print(f"  {HEIF_HINT}", markup=False, highlight=False)
-    print(f"{output}: {counted(body['items'], 'item')}")
-    if hint is not None:
-        note(f"note: {hint}")
-    if fit is not None:
-        for line in fit.lines():
+            note(f"  {HEIF_HINT}")
+    print(f"{output}: {counted(done.items, 'item')}")
+    if done.hint is not None:
+        note(f"note: {done.hint}")
+    if done.fit is not None:
+        for line in done.fit.lines():
             print(f"  {line}")
         print(f'next: genius search {output} "what you look for"')
-    _leave_if_failed(spread)
-    if watch:
-        note(f"looking for changes every {watch:g} s; Ctrl-C ends it")
-        for line in _changes(output, paths, config, watch, where):
-            note(line)
 
 
 def _changes(output: Path, paths: list[Path], config: IngestConfig, every: float, where: Any) -> Iterator[str]:
-    """Index again and again; a line for each time that something had changed."""
+    """Index repeatedly; yield a line for each run that changed something."""
     from genius.index import Index
     from genius.index.ingest import ingest
 
@@ -198,22 +258,26 @@ def _changes(output: Path, paths: list[Path], config: IngestConfig, every: float
                 yield f"{report.added} added, {report.replaced} replaced, {report.deleted} deleted: {now}"
 
 
-def _leave_if_failed(spread: BulkReport | None) -> None:
-    """Parts that no worker could do are named, and the status says so: running again tries them again."""
-    if spread is not None and spread.failed:
-        for line in spread.failed[:SHOWN]:
-            note(f"not done: {line}")
-        note(f"not done: {len(spread.failed)} of {counted(spread.parts, 'part')}; run it again")
+def _exit_status(done: _Indexed) -> None:
+    """Exit status 1 if something was skipped or failed. The rest is in the index; the same command tries again."""
+    if done.bulk is not None and done.bulk.failed:
+        for line in done.bulk.failed[:SHOWN]:
+            note(f"failed: {line}")
+        note(f"failed: {len(done.bulk.failed)} of {counted(done.bulk.parts, 'part')}; run the same command again")
+        raise typer.Exit(1)
+    skipped = done.report.problems.total
+    if skipped:
+        note(f"{counted(skipped, 'entry')} skipped: correct {'it' if skipped == 1 else 'them'} and run the same command again")
         raise typer.Exit(1)
 
 
 @command
 def info(
     path: IndexArgument,
-    versions: Annotated[bool, typer.Option(help="List the versions that can still be opened.")] = False,
+    versions: Annotated[bool, typer.Option(help="List the versions that can be opened.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """What an index holds: items by kind, metadata columns for --where, its model, its size."""
+    """Show what an index holds: items by modality, metadata fields for --where, model, size."""
     from genius.index.folder import INSIDE, about_of, describe, open_store
     from genius.index.paths import MODEL
     from genius.model.config import load_knows
@@ -227,10 +291,9 @@ def info(
     if as_json:
         emit(body)
         return
-    kinds = ", ".join(f"{count:,} {kind}" for kind, count in body["modalities"].items() if count)
-    print(
-        f"{path}: {counted(body['items'], 'item')} ({kinds or 'empty'}), {body['bytes'] / 1e6:,.1f} MB, version {body['version']}"
-    )
+    modalities = ", ".join(f"{count:,} {modality}" for modality, count in body["modalities"].items() if count)
+    items = f"{counted(body['items'], 'item')} ({modalities or 'empty'})"
+    print(f"{path}: {items}, {body['bytes'] / 1e6:,.1f} MB, version {body['version']}")
     source = body["model"] or "not recorded"
     if source == INSIDE:
         known = load_knows(path / MODEL)
@@ -246,7 +309,7 @@ def info(
 
 
 def _advice(path: Path) -> str | None:
-    """What an index should be told about, if its model can be loaded; `info` answers in any case."""
+    """Advice about the index, if its model can be loaded."""
     from genius.index import Index
 
     try:
@@ -260,7 +323,7 @@ def _advice(path: Path) -> str | None:
 def delete(
     path: IndexArgument,
     ids: Annotated[list[str] | None, typer.Argument(help="Ids of the items to delete.", metavar="ID...")] = None,
-    where: Annotated[str | None, typer.Option(help="Delete what matches this condition instead.")] = None,
+    where: Annotated[str | None, typer.Option(help="Delete items that match this condition instead.")] = None,
     model: ModelOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -268,7 +331,7 @@ def delete(
     from genius.index import Index
 
     if bool(ids) == (where is not None):
-        raise GeniusError("name ids to delete, or a condition with --where")
+        raise GeniusError("give ids to delete, or a condition with --where")
     with Index.open(path, model) as opened:
         wanted = ids if ids else [item.id for item in opened.items(where)]
         gone = opened.delete(wanted, missing="raise" if ids else "skip")
@@ -279,11 +342,11 @@ def delete(
 @command
 def optimize(
     path: IndexArgument,
-    keep_days: Annotated[float, typer.Option(min=0, help="Older versions are dropped for good.")] = 7.0,
+    keep_days: Annotated[float, typer.Option(min=0, help="Versions older than this are removed.")] = 7.0,
     model: ModelOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Merge small files, drop old versions, and make opening quick. Safe while others search."""
+    """Merge small files, remove old versions, and build the cache for quick opening. Safe while others search."""
     from datetime import timedelta
 
     from genius.index import Index
@@ -301,7 +364,7 @@ def _as_json(shown: Shown) -> dict[str, Any]:
 
 
 def _photos(output: Path) -> dict[str, Any]:
-    """The on-ramp on photos, where a package with samples is installed."""
+    """Index and search sample photos, where a package with samples is installed."""
     from genius.demo import ask_with_parts, sample_photos
 
     files = sample_photos()
@@ -312,16 +375,16 @@ def _photos(output: Path) -> dict[str, Any]:
 
 @command
 def demo(
-    output: Annotated[Path, typer.Option("--output", "-o", help="The index to make.")] = Path("demo.genius"),
-    sheet: Annotated[Path, typer.Option(help="The contact sheet to draw.")] = Path("demo.png"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="Index folder to create.")] = Path("demo.genius"),
+    sheet: Annotated[Path, typer.Option(help="Contact sheet to draw.")] = Path("demo.png"),
     model: Annotated[str, typer.Option(help="Model folder or URI.")] = "bundled:mini",
     limit: Annotated[int, typer.Option(min=0, help="Index only about this many items (0: all).")] = 0,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """See the main job done in one command: about 11,600 drawings indexed and searched, no hub, no download.
+    """Index and search about 11,600 drawings, without any download.
 
-    The second run finds the index there and takes seconds.
+    The second run finds the index and takes seconds.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -351,11 +414,11 @@ def demo(
             print(f"  {hit.score:6.3f}  {'-'.join(map(str, hit.codes)):<28}  {hit.item.metadata.get('name', hit.id)}")
     if photos["photos"]:
         print(f"\nphotos:  {photos['photos']} samples of scikit-image, indexed with --encoder bundled:mini, without pairs")
-        print(f"  a part of each, asked with: the whole photo comes first for {photos['found']} of {photos['photos']}")
-        print("  (that encoder knows drawings; with a CLIP words find photos: --encoder hf-hub:openai/clip-vit-base-patch32)")
-    print(f"\n{output} holds {counted(index.count(), 'item')}; queries and answers are drawn in {sheet}. Next:")
+        print(f"  query by a crop of each: the whole photo ranks first for {photos['found']} of {photos['photos']}")
+        print("  (this encoder knows drawings; to find photos by text use a CLIP: --encoder hf-hub:openai/clip-vit-base-patch32)")
+    print(f"\n{output} holds {counted(index.count(), 'item')}; queries and results are drawn in {sheet}. Next:")
     print(f'  genius search {output} --text "a sad face" --target image')
-    print(f"  genius explain {output} --text umbrella        # how the ID is written, code by code")
+    print(f"  genius explain {output} --text umbrella        # how the ID is generated, code by code")
     print(f"  genius serve {output}                          # a page: open http://127.0.0.1:8000")
     print(f"  genius export web {output} -o tab/             # the search in a browser tab (needs genius-search[export]),")
     print("  python -m http.server -d tab 8001              # ... then open http://localhost:8001")

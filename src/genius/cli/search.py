@@ -1,10 +1,7 @@
-"""`genius search`: ask an index. `genius duplicates`: items of an index that are nearly the same. `genius explain`: how the ID of
-a hit is generated, code by code, and what lives under the codes.
-"""
+"""`genius search`: query an index. `genius explain`: how results are found. `genius duplicates`: nearly equal items."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from genius.cli.common import command, emit, inline, note, protocol
+from genius.cli.common import command, emit, note
 from genius.cli.index import DeviceOption, IndexArgument, JsonOption, ModelOption
 from genius.errors import GeniusError, counted
 from genius.types import Item, Modality, Query
@@ -21,20 +18,22 @@ if TYPE_CHECKING:
     from genius.index import Index
     from genius.index.explaining import BeamTrace, Explanation
 
-TextOption = Annotated[str | None, typer.Option("--text", "-t", help="What to look for, in words.")]
+TextOption = Annotated[str | None, typer.Option("--text", "-t", help="Query text. Combine it with --image for a composed query.")]
 ImageOption = Annotated[
-    Path | None, typer.Option("--image", "-i", help="A picture to look for; with --text: changed as it says.")
+    Path | None, typer.Option("--image", "-i", help="Query image. With --text: the image, changed as the text says.")
 ]
 TargetOption = Annotated[
     str | None,
-    typer.Option(help="What is wanted: image (anything with a picture), text (anything with words), pair (both), any."),
+    typer.Option(help="Modality to return: image (anything with an image), text (anything with text), pair (both) or any."),
 ]
-WordsArgument = Annotated[str | None, typer.Argument(help="What to look for, in words.", metavar="[WORDS]", show_default=False)]
-InstructionOption = Annotated[str | None, typer.Option(help="What is wanted, in your own words; --target picks a default.")]
-WhereOption = Annotated[str | None, typer.Option(help="A condition on metadata: \"price < 50 AND colour IN ('red', 'blue')\".")]
+WordsArgument = Annotated[str | None, typer.Argument(help="Query text.", metavar="[TEXT]", show_default=False)]
+InstructionOption = Annotated[
+    str | None, typer.Option(help="Instruction to the model in your own words. --target has a default one.")
+]
+WhereOption = Annotated[str | None, typer.Option(help="SQL condition on metadata: \"price < 50 AND colour IN ('red', 'blue')\".")]
 
-MinusOption = Annotated[str | None, typer.Option(help="What answers should not be like: words, or a picture's path.")]
-ModalityOption = Annotated[str | None, typer.Option(help="Exactly this kind of item: image, text or pair.")]
+NegativeOption = Annotated[str | None, typer.Option(help="Text or image path to steer away from.")]
+ModalityOption = Annotated[str | None, typer.Option(help="Return only items of exactly this modality: image, text or pair.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -51,77 +50,65 @@ def search(
     target: TargetOption = None,
     modality: ModalityOption = None,
     instruction: InstructionOption = None,
-    k: Annotated[int, typer.Option("-k", help="How many answers.")] = 10,
+    k: Annotated[int, typer.Option("-k", help="Number of results.")] = 10,
     where: WhereOption = None,
-    min_score: Annotated[float | None, typer.Option(help="Leave out answers below this score.")] = None,
-    beams: Annotated[int | None, typer.Option(help="Prefixes kept at every level of the search.")] = None,
+    min_score: Annotated[float | None, typer.Option(help="Drop results with a lower similarity.")] = None,
+    beams: Annotated[int | None, typer.Option(help="Beam width: prefixes kept at every level of a beam search.")] = None,
     rerank: Annotated[
-        int | None, typer.Option(help="Items re-ranked by embedding; 0: decode IDs to the end, as in the paper.")
+        int | None,
+        typer.Option(help="Candidates re-ranked by embedding. 0: rank generated IDs by log-probability, as in the paper."),
     ] = None,
-    minus: MinusOption = None,
-    diverse: Annotated[bool, typer.Option("--diverse", help="Answers that differ: one a subtree of codes.")] = False,
-    open_first: Annotated[bool, typer.Option("--open", help="Open the first answer's picture.")] = False,
+    negative: NegativeOption = None,
+    diverse: Annotated[bool, typer.Option("--diverse", help="Return at most one result per code prefix.")] = False,
+    open_first: Annotated[bool, typer.Option("--open", help="Open the image of the first result.")] = False,
     version: Annotated[int | None, typer.Option(help="Search an older version (genius info --versions).")] = None,
     model: ModelOption = None,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Search an index with a text, an image, or both. Without a target, answers have pictures if any item has.
+    """Search an index with text, an image, or both. Without --target, results have images if any item has one.
 
     Examples:
 
       genius search my.genius "a red bicycle"
 
-      genius search my.genius --image a.jpg --text "the same in blue" -k 5
+      genius search my.genius --image a.jpg --text "crossed out" -k 5
 
       genius search my.genius --text bicycle --where "price < 500" --json
 
-      genius search my.genius "a bicycle" --minus "a child" --diverse --open
+      genius search my.genius "a bicycle" --negative "a child" --diverse --open
     """
     from genius.index.searching import wanted_kind
     from genius.search import SearchRequest
 
     if words is not None and text is not None:
-        raise GeniusError("ask once: with words behind the index, or with --text")
+        raise GeniusError("give the query text once: after the index, or with --text")
     text = words if text is None else text
     check_asked(text, image)
     with opened(path, model, version) as index:
         index.model.to(device)
         request = SearchRequest(k, where, min_score, beams, rerank, strict=modality is not None, diverse=diverse)
         kind = wanted(index, target, modality)
-        query = Query(text, image, instruction, wanted_kind(kind, modality), None if minus is None else Query.of(minus))
+        query = Query(text, image, instruction, wanted_kind(kind, modality), None if negative is None else Query.of(negative))
         hits = index.search_many([query], request)[0]
-        if not hits and target is None and modality is None and kind is not None:  # nobody asked for pictures
+        if not hits and target is None and modality is None and kind is not None:  # no image matched, and none was asked for
             hits = index.search_many([replace(query, target=None)], request)[0]
         hint = None if as_json else index.advice()
     if as_json:
         body = {"hits": [hit.to_dict() for hit in hits], "answerable": hits.answerable, "doubtful": hits.doubtful}
         emit(body if hits.why is None else {**body, "why": hits.why})
         return
-    shows = protocol()
     for rank, hit in enumerate(hits, start=1):
-        if shows is not None and hit.item.image is not None:
-            show(hit.item, shows)
         likely = "" if hit.probability is None else f"  {100 * hit.probability:3.0f} %"
         print(f"{rank:3}  {hit.score:.4f}{likely}  {hit.id}{about(hit.item)}")
     if open_first and hits and isinstance(hits[0].item.image, str | Path):
         typer.launch(str(hits[0].item.image))
     if hits and hits.doubtful:
-        print(f"probably nothing like that here: an answer is in this index with {100 * (hits.answerable or 0):.0f} %")
+        print(f"probably no match: the index holds a relevant item with probability {100 * (hits.answerable or 0):.0f} %")
     if hits.why is not None:
         print(hits.why)
     if hint is not None:
         note(f"note: {hint}")
-
-
-def show(item: Item, how: str) -> None:
-    """A small picture above its line, in terminals that can."""
-    from genius.errors import PictureError
-    from genius.types import load_image
-
-    assert item.image is not None
-    with contextlib.suppress(PictureError):  # it was moved since: its line is there all the same
-        print(inline(load_image(item.image, least=96), how))
 
 
 def opened(path: Path, model: str | None, version: int | None) -> Index:
@@ -132,7 +119,7 @@ def opened(path: Path, model: str | None, version: int | None) -> Index:
 
 
 def wanted(index: Index, target: str | None, modality: str | None) -> str | None:
-    """What is looked for where nobody said: something to look at, if the index has such things."""
+    """The target of a query: the one given, else images if the index has any."""
     if target is not None or modality is not None:
         return None if target == "any" else target
     return "image" if index.kinds() & {Modality.IMAGE, Modality.PAIR} else None
@@ -140,11 +127,11 @@ def wanted(index: Index, target: str | None, modality: str | None) -> str | None
 
 def check_asked(text: str | None, image: Path | None) -> None:
     if not (text and text.strip()) and image is None:
-        raise GeniusError("ask with words, --image, or both")
+        raise GeniusError("the query is empty: give text, --image, or both")
 
 
 def about(item: Item) -> str:
-    """A short line about an item for people."""
+    """An item's text and metadata, shortened for one line."""
     text = " ".join(item.text.split()) if item.text else ""
     parts = [text if len(text) <= 70 else text[:69] + "…", ", ".join(f"{key}={value}" for key, value in item.metadata.items())]
     return "".join(f"  {part}" for part in parts if part)
@@ -153,7 +140,10 @@ def about(item: Item) -> str:
 @command
 def duplicates(
     path: IndexArgument,
-    threshold: Annotated[float, typer.Option(min=0.0, max=1.0, help="How like two items must be: 1 is the same vector.")] = 0.97,
+    threshold: Annotated[
+        float,
+        typer.Option(min=0.0, max=1.0, help="Cosine similarity from which two items count as duplicates; 1: equal vectors."),
+    ] = 0.97,
     model: ModelOption = None,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
@@ -193,22 +183,23 @@ def explain(
     target: TargetOption = None,
     modality: ModalityOption = None,
     instruction: InstructionOption = None,
-    k: Annotated[int, typer.Option("-k", help="How many hits to explain.")] = 3,
+    k: Annotated[int, typer.Option("-k", help="Number of results to explain.")] = 3,
     where: WhereOption = None,
-    minus: MinusOption = None,
-    beams: Annotated[int, typer.Option(min=1, help="Codes of every level that are shown, besides those of hits.")] = 3,
-    rejected: Annotated[int, typer.Option(min=0, help="Codes of every level that were not kept.")] = 2,
+    negative: NegativeOption = None,
+    beams: Annotated[int, typer.Option(min=1, help="Kept codes shown per level, besides those of results.")] = 3,
+    rejected: Annotated[int, typer.Option(min=0, help="Rejected codes shown per level.")] = 2,
     ids: Annotated[list[str] | None, typer.Option("--id", help="Explain this item instead (repeatable).")] = None,
     prefix: Annotated[
-        str | None, typer.Option(help="Show what lives under these codes instead, such as 0,12,7; * is any code: *,12.")
+        str | None, typer.Option(help="Show the items under this code prefix instead, such as 0,12,7; * is any code: *,12.")
     ] = None,
     neighbours: Annotated[int, typer.Option(min=0, help="Items shown under each code of an item.")] = 3,
     model: ModelOption = None,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Show which plan found the hits of a query, and how a beam search generates their IDs: at every level the codes that were
-    kept and rejected, their log-probabilities, and what lives under them. Or where an item lives, or what lives under some codes.
+    """Show which plan found the results of a query, and how a beam search generates their IDs: at every level the codes that the
+    decoder keeps and rejects, with their log-probability and the items under them. Or the codes of an item, or the items under a
+    code prefix.
 
     Examples:
 
@@ -220,7 +211,7 @@ def explain(
     """
     text = words if text is None else text
     if sum((bool(text or image), bool(ids), prefix is not None)) != 1:
-        raise GeniusError("explain a query (words, --text, --image), items (--id), or codes (--prefix)")
+        raise GeniusError("explain a query (text or --image), items (--id), or a code prefix (--prefix)")
     with opened(path, model, None) as index:
         index.model.to(device)
         if prefix is not None:
@@ -234,7 +225,7 @@ def explain(
         from genius.types import Query
 
         kind = wanted_kind(wanted(index, target, modality), modality)
-        query = Query(text, image, instruction, kind, None if minus is None else Query.of(minus))
+        query = Query(text, image, instruction, kind, None if negative is None else Query.of(negative))
         request = SearchRequest(k, where, strict=modality is not None)
         found = index.explain(query, request, shown=beams, rejected=rejected)
     if as_json:
@@ -258,11 +249,12 @@ def _lines(found: Explanation) -> Iterator[str]:
     for rank, answer in enumerate(found.answers, start=1):
         hit = answer.hit
         likely = " ".join("given" if p is None else f"{p:.2f}" for p in answer.log_p)
-        fate = "among the beams to the end"
-        if answer.lost_at is not None:
-            fate = f"not among the beams from code {answer.lost_at + 1} on"
+        if answer.lost_at is None:
+            fate = "in the beam to the end"
+        else:
+            fate = f"not in the beam from code {answer.lost_at + 1} on"
         yield f"{rank:3}  {hit.score:.4f}  {hit.id}{about(hit.item)}"
-        yield f"     ID {' '.join(map(str, hit.codes))}   log p {likely}   {fate}"
+        yield f"     ID {' '.join(map(str, hit.codes))}   log-probabilities {likely}   {fate}"
 
 
 def _trace_lines(one: BeamTrace, plan: str | None) -> Iterator[str]:
@@ -277,11 +269,16 @@ def _trace_lines(one: BeamTrace, plan: str | None) -> Iterator[str]:
 
 
 def _branch(node: dict[str, Any], depth: int) -> Iterator[str]:
-    """A code and those that follow it; a code that leads to one item only names it."""
+    """A code and the codes after it; a code with one item names it."""
     alone = node["items"] == 1
     code = node["prefix"][-1]
     likely = "given" if node["log_p"] is None else f"{node['log_p']:7.2f}"
-    mark = "*" if node["answer"] else " " if node["kept"] else "x"
+    if node["answer"]:
+        mark = "*"
+    elif node["kept"]:
+        mark = " "
+    else:
+        mark = "x"
     what = node["examples"][0] if alone and node["examples"] else ", ".join(node["words"])
     items = counted(node["items"], "item", 9)
     yield f"{mark} {'  ' * depth}{code:<{max(1, 24 - 2 * depth)}} {likely:>7} {items}  {what}".rstrip()
@@ -303,7 +300,7 @@ def _explain_items(index: Index, ids: Sequence[str], neighbours: int, as_json: b
 
 
 def _path_of(index: Index, item_id: str, codes: Sequence[int], neighbours: int) -> dict[str, Any]:
-    """Each prefix of an ID: how many items live there and which others, for as long as there are others."""
+    """For each prefix of an ID: the number of items under it, and some of the others."""
     steps = []
     for level in range(1, len(codes) + 1):
         view = index.below(codes[:level], limit=neighbours + 1)

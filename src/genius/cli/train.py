@@ -1,5 +1,5 @@
-"""`genius train`: one config file, three stages, a model folder. `genius attach`: the encoder that its features came from.
-`genius eval`: measure a model on a dataset.
+"""`genius train`: train a model from one config file. `genius attach`: store an encoder with a model. `genius eval`: evaluate a
+model on a dataset.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ def register(app: typer.Typer) -> None:
 @command
 def train(
     config: str = typer.Argument("", help="A TOML or JSON file, or builtin:NAME (see --list)."),
-    output: str = typer.Option("", "--output", "-o", help="The model folder, in place of the config's."),
-    data: str = typer.Option("", "--data", help="The training data, in place of the config's."),
-    encoder: str = typer.Option("", "--encoder", help="The encoder of the data: it is stored with the model (encoder_uri)."),
-    change: list[str] = typer.Option([], "--set", help="One field: --set generator.steps=500 (TOML values)."),
-    listing: bool = typer.Option(False, "--list", help="Name the built-in configs, say what each is, and stop."),
-    fields: bool = typer.Option(False, "--fields", help="Show every field of a config and stop."),
+    output: str = typer.Option("", "--output", "-o", help="Model folder to write; overrides the config."),
+    data: str = typer.Option("", "--data", help="Training data; overrides the config."),
+    encoder: str = typer.Option("", "--encoder", help="Encoder of the data, stored with the model (encoder_uri)."),
+    change: list[str] = typer.Option([], "--set", help="Set one field: --set generator.steps=500 (TOML values)."),
+    listing: bool = typer.Option(False, "--list", help="List the built-in configs and exit."),
+    fields: bool = typer.Option(False, "--fields", help="Show every field of a config and exit."),
     device: DeviceOption = "auto",
     ray: RayOption = None,
-    workers: int = typer.Option(0, min=0, help="With --ray: processes; 0: one a GPU, or two."),
+    workers: int = typer.Option(0, min=0, help="With --ray: processes; 0: one per GPU, or two."),
     quiet: bool = typer.Option(False, "--quiet", "-q", help="No progress on stderr."),
-    as_json: bool = typer.Option(False, "--json", help="One JSON object on stdout at the end."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object on stdout."),
 ) -> None:
-    """Train encoder, quantizer and generator from one config file; run it again after a kill and it goes on.
+    """Train encoder, quantizer and generator from one config file. A run that was stopped continues.
 
     First try: genius train builtin:tiny --output /tmp/tiny. A few thousand pairs on a laptop: genius train builtin:small --data
     pairs.jsonl --encoder bundled:mini --output MODEL. Your features: genius train builtin:default --data FEATURES
@@ -93,17 +93,17 @@ def train(
 
 @command
 def attach(
-    model: Annotated[Path, typer.Argument(help="Model folder without an encoder; it gets one.")],
+    model: Annotated[Path, typer.Argument(help="Model folder without an encoder.")],
     encoder: Annotated[str, typer.Argument(help="The encoder: a folder, hf-hub:…, uniir:FILE, bundled:NAME.")],
-    features: Annotated[Path | None, typer.Option(help="Features that the model was trained on or works with.")] = None,
-    data: Annotated[str, typer.Option(help="The dataset of these features: a few rows are encoded again and compared.")] = "",
+    features: Annotated[Path | None, typer.Option(help="Features of this encoder to compare with.")] = None,
+    data: Annotated[str, typer.Option(help="Dataset of these features: a few rows are encoded again and compared.")] = "",
     split: Annotated[str, typer.Option(help="Split of that dataset.")] = "test",
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
 ) -> None:
-    """Store an encoder with a model, so that `index`, `search`, `eval` and `reproduce` work on pictures and texts.
+    """Store an encoder with a model, so that it reads images and texts.
 
-    The widths must fit. With --features the encoder that made them must be this one, and with --data too a few rows
-    encoded again must agree.
+    Their widths must agree. With --features, the features must come from this encoder; with --data, a few rows are encoded
+    again and compared.
 
     Example: genius attach model uniir:clip_sf_large.pth --features features/test --data mbeir:M-BEIR
     """
@@ -115,7 +115,7 @@ def attach(
 
 
 def fields_page() -> str:
-    """Every field of a training config as a page: name, default, meaning, read off the dataclasses themselves."""
+    """A Markdown page of every field of a training config: name, default and comment, read from the dataclasses."""
     from genius.train import config as configs
 
     tables: dict[str, tuple[str, type[Any]]] = {
@@ -157,11 +157,11 @@ def _fields(kind: type[Any]) -> dict[str, tuple[str, str]]:
     return found
 
 
-SAID_EVERY = 10.0  # seconds between lines of progress that do not go to a terminal
+EVERY = 10.0  # seconds between lines of progress where there is no terminal
 
 
 def names(text: str) -> tuple[str, ...]:
-    """`a,b c` -> ("a", "b", "c")."""
+    """Split a list at commas and spaces."""
     return tuple(part for part in text.replace(",", " ").split() if part)
 
 
@@ -173,10 +173,10 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 def progress_line() -> Any:
-    """A callback for feature extraction: rows, rate, time left; redrawn on a terminal, a line now and then elsewhere."""
+    """A progress callback for feature extraction: rows, rows per second, time left."""
     import time
 
-    began: dict[str, tuple[float, int]] = {}  # part -> when it was first heard of, and how much was there already
+    began: dict[str, tuple[float, int]] = {}  # part -> time and rows at its first call
     said = 0.0
 
     def show(part: str, done: int, total: int) -> None:
@@ -184,14 +184,14 @@ def progress_line() -> Any:
         now = time.monotonic()
         start, there = began.setdefault(part, (now, done))
         passed = now - start
-        if not console.is_terminal and done < total and now - said < SAID_EVERY:
+        if not console.is_terminal and done < total and now - said < EVERY:
             return
         said = now
         line = f"features of {part}: {done:,} of {total:,}"
         if passed > 1 and done > there:
             rate = (done - there) / passed
             hours, rest = divmod(int((total - done) / rate), 3600)
-            line += f", {rate:,.0f} a second" + (f", {hours}:{rest // 60:02}:{rest % 60:02} left" if done < total else "")
+            line += f", {rate:,.0f} per second" + (f", {hours}:{rest // 60:02}:{rest % 60:02} left" if done < total else "")
         redrawn = console.is_terminal and done < total
         console.print(line.ljust(80) if redrawn else line, end="\r" if redrawn else "\n", highlight=False)
 
@@ -208,44 +208,42 @@ def evaluate_command(
         ),
     ],
     methods: Annotated[
-        str, typer.Option(help="Methods, separated by commas; --list names them.")
+        str, typer.Option(help="Methods, separated by commas (see --list).")
     ] = "dense,genius,genius-r,default,no-decoder-r,codes",
-    beams: Annotated[str, typer.Option(help="Numbers of beams; beam methods run once for each.")] = "50",
-    pools: Annotated[str, typer.Option(help="local (task-specific), universal, or both.")] = "local,universal",
+    beams: Annotated[str, typer.Option(help="Beam widths; beam methods run once for each.")] = "50",
+    pools: Annotated[str, typer.Option(help="Candidate pools: local (task-specific), universal, or both.")] = "local,universal",
     tasks: Annotated[str, typer.Option(help="Only these tasks, e.g. mscoco_task0,cirr_task7.")] = "",
     out: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder for results.md, results.json, TREC runs and plots.")
     ] = None,
     split: Annotated[str, typer.Option(help="Split of the dataset.")] = "test",
-    rerank: Annotated[int, typer.Option(help="Budget of the default search; -1: the model's own.")] = -1,
+    rerank: Annotated[int, typer.Option(help="Candidates re-ranked by the default search; -1: the model's setting.")] = -1,
     target: Annotated[
-        str, typer.Option(help="given: tell the search which modality is wanted. The paper leaves it to the instruction.")
+        str, typer.Option(help="given: restrict the search to the target modality. The paper leaves it to the instruction.")
     ] = "unknown",
-    queries: Annotated[int, typer.Option(help="Only so many queries of each task, evenly spread; 0: all.")] = 0,
+    queries: Annotated[int, typer.Option(help="Queries per task, evenly spread; 0: all.")] = 0,
     candidates: Annotated[
-        int, typer.Option(help="Encode only a sample of the dataset: so many candidates, all positives among them; 0: all.")
+        int, typer.Option(help="Encode a sample of the dataset: this many candidates, with all positives; 0: all.")
     ] = 0,
-    fused: Annotated[
-        str, typer.Option(help="For feature-fusion: an encoder that fuses (uniir:blip_ff_large.pth), or features of one.")
-    ] = "",
+    fused: Annotated[str, typer.Option(help="For feature-fusion: features of an encoder that fuses, or its URI.")] = "",
     dense: Annotated[
         list[str] | None,
-        typer.Option(help="Also search by another encoder's vectors: --dense BLIP-FF=uniir:blip_ff_large.pth (or its features)."),
+        typer.Option(help="Also evaluate another encoder: --dense NAME=URI (or a folder of its features)."),
     ] = None,
     bootstrap: Annotated[int, typer.Option(help="Resamples for confidence intervals; 0: none.")] = 1000,
-    survival: Annotated[int, typer.Option(help="Queries on which gold prefixes are followed level by level; 0: none.")] = 32,
-    cache: Annotated[Path | None, typer.Option(help="Where extracted features are kept.")] = None,
+    survival: Annotated[int, typer.Option(help="Queries whose positive prefixes are followed level by level; 0: none.")] = 32,
+    cache: Annotated[Path | None, typer.Option(help="Folder that keeps extracted features.")] = None,
     device: DeviceOption = "auto",
-    batch: Annotated[int, typer.Option(min=1, help="Queries decoded at once.")] = 128,
-    seed: Annotated[int, typer.Option(help="Of prompts, bootstrap and tests.")] = 0,
+    batch: Annotated[int, typer.Option(min=1, help="Queries per batch.")] = 128,
+    seed: Annotated[int, typer.Option(help="Seed of prompts, bootstrap and tests.")] = 0,
     title: Annotated[str, typer.Option(help="Title of the report.")] = "",
-    listing: Annotated[bool, typer.Option("--list", help="Name the methods and stop.", is_eager=True, callback=_list)] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")] = False,
+    listing: Annotated[bool, typer.Option("--list", help="List the methods and exit.", is_eager=True, callback=_list)] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
 ) -> None:
-    """Measure a model: hit@k, recall, nDCG, speed, bytes, and where the beams lose the answer.
+    """Evaluate a model: hit@k, recall, nDCG, throughput, bytes per item, and the level at which beams lose a positive.
 
-    Every method searches the same pools with the same queries. `local` searches each task's own candidates,
-    `universal` all of them at once.
+    Every method searches the same pools with the same queries. `local` searches the candidates of each task, `universal`
+    all candidates together.
 
     Example: genius eval bundled:mini mbeir:M-BEIR --methods dense,genius,genius-r --beams 30,50 -o results
     """
@@ -293,7 +291,7 @@ def evaluate_command(
 
 
 def named(entries: list[str] | None) -> dict[str, str]:
-    """`NAME=ENCODER` options -> a mapping. A name may not be that of a method."""
+    """Parse `NAME=ENCODER` options. A name must differ from the methods'."""
     from genius.evaluate import METHODS
 
     out: dict[str, str] = {}

@@ -1,6 +1,4 @@
-"""An index over time: is it whole and how to have it back (`genius check`, `repair`, `snapshot`, `restore`), its metadata fields
-(`genius fields`), and a copy in an object store (`genius publish`).
-"""
+"""Keep an index safe: `genius check`, `repair`, `snapshot`, `restore`, and a copy in an object store (`publish`)."""
 
 from __future__ import annotations
 
@@ -9,33 +7,30 @@ from typing import Annotated
 
 import typer
 
-from genius.cli.common import add_group, command, console, emit, tell
-from genius.cli.index import IndexArgument, JsonOption, ModelOption
+from genius.cli.common import command, console, emit, tell
+from genius.cli.index import IndexArgument, JsonOption
 from genius.errors import GeniusError, counted
 from genius.files import url_of
 
 VersionOption = Annotated[int | None, typer.Option(help="An older version instead of the newest (genius info --versions).")]
 SHOWN = 50  # lines printed for people; --json has more
-FieldArgument = Annotated[str, typer.Argument(help="The field's name.", metavar="FIELD")]
 
 
 def register(app: typer.Typer) -> None:
     for function in (check, repair, snapshot, restore, publish):
         app.command(function.__name__)(function)
-    about = "List, drop, rename and retype the metadata fields of an index."
-    add_group(app, "fields", about, list=list_fields, drop=drop_field, rename=rename_field, retype=retype_field)
 
 
 @command
 def check(
     path: IndexArgument,
-    fast: Annotated[bool, typer.Option("--fast", help="Sizes, and checksums of what is small: seconds, however large.")] = False,
+    fast: Annotated[bool, typer.Option("--fast", help="Compare sizes, and checksums of small files only.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare an index with its checksums: every file, every row, every cache. Nothing is changed.
+    """Compare an index with its checksums. Nothing is changed.
 
-    Names whatever is not as it was written. Exit status 0: all is well; 1: damage was found; 2: there is no index.
-    Safe while others search and write.
+    Lists what differs from what was written. Exit status 0: no damage; 1: damage; 2: no index. Safe while others search
+    and write.
 
     Examples:
 
@@ -59,7 +54,7 @@ def check(
         verdict = "all is well" if report.ok else "DAMAGED"
         print(f"{path}: {verdict} ({read} {counted(report.files, 'file')} compared, {report.seconds:.1f} s)")
         if not report.ok:
-            console.print(f"genius repair {path} brings back what can be read", highlight=False, soft_wrap=True)
+            console.print(f"to repair it: genius repair {path}", highlight=False, soft_wrap=True)
     if not report.ok:
         raise typer.Exit(1)
 
@@ -67,15 +62,13 @@ def check(
 @command
 def repair(
     path: IndexArgument,
-    model: Annotated[
-        str | None, typer.Option(help="The index's model: needed only if nothing in the folder says which one it is.")
-    ] = None,
+    model: Annotated[str | None, typer.Option(help="The index's model, if nothing in the folder names it.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a damaged index whole again: the newest version that can be read, and of it every sound item.
+    """Repair a damaged index: keep every undamaged item of the newest readable version.
 
-    Writes genius.json and the ledger anew from the table; drops rows that are not as they were written, and names them.
-    Nothing is thrown away: what is passed over lies in the folder aside/ afterwards. On a sound index it does nothing.
+    Lists the rows that are lost. Nothing is deleted: damaged files are moved to the folder aside/. An undamaged index is
+    left as it is.
 
     Examples:
 
@@ -105,10 +98,10 @@ def snapshot(
     version: VersionOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy an index as it is at this moment, while others search and write.
+    """Copy an index in its present state, while others search and write.
 
-    The copy is an index itself: search it, check it, restore from it. Every row is compared with its checksum on the way.
-    Pictures that were indexed by path and the model are named in it, not copied.
+    The copy is an index itself: search it, check it, restore from it. Every row is compared with its checksum. Images that
+    were indexed by path, and the model, are referenced, not copied.
 
     Examples:
 
@@ -127,13 +120,13 @@ def restore(
     source: Annotated[Path, typer.Argument(help="A snapshot, or any index of the same model.", metavar="SNAPSHOT")],
     path: IndexArgument,
     version: VersionOption = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Put these items in place of all that the index holds.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace all items of an index that exists.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Bring a snapshot back: as a new index, or (--replace) into one that others are searching.
+    """Restore a snapshot: as a new index, or (--replace) into one that others are searching.
 
-    Into an index that exists, it is one change: searches see either all of the old items or all of the restored ones, and
-    the old state stays an older version. To go back to such a version, name the index as its own snapshot.
+    Replacing is one atomic change: a search sees all old items or all restored ones. The old state stays as an older
+    version; to return to a version, name the index as its own snapshot.
 
     Examples:
 
@@ -148,101 +141,17 @@ def restore(
 
 
 @command
-def list_fields(path: IndexArgument, as_json: JsonOption = False) -> None:
-    """What fields there are, what each holds, and how many items have it.
-
-    A field that no item has any more is free: its name may come back with another kind.
-
-    Examples:
-
-      genius fields list my.genius
-    """
-    from genius.index.folder import about_of, open_store
-    from genius.index.writing import fields_of
-
-    store = open_store(path, about_of(path))
-    found = fields_of(store.at(store.latest()))
-    if as_json:
-        emit({"fields": [field.to_dict() for field in found]})
-        return
-    for field in found:
-        print(f"{field.name}  {field.kind}  {counted(field.items, 'item')}")
-    if not found:
-        print("no fields")
-
-
-@command
-def drop_field(path: IndexArgument, name: FieldArgument, model: ModelOption = None, as_json: JsonOption = False) -> None:
-    """Take a field away, from the index and from every item.
-
-    Examples:
-
-      genius fields drop my.genius internal_note
-    """
-    from genius.index import Index
-
-    with Index.open(path, model) as index:
-        items = index.drop_field(name)
-    tell({"dropped": name, "items": items}, f"dropped {name!r} from {counted(items, 'item')}", as_json)
-
-
-@command
-def rename_field(
-    path: IndexArgument,
-    name: FieldArgument,
-    new: Annotated[str, typer.Argument(help="Its new name.", metavar="NEW")],
-    model: ModelOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Give a field another name.
-
-    Examples:
-
-      genius fields rename my.genius cost price
-    """
-    from genius.index import Index
-
-    with Index.open(path, model) as index:
-        items = index.rename_field(name, new)
-    tell({"renamed": name, "to": new, "items": items}, f"{name!r} is {new!r} now, in {counted(items, 'item')}", as_json)
-
-
-@command
-def retype_field(
-    path: IndexArgument,
-    name: FieldArgument,
-    kind: Annotated[str, typer.Argument(help="text, number or boolean.", metavar="KIND")],
-    lossy: Annotated[bool, typer.Option("--lossy", help="Drop values that cannot become that kind.")] = False,
-    model: ModelOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Make a field hold another kind: the text "12" becomes the number 12.
-
-    Values that cannot are counted, and nothing is changed, unless --lossy drops them.
-
-    Examples:
-
-      genius fields retype my.genius price number
-    """
-    from genius.index import Index
-
-    with Index.open(path, model) as index:
-        items = index.retype_field(name, kind, lossy=lossy)
-    tell({"retyped": name, "kind": kind, "items": items}, f"{name!r} holds {kind} now, in {counted(items, 'item')}", as_json)
-
-
-@command
 def publish(
     path: IndexArgument,
     url: Annotated[str, typer.Argument(help="Where to: s3://BUCKET/NAME.genius.", metavar="URL")],
     alone: Annotated[
-        bool, typer.Option("--alone", help="Nobody else publishes there: forget what a publish that was killed left.")
+        bool, typer.Option("--alone", help="No other process publishes there: discard what an interrupted publish left.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy an index to an object store, or bring the copy there up to date: only what is new is sent.
+    """Copy an index to an object store, or update the copy: only new files are sent.
 
-    Others search and serve it from there: `genius serve s3://BUCKET/NAME.genius` follows every later `publish`.
+    `genius serve s3://BUCKET/NAME.genius` serves the copy and follows later updates.
 
     Example:  genius publish my.genius s3://shop/my.genius
     """

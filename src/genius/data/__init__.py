@@ -1,17 +1,17 @@
-"""Datasets by name: `open_collection` opens `mbeir:DIR`, `coco:DIR`, `flickr30k:DIR`, `pairs:FILE`, `images:DIR`, or a bare path
-whose kind is evident. `genius.data.extract.extract` turns a collection and an encoder into a `FeatureSet`
-(`genius.data.features`), which is all that training and evaluation read.
+"""Datasets by name: `open_collection` opens `mbeir:DIR`, `coco:DIR`, `flickr30k:DIR`, `pairs:FILE`, `images:DIR` or a path.
 
-Your own data is a file of pairs (JSONL, CSV, Parquet) or a folder of captioned images. A pair is a query and the item that
-answers it, one line each. Columns (any may be absent, paths are relative to the file):
+`genius.data.extract.extract` turns a collection and an encoder into a `FeatureSet` (`genius.data.features`), which is all
+that training and evaluation read. Your own data is a file of pairs (JSONL, CSV, Parquet) or a folder of captioned
+images. A pair is a query and one of its positives, one line each. Columns (any may be absent, paths are relative to the
+file):
 
-    query_text, query_image, instruction, target      what is asked
+    query_text, query_image, instruction, target      the query
     text, image, id                                   the item; without `id`, equal content is one item
     query_id, dataset                                 optional: several lines may judge one query; names of result rows
 
-A folder of images takes captions from `metadata.csv` or `metadata.jsonl` (`file_name`, `text`), or from a `.txt` beside each
-picture, and asks both ways: caption -> image, image -> caption. COCO and Flickr30K are read in Karpathy's splits
-(`dataset_coco.json` or `dataset_flickr30k.json` beside the images), as two tasks of the same kind.
+A folder of images takes captions from `metadata.csv` or `metadata.jsonl` (`file_name`, `text`), or from a `.txt` next to
+each image, and has two tasks: caption -> image and image -> caption. COCO and Flickr30K are read in Karpathy's splits
+(`dataset_coco.json` or `dataset_flickr30k.json` next to the images), as the same two tasks.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ def read_pairs(path: Path) -> Iterator[tuple[int, Row | str]]:
     if suffix not in TABLE_SUFFIXES:
         raise GeniusError(f"{path} is no file of pairs: use .jsonl, .csv, .tsv or .parquet")
     try:
-        yield from csv_rows(path) if suffix in (".csv", ".tsv") else read_rows(path)
+        if suffix in (".csv", ".tsv"):
+            yield from csv_rows(path)
+        else:
+            yield from read_rows(path)
     except (OSError, csv.Error) as error:
         raise GeniusError(f"cannot read {path}: {error}") from None
 
@@ -56,7 +59,7 @@ class Pairs:
         self.path = Path(path)
         self.name = self.path.stem
         self._items: dict[str, Item] = {}
-        self._asked: dict[str, Query] = {}
+        self._queries: dict[str, Query] = {}
         self._positives: dict[str, dict[str, None]] = {}
         self._task_of: dict[str, int] = {}
         self._own: list[dict[str, None]] = []  # of each task: the ids of its candidates
@@ -70,7 +73,7 @@ class Pairs:
             except GeniusError as error:
                 problems.add("lines cannot be used", f"line {number}: {error}")
         problems.raise_if_any(str(self.path))
-        if not self._asked:
+        if not self._queries:
             raise GeniusError(f"{self.path} holds no pairs")
         self.tasks: tuple[Task, ...] = tuple(
             Task(f"{dataset}_{query.label}_to_{target.label}", dataset, query, target) for dataset, query, target in tasks
@@ -80,7 +83,8 @@ class Pairs:
         unknown = set(row) - COLUMNS
         if unknown:
             raise GeniusError(f"unknown column {sorted(map(str, unknown))[0]!r}; known: {', '.join(sorted(COLUMNS))}")
-        image, text = self._image(row.get("image")), _text(row.get("text"))
+        image = self._image(row.get("image"))
+        text = _text(row.get("text"))
         name = str(row.get("id") or "") or _digest(image, text)
         item = Item(name, image=image, text=text)
         known = self._items.setdefault(name, item)
@@ -89,14 +93,15 @@ class Pairs:
         target = Modality.parse(row["target"]) if row.get("target") else item.modality
         if target != item.modality:
             raise GeniusError(f"target says {target.label}, item {name!r} is {item.modality.label}")
-        asked_image, asked_text = self._image(row.get("query_image")), _text(row.get("query_text"))
-        plain = Query(text=asked_text, image=asked_image)
-        instruction = _text(row.get("instruction")) or instruction_for(plain.modality, target)
-        query = Query(text=asked_text, image=asked_image, instruction=instruction)
-        query_id = str(row.get("query_id") or "") or _digest(asked_image, asked_text, instruction)
-        if self._asked.setdefault(query_id, query) != query:
+        query_image = self._image(row.get("query_image"))
+        query_text = _text(row.get("query_text"))
+        modality = Query(text=query_text, image=query_image).modality
+        instruction = _text(row.get("instruction")) or instruction_for(modality, target)
+        query = Query(text=query_text, image=query_image, instruction=instruction)
+        query_id = str(row.get("query_id") or "") or _digest(query_image, query_text, instruction)
+        if self._queries.setdefault(query_id, query) != query:
             raise GeniusError(f"query {query_id!r} has two contents")
-        task = tasks.setdefault((_text(row.get("dataset")) or self.name, plain.modality, target), len(tasks))
+        task = tasks.setdefault((_text(row.get("dataset")) or self.name, modality, target), len(tasks))
         if task == len(self._own):
             self._own.append({})
         if self._task_of.setdefault(query_id, task) != task:
@@ -114,7 +119,7 @@ class Pairs:
         return str(self.path.parent / str(value))
 
     def queries(self) -> Iterator[JudgedQuery]:
-        for name, query in self._asked.items():
+        for name, query in self._queries.items():
             yield JudgedQuery(name, query, tuple(self._positives[name]), self._task_of[name])
 
     def pool(self) -> Iterator[Item]:
@@ -136,7 +141,7 @@ class ImageFolder:
         captions = self._captions()
         if not captions:
             raise GeniusError(
-                f"{self.root} has no captions: add metadata.csv or .jsonl (file_name, text), or a .txt beside each picture"
+                f"{self.root} has no captions: add metadata.csv or .jsonl (file_name, text), or a .txt next to each image"
             )
         self._rows = sorted(captions.items())
         self.tasks: tuple[Task, ...] = (
@@ -156,10 +161,11 @@ class ImageFolder:
                         out.setdefault(str(row["file_name"]), []).append(text)
                 return out
         for path in sorted(self.root.rglob("*")):
-            beside = path.with_suffix(".txt")
-            if path.suffix.lower() in IMAGE_SUFFIXES and beside.is_file():
-                lines = [line.strip() for line in beside.read_text(encoding="utf-8").splitlines()]
-                if texts := [line for line in lines if line]:
+            caption = path.with_suffix(".txt")
+            if path.suffix.lower() in IMAGE_SUFFIXES and caption.is_file():
+                lines = [line.strip() for line in caption.read_text(encoding="utf-8").splitlines()]
+                texts = [line for line in lines if line]
+                if texts:
                     out[str(path.relative_to(self.root))] = texts
         return out
 
@@ -211,14 +217,16 @@ class Karpathy:
         self.root = self._file.parent
         try:
             body = parse_json(self._file.read_bytes())
-            images, dataset = body["images"], str(body.get("dataset", "coco"))
+            images = body["images"]
+            dataset = str(body.get("dataset", "coco"))
         except (ValueError, KeyError, TypeError):
             raise GeniusError(f"{self._file} is not a Karpathy split file") from None
         wanted = TRAIN if split == "train" else {split}
         self._images: list[dict[str, Any]] = [image for image in images if image.get("split") in wanted]
         if not self._images:
             raise GeniusError(f"{self._file} has no images of split {split!r}")
-        self.split, self.name = split, dataset
+        self.split = split
+        self.name = dataset
         title = TITLES.get(dataset, dataset)
         self.tasks: tuple[Task, ...] = (
             Task(f"{dataset}_text_to_image", title, Modality.TEXT, Modality.IMAGE),
@@ -248,11 +256,11 @@ class Karpathy:
     def queries(self) -> Iterator[JudgedQuery]:
         to_image, to_text = (instruction_for(task.query, task.target) for task in self.tasks)
         for image in self._images:
-            picture = f"{self.name}:i{image['imgid']}"
+            item = f"{self.name}:i{image['imgid']}"
             for name, caption in self._captions(image):
-                yield JudgedQuery(f"q-{name}", Query(text=caption, instruction=to_image), (picture,), 0)
+                yield JudgedQuery(f"q-{name}", Query(text=caption, instruction=to_image), (item,), 0)
             texts = tuple(name for name, _ in self._captions(image))
-            yield JudgedQuery(f"q-{picture}", Query(image=self._path(image), instruction=to_text), texts, 1)
+            yield JudgedQuery(f"q-{item}", Query(image=self._path(image), instruction=to_text), texts, 1)
 
     def pool(self) -> Iterator[Item]:
         for image in self._images:
@@ -274,7 +282,17 @@ class Karpathy:
 def open_collection(
     source: str | Path, *, split: str = "test", seed: int = 0, tasks: tuple[str, ...] | None = None
 ) -> Collection:
-    """Open `mbeir:DIR`, `coco:DIR`, `flickr30k:DIR`, `pairs:FILE`, `images:DIR`, or a path whose kind is evident."""
+    """Open a dataset.
+
+    Args:
+        source: `mbeir:DIR`, `coco:DIR`, `flickr30k:DIR`, `pairs:FILE`, `images:DIR`, or a path that looks like one.
+        split: Split of M-BEIR, COCO or Flickr30K.
+        seed: Of the choice among M-BEIR's prompts.
+        tasks: Only these tasks of M-BEIR's layout.
+
+    Raises:
+        GeniusError: If there is no such dataset, or it has no such split or task.
+    """
     scheme, path = scheme_of(source)
     if scheme == "mbeir":
         return MBeir(path, split=split, seed=seed, tasks=tasks)
@@ -282,14 +300,16 @@ def open_collection(
         raise GeniusError("only a dataset in M-BEIR's layout has tasks to choose from")
     if scheme in ("coco", "flickr30k"):
         return Karpathy(path, split=split)
-    return ImageFolder(path) if scheme == "images" else Pairs(path)
+    if scheme == "images":
+        return ImageFolder(path)
+    return Pairs(path)
 
 
 def scheme_of(source: str | Path) -> tuple[str, Path]:
     """(scheme, path) of a dataset's name; without a scheme, the one that the path looks like."""
-    scheme, _, rest = str(source).partition(":")
-    if scheme in SCHEMES and rest:
-        return scheme, Path(rest)
+    scheme, _, path = str(source).partition(":")
+    if scheme in SCHEMES and path:
+        return scheme, Path(path)
     return _guess(Path(source)), Path(source)
 
 

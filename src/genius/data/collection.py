@@ -1,7 +1,7 @@
 """`Collection`: what every dataset looks like before the encoder, and `Sample`: part of one.
 
-Tasks, a stream of judged queries, one pool of items, and for each task the part of the pool that is its own.
-Nothing here opens a picture. The datasets themselves are in `mbeir` and the room's own module.
+Tasks, a stream of queries with their positives, one pool of items, and for each task the part of the pool that is its
+own. Nothing here opens an image. The datasets themselves are in `mbeir` and `genius.data`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Task:
     dataset: str  # "MSCOCO"
     query: Modality
     target: Modality
-    cutoffs: tuple[int, ...] = (1, 5, 10)  # k of every Recall@k that is reported
+    cutoffs: tuple[int, ...] = (1, 5, 10)  # k of every hit@k that is reported
     main: int = 5  # the k of the tables
 
     @property
@@ -39,13 +39,13 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class JudgedQuery:
-    """A query with the ids of every item that answers it."""
+    """A query with the ids of its positives."""
 
     id: str
     query: Query
     positives: tuple[str, ...]
     task: int  # position in the collection's tasks
-    times: int = 1  # how often training meets it in one epoch (M-BEIR up-samples small datasets)
+    times: int = 1  # visits per training epoch (M-BEIR up-samples small datasets)
 
 
 @runtime_checkable
@@ -81,7 +81,7 @@ def files_fingerprint(paths: Iterable[Path], *extra: str) -> str:
 
 
 def read_jsonl(path: Path) -> Iterator[Row]:
-    """One object a line; a broken line is named by its number."""
+    """One object per line; a broken line is named by its number."""
     try:
         for number, row in read_jsonl_rows(path):
             if isinstance(row, str):
@@ -94,27 +94,27 @@ def read_jsonl(path: Path) -> Iterator[Row]:
 
 
 class Problems:
-    """Counts complaints of each kind and keeps the first examples, for one line at the end."""
+    """Counts problems by description and keeps the first examples, for one line at the end."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
         self.examples: dict[str, list[str]] = {}
 
-    def add(self, kind: str, example: str) -> None:
-        self.counts[kind] = self.counts.get(kind, 0) + 1
-        kept = self.examples.setdefault(kind, [])
+    def add(self, problem: str, example: str) -> None:
+        self.counts[problem] = self.counts.get(problem, 0) + 1
+        kept = self.examples.setdefault(problem, [])
         if len(kept) < 3:
             kept.append(example)
 
     def once(self, name: str, known: set[str], what: str) -> None:
-        """One more name among those that are `known`; each may come once."""
+        """Add a name to those that are `known`; each may occur once."""
         if name in known:
             self.add(f"{what} occur twice", name)
         known.add(name)
 
     def raise_if_any(self, where: str) -> None:
         if self.counts:
-            parts = [f"{count} {kind} (e.g. {', '.join(self.examples[kind])})" for kind, count in self.counts.items()]
+            parts = [f"{count} {name} (e.g. {', '.join(self.examples[name])})" for name, count in self.counts.items()]
             raise GeniusError(f"{where}: {'; '.join(parts)}")
 
 
@@ -126,15 +126,22 @@ class Summary:
     items: int
     pairs: int
     per_task: dict[str, int]  # task key -> queries
-    elsewhere: int = 0  # positives that are in no pool of this collection, or in another task's: they cost nothing
+    elsewhere: int = 0  # positives in no pool of this collection, or in another task's: they are ignored
 
 
 def check_collection(collection: Collection, *, images: bool = True) -> Summary:
     """Read every line once and fail with counts and examples, before hours are spent.
 
-    Looks for: ids that occur twice (in all, or in one task's pool), queries without a positive or with none in the task's own
-    pool, image files that are not there. Further positives may lie elsewhere: OVEN's and InfoSeek's questions name each
-    other's candidates.
+    Looks for: ids that occur twice (in all, or in one task's pool), queries without a positive or with none in the task's
+    own pool, missing image files. Further positives may lie elsewhere: OVEN's and InfoSeek's queries name each other's
+    candidates.
+
+    Args:
+        collection: The dataset.
+        images: Whether image files are looked for.
+
+    Raises:
+        GeniusError: One line with all problems.
     """
     problems = Problems()
     known: set[str] = set()
@@ -148,8 +155,8 @@ def check_collection(collection: Collection, *, images: bool = True) -> Summary:
         own = set[str]()
         for name in ids or ():
             problems.once(name, own, f"candidate ids of the pool of {task.key}")
-        for stranger in own - known:
-            problems.add(f"candidates of the pool of {task.key} are not in the universal pool", stranger)
+        for name in own - known:
+            problems.add(f"candidates of the pool of {task.key} are not in the universal pool", name)
         local.append(None if ids is None else own)
     seen: set[str] = set()
     per_task = [0] * len(collection.tasks)
@@ -162,12 +169,15 @@ def check_collection(collection: Collection, *, images: bool = True) -> Summary:
             continue
         pool = local[judged.task]
         inside = sum(positive in known for positive in judged.positives)
-        mine = inside if pool is None else sum(positive in pool for positive in judged.positives)
-        pairs, elsewhere = pairs + inside, elsewhere + len(judged.positives) - mine
+        local_positives = inside
+        if pool is not None:
+            local_positives = sum(positive in pool for positive in judged.positives)
+        pairs += inside
+        elsewhere += len(judged.positives) - local_positives
         if not inside:
-            problems.add("queries have no answer in any pool", f"{judged.id} -> {judged.positives[0]}")
-        elif not mine:
-            problems.add("queries have no answer in their task's own pool", f"{judged.id} -> {judged.positives[0]}")
+            problems.add("queries have no positive in any pool", f"{judged.id} -> {judged.positives[0]}")
+        elif not local_positives:
+            problems.add("queries have no positive in their task's own pool", f"{judged.id} -> {judged.positives[0]}")
         if images:
             _check_image(judged.query.image, judged.id, "queries' images are missing", problems)
     if not known:
@@ -179,9 +189,9 @@ def check_collection(collection: Collection, *, images: bool = True) -> Summary:
     return Summary(len(seen), len(known), pairs, counts, elsewhere)
 
 
-def _check_image(image: object, name: str, kind: str, problems: Problems) -> None:
+def _check_image(image: object, name: str, problem: str, problems: Problems) -> None:
     if isinstance(image, str | Path) and not Path(image).is_file():
-        problems.add(kind, f"{name}: {image}")
+        problems.add(problem, f"{name}: {image}")
 
 
 class Sample:
@@ -190,12 +200,14 @@ class Sample:
     def __init__(self, inner: Collection, *, queries: int = 0, candidates: int = 0, seed: int = 0) -> None:
         if queries < 0 or candidates < 0:
             raise GeniusError("a sample needs a positive number of queries and candidates, or 0 for all")
-        self.inner, self.seed, self._sizes = inner, seed, (queries, candidates)
+        self.inner = inner
+        self.seed = seed
+        self._sizes = (queries, candidates)
         self.name = f"{inner.name}-sample"
-        self._asked = self._pick_queries(queries)
+        self._query_ids = self._pick_queries(queries)
         needed: set[str] = set()
         for judged in inner.queries():
-            if judged.id in self._asked:
+            if judged.id in self._query_ids:
                 needed.update(judged.positives)
         self._kept = self._pick_items(needed, candidates)
 
@@ -217,7 +229,7 @@ class Sample:
         return needed | set(others if not most else others[: max(0, most - len(needed))])
 
     def queries(self) -> Iterator[JudgedQuery]:
-        return (judged for judged in self.inner.queries() if judged.id in self._asked)
+        return (judged for judged in self.inner.queries() if judged.id in self._query_ids)
 
     def pool(self) -> Iterator[Item]:
         return (item for item in self.inner.pool() if item.id in self._kept)

@@ -1,9 +1,9 @@
 """From a collection and an encoder to a `FeatureSet`: resumable, sharded, never all images in memory.
 
-The final files are laid out first at their full size and filled row by row, so there is nothing to merge, a stopped
-run goes on where it was, and whoever reads them maps them. Several processes, on several machines with one disk, may
-share the work: process r of n takes every n-th shard, a range of rows of one file. A shard counts as done when its rows
-are on the disk; a killed one is done again. A run with another encoder or changed data refuses to mix with what is there.
+The final files are allocated first at their full size and filled row by row: there is nothing to merge, a stopped run
+resumes, and readers memory-map them. Several processes, on several machines with one disk, may share the work: process r
+of n takes every n-th shard, a range of rows of one file. A shard counts as done when its rows are on the disk; a killed
+one is repeated. A run with another encoder or changed data refuses to mix with what is there.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ Progress = Callable[[str, int, int], None]
 class ExtractConfig:
     """How features are extracted."""
 
-    batch_size: int = 64  # pictures or texts encoded at once
+    batch_size: int = 64  # images or texts encoded at once
     shard_rows: int = 4096  # rows between two marks of progress: what a stopped run may lose
     half: bool = True  # store fp16, as published for candidates; else fp32
-    fusion: Literal["towers", "feature"] = "towers"  # feature: one fused vector an item, from `encode_pairs`
-    on_error: OnError = "raise"  # skip: drop items and queries whose picture cannot be read, and say so
+    fusion: Literal["towers", "feature"] = "towers"  # feature: one fused vector per item, from `encode_pairs`
+    on_error: OnError = "raise"  # skip: drop items and queries whose image cannot be read, and say so
     check: bool = True  # read every line and look for every image before the first is encoded
     rank: int = 0  # this process ...
     world: int = 1  # ... of so many
     precision: Precision = "fp32"  # of the encoder's large products; vectors are stored as `half` says
-    workers: int = 0  # processes that decode pictures; 0: a few threads of this one
+    workers: int = 0  # processes that decode images; 0: a few threads of this one
 
 
 @dataclass
@@ -71,7 +71,7 @@ class _Plan:
     pool_ids: list[str]
     pools: dict[int, list[str]]
     names: dict[int, str]
-    times: dict[str, int]  # of queries that training meets more than once
+    times: dict[str, int]  # of queries that an epoch visits more than once
 
 
 def extract(
@@ -81,7 +81,21 @@ def extract(
     config: ExtractConfig | None = None,
     progress: Progress | None = None,
 ) -> FeatureSet | None:
-    """Fill `directory` with the collection's features. None: other processes still have shards to do."""
+    """Fill a folder with a collection's features.
+
+    Args:
+        encoder: What makes them.
+        collection: The dataset.
+        directory: The folder; an unfinished one is resumed.
+        config: Batches, shards and precision.
+        progress: Called as progress("queries" | "pool", rows done, rows in all).
+
+    Returns:
+        The features; None while other processes still have shards to do.
+
+    Raises:
+        GeniusError: If the data is broken, or the folder holds features of another encoder or dataset.
+    """
     config = config or ExtractConfig()
     directory = Path(directory)
     if FeatureSet.is_folder(directory):
@@ -112,11 +126,14 @@ def extract(
 def _plan(collection: Collection) -> _Plan:
     pool_ids = [item.id for item in collection.pool()]
     known = set(pool_ids)
-    query_ids, tasks, positives, times = [], [], {}, {}
+    query_ids = []
+    tasks = []
+    positives = {}
+    times = {}
     for judged in collection.queries():
         query_ids.append(judged.id)
         tasks.append(judged.task)
-        positives[judged.id] = [name for name in judged.positives if name in known]  # others are in pools that are not read
+        positives[judged.id] = [name for name in judged.positives if name in known]  # others are in other pools
         if judged.times > 1:
             times[judged.id] = judged.times
     pools = {}
@@ -161,13 +178,14 @@ def _check_stamp(directory: Path, stamp: dict[str, Any]) -> None:
 
 def layout(rows: int, width: int, half: bool) -> tuple[bytes, dict[str, tuple[int, tuple[int, ...], Any]]]:
     """Header of a safetensors file with the four tensors, and (offset, shape, dtype) of each."""
-    kind, number = ("F16", np.float16) if half else ("F32", np.float32)
+    number = np.float16 if half else np.float32
+    number_label = "F16" if half else "F32"
     table: dict[str, Any] = {}
     places: dict[str, tuple[int, tuple[int, ...], Any]] = {}
     start = 0
     for name, shape, label, dtype in (
-        ("image", (rows, width), kind, number),
-        ("text", (rows, width), kind, number),
+        ("image", (rows, width), number_label, number),
+        ("text", (rows, width), number_label, number),
         ("image_mask", (rows,), "BOOL", np.bool_),
         ("text_mask", (rows,), "BOOL", np.bool_),
     ):
@@ -191,13 +209,13 @@ def lay_out(path: Path, rows: int, width: int, half: bool) -> None:
         os.pwrite(handle, header, 0)
         _reserve(handle, end)
     except OSError as error:
-        raise _no_room(path, error) from None
+        raise _disk_full(path, error) from None
     finally:
         os.close(handle)
 
 
 def _reserve(handle: int, size: int) -> None:
-    """The file's full size, on the disk at once where the file system can: better no room now than in some hours."""
+    """Allocate the file's full size, if the file system can: a full disk shows now and not in some hours."""
     try:
         os.posix_fallocate(handle, 0, size)
     except OSError as error:
@@ -206,7 +224,7 @@ def _reserve(handle: int, size: int) -> None:
         os.ftruncate(handle, size)
 
 
-def _no_room(path: Path, error: OSError) -> GeniusError:
+def _disk_full(path: Path, error: OSError) -> GeniusError:
     return GeniusError(f"cannot write {path}: {error.strerror or error}. What is done is kept: start again when there is room")
 
 
@@ -233,7 +251,7 @@ class _Shards:
         position = 0
         for shard in todo:
             inputs = list(itertools.islice(stream, shard * size - position, shard * size - position + mine[shard]))
-            position = shard * size + mine[shard]  # `inputs` are paths and texts, not pictures
+            position = shard * size + mine[shard]  # `inputs` are paths and texts, not images
             self._encode(shard, inputs, done, total)
             done += mine[shard]
             self._say(done, total)
@@ -254,7 +272,7 @@ class _Shards:
             write_rows(path, places, shard * self.config.shard_rows, features)
             write_json(_mark(self.directory, self.name, shard), problems)  # after the rows: a mark means they are there
         except OSError as error:
-            raise _no_room(path, error) from None
+            raise _disk_full(path, error) from None
 
     def _say(self, done: int, total: int) -> None:
         if self.progress is not None:
@@ -266,16 +284,17 @@ def _mark(directory: Path, name: str, shard: int) -> Path:
 
 
 def write_rows(path: Path, places: dict[str, tuple[int, tuple[int, ...], Any]], start: int, features: Features) -> None:
-    """Exactly these rows' bytes, and on the disk: neighbours belong to other processes, maybe on other machines."""
+    """Write exactly these rows' bytes, and sync: neighbours belong to other processes, maybe on other machines."""
     handle = os.open(path, os.O_WRONLY)
     try:
         for name, (offset, shape, dtype) in places.items():
             values = getattr(features, name).numpy().astype(dtype)
-            rest = memoryview(values.tobytes())
+            remaining = memoryview(values.tobytes())
             place = offset + start * int(np.prod(shape[1:])) * values.itemsize
-            while rest:
-                written = os.pwrite(handle, rest, place)
-                rest, place = rest[written:], place + written
+            while remaining:
+                count = os.pwrite(handle, remaining, place)
+                remaining = remaining[count:]
+                place += count
         os.fsync(handle)
     finally:
         os.close(handle)
@@ -314,8 +333,10 @@ def _spread(features: Features, kept: Sequence[int], rows: int) -> Features:
     place = torch.tensor(kept, dtype=torch.long)
     vectors = torch.zeros(2, rows, features.width)
     masks = torch.zeros(2, rows, dtype=torch.bool)
-    vectors[0, place], vectors[1, place] = features.image, features.text
-    masks[0, place], masks[1, place] = features.image_mask, features.text_mask
+    vectors[0, place] = features.image
+    vectors[1, place] = features.text
+    masks[0, place] = features.image_mask
+    masks[1, place] = features.text_mask
     return Features(vectors[0], vectors[1], masks[0], masks[1])
 
 
@@ -333,31 +354,40 @@ def _all_done(directory: Path, plan: _Plan, config: ExtractConfig) -> bool:
 def _finish(directory: Path, plan: _Plan) -> FeatureSet:
     queries = features_from_tensors(read_tensors(directory / QUERIES))
     pool = features_from_tensors(read_tensors(directory / POOL))
-    readable_queries, readable_items = queries.image_mask | queries.text_mask, pool.image_mask | pool.text_mask
-    query_ids, tasks, pool_ids = plan.query_ids, torch.tensor(plan.tasks, dtype=torch.long), plan.pool_ids
-    positives, pools = plan.positives, plan.pools
+    readable_queries = queries.image_mask | queries.text_mask
+    readable_items = pool.image_mask | pool.text_mask
+    query_ids = plan.query_ids
+    pool_ids = plan.pool_ids
+    tasks = torch.tensor(plan.tasks, dtype=torch.long)
+    positives = plan.positives
+    pools = plan.pools
     whole = bool(readable_queries.all() and readable_items.all())
     if not whole:
         kept_items = set(itertools.compress(pool_ids, readable_items.tolist()))
         query_ids = list(itertools.compress(query_ids, readable_queries.tolist()))
         pool_ids = list(itertools.compress(pool_ids, readable_items.tolist()))
-        tasks, queries, pool = tasks[readable_queries], queries[readable_queries], pool[readable_items]
+        tasks = tasks[readable_queries]
+        queries = queries[readable_queries]
+        pool = pool[readable_items]
         positives = {q: [p for p in positives[q] if p in kept_items] for q in query_ids}
         pools = {task: [name for name in names if name in kept_items] for task, names in pools.items()}
     row = {name: i for i, name in enumerate(pool_ids)}
+    times = None
+    if plan.times:
+        times = torch.tensor([plan.times.get(name, 1) for name in query_ids], dtype=torch.long)
     result = FeatureSet(
-        queries,
-        pool,
-        pairs_from_ids(positives, query_ids, pool_ids),
-        query_ids,
-        pool_ids,
-        tasks,
-        plan.names,
-        {task: torch.tensor([row[name] for name in names], dtype=torch.long) for task, names in pools.items()},
-        torch.tensor([plan.times.get(name, 1) for name in query_ids], dtype=torch.long) if plan.times else None,
+        queries=queries,
+        pool=pool,
+        pairs=pairs_from_ids(positives, query_ids, pool_ids),
+        query_ids=query_ids,
+        pool_ids=pool_ids,
+        tasks=tasks,
+        names=plan.names,
+        pools={task: torch.tensor([row[name] for name in names], dtype=torch.long) for task, names in pools.items()},
+        times=times,
     )
     _write_problems(directory)
-    result.save(directory, vectors=not whole)  # the vectors are in place already, unless some rows had to go
+    result.save(directory, vectors=not whole)  # the vectors are in place already, unless rows were dropped
     shutil.rmtree(directory / "progress", ignore_errors=True)
     return FeatureSet.load(directory)
 
@@ -371,6 +401,6 @@ def _write_problems(directory: Path) -> None:
 
 
 def modality_counts(features: Features) -> dict[str, int]:
-    """How many rows are images, texts, pairs: a sanity line for the command."""
+    """How many rows are images, texts and pairs."""
     counts = torch.bincount(features.modality, minlength=3).tolist()
     return {modality.label: int(counts[int(modality)]) for modality in Modality}

@@ -1,11 +1,11 @@
 """`FeatureSet`: a dataset after the encoder, which is all that training and evaluation read.
 
-Knows features, ids, which pool rows answer which query, tasks and their pools. Knows nothing of pictures, models
-or where the rows came from. On disk it is a folder of safetensors and one JSON file:
+Knows features, ids, positives, tasks and their pools. Knows nothing of images, models or where the rows came from. On
+disk it is a folder of safetensors and one JSON file:
 
     queries.safetensors   image (Q, W), text (Q, W'), image_mask (Q,), text_mask (Q,)
     pool.safetensors      the same for the candidates
-    pairs.safetensors     query (P,), positive (P,): every positive of every query, one line each
+    pairs.safetensors     query (P,), positive (P,): every positive of every query, one row each
     pools.safetensors     optional: task id -> rows of the task's own pool; absent: every task searches the whole pool
     ids.json              query ids, pool ids, the task of every query, task names; optional: how often each query occurs
 
@@ -30,7 +30,11 @@ from genius.files import parse_json, write_whole
 from genius.torch_file import read_torch_file
 from genius.weight_files import read_tensors
 
-QUERIES, POOL, PAIRS, POOLS, IDS = "queries.safetensors", "pool.safetensors", "pairs.safetensors", "pools.safetensors", "ids.json"
+QUERIES = "queries.safetensors"
+POOL = "pool.safetensors"
+PAIRS = "pairs.safetensors"
+POOLS = "pools.safetensors"
+IDS = "ids.json"
 FORMAT = 1
 CANDIDATES_PER_DATASET = 10_000_000  # the published hash of a candidate id "d:i" is d * this + i
 QUERIES_PER_DATASET = 500_000  # ... and of a query id
@@ -48,7 +52,7 @@ class FeatureSet:
     tasks: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))  # (Q,) int64, -1 unknown
     names: dict[int, str] = field(default_factory=dict)  # task id -> name
     pools: dict[int, Tensor] = field(default_factory=dict)  # task id -> rows of its own pool; missing: the whole pool
-    times: Tensor | None = None  # (Q,) int64: how often an epoch meets each query; None: once
+    times: Tensor | None = None  # (Q,) int64: visits of each query per epoch; None: one
 
     def __post_init__(self) -> None:
         if self.tasks.numel() == 0 and len(self.queries):
@@ -85,7 +89,7 @@ class FeatureSet:
         return self.names.get(int(task), "all" if task < 0 else f"task {task}")
 
     def positives(self) -> list[list[int]]:
-        """The pool rows that answer each query, in the order of the pairs."""
+        """The pool rows of each query's positives, in the order of the pairs."""
         out: list[list[int]] = [[] for _ in range(len(self.queries))]
         for query, row in self.pairs.tolist():
             out[query].append(row)
@@ -94,7 +98,9 @@ class FeatureSet:
     def pool_rows(self, task: int) -> Tensor:
         """Rows of a task's own pool (all of them where none is named)."""
         rows = self.pools.get(int(task))
-        return torch.arange(len(self.pool)) if rows is None else rows
+        if rows is None:
+            return torch.arange(len(self.pool))
+        return rows
 
     def take_queries(self, rows: Tensor | Sequence[int]) -> FeatureSet:
         """A set with only these queries (and their pairs), over the same pool."""
@@ -105,13 +111,24 @@ class FeatureSet:
         pairs = torch.stack([moved, self.pairs[:, 1]], 1)[moved >= 0]
         ids = [self.query_ids[i] for i in picked.tolist()]
         times = None if self.times is None else self.times[picked]
-        rest = (self.tasks[picked], self.names, self.pools, times)
-        return FeatureSet(self.queries[picked], self.pool, pairs, ids, self.pool_ids, *rest)
+        return FeatureSet(
+            queries=self.queries[picked],
+            pool=self.pool,
+            pairs=pairs,
+            query_ids=ids,
+            pool_ids=self.pool_ids,
+            tasks=self.tasks[picked],
+            names=self.names,
+            pools=self.pools,
+            times=times,
+        )
 
     def visits(self) -> Tensor:
-        """Rows of the queries that one epoch meets, up-sampled ones several times."""
+        """Rows of the queries of one epoch, up-sampled ones several times."""
         rows = torch.arange(len(self.queries))
-        return rows if self.times is None else torch.repeat_interleave(rows, self.times)
+        if self.times is None:
+            return rows
+        return torch.repeat_interleave(rows, self.times)
 
     # -- our folder --------------------------------------------------------------------------------------------
 
@@ -130,17 +147,16 @@ class FeatureSet:
         (directory / POOLS).unlink(missing_ok=True)
         if self.pools:
             write_tensors(directory / POOLS, {str(task): rows.contiguous() for task, rows in self.pools.items()})
-        write_json(
-            directory / IDS,
-            {
-                "format": FORMAT,
-                "queries": self.query_ids,
-                "pool": self.pool_ids,
-                "tasks": self.tasks.tolist(),
-                "names": {str(task): name for task, name in self.names.items()},
-                **({} if self.times is None else {"times": self.times.tolist()}),
-            },
-        )
+        body: dict[str, Any] = {
+            "format": FORMAT,
+            "queries": self.query_ids,
+            "pool": self.pool_ids,
+            "tasks": self.tasks.tolist(),
+            "names": {str(task): name for task, name in self.names.items()},
+        }
+        if self.times is not None:
+            body["times"] = self.times.tolist()
+        write_json(directory / IDS, body)
 
     @classmethod
     def load(cls, directory: str | Path) -> FeatureSet:
@@ -274,9 +290,12 @@ def features_to_tensors(features: Features, dtype: torch.dtype | None = None) ->
     """The four tensors of a features file. Missing rows become zeros, so that garbage is never stored."""
     image = torch.where(features.image_mask[:, None], features.image, features.image.new_zeros(()))
     text = torch.where(features.text_mask[:, None], features.text, features.text.new_zeros(()))
+    if dtype is not None:
+        image = image.to(dtype)
+        text = text.to(dtype)
     return {
-        "image": (image if dtype is None else image.to(dtype)).contiguous(),
-        "text": (text if dtype is None else text.to(dtype)).contiguous(),
+        "image": image.contiguous(),
+        "text": text.contiguous(),
         "image_mask": features.image_mask.contiguous(),
         "text_mask": features.text_mask.contiguous(),
     }

@@ -2,23 +2,23 @@
 
 Files, names and places as released:
 
-    query/{train}/mbeir_{name}_train.jsonl              one a dataset, its tasks mixed (a line's task_id tells them apart)
-    query/union_train/mbeir_union_up_train.jsonl        all of them in one, small datasets up-sampled: questions occur repeatedly
-    query/{val,test}/mbeir_{name}_task{t}_{split}.jsonl one a dataset and task
+    query/{train}/mbeir_{name}_train.jsonl              one per dataset, its tasks mixed (by a line's task_id)
+    query/union_train/mbeir_union_up_train.jsonl        all of them in one, small datasets up-sampled: queries repeat
+    query/{val,test}/mbeir_{name}_task{t}_{split}.jsonl one per dataset and task
     query/union_val/mbeir_union_val.jsonl               those of val in one
     qrels/{split}/{the query file's name}_qrels.txt     qid 0 did relevance task; none for the union files
-    cand_pool/local/mbeir_{name}_task{t}[_{split}]_cand_pool.jsonl   what val and test search; only MSCOCO has one a split
-    cand_pool/global/mbeir_union_{part}_cand_pool.jsonl test: all test pools together. train, val: only candidates that are named
-                                                        by a question, which is enough to train on and nothing to search in
+    cand_pool/local/mbeir_{name}_task{t}[_{split}]_cand_pool.jsonl   searched in val and test; MSCOCO has one per split
+    cand_pool/global/mbeir_union_{part}_cand_pool.jsonl test: all test pools together. train, val: only candidates that a
+                                                        query names: enough to train on, too few to search in
     instructions/query_instructions.tsv                 four prompts for each (dataset, query modality, candidate modality)
 
-and what their lines say:
+and the fields of their lines:
 
     queries       qid, query_txt, query_img_path, query_modality, pos_cand_list, task_id
     candidates    did, txt, img_path, modality
 
-Query files of a task are read in any split, so that other data may come in this layout. Lines are streamed and images are paths
-until the encoder opens them. Question ids are unique within a split only.
+Query files of a task are read in any split, so that other data may come in this layout. Lines are streamed, and images
+are paths until the encoder opens them. Query ids are unique within a split only.
 """
 
 from __future__ import annotations
@@ -57,10 +57,12 @@ _DATASET_FILE = re.compile(r"mbeir_(?P<name>[A-Za-z0-9_\-]+?)_(?P<split>[a-z]+)\
 LFS_POINTER = b"version https://git-lfs"
 __all__ = ["DIRECTIONS", "ROWS", "MBeir", "candidate", "order_of", "read_instructions", "read_lines", "read_qrels", "task_of"]
 
-IMAGE, TEXT, PAIR = Modality.IMAGE, Modality.TEXT, Modality.PAIR
+IMAGE = Modality.IMAGE
+TEXT = Modality.TEXT
+PAIR = Modality.PAIR
 
 DIRECTIONS: dict[int, tuple[Modality, Modality]] = {
-    # M-BEIR's task number -> (what the query is, what is wanted); 5 is reserved there
+    # M-BEIR's task number -> (query modality, target modality); 5 is reserved there
     0: (TEXT, IMAGE), 1: (TEXT, TEXT), 2: (TEXT, PAIR),
     3: (IMAGE, TEXT), 4: (IMAGE, IMAGE), 5: (IMAGE, PAIR),
     6: (PAIR, TEXT), 7: (PAIR, IMAGE), 8: (PAIR, PAIR),
@@ -79,12 +81,12 @@ _TASK_ID = re.compile(rb'[{,]\s*"task_id"\s*:\s*(\d+)')
 
 @dataclass(frozen=True, slots=True)
 class QueryFile:
-    """One file of questions."""
+    """One file of queries."""
 
     path: Path
     qrels: Path | None  # None: the positives named in the query file are all there is
-    name: str | None  # of its dataset; None: several, and a question's id says which
-    task: str | None  # its task's key; None: several, and a line's task_id says which
+    name: str | None  # of its dataset; None: several, by a query's id
+    task: str | None  # its task's key; None: several, by a line's task_id
 
 
 def order_of(key: str) -> tuple[int, int, str]:
@@ -96,12 +98,12 @@ def order_of(key: str) -> tuple[int, int, str]:
 
 
 def part_of(split: str) -> str:
-    """train, val or test: whose pools a split's questions belong to."""
+    """train, val or test: whose pools a split's queries search."""
     return split.removeprefix("union_")
 
 
 def query_files(root: Path, split: str) -> list[QueryFile]:
-    """The files of questions of a split, in the order of the paper's rows; one clear line where there are none."""
+    """The query files of a split, in the order of the paper's rows; one clear line where there are none."""
     if split in UNION_QUERIES:
         path = root / "query" / split / UNION_QUERIES[split]
         if not path.is_file():
@@ -110,14 +112,18 @@ def query_files(root: Path, split: str) -> list[QueryFile]:
     folder = root / "query" / split
     found: list[tuple[tuple[int, int, str], QueryFile]] = []
     for path in sorted(folder.glob("mbeir_*.jsonl")):
-        judged = root / "qrels" / split / f"{path.stem}_qrels.txt"
-        qrels = judged if judged.is_file() else None
-        if (match := _TASK_FILE.search(path.name)) and match["split"] == split:
-            key = f"{match['name']}_task{match['task']}"
-            found.append((order_of(key), QueryFile(path, qrels, match["name"], key)))
-        elif (match := _DATASET_FILE.search(path.name)) and match["split"] == split and match["name"] != "union":
-            first = min((order_of(key) for key in ROWS if key.startswith(f"{match['name']}_task")), default=(1, 99, path.name))
-            found.append((first, QueryFile(path, qrels, match["name"], None)))
+        qrels: Path | None = root / "qrels" / split / f"{path.stem}_qrels.txt"
+        if qrels is not None and not qrels.is_file():
+            qrels = None
+        task = _TASK_FILE.search(path.name)
+        dataset = _DATASET_FILE.search(path.name)
+        if task is not None and task["split"] == split:
+            key = f"{task['name']}_task{task['task']}"
+            found.append((order_of(key), QueryFile(path, qrels, task["name"], key)))
+        elif dataset is not None and dataset["split"] == split and dataset["name"] != "union":
+            own = [order_of(key) for key in ROWS if key.startswith(f"{dataset['name']}_task")]
+            first = min(own, default=(1, 99, path.name))
+            found.append((first, QueryFile(path, qrels, dataset["name"], None)))
     if not found:
         raise GeniusError(
             f"no M-BEIR queries at {folder}: expected files like mbeir_mscoco_task0_{split}.jsonl or mbeir_mscoco_{split}.jsonl"
@@ -125,9 +131,20 @@ def query_files(root: Path, split: str) -> list[QueryFile]:
     return [file for _, file in sorted(found, key=lambda entry: entry[0])]
 
 
+def splits_there(root: Path) -> list[str]:
+    """The splits of a download; one clear line where there is none."""
+    if not (root / "query").is_dir() and not (root / "cand_pool").is_dir():
+        raise GeniusError(f"{root} is no download of M-BEIR: it has neither query/ nor cand_pool/")
+    found = [split for split in SPLITS if (root / "query" / split).is_dir()]
+    if not found:
+        raise GeniusError(f"{root} has no queries: expected folders such as {root / 'query' / 'test'}")
+    return found
+
+
 def local_pools(root: Path, key: str, split: str) -> list[Path]:
     """Where a task's own pool may be, the likeliest last: MSCOCO has one for each split, the others one for all."""
-    folder, part = root / "cand_pool" / "local", part_of(split)
+    folder = root / "cand_pool" / "local"
+    part = part_of(split)
     return [folder / f"mbeir_{key}_{part}_cand_pool.jsonl", folder / f"mbeir_{key}_cand_pool.jsonl"]
 
 
@@ -136,12 +153,12 @@ def union_pool(root: Path, split: str) -> Path:
 
 
 def refuse_pointer(path: Path) -> None:
-    """A clone without Git LFS has a few words about each large file in its place."""
+    """Raise if a file is a Git LFS pointer: a clone without Git LFS has one in place of each large file."""
     try:
         with path.open("rb") as file:
             start = file.read(len(LFS_POINTER))
     except OSError:
-        return  # whoever reads the file says what is wrong with it
+        return  # the reader of the file says what is wrong with it
     if start == LFS_POINTER:
         raise GeniusError(f"{path} is a Git LFS pointer, not the file itself: run 'git lfs pull' in the download")
 
@@ -152,8 +169,10 @@ def task_of(key: str) -> Task:
     if not name or not number.isdecimal() or int(number) not in DIRECTIONS:
         raise GeniusError(f"{key!r} is not an M-BEIR task name like 'mscoco_task0'")
     query, target = DIRECTIONS[int(number)]
-    wide = name in WIDE
-    return Task(key, TITLES.get(name, name), query, target, (10, 20, 50) if wide else (1, 5, 10), 10 if wide else 5)
+    title = TITLES.get(name, name)
+    if name in WIDE:
+        return Task(key, title, query, target, (10, 20, 50), 10)
+    return Task(key, title, query, target, (1, 5, 10), 5)
 
 
 class MBeir:
@@ -170,10 +189,12 @@ class MBeir:
     ) -> None:
         if split not in SPLITS:
             raise GeniusError(f"M-BEIR has no split {split!r}: use {', '.join(SPLITS)}")
-        self.root, self.split, self.seed = Path(root), split, seed
+        self.root = Path(root)
+        self.split = split
+        self.seed = seed
         self.name = self.root.name or "mbeir"
         self.files = query_files(self.root, split)
-        self.times: dict[str, int] = {}  # of the union files: how often each question occurs
+        self.times: dict[str, int] = {}  # of the union files: how often each query occurs
         there = sorted({key for file in self.files for key in self._tasks_in(file)}, key=order_of)
         keys = sorted(there if tasks is None else tasks, key=order_of)
         unknown = [key for key in keys if key not in there]
@@ -186,45 +207,54 @@ class MBeir:
         self._prompts = self._read_prompts(instructions)
 
     def _tasks_in(self, file: QueryFile) -> set[str]:
-        """Keys of the tasks whose questions a file holds. A mixed file is skimmed, which also counts repeated questions."""
+        """Keys of the tasks whose queries a file holds. A mixed file is skimmed, which also counts repeated queries."""
         if file.task is not None:
             return {file.task}
         refuse_pointer(file.path)
         keys: set[str] = set()
         with file.path.open("rb") as lines:
             for line in lines:
-                task, question = _TASK_ID.search(line), _QID.search(line)
-                if task is None or question is None:
+                task = _TASK_ID.search(line)
+                query = _QID.search(line)
+                if task is None or query is None:
                     continue  # reading it properly will say what is wrong with it
-                name = question[1].decode("utf-8", "replace")
+                name = query[1].decode("utf-8", "replace")
                 keys.add(self.key(file, name, int(task[1])))
                 if file.name is None:
                     self.times[name] = self.times.get(name, 0) + 1
         return keys
 
     @staticmethod
-    def key(file: QueryFile, question: str, task: int) -> str:
+    def key(file: QueryFile, query_id: str, task: int) -> str:
         """The task's key of a line in a mixed file."""
-        number = question.partition(":")[0]
-        known = DATASET_NAMES.get(int(number)) if number.isdecimal() else None
+        number = query_id.partition(":")[0]
+        known = None
+        if number.isdecimal():
+            known = DATASET_NAMES.get(int(number))
         return f"{file.name or known or f'dataset{number}'}_task{task}"
 
     def _local_pool(self, key: str) -> Path | None:
-        """The task's own candidates. Questions that come in mixed files have none: theirs is the union pool of the split."""
+        """The task's own candidates. Queries in mixed files have none: they search the union pool of the split."""
         places = local_pools(self.root, key, self.split)
         found = next((path for path in places if path.is_file()), None)
         mixed = all(file.task != key for file in self.files)
         if mixed and union_pool(self.root, self.split).is_file():
             return None
         if found is None:
-            missing = union_pool(self.root, self.split) if mixed else places[0] if key.startswith("mscoco_") else places[1]
+            missing = places[1]
+            if mixed:
+                missing = union_pool(self.root, self.split)
+            elif key.startswith("mscoco_"):
+                missing = places[0]
             raise GeniusError(f"the candidate pool {missing} is missing (choose tasks to do without {key})")
         return found
 
     # -- instructions ------------------------------------------------------------------------------------------
 
     def _read_prompts(self, given: str | Path | None) -> dict[tuple[int, Modality, Modality], list[str]]:
-        path = Path(given) if given is not None else self.root / INSTRUCTIONS
+        path = self.root / INSTRUCTIONS
+        if given is not None:
+            path = Path(given)
         if not path.is_file():
             if given is not None:
                 raise GeniusError(f"no such instruction file: {path}")
@@ -234,7 +264,8 @@ class MBeir:
     def instruction(self, query_id: str, task: Task) -> str:
         """One of the prompts for this query, the same in every run with this seed."""
         dataset = query_id.partition(":")[0]
-        prompts = self._prompts.get((int(dataset) if dataset.isdecimal() else -1, task.query, task.target))
+        number = int(dataset) if dataset.isdecimal() else -1
+        prompts = self._prompts.get((number, task.query, task.target))
         if prompts is None:
             if self._prompts and task.key in ROWS:
                 raise GeniusError(f"the instruction file has no prompts for {task.title} (dataset {dataset})")
@@ -244,11 +275,13 @@ class MBeir:
     # -- streams -----------------------------------------------------------------------------------------------
 
     def queries(self) -> Iterator[JudgedQuery]:
-        """Every question. Of the union files each once, at its first place: `times` says how often it occurs there."""
+        """Every query. Of the union files each once, at its first place: `times` is how often it occurs there."""
         for file in self.files:
             if file.task is not None and file.task not in self.number:
                 continue
-            qrels = read_qrels(file.qrels) if file.qrels is not None else None
+            qrels: dict[str, list[str]] | None = None
+            if file.qrels is not None:
+                qrels = read_qrels(file.qrels)
             seen: set[str] = set()
             for row in read_lines(file.path):
                 name = _string(row, "qid", file.path)
@@ -265,19 +298,23 @@ class MBeir:
         text = row.get("query_txt") if task.query != IMAGE else None
         if (task.query != TEXT and not image) or (task.query != IMAGE and not text):
             raise GeniusError(f"{path}: query {name} lacks the {task.query.label} that its task wants")
-        query = Query(text=text, image=str(self.root / image) if image else None, instruction=self.instruction(name, task))
-        positives = row.get("pos_cand_list") or [] if qrels is None else qrels.get(name, [])
-        return JudgedQuery(name, query, tuple(dict.fromkeys(str(p) for p in positives)), number, self.times.get(name, 1))
+        path_of_image = str(self.root / image) if image else None
+        query = Query(text=text, image=path_of_image, instruction=self.instruction(name, task))
+        positives = row.get("pos_cand_list") or []
+        if qrels is not None:
+            positives = qrels.get(name, [])
+        distinct = tuple(dict.fromkeys(str(positive) for positive in positives))
+        return JudgedQuery(name, query, distinct, number, self.times.get(name, 1))
 
     def pool(self) -> Iterator[Item]:
-        """Every candidate once. Test has a file of them; in val it would hold little to search in, so local pools are joined."""
+        """Every candidate once. Test has a file of them; that of val holds too few, so val joins the local pools."""
         union = union_pool(self.root, self.split)
         own = [path for path in dict.fromkeys(self.pools) if path is not None]
         if len(own) < len(set(self.pools)) or (self.split != "val" and self.whole and union.is_file()):
             yield from self._items(union)
             return
         seen: set[str] = set()
-        for path in own:  # pools may share candidates; one that a file has twice is a mistake, which `check_collection` names
+        for path in own:  # pools may share candidates; one that a file has twice is an error of `check_collection`
             here: set[str] = set()
             for item in self._items(path):
                 if item.id not in seen:
@@ -287,7 +324,9 @@ class MBeir:
 
     def local_pool(self, task: int) -> Iterator[str] | None:
         path = self.pools[task]
-        return None if path is None else (_string(row, "did", path) for row in read_lines(path))
+        if path is None:
+            return None
+        return (_string(row, "did", path) for row in read_lines(path))
 
     def _items(self, path: Path) -> Iterator[Item]:
         return (candidate(row, self.root, path) for row in read_lines(path))
@@ -296,12 +335,14 @@ class MBeir:
         paths = {path for file in self.files for path in (file.path, file.qrels) if path is not None}
         paths |= {path for path in (*self.pools, union_pool(self.root, self.split)) if path is not None and path.is_file()}
         prompts = self.root / INSTRUCTIONS
+        if prompts.is_file():
+            paths.add(prompts)
         keys = ",".join(task.key for task in self.tasks)
-        return files_fingerprint(paths | ({prompts} if prompts.is_file() else set()), self.split, str(self.seed), keys)
+        return files_fingerprint(paths, self.split, str(self.seed), keys)
 
 
 def candidate(row: Row, root: Path, path: Path) -> Item:
-    """The item that a line of a pool describes; keys that say nothing may be missing."""
+    """The item that a line of a pool describes; empty fields may be missing."""
     name = _string(row, "did", path)
     try:
         modality = Modality.parse(str(row.get("modality", "")))
@@ -322,7 +363,8 @@ def read_lines(path: Path) -> Iterator[Row]:
 def _string(row: Row, key: str, path: Path) -> str:
     name = str(row.get(key) or "")
     if not name:
-        raise GeniusError(f"{path}: a {'query' if key == 'qid' else 'candidate'} has no {key}")
+        what = "query" if key == "qid" else "candidate"
+        raise GeniusError(f"{path}: a {what} has no {key}")
     return name
 
 

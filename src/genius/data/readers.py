@@ -1,7 +1,7 @@
-"""The one reader of JSONL, CSV, TSV and Parquet: rows, one at a time, whatever a stranger put into the file.
+"""The one reader of JSONL, CSV, TSV and Parquet: rows, one at a time, of untrusted files.
 
-One bad row costs one row: in its place comes a text that says why, and the reading goes on behind it. Nothing here is held
-in memory but a few rows. Knows nothing of what the columns mean.
+A bad row costs one row: in its place comes a text that says why, and reading continues after it. Only a few rows are held
+in memory. Knows nothing of what the columns mean.
 """
 
 from __future__ import annotations
@@ -20,9 +20,14 @@ from genius.types import is_unicode
 
 MAX_LINE = 64 << 20  # bytes
 MAX_COLUMNS = 2048
-MAX_UNFOLDED, MAX_RATIO = 256 << 20, 100  # bytes, times the file: rows of Parquet that are more than both are a bomb
-FOLDED = 20  # times the file: from here on one value may stand in many rows
-BATCH_ROWS, BATCH_BYTES, LARGEST_BATCH = 64, 32 << 20, 256 << 20  # rows unfolded at once: bytes as a rule, and at worst
+# a Parquet row group that is larger than both when decoded is a decompression bomb
+MAX_UNFOLDED = 256 << 20  # bytes
+MAX_RATIO = 100  # times the file
+FOLDED = 20  # times the file: from here on one value may be repeated in many rows
+# decoded at once:
+BATCH_ROWS = 64
+BATCH_BYTES = 32 << 20  # as a rule
+LARGEST_BATCH = 256 << 20  # bytes at worst
 TABLE_SUFFIXES = frozenset({".jsonl", ".ndjson", ".csv", ".tsv", ".parquet"})
 
 Row = dict[str, Any]
@@ -30,8 +35,13 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class RowRange:
-    """A stretch of a table, for reading one file in several places at once: rows from `first` on (counted from 0), `count` of
-    them, and for lines of text the byte at which they begin."""
+    """A range of a table's rows, for reading one file in several places at once.
+
+    Args:
+        first: Row, counted from 0.
+        count: Rows.
+        byte: Of lines of text: where the first row begins.
+    """
 
     first: int
     count: int
@@ -39,9 +49,9 @@ class RowRange:
 
 
 def cut_rows(path: Path, size: int) -> list[RowRange]:
-    """A table in stretches of `size` rows. CSV is one stretch: what its columns hold shows only in all its rows.
+    """A table in ranges of `size` rows. CSV is one range: the types of its columns depend on all rows.
 
-    Parquet says how many rows it has; lines of JSON are counted. A file that cannot be read is no stretch at all.
+    Parquet names its number of rows; lines of JSON are counted.
     """
     if path.suffix.lower() == ".parquet":
         import pyarrow as pa
@@ -55,7 +65,8 @@ def cut_rows(path: Path, size: int) -> list[RowRange]:
         return [RowRange(first, min(size, rows - first)) for first in range(0, rows, size)]
     if path.suffix.lower() in (".csv", ".tsv"):
         return [RowRange(0, 1 << 62)]
-    cuts, lines = [0], 0
+    cuts = [0]
+    lines = 0
     with open_plain(path) as file:
         for _ in _lines(file):
             lines += 1
@@ -64,10 +75,18 @@ def cut_rows(path: Path, size: int) -> list[RowRange]:
     return [RowRange(i * size, min(size, lines - i * size), byte) for i, byte in enumerate(cuts) if i * size < lines]
 
 
-def read_rows(path: Path, stretch: RowRange | None = None) -> Iterator[tuple[int, Row | str]]:
-    """(row number from 1, row) of a table file, or of a stretch of it; a string in place of a row says why it could not be read.
+def read_rows(path: Path, part: RowRange | None = None) -> Iterator[tuple[int, Row | str]]:
+    """Rows of a table file.
 
-    One bad row costs one row: the reading goes on behind it. A file that cannot be read any further is one clear line.
+    Args:
+        path: A JSONL, CSV, TSV or Parquet file.
+        part: Only these rows.
+
+    Yields:
+        (row number from 1, row). A text in place of a row says why it could not be read; reading continues after it.
+
+    Raises:
+        GeniusError: If the file cannot be read any further.
     """
     readers: dict[str, Callable[[Path, RowRange | None], Iterator[tuple[int, Row | str]]]] = {
         ".csv": _read_csv,
@@ -75,13 +94,14 @@ def read_rows(path: Path, stretch: RowRange | None = None) -> Iterator[tuple[int
         ".parquet": _read_parquet,
     }
     try:
-        yield from readers.get(path.suffix.lower(), read_jsonl_rows)(path, stretch)
+        yield from readers.get(path.suffix.lower(), read_jsonl_rows)(path, part)
     except (OSError, csv.Error) as error:
         raise GeniusError(f"cannot read {path}: {said(error)}") from None
 
 
-def read_jsonl_rows(path: Path, stretch: RowRange | None = None) -> Iterator[tuple[int, Row | str]]:
-    part = stretch or RowRange(0, 1 << 62)
+def read_jsonl_rows(path: Path, part: RowRange | None = None) -> Iterator[tuple[int, Row | str]]:
+    """`read_rows` of lines of JSON objects."""
+    part = part or RowRange(0, 1 << 62)
     with open_plain(path) as file:
         file.seek(part.byte)
         for number, line in zip(range(part.first + 1, part.first + part.count + 1), _lines(file), strict=False):
@@ -100,26 +120,26 @@ def read_jsonl_rows(path: Path, stretch: RowRange | None = None) -> Iterator[tup
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes | str]:
-    """Lines; for one without end, a word in its place."""
+    """Lines; in place of one that is too long, a text that says so."""
     while line := file.readline(MAX_LINE):
         if len(line) < MAX_LINE or line.endswith(b"\n"):
             yield line
             continue
-        while (rest := file.readline(MAX_LINE)) and not rest.endswith(b"\n"):
+        while (more := file.readline(MAX_LINE)) and not more.endswith(b"\n"):
             pass
         yield f"a line of more than {MAX_LINE:,} bytes"
 
 
-def _read_csv(path: Path, stretch: RowRange | None = None) -> Iterator[tuple[int, Row | str]]:
-    """Two passes: a column is numeric or boolean only if all its values are. Its one stretch is the whole file."""
-    kinds: dict[str, set[str]] = {}
+def _read_csv(path: Path, part: RowRange | None = None) -> Iterator[tuple[int, Row | str]]:
+    """Two passes: a column is numeric or boolean only if all its values are. Its only range is the whole file."""
+    types: dict[str, set[str]] = {}
     for _, row in csv_rows(path):
         if not isinstance(row, str):
             for name, value in row.items():
                 if value and name is not None:
-                    kinds.setdefault(name, set()).add(_csv_kind(value))
+                    types.setdefault(name, set()).add(_csv_type(value))
     read: dict[str, Callable[[str], Any]] = {"number": _number, "boolean": lambda value: value.lower() == "true"}
-    convert = {name: read[next(iter(found))] for name, found in kinds.items() if len(found) == 1 and found != {"text"}}
+    convert = {name: read[next(iter(found))] for name, found in types.items() if len(found) == 1 and found != {"text"}}
     for number, row in csv_rows(path):
         if isinstance(row, str):
             yield number, row
@@ -129,11 +149,12 @@ def _read_csv(path: Path, stretch: RowRange | None = None) -> Iterator[tuple[int
 
 
 def csv_rows(path: Path) -> Iterator[tuple[int, dict[str, str] | str]]:
-    """Rows of texts; values beyond the header come under the name None."""
+    """Rows of texts; values beyond the header have the name None."""
     csv.field_size_limit(10_000_000)
-    # what is no UTF-8 becomes lone surrogates, which are found below: one bad byte is to cost one row, not the file
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+    # bytes that are not UTF-8 become lone surrogates, which are found below: a bad byte costs one row, not the file
     with open_plain(path), path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        reader = csv.DictReader(_text_lines(file), delimiter="\t" if path.suffix.lower() == ".tsv" else ",", restval="")
+        reader = csv.DictReader(_text_lines(file), delimiter=delimiter, restval="")
         if not all(map(is_unicode, reader.fieldnames or [])):
             raise GeniusError("the first line, which names the columns, is not UTF-8 text")
         number = 0
@@ -157,18 +178,22 @@ def _text_lines(file: TextIO) -> Iterator[str]:
         yield line
 
 
-def _csv_kind(value: str) -> str:
+def _csv_type(value: str) -> str:
     if value.lower() in ("true", "false"):
         return "boolean"
     # leading zeros are names, not numbers: article 007
-    return "number" if re.fullmatch(r"[+-]?(0|[1-9]\d{0,14})(\.\d+)?([eE][+-]?\d{1,2})?", value, re.ASCII) else "text"
+    if re.fullmatch(r"[+-]?(0|[1-9]\d{0,14})(\.\d+)?([eE][+-]?\d{1,2})?", value, re.ASCII):
+        return "number"
+    return "text"
 
 
 def _number(value: str) -> int | float:
-    return int(value) if re.fullmatch(r"[+-]?\d+", value, re.ASCII) else float(value)
+    if re.fullmatch(r"[+-]?\d+", value, re.ASCII):
+        return int(value)
+    return float(value)
 
 
-# what a footer may claim; and pages are read as they are needed, not whole columns ahead
+# limits of what a footer may claim; pages are read as they are needed, not whole columns ahead
 _LIMITS: dict[str, Any] = {
     "thrift_string_size_limit": 1 << 26,
     "thrift_container_size_limit": 1 << 22,
@@ -177,16 +202,13 @@ _LIMITS: dict[str, Any] = {
 }
 
 
-def _read_parquet(path: Path, stretch: RowRange | None = None) -> Iterator[tuple[int, Row | str]]:
+def _read_parquet(path: Path, part: RowRange | None = None) -> Iterator[tuple[int, Row | str]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    part = stretch or RowRange(0, 1 << 62)
+    part = part or RowRange(0, 1 << 62)
     try:
-        with (
-            open_plain(path),
-            pq.ParquetFile(path, **_LIMITS) as file,
-        ):
+        with open_plain(path), pq.ParquetFile(path, **_LIMITS) as file:
             if len(file.schema_arrow.names) > MAX_COLUMNS:
                 raise GeniusError(f"{len(file.schema_arrow.names):,} columns; at most {MAX_COLUMNS}")
             groups, number = _groups(file.metadata, part)
@@ -202,8 +224,10 @@ def _read_parquet(path: Path, stretch: RowRange | None = None) -> Iterator[tuple
 
 
 def _groups(about: Any, part: RowRange) -> tuple[list[int], int]:
-    """Row groups that hold rows of a stretch, and how many rows lie before them."""
-    groups, before, at = [], 0, 0
+    """Row groups that hold rows of a range, and how many rows lie before them."""
+    groups = []
+    before = 0
+    at = 0
     for number in range(about.num_row_groups):
         end = at + about.row_group(number).num_rows
         if end <= part.first:
@@ -215,8 +239,8 @@ def _groups(about: Any, part: RowRange) -> tuple[list[int], int]:
 
 
 def _batch_size(about: Any, packed: int) -> int:
-    """How many rows of a file of `packed` bytes to unfold at once: few, where rows are large, or where all of them may name
-    one large value. (What is said of single columns is not looked at: of a broken file, that ends the process.)"""
+    """How many rows of a file of `packed` bytes to decode at once: few where rows are large, or where all of them may
+    repeat one large value. (Statistics of single columns are not read: those of a broken file end the process.)"""
     rows = BATCH_ROWS
     for group in map(about.row_group, range(about.num_row_groups)):
         unfolded = max(1, group.total_byte_size)
@@ -229,7 +253,7 @@ def _batch_size(about: Any, packed: int) -> int:
 
 
 def _batch_rows(batch: Any) -> Iterator[Row | str]:
-    """Rows of a batch; if one holds what Python has no value for (a date beyond the year 9999), the others still come."""
+    """Rows of a batch; if one holds a value that Python cannot represent (the year 10000), the others still come."""
     try:
         yield from batch.to_pylist()
         return

@@ -1,7 +1,7 @@
-"""Made-up data for a first training run, tutorials and tests: coloured shapes, and random features.
+"""Synthetic data for a first training run, tutorials and tests: coloured shapes, and random features.
 
-A thing is a colour, a shape and a size; its picture is drawn, its text is "a small red circle". Knows nothing of models; the same
-seed gives the same bytes.
+A thing is a colour, a shape and a size; its image is drawn, its text is "a small red circle". The same seed gives the
+same bytes. Knows nothing of models.
 """
 
 from __future__ import annotations
@@ -39,9 +39,12 @@ class Thing:
         return f"a {self.size} {self.colour} {self.shape}"
 
     def draw(self) -> Image.Image:
-        picture = Image.new("RGB", (32, 32), (255, 255, 255))
-        draw, r, c = ImageDraw.Draw(picture), SIZES[self.size], COLOURS[self.colour]
-        x, y = 16 + self.serial % 3 - 1, 16 + self.serial // 3 % 3 - 1  # equal things are drawn a pixel apart
+        image = Image.new("RGB", (32, 32), (255, 255, 255))
+        draw = ImageDraw.Draw(image)
+        r = SIZES[self.size]
+        c = COLOURS[self.colour]
+        x = 16 + self.serial % 3 - 1  # equal things are drawn a pixel apart
+        y = 16 + self.serial // 3 % 3 - 1
         box = (x - r, y - r, x + r, y + r)
         if self.shape == "circle":
             draw.ellipse(box, fill=c)
@@ -56,7 +59,7 @@ class Thing:
         else:
             draw.rectangle((x - 2, y - r, x + 2, y + r), fill=c)
             draw.rectangle((x - r, y - 2, x + r, y + 2), fill=c)
-        return picture
+        return image
 
 
 def synthetic_features(
@@ -70,10 +73,19 @@ def synthetic_features(
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
 ) -> FeatureSet:
-    """A random but structured FeatureSet: items in clusters, queries near the item they want, a modality gap.
+    """A random but structured FeatureSet: items in clusters, queries near their positive, a modality gap.
 
-    Tasks are the `directions`, each with its own part of the pool. For measurements of speed and for tests: no
-    number obtained on it says anything about the quality of a model on real data.
+    For measurements of speed and for tests: no number obtained on it says anything about a model on real data.
+
+    Args:
+        queries: How many.
+        pool: How many candidates.
+        width: Of all vectors.
+        directions: (query modality, target modality) of the tasks; each task has its own part of the pool.
+        clusters: Of the items.
+        noise: Of a query around its positive, in units of an item's spread in its cluster.
+        seed: Of everything random.
+        dtype: Of the vectors.
     """
     random_ = torch.Generator().manual_seed(seed)
 
@@ -81,21 +93,22 @@ def synthetic_features(
         return torch.randn(*shape, generator=random_)
 
     centres = normal(clusters, width)
-    gap = normal(2, width) * 0.7  # where pictures and texts live apart
+    gap = normal(2, width) * 0.7  # between images and texts
     owner = torch.arange(pool) % len(directions)
     content = centres[torch.randint(clusters, (pool,), generator=random_)] + 0.8 * normal(pool, width)
-    kinds = torch.tensor([int(target) for _, target in directions])[owner]
+    modality = torch.tensor([int(target) for _, target in directions])[owner]
     task = torch.arange(queries) % len(directions)
     wanted = torch.empty(queries, dtype=torch.long)
     for number in range(len(directions)):
-        mine, rows = task == number, (owner == number).nonzero()[:, 0]
-        wanted[mine] = rows[torch.randint(len(rows), (int(mine.sum()),), generator=random_)]
-    asked = content[wanted] + noise * 0.8 * normal(queries, width)
-    query_kinds = torch.tensor([int(query) for query, _ in directions])[task]
-    instruction = normal(3, width)[kinds[wanted]] * 0.5  # the query's text says which modality it wants
+        own = task == number
+        rows = (owner == number).nonzero()[:, 0]
+        wanted[own] = rows[torch.randint(len(rows), (int(own.sum()),), generator=random_)]
+    query_content = content[wanted] + noise * 0.8 * normal(queries, width)
+    query_modality = torch.tensor([int(query) for query, _ in directions])[task]
+    instruction = normal(3, width)[modality[wanted]] * 0.5  # the query's text says which modality it wants
     return FeatureSet(
-        queries=_two_towers(asked, query_kinds, gap, instruction, dtype),
-        pool=_two_towers(content, kinds, gap, None, dtype),
+        queries=_two_towers(query_content, query_modality, gap, instruction, dtype),
+        pool=_two_towers(content, modality, gap, None, dtype),
         pairs=torch.stack([torch.arange(queries), wanted], 1),
         query_ids=[f"20:{i}" for i in range(queries)],
         pool_ids=[f"20:{i}" for i in range(pool)],
@@ -105,9 +118,11 @@ def synthetic_features(
     )
 
 
-def _two_towers(content: Tensor, kinds: Tensor, gap: Tensor, instruction: Tensor | None, dtype: torch.dtype) -> Features:
-    image_mask, text_mask = kinds != int(Modality.TEXT), kinds != int(Modality.IMAGE)
+def _two_towers(content: Tensor, modality: Tensor, gap: Tensor, instruction: Tensor | None, dtype: torch.dtype) -> Features:
+    image_mask = modality != int(Modality.TEXT)
+    text_mask = modality != int(Modality.IMAGE)
     text = content * text_mask[:, None] + gap[1]
     if instruction is not None:  # a query always has a text: its instruction
-        text, text_mask = text + instruction, torch.ones_like(text_mask)
+        text = text + instruction
+        text_mask = torch.ones_like(text_mask)
     return Features((content + gap[0]).to(dtype), text.to(dtype), image_mask, text_mask)

@@ -1,13 +1,11 @@
-"""Encoders: one file per family, one small protocol (`base`), and here the registry: a URI -> a folder (`resolve`) -> an encoder
-(`load_encoder`).
+"""Encoders: one protocol (`base`), one file per family, and here the registry: `load_encoder` takes a URI.
 
     PATH, local-dir:PATH          a folder of this project, of a `transformers` or `sentence-transformers` model, or of open_clip
     hf-hub:OWNER/NAME[@REVISION]  the same on a hub, downloaded once, weights as safetensors only
     bundled:NAME                  a model that ships with this package
-    uniir:PATH                    a published UniIR checkpoint (`clip_sf_large.pth`, `blip_ff_large.pth`, ...)
+    uniir:PATH                    UniIR's CLIP-SF checkpoint (`clip_sf_large.pth`)
 
-Knows the names of the families and where each lives, none of their insides: a family's module is imported when one of its
-encoders is loaded.
+Objects in place of URIs: `objects`. A family's module is imported when one of its encoders is loaded.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ __all__ = ["Encoder", "encode_items", "encode_queries", "load_encoder", "registe
 MAX_CONFIG = 1 << 20  # bytes of a JSON file that describes an encoder
 
 SPEC = "encoder.json"
-"""Names the family of a folder that this project wrote, and what the family needs to read it."""
+"""File that names the family of an encoder folder and its settings."""
 
 FAMILIES: dict[str, str] = {
     # family -> "module:class"; the class has `load(directory, spec) -> Encoder`
@@ -35,18 +33,19 @@ FAMILIES: dict[str, str] = {
     "siglip": "genius.encoders.transformers_dual:SiglipEncoder",
     "open-clip": "genius.encoders.checkpoints:OpenClipFolder",
     "uniir": "genius.encoders.checkpoints:UniirCheckpoint",
-    "clip-ff": "genius.encoders.uniir_clip:ClipFfEncoder",
-    "blip-sf": "genius.encoders.uniir_blip:BlipSfEncoder",
-    "blip-ff": "genius.encoders.uniir_blip:BlipFfEncoder",
+    "object": "genius.encoders.objects:SavedObject",
     "towers": "genius.encoders.towers:TowersEncoder",
     "mini": "genius.encoders.mini:MiniEncoder",
 }
 
 
 def register(family: str, place: str) -> None:
-    """Make an encoder of another package known: `place` is "module:class", and the class has `load(directory, spec) -> Encoder`.
+    """Add a family of encoders of another package.
 
-    A folder whose `encoder.json` names `family` is then read by it. Built-in families cannot be replaced."""
+    Args:
+        family: Its name in `encoder.json`. Built-in families cannot be replaced.
+        place: "module:class"; the class has `load(directory, spec) -> Encoder`.
+    """
     module, colon, attribute = place.partition(":")
     if not (module and colon and attribute):
         raise GeniusError(f"an encoder family is registered as 'module:class', got {place!r}")
@@ -58,18 +57,22 @@ def register(family: str, place: str) -> None:
 # `model_type` of a transformers config -> our family (fixed-size SigLIP 2 says "siglip"; "siglip2" is NaFlex, not read)
 TRANSFORMERS_TYPES: dict[str, str] = {"clip": "clip", "siglip": "siglip"}
 
-# what people try first: models of words without pictures
+# text-only models, refused with a hint
 TEXT_ONLY = frozenset(
     ("bert", "roberta", "distilbert", "mpnet", "xlm-roberta", "modernbert", "t5", "gpt2", "llama", "qwen2", "qwen3", "mistral")
 )
 OPEN_CLIP = "open_clip_config.json"
 
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.onnx", "*/*.json", "*/*.safetensors", "*/*.onnx"]
-"""What is fetched from a hub: never pickles."""
+"""Files that are downloaded from a hub: never pickles."""
 
 
 def resolve(uri: str | Path) -> Path:
-    """The local folder (for `uniir:` the file) that a URI names."""
+    """The local folder of a URI (for `uniir:` the file).
+
+    Raises:
+        GeniusError: If there is none.
+    """
     scheme, _, rest = str(uri).partition(":")
     if scheme == "bundled" and rest:
         return _bundled(rest)
@@ -82,9 +85,15 @@ def resolve(uri: str | Path) -> Path:
 
 
 def load_encoder(uri: str | Path, device: str = "cpu", share: int = 0) -> Encoder:
-    """Load the encoder a URI names. A whole model's URI gives the encoder that it brings.
+    """Load an encoder.
 
-    `device` is cpu, cuda, cuda:N or auto: a GPU where there is one, for process number `share` the next one in turn.
+    Args:
+        uri: Of an encoder, or of a model with an encoder.
+        device: cpu, cuda, cuda:N or auto (a GPU if there is one).
+        share: Number of this process among several: with auto, each takes the next GPU.
+
+    Raises:
+        GeniusError: If there is no such encoder, or it cannot be read.
     """
     from genius.encoders.base import find_device
 
@@ -115,7 +124,7 @@ def _load(uri: str | Path) -> Encoder:
 
 
 def read_spec(directory: Path) -> tuple[str, dict[str, Any]]:
-    """(family, its settings) of a folder: from `encoder.json`, or a transformers `config.json`."""
+    """Family and settings of a folder, from `encoder.json`, a transformers `config.json` or an open_clip config."""
     own = _read_json(directory / SPEC)
     if own is not None:
         family = own.get("family")
@@ -123,43 +132,44 @@ def read_spec(directory: Path) -> tuple[str, dict[str, Any]]:
             raise GeniusError(f"{directory / SPEC} names an unknown encoder family {family!r}; known: {', '.join(FAMILIES)}")
         return family, own
     foreign = _read_json(directory / "config.json")
-    kind = None if foreign is None else foreign.get("model_type")
-    if kind not in TRANSFORMERS_TYPES and (directory / OPEN_CLIP).is_file():
+    model_type = None if foreign is None else foreign.get("model_type")
+    if model_type not in TRANSFORMERS_TYPES and (directory / OPEN_CLIP).is_file():
         return "open-clip", {}
     if foreign is None:
         raise GeniusError(f"no encoder at {directory}: neither {SPEC} nor a transformers config.json nor {OPEN_CLIP}")
-    if kind in TEXT_ONLY:
+    if model_type in TEXT_ONLY:
         raise GeniusError(
-            f"{directory} holds a {kind!r}, which reads texts only: choose an encoder with a picture tower, such as a CLIP"
+            f"{directory} holds a {model_type!r}, which reads texts only: choose an encoder with an image tower, such as a CLIP"
         )
-    if not isinstance(kind, str) or kind not in TRANSFORMERS_TYPES:
+    if not isinstance(model_type, str) or model_type not in TRANSFORMERS_TYPES:
         raise GeniusError(
-            f"{directory} holds a {kind or 'model of unknown type'!r}, not an encoder this version reads "
-            f"({', '.join(TRANSFORMERS_TYPES)}); UniIR's CLIP-FF, BLIP-SF and BLIP-FF are read from their .pth files: uniir:FILE"
+            f"{directory} holds a {model_type or 'model of unknown type'!r}, not an encoder this version reads "
+            f"({', '.join(TRANSFORMERS_TYPES)})"
         )
-    return TRANSFORMERS_TYPES[kind], {}
+    return TRANSFORMERS_TYPES[model_type], {}
 
 
 def _picture_module(directory: Path) -> Path:
-    """Of a folder of `sentence-transformers`, the module that sees pictures; only lengths may change behind it."""
+    """The image module of a sentence-transformers folder; only a `Normalize` layer may follow it."""
     listed = read_json(directory / "modules.json", MAX_CONFIG)
     modules = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
-    kinds = [str(entry.get("type", "?")).rpartition(".")[2] for entry in modules]
+    types = [str(entry.get("type", "?")).rpartition(".")[2] for entry in modules]
     paths = [directory / Path(str(entry.get("path", ""))).name for entry in modules]
     if not modules:
         raise GeniusError(f"{directory / 'modules.json'} lists no modules")
-    strange = next((kind for kind in kinds[1:] if kind != "Normalize"), None)
-    if strange == "Pooling" or (strange is None and not (paths[0] / "config.json").is_file()):
+    other = next((name for name in types[1:] if name != "Normalize"), None)
+    if other == "Pooling" or (other is None and not (paths[0] / "config.json").is_file()):
         raise GeniusError(
-            f"{directory} is a sentence-transformers model that reads texts only: choose one that sees pictures, such as a CLIP"
+            f"{directory} is a sentence-transformers model that reads texts only: choose one with an image tower, "
+            "such as a CLIP, or pass the object to Genius.from_encoder"
         )
-    if strange is not None:
-        raise GeniusError(f"{directory} has a {strange} layer behind its towers, which this version does not read")
+    if other is not None:
+        raise GeniusError(f"{directory} has a {other} layer behind its towers, which this version does not read")
     return paths[0]
 
 
 def write_spec(directory: Path, family: str, settings: dict[str, Any] | None = None) -> None:
-    """Write `encoder.json` and the digests of the files beside it. Call it last: a folder without one is not an encoder."""
+    """Write `encoder.json` and `digests.json`. Call it last: a folder without them is no encoder."""
     directory.mkdir(parents=True, exist_ok=True)
     write_digests(directory)
     body = {"family": family, **(settings or {})}
@@ -167,7 +177,7 @@ def write_spec(directory: Path, family: str, settings: dict[str, Any] | None = N
 
 
 def bundled_names() -> list[str]:
-    """Names after `bundled:` that this installation has."""
+    """Names of the bundled models."""
     root = _bundled_root()
     return sorted(p.name for p in root.iterdir() if (p / "config.json").is_file()) if root.is_dir() else []
 
@@ -192,7 +202,7 @@ def _from_hub(name: str) -> Path:
         raise GeniusError("hf-hub: needs huggingface_hub: pip install 'genius-search[hub]'") from None
     try:
         return Path(snapshot_download(repository, revision=revision or None, allow_patterns=HUB_FILES))
-    except Exception as error:  # the hub client raises many kinds, most of them long
+    except Exception as error:  # the hub client raises many types
         raise GeniusError(f"cannot fetch hf-hub:{name}: {said(error)}") from None
 
 

@@ -1,7 +1,7 @@
-"""The encoder protocol, where encoders run and in which precision, and how items and queries become `Features`.
+"""The encoder protocol, devices and precision, and the encoding of items and queries to `Features`.
 
-An encoder turns pictures and texts into vectors of one width. It is frozen here: its own training is
-`genius.train.encoder`. Everything that needs batching, progress or error policy is written once, below.
+An encoder maps images and texts to vectors of one width. It is frozen here; `genius.train.encoder` trains one. Batching,
+progress and error handling are shared by all encoders. Knows nothing of models or indexes.
 """
 
 from __future__ import annotations
@@ -25,14 +25,22 @@ Precision = Literal["fp32", "bf16", "fp16"]
 PRECISIONS: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 OnError = Literal["raise", "skip"]
 OnPicture = Callable[[int, Image.Image], None]
-"""Hears of each picture as it is opened, with its item's position, in the thread that opened it."""
+"""Called with an item's position and its image when it is opened, in the thread that opened it."""
 
 T = TypeVar("T")
-LARGEST = 1024  # pixels of the longer side: for encoders that do not shrink pictures themselves
+LARGEST = 1024  # pixels of the longer side, for encoders without `prepare_image`
 
 
 def find_device(name: str = "auto", share: int = 0) -> torch.device:
-    """cpu, cuda, cuda:N, or auto: a GPU where there is one, and for process number `share` the next one in turn."""
+    """The torch device of a name.
+
+    Args:
+        name: cpu, cuda, cuda:N or auto (a GPU if there is one).
+        share: Number of this process among several: with auto, each takes the next GPU.
+
+    Raises:
+        GeniusError: If there is no such device.
+    """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
         return torch.device("cuda", share % count) if count else torch.device("cpu")
@@ -50,7 +58,7 @@ def find_device(name: str = "auto", share: int = 0) -> torch.device:
 
 
 def device_of(encoder: object) -> torch.device:
-    """Where the encoder's weights are; encoders without any run on the CPU."""
+    """Device of the encoder's weights; the CPU if it has none."""
     if isinstance(encoder, torch.nn.Module):
         for tensor in (*encoder.parameters(), *encoder.buffers()):
             return tensor.device
@@ -58,7 +66,7 @@ def device_of(encoder: object) -> torch.device:
 
 
 def precision(encoder: object, name: Precision) -> AbstractContextManager[Any]:
-    """Inside, the encoder's large products run in this precision; its vectors come out as they always do."""
+    """A context in which the encoder runs in this precision (autocast). Its vectors stay float32."""
     if name == "fp32":
         return nullcontext()
     if name not in PRECISIONS:
@@ -73,43 +81,44 @@ class Encoder(Protocol):
     width: int
 
     def encode_images(self, images: Sequence[Image.Image]) -> Tensor:
-        """RGB pictures -> (n, width) float32 on the CPU, raw (not unit length)."""
+        """RGB images -> (n, width) float32 on the CPU, not normalised."""
         ...
 
     def encode_texts(self, texts: Sequence[str]) -> Tensor:
-        """Texts -> (n, width) float32 on the CPU, raw (not unit length)."""
+        """Texts -> (n, width) float32 on the CPU, not normalised."""
         ...
 
     def save(self, directory: Path) -> None:
-        """Write what `genius.encoders.load_encoder("local-dir:…")` reads."""
+        """Write a folder that `genius.encoders.load_encoder("local-dir:…")` reads."""
         ...
 
     def fingerprint(self) -> str:
         """A hex digest that changes when any weight does."""
         ...
 
-    # Optional: `prepare_image(picture) -> picture` shrinks a picture to what `encode_images` needs and leaves one of that
-    # size alone. It runs in the threads that open pictures.
+    # Optional: `prepare_image(image) -> image` scales an image down to the input of `encode_images`, and leaves one of that
+    # size unchanged. It runs in the threads that open images.
 
 
 @runtime_checkable
 class PairEncoder(Protocol):
-    """An encoder that reads image and text together: feature fusion, as CLIP-FF and BLIP-FF.
+    """An encoder with feature fusion (CLIP-FF, BLIP-FF): one vector for image, text or both (`encode_joint`).
 
-    One vector stands for an item, whatever it has: `encode_joint` gives those. One that is also an `Encoder` may stand
-    under GENIUS: `encode_items` then gives a pair's vector in two halves, whose score fusion is the vector again.
+    One that is also an `Encoder` works under GENIUS: `encode_items` then stores a pair's vector in two halves, whose score
+    fusion is the vector again.
     """
 
     width: int
 
     def encode_pairs(self, images: Sequence[Image.Image | None], texts: Sequence[str]) -> Tensor:
-        """n pictures with n texts -> (n, width) float32. A picture may be None and a text empty, not both."""
+        """n images with n texts -> (n, width) float32. An image may be None or a text empty, not both."""
         ...
 
     def fingerprint(self) -> str: ...
 
 
 def batched(values: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Lists of `size` values; the last may be shorter."""
     batch: list[T] = []
     for value in values:
         batch.append(value)
@@ -130,13 +139,20 @@ def encode_items(
     on_picture: OnPicture | None = None,
     workers: PictureWorkers | None = None,
 ) -> tuple[Features, list[int], list[str]]:
-    """Items -> features of those that could be read, their positions, and one line for each that could not.
+    """Encode items. Images are decoded by a few threads, at most one batch ahead, so memory does not grow with the collection.
 
-    `batch_size` is one for all batches, or that of each.
+    Args:
+        encoder: The encoder.
+        items: The items.
+        batch_size: Of all batches, or one size per batch.
+        on_error: "raise" at the first unreadable image, or "skip" it.
+        on_progress: Called with the number of items after every batch.
+        on_picture: Called with every image before it is scaled down for the encoder; its shorter side has at least
+            `WORKING_SIDE` pixels, or all it has. Not called with `workers`.
+        workers: Processes that decode in place of threads.
 
-    Pictures are opened by a few threads, at most one batch ahead, so memory does not grow with the collection. Each is
-    decoded once: `on_picture` sees it (its shorter side at least `WORKING_SIDE` pixels, or all it has) before it is
-    shrunk for the encoder. With `workers` processes decode instead, and `on_picture` hears of nothing.
+    Returns:
+        Features of the items that could be read, their positions, and one line for each that could not.
     """
     rows = [_row(item) for item in items]
     towers = lambda batch: _towers(batch, encoder)  # noqa: E731
@@ -152,9 +168,16 @@ def encode_queries(
     instructions: bool = True,
     workers: PictureWorkers | None = None,
 ) -> Features:
-    """Queries -> features. The text side reads instruction + text, so it is present whenever either is.
+    """Encode queries. The text side reads instruction and text, so it is present if either is.
 
-    Without `instructions` a wanted kind is not put into words; what a query itself says always is read."""
+    Args:
+        encoder: The encoder.
+        queries: The queries.
+        batch_size: Queries per encoder call.
+        on_progress: Called with the number of queries after every batch.
+        instructions: Whether a target without an instruction gets a default one.
+        workers: Processes that decode in place of threads.
+    """
     if not instructions:
         queries = [replace(query, target=None) for query in queries]
     rows = [_row(query) for query in queries]
@@ -170,9 +193,9 @@ def encode_joint(
     on_progress: Callable[[int], None] | None = None,
     workers: PictureWorkers | None = None,
 ) -> tuple[Features, list[int], list[str]]:
-    """Items or queries -> one fused vector each, on the image side if there is an image, else on the text's.
+    """Encode items or queries with feature fusion: one vector each, on the image side, or on the text side without an image.
 
-    Score fusion of such features is the vector itself. Returns what `encode_items` does.
+    Score fusion of these features is the vector itself. Arguments and result as of `encode_items`.
     """
     rows = [_row(one) for one in inputs]
     return _encode(rows, encoder, lambda batch: _joint(batch, encoder), batch_size, on_error, on_progress, None, workers)
@@ -239,7 +262,7 @@ def _encode(
 
 
 def sent_to_workers(encoder: object) -> Shrink:
-    """What shrinks pictures for this encoder and can be sent to other processes: never the encoder with its weights."""
+    """The function that scales images down for this encoder, picklable: never the encoder with its weights."""
     pixels = getattr(encoder, "pixels", None)
     prepare = getattr(pixels, "prepare", None)
     return prepare if callable(prepare) else _at_most

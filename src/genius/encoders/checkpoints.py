@@ -1,14 +1,10 @@
-"""Checkpoints of others: which of UniIR's four models a file holds, and CLIP as open_clip publishes it.
+"""Checkpoints in other layouts than transformers': UniIR's CLIP-SF (`uniir:FILE`), and CLIP as open_clip publishes it.
 
-UniIR: CLIP-SF (`clip_sf_large.pth`) is the encoder under the published GENIUS; CLIP-FF, BLIP-SF and BLIP-FF are the paper's
-other dense baselines (`uniir_clip`, `uniir_blip`). A file is a pickle of the model and its optimizer; it is read without
-running anything (`genius.torch_file`) and mapped onto `transformers`' classes. CLIP-SF is OpenAI's CLIP in its own layout and
-behaves as a `ClipEncoder` once read; so does open_clip's `open_clip_model.safetensors`, whose weights have OpenAI's names.
-Models of open_clip whose towers come from elsewhere (timm, a language model) or pool in another way are refused in one line.
+Both are OpenAI's CLIP layout (`openai_clip`) and give a `ClipEncoder`. A UniIR file is read by `genius.torch_file`, and has no
+tokenizer: it is looked for beside the file, then on a hub. A tokenizer without the model's special token is passed over, because
+its ids would mean other words. open_clip models with towers of timm or a language model, or with another pooling, are refused.
 
-UniIR's files have no tokenizer: it is looked for beside them, then on a hub. CLIP's and BERT's may lie in one folder (BERT's as
-`vocab.txt`, or each in a folder of its name): a tokenizer without the special token of the model is passed over, because its
-ids would mean other words.
+UniIR's other models, the paper's baselines, are read by `lab.uniir`, which registers itself (`register_uniir`).
 """
 
 from __future__ import annotations
@@ -18,18 +14,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from genius.encoders.base import Encoder
 from genius.encoders.inputs import CLIP_MEAN, CLIP_STD, Pixels
+from genius.encoders.openai_clip import clip_from_openai
 from genius.encoders.transformers_dual import ClipEncoder, import_transformers
-from genius.encoders.uniir_blip import BlipFfEncoder, BlipSfEncoder
-from genius.encoders.uniir_clip import PREFIX, ClipFfEncoder, clip_from_openai
 from genius.errors import GeniusError, said
 from genius.files import read_json
 from genius.torch_file import read_checkpoint
 from genius.weight_files import read_tensors
 
 CLIP_HUB = "openai/clip-vit-large-patch14"
-BERT_HUB = "google-bert/bert-base-uncased"
 END = "<|endoftext|>"
 CONFIG = "open_clip_config.json"
 WEIGHTS = ("open_clip_model.safetensors", "model.safetensors")
@@ -43,12 +39,24 @@ OTHER_WAYS = {
 }
 
 
+UniirReader = Callable[[dict[str, Tensor], Path], Encoder | None]
+"""Tensors of a UniIR checkpoint and its path -> an encoder; None if the tensors are of another model."""
+
+_uniir_readers: list[UniirReader] = []
+
+
+def register_uniir(reader: UniirReader) -> UniirReader:
+    """Let `uniir:` read more models than CLIP-SF."""
+    _uniir_readers.append(reader)
+    return reader
+
+
 class UniirCheckpoint:
-    """`uniir:FILE`. Not an encoder itself: `load` gives the one that the file holds."""
+    """`uniir:FILE`. Not an encoder itself: `load` returns the one in the file."""
 
     @staticmethod
     def load(directory: Path, spec: dict[str, Any]) -> Encoder:
-        """Read the checkpoint file at `directory` (a file, or a folder with exactly one `.pth`)."""
+        """Read the checkpoint at `directory`: a file, or a folder with exactly one `.pth`."""
         path = Path(directory)
         if path.is_dir():
             found = sorted(path.glob("*.pth"))
@@ -56,11 +64,14 @@ class UniirCheckpoint:
                 raise GeniusError(f"{path} holds {len(found)} .pth files; name the UniIR checkpoint itself")
             path = found[0]
         state = {name.removeprefix("clip_model."): tensor for name, tensor in read_checkpoint(path).items()}
-        if any(name.startswith("visual_encoder.") for name in state):
-            family = BlipSfEncoder if "vision_proj.weight" in state else BlipFfEncoder
-            return family.from_state(state, bert_tokenizer(path.parent), str(path))
-        if any(name.startswith(PREFIX) for name in state):
-            return ClipFfEncoder.from_state(state, clip_tokenizer(path.parent), str(path))
+        for reader in _uniir_readers:
+            encoder = reader(state, path)
+            if encoder is not None:
+                return encoder
+        if any(name.startswith(("visual_encoder.", "t5_layers.")) for name in state):
+            raise GeniusError(
+                f"{path} holds UniIR's BLIP or CLIP-FF, a baseline of the paper: python -m lab.uniir reads it, from a clone"
+            )
         model = clip_from_openai(state, str(path))
         return ClipEncoder(model, clip_tokenizer(path.parent), Pixels(size=model.config.vision_config.image_size))
 
@@ -68,24 +79,20 @@ class UniirCheckpoint:
 def clip_tokenizer(folder: Path) -> Any:
     """OpenAI's: `tokenizer.json`, or `vocab.json` with `merges.txt`, in the folder or in its `clip` or `tokenizer`."""
     special = {"bos_token": "<|startoftext|>", "eos_token": END, "pad_token": END, "unk_token": END}
-    readers = {"tokenizer.json": _fast(special), "vocab.json": _by_class("CLIPTokenizer")}
-    return _find(folder, "clip", readers, END, CLIP_HUB)
+    readers = {"tokenizer.json": fast_tokenizer(special), "vocab.json": _by_class("CLIPTokenizer")}
+    return find_tokenizer(folder, "clip", readers, END, CLIP_HUB)
 
 
-def bert_tokenizer(folder: Path) -> Any:
-    """BERT's uncased one: `tokenizer.json` or `vocab.txt`, in the folder or in its `bert` or `tokenizer`."""
-    special = {f"{name}_token": f"[{name.upper()}]" for name in ("cls", "sep", "pad", "unk", "mask")}
+def find_tokenizer(folder: Path, name: str, readers: dict[str, Callable[[Path], Any]], token: str, hub: str) -> Any:
+    """The tokenizer of a checkpoint.
 
-    def from_words(path: Path) -> Any:
-        from tokenizers import BertWordPieceTokenizer
-
-        pieces = BertWordPieceTokenizer(str(path), lowercase=True)
-        return import_transformers().PreTrainedTokenizerFast(tokenizer_object=pieces._tokenizer, **special)
-
-    return _find(folder, "bert", {"tokenizer.json": _fast(special), "vocab.txt": from_words}, "[CLS]", BERT_HUB)
-
-
-def _find(folder: Path, name: str, readers: dict[str, Callable[[Path], Any]], token: str, hub: str) -> Any:
+    Args:
+        folder: Where the checkpoint lies; searched with its subfolders `name` and `tokenizer`.
+        name: Of the subfolder for this model's tokenizer.
+        readers: File name -> how it is read.
+        token: A special token of the model; a tokenizer without it is passed over.
+        hub: Where to fetch it if none is found.
+    """
     for path, read in _candidates(folder, name, readers):
         try:
             if token in _words(path):
@@ -120,7 +127,8 @@ def _words(path: Path) -> set[str]:
     return set(json.loads(text)) if path.suffix == ".json" else set(text.splitlines())
 
 
-def _fast(special: dict[str, str]) -> Callable[[Path], Any]:
+def fast_tokenizer(special: dict[str, str]) -> Callable[[Path], Any]:
+    """A reader of `tokenizer.json` that sets these special tokens."""
     return lambda path: import_transformers().PreTrainedTokenizerFast(tokenizer_file=str(path), **special)
 
 

@@ -1,4 +1,4 @@
-"""The bundled encoder: two small transformers for drawings (64 x 64) and short English texts, made for two CPU cores.
+"""The bundled encoder: two small transformers for drawings (64 x 64) and short English texts.
 
 Trained from scratch by `lab/mini` (see docs/model-card-mini.md); nothing is downloaded at run time. On
 disk: `encoder.json` (the config), `weights.safetensors` (matrices as int8 with one scale per row, or float32), and

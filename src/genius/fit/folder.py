@@ -1,14 +1,14 @@
 """Files and folders -> an index of their own model: encode, fit, index. `genius index PHOTOS -o my.genius --encoder URI`.
 
-Each item is encoded once. What is encoded is on disk before the next batch is read, so a run that is broken off, at whatever
-stage, goes on where it was when it is started again. Knows the order of things; each of them is done elsewhere.
+Each item is encoded once. Features are on disk before the next batch is read, so a run that is interrupted at any stage
+resumes when it is started again. This module knows the order of the steps; each is implemented elsewhere.
 
-    encoded/encoder.json     whose features they are
+    encoded/encoder.json         fingerprint of the encoder
     encoded/000001.safetensors   features of some items, float16; their names are in its metadata
 
-An index that has outgrown its codes gets new ones (`refit`) from the vectors that it stores, so nothing is encoded again. It is
-written beside the old one, row by row with new codes, and takes its place at the end; until then the old one stays as it is.
-Older versions are not carried over. Nobody else may have the index open meanwhile.
+An index that has outgrown its codes gets new ones (`refit`) from its stored vectors, so nothing is encoded again. The new
+index is written to a folder of its own, row by row with new codes, and replaces the old one at the end. Older versions are
+not carried over. Nobody else may have the index open meanwhile.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from genius.encoders.base import batched, encode_items
 from genius.errors import GeniusError, Problems, said
 from genius.features import Features
 from genius.files import read_json, write_whole
-from genius.fit import MOST, Fit, FitConfig, Say, Unfitted, fit_vectors, make_up, settled
+from genius.fit import Fit, FitConfig, Say, Unfitted, fit_vectors, settled
+from genius.fit.invent import MOST, invent_queries
 from genius.index import Index, writing
 from genius.index.folder import (
     INSIDE,
@@ -61,9 +62,9 @@ if TYPE_CHECKING:
 
 ABOUT = "encoder.json"
 Key = tuple[str, str]  # id and mark of an item
-AT_ONCE = 256  # items encoded between two looks at the disk
+AT_ONCE = 256  # items encoded between two writes
 Tell = Callable[[str, int, int], None]
-"""Hears what is being done, how many items are done, and how many there are (0: not known)."""
+"""Called with the step that runs, how many more items are done, and how many there are (0: not known)."""
 
 PAYLOAD = ["_seq", "id", "text", "modality", "_image", "_metadata"]
 
@@ -72,8 +73,9 @@ class Encoded:
     """The features of a collection, by item."""
 
     def __init__(self, folder: Path, fingerprint: str) -> None:
-        """Take what is in `folder` if this encoder made it; anything else there is thrown away."""
-        self.folder, self.files = folder, 0
+        """Read the features in `folder` if this encoder made them; anything else there is removed."""
+        self.folder = folder
+        self.files = 0
         self.rows: dict[Key, int] = {}
         self.parts: list[Features] = []
         if not _made_by(folder, fingerprint):
@@ -149,7 +151,7 @@ class OnRamp:
 
 @contextmanager
 def _kept_if_full() -> Iterator[None]:
-    """Tell people whose disk is full that they can go on."""
+    """Say after a full disk that the run can be resumed."""
     try:
         yield
     except GeniusError as error:
@@ -171,8 +173,25 @@ def index_with_encoder(
     tell: Tell | None = None,
     say: Say | None = None,
 ) -> OnRamp:
-    """Make an index of files with a model that is fitted to them; add to it if it is there."""
-    heard, said, started = tell or (lambda *_: None), say or (lambda _: None), time.monotonic()
+    """Make an index of files with a model that is fitted to them; add to it if it is there.
+
+    Args:
+        paths: Files and folders.
+        output: The index.
+        uri: The encoder.
+        config: How files are read.
+        fit_config: How the model is fitted.
+        device: Of the encoder.
+        thumbnails: Pixels of the previews; 0: none.
+        tell: Called with progress (`Tell`).
+        say: Called with one line per step of the fit.
+
+    Raises:
+        GeniusError: If nothing can be read, or the index has another model or encoder.
+    """
+    on_progress = tell or (lambda *_: None)
+    on_step = say or (lambda _: None)
+    started = time.monotonic()
     about = read_about(output)
     if about is not None and about.source != INSIDE:
         raise GeniusError(
@@ -184,20 +203,20 @@ def index_with_encoder(
         unfitted = Unfitted(uri, device)
         make_folder(output)
         encoded = Encoded(output / ENCODED, unfitted.encoder.fingerprint())
-        some, problems = _encode(unfitted, encoded, paths, config, heard)
+        some, problems = _encode(unfitted, encoded, paths, config, on_progress)
         if not len(encoded):
             encoded.remove()
             with suppress(OSError):  # it holds something else
                 output.rmdir()
             why = f" ({problems[0]})" if problems else ""
             where = ", ".join(map(str, paths))
-            raise GeniusError(f"nothing to index under {where}: no picture, text or table could be read{why}")
-        said("making up questions")
-        questions = make_up(unfitted.encoder, [item for item, _ in some])
+            raise GeniusError(f"nothing to index under {where}: no image, text or table could be read{why}")
+        on_step("inventing queries")
+        queries = invent_queries(unfitted.encoder, [item for item, _ in some])
         rows = [encoded.rows[key] for _, key in some]
-        moved = questions.answers.clone()
-        moved[questions.answers >= 0] = moved.new_tensor(rows)[questions.answers[questions.answers >= 0]]
-        fit = unfitted.fit_features(_full(encoded), replace(questions, answers=moved), fit_config, said)
+        moved = queries.positives.clone()
+        moved[queries.positives >= 0] = moved.new_tensor(rows)[queries.positives[queries.positives >= 0]]
+        fit = unfitted.fit_features(_full(encoded), replace(queries, positives=moved), fit_config, on_step)
         fit.model.save_pretrained(output / MODEL)
         fit.model.source = f"local-dir:{(output / MODEL).absolute()}"
     with Index(output, None if fit is None else fit.model, thumbnails=thumbnails) as index:
@@ -205,10 +224,13 @@ def index_with_encoder(
         index.model.to(device)
         if encoded is None and (output / ENCODED).is_dir() and index.model.encoder is not None:
             encoded = Encoded(output / ENCODED, index.model.encoder.fingerprint())
-        before = 0 if encoded is None else _write(index, encoded, paths, config, heard)
-        report = ingest(index, paths, config, lambda count: heard("indexing", count, 0))
-        report.added, report.unchanged = report.added + before, report.unchanged - before
-        report.seconds = time.monotonic() - started - (0.0 if fit is None else fit.seconds)
+        before = 0 if encoded is None else _write(index, encoded, paths, config, on_progress)
+        report = ingest(index, paths, config, lambda count: on_progress("indexing", count, 0))
+        report.added += before
+        report.unchanged -= before
+        report.seconds = time.monotonic() - started
+        if fit is not None:
+            report.seconds -= fit.seconds
         if encoded is not None:
             encoded.remove()
         return OnRamp(report, fit, index.count(), index.advice())
@@ -223,8 +245,8 @@ def _check_encoder(index: Index, uri: str) -> None:
 def _encode(
     unfitted: Unfitted, encoded: Encoded, paths: Sequence[str | Path], config: IngestConfig, tell: Tell
 ) -> tuple[list[tuple[Item, Key]], Problems]:
-    """Encode what is not encoded yet; some items, to make up questions from, and what could not be read."""
-    nowhere = IngestReport()  # those who get an index hear of problems when items are written
+    """Encode what is not encoded yet; some items, to invent queries from, and what could not be read."""
+    nowhere = IngestReport()  # problems are reported when items are added to the index
     found = list(find_files(paths, config, nowhere))
     some: list[tuple[Item, Key]] = []
     stride = max(1, len(found) // (4 * MOST))
@@ -248,7 +270,8 @@ def _encode(
 
 def _write(index: Index, encoded: Encoded, paths: Sequence[str | Path], config: IngestConfig, tell: Tell) -> int:
     """Write the items whose features are known; how many."""
-    nowhere, added = IngestReport(), 0
+    nowhere = IngestReport()
+    added = 0
 
     def known() -> Iterator[tuple[Item, Stamp]]:
         seen: set[str] = set()
@@ -260,7 +283,7 @@ def _write(index: Index, encoded: Encoded, paths: Sequence[str | Path], config: 
     for batch in batched(known(), config.batch_size):
         features = encoded.of([_key(item, stamp) for item, stamp in batch])
         report = writing.write(
-            index._state, batch, replace=True, batch_size=len(batch), on_error="skip", features=features.to("cpu", torch.float32)
+            index, batch, replace=True, batch_size=len(batch), on_error="skip", features=features.to("cpu", torch.float32)
         )
         added += report.added
         tell("indexing", len(batch), len(encoded))
@@ -276,12 +299,21 @@ def _key(item: Item, stamp: Stamp) -> Key:
 
 
 def _light(item: Item) -> bool:
-    """Whether an item may be held in memory: its picture is a path."""
+    """Whether an item may be held in memory: its image is a path."""
     return not isinstance(item.image, bytes)
 
 
 def refit(folder: Path, config: FitConfig | None = None, say: Say | None = None) -> Fit:
-    """Fit new codes and a new decoder to what a fitted index holds now."""
+    """Fit new codes and a new decoder to the items of an index that was made with an encoder.
+
+    Args:
+        folder: The index.
+        config: How the model is fitted.
+        say: Called with one line per step.
+
+    Raises:
+        GeniusError: If the index is empty or was not made with an encoder.
+    """
     finish_swap(folder)
     folder = folder.resolve()  # a link to an index stays a link: what it leads to is replaced
     about = about_of(folder)
@@ -295,13 +327,13 @@ def refit(folder: Path, config: FitConfig | None = None, say: Say | None = None)
         if not reader.count():
             raise GeniusError(f"{folder} is empty: there is nothing to fit to")
         z, modality, some = _read(reader)
-        questions = make_up(old.encoder, [item for _, item in some])
-        rows = questions.answers.new_tensor([row for row, _ in some])
-        known = questions.answers >= 0
-        questions.answers[known] = rows[questions.answers[known]]
+        queries = invent_queries(old.encoder, [item for _, item in some])
+        rows = queries.positives.new_tensor([row for row, _ in some])
+        known = queries.positives >= 0
+        queries.positives[known] = rows[queries.positives[known]]
         temporary = begin_replacement(folder, about)
         try:
-            fit = fit_vectors(old.fusion, z, modality, questions, old.encoder, settled(old.config.encoder), config, say)
+            fit = fit_vectors(old.fusion, z, modality, queries, old.encoder, settled(old.config.encoder), config, say)
             _write_anew(fit.model, reader, temporary)
         except BaseException:
             remove(temporary, folder, about.id)
@@ -311,16 +343,18 @@ def refit(folder: Path, config: FitConfig | None = None, say: Say | None = None)
 
 
 def _read(reader: Reader) -> tuple[torch.Tensor, torch.Tensor, list[tuple[int, Item]]]:
-    """Vectors and kinds of all rows, and some items with their row numbers."""
-    vectors, kinds, some = [], [], []
+    """Vectors and modalities of all rows, and some items with their row numbers."""
+    vectors = []
+    modalities = []
+    some = []
     stride = max(1, reader.count() // (4 * MOST))
     for row, entry in enumerate(reader.stream([*PAYLOAD, "_embedding"])):
         vectors.append(np.asarray(entry["_embedding"], np.float16))
-        kinds.append(int(Modality.parse(entry["modality"])))
+        modalities.append(int(Modality.parse(entry["modality"])))
         if row % stride == 0 and (entry["_image"] is not None or entry["text"] is not None):
             some.append((row, to_item(entry)))
     z = torch.from_numpy(np.stack(vectors)).float()
-    return torch.nn.functional.normalize(z, dim=1), torch.tensor(kinds), some
+    return torch.nn.functional.normalize(z, dim=1), torch.tensor(modalities), some
 
 
 def _write_anew(model: Genius, reader: Reader, target: Path) -> None:
@@ -350,12 +384,13 @@ def _with_codes(model: Genius, batches: Iterator[pa.RecordBatch]) -> Iterator[pa
         table: dict[str, Any] = {name: batch.column(name) for name in names}
         stored = table["_embedding"]
         z = np.asarray(stored.flatten().to_numpy(zero_copy_only=False), np.float32).reshape(batch.num_rows, -1)
-        kinds = torch.tensor([int(Modality.parse(kind)) for kind in table["modality"].to_pylist()], dtype=torch.long)
+        labels = table["modality"].to_pylist()
+        modality = torch.tensor([int(Modality.parse(label)) for label in labels], dtype=torch.long)
         unit = torch.nn.functional.normalize(torch.from_numpy(z), dim=1)
-        codes = model.quantizer.encode(unit, kinds).numpy().astype(np.uint16)
-        kind = batch.schema.field("_codes").type
-        width = pa.list_(pa.uint16(), codes.shape[1])
-        if kind != width:
-            raise GeniusError(f"codes are stored as {kind}, not as {width}")
+        codes = model.quantizer.encode(unit, modality).numpy().astype(np.uint16)
+        stored_type = batch.schema.field("_codes").type
+        expected_type = pa.list_(pa.uint16(), codes.shape[1])
+        if stored_type != expected_type:
+            raise GeniusError(f"codes are stored as {stored_type}, not as {expected_type}")
         table["_codes"] = pa.FixedSizeListArray.from_arrays(pa.array(codes.reshape(-1)), codes.shape[1])
         yield pa.RecordBatch.from_arrays([table[name] for name in names], schema=batch.schema)

@@ -1,9 +1,9 @@
 """`Index`: items on disk with their codes, embeddings and metadata, that can be added, deleted, filtered and searched while
 others do the same.
 
-The door of this room. The table (store.py) is the truth; the search side (opened.py) follows it. Every call sees one version: its
-filter, its search and the items it returns belong together. What a write has returned from survives any crash. Knows models and
-the search engine; knows nothing of HTTP or the command line.
+The public API of this package. `Index` owns the table (store.py), which is the truth, the live view (opened.py), which follows
+it, and the writer's lock. Every call sees one version: its filter, its search and the items it returns belong together. What a
+write has returned from survives any crash. Knows models and the search engine; knows nothing of HTTP or the command line.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from genius.features import Features
 from genius.index import explaining, searching, writing
 from genius.index.explaining import Explanation
 from genius.index.filters import compile_where
-from genius.index.folder import About, describe
+from genius.index.folder import describe
 from genius.index.opened import OpenIndex
 from genius.index.prepare import Stamped
 from genius.index.reader import PAYLOAD
@@ -42,12 +42,21 @@ ANY = SearchRequest()  # ten answers, as the model likes to search
 THREE = SearchRequest(3)  # answers that are explained
 
 
-class Index:
-    """Open or create the index at `path` for `model` (a `Genius`, its URI, or None for the one it was built with).
+class Index(OpenIndex):
+    """An index folder, open. Safe to share between threads.
 
-    `create`: make it if it is not there; `read_only`: refuse writes; `version` opens an older version, read-only.
-    `lock_timeout`: seconds a write waits for other writers. `thumbnails`: longest side of the stored previews, 0 for none.
-    `durable`: a write returns once it is on the disk; without, a power cut may take the last ones. Safe to share between threads.
+    Args:
+        path: the folder.
+        model: a `Genius`, its URI, or None for the one that the index was built with.
+        create: make the index if it is not there.
+        read_only: refuse writes.
+        version: open this older version, read-only; None for the newest, which is followed.
+        lock_timeout: seconds that a write waits for other writers.
+        thumbnails: longest side of stored previews in pixels, 0 for none.
+        durable: a write returns once it is on the disk; without, a power cut may take the last ones.
+
+    Raises:
+        GeniusError: there is no index, it is damaged, or it belongs to another model.
 
     >>> import tempfile
     >>> from genius import Genius, Index, Item
@@ -75,7 +84,7 @@ class Index:
         thumbnails: int = 256,
         durable: bool = True,
     ) -> None:
-        self._state = OpenIndex(
+        super().__init__(
             Path(path),
             model,
             create=create,
@@ -88,25 +97,14 @@ class Index:
 
     @classmethod
     def open(cls, path: str | Path, model: Genius | str | Path | None = None, **options: Any) -> Index:
-        """Open the index at `path`, which exists, by default with the `model` it was built with; `options` as for `Index`."""
+        """Open an index that exists.
+
+        Args:
+            path: the folder.
+            model: a `Genius`, its URI, or None for the one that the index was built with.
+            options: as for `Index`.
+        """
         return cls(path, model, create=False, **options)
-
-    @property
-    def path(self) -> Path:
-        return self._state.path
-
-    @property
-    def model(self) -> Genius:
-        return self._state.model
-
-    @property
-    def about(self) -> About:
-        """Which model this index belongs to, and the shape of its IDs."""
-        return self._state.about
-
-    @property
-    def read_only(self) -> bool:
-        return self._state.read_only
 
     def close(self) -> None:
         """Nothing needs saving: every write was on disk when it returned. Here so that `with` works."""
@@ -121,26 +119,24 @@ class Index:
         return self.count()
 
     def __contains__(self, item_id: object) -> bool:
-        return isinstance(item_id, str) and self._state.consistent(lambda: item_id in self._state.find([item_id]))
+        return isinstance(item_id, str) and self.consistent(lambda: item_id in self.find([item_id]))
 
     def __repr__(self) -> str:
         return f"Index({str(self.path)!r}, {counted(self.count(), 'item')}, version {self.version})"
 
     def __reduce__(self) -> Any:
         """Pickled, an index is its path: another process opens it anew. Its model must be one that can be loaded again."""
-        state = self._state
-        if state.about.source is None and state.model.source is None:
+        if self.about.source is None and self.model.source is None:
             raise GeniusError("this index's model was never saved, so another process cannot load it: save it, or pass the path")
-        options: Any = {"read_only": state.read_only, "version": state.pinned, **state.options}
-        return partial(Index.open, self.path.absolute(), state.model.source or state.about.source, **options), ()
+        options: Any = {"read_only": self.read_only, "version": self.pinned, **self.options}
+        return partial(Index.open, self.path.absolute(), self.model.source or self.about.source, **options), ()
 
     def __copy__(self) -> Index:
         return self.__deepcopy__({})
 
     def __deepcopy__(self, _: Any) -> Index:
         """A second handle on the same folder, with the same model."""
-        state = self._state
-        options: Any = {"read_only": state.read_only, "version": state.pinned, **state.options}
+        options: Any = {"read_only": self.read_only, "version": self.pinned, **self.options}
         return Index(self.path, self.model, create=False, **options)
 
     # -- versions ----------------------------------------------------------------------------------------------
@@ -148,11 +144,11 @@ class Index:
     @property
     def version(self) -> int:
         """The version this index shows now."""
-        return self._state.consistent(lambda: self._state.reader().version)
+        return self.consistent(lambda: self.reader().version)
 
     def versions(self) -> list[dict[str, Any]]:
         """Versions that can still be opened: number, time, items; oldest first."""
-        return self._state.store.versions()
+        return self.store.versions()
 
     def refresh(self) -> int:
         """Move to the newest version on disk (every call does so by itself) and return it."""
@@ -169,14 +165,20 @@ class Index:
         on_progress: Callable[[AddReport], None] | None = None,
         features: Features | None = None,
     ) -> AddReport:
-        """Add items whose ids are new; ids that exist stay as they are, so a broken-off run can simply be repeated.
+        """Add items whose ids are new; ids that exist stay as they are, so an interrupted run can simply be repeated.
 
-        Streams: each `batch_size` (or 64 MB) of items is one commit, safe on disk once `on_progress` has been called with its
-        report. `on_error="skip"` leaves out what cannot be read, and the report says what. `features` gives the encoder's output
-        for `items` and spares running it.
+        Args:
+            items: read one by one; a mapping has the fields of `Item`.
+            batch_size: items of one commit; fewer where they are more than 64 MB.
+            on_error: "raise" at the first item that cannot be read, or "skip" it; the report says which were skipped.
+            on_progress: called with the report of each commit, once that is on the disk.
+            features: the encoder's output for `items`, in place of running it.
+
+        Returns:
+            How many were added, and what was skipped.
         """
         return writing.write(
-            self._state,
+            self,
             _stamped(items),
             replace=False,
             batch_size=batch_size,
@@ -194,10 +196,20 @@ class Index:
         on_progress: Callable[[AddReport], None] | None = None,
         features: Features | None = None,
     ) -> AddReport:
-        """Add items, each in place of the one with its id if there is one. A batch appears whole or not at all. `batch_size`,
-        `on_error`, `on_progress` and `features` as for `add`."""
+        """Add items, each in place of the one with its id if there is one. A batch appears whole or not at all.
+
+        Args:
+            items: read one by one; of several with one id in a batch, the last counts.
+            batch_size: as for `add`.
+            on_error: as for `add`.
+            on_progress: as for `add`.
+            features: as for `add`.
+
+        Returns:
+            How many were added and replaced, and what was skipped.
+        """
         return writing.write(
-            self._state,
+            self,
             _stamped(items),
             replace=True,
             batch_size=batch_size,
@@ -207,38 +219,76 @@ class Index:
         )
 
     def delete(self, ids: str | Iterable[str], *, missing: OnError = "raise") -> int:
-        """Delete the items with these `ids`; returns how many. An unknown id is an error before anything is deleted, unless
-        `missing="skip"`."""
-        return writing.delete(self._state, ids, missing)
+        """Delete items.
+
+        Args:
+            ids: one id or several.
+            missing: "raise" if an id is unknown, before anything is deleted, or "skip" it.
+
+        Returns:
+            How many were deleted.
+        """
+        return writing.delete(self, ids, missing)
 
     # -- metadata fields ---------------------------------------------------------------------------------------
 
     def fields(self) -> list[Field]:
-        """Metadata fields: name, kind, how many items have each."""
-        return self._state.consistent(lambda: writing.fields_of(self._state.reader()))
+        """Metadata fields: name, type, how many items have each."""
+        return self.consistent(lambda: writing.fields_of(self.reader()))
 
     def drop_field(self, name: str) -> int:
-        """Take the field `name` away, from every item, too; how many had it."""
-        return writing.drop_field(self._state, name)
+        """Remove a metadata field from the index and from every item.
+
+        Args:
+            name: of the field.
+
+        Returns:
+            How many items had it.
+        """
+        return writing.drop_field(self, name)
 
     def rename_field(self, old: str, new: str) -> int:
-        """Call the field `old` `new` from now on; how many items have it."""
-        return writing.rename_field(self._state, old, new)
+        """Rename a metadata field.
+
+        Args:
+            old: its name.
+            new: its name from now on.
+
+        Returns:
+            How many items have it.
+        """
+        return writing.rename_field(self, old, new)
 
     def retype_field(self, name: str, kind: str, *, lossy: bool = False) -> int:
-        """Make the field `name` of the `kind` text, number or boolean; how many items have it then. `lossy`: drop values that
-        cannot become so."""
-        return writing.retype_field(self._state, name, kind, lossy=lossy)
+        """Give a metadata field another type.
+
+        Args:
+            name: of the field.
+            kind: "text", "number" or "boolean".
+            lossy: drop values that cannot be converted, instead of refusing.
+
+        Returns:
+            How many items have it then.
+        """
+        return writing.retype_field(self, name, kind, lossy=lossy)
 
     # -- upkeep ------------------------------------------------------------------------------------------------
 
     def snapshot(self, target: str | Path) -> Copied:
-        """Copy what this index shows now into the new folder `target`, an index itself. Others may write meanwhile."""
-        return snapshot(self.path, target, self._state.pinned)
+        """Copy what this index shows now into a new folder, an index itself. Others may write meanwhile.
+
+        Args:
+            target: the new folder. It appears once every row was read back from it.
+        """
+        return snapshot(self.path, target, self.pinned)
 
     def optimize(self, *, keep: timedelta = writing.KEEP) -> None:
-        """Merge small files, drop versions older than `keep`, and leave a fresh cache so that opening is quick."""
-        writing.optimize(self._state, keep)
+        """Merge small files, drop old versions, and leave a fresh cache so that opening is quick.
+
+        Args:
+            keep: versions younger than this can still be opened.
+        """
+        writing.optimize(self, keep)
 
     # -- reading -----------------------------------------------------------------------------------------------
 
@@ -247,10 +297,14 @@ class Index:
     @overload
     def get(self, ids: Sequence[str], *, missing: OnError = "raise") -> list[Item]: ...
     def get(self, ids: str | Sequence[str], *, missing: OnError = "raise") -> Item | list[Item]:
-        """The items with these ids, in this order; one id gives one item. An unknown id is an error, or with `missing="skip"`
-        left out.
+        """Items by id. An image is the path that it was added with, or the stored bytes where it came without one.
 
-        An image is the path it was added with, or the stored bytes when it came without one.
+        Args:
+            ids: one id, or several.
+            missing: "raise" if an id is unknown, or "skip" it.
+
+        Returns:
+            One item for one id, else a list in the order of `ids`.
         """
         wanted = [ids] if isinstance(ids, str) else ids
         rows = self._columns(writing.check_ids(wanted), [*PAYLOAD, "_image_bytes"], "raise" if isinstance(ids, str) else missing)
@@ -259,54 +313,78 @@ class Index:
 
     def _columns(self, wanted: list[str], columns: Sequence[str], missing: OnError = "raise") -> dict[str, dict[str, Any]]:
         """Table columns of items by id."""
-        return self._state.consistent(lambda: searching.columns_of(self._state, wanted, columns, missing))
+        return self.consistent(lambda: searching.columns_of(self, wanted, columns, missing))
 
     def thumbnail(self, item_id: str) -> bytes | None:
-        """The JPEG preview of the item `item_id`, None if it has none."""
+        """The stored preview of an item.
+
+        Args:
+            item_id: of the item.
+
+        Returns:
+            A JPEG, or None if it has none.
+        """
         value = self._columns([item_id], ["_thumbnail"])[item_id]["_thumbnail"]
         return value if isinstance(value, bytes) else None
 
     def codes(self, item_id: str) -> tuple[int, ...]:
-        """The ID that the quantizer gave the item `item_id`."""
+        """The ID that the quantizer gave an item.
+
+        Args:
+            item_id: of the item.
+        """
         return tuple(int(code) for code in self._columns([item_id], ["_codes"])[item_id]["_codes"])
 
     def count(self, where: str | None = None) -> int:
-        """Items, or those that match `where`."""
+        """The number of items.
+
+        Args:
+            where: count only items that match this condition over metadata.
+        """
 
         def call() -> int:
-            reader = self._state.reader()
+            reader = self.reader()
             return reader.count(None if where is None else compile_where(where, reader.columns))
 
-        return self._state.consistent(call)
+        return self.consistent(call)
 
     def columns(self) -> dict[str, str]:
         """Metadata keys that `where` can name, and what each holds: text, number or boolean."""
-        return self._state.consistent(lambda: dict(self._state.reader().columns))
+        return self.consistent(lambda: dict(self.reader().columns))
 
     def items(self, where: str | None = None) -> Iterator[Item]:
-        """Every item of one version (that matches `where`), in no promised order; pictures without a path come as stored bytes.
+        """Every item of one version, in no promised order; images without a path come as stored bytes.
 
         If another process drops that version meanwhile (`optimize(keep=0)`), the rest is of the newest; each id comes once.
+
+        Args:
+            where: only items that match this condition over metadata.
         """
-        for row in searching.stream(self._state, [*PAYLOAD, "_image_bytes"], where):
+        for row in searching.stream(self, [*PAYLOAD, "_image_bytes"], where):
             yield searching.to_item(row)
 
     def below(self, prefix: Sequence[int | None] = (), *, limit: int = 20, offset: int = 0, per_child: int = 0) -> PrefixView:
-        """What lives under `prefix`, the first codes of an ID, None for any code: `limit` of its items from `offset` on.
-        `per_child`: also the first items of the 64 fullest next codes."""
-        return explaining.below(self._state, prefix, limit, offset, per_child)
+        """The items whose IDs begin with a prefix, and the codes that follow it.
+
+        Args:
+            prefix: the first codes of an ID; None stands for any code.
+            limit: items that are listed.
+            offset: items that are skipped first.
+            per_child: items that are listed for each of the 64 fullest next codes.
+        """
+        return explaining.below(self, prefix, limit, offset, per_child)
 
     def kinds(self) -> set[Modality]:
-        """Kinds of items that there are; one whose last item was just deleted may still be named."""
-        return self._state.consistent(self._state.kinds)
+        """Modalities of the items; one whose last item was just deleted may still be named."""
+        return self.consistent(super().kinds)
 
     def info(self) -> dict[str, Any]:
         """What this index is, for people and machines."""
-        return self._state.consistent(lambda: describe(self.path, self.about, self._state.reader()))
+        return self.consistent(lambda: describe(self.path, self.about, self.reader()))
 
     def advice(self) -> str | None:
         """One line if items look unlike what the model knows, or have outgrown its codes; None if all is well."""
-        return self._state.consistent(lambda: explaining.advice(self._state))
+        return self.consistent(lambda: explaining.advice(self))
 
     # -- search ------------------------------------------------------------------------------------------------
 
@@ -328,34 +406,63 @@ class Index:
     ) -> Hits:
         """Items that answer a text, an image, or both; best first.
 
-        `instruction`: what is wanted, in words of your own. `target`: image (anything with a picture), text (anything with
-        words) or pair (both); `modality`: exactly that kind of item. `min_score`: leave out what scores lower. `where`: SQL over
-        metadata, applied inside the search, so k hits come back if k
-        match (and when at most 50,000 do, all are compared). `beams` and `rerank` (how many items are re-ranked by
-        embedding) trade speed for recall; given explicitly, they are obeyed under filters, too; `params` are all such settings at
-        once. Where the model was calibrated, each hit has the `probability` that it answers, and `hits.answerable` is that of
-        there being an answer. `minus`: words or a picture that answers should not be like. `diverse`: answers that differ, one
-        a subtree of codes. Where nothing is found, `hits.why` says why.
+        Args:
+            text: words of the query.
+            image: its image: a path, bytes or a PIL image.
+            instruction: what is wanted, in words of your own.
+            target: "image" (anything with an image), "text" (anything with text) or "pair" (both); None for anything.
+            k: hits to return.
+            where: SQL over metadata, applied inside of the search: k hits come back if k items match.
+            min_score: leave out hits that score lower.
+            beams: beams of the decoder; more find more and take longer.
+            rerank: items that are re-ranked by their embeddings; given explicitly, it is obeyed under filters, too.
+            params: all search settings at once.
+            modality: in place of `target`: exactly items of this modality.
+            minus: a text or an image that hits should not be similar to.
+            diverse: hits that differ: one from each subtree of codes.
+
+        Returns:
+            The hits. Where the model was calibrated, each has the `probability` that it answers, and `hits.answerable` is the
+            probability that there is an answer. Where nothing is found, `hits.why` says why.
+
+        Raises:
+            GeniusError: an argument is out of range, or `where` cannot be read.
         """
         query = Query(text, image, instruction, wanted_kind(target, modality), None if minus is None else Query.of(minus))
         request = SearchRequest(k, where, min_score, beams, rerank, params, modality is not None, diverse)
         return self.search_many([query], request)[0]
 
     def search_many(self, queries: Sequence[Query | ContentInput], request: SearchRequest = ANY) -> list[Hits]:
-        """One list of hits a query, all from one version and under one filter; one pass through the model.
+        """Several queries under one request: one pass through the model, one version.
 
-        Each of `queries` may be given as words, a picture, or {"text": ..., "image": ...}; `request` says what is asked of all.
+        Args:
+            queries: each a `Query`, a text, an image, or {"text": ..., "image": ...}.
+            request: what is asked of all.
+
+        Returns:
+            The hits of each query.
         """
         return self.search_each(queries, [request] * len(queries))
 
     def search_each(self, queries: Sequence[Query | ContentInput], requests: Sequence[SearchRequest]) -> list[Hits]:
-        """The same for `queries` with `requests` of their own: all share one pass through the encoder, equal requests one
-        search."""
-        return searching.answer(self._state, queries, requests)
+        """Several queries, each under a request of its own: one pass through the encoder for all, one search for equal requests.
+
+        Args:
+            queries: each a `Query`, a text, an image, or {"text": ..., "image": ...}.
+            requests: one for each query.
+
+        Returns:
+            The hits of each query.
+        """
+        return searching.answer(self, queries, requests)
 
     def vectors(self, batch: int = 256) -> Iterator[tuple[list[str], Tensor, list[Modality]]]:
-        """Ids, stored vectors (n, D) and kinds of all items of one version, `batch` at a time."""
-        rows = searching.stream(self._state, ["id", "modality", "_embedding"])
+        """Ids, stored vectors (n, D) and modalities of all items of one version.
+
+        Args:
+            batch: items at a time.
+        """
+        rows = searching.stream(self, ["id", "modality", "_embedding"])
         for part in batched(rows, batch):
             stored = torch.from_numpy(np.stack([np.asarray(row["_embedding"], np.float32) for row in part]))
             yield [row["id"] for row in part], stored, [Modality.parse(row["modality"]) for row in part]
@@ -369,27 +476,36 @@ class Index:
         *,
         pictured: Tensor | None = None,
     ) -> list[Hits]:
-        """Search with query vectors z (Q, D), re-ranking vectors dense (Q, D) and modality codes `targets` (Q,), -1 for any.
+        """Search with vectors in place of texts and images.
 
-        `request`: what is asked of all. `pictured` (Q,): which questions have a picture; probabilities depend on it, and
-        without it there are none."""
+        Args:
+            z: (Q, D) what the decoder reads.
+            dense: (Q, D) what stored vectors are compared with; None for `z`.
+            targets: (Q,) modality codes, -1 for any; None for any.
+            request: what is asked of all.
+            pictured: (Q,) which queries have an image; probabilities depend on it, and without it there are none.
+
+        Returns:
+            The hits of each query.
+        """
         asked = searching.QueryVectors(z, dense, targets, pictured)
         asked.check(self.about.width)
         searching.check(request)
-        return self._state.consistent(lambda: searching.search(self._state, [(asked, request)]))[0]
+        return self.consistent(lambda: searching.search(self, [(asked, request)]))[0]
 
     def explain(self, query: Query, request: SearchRequest = THREE, *, shown: int = 5, rejected: int = 3) -> Explanation:
-        """How the answers to a query came about: at every step the codes kept and the best rejected, with log p and words.
+        """How the hits of a query came about: at every step the codes kept and the best rejected, with log-probability and words.
 
-        `request`: how many answers, and all else that a search may be asked. `shown`: beams of every step that are shown
-        besides those that lead to answers; `rejected`: codes that were not kept.
+        Args:
+            query: the query.
+            request: how many hits, and all else that a search may be asked.
+            shown: beams of every step that are shown besides those that lead to hits.
+            rejected: codes of every step that were not kept.
         """
         if not isinstance(query, Query):
             raise GeniusError(f"explain takes a Query, got {type(query).__name__}")
         hits = self.search_many([query], request)[0]
-        return self._state.consistent(
-            lambda: explaining.explain(self._state, query, hits, request=request, shown=shown, rejected=rejected)
-        )
+        return self.consistent(lambda: explaining.explain(self, query, hits, request=request, shown=shown, rejected=rejected))
 
 
 def _stamped(items: Iterable[Item | Mapping[str, Any]]) -> Iterator[Stamped]:

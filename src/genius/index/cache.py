@@ -1,10 +1,14 @@
 """The search side's arrays of one table version, and the folder that caches them.
 
-A cache is only ever a shortcut. It is named by index, model and version, written beside and renamed, compared with its
-checksums when opened, and rows are matched by `_seq`, which is never used twice: what a cached row says stays true,
-and rows that are gone or new are found by comparing with the table. At the very version that it was made of, which the checksum
-of that version's manifest proves, nothing is compared, and hits are shown from here: the table need not even be opened.
-One that is doubtful in any way is built anew.
+A cache is only ever a shortcut: deleting `cache/` loses nothing. Which part carries which guarantee:
+
+    base.json   names index, model, version and the checksum of every file: a foreign or damaged cache is not used
+    seqs        rows are matched with the table by `_seq`, which is never used twice: what a cached row says stays true
+    manifest    the checksum of the version's manifest: at that very version nothing is compared, and hits are shown from here
+    extents     vectors are not copied but mapped from the table's files (`extents.py`); `embeddings.npy` where that fails
+
+Rows that are gone or new are found by comparing with the table. A cache is written under another name and renamed. One that is
+doubtful in any way is built anew.
 """
 
 from __future__ import annotations
@@ -25,13 +29,18 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from genius.errors import GeniusError
-from genius.files import write_whole
+from genius.files import parse_json, write_whole
+from genius.index.commit import DATA_FILE, data_files, table_folder
+from genius.index.extents import Extents, Finder
 from genius.index.ledger import file_sum, seal, size_in, unseal
-from genius.index.paths import remove
-from genius.index.reader import PAYLOAD, Kept, Reader
+from genius.index.paths import MAX_SMALL, remove
+from genius.index.reader import Reader, Shown
 from genius.search import CodeTrie
 
-FORMAT = 3
+FORMAT = 4
+READ = (3, 4)
+"""Formats that can be read. 3: codes and a copy of all vectors, hits one by one."""
+
 TRIE = "genius-trie-2"
 _DTYPES: dict[str, Any] = {"U8": np.uint8, "U16": np.uint16, "U32": np.uint32, "I32": np.int32, "I64": np.int64}
 BASE = "base.json"
@@ -39,8 +48,9 @@ BUILDING = ".building-"  # how the name of a cache that is being written begins
 VERIFY_UP_TO = 8 << 30
 """Bytes of a file whose checksum is compared when it is mapped; of larger vectors only the size (`genius check` reads all)."""
 
-ARRAYS = ("seqs", "codes", "embeddings", "hashes", "hash_rows")
-SHOWN, SPANS = "shown.bin", "spans.npy"  # what hits show of each row, and where in that file
+MAX_RUNS_PER_ROW = 1 / 16  # more runs than this, and a copy of the vectors is smaller than what says where they are
+ONE_ARRAY = True
+"""Whether the search engine needs all vectors in one array; then extents serve where they are one run."""
 
 
 def hash_id(item_id: str) -> int:
@@ -49,28 +59,48 @@ def hash_id(item_id: str) -> int:
     return int.from_bytes(hashlib.blake2b(body, digest_size=8).digest(), "little")
 
 
+def short_hash(hashes: NDArray[np.uint64]) -> NDArray[np.uint32]:
+    """The upper half of hashes: what a cache keeps of them."""
+    return (hashes >> np.uint64(32)).astype(np.uint32)
+
+
 @dataclass(frozen=True, slots=True)
 class Base:
     """All rows of one version, row i being the i-th smallest `_seq`. Arrays may be memory-mapped."""
 
     version: int
     seqs: NDArray[np.int64]  # (N,) ascending
-    codes: NDArray[np.uint16]  # (N, M)
-    embeddings: NDArray[np.float16]  # (N, D)
-    hashes: NDArray[np.uint64]  # (N,) of ids, ascending
-    hash_rows: NDArray[np.int64]  # (N,) row of each hash
+    hashes: NDArray[np.uint32]  # (N,) short hashes of ids, ascending
+    hash_rows: NDArray[np.int64] | NDArray[np.uint32]  # (N,) row of each hash
     trie: CodeTrie
+    segments: Sequence[NDArray[np.float16]]  # each (n, D): the vectors
+    order: NDArray[np.int64] | None = None  # (N,) where in the concatenated segments each row's vector is; None: in order
     manifest: str | None = None  # checksum of the file that defines the version
-    kept: Kept | None = None  # what hits show of the rows, at this very version: metadata of a row may change later
+    shown: Shown | None = None  # what hits show of the rows, at this very version: metadata of a row may change later
+    extents: Extents | None = None  # where the segments lie in the table; None: they are a copy
+    cached: bool = False  # whether this came out of a file, and not straight from the table
 
     @property
     def items(self) -> int:
         return len(self.seqs)
 
     @property
-    def cached(self) -> bool:
-        """Whether this came out of a file, and not straight from the table."""
-        return isinstance(self.seqs, np.memmap)
+    def embeddings(self) -> NDArray[np.float16]:
+        """(N, D) vectors as one array: mapped where they lie in one piece, else read into memory."""
+        if len(self.segments) == 1 and self.order is None:
+            return self.segments[0]
+        whole = np.concatenate(self.segments)
+        return whole if self.order is None else whole[self.order]
+
+    def vectors_of(self, rows: NDArray[np.int64]) -> NDArray[np.float16]:
+        """(n, D) vectors of rows."""
+        places = rows if self.order is None else self.order[rows]
+        starts = np.cumsum([0, *(len(segment) for segment in self.segments)])
+        out = np.empty((len(rows), self.segments[0].shape[1]), np.float16)
+        for start, segment in zip(starts, self.segments, strict=False):
+            mine = (places >= start) & (places < start + len(segment))
+            out[mine] = segment[places[mine] - start]
+        return out
 
     def exactly(self, reader: Reader) -> bool:
         """Whether this is of the very version that `reader` shows: then nothing needs to be compared."""
@@ -78,58 +108,97 @@ class Base:
 
     def candidates(self, item_id: str) -> NDArray[np.int64]:
         """Rows whose id may be `item_id`."""
-        key = np.uint64(hash_id(item_id))
-        low, high = np.searchsorted(self.hashes, key, "left"), np.searchsorted(self.hashes, key, "right")
-        return np.asarray(self.hash_rows[low:high])
+        key = np.uint32(hash_id(item_id) >> 32)
+        low = np.searchsorted(self.hashes, key, "left")
+        high = np.searchsorted(self.hashes, key, "right")
+        return np.asarray(self.hash_rows[low:high]).astype(np.int64)
 
 
 def build_trie(codes: NDArray[np.uint16], level_sizes: Sequence[int]) -> CodeTrie:
     return CodeTrie.build(codes.astype(np.int32), level_sizes)  # torch does little with unsigned 16 bits
 
 
-def build(reader: Reader, level_sizes: tuple[int, ...], width: int, folder: Path | None) -> Base:
-    """Read every row of a version. With `folder`, embeddings go straight to a file there, not through memory."""
+def build(reader: Reader, level_sizes: tuple[int, ...], width: int, folder: Path | None, index: Path | None = None) -> Base:
+    """Read every row of a version.
+
+    Args:
+        reader: the version.
+        level_sizes: codebook sizes.
+        width: of the vectors.
+        folder: where a copy of the vectors may be written; None: in memory.
+        index: the index folder, to look for the vectors in the table's own files; None: copy them.
+    """
     total = reader.count()
     seqs = np.empty(total, np.int64)
     codes = np.empty((total, len(level_sizes)), np.uint16)
     hashes = np.empty(total, np.uint64)
-    shape = (total, width)
-    embeddings: NDArray[np.float16]
-    if folder is not None and total:
-        embeddings = _mapped(folder / "embeddings.npy", shape)
-    else:
-        embeddings = np.empty(shape, np.float16)
     at = 0
     for part_seqs, ids, part_codes in reader.codes():
         end = at + len(part_seqs)
-        seqs[at:end], codes[at:end] = part_seqs, part_codes
+        seqs[at:end] = part_seqs
+        codes[at:end] = part_codes
         hashes[at:end] = [hash_id(i) for i in ids]
         at = end
     if at != total:
         raise GeniusError(f"the index holds {total} items but {at} could be read")
     order = np.argsort(seqs, kind="stable")  # after compaction or upserts the table's order is another
-    seqs, codes, hashes = seqs[order], codes[order], hashes[order]
-    for part_seqs, part_embeddings in reader.embeddings():
-        rows = np.searchsorted(seqs, part_seqs)
-        embeddings[rows] = part_embeddings
-    by_hash = np.argsort(hashes, kind="stable")
-    trie = build_trie(codes, level_sizes)
-    return Base(reader.version, seqs, codes, embeddings, hashes[by_hash], by_hash.astype(np.int64), trie, reader.noted)
+    seqs = seqs[order]
+    by_hash = np.argsort(hashes[order], kind="stable")
+    trie = build_trie(codes[order], level_sizes)
+    extents = None if index is None else _find(reader, seqs, width, index)
+    if extents is not None and index is not None:
+        segments, places = extents.mapped(table_folder(index), width)
+    else:
+        segments, places = [_copy(reader, seqs, width, folder)], None
+    return Base(
+        reader.version,
+        seqs,
+        short_hash(hashes[order][by_hash]),
+        by_hash.astype(np.int64),
+        trie,
+        segments,
+        places,
+        reader.noted,
+        extents=extents,
+    )
 
 
-def _keep(reader: Reader, seqs: NDArray[np.int64], folder: Path) -> None:
-    """Write what hits show of every row, in the order of the table; `spans` says where each row's is."""
-    spans, at = np.zeros((len(seqs), 2), np.int64), 0
-    with (folder / SHOWN).open("wb") as file:
-        for row in reader.stream(PAYLOAD):
-            body = Kept.written(row)
-            file.write(body)
-            spans[np.searchsorted(seqs, row["_seq"])] = at, at + len(body)
-            at += len(body)
-    np.save(folder / SPANS, spans)
+def _copy(reader: Reader, seqs: NDArray[np.int64], width: int, folder: Path | None) -> NDArray[np.float16]:
+    """(N, D) all vectors, in a file of `folder`, or in memory."""
+    shape = (len(seqs), width)
+    vectors: NDArray[np.float16]
+    if folder is not None and len(seqs):
+        vectors = _new_file(folder / "embeddings.npy", shape)
+    else:
+        vectors = np.empty(shape, np.float16)
+    for part_seqs, part in reader.embeddings():
+        vectors[np.searchsorted(seqs, part_seqs)] = part
+    return vectors
 
 
-def _mapped(path: Path, shape: tuple[int, int]) -> NDArray[np.float16]:
+def _find(reader: Reader, seqs: NDArray[np.int64], width: int, index: Path) -> Extents | None:
+    """Where the table's files hold the vectors; None if they do not hold them plainly."""
+    try:
+        names = data_files(index, reader.version)
+        finder = Finder(table_folder(index), names, len(seqs), width)
+    except (OSError, ValueError):
+        return None
+    try:
+        for part_seqs, part in reader.embeddings():
+            finder.add(np.searchsorted(seqs, part_seqs), part)
+            if not finder.whole:
+                return None
+        found = finder.extents()
+    finally:
+        finder.close()
+    if found is None or len(found.runs) > 1 + MAX_RUNS_PER_ROW * len(seqs):
+        return None
+    if ONE_ARRAY and len(found.runs) > 1:
+        return None
+    return found
+
+
+def _new_file(path: Path, shape: tuple[int, int]) -> NDArray[np.float16]:
     """A new array in a file. Its room is taken at once: running out while writing to a map would kill the process."""
     array: NDArray[np.float16] = np.lib.format.open_memmap(path, mode="w+", dtype=np.float16, shape=shape)
     if hasattr(os, "posix_fallocate"):
@@ -150,9 +219,17 @@ class CacheKey:
     level_sizes: tuple[int, ...]
     width: int
 
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "index": self.index,
+            "fingerprint": self.fingerprint,
+            "levels": list(self.level_sizes),
+            "width": self.width,
+        }
+
 
 def build_cached(reader: Reader, key: CacheKey, root: Path) -> Base:
-    """Build and leave a cache behind; without room or permission for one, build in memory."""
+    """Build and leave a cache behind in `root`, the index's cache folder; without room or permission, build in memory."""
     try:
         if root.is_symlink():
             raise OSError(f"{root} is a link")
@@ -162,15 +239,15 @@ def build_cached(reader: Reader, key: CacheKey, root: Path) -> Base:
         return build(reader, key.level_sizes, key.width, None)
     try:
         try:
-            base = build(reader, key.level_sizes, key.width, scratch)
+            base = build(reader, key.level_sizes, key.width, scratch, root.parent)
         except OSError:
             return build(reader, key.level_sizes, key.width, None)
         try:
-            _keep(reader, base.seqs, scratch)
+            Shown.write(reader, base.seqs, scratch)
             _write(base, key, scratch)
             target = root / f"{reader.version}"
             if target.exists():
-                remove(target, root.parent)
+                _discard(target, root)
             scratch.replace(target)
         except (OSError, GeniusError, SafetensorError):
             return base  # complete, if not saved; a map of a file that is removed below stays valid
@@ -181,33 +258,29 @@ def build_cached(reader: Reader, key: CacheKey, root: Path) -> Base:
 
 
 def _write(base: Base, key: CacheKey, folder: Path) -> None:
-    for name in ARRAYS:
-        array = getattr(base, name)
-        if isinstance(array, np.memmap):
-            array.flush()  # it is the file already
-        else:
-            np.save(folder / f"{name}.npy", array)
+    np.save(folder / "seqs.npy", base.seqs)
+    np.save(folder / "hashes.npy", base.hashes)
+    np.save(folder / "hash_rows.npy", base.hash_rows.astype(np.uint32 if base.items < 2**32 else np.int64))
+    about: dict[str, Any] = {"format": FORMAT, **key.to_dict()}
+    about |= {"version": base.version, "items": base.items, "manifest": base.manifest}
+    if base.extents is not None:
+        np.save(folder / "extents.npy", base.extents.runs)
+        table = table_folder(folder.parent.parent)
+        about["vectors"] = {name: (table / name).stat().st_size for name in base.extents.files}
+    elif isinstance(base.segments[0], np.memmap):
+        base.segments[0].flush()  # it is the file already
+    else:
+        np.save(folder / "embeddings.npy", base.segments[0])
     save_trie(base.trie, folder / "trie.safetensors")
-    files = {path.name: file_sum(path) for path in sorted(folder.iterdir())}
-    about = {"version": base.version, "items": base.items, "files": files, "manifest": base.manifest}
-    (folder / BASE).write_text(seal(about | _identity(key)))
-
-
-def _identity(key: CacheKey) -> dict[str, Any]:
-    return {
-        "format": FORMAT,
-        "index": key.index,
-        "fingerprint": key.fingerprint,
-        "levels": list(key.level_sizes),
-        "width": key.width,
-    }
+    about["files"] = {path.name: file_sum(path) for path in sorted(folder.iterdir())}
+    (folder / BASE).write_text(seal(about))
 
 
 def newest(root: Path, key: CacheKey, version: int) -> Base | None:
     """The latest intact cache of `version` or an older one."""
     try:
-        names = sorted((int(p.name) for p in root.iterdir() if p.name.isdigit()), reverse=True)
-    except OSError:
+        names = sorted((int(p.name) for p in root.iterdir() if p.name.isdecimal()), reverse=True)
+    except (OSError, ValueError):
         return None
     for name in names:
         if name <= version:
@@ -220,29 +293,105 @@ def newest(root: Path, key: CacheKey, version: int) -> Base | None:
 def load(folder: Path, key: CacheKey) -> Base | None:
     """Open by memory-map; None unless it is this index's, this model's, and as it was written."""
     try:
-        about = unseal((folder / BASE).read_text())
-        if any(about.get(name) != value for name, value in _identity(key).items()) or damage(folder, about["files"]):
+        about = read_base(folder)
+        if any(about.get(name) != value for name, value in key.to_dict().items()):
             return None
-        arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r" if about["items"] else None) for name in ARRAYS}
+        if about["format"] not in READ or damage(folder, about["files"]):
+            return None
+        items = int(about["items"])
+        arrays = {name: _mapped(folder / f"{name}.npy", items) for name in ("seqs", "hashes", "hash_rows")}
         trie = load_trie(folder / "trie.safetensors")
-        if any(len(array) != about["items"] for array in arrays.values()) or trie.items != about["items"]:
+        segments, order, extents = _load_vectors(folder, about, key.width)
+        stored = sum(len(segment) for segment in segments) if order is None else len(order)
+        if any(len(array) != items for array in arrays.values()) or trie.items != items or stored != items:
             return None
-        spans = np.load(folder / SPANS, mmap_mode="r" if about["items"] else None)
-        body = np.memmap(folder / SHOWN, np.uint8, mode="r") if about["items"] else np.empty(0, np.uint8)
-        kept = Kept(arrays["seqs"], spans, body)
-        return Base(version=int(about["version"]), trie=trie, manifest=about["manifest"], kept=kept, **arrays)
-    except (OSError, ValueError, KeyError):  # GeniusError is a ValueError
+        if about["format"] == 3:
+            arrays["hashes"] = short_hash(arrays["hashes"])
+        shown = Shown.open(arrays["seqs"], folder) if about["format"] == FORMAT else None
+        return Base(
+            int(about["version"]),
+            arrays["seqs"],
+            arrays["hashes"],
+            arrays["hash_rows"],
+            trie,
+            segments,
+            order,
+            about["manifest"],
+            shown,
+            extents,
+            cached=True,
+        )
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):  # GeniusError is a ValueError
         return None
+
+
+def read_base(folder: Path) -> dict[str, Any]:
+    """What `base.json` says; a ValueError if it is not as it was written."""
+    return unseal(_base_text(folder))
+
+
+def format_of(folder: Path) -> int:
+    """The format of a cache, also of one that this version cannot read."""
+    return int(parse_json(_base_text(folder))["format"])
+
+
+def _base_text(folder: Path) -> str:
+    with (folder / BASE).open("rb") as file:
+        return file.read(MAX_SMALL).decode()
+
+
+def _load_vectors(
+    folder: Path, about: Mapping[str, Any], width: int
+) -> tuple[list[NDArray[np.float16]], NDArray[np.int64] | None, Extents | None]:
+    if "vectors" not in about:
+        return [_mapped(folder / "embeddings.npy", int(about["items"]))], None, None
+    table = table_folder(folder.parent.parent)
+    sizes = dict(about["vectors"])
+    for name, size in sizes.items():
+        if DATA_FILE.fullmatch(name) is None or (table / name).stat().st_size != size:
+            raise ValueError(f"{name} is not a data file of this table, or not as it was")
+    extents = Extents(tuple(sizes), np.load(folder / "extents.npy"))
+    segments, order = extents.mapped(table, width)
+    if ONE_ARRAY and len(segments) > 1:
+        raise ValueError("vectors in several pieces")
+    return segments or [np.empty((0, width), np.float16)], order, extents
+
+
+def _mapped(path: Path, items: int) -> NDArray[Any]:
+    """An array of a file; an ordinary array over the map: numpy takes its time to cut a piece out of a memory-map."""
+    loaded: NDArray[Any] = np.load(path, mmap_mode="r" if items else None)
+    return loaded.view(np.ndarray)
 
 
 def damage(folder: Path, files: Mapping[str, str], limit: int = VERIFY_UP_TO) -> list[str]:
     """Files of a cache that are not as they were written; larger ones than `limit` are compared by size only."""
     wrong = []
     for name, noted in files.items():
+        if Path(name).name != name:
+            raise ValueError(f"{name!r} is no file of a cache")
         size = size_in(noted)
         if (folder / name).stat().st_size != size or (size <= limit and file_sum(folder / name) != noted):
             wrong.append(name)
     return wrong
+
+
+def _discard(path: Path, root: Path) -> None:
+    """Remove a cache: under another name first, so that none is ever half there."""
+    if root.is_symlink() or path.is_symlink():
+        raise GeniusError(f"{path} is a link, or lies behind one: it is not deleted")
+    if path.name.startswith(BUILDING):
+        leaving = path
+    else:
+        leaving = root / f"{BUILDING}{path.name}-{os.getpid()}-gone"
+        path.rename(leaving)
+    remove(leaving, root.parent)
+
+
+def sweep(root: Path) -> None:
+    """Remove what crashed builds left. The caller holds the writer's lock, so nobody is building."""
+    with contextlib.suppress(OSError, GeniusError):
+        for path in root.glob(f"{BUILDING}*"):
+            remove(path, root.parent)
 
 
 def forget(root: Path, keep: int | None) -> None:
@@ -257,8 +406,8 @@ def forget(root: Path, keep: int | None) -> None:
     for name in names:
         ours = name.isdecimal() or name.startswith(BUILDING)
         if ours and name != str(keep):
-            with contextlib.suppress(GeniusError):
-                remove(root / name, root.parent)
+            with contextlib.suppress(GeniusError, OSError):
+                _discard(root / name, root)
 
 
 # -- tries on disk -------------------------------------------------------------------------------------------------

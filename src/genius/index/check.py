@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from genius.errors import GeniusError, Problems, counted
-from genius.files import parse_json
 from genius.index import cache, commit
 from genius.index import metadata as meta
-from genius.index.commit import hint_is_right, table_folder, versions_on_disk
+from genius.index.commit import hint_of, table_folder, versions_on_disk
 from genius.index.folder import About, about_of
-from genius.index.ledger import ROW, SUM, VECTORS, Book, Ledger, row_sums, size_in, unseal
+from genius.index.ledger import ROW, SUM, VECTORS, Book, Ledger, row_sums, size_in
 from genius.index.paths import ASIDE, LEDGER, refuse_foreign
 from genius.index.reader import Reader
 from genius.index.store import Store
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ATTEMPTS = 5  # at an index that others are changing
+LOOKS = 10  # at a cache that another process may be removing
 FAST_LIMIT = 16 << 20  # bytes of a cache's file whose checksum a fast check compares
 
 
@@ -134,8 +134,8 @@ def _files(folder: Path, book: Book, report: CheckReport) -> None:
     report.problems += commit.differences(folder, book.files, deep=not report.fast, tolerate_missing=book.cleaning)
     if book.head not in versions_on_disk(folder):
         report.problems.append(commit.missing_head(folder, book))
-    if not hint_is_right(folder):
-        report.problems.append(f"items.lance/{commit.VERSIONS}/{commit.HINT} is not as it was written (harmless: never trusted)")
+    if hint_of(folder) not in (None, max(versions_on_disk(folder), default=0)):
+        report.notes.append(f"items.lance/{commit.VERSIONS}/{commit.HINT} is stale, as after a kill; nothing trusts it")
     stray = [version for version in versions_on_disk(folder) if version > book.head]
     if stray:
         report.notes.append(f"version {stray[-1]} was never acknowledged: a writer died; the next one sets it aside")
@@ -166,13 +166,17 @@ def _caches(folder: Path, about: About, report: CheckReport) -> dict[str, cache.
     good: dict[str, cache.Base] = {}
     for path in sorted((folder / "cache").glob("[0-9]*")):
         name = f"cache/{path.name}"
+        if _goes(path):
+            continue
+        if not (path / cache.BASE).exists():
+            report.notes.append(f"{name} is not whole; it is built anew when needed")
+            continue
         try:
-            text = (path / cache.BASE).read_text()
-            number = parse_json(text).get("format")
-            if number in (1, 2):
+            number = cache.format_of(path)
+            if number not in cache.READ:
                 report.notes.append(f"{name} is of format {number}; it is built anew when needed")
                 continue
-            noted = unseal(text)
+            noted = cache.read_base(path)
             wrong = cache.damage(path, noted["files"], FAST_LIMIT if report.fast else 2**63)
             report.problems += [f"{name}/{file} is not as it was written (it is built anew when needed)" for file in wrong]
             loaded = None if wrong else cache.load(path, key)
@@ -180,9 +184,20 @@ def _caches(folder: Path, about: About, report: CheckReport) -> dict[str, cache.
                 good[name] = loaded
             elif not wrong:
                 report.notes.append(f"{name} belongs to another index or model; it is not used")
-        except (OSError, ValueError, KeyError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             report.problems.append(f"{name}/{cache.BASE}: {error} (it is built anew when needed)")
     return good
+
+
+def _goes(path: Path) -> bool:
+    """Whether another process is removing a cache, or has just put another in its place."""
+    for _ in range(LOOKS):
+        if (path / cache.BASE).exists():
+            return False
+        if not path.exists():
+            return True
+        time.sleep(0.05)
+    return False
 
 
 # -- rows --------------------------------------------------------------------------------------------------------
@@ -237,8 +252,9 @@ def _agrees(base: cache.Base, batch: pa.RecordBatch) -> bool:
     seqs = batch.column("_seq").to_numpy()
     at = np.minimum(np.searchsorted(base.seqs, seqs), max(base.items - 1, 0))
     has = base.seqs[at] == seqs if base.items else np.zeros(len(seqs), bool)
-    for name, array in (("_codes", base.codes), ("_embedding", base.embeddings)):
-        values = np.asarray(batch.column(name).flatten()).reshape(batch.num_rows, -1)
-        if not np.array_equal(array[at[has]], values[has]):
-            return False
-    return True
+    rows = at[has]
+    columns = {name: np.asarray(batch.column(name).flatten()).reshape(batch.num_rows, -1)[has] for name in VECTORS}
+    if not len(rows):
+        return True
+    same_codes = np.array_equal(base.trie.codes_of(rows), columns["_codes"])
+    return same_codes and np.array_equal(base.vectors_of(rows), columns["_embedding"])

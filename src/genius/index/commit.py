@@ -26,6 +26,7 @@ from genius.index.paths import ASIDE, TABLE, remove
 
 VERSIONS, HINT = "_versions", "latest_version_hint.json"
 ENDINGS = {".lance": b"LANC", ".manifest": b"LANC", ".arrow": b"ARROW1"}  # of files that are whole
+DATA_FILE = re.compile(r"data/[0-9A-Za-z_-]+\.lance")
 VERIFY_UP_TO = 1 << 30
 """Bytes of a table whose checksums are compared whenever it is opened; of a larger one only sizes (`genius check` does all)."""
 
@@ -48,21 +49,15 @@ def versions_on_disk(folder: Path) -> list[int]:
     return sorted(2**64 - 1 - int(match[1]) for match in (re.fullmatch(r"(\d{1,20})\.manifest", name) for name in names) if match)
 
 
-def hint_is_right(folder: Path, looks: int = 6) -> bool:
-    """LanceDB's note of its newest version. It is never trusted, so a wrong one does no harm, but shows damage. A writer
-    makes the version and the note one after the other, so what does not fit is looked at again."""
-    for look in range(looks):
-        if look:
-            time.sleep(0.05)
-        try:
-            noted = parse_json((table_folder(folder) / VERSIONS / HINT).read_bytes())
-            if noted == {"version": max(versions_on_disk(folder), default=0)}:
-                return True
-        except FileNotFoundError:
-            return True
-        except (OSError, ValueError):
-            continue
-    return False
+def hint_of(folder: Path) -> int | None:
+    """The version that LanceDB notes as its newest; never trusted, stale after a kill. None: there is no note; -1: nonsense."""
+    try:
+        noted = parse_json((table_folder(folder) / VERSIONS / HINT).read_bytes())
+        return int(noted["version"]) if list(noted) == ["version"] else -1
+    except OSError:
+        return None
+    except (ValueError, TypeError):
+        return -1
 
 
 def table_files(folder: Path) -> list[str]:
@@ -73,6 +68,14 @@ def table_files(folder: Path) -> list[str]:
         place = parent[len(root) :].strip(os.sep).replace(os.sep, "/")
         found += [f"{place}/{name}" if place else name for name in names if name != HINT]
     return sorted(found)
+
+
+def data_files(folder: Path, version: int) -> list[str]:
+    """The data files of a version, in the order in which its manifest names them."""
+    manifest = (table_folder(folder) / manifest_name(version)).read_bytes()
+    names = [name for name in table_files(folder) if DATA_FILE.fullmatch(name)]
+    places = {name: manifest.find(name.removeprefix("data/").encode()) for name in names}
+    return sorted((name for name in names if places[name] >= 0), key=lambda name: places[name])
 
 
 def holds_data(folder: Path) -> bool:
@@ -88,8 +91,7 @@ def acknowledge(folder: Path, ledger: Ledger, version: int, items: int, durable:
     """Sync and sum up what is new, then write the line that makes it count."""
     book = ledger.read() or Book()
     fresh = [name for name in table_files(folder) if name not in book.files]
-    with _disk(folder):
-        sums = record(folder, fresh, durable)
+    sums = record(folder, fresh, durable)
     ledger.acknowledge(version, items, sums, durable)
 
 
@@ -110,10 +112,11 @@ def record(folder: Path, names: Iterable[str], durable: bool) -> dict[str, str]:
     """Checksums of files of the table; with `durable` they, and the folders that name them, are on the disk."""
     root = table_folder(folder)
     paths = {name: root / name for name in names}
-    if durable:
-        folders = {parent for path in paths.values() for parent in path.parents if parent.is_relative_to(folder)}
-        sync_tree(paths.values(), sorted(folders, reverse=True))  # inner ones first
-    return {name: file_sum(path) for name, path in paths.items()}
+    with _disk(folder):
+        if durable:
+            folders = {parent for path in paths.values() for parent in path.parents if parent.is_relative_to(folder)}
+            sync_tree(paths.values(), sorted(folders, reverse=True))  # inner ones first
+        return {name: file_sum(path) for name, path in paths.items()}
 
 
 def set_aside(folder: Path, head: int) -> list[int]:

@@ -132,12 +132,15 @@ def swap(folder: Path, fresh: Path) -> None:
         folder.rename(previous)
         moved = True
         fresh.rename(folder)
-        sync_directory(folder.absolute().parent)
     except (OSError, GeniusError) as error:
         if moved and not folder.exists():
             previous.rename(folder)
         remove(fresh, folder, about.id)
         raise GeniusError(f"cannot replace {folder}: {getattr(error, 'strerror', None) or error}; it is as it was") from None
+    try:
+        sync_directory(folder.absolute().parent)
+    except OSError as error:
+        raise GeniusError(f"{folder} is made anew, but a power cut may undo that: {error.strerror or error}") from None
 
 
 def begin_replacement(folder: Path, about: About) -> Path:
@@ -156,7 +159,12 @@ def begin_replacement(folder: Path, about: About) -> Path:
 
 
 def clear(folder: Path, about: About) -> None:
-    """Remove replacements that were broken off. The caller holds the lock, so none of them is still being written."""
+    """Remove what killed writers left: replacements beside the index, half-written files in it. The caller holds the lock, so
+    none of them is still being written."""
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            if path.name.startswith(HALF):
+                remove(path, folder)
     for path in siblings(folder):
         if re.search(r"\.refit-\d+(-old)?$", path.name) and is_sibling(path, folder, about.id):
             remove(path, folder, about.id)
@@ -302,7 +310,11 @@ def open_store(folder: Path, about: About, durable: bool = True) -> Store:
     """The table of an index; since format 2 its ledger must be there, too."""
     if about.format > 1 and not (folder / LEDGER).is_file():
         raise Damaged(f"{folder} is damaged: {LEDGER} is missing; genius repair {folder}")
-    return Store.open(folder, durable)
+    store = Store.open(folder, durable)
+    book = store.ledger.read()
+    if book is not None and about.format > 1 and dict(book.about) != about.to_dict():
+        raise Damaged(f"{folder} is damaged: {ABOUT} and {LEDGER} are not of the same index; genius repair {folder}")
+    return store
 
 
 def open_or_create(
@@ -318,6 +330,9 @@ def open_or_create(
     if about.fingerprint != fingerprint:
         built = f"{about.source or 'another model'} ({about.fingerprint[:8]})"
         raise GeniusError(f"{folder} was built with {built}, not with this model ({fingerprint[:8]}): build a new index")
+    config = loaded.config.quantizer
+    if (about.levels, about.width) != (config.level_sizes, config.width):
+        raise Damaged(f"{folder} is damaged: {ABOUT} has another shape of IDs than its model; genius repair {folder}")
     return about, loaded, open_store(folder, about, durable)
 
 

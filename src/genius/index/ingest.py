@@ -99,7 +99,7 @@ def ingest(
     found = list(find_files(paths, config, report))
     changed = changed_items(index, read_items(found, config, report, tell), seen, report, tell)
     total = writing.write(
-        index._state,
+        index,
         changed,
         replace=True,
         batch_size=config.batch_size,
@@ -319,7 +319,7 @@ def compare(
 def _prune(index: Index, roots: Sequence[Path], seen: set[str], doubtful: set[str]) -> int:
     """Delete what an earlier run read from under `roots` and this one did not find."""
     gone = []
-    for row in searching.stream(index._state, ["id", "_source"]):
+    for row in searching.stream(index, ["id", "_source"]):
         if row["_source"] is None:
             continue
         source = Path(row["_source"])

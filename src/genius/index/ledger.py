@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import json
 import mmap
+import re
 import secrets
+import stat
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -43,6 +45,9 @@ ROW = ("id", "text", "modality", "_seq", "_metadata", "_image", "_image_bytes", 
 VECTORS = ("_codes", "_embedding")
 MAPPED_FROM = 1 << 20  # bytes; smaller files are quicker read than mapped
 LEDGER_FORMAT = 1
+MAX_LEDGER = 256 << 20  # bytes; a change takes some hundred, and a clean-up begins anew
+_NAME = re.compile(r"[A-Za-z0-9_.#-]{1,255}(/[A-Za-z0-9_.#-]{1,255}){0,7}")  # of a file of the table
+_NOTED = re.compile(r"\d{1,18}:[0-9a-f]{32}")
 
 
 def file_sum(path: Path) -> str:
@@ -151,6 +156,8 @@ class Ledger:
                 seen = (about.st_ino, about.st_size, about.st_mtime_ns)
                 if seen == self._seen:
                     return self._book
+                if about.st_size > MAX_LEDGER or not stat.S_ISREG(about.st_mode):
+                    raise Damaged(self._damage("its size"))
                 with self.path.open("rb") as file:
                     same = self._header != b"" and file.read(len(self._header)) == self._header
                     start = self._end if same else 0
@@ -180,7 +187,7 @@ class Ledger:
             try:
                 event = _parse(line)
                 book = _after(book, event, first=not book.about)
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, AttributeError):
                 raise Damaged(self._damage(f"the line that begins with {line[:16]!r}")) from None
         if not book.about:
             raise Damaged(self._damage("its first line"))
@@ -193,7 +200,12 @@ class Ledger:
     # -- writing (the caller holds the writer's lock) ------------------------------------------------------------
 
     def append(self, event: Mapping[str, Any], durable: bool) -> None:
-        """Add a line. It is on the disk when this returns, if `durable`."""
+        """Add a line. It is on the disk when this returns, if `durable`.
+
+        Raises:
+            GeniusError: the line could not be written. It was taken back, or, where the disk refuses that too, the error says
+                that it is not known whether the line is there.
+        """
         self.read()
         try:
             with self.path.open("r+b") as file:
@@ -204,7 +216,24 @@ class Ledger:
                 if durable:
                     sync_handle(file.fileno())
         except OSError as error:
-            raise GeniusError(f"cannot write {self.path}: {error.strerror or error}; nothing that was there is lost") from None
+            reason = error.strerror or error
+            if self._taken_back(durable):
+                raise GeniusError(f"cannot write {self.path}: {reason}; the change is not made") from None
+            raise GeniusError(
+                f"cannot write {self.path}: {reason}; it is not known whether the change is made: open the index again to see"
+            ) from None
+
+    def _taken_back(self, durable: bool) -> bool:
+        """Remove a line that may be there and must not count; whether that was possible."""
+        try:
+            with self.path.open("r+b") as file:
+                file.truncate(self._end)
+                if durable:
+                    sync_handle(file.fileno())
+        except OSError:
+            return False
+        self._seen = None
+        return True
 
     def acknowledge(self, version: int, items: int, files: Mapping[str, str], durable: bool) -> None:
         self.append({"version": version, "items": items, "time": _now(), "files": dict(files)}, durable)
@@ -242,20 +271,29 @@ def _parse(line: bytes) -> dict[str, Any]:
 
 def _after(book: Book, event: Mapping[str, Any], first: bool) -> Book:
     if first:
-        if event["ledger"] != LEDGER_FORMAT:
+        if event["ledger"] != LEDGER_FORMAT or not isinstance(event["about"], dict):
             raise ValueError("format")
         return replace(book, about=event["about"])
     if "cleaning" in event:
         return replace(book, cleaning=True)
-    head = int(event["version"])
+    head = _version(event["version"])
+    for name, noted in event["files"].items():
+        if _NAME.fullmatch(name) is None or ".." in name.split("/") or _NOTED.fullmatch(noted) is None:
+            raise ValueError("a file that is not below the table")
     return replace(
         book,
         head=head,
-        items=int(event["items"]),
-        shown=book.shown | {head, *map(int, event.get("shown", ()))},
+        items=_version(event["items"]),
+        shown=book.shown | {head, *map(_version, event.get("shown", ()))},
         files={**book.files, **event["files"]},
         cleaning=False,
     )
+
+
+def _version(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise ValueError("not a number of versions or items")
+    return value
 
 
 def _now() -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from genius.errors import GeniusError
 from genius.index import cache
 from genius.index.cache import Base, build_trie
-from genius.index.folder import FORMAT, WriterLock, about_of, open_or_create, upgrade
+from genius.index.folder import FORMAT, WriterLock, about_of, clear, open_or_create, upgrade
 from genius.index.reader import Reader, Vanished
 from genius.model.genius import Genius
 from genius.search import CodeTrie, ScanCache, SearchEngine
@@ -30,6 +31,7 @@ from genius.types import Modality
 MERGE_FROM, MERGE_SHARE = 8_192, 0.1  # additions, absolute and as a share, at which the engine folds them in
 WASTE_FROM, WASTE_SHARE = 10_000, 0.5  # dead rows, absolute and as a share, at which it pays to start afresh
 MAX_ADDITIONS = 32  # blocks of vectors added to one engine before it is made anew
+MAX_HELD = 64 << 20  # bytes of vectors that were written and not yet searched
 MASKS = 64  # filters whose rows are remembered: a byte an item each
 T = TypeVar("T")
 
@@ -42,6 +44,16 @@ class HistoryDiverged(GeniusError):
     """The table does not continue what this process saw of it: it was put back, or replaced."""
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Rows that this process wrote in one change."""
+
+    seqs: NDArray[np.int64]  # (n,)
+    ids: list[str]
+    codes: NDArray[np.uint16]  # (n, M)
+    vectors: NDArray[np.float16]  # (n, D)
+
+
 class Live:
     """Row i of the engine is `seqs[i]`; seqs only grow, so rows are found by binary search."""
 
@@ -51,8 +63,9 @@ class Live:
         self.reader = reader
         self.seqs: NDArray[np.int64] = np.asarray(base.seqs)
         self.dead: NDArray[np.bool_] = np.zeros(base.items, bool)
-        self.delta_codes: NDArray[np.uint16] = np.empty((0, base.codes.shape[1]), np.uint16)
+        self.delta_codes: NDArray[np.uint16] = np.empty((0, base.trie.levels), np.uint16)
         self.delta_ids: dict[str, int] = {}
+        self._written: list[tuple[int, NDArray[np.float16]]] = []  # vectors that this process just wrote: first row, (n, D)
         self._masks: dict[str, NDArray[np.bool_]] = {}  # of this version, by condition
         self._kinds: set[int] | None = None  # of this version
         self._engine: SearchEngine | None = None
@@ -60,7 +73,7 @@ class Live:
         self._stale = True  # rows were added or died since the engine was made
         self.scans: ScanCache | None = None  # where the scan of the base is kept
         if base.exactly(reader):
-            reader.kept = base.kept
+            reader.shown = base.shown
         else:
             self.advance(reader)
 
@@ -95,13 +108,21 @@ class Live:
 
     # -- moving to a newer version -----------------------------------------------------------------------------
 
-    def advance(self, reader: Reader, gone: Sequence[int] = (), trust: bool = True) -> None:
-        """Become version `reader.version`. `gone`: rows known to be deleted; others are found if the count says so.
+    def advance(self, reader: Reader, gone: Sequence[int] = (), trust: bool = True, written: Written | None = None) -> None:
+        """Become version `reader.version`.
 
-        Without `trust` that the table continues what was seen of it, all rows are compared.
+        Args:
+            reader: the version.
+            gone: rows known to be deleted; others are found if the count says so.
+            trust: that the table continues what was seen of it; otherwise all rows are compared.
+            written: the rows that are new, if this process wrote them and nobody wrote in between; otherwise they are read.
         """
         known = int(self.seqs[-1]) if len(self.seqs) else -1
-        parts = list(reader.codes(f"_seq > {known}"))  # seqs only grow: what is new is larger
+        if written is None:
+            parts = list(reader.codes(f"_seq > {known}"))  # seqs only grow: what is new is larger
+        else:
+            parts = [(written.seqs, written.ids, written.codes)]
+            self._hold(len(self.seqs), written.vectors)
         self.dead[np.asarray(gone, np.int64)] = True
         if parts:
             seqs, codes = (np.concatenate([part[i] for part in parts]) for i in (0, 2))
@@ -124,8 +145,8 @@ class Live:
         """Kinds of the items of this version, from first codes that say it (`labelled`), or from the table."""
         if self._kinds is None:
             if labelled:
-                parts = (self.base.codes[:, 0], self.delta_codes[:, 0])
-                self._kinds = {int(kind) for part in parts for kind in np.unique(np.asarray(part))}
+                old = self.base.trie.children(())[0] if self.base.items else np.empty(0, np.int64)
+                self._kinds = {int(kind) for part in (old, self.delta_codes[:, 0]) for kind in np.unique(part)}
             else:
                 self._kinds = {int(kind) for kind in Modality if self.reader.count(f"modality = '{kind.label}'")}
         return self._kinds
@@ -174,12 +195,26 @@ class Live:
 
     def _vectors(self, first: int) -> NDArray[np.float16]:
         """(n, D) embeddings of rows from `first` on; zeros for rows that are gone already."""
-        out = np.zeros((len(self.seqs) - first, self.base.embeddings.shape[1]), np.float16)
+        held = [(row, vectors) for row, vectors in self._written if row >= first]
+        self._written.clear()  # the engine has them from here on
+        whole = bool(held) and held[0][0] == first and held[-1][0] + len(held[-1][1]) == len(self.seqs)
+        if whole:
+            return np.concatenate([vectors for _, vectors in held])
+        out = np.zeros((len(self.seqs) - first, self.model.config.quantizer.width), np.float16)
         for seqs, embeddings in self.reader.embeddings(f"_seq >= {int(self.seqs[first])}"):
             out[self.rows_of(seqs) - first] = embeddings
         return out
 
-    # -- questions ---------------------------------------------------------------------------------------------
+    def _hold(self, first: int, vectors: NDArray[np.float16]) -> None:
+        """Keep vectors that were just written for the next search, unless a long run of additions has made them too many."""
+        follows = self._written and self._written[-1][0] + len(self._written[-1][1]) == first
+        if not follows:
+            self._written.clear()
+        self._written.append((first, vectors))
+        if sum(part.nbytes for _, part in self._written) > MAX_HELD:
+            self._written.clear()
+
+    # -- rows --------------------------------------------------------------------------------------------------
 
     def find(self, ids: Iterable[str]) -> dict[str, int]:
         """Row of each id that is alive."""
@@ -194,6 +229,13 @@ class Live:
         if doubtful:
             rows = self.reader.rows([int(self.seqs[row]) for _, row in doubtful], ["id"])
             found.update((item_id, row) for item_id, row in doubtful if rows[int(self.seqs[row])]["id"] == item_id)
+        return found
+
+    def may_hold(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """(n,) whether an item with an id of such a hash may be here, alive or not."""
+        found: NDArray[np.bool_] = np.isin(cache.short_hash(hashes), np.asarray(self.base.hashes))
+        if self.delta_ids:
+            found |= np.isin(hashes, np.array([cache.hash_id(item_id) for item_id in self.delta_ids], np.uint64))
         return found
 
     def rows_of(self, seqs: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -212,9 +254,10 @@ class Live:
 
     def codes_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """(n, M) codes of rows."""
-        out = np.empty((len(rows), self.base.codes.shape[1]), np.int64)
+        out = np.empty((len(rows), self.base.trie.levels), np.int64)
         old = rows < self.base.items
-        out[old] = self.base.codes[rows[old]]
+        if old.any():
+            out[old] = self.base.trie.codes_of(rows[old])
         out[~old] = self.delta_codes[rows[~old] - self.base.items]
         return out
 
@@ -275,6 +318,7 @@ class OpenIndex:
         self.about, self.model, self.store = open_or_create(path, model, create and not self.read_only, self.writer, durable)
         self.key = cache.CacheKey(self.about.id, self.about.fingerprint, self.about.levels, self.about.width)
         self.commits = 0  # of this process
+        self._swept = False  # what killed writers left was removed
         if version is None:
             self.live = self.consistent(lambda: self._open(self.store.at(self.store.latest())))
         else:
@@ -331,14 +375,20 @@ class OpenIndex:
 
     # -- one version at a time ---------------------------------------------------------------------------------
 
-    def current(self, gone: Sequence[int] = ()) -> Live:
-        """The search side at the newest version. Call with `lock` held. `gone`: rows this process just deleted."""
+    def current(self, gone: Sequence[int] = (), written: Written | None = None) -> Live:
+        """The search side at the newest version. Call with `lock` held.
+
+        Args:
+            gone: rows this process just deleted.
+            written: rows this process just wrote; it still holds the writer's lock.
+        """
         if self.pinned is None:
+            self._refuse_another()
             latest = self.store.latest()
             if latest != self.live.version:
                 reader = self.store.at(latest)
                 try:
-                    self.live.advance(reader, gone, trust=self.store.continues(self.live.reader))
+                    self.live.advance(reader, gone, self.store.continues(self.live.reader), written)
                 except HistoryDiverged:
                     self.live = self._in_memory(reader)
                 if self.live.wasteful:
@@ -387,8 +437,19 @@ class OpenIndex:
             if self.about.format < FORMAT:
                 about = about_of(self.path)  # another process may have done it meanwhile
                 self.about = upgrade(self.path, about, self.store) if about.format < FORMAT else about
+            self._refuse_another()
+            if not self._swept:
+                clear(self.path, self.about)
+                self._swept = True
+            cache.sweep(self.cache)
             with self.store.change():
                 yield
+
+    def _refuse_another(self) -> None:
+        """One line if another index, perhaps of another model, has taken the place of the one that was opened."""
+        book = self.store.ledger.read()
+        if book is not None and book.about.get("id") != self.about.id:
+            raise GeniusError(f"{self.path} was replaced by another index since it was opened: open it again")
 
     def check_writable(self) -> None:
         if self.read_only:

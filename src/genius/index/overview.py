@@ -177,9 +177,8 @@ class Planes:
 
 
 def _live(index: Index) -> tuple[int, np.ndarray, Reader]:
-    state = index._state
-    with state.lock:
-        live = state.current()
+    with index.lock:
+        live = index.current()
         return live.reader.version, live.seqs[~live.dead], live.reader
 
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +30,10 @@ if TYPE_CHECKING:
 FEW_BYTES = 16 << 20
 PAYLOAD = ("_seq", "id", "text", "modality", "_image", "_metadata")
 """What a hit shows; pictures are fetched only where asked for."""
+
+
+SHOWN, SHOWN_STARTS, SHOWN_PLACES = "shown.bin", "shown_starts.npy", "shown_places.npy"
+SHOWN_ROWS = 32  # of a block
 
 
 class Vanished(GeniusError):
@@ -54,27 +60,71 @@ def database_errors(doing: str) -> Iterator[None]:
         raise GeniusError(f"cannot {doing}: {short[:300]}") from None
 
 
-class Kept:
+class Shown:
     """What hits show of every row of one version, in files beside the table: found without LanceDB, whose import alone takes
-    longer than a search."""
+    longer than a search. Rows lie in compressed blocks, in the order of the table."""
 
-    def __init__(self, seqs: NDArray[np.int64], spans: NDArray[np.int64], body: NDArray[np.uint8]) -> None:
-        """`spans` (N, 2): where the row's values, a JSON list in the order of PAYLOAD, begin and end in `body`."""
-        # ordinary arrays over the same memory: numpy takes its time to cut a piece out of a memory-map
-        self.seqs, self.spans, self.body = (np.asarray(array).view(np.ndarray) for array in (seqs, spans, body))
+    def __init__(
+        self, seqs: NDArray[np.int64], places: NDArray[np.uint32] | None, starts: NDArray[np.int64], body: NDArray[np.uint8]
+    ) -> None:
+        """
+        Args:
+            seqs: (N,) ascending.
+            places: (N,) where each row lies among all rows; None: in order.
+            starts: (B + 1,) where each block begins in `body`; a block is a JSON list of `SHOWN_ROWS` lists of values.
+            body: the blocks.
+        """
+        self.seqs = seqs
+        self.places = places
+        self.starts = starts
+        self.body = body
 
     def rows(self, wanted: Sequence[int]) -> dict[int, dict[str, Any]]:
         """`_seq` -> what is shown, of those that exist; `wanted` ascending."""
         found = {}
-        for seq, at in zip(wanted, np.searchsorted(self.seqs, np.array(wanted, np.int64)).tolist(), strict=True):
-            if at < len(self.seqs) and self.seqs[at] == seq:
-                begin, end = self.spans[at].tolist()
-                found[seq] = dict(zip(PAYLOAD, json.loads(bytes(self.body[begin:end])), strict=True))
+        blocks: dict[int, list[list[Any]]] = {}
+        for seq, row in zip(wanted, np.searchsorted(self.seqs, np.array(wanted, np.int64)).tolist(), strict=True):
+            if row == len(self.seqs) or self.seqs[row] != seq:
+                continue
+            place = row if self.places is None else int(self.places[row])
+            number, position = divmod(place, SHOWN_ROWS)
+            if number not in blocks:
+                begin, end = self.starts[number : number + 2].tolist()
+                blocks[number] = json.loads(zlib.decompress(self.body[begin:end].tobytes()))
+            found[seq] = {"_seq": seq, **dict(zip(PAYLOAD[1:], blocks[number][position], strict=True))}
         return found
 
+    @classmethod
+    def open(cls, seqs: NDArray[np.int64], folder: Path) -> Shown:
+        """What `write` left in a folder."""
+        starts = np.load(folder / SHOWN_STARTS)
+        places = np.load(folder / SHOWN_PLACES) if (folder / SHOWN_PLACES).exists() else None
+        body = np.memmap(folder / SHOWN, np.uint8, mode="r").view(np.ndarray) if len(seqs) else np.empty(0, np.uint8)
+        return cls(seqs, places, starts, body)
+
     @staticmethod
-    def written(row: dict[str, Any]) -> bytes:
-        return json.dumps([row[name] for name in PAYLOAD], ensure_ascii=False, separators=(",", ":")).encode()
+    def write(reader: Reader, seqs: NDArray[np.int64], folder: Path) -> None:
+        """Write what hits show of every row of a version, which has these `seqs` (N,)."""
+        places = np.zeros(len(seqs), np.uint32)
+        starts = [0]
+        block: list[list[Any]] = []
+        with (folder / SHOWN).open("wb") as file:
+
+            def flush() -> None:
+                text = json.dumps(block, ensure_ascii=False, separators=(",", ":"))
+                starts.append(starts[-1] + file.write(zlib.compress(text.encode())))
+                block.clear()
+
+            for place, row in enumerate(reader.stream(PAYLOAD)):
+                places[np.searchsorted(seqs, row["_seq"])] = place
+                block.append([row[name] for name in PAYLOAD[1:]])
+                if len(block) == SHOWN_ROWS:
+                    flush()
+            if block:
+                flush()
+        np.save(folder / SHOWN_STARTS, np.array(starts, np.int64))
+        if not np.array_equal(places, np.arange(len(seqs))):
+            np.save(folder / SHOWN_PLACES, places)
 
 
 class Reader:
@@ -88,7 +138,7 @@ class Reader:
         self.version = version
         self.mark = mark  # of the file that defines this version
         self.noted = noted  # its checksum, in the ledger
-        self.kept: Kept | None = None
+        self.shown: Shown | None = None
 
     @cached_property
     def _opened(self) -> tuple[Any, Columns, object]:
@@ -122,8 +172,8 @@ class Reader:
     def rows(self, seqs: Sequence[int] | np.ndarray, columns: Sequence[str]) -> dict[int, dict[str, Any]]:
         """`_seq` -> row, of those that exist."""
         wanted = sorted({int(seq) for seq in seqs})
-        if self.kept is not None and set(columns) <= set(PAYLOAD):
-            return self.kept.rows(wanted)
+        if self.shown is not None and set(columns) <= set(PAYLOAD):
+            return self.shown.rows(wanted)
         found: dict[int, dict[str, Any]] = {}
         for i in range(0, len(wanted), 4096):
             where = f"_seq IN ({', '.join(map(str, wanted[i : i + 4096]))})"

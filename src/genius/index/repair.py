@@ -11,8 +11,11 @@ be built anew. See `check` for what is looked at.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import shutil
+import sys
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -41,7 +44,7 @@ from genius.index.folder import (
     write_about,
 )
 from genius.index.ledger import Book, Ledger, file_sum
-from genius.index.paths import ABOUT, CACHE, LEDGER, MODEL, ORIGIN, refuse_foreign, remove, write_origin
+from genius.index.paths import ABOUT, CACHE, LEDGER, MODEL, ORIGIN, is_sibling, refuse_foreign, remove, write_origin
 from genius.index.reader import Reader, Vanished, good_rows, readable_rows, resealed, whole_schema
 from genius.index.store import Store
 from genius.model.genius import Genius
@@ -50,6 +53,7 @@ from genius.types import Item
 if TYPE_CHECKING:
     import pyarrow as pa
 
+BELIEVED = 20  # versions that may be missing at the end; a ledger that says more is wrong
 ATTEMPTS = 5  # of a copy whose version is cleaned away meanwhile
 
 
@@ -72,12 +76,36 @@ def snapshot(source: str | Path, target: str | Path, version: int | None = None)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise GeniusError(f"{target} is there already: choose another path for the copy")
     about = about_of(source)
+    sweep_snapshots(target.absolute().parent, about.id)
     temporary = target.with_name(f".{target.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}")
+    make_folder(temporary)
     try:
-        return _retried(source, about, version, lambda reader: _copy(source, about, reader, temporary, target))
+        write_origin(temporary, about.id)
+        with _being_written(temporary):
+            return _retried(source, about, version, lambda reader: _copy(source, about, reader, temporary, target))
     finally:
         if temporary.exists():
             remove(temporary, target, about.id)
+
+
+def _being_written(folder: Path) -> contextlib.AbstractContextManager[None]:
+    """Holds a lock by which others see that a snapshot is being written. Windows cannot rename a folder with an open file."""
+    return contextlib.nullcontext() if sys.platform == "win32" else WriterLock(folder / ".lock", 30.0).hold()
+
+
+def sweep_snapshots(parent: Path, owner: str) -> None:
+    """Remove what killed snapshots of the index with the id `owner` left in a folder."""
+    try:
+        names = [] if sys.platform == "win32" else [path.name for path in parent.iterdir()]
+    except OSError:
+        return
+    for name in names:
+        found = re.fullmatch(r"\.(.+)\.\d+-[0-9a-f]{8}", name)
+        target = None if found is None else parent / found[1]
+        if target is None or not is_sibling(parent / name, target, owner):
+            continue
+        with contextlib.suppress(GeniusError), WriterLock(parent / name / ".lock", 0.0).hold():
+            remove(parent / name, target, owner)
 
 
 def _retried(source: Path, about: About, version: int | None, copy: Any) -> Copied:
@@ -96,10 +124,9 @@ def _retried(source: Path, about: About, version: int | None, copy: Any) -> Copi
 
 
 def _copy(source: Path, about: About, reader: Reader, temporary: Path, target: Path) -> Copied:
-    if temporary.exists():
-        remove(temporary, target, about.id)
-    make_folder(temporary)
-    write_origin(temporary, about.id)
+    for path in temporary.iterdir():  # of an attempt whose version was cleaned away
+        if path.name not in (".lock", ORIGIN):
+            remove(path, temporary)
     copied = {"id": about.id, "version": reader.version, "time": datetime.now(UTC).isoformat(timespec="seconds")}
     described = replace(about, id=uuid.uuid4().hex, format=FORMAT, copied=copied)
     schema = whole_schema(reader)
@@ -114,9 +141,12 @@ def _copy(source: Path, about: About, reader: Reader, temporary: Path, target: P
         if target.exists():
             target.rmdir()  # empty, or this fails
         temporary.rename(target)
+    except OSError as error:
+        raise GeniusError(f"cannot write {target}: {error.strerror or error}; nothing was written") from None
+    try:
         sync_directory(target.parent)
     except OSError as error:
-        raise GeniusError(f"cannot write {target}: {error.strerror or error}") from None
+        raise GeniusError(f"{target} is made, but a power cut may take its name away: {error.strerror or error}") from None
     return Copied(source, target, reader.version, book.items)
 
 
@@ -156,8 +186,8 @@ def _replace(source: Path, reader: Reader, target: Path) -> Copied:
             upgrade(target, there, store)
         with store.change():
             rows: Iterator[pa.RecordBatch] = resealed(good_rows(reader), whole_schema(reader), store.next_seq(long=True))
-            store.overwrite(whole_schema(reader), rows)
-        return Copied(source, target, reader.version, store.at(store.latest()).count())
+            items = store.overwrite(whole_schema(reader), rows)
+        return Copied(source, target, reader.version, items)
 
 
 SAMPLE = 16  # items that are encoded again to see whether a model is the index's own
@@ -290,12 +320,18 @@ def _is_whole(reader: Reader) -> bool:
         return False
 
 
+def _passed(store: Store, book: Book | None) -> int:
+    """The version to go beyond: the last that the ledger says was acknowledged, if that can be believed."""
+    newest = max(versions_on_disk(store.folder), default=0)
+    return 0 if book is None else min(book.head, newest + BELIEVED)
+
+
 def _as_it_is(store: Store, book: Book | None, described: dict[str, Any]) -> Book | None:
     """A new ledger for a table whose rows are all sound; None if it cannot be written to. Row indexes may be damaged: they go."""
     try:
         store.drop_indices()
         store.prepare_sums()
-        store.pass_by(0 if book is None else book.head)
+        store.pass_by(_passed(store, book))
         return store.begin_ledger(described)
     except GeniusError:
         return None
@@ -312,7 +348,7 @@ def _salvage(store: Store, version: int, book: Book | None, described: dict[str,
         set_aside(store.folder, version)
         raise
     report.done.append("wrote the items that can be read as a new version")
-    store.pass_by(0 if book is None else book.head)
+    store.pass_by(_passed(store, book))
     return store.begin_ledger(described)
 
 

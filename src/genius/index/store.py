@@ -185,6 +185,8 @@ class Store:
             same = file_sum(table_folder(self.folder) / name) == noted
         except FileNotFoundError:
             raise Vanished(f"cannot open version {version} of {self.folder}: a file of this version is gone") from None
+        except OSError as error:
+            raise GeniusError(f"cannot read {name} of {self.folder}: {error.strerror or error}") from None
         if not same:
             raise Damaged(f"{self.folder} is damaged: {name} is not as it was written; genius repair {self.folder}")
         return noted
@@ -349,8 +351,9 @@ class Store:
         with self._newest_table("write items") as table:
             table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(rows)
 
-    def overwrite(self, schema: Any, rows: Iterator[pa.RecordBatch]) -> None:
-        """These rows, which have their checksums, in place of all that are there, and their columns in place of the table's.
+    def overwrite(self, schema: Any, rows: Iterator[pa.RecordBatch]) -> int:
+        """These rows, which have their checksums, in place of all that are there, and their columns in place of the table's;
+        how many.
 
         Every row was read back when this returns. After an error the newest version of the table is not to be acknowledged.
         """
@@ -362,6 +365,7 @@ class Store:
             table.add(pa.RecordBatchReader.from_batches(schema, written.counting(rows)), mode="overwrite")
         commit.refuse_cut_off(self.folder, before)
         self.verify_written(written)
+        return written.rows
 
     def verify_written(self, written: Tally, where: str | None = None) -> None:
         """Read rows of the newest version back from the disk and compare them with their checksums, and with what was written.

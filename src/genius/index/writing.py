@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from genius.errors import GeniusError, counted
@@ -21,7 +22,7 @@ from genius.features import Features
 from genius.index import metadata as meta
 from genius.index.ledger import ROW, SUM, VECTORS, row_sums
 from genius.index.metadata import Kind
-from genius.index.opened import OpenIndex
+from genius.index.opened import OpenIndex, Written
 from genius.index.prepare import AT_ONCE, MAX_HELD, Prepared, Stamped, held_bytes, prepare
 from genius.index.reader import Reader
 from genius.index.results import AddReport
@@ -135,11 +136,13 @@ def commit(state: OpenIndex, ready: Prepared, replace: bool, on_error: OnError, 
             if fresh:
                 state.store.add_columns(fresh)
             table = state.store.table(ready.columns(first, {**columns, **fresh}))
+            seqs = np.arange(first, first + len(ready.items))
+            written = Written(seqs, [item.id for item in ready.items], ready.codes, ready.embeddings)
             if gone:
                 state.store.replace(table)
             else:
                 state.store.append(table)
-        follow(state, gone)
+        follow(state, gone, written)
         report.added += len(ready.items) - len(gone)
         report.replaced += len(gone)
         state.commits += 1
@@ -169,10 +172,10 @@ def _without_unused(
     return columns, fresh, conflicts
 
 
-def follow(state: OpenIndex, gone: list[int]) -> None:
+def follow(state: OpenIndex, gone: list[int], written: Written | None = None) -> None:
     """Bring the search side up to date. The commit is safe already: trouble here is the next reader's to report."""
-    with contextlib.suppress(GeniusError), state.lock:
-        state.current(gone)
+    with contextlib.suppress(GeniusError, OSError), state.lock:
+        state.current(gone, written)
 
 
 def _tidy(state: OpenIndex) -> None:

@@ -44,7 +44,6 @@ ByModality = Sequence[tuple[int | Tensor, Rows]]
 FAST = 20.0  # a_l and b_l are read as this times a parameter: Adam then moves them as fast as two numbers a level may move
 START_SCALE = 2.5  # log a_l before training
 OLD_HEAD, HEAD = "nearness.", "codebook_head."  # what the weights of `CodebookHead` were called up to version 0.1, and are called
-TABLE_BLOCK = 4096  # rows of the token table that are multiplied at a time where no gradient is needed
 
 
 def by_modality(modality: Tensor) -> ByModality:
@@ -88,7 +87,7 @@ class CodebookHead(nn.Module):
             return self.modality_in(code)  # type: ignore[no-any-return]
         return self.read[level - 1](self.quantizer.vectors(level, code, modality))  # type: ignore[no-any-return]
 
-    def bent(self, states: Tensor) -> Tensor:
+    def correction(self, states: Tensor) -> Tensor:
         """Mean |U_l h|^2 over states (B, M, d_model) before each code: how far the decoder moves the residual."""
         far = [layer(states[:, level]).float().square().sum(1).mean() for level, layer in enumerate(self.bend, start=1)]
         return torch.stack(far).mean()
@@ -99,8 +98,8 @@ class CodebookHead(nn.Module):
 
     def _number(self, numbers: Tensor, level: int, modality: int | Tensor) -> Tensor:
         own = modality if self.quantizer.config.own_books(level) else 0
-        number: Tensor = numbers[(level - 1) * self.modalities + own]
-        return number
+        place = (level - 1) * self.modalities + own
+        return numbers.index_select(0, place) if isinstance(place, Tensor) else numbers[place]
 
     def _codebook(self, level: int, modality: int | Tensor) -> Tensor:
         """(K, width) the rows that codes of a level stand for, of one modality's items."""
@@ -242,8 +241,7 @@ class Attention(nn.Module):
         Fewer: the beams of a query lie side by side in `x` and share one row of memory, which is not copied for each.
         """
         shape = x.shape
-        if len(memory.keys) != len(x):
-            x = x.reshape(len(memory.keys), -1, shape[-1])
+        x = x.reshape(memory.keys.shape[0], -1, shape[-1])
         scores = self.split(self.q(x)) @ memory.keys.transpose(-1, -2)  # (rows, heads, length, memory)
         if bias is not None:
             scores = scores + bias
@@ -361,7 +359,7 @@ class Generator(nn.Module):
         """
         tokens: list[Tensor] = []
         if first == 0:
-            tokens.append(self._start_token(len(codes)))
+            tokens.append(self._start_token(codes.shape[0]))
         for level in range(max(first - 1, 0), codes.shape[1]):
             if self.config.head == "codebooks":
                 tokens.append(self.codebook_head.token(level, codes[:, level], codes[:, 0]))
@@ -400,29 +398,29 @@ class Generator(nn.Module):
         if self.config.head == "codebooks":
             assert residual is not None
             return self.codebook_head.logits(level, hidden, residual, rows).log_softmax(-1)
-        start = self.config.offsets[level]
-        end = start + self.config.level_sizes[level]
         scaled = hidden * self.config.d_model**-0.5  # T5 scales tied embeddings
-        if self.config.normalizer == "vocabulary" and torch.is_grad_enabled():
-            logits: Tensor = (scaled @ self.tokens.weight.T).float()
-            return logits[..., start:end] - logits.logsumexp(-1, keepdim=True)
-        own: Tensor = (scaled @ self.tokens.weight[start:end].T).float()
+        start = self.config.offsets[level]
+        own: Tensor = (scaled @ self.tokens.weight[start : start + self.config.level_sizes[level]].T).float()
         if self.config.normalizer == "level":
             return own.log_softmax(-1)
-        # the same in blocks that stay in the cache: (R, whole table) would be hundreds of megabytes
-        blocks = [(scaled @ rows.T).float().logsumexp(-1) for rows in self.tokens.weight.split(TABLE_BLOCK)]
-        return own - torch.stack(blocks).logsumexp(0)[..., None]
+        sums = [own.logsumexp(-1)]
+        # slice by slice, each of which stays in the cache: all logits at once would be hundreds of megabytes
+        for number, rows_of_level in enumerate(self.tokens.weight.split([SPECIALS, *self.config.level_sizes])):
+            if number != level + 1:
+                sums.append((scaled @ rows_of_level.T).float().logsumexp(-1))
+        return own - torch.stack(sums).logsumexp(0)[..., None]
 
-    def residual(self, z: Tensor, codes: Tensor) -> tuple[Tensor, ByModality]:
-        """What the head reads beside the states: z (R, width) minus the codes so far (R, l), and the rows of each modality."""
-        if self.config.head == "table" or not codes.shape[1]:
-            return z, ()
-        return z - self.codebook_head.quantizer.decode_prefix(codes), by_modality(codes[:, 0])
+    def residual(self, z: Tensor, codes: Tensor) -> Tensor | None:
+        """(R, width) z minus the codes so far (R, l), where the head reads it."""
+        if self.config.head == "table":
+            return None
+        return z - self.codebook_head.quantizer.decode_prefix(codes) if codes.shape[1] else z
 
     def next_log_probs(self, z: Tensor, codes: Tensor) -> Tensor:
         """log p of every next code after codes (B, l): (B, K_l). Reads all from the start; search keeps what it has read."""
         hidden, _ = self.hidden(self.inputs(codes), self.cross_memory(z))
-        return self.log_probs(codes.shape[1], hidden[:, -1], *self.residual(z, codes))
+        rows = by_modality(codes[:, 0]) if codes.shape[1] else ()
+        return self.log_probs(codes.shape[1], hidden[:, -1], self.residual(z, codes), rows)
 
     # -- training ----------------------------------------------------------------------------------------------
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -288,36 +288,46 @@ class Genius:
             self.queries.save(directory)
         write_whole(directory / CONFIG, lambda path: path.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8"))
 
-    _fitting: ClassVar[Callable[[str], Fitting] | None] = None  # the front door sets it, from a room above
-
     @classmethod
-    def from_encoder(cls, uri: str | Path) -> Fitting:
-        """An encoder that `.fit(items)` turns into a model for these items: no pairs of question and answer are needed.
+    def from_encoder(cls, encoder: str | Path | object) -> Fitting:
+        """Start a model from an encoder: `.fit(items)` fits codes and decoder to a collection, without query-item pairs.
 
         Args:
-            uri: `hf-hub:openai/clip-vit-base-patch32`, a folder with a checkpoint, or `bundled:mini`.
+            encoder: A URI (`hf-hub:openai/clip-vit-base-patch32`, a folder with a checkpoint, `bundled:mini`), or an object: one
+                with `encode_texts` and, if it reads images, `encode_images`; or a `SentenceTransformer`.
+
+        Returns:
+            The encoder with a method `fit(items)` that returns a `Genius`.
+
+        Raises:
+            GeniusError: If there is no such encoder, or the object has none of these methods.
 
         >>> model = Genius.from_encoder("bundled:mini").fit([Item("a.jpg", image="a.jpg")])  # doctest: +SKIP
         """
-        if cls._fitting is None:
-            raise GeniusError("from_encoder is a door of the package: from genius import Genius")
-        return cls._fitting(str(uri))
+        from genius.fit import Unfitted  # a late import of a higher layer, the only one
+
+        return Unfitted(encoder)
 
     @classmethod
-    def from_pretrained(cls, source: str | Path, *, device: str | torch.device = "cpu") -> Genius:
+    def from_pretrained(cls, source: str | Path, *, device: str | torch.device = "cpu", encoder: object | None = None) -> Genius:
         """Load a model.
 
-        The folder may be a stranger's: nothing in it is run, its sizes are compared with its weights before anything is
-        built, and its config can name no checkpoint outside of it.
+        The folder may be untrusted: no code in it runs, its sizes are compared with its weights before anything is built, and
+        its config can name no checkpoint outside of it.
 
         Args:
-            source: a folder, `local-dir:PATH`, `hf-hub:OWNER/NAME[@REVISION]` or `bundled:NAME`.
-            device: where it runs: cpu, cuda, cuda:N or auto.
+            source: A folder, `local-dir:PATH`, `hf-hub:OWNER/NAME[@REVISION]` or `bundled:NAME`.
+            device: Where it runs: cpu, cuda, cuda:N or auto.
+            encoder: The object that the model was fitted over (`from_encoder`), which a folder cannot hold.
+
+        Raises:
+            GeniusError: If there is no such model, a file is damaged, or `encoder` is another one than the model's.
 
         >>> Genius.from_pretrained("bundled:mini").config.width
         256
         """
         from genius.encoders import load_encoder, resolve
+        from genius.encoders.objects import same_object
 
         directory = resolve(str(source))
         config = read_config(directory)
@@ -338,7 +348,9 @@ class Genius:
         except GeniusError as error:
             raise GeniusError(f"cannot load the model at {directory}: {error}") from None
         model._try(directory)
-        if config.encoder is not None:
+        if encoder is not None:
+            model._take(same_object(encoder, directory / ENCODER))
+        elif config.encoder is not None:
             model._take(load_encoder(encoder_uri(directory, config.encoder)))
         elif (directory / ENCODER).is_dir():
             model._take(load_encoder(f"local-dir:{directory / ENCODER}"))

@@ -1,8 +1,7 @@
-"""The published checkpoints -> a `Genius` model.
+"""Converts the published GENIUS checkpoints to a `Genius` model.
 
-The files hold optimizer state and an OmegaConf object besides the weights. `genius.torch_file` reads the weights and runs
-nothing. Sizes are read off the tensors, so a checkpoint of any shape converts, and no larger model is built than the
-tensors fill.
+The files hold optimizer state and an OmegaConf object besides the weights; `genius.torch_file` reads the weights and runs no
+code. Sizes are read from the tensors, so a checkpoint of any shape converts, and the model is no larger than its tensors.
 """
 
 from __future__ import annotations
@@ -23,8 +22,20 @@ from genius.weight_files import build, reading_sizes
 
 
 def convert_official(quantizer: str | Path, generator: str | Path) -> Genius:
-    """`rq_clip_large.pth` and `GENIUS_t5small.pth` -> a feature-only `Genius` with the published behaviour."""
-    rq, gen = read_checkpoint(quantizer), read_checkpoint(generator)
+    """Convert a published quantizer and generator.
+
+    Args:
+        quantizer: `rq_clip_large.pth`.
+        generator: `GENIUS_t5small.pth`, trained with this quantizer.
+
+    Returns:
+        A model without an encoder, with the published behaviour.
+
+    Raises:
+        GeniusError: If a file is not a published checkpoint, or the two do not belong together.
+    """
+    rq = read_checkpoint(quantizer)
+    gen = read_checkpoint(generator)
     _same_quantizer(rq, gen, generator)
     with reading_sizes(f"{quantizer} with {generator}", "a published GENIUS checkpoint pair"):
         config = _config(rq, gen)
@@ -44,12 +55,12 @@ def convert_official(quantizer: str | Path, generator: str | Path) -> Genius:
 
 
 def _same_quantizer(rq: dict[str, Tensor], gen: dict[str, Tensor], path: str | Path) -> None:
-    """A generator writes the codes of the quantizer it was trained with: any other gives recall 0 in silence."""
+    """A generator is of use only with the quantizer that it was trained with; another gives recall 0 without an error."""
     for name, tensor in rq.items():
-        twin = gen.get(f"quantizer.{name}")
-        if twin is None or not name.endswith(("weight", "bias", "_codebook.embed")):
+        copy = gen.get(f"quantizer.{name}")
+        if copy is None or not name.endswith(("weight", "bias", "_codebook.embed")):
             continue
-        if twin.shape != tensor.shape or not torch.allclose(twin.float(), tensor.float(), atol=1e-5):
+        if copy.shape != tensor.shape or not torch.allclose(copy.float(), tensor.float(), atol=1e-5):
             raise GeniusError(f"{path} was trained with another quantizer than the one given ({name} differs)")
 
 
@@ -96,17 +107,17 @@ _FUSION = {
 
 
 def _fusion(rq: dict[str, Tensor]) -> dict[str, Tensor]:
-    names = [(ours, theirs, kind) for ours, theirs in _FUSION.items() for kind in ("weight", "bias")]
-    return {f"fusion.{ours}.{kind}": rq[f"encoder.{theirs}.{kind}"] for ours, theirs, kind in names}
+    names = [(ours, theirs, part) for ours, theirs in _FUSION.items() for part in ("weight", "bias")]
+    return {f"fusion.{ours}.{part}": rq[f"encoder.{theirs}.{part}"] for ours, theirs, part in names}
 
 
 def _codebooks(rq: dict[str, Tensor]) -> dict[str, Tensor]:
     out = {}
     for level in range(_count(rq, r"residual_rq\.layers\.(\d+)\.")):
-        book = f"residual_rq.layers.{level}._codebook"
-        out[f"quantizer.codes_{level}"] = rq[f"{book}.embed"][0]
-        out[f"quantizer.sizes_{level}"] = rq[f"{book}.cluster_size"][0]
-        out[f"quantizer.sums_{level}"] = rq[f"{book}.embed_avg"][0]
+        codebook = f"residual_rq.layers.{level}._codebook"
+        out[f"quantizer.codes_{level}"] = rq[f"{codebook}.embed"][0]
+        out[f"quantizer.sizes_{level}"] = rq[f"{codebook}.cluster_size"][0]
+        out[f"quantizer.sums_{level}"] = rq[f"{codebook}.embed_avg"][0]
     return out
 
 

@@ -1,14 +1,12 @@
-"""Fusion h(x, y): image and text vectors -> one unit vector z (paper 4.2.1). Quantizer: z -> codes, codes -> reconstruction
-(4.2.2 - 4.2.3).
+"""Fusion h(x, y): image and text vectors -> one unit vector z (4.2.1). Quantizer: z -> codes -> reconstruction (4.2.2 - 4.2.3).
 
-The layer shapes of fusion are CLIP4Cir's Combiner, as published, so that the published weights load one to one. The quantizer is
-residual, with one codebook a level (`codebooks`): here z becomes codes, and training moves the codebooks by exponential averages.
-Knows nothing of items, losses' weights or training loops.
+The layer shapes of fusion are CLIP4Cir's Combiner, as published, so that the published weights load one to one. The
+quantizer is residual, with one codebook per level (`codebooks`). Here z becomes codes, and training moves the codebooks
+by exponential averages. Knows nothing of items, losses' weights or training loops.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -26,9 +24,9 @@ from genius.model.codebooks import (
     ModalityCode,
     QuantizerConfig,
     fit_codebooks,
-    largest,
     nearest_as_published,
-    nearness,
+    row_argmax,
+    similarity,
 )
 
 
@@ -42,12 +40,14 @@ class FusionConfig:
 
 
 class Fusion(nn.Module):
-    """h(x, y) = lambda x + (1 - lambda) y + MLP([x; y]), lambda from a second MLP. Output has unit length."""
+    """h(x, y) = lambda x + (1 - lambda) y + MLP([x; y]), lambda from a second MLP. The output has unit length."""
 
     def __init__(self, config: FusionConfig) -> None:
         super().__init__()
         self.config = config
-        width, projection, hidden = config.width, config.projection, config.hidden
+        width = config.width
+        projection = config.projection
+        hidden = config.hidden
         self.project_text = nn.Linear(width, projection)
         self.project_image = nn.Linear(width, projection)
         self.mix_hidden = nn.Linear(2 * projection, hidden)
@@ -89,20 +89,35 @@ class ResidualQuantizer(Codebooks):
 
     @torch.no_grad()
     def encode(self, z: Tensor, modality: Tensor | None = None) -> Tensor:
-        """(N, D) unit vectors -> (N, M) int64 codes. `modality` (N,) is required when level 0 says it."""
+        """Codes of unit vectors.
+
+        Args:
+            z: (N, D) unit vectors.
+            modality: (N,) required when level 0 is the modality.
+
+        Returns:
+            (N, M) int64 codes.
+
+        Raises:
+            GeniusError: If shapes do not fit, numbers are not finite or a modality is unknown.
+        """
         self._check(z, modality)
         codes = torch.empty(len(z), self.config.levels, dtype=torch.long, device=z.device)
-        for kind in range(3) if self.config.own_books_from else (None,):
-            rows = (
-                torch.arange(len(z), device=z.device) if kind is None or modality is None else (modality == kind).nonzero()[:, 0]
-            )
-            if not len(rows):
-                continue
-            choice = _Choice(self, kind, len(rows))
-            for part in rows.split(choice.at_once):
-                codes[part] = choice(z.index_select(0, part).float(), None if modality is None else modality[part])
-            del choice  # its tables go before the next one's come
+        if not self.config.own_books_from or modality is None:
+            self._encode_rows(z, modality, torch.arange(len(z), device=z.device), None, codes)
+            return codes
+        for value in range(3):
+            self._encode_rows(z, modality, (modality == value).nonzero()[:, 0], value, codes)
         return codes
+
+    def _encode_rows(self, z: Tensor, modality: Tensor | None, rows: Tensor, codebooks_of: int | None, codes: Tensor) -> None:
+        """Fill `codes` of some rows, which share their codebooks: those of one modality (None: of all)."""
+        if not len(rows):
+            return
+        encoder = _RowEncoder(self, codebooks_of, len(rows))
+        for part in rows.split(encoder.rows_at_once):
+            modality_of_part = None if modality is None else modality[part]
+            codes[part] = encoder(z.index_select(0, part).float(), modality_of_part)
 
     def _check(self, z: Tensor, modality: Tensor | None) -> None:
         if z.ndim != 2 or z.shape[1] != self.config.width:
@@ -118,8 +133,11 @@ class ResidualQuantizer(Codebooks):
 
     def quantize(self, z: Tensor, modality: Tensor | None = None) -> Quantized:
         """Codes of `z` (N, D) with a gradient path, for the losses. Does not move the codebooks."""
-        residual, total = z, torch.zeros_like(z)
-        codes, residuals, chosen = [], [], []
+        residual = z
+        total = torch.zeros_like(z)
+        codes = []
+        residuals = []
+        chosen = []
         for level in range(self.config.levels):
             code = self.pick(residual.detach(), level, modality)
             vector = self.vectors(level, code, modality)
@@ -132,86 +150,116 @@ class ResidualQuantizer(Codebooks):
 
     def _pass_gradient(self, residual: Tensor, vector: Tensor, level: int) -> Tensor:
         if level == 0 and self.config.labelled:
-            return vector  # told, not chosen by the residual: a constant
-        return rotate_to(residual, vector) if self.config.gradient == "rotation" else residual + (vector - residual).detach()
+            return vector  # given, not chosen by the residual: a constant
+        if self.config.gradient == "rotation":
+            return rotate_to(residual, vector)
+        return residual + (vector - residual).detach()
 
     @torch.no_grad()
     def update(self, codes: Tensor, residuals: list[Tensor], gather: Callable[[Tensor], Tensor] = lambda rows: rows) -> None:
-        """Move the codebooks towards the mean of what they were chosen for (EMA, 4.2.4).
+        """Move the codebooks towards the mean residual of their codes (EMA, 4.2.4).
 
-        Sums are taken over all processes, so that every process holds the same codebooks. `gather`: rows of all processes in the
-        order in which one process would have them, so that dead codes are put where one process puts them.
+        Sums are taken over all processes, so that every process holds the same codebooks.
+
+        Args:
+            codes: (N, M) of this process's rows.
+            residuals: Of every level, (N, D).
+            gather: Rows of all processes in the order in which one process would have them, so that dead codes are
+                revived as one process does.
         """
-        counts = [torch.zeros_like(self.get_buffer(f"sizes_{b}")) for b in range(self.books)]
-        sums = [torch.zeros_like(self.get_buffer(f"sums_{b}")) for b in range(self.books)]
+        counts = [torch.zeros_like(self.get_buffer(f"sizes_{number}")) for number in range(self.count)]
+        sums = [torch.zeros_like(self.get_buffer(f"sums_{number}")) for number in range(self.count)]
         for level, residual in enumerate(residuals):
-            book, rows = self._book(level), self.rows_of(level, codes[:, level], codes[:, 0])
-            counts[book].index_add_(0, rows, torch.ones_like(rows, dtype=counts[book].dtype))
-            sums[book].index_add_(0, rows, residual.detach().to(sums[book].dtype))
+            number = self._number(level)
+            rows = self.rows_of(level, codes[:, level], codes[:, 0])
+            counts[number].index_add_(0, rows, torch.ones_like(rows, dtype=counts[number].dtype))
+            sums[number].index_add_(0, rows, residual.detach().to(sums[number].dtype))
         if _several_processes():
             for tensor in (*counts, *sums):
                 dist.all_reduce(tensor)
-        for book in range(self.books):
-            if book == 0 and self.config.modality_code == "classifier":
+        for number in range(self.count):
+            if number == 0 and self.config.modality_code == "classifier":
                 continue  # its vectors stay zero: the label takes no part in the residuals
-            blocks = (
-                enumerate([self._block(book, kind) for kind in range(3)]) if self.config.own_books(book) else [(-1, slice(None))]
-            )
-            for kind, block in blocks:
-                dead = self._move(book, block, counts[book][block], sums[book][block]).nonzero()[:, 0]
-                if len(dead):  # the same on every process
-                    everyone, kinds = gather(residuals[book].detach()), gather(codes[:, 0])
-                    own = everyone[kinds == kind]
-                    self._revive(book, block, dead, own if len(own) else everyone)
+            for modality, block in self._blocks(number):
+                dead = self._move(number, block, counts[number][block], sums[number][block]).nonzero()[:, 0]
+                if not len(dead):  # equal on every process
+                    continue
+                candidates = gather(residuals[number].detach())
+                own = candidates[gather(codes[:, 0]) == modality]
+                self._revive(number, block, dead, own if len(own) else candidates)
 
-    def _move(self, book: int, block: slice, counts: Tensor, sums: Tensor) -> Tensor:
+    def _blocks(self, number: int) -> list[tuple[int, slice]]:
+        """Modality (-1: all) and rows of each part of a codebook."""
+        if self.config.has_modality_codebooks(number):
+            return [(modality, self._block(number, modality)) for modality in range(3)]
+        return [(-1, slice(None))]
+
+    def _move(self, number: int, block: slice, counts: Tensor, sums: Tensor) -> Tensor:
         """Move one codebook, or one modality's block of it; which of its codes are dead."""
-        decay, eps = self.config.decay, self.config.epsilon
-        sizes, averages = self.get_buffer(f"sizes_{book}")[block], self.get_buffer(f"sums_{book}")[block]
+        decay = self.config.decay
+        eps = self.config.epsilon
+        sizes = self.get_buffer(f"sizes_{number}")[block]
+        averages = self.get_buffer(f"sums_{number}")[block]
         sizes.lerp_(counts, 1 - decay)
         averages.lerp_(sums, 1 - decay)
         total = sizes.sum()
         smoothed = (sizes + eps) / (total + sizes.numel() * eps) * total
         fresh = averages / smoothed[:, None]
-        vectors, unused = self.get_buffer(f"codes_{book}")[block], self.get_buffer(f"unused_{book}")[block]
+        vectors = self.get_buffer(f"codes_{number}")[block]
+        unused = self.get_buffer(f"unused_{number}")[block]
         unused.add_(1).masked_fill_(counts > 0, 0)
         if self.config.published_revival:
             vectors.copy_(fresh)
-            dead = sizes < 2 if book > 0 or self.config.modality_code == "none" else torch.zeros_like(sizes, dtype=torch.bool)
-        else:
-            # a code that got nothing keeps its place: decaying averages would pull it to the origin
-            vectors.copy_(torch.where((counts > 0)[:, None], fresh, vectors))
-            expected = sizes.numel() / counts.sum().clamp(min=1)  # steps between two uses of an average code
-            dead = unused > self.config.patience * expected.clamp(min=1)
-            if book == 0 and self.config.labelled:
-                dead = torch.zeros_like(dead)  # an absent modality is absent, not dead
+            if number == 0 and self.config.modality_code != "none":
+                return torch.zeros_like(sizes, dtype=torch.bool)
+            return sizes < 2
+        # a code that was not chosen keeps its place: decaying averages would pull it to the origin
+        vectors.copy_(torch.where((counts > 0)[:, None], fresh, vectors))
+        expected = sizes.numel() / counts.sum().clamp(min=1)  # steps between two uses of an average code
+        dead = unused > self.config.patience * expected.clamp(min=1)
+        if number == 0 and self.config.labelled:
+            return torch.zeros_like(dead)  # an absent modality is absent, not dead
         return dead
 
-    def _revive(self, book: int, block: slice, rows: Tensor, residual: Tensor) -> None:
-        """Put dead codes on random residuals (n, D) of this step; the first process draws for all."""
+    def _revive(self, number: int, block: slice, rows: Tensor, residual: Tensor) -> None:
+        """Move dead codes to random residuals (n, D) of this step; the first process draws for all."""
         if residual.shape[0] == 0:
             return
         picks = residual[torch.randint(residual.shape[0], (len(rows),), device=residual.device)].float()
         if _several_processes():
             dist.broadcast(picks, src=0)
-        sizes = self.get_buffer(f"sizes_{book}")[block]
+        sizes = self.get_buffer(f"sizes_{number}")[block]
         weight = 2.0 if self.config.published_revival else sizes.mean().clamp(min=1e-3)
-        self.get_buffer(f"codes_{book}")[block][rows] = picks  # slices are views: this writes into the buffers
-        self.get_buffer(f"sums_{book}")[block][rows] = picks * weight
+        self.get_buffer(f"codes_{number}")[block][rows] = picks  # slices are views: this writes into the buffers
+        self.get_buffer(f"sums_{number}")[block][rows] = picks * weight
         sizes[rows] = weight
-        self.get_buffer(f"unused_{book}")[block][rows] = 0
+        self.get_buffer(f"unused_{number}")[block][rows] = 0
 
     def initialise(
-        self, z: Tensor, modality: Tensor | None = None, iterations: int = 20, seed: int = 0, together: int = 0, between: int = 0
+        self,
+        z: Tensor,
+        modality: Tensor | None = None,
+        iterations: int = 20,
+        seed: int = 0,
+        together: int = 0,
+        between: int = 0,
     ) -> None:
-        """k-means on a large sample, level after level (the paper: on the first batch). `together`: so many sweeps that fit the
-        later levels to each other. `between`: a modality with fewer vectors a code also learns from points between them."""
+        """Fit the codebooks by k-means on a sample, level after level (the paper: on the first batch).
+
+        Args:
+            z: (N, D) unit vectors.
+            modality: (N,) required when level 0 is the modality.
+            iterations: Of each k-means.
+            seed: Of its start.
+            together: Sweeps that fit the later levels to each other.
+            between: A modality with fewer vectors per code also learns from points between its items.
+        """
         self._check(z, modality)
         fit_codebooks(self, z, modality, iterations, seed, together, between)
 
     @torch.no_grad()
     def statistics(self, codes: Tensor) -> list[dict[str, float]]:
-        """Per level: share of codes used, perplexity of their distribution; and how many IDs collide up to it."""
+        """Per level: share of codes used, perplexity of their distribution, and share of IDs that collide up to it."""
         out = []
         for level, size in enumerate(self.config.level_sizes):
             counts = torch.bincount(codes[:, level], minlength=size).float()
@@ -228,49 +276,67 @@ class ResidualQuantizer(Codebooks):
         return out
 
 
-SCORES = 2**21  # of codes that are held at a time, on a CPU
-TABLED = 2**24  # products of codes with codes that are computed beforehand, at most: 64 MB
+SCORES_AT_ONCE = 2**21  # code scores that are held at a time, on a CPU
+SCORES_AT_ONCE_GPU = 32 * SCORES_AT_ONCE
+LARGEST_TABLES = 2**24  # inner products of codes with codes that are computed beforehand, at most: 64 MB
 
 
-class _Choice:
-    """Chooses the codes of items that share their books: level after level, then again in view of the others (`encode_sweeps`).
+class _RowEncoder:
+    """Encodes items that share their codebooks: level after level, then again given the other levels (`encode_sweeps`).
 
-    A code that is chosen again moves what is left for the other levels, and so the score of every code there: by its product with
-    the code that goes less that with the one that comes. So scores are kept and moved, and most items, which change no code, cost
-    a comparison a level. For many items these products are computed beforehand.
+    A code that is chosen again changes the residual of the other levels, and so the score of every code there: by its
+    inner product with the old code less that with the new one. So scores are kept and updated, and most items, which
+    change no code, cost one comparison per level. For many items these products are computed beforehand.
     """
 
     def __init__(self, quantizer: Codebooks, modality: int | None, items: int) -> None:
-        config, levels = quantizer.config, range(quantizer.config.levels)
-        books = [quantizer.codebook(level) if modality is None else quantizer.book_of(level, modality) for level in levels]
-        again = levels[config.settled :] if config.encode_sweeps else levels[:0]
-        scores = sum(len(books[level]) for level in again)
-        self.config, self.books, self.again = config, books, again
-        self.halves = [book.square().sum(1) / 2 for book in books]
-        self.at_once = max(1, SCORES * (1 if books[0].device.type == "cpu" else 32) // max(scores, *map(len, books)))
-        # to compute them takes as long as one sweep over so many items takes without
-        tabled = 0 < scores <= items and scores**2 <= TABLED
-        self.starts = dict(zip(again, itertools.accumulate((len(books[level]) for level in again), initial=0), strict=False))
-        joined = torch.cat([books[level] for level in again]) if tabled else books[0]
-        self.tables = {level: joined @ books[level].T for level in again} if tabled else {}  # (codes of all levels, K)
+        config = quantizer.config
+        levels = range(config.levels)
+        if modality is None:
+            codebooks = [quantizer.codebook(level) for level in levels]
+        else:
+            codebooks = [quantizer.codebook_of(level, modality) for level in levels]
+        self.config = config
+        self.codebooks = codebooks
+        self.halves = [codebook.square().sum(1) / 2 for codebook in codebooks]
+        self.again = levels[config.settled :] if config.encode_sweeps else levels[:0]  # levels that are chosen again
+        self.starts: dict[int, int] = {}  # level -> first row of it in the joined codebooks
+        codes_again = 0
+        for level in self.again:
+            self.starts[level] = codes_again
+            codes_again += len(codebooks[level])
+        most_codes = max(codes_again, *map(len, codebooks))
+        scores = SCORES_AT_ONCE if codebooks[0].device.type == "cpu" else SCORES_AT_ONCE_GPU
+        self.rows_at_once = max(1, scores // most_codes)
+        self.tables: dict[int, Tensor] = {}  # level -> (codes of all levels, K) inner products
+        # computing them takes as long as one sweep over as many items takes without
+        if 0 < codes_again <= items and codes_again**2 <= LARGEST_TABLES:
+            joined = torch.cat([codebooks[level] for level in self.again])
+            self.tables = {level: joined @ codebooks[level].T for level in self.again}
 
     def __call__(self, z: Tensor, modality: Tensor | None) -> Tensor:
         """Codes (n, M) of vectors (n, D)."""
-        rest, codes, scores, left = z, [], {}, {}
-        for level, book in enumerate(self.books):
+        residual = z
+        codes: list[Tensor] = []
+        scores: dict[int, Tensor] = {}  # level -> (n, K)
+        residuals: dict[int, Tensor] = {}  # level -> (n, D) what is left after it
+        for level, codebook in enumerate(self.codebooks):
             if level in self.again:
-                scores[level] = nearness(rest, book, self.halves[level])
+                scores[level] = similarity(residual, codebook, self.halves[level])
             if level == 0 and self.config.labelled:
                 assert modality is not None
                 code = modality.long()
             elif self.config.modality_code == "nearest":
-                code = nearest_as_published(rest, book)
+                code = nearest_as_published(residual, codebook)
+            elif level in scores:
+                code = row_argmax(scores[level])
             else:
-                code = largest(scores[level] if level in scores else nearness(rest, book, self.halves[level]))
+                code = row_argmax(similarity(residual, codebook, self.halves[level]))
+            residual = residual - F.embedding(code, codebook)  # Eq. 6
             codes.append(code)
-            left[level] = rest = rest - F.embedding(code, book)  # Eq. 6
-        for level in self.again[:-1]:  # so far the scores of a level take those before it into account
-            scores[level] -= self._later(level, codes, left[level], rest)
+            residuals[level] = residual
+        for level in self.again[:-1]:  # so far the scores of a level take only those before it into account
+            scores[level] -= self._later(level, codes, residuals[level], residual)
         self._choose_again(codes, scores)
         return torch.stack(codes, dim=1)
 
@@ -279,30 +345,37 @@ class _Choice:
         for _ in range(self.config.encode_sweeps):
             final = True
             for level in self.again:
-                own = scores[level].gather(1, codes[level][:, None])[:, 0]
-                rows = (scores[level].amax(1) > own).nonzero()[:, 0]
+                current = scores[level].gather(1, codes[level][:, None])[:, 0]
+                rows = (scores[level].amax(1) > current).nonzero()[:, 0]
                 if not len(rows):
                     continue
-                final, old, new = False, codes[level][rows], largest(scores[level].index_select(0, rows))
+                final = False
+                old = codes[level][rows]
+                new = row_argmax(scores[level].index_select(0, rows))
                 codes[level][rows] = new
                 for other in self.again:
                     if other != level:
-                        scores[other].index_add_(0, rows, self._moved(level, old, new, other))
+                        scores[other].index_add_(0, rows, self._change(level, old, new, other))
             if final:
                 break
 
-    def _later(self, level: int, codes: list[Tensor], left: Tensor, rest: Tensor) -> Tensor:
-        """(n, K) products of the level's codes with the sum of the later ones: what it left (n, D) less what the last one did."""
+    def _later(self, level: int, codes: list[Tensor], residual: Tensor, last: Tensor) -> Tensor:
+        """(n, K) inner products of the level's codes with the sum of the later ones.
+
+        That sum is the residual after the level (n, D) less the residual after the last level (n, D).
+        """
         if not self.tables:
-            return (left - rest) @ self.books[level].T
+            return (residual - last) @ self.codebooks[level].T
         rows = torch.stack([codes[other] + self.starts[other] for other in self.again if other > level], 1)
         return F.embedding_bag(rows, self.tables[level], mode="sum")
 
-    def _moved(self, level: int, old: Tensor, new: Tensor, other: int) -> Tensor:
-        """(n, K) by how much the other level's scores grow when codes (n,) of a level become new ones."""
+    def _change(self, level: int, old: Tensor, new: Tensor, other: int) -> Tensor:
+        """(n, K) by how much another level's scores grow when codes (n,) of a level become new ones."""
         if not self.tables:
-            return (F.embedding(old, self.books[level]) - F.embedding(new, self.books[level])) @ self.books[other].T
-        start, table = self.starts[level], self.tables[other]
+            codebook = self.codebooks[level]
+            return (F.embedding(old, codebook) - F.embedding(new, codebook)) @ self.codebooks[other].T
+        start = self.starts[level]
+        table = self.tables[other]
         return F.embedding(old + start, table) - F.embedding(new + start, table)
 
 
@@ -312,8 +385,10 @@ def _several_processes() -> bool:
 
 def rotate_to(source: Tensor, target: Tensor) -> Tensor:
     """`target` in value; backwards, the rotation and scaling that take source to target (arXiv 2410.06424)."""
-    norm_s, norm_t = source.norm(dim=-1, keepdim=True).clamp(min=1e-6), target.norm(dim=-1, keepdim=True).clamp(min=1e-6)
-    u, q = (source / norm_s).detach(), (target / norm_t).detach()
+    norm_s = source.norm(dim=-1, keepdim=True).clamp(min=1e-6)
+    norm_t = target.norm(dim=-1, keepdim=True).clamp(min=1e-6)
+    u = (source / norm_s).detach()
+    q = (target / norm_t).detach()
     w = F.normalize(u + q, dim=-1)
     rotated = source - 2 * (source * w).sum(-1, keepdim=True) * w + 2 * (source * u).sum(-1, keepdim=True) * q
     out: Tensor = rotated * (norm_t / norm_s).detach()

@@ -1,7 +1,7 @@
-"""A decoded picture of any mode -> 8-bit RGB, transparency on white, smaller by a whole factor where asked.
+"""Converts a decoded picture of any mode to 8-bit RGB on white, optionally reduced by an integer factor.
 
-Works in bands: beside the decoded picture and the small one only a band is in memory. Sixteen-bit and float pictures
-are scaled to 8 bits; Pillow's own conversion would clip them to nearly white or to black.
+Works in bands, so memory holds the decoded picture, the reduced one and a band. 16-bit and float pictures are scaled to 8 bits;
+Pillow's own conversion would clip them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from PIL import Image
 
 BAND = 2_000_000  # pixels
-DEEP = ("I;16", "I;16B", "I;16L", "I;16N", "I", "F")  # modes with more than 8 bits a pixel
+DEEP = ("I;16", "I;16B", "I;16L", "I;16N", "I", "F")  # modes with more than 8 bits per pixel
 
 
 def to_rgb(picture: Image.Image, factor: int = 1) -> Image.Image:

@@ -28,11 +28,10 @@ from genius.errors import GeniusError, Problems
 from genius.files import write_whole
 from genius.index import Index
 from genius.index import metadata as meta
-from genius.index.cache import hash_id
 from genius.index.commit import table_folder
 from genius.index.folder import WriterLock
 from genius.index.ingest import IngestConfig, IngestReport
-from genius.index.opened import Live, OpenIndex
+from genius.index.opened import Live
 from genius.index.reader import Reader, good_rows
 from genius.index.writing import follow
 from genius.scale import connected, load_ray
@@ -56,41 +55,41 @@ class Taken:
     problems: Problems = field(default_factory=Problems)
 
 
-def was_taken_in(state: OpenIndex, staging: Staging) -> bool:
+def was_taken_in(index: Index, staging: Staging) -> bool:
     """Whether the job that lies here was committed, and only its removal is missing: its row numbers are nobody else's."""
     numbers = staging.range()
-    return numbers is not None and state.reader().count(f"_seq >= {numbers[0]} AND _seq < {numbers[1]}") > 0
+    return numbers is not None and index.reader().count(f"_seq >= {numbers[0]} AND _seq < {numbers[1]}") > 0
 
 
-def take_in(state: OpenIndex, staging: Staging, records: Sequence[Record]) -> Taken:
+def take_in(index: Index, staging: Staging, records: Sequence[Record]) -> Taken:
     """Commit records. Call it again after any crash: it happens once (`was_taken_in`)."""
     taken, gone = Taken(), [0][:0]
     filled = sorted((record for record in records if record.rows), key=lambda record: record.first)
     if not filled:
         return taken
-    with state.writer.hold():
-        with state.change():
-            with state.lock:
-                live = state.current()
+    with index.writer.hold():
+        with index.change():
+            with index.lock:
+                live = index.current()
             fresh, contradicted = _columns(live.reader.columns, filled)
-            _move_in(state, staging, filled)
+            _move_in(index, staging, filled)
             if fresh:
-                state.store.add_columns(fresh)
-            state.store.append_files([fragment for record in filled for fragment in _fragments(record, contradicted)])
-            _read_back(state, filled)
-            reader = state.store.peek(state.store.newest())
+                index.store.add_columns(fresh)
+            index.store.append_files([fragment for record in filled for fragment in _fragments(record, contradicted)])
+            _read_back(index, filled)
+            reader = index.store.peek(index.store.newest())
             unfit = _unfit(reader, filled, contradicted, taken.problems)
             doubtful = _doubtful(live, staging, filled)
             found = {seq: row["id"] for seq, row in reader.rows(doubtful, ["id"]).items() if seq not in unfit}
             twice = _twice(found, taken.problems)
-            with state.lock:
-                there = state.sure(list(found.values())).find(found.values())
-                former = [int(state.live.seqs[row]) for row in there.values()]
+            with index.lock:
+                there = index.sure(list(found.values())).find(found.values())
+                former = [int(index.live.seqs[row]) for row in there.values()]
             gone = list(there.values())
             leaving = [*former, *twice, *unfit]
             for i in range(0, len(leaving), AT_ONCE):
-                state.store.delete(leaving[i : i + AT_ONCE])
-        follow(state, gone)
+                index.store.delete(leaving[i : i + AT_ONCE])
+        follow(index, gone)
     taken.replaced = len(former)
     taken.added = sum(record.rows for record in filled) - len(twice) - len(unfit) - taken.replaced
     return taken
@@ -117,9 +116,9 @@ def _fragments(record: Record, contradicted: Mapping[str, set[str]]) -> list[Map
     return [{**body, "names": ["" if name in unfit else name for name in body["names"]]} for body in record.fragments]
 
 
-def _move_in(state: OpenIndex, staging: Staging, records: Sequence[Record]) -> None:
+def _move_in(index: Index, staging: Staging, records: Sequence[Record]) -> None:
     """The same files under a second name, in the table's folder; where a file system has no links, copies."""
-    target = table_folder(state.path) / DATA
+    target = table_folder(index.path) / DATA
     target.mkdir(exist_ok=True)
     for name, size in (file for record in records for file in record.files()):
         source, place = staging.folder / DATA / name, target / name
@@ -131,12 +130,12 @@ def _move_in(state: OpenIndex, staging: Staging, records: Sequence[Record]) -> N
             write_whole(place, lambda path, source=source: shutil.copyfile(source, path))  # type: ignore[misc]
 
 
-def _read_back(state: OpenIndex, records: Sequence[Record]) -> None:
+def _read_back(index: Index, records: Sequence[Record]) -> None:
     """Every row of the records, by its checksum, before the change counts; one line if any is missing or another."""
     for record in records:
         found = 0
         last = record.first + record.rows
-        for batch in good_rows(state.store.peek(state.store.newest()), f"_seq >= {record.first} AND _seq < {last}"):
+        for batch in good_rows(index.store.peek(index.store.newest()), f"_seq >= {record.first} AND _seq < {last}"):
             found += batch.num_rows
         if found != record.rows:
             raise GeniusError(f"{record.rows - found} rows of a part cannot be read back; the index is as it was")
@@ -165,9 +164,7 @@ def _doubtful(live: Live, staging: Staging, records: Sequence[Record]) -> NDArra
     same = hashes[order][1:] == hashes[order][:-1]
     doubt = np.zeros(len(hashes), bool)
     doubt[order[1:][same]] = doubt[order[:-1][same]] = True
-    doubt |= np.isin(hashes, np.asarray(live.base.hashes))
-    if live.delta_ids:
-        doubt |= np.isin(hashes, np.array([hash_id(item_id) for item_id in live.delta_ids], np.uint64))
+    doubt |= live.may_hold(hashes)
     return seqs[doubt]
 
 
@@ -237,21 +234,21 @@ def bulk_index(
     started = monotonic()
     report = BulkReport(IngestReport())
     with Index(output.absolute(), model, thumbnails=config.thumbnails) as index:
-        state, staging = index._state, Staging(index.path)
+        staging = Staging(index.path)
         staging.folder.mkdir(exist_ok=True)
         with WriterLock(staging.folder / ".lock", 0.0).hold():
-            if was_taken_in(state, staging):
+            if was_taken_in(index, staging):
                 staging.clear()
             salt = f"{index.about.fingerprint}|{config.thumbnails}"
             parts = cut(paths, ingest, config.part_rows, salt, report.report)
-            with state.change():
-                first = staging.begin(parts, state.store)
+            with index.change():
+                first = staging.begin(parts, index.store)
             todo = [part for part in parts if staging.record(part, first[part.name]) is None]
             report.parts, report.resumed = len(parts), len(parts) - len(todo)
             if todo:
                 (spread or _on_ray)(_Work(index.path, ingest, config, todo, first, tell, say, report))
             records = [record for part in parts if (record := staging.record(part, first[part.name])) is not None]
-            taken = take_in(state, staging, records)
+            taken = take_in(index, staging, records)
             staging.clear()
         report.items = index.count()
     for record in records:

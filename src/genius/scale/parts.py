@@ -244,7 +244,7 @@ class PartWriter:
         """Do a part whose rows have the numbers from `first` on. Items done, and seconds of processor time that it took."""
         started = time.process_time()
         report = IngestReport()
-        reader = self.index._state.reader()
+        reader = self.index.reader()
         known, schema = reader.columns, reader.schema
         own = [schema.field(name) for name in schema.names if name in meta.BUILT_IN or name.startswith("_")]
         kinds: dict[str, meta.Kind] = {}

@@ -28,7 +28,7 @@ from genius.index import Index
 from genius.scale import LOCAL, connected
 from genius.serve.app import create_app
 from genius.serve.auth import ENVIRONMENT, KeyRing, check_exposure
-from genius.serve.logs import error_response
+from genius.serve.errors import error_response
 from genius.serve.settings import ServeConfig
 
 TRIES = 3  # replicas that are asked before a request is given up

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from genius.errors import GeniusError
-from genius.model.generator import Generator, KeysValues
+from genius.model.generator import ByModality, Generator, KeysValues, by_modality
 
 
 @dataclass(slots=True)
@@ -74,10 +74,16 @@ class CodeScorer(Protocol):
 
 
 class Decoder:
-    """A generator as beam search uses it: see `CodeScorer`. On the device and in the precision of the generator's weights."""
+    """A generator as beam search uses it: see `CodeScorer`. On the device and in the precision of the generator's weights.
 
-    def __init__(self, generator: Generator) -> None:
+    Args:
+        generator: In evaluation mode.
+        one_modality: All beams of a call have the same first code, so that no shape depends on a code (for export).
+    """
+
+    def __init__(self, generator: Generator, *, one_modality: bool = False) -> None:
         self.generator = generator
+        self.one_modality = one_modality
         self.level_sizes = generator.config.level_sizes
 
     def start(self, z: Tensor) -> DecoderState:
@@ -90,8 +96,8 @@ class Decoder:
         queries, beams, level = codes.shape
         hidden, state = self._run(codes, state)
         rows = codes.flatten(0, 1)
-        z = state.z.repeat_interleave(beams, 0)
-        log_probs = self.generator.log_probs(level, hidden[:, -1], *self.generator.residual(z, rows))
+        residual = self.generator.residual(state.z.repeat_interleave(beams, 0), rows)
+        log_probs = self.generator.log_probs(level, hidden[:, -1], residual, self._by_modality(rows))
         return log_probs.view(queries, beams, -1), state
 
     def path_log_probs(self, codes: Tensor, state: DecoderState, level: int) -> Tensor:
@@ -100,11 +106,19 @@ class Decoder:
         unscored = hidden[:, -(levels - level) :]  # the states before the codes from `level` on
         rows = codes.flatten(0, 1)
         z = state.z.repeat_interleave(beams, 0)
+        modalities = self._by_modality(rows)
         out = []
         for now in range(level, levels):
-            log_probs = self.generator.log_probs(now, unscored[:, now - level], *self.generator.residual(z, rows[:, :now]))
+            residual = self.generator.residual(z, rows[:, :now])
+            log_probs = self.generator.log_probs(now, unscored[:, now - level], residual, modalities)
             out.append(log_probs.gather(1, rows[:, now : now + 1]))
         return torch.cat(out, 1).view(queries, beams, -1)
+
+    def _by_modality(self, codes: Tensor) -> ByModality:
+        """Which rows of codes (R, l) are of which modality, where the head asks for it."""
+        if self.generator.config.head == "table" or not codes.shape[1]:
+            return ()
+        return [(codes[0, :1], slice(None))] if self.one_modality else by_modality(codes[:, 0])
 
     def _run(self, codes: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         """Read those of the inputs of codes (Q, n, l) that were not read: hidden states (Q * n, new, d_model)."""

@@ -45,6 +45,8 @@ OUTGROWN = 2.0  # times the items it was fitted to, at which it is built anew
 EXACT = 20_000  # rows that a filter lets through up to which all are compared
 FEWEST_ITEMS = 20_000  # of a collection that is worth a scan
 START_MS = 0.15  # of a query, roughly
+SCANNED = 20_000  # codes that are scanned for ten hits
+PROBED = 96  # cells that are scanned for ten hits, at least
 EFFORT = 2_000  # `SearchParams.rerank` at which the budgets below hold; they grow and shrink with it
 
 Floats = NDArray[np.float32]
@@ -55,12 +57,13 @@ Metric = Callable[[int], Tensor | None]
 
 def refine_budget(k: int, effort: float = 1.0) -> int:
     """Rows whose vectors are compared for k hits."""
-    return k + int(effort * (150 + 10 * (k + 10) ** 0.75))
+    return k + int(effort * 60 * k**0.5)
 
 
-def probe_budget(k: int, cells: int, effort: float = 1.0) -> int:
-    """Cells that are scanned for k hits."""
-    return min(cells, max(1, int(effort * (32 + 0.01 * cells + 6 * k**0.6))))
+def probe_budget(k: int, cells: int, items: int, effort: float = 1.0) -> int:
+    """Cells that are scanned for k hits: those of about `SCANNED` codes for ten, and at least `PROBED`."""
+    for_ten = max(PROBED, SCANNED * cells / max(items, 1))
+    return min(cells, max(1, int(effort * for_ten * (max(k, 10) / 10) ** 0.3)))
 
 
 @dataclass(frozen=True)
@@ -443,7 +446,7 @@ class _Job:
             return
         passing = len(cells) if self.allowed is None else len(self.allowed.rows(modality, self.collection))
         share = passing / max(len(cells), 1)
-        probes = probe_budget(self.k, cells.count, self.effort)
+        probes = probe_budget(self.k, cells.count, len(cells), self.effort)
         if share < 1:
             probes = min(cells.count, int(probes / share) + 1)
         count = min(self.count, passing)

@@ -1,20 +1,21 @@
-"""`create_app(index)`: the service as an ASGI app. Puts the parts together; answers for itself: codes, what it holds, health,
-metrics, and for an admin who may do what and who did; and serves the page.
+"""`create_app(index)`: the service as an ASGI app. Puts the parts together, and serves the page and the OpenAPI document.
 
-The page's files are a fixed list read at start, so that no path from a request ever reaches the disk.
+The page's files are a fixed list read at start: no path of a request ever reaches the disk.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import APIRouter, FastAPI, Path, Query, Request
+from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi import Path as PathParameter
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import Response
 from pydantic.json_schema import models_json_schema
@@ -22,158 +23,22 @@ from starlette.concurrency import run_in_threadpool
 
 from genius.index import Index
 from genius.serve.auth import KeyRing, Keys
-from genius.serve.backend import CHILDREN, parse_prefix
 from genius.serve.bodies import BodyLimit
-from genius.serve.logs import CONTENT_TYPE, ApiError, Observe, event, install_handlers
-from genius.serve.routes import READ_ERRORS, allowed, answer, caller_of, documented, items_router, search_router, service_of
-from genius.serve.schemas import (
-    AuditResponse,
-    ChangeOut,
-    CodesResponse,
-    Health,
-    InfoResponse,
-    ItemBody,
-    ItemId,
-    ItemsRequest,
-    KeyOut,
-    KeysResponse,
-    Limits,
-    MapResponse,
-    SearchBody,
-)
-from genius.serve.service import Service
+from genius.serve.errors import ApiError, install_handlers
+from genius.serve.logs import Observe, event
+from genius.serve.routes import collection_router, system_router
+from genius.serve.schemas import ItemBody, ItemsRequest, SearchBatch, SearchBody
+from genius.serve.service import COLLECTION_NAME, Service
 from genius.serve.settings import ServeConfig
 from genius.version import __version__
 
-system_router = APIRouter()
-PREFIX = r"^[0-9]{1,6}(-[0-9]{1,6})*$"
-
-
-@system_router.get("/v1/codes", response_model=CodesResponse, responses=READ_ERRORS, tags=["codes"], summary="The first codes")
-@system_router.get("/v1/codes/", response_model=CodesResponse, include_in_schema=False)
-async def root(request: Request) -> Response:
-    """What every ID starts with: image, text or pair, with counts and examples."""
-    service = allowed(request, "read")
-    return answer(await service.read(lambda: service.backend.browse(()), caller_of(request)))
-
-
-@system_router.get(
-    "/v1/codes/{prefix}", response_model=CodesResponse, responses=READ_ERRORS, tags=["codes"], summary="What lives under a prefix"
-)
-async def codes(
-    request: Request,
-    prefix: Annotated[str, Path(pattern=PREFIX, description="Codes joined by '-'.", examples=["2", "2-17-301"], max_length=300)],
-    children: Annotated[int, Query(ge=1, le=512, description="How many next codes, the fullest first.")] = CHILDREN,
-) -> Response:
-    """The next codes, the fullest first, each with a few items; and the items under the prefix. 404 if nothing lives there."""
-    service = allowed(request, "read")
-    wanted = parse_prefix(prefix, service.backend.index.about.levels)
-    return answer(await service.read(lambda: service.backend.browse(wanted, children), caller_of(request)))
-
-
-@system_router.get(
-    "/v1/map", response_model=MapResponse, responses=READ_ERRORS, tags=["codes"], summary="The collection on a plane"
-)
-async def plane(
-    request: Request,
-    at: Annotated[
-        list[ItemId] | None,
-        Query(max_length=96, description="Ids of items to find on it, such as the answers of a search."),
-    ] = None,
-) -> Response:
-    """A sample of items where alike ones lie near each other: by UMAP, or (until that is drawn, or where it is not installed) at
-    the two directions in which their vectors differ most. For looking at."""
-    service = allowed(request, "read")
-    return answer(await service.read(lambda: service.backend.map(at or ()), caller_of(request), "map"))
-
-
-@system_router.get(
-    "/v1/info", response_model=InfoResponse, responses=documented(401, 403, 503, 504), tags=["system"], summary="What is here"
-)
-async def info(request: Request) -> Response:
-    """How many items, which fields a filter may name, what may be sent."""
-    service = allowed(request, "read")
-    index = service.backend.index
-    advise = getattr(index, "advice", None)  # of an index on disk
-    count, fields, advice = await service.read(
-        lambda: (index.count(), index.columns(), None if advise is None else advise()), caller_of(request)
-    )
-    return answer(
-        InfoResponse(
-            version=__version__,
-            items=count,
-            level_sizes=list(service.backend.index.about.levels),
-            fields=fields,
-            needs_key=bool(service.keys),
-            scopes=[scope for scope in caller_of(request).scopes if scope != "write" or not service.config.read_only],
-            key=caller_of(request).name if service.keys else None,
-            advice=advice,
-            limits=Limits(**service.describe_limits()),
-        )
-    )
-
-
-@system_router.get("/healthz", response_model=Health, tags=["system"], summary="Is the process alive?")
-async def healthz() -> Response:
-    return answer(Health(status="ok"))
-
-
-@system_router.get("/readyz", response_model=Health, responses=documented(503), tags=["system"], summary="Can it answer now?")
-async def readyz(request: Request) -> Response:
-    """503 while it drains or when the model does not come back."""
-    problem = service_of(request).ready()
-    if problem is not None:
-        raise ApiError(503, f"not ready: {problem}", retry_after=5)
-    return answer(Health(status="ready"))
-
-
-@system_router.get(
-    "/metrics",
-    response_class=Response,
-    responses={200: {"description": "Prometheus text.", "content": {"text/plain": {}}}, **documented(401, 403, 503, 504)},
-    tags=["system"],
-    summary="Prometheus metrics",
-)
-async def metrics(request: Request) -> Response:
-    service = allowed(request, "read")
-    service.metrics.items.set(await service.read(service.backend.index.count, caller_of(request)))
-    return Response(service.metrics.render(), media_type=CONTENT_TYPE)
-
-
-# -- what an admin key sees: who may do what, and who did what -----------------------------------------------------------------
-
-
-@system_router.get(
-    "/v1/keys", tags=["admin"], response_model=KeysResponse, responses=documented(401, 403), summary="Who may do what"
-)
-async def keys(request: Request) -> Response:
-    """Names, roles and ends of the keys that are known now; never the keys."""
-    service = allowed(request, "admin")
-    entries = service.keys.entries
-    return answer(KeysResponse(keys=[KeyOut(name=key.name, role=key.role, expires=key.expires) for key in entries]))  # type: ignore[arg-type]
-
-
-@system_router.get("/v1/audit", tags=["admin"], response_model=AuditResponse, responses=READ_ERRORS, summary="The last changes")
-async def audit(
-    request: Request, last: Annotated[int, Query(ge=1, le=1000, description="How many, newest first.")] = 100
-) -> Response:
-    """Who changed what, when, and how it ended. 404 where no audit log is kept."""
-    service = allowed(request, "admin")
-    if not service.audit:
-        raise ApiError(404, "this server keeps no audit log")
-    lines = await service.read(lambda: service.audit.last(last), caller_of(request))
-    return answer(AuditResponse(changes=[ChangeOut.model_validate(line) for line in lines]))
-
-
-DESCRIPTION = """Search with words, a picture, or both; add, replace and delete items while others search.
+DESCRIPTION = """Search with text, an image, or both; add, replace and delete items while others search.
 
 Errors have one shape: `{"error": {"code", "message", "request_id"}}`. With API keys configured, send
-`Authorization: Bearer KEY`: a *read* key searches and shows, a *write* key also changes, an *admin* key also sees who may
-and who did.
+`Authorization: Bearer KEY`: a *read* key searches and shows, a *write* key also changes.
 """
 page_router = APIRouter(include_in_schema=False)
-
-KINDS = {
+MEDIA_TYPES = {
     "html": "text/html; charset=utf-8",
     "css": "text/css; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
@@ -185,15 +50,34 @@ POLICY = (
 )
 
 
-def create_app(index: Index, config: ServeConfig | None = None, keys: Keys | KeyRing | None = None) -> FastAPI:
-    """The app for an open index. It closes the index when it shuts down."""
+def named_collection(
+    collection: Annotated[str, PathParameter(pattern=f"^{COLLECTION_NAME}$", description="Name of the collection.")],
+) -> None:
+    """Documents the path parameter; the routes read it themselves."""
+
+
+def create_app(
+    index: Index | Mapping[str, Index], config: ServeConfig | None = None, keys: Keys | KeyRing | None = None
+) -> FastAPI:
+    """The app for open indexes. It closes them when it shuts down.
+
+    Args:
+        index: One index, or several by name. The first is served below `/v1`, all below `/v1/collections/{name}`.
+        config: Limits and time limits.
+        keys: API keys; None: an open service that answers to local names only.
+
+    Returns:
+        An ASGI app that any server can run.
+    """
     config = config or ServeConfig()
-    service = Service(index, config, keys or Keys())
+    collections = index if isinstance(index, Mapping) else {collection_name(getattr(index, "path", "")): index}
+    service = Service(collections, config, keys or Keys())
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        event("start", items=await run_in_threadpool(index.count), auth=bool(service.keys), read_only=config.read_only)
-        yield
+    async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, Any]]:
+        counts = {name: await run_in_threadpool(one.count) for name, one in collections.items()}
+        event("start", items=sum(counts.values()), collections=counts, auth=bool(service.keys), read_only=config.read_only)
+        yield {"metrics": service.metrics}  # for the protocol, which refuses some requests before the app sees them
         finished = await run_in_threadpool(service.close)
         event("stop", drained=finished)
 
@@ -202,15 +86,17 @@ def create_app(index: Index, config: ServeConfig | None = None, keys: Keys | Key
         version=__version__,
         description=DESCRIPTION,
         lifespan=lifespan,
-        openapi_url=None,  # FastAPI would write the document anew for whoever asks
+        openapi_url=None,  # FastAPI would serialise the document anew for every request
         docs_url=None,  # its page loads scripts from elsewhere; ours is /docs
         redoc_url=None,
         redirect_slashes=False,
     )
     app.state.service = service
     install_handlers(app)
-    for router in (search_router, items_router, system_router, page_router):
-        app.include_router(router)
+    app.include_router(collection_router, prefix="/v1")
+    app.include_router(collection_router, prefix="/v1/collections/{collection}", dependencies=[Depends(named_collection)])
+    app.include_router(system_router)
+    app.include_router(page_router)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     document = cache(lambda: json.dumps(app.openapi()).encode())
     app.add_route("/openapi.json", lambda request: Response(document(), media_type="application/json"), include_in_schema=False)
@@ -219,13 +105,20 @@ def create_app(index: Index, config: ServeConfig | None = None, keys: Keys | Key
     return app
 
 
+def collection_name(path: str | Path) -> str:
+    """The name of a collection that was given none: its folder's, without the suffix."""
+    stem = Path(path).stem
+    return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in stem).strip("._-")[:64] or "default"
+
+
 def _openapi(app: FastAPI) -> dict[str, Any]:
-    """FastAPI's document, plus the request bodies that the routes read themselves, plus the two ways to send a key."""
+    """FastAPI's document, with the request bodies that the routes read themselves and the two ways to send a key."""
     if app.openapi_schema:
         return app.openapi_schema
     document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
     _, extra = models_json_schema(
-        [(model, "validation") for model in (SearchBody, ItemsRequest, ItemBody)], ref_template="#/components/schemas/{model}"
+        [(model, "validation") for model in (SearchBody, SearchBatch, ItemsRequest, ItemBody)],
+        ref_template="#/components/schemas/{model}",
     )
     components = document.setdefault("components", {})
     components.setdefault("schemas", {}).update(extra.get("$defs", {}))
@@ -235,7 +128,7 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
     }
     document["security"] = [{}, {"bearer": []}, {"header": []}]
     for path in document["paths"].values():
-        for operation in path.values():  # ours answers with its own shape
+        for operation in path.values():  # errors have our own shape
             if "HTTPValidationError" in str(operation.get("responses", {}).get("422", {})):
                 operation["responses"].pop("422")
     for name in ("HTTPValidationError", "ValidationError"):
@@ -248,10 +141,10 @@ def _load() -> dict[str, tuple[bytes, str, str]]:
     """name -> (content, media type, etag)"""
     files = {}
     for entry in resources.files("genius.serve").joinpath("static").iterdir():
-        kind = KINDS.get(entry.name.rsplit(".", 1)[-1])
-        if kind is not None:
+        media_type = MEDIA_TYPES.get(entry.name.rsplit(".", 1)[-1])
+        if media_type is not None:
             content = entry.read_bytes()
-            files[entry.name] = (content, kind, f'"{hashlib.blake2b(content, digest_size=12).hexdigest()}"')
+            files[entry.name] = (content, media_type, f'"{hashlib.blake2b(content, digest_size=12).hexdigest()}"')
     return files
 
 
@@ -261,11 +154,11 @@ FILES = _load()
 def _file(request: Request, name: str) -> Response:
     if name not in FILES:
         raise ApiError(404, f"no such file: {name}")
-    content, kind, tag = FILES[name]
+    content, media_type, tag = FILES[name]
     headers = {"ETag": tag, "Cache-Control": "no-cache", "Content-Security-Policy": POLICY}
     if request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers=headers)
-    return Response(content, 200, headers, kind)
+    return Response(content, 200, headers, media_type)
 
 
 @page_router.get("/")

@@ -1,13 +1,18 @@
-"""All that the service asks of an index, in one place, and how a batch of requests becomes calls of it.
+"""One collection as the service uses it: an open index, and how a batch of queries becomes calls of it.
 
-Knows items, hits and codes; knows nothing of HTTP. Everything here blocks: the service calls it from threads.
+Knows items, hits and codes; knows nothing of HTTP, queues or keys. Everything here blocks: the service calls it from threads.
 """
 
 from __future__ import annotations
 
+import base64
+import bisect
+import functools
 import io
+import json
 import math
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -20,7 +25,6 @@ from PIL import Image
 from genius.errors import GeniusError, PictureError
 from genius.index import Hits, Index
 from genius.index.overview import Placed, Planes
-from genius.index.searching import why_nothing
 from genius.pictures import SVG, WEB_TYPES, WORKING_SIDE, load_image, loaded, opened
 from genius.search import SearchRequest
 from genius.serve.schemas import (
@@ -30,54 +34,69 @@ from genius.serve.schemas import (
     HitOut,
     ItemDetail,
     ItemOut,
+    ListedItem,
+    ListResponse,
     MapResponse,
     PlacedOut,
     Target,
 )
 from genius.types import ImageInput, Item, Modality, Query
 
-CHILDREN, EXAMPLES, ITEMS = 36, 4, 48  # shown of one prefix
-START_EXAMPLES = 12  # of each first code: the page opens with them
-MOST_EXPLAINED = 10  # answers
-MANY = 100  # results: a search for more is a large one
+CHILDREN = 36  # next codes shown of one prefix
+EXAMPLES = 4  # items shown of each
+START_EXAMPLES = 12  # items shown of each first code: the page opens with them
+ITEMS = 48  # items shown of one prefix
+MAX_EXPLAINED = 10  # results explained
+LARGE_K = 100  # a search for more results has the lane of large searches
+LARGE_LANE = "large"
+MAX_LISTINGS = 8  # orders of a collection that are kept
+SortKey = tuple[Any, str]
+"""Value of the field that a listing is ordered by (None: by id alone, or the item lacks it), and the item's id."""
 
 
 class Missing(Exception):
-    """No such item, picture or prefix; the message says which."""
+    """No such item, image or prefix; the message says which."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One query in the queue, its picture decoded."""
+    """One query in the queue, its image decoded."""
 
     query: Query
     request: SearchRequest
-    without: str | None = None  # an id to leave out of its own "more like this"
+    backend: Backend
+    exclude: str | None = None  # an id to leave out of its own "more like this"
+    order_by: str | None = None  # a metadata field to sort the hits by
+    descending: bool = False
+    batched: bool = False  # one of many queries of a request
 
     @property
     def large(self) -> bool:
-        return self.request.k > MANY
+        return self.request.k > LARGE_K
 
     @property
-    def group(self) -> tuple[SearchRequest, bool]:
-        """Jobs that agree on this share a pass: whoever wants fewer answers, or better ones, takes them out of more. Those with
-        different filters share what comes before a filter."""
-        return replace(self.request, k=1, min_score=None, where=None), self.large
+    def fetched(self) -> int:
+        """Hits to ask for, so that `k` are left."""
+        return self.request.k + (self.exclude is not None)
+
+    @property
+    def group(self) -> tuple[str, SearchRequest, bool]:
+        """Jobs with equal groups share a pass: fewer hits, or only better ones, are taken out of more. Filters may differ."""
+        return self.backend.name, replace(self.request, k=1, min_score=None, where=None), self.large
 
     @property
     def lane(self) -> str:
-        """What kind of work it is: each kind gets its share of the time, so that nobody's settings hold up the rest."""
-        if self.large or not self.request.adaptive:
+        """The type of work. Lanes have equal shares of the time, so that nobody's settings delay plain searches."""
+        if self.large or self.request.diverse or not self.request.adaptive:
             return LARGE_LANE
-        return "filtered" if self.request.where is not None else "plain"
-
-
-LARGE_LANE = "large"
+        if self.batched:
+            return "batch"
+        return "plain" if self.request.where is None else "filtered"
 
 
 @dataclass(frozen=True)
-class Answers:
-    """What one search found, on its way to the response."""
+class Found:
+    """Results of one search."""
 
     hits: list[HitOut]
     answerable: float | None = None
@@ -85,68 +104,155 @@ class Answers:
     why: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What a listing asks for."""
+
+    limit: int
+    after: SortKey | None = None  # of the last item of the page before
+    where: str | None = None
+    order_by: str | None = None
+    descending: bool = False
+
+    def order(self, key: SortKey) -> tuple[bool, Any, str]:
+        """What keys are compared by: items without the field last, equal values by id."""
+        value, item_id = key
+        if value is None:
+            return (True, 0, item_id)
+        return (False, _Reversed(value) if self.descending else value, item_id)
+
+    def cursor(self, key: SortKey) -> str:
+        """A key as text for a URL."""
+        return base64.urlsafe_b64encode(json.dumps(key).encode()).decode().rstrip("=")
+
+    @staticmethod
+    def parse_cursor(text: str) -> SortKey:
+        """The key of a cursor; `GeniusError` if it is none of ours."""
+        try:
+            value, item_id = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+        except (ValueError, TypeError):
+            raise GeniusError("cursor: not one that this server gave") from None
+        if not isinstance(item_id, str) or not isinstance(value, str | int | float | bool | None):
+            raise GeniusError("cursor: not one that this server gave")
+        return value, item_id
+
+
+@functools.total_ordering
+@dataclass(frozen=True, slots=True)
+class _Reversed:
+    """A value that sorts the other way round."""
+
+    value: Any
+
+    def __lt__(self, other: _Reversed) -> bool:
+        return bool(other.value < self.value)
+
+
 class Backend:
-    def __init__(self, index: Index, query_side: int = 1024) -> None:
+    """One collection.
+
+    Args:
+        index: The open index; closed with the backend.
+        query_side: Longest side of a query image that waits in memory, for encoders that do not prepare images themselves.
+        name: Of the collection.
+        base: Prefix of the URLs of its images.
+    """
+
+    def __init__(self, index: Index, query_side: int = 1024, name: str = "", base: str = "/v1") -> None:
         self.index = index
+        self.name = name
+        self.base = base
         self.planes = Planes(index)
         self._query_side = query_side
-        self._counts: dict[tuple[int, ...], int] = {}  # items below a prefix, of version `_counted`
-        self._counted = -1
+        self._counts: dict[tuple[int, ...], int] = {}  # prefix -> items below it, at version `_counts_version`
+        self._counts_version = -1
+        self._listings: OrderedDict[tuple[int, str | None, str | None, bool], list[SortKey]] = OrderedDict()
         self._lock = threading.Lock()
 
     # -- search ------------------------------------------------------------------------------------------------
 
-    def run(self, jobs: Sequence[Job]) -> list[Answers | BaseException]:
-        """One pass for jobs of one group. If it fails, they run alone, so that only the guilty fails."""
+    def run(self, jobs: Sequence[Job]) -> list[Found | BaseException]:
+        """One pass for jobs of one group. If it fails, each runs alone, so that only the failing query fails."""
         try:
             return list(self._search(jobs))
         except Exception as error:
-            return [error] if len(jobs) == 1 else [self.run([job])[0] for job in jobs]
+            if len(jobs) == 1:
+                return [error]
+            return [self.run([job])[0] for job in jobs]
 
-    def _search(self, jobs: Sequence[Job]) -> list[Answers]:
-        k = max(job.request.k + (job.without is not None) for job in jobs)  # the best k of more are the best k
-        # ... but answers that differ are chosen for their number
-        own = [job.request.k + (job.without is not None) if job.request.diverse else k for job in jobs]
-        requests = [replace(job.request, k=most, min_score=None) for job, most in zip(jobs, own, strict=True)]
-        hits = self.index.search_each([job.query for job in jobs], requests)
-        return [_answers(job, found) for job, found in zip(jobs, hits, strict=True)]
+    def _search(self, jobs: Sequence[Job]) -> list[Found]:
+        k = max(job.fetched for job in jobs)
+        requests = []
+        for job in jobs:
+            own_k = job.fetched if job.request.diverse else k  # the best k of more are the best k, but not when diverse
+            requests.append(replace(job.request, k=own_k, min_score=None))
+        results = self.index.search_each([job.query for job in jobs], requests)
+        return [self._found(job, hits) for job, hits in zip(jobs, results, strict=True)]
+
+    def _found(self, job: Job, results: Hits) -> Found:
+        lowest = -math.inf if job.request.min_score is None else job.request.min_score
+        wanted = (hit for hit in results if hit.id != job.exclude and hit.score >= lowest)
+        hits = []
+        for hit in islice(wanted, job.request.k):
+            codes = [int(code) for code in hit.codes]
+            hits.append(HitOut(**self._shown(hit.item), codes=codes, score=float(hit.score), probability=hit.probability))
+        if job.order_by is not None:
+            hits = self._ordered(hits, job.order_by, job.descending)
+        why = results.why
+        if results and not hits:
+            why = f"nothing found: no result scores {lowest:g} or more; lower min_score, or leave it out"
+        return Found(hits, results.answerable, results.doubtful, why)
+
+    def _ordered(self, hits: list[HitOut], field: str, descending: bool) -> list[HitOut]:
+        """Hits by a metadata field; those without it last, by score."""
+        having = [hit for hit in hits if hit.metadata.get(field) is not None]
+        if not having:
+            self.check_field(field)
+        having.sort(key=lambda hit: hit.metadata[field], reverse=descending)
+        return having + [hit for hit in hits if hit.metadata.get(field) is None]
+
+    def check_field(self, field: str) -> None:
+        """An error that names the fields there are, if `field` is none of them."""
+        fields = self.index.columns()
+        if field not in fields:
+            raise GeniusError(f"order_by: no field {field!r}, there are: {', '.join(sorted(fields)) or 'none'}")
 
     def explain(self, job: Job) -> dict[str, Any]:
-        """How the answers to a query come about; ids of items with a picture have thumbnails here."""
-        found = self.index.explain(job.query, replace(job.request, k=min(job.request.k, MOST_EXPLAINED)))
-        body = found.to_dict()
-        body["thumbnails"] = {name: f"/v1/thumbnails/{quote(name, safe='')}" for name in body.pop("pictures")}
-        for answer in body["answers"]:
-            answer.pop("image")  # the path is the server's own affair
-            pictured = answer["modality"] != Modality.TEXT.label
-            answer["thumbnail_url"] = f"/v1/thumbnails/{quote(answer['id'], safe='')}" if pictured else None
+        """How the results of a query come about; examples with an image have thumbnails here."""
+        explanation = self.index.explain(job.query, replace(job.request, k=min(job.request.k, MAX_EXPLAINED)))
+        body = explanation.to_dict()
+        body["thumbnails"] = {name: self._url("thumbnails", name) for name in body.pop("pictures")}
+        for result in body["answers"]:
+            result.pop("image")  # a path of the server
+            has_image = result["modality"] != Modality.TEXT.label
+            result["thumbnail_url"] = self._url("thumbnails", result["id"]) if has_image else None
         return body
 
     def like(self, item_id: str, text: str | None) -> tuple[str | None, ImageInput | None]:
-        """Text and picture of a query "like this item", or "like this, but TEXT"."""
+        """Text and image of a query "like this item", or "like this, but TEXT"."""
         item = self._item(item_id)
         if item.image is None:
             return (f"{item.text} {text}" if text else item.text), None
-        picture: ImageInput = item.image
-        if isinstance(picture, str | Path) and not Path(picture).is_file():  # moved since: what the index kept must do
-            small = self.index.thumbnail(item_id)
-            if small is None:
+        source: ImageInput = item.image
+        if isinstance(source, str | Path) and not Path(source).is_file():  # moved: use the stored thumbnail
+            thumbnail = self.index.thumbnail(item_id)
+            if thumbnail is None:
                 raise Missing(f"the picture of {item_id!r} is no longer there")
-            picture = small
+            source = thumbnail
         try:
-            with loaded(picture, least=self._query_side) as decoded:
-                return text or item.text, self.shrink(decoded)
+            with loaded(source, least=self._query_side) as image:
+                return text or item.text, self.shrink(image)
         except PictureError:
             raise Missing(f"the picture of {item_id!r} cannot be read any more") from None
 
-    def shrink(self, picture: Image.Image) -> Image.Image:
-        """A query's picture as small as the encoder takes it: it may have to wait in memory."""
+    def shrink(self, image: Image.Image) -> Image.Image:
+        """A query image as small as the encoder takes it: it may have to wait in memory."""
         prepare: Callable[[Image.Image], Image.Image] | None = getattr(self.index.model.encoder, "prepare_image", None)
         if prepare is not None:
-            return prepare(picture)
-        if max(picture.size) > self._query_side:
-            picture.thumbnail((self._query_side, self._query_side), Image.Resampling.LANCZOS)
-        return picture
+            return prepare(image)
+        if max(image.size) > self._query_side:
+            image.thumbnail((self._query_side, self._query_side), Image.Resampling.LANCZOS)
+        return image
 
     # -- items -------------------------------------------------------------------------------------------------
 
@@ -162,7 +268,45 @@ class Backend:
             codes = self.index.codes(item_id)
         except GeniusError:  # deleted between the two calls
             raise Missing(f"no item {item_id!r}") from None
-        return ItemDetail(**_shown(item, codes), path=self._path(codes))
+        return ItemDetail(**self._shown(item), codes=list(codes), path=self._path(codes))
+
+    def list_items(self, page: Page) -> ListResponse:
+        """One page of items, ordered by id or by a metadata field."""
+        keys = self._sorted_keys(page)
+        start = 0
+        if page.after is not None:
+            try:
+                start = bisect.bisect_right(keys, page.order(page.after), key=page.order)
+            except TypeError:
+                raise GeniusError("cursor: not one of a listing in this order") from None
+        chosen = keys[start : start + page.limit]
+        items = self.index.get([item_id for _, item_id in chosen], missing="skip") if chosen else []
+        more = start + page.limit < len(keys)
+        return ListResponse(
+            items=[ListedItem(**self._shown(item)) for item in items],
+            total=len(keys),
+            next_cursor=page.cursor(chosen[-1]) if more else None,
+        )
+
+    def _sorted_keys(self, page: Page) -> list[SortKey]:
+        """(value, id) of all matching items in order. Kept for the version: building them reads the whole collection."""
+        wanted = (self.index.version, page.where, page.order_by, page.descending)
+        with self._lock:
+            if wanted in self._listings:
+                self._listings.move_to_end(wanted)
+                return self._listings[wanted]
+        if page.order_by is not None:
+            self.check_field(page.order_by)
+        keys = []
+        for item in self.index.items(page.where):
+            value = None if page.order_by is None else item.metadata.get(page.order_by)
+            keys.append((value, item.id))
+        keys.sort(key=page.order)
+        with self._lock:
+            self._listings[wanted] = keys
+            while len(self._listings) > MAX_LISTINGS:
+                self._listings.popitem(last=False)
+        return keys
 
     def add(self, items: Sequence[Item]) -> tuple[int, int]:
         """(new, there already)"""
@@ -220,8 +364,8 @@ class Backend:
         plane, alive, drawing = self.planes.now()
         if plane is None:
             return MapResponse(count=0, method="pca", drawing=False, items=[], found=[])
-        found = [_at(at) for at in self.planes.locate(plane, ids)] if ids else []
-        items = [_at(at) for at in plane.placed(alive)]
+        found = [self._placed(at) for at in self.planes.locate(plane, ids)] if ids else []
+        items = [self._placed(at) for at in plane.placed(alive)]
         return MapResponse(count=len(alive), method=plane.method, drawing=drawing, items=items, found=found)
 
     def close(self) -> None:
@@ -231,15 +375,17 @@ class Backend:
     # -- codes -------------------------------------------------------------------------------------------------
 
     def browse(self, prefix: tuple[int, ...], most: int = CHILDREN) -> CodesResponse:
-        """What lives under a prefix: at most so many next codes, the fullest with examples, and items."""
+        """Items below a prefix of codes, and at most `most` next codes with examples, the fullest first."""
         each = EXAMPLES if prefix else START_EXAMPLES
         view = self.index.below(prefix, limit=ITEMS, per_child=each)
         if prefix and view.count == 0:
-            raise Missing(f"nothing lives under {join(prefix)}")
-        shown = [ItemOut(**_shown(item, codes)) for item, codes in zip(view.items, view.codes, strict=True)]
+            raise Missing(f"no item below {join(prefix)}")
+        shown = []
+        for item, codes in zip(view.items, view.codes, strict=True):
+            shown.append(ItemOut(**self._shown(item), codes=[int(code) for code in codes]))
         examples: dict[int, list[ItemOut]] = {}
-        for item in shown if view.children else ():
-            examples.setdefault(item.codes[len(prefix)], []).append(item)
+        for example in shown if view.children else ():
+            examples.setdefault(example.codes[len(prefix)], []).append(example)
         children = [
             ChildCode(code=code, prefix=join((*prefix, code)), count=count, examples=examples.get(code, [])[:each])
             for code, count in list(view.children.items())[:most]
@@ -256,23 +402,52 @@ class Backend:
         )
 
     def _path(self, codes: Sequence[int]) -> list[CodeStep]:
-        """Every prefix with its number of items. Counting the big ones reads much: remembered for the version."""
+        """Every prefix with its number of items. Counts are kept for the version: those of short prefixes read much."""
         version = self.index.version
         with self._lock:
-            if self._counted != version or len(self._counts) > 10_000:
-                self._counts, self._counted = {}, version
+            if self._counts_version != version or len(self._counts) > 10_000:
+                self._counts = {}
+                self._counts_version = version
             known = self._counts
-        steps, count = [], -1
+        steps = []
+        count = -1
         for length in range(1, len(codes) + 1):
             prefix = tuple(int(code) for code in codes[:length])
-            if count == 1:
-                pass  # alone already: alone below
-            elif prefix in known:
+            if count != 1:  # a single item stays a single item below
+                if prefix not in known:
+                    known[prefix] = self.index.below(prefix, limit=0).count
                 count = known[prefix]
-            else:
-                count = known[prefix] = self.index.below(prefix, limit=0).count
             steps.append(CodeStep(code=prefix[-1], prefix=join(prefix), count=count))
         return steps
+
+    # -- presentation ------------------------------------------------------------------------------------------
+
+    def _url(self, kind: str, item_id: str) -> str:
+        return f"{self.base}/{kind}/{quote(item_id, safe='')}"
+
+    def _shown(self, item: Item) -> dict[str, Any]:
+        """The fields of `ListedItem`."""
+        has_image = item.image is not None
+        return {
+            "id": item.id,
+            "modality": item.modality.label,
+            "text": item.text,
+            "metadata": dict(item.metadata),
+            "image_url": self._url("images", item.id) if has_image else None,
+            "thumbnail_url": self._url("thumbnails", item.id) if has_image else None,
+        }
+
+    def _placed(self, placed: Placed) -> PlacedOut:
+        label: Target = placed.modality.label  # type: ignore[assignment]
+        return PlacedOut(
+            id=placed.id,
+            modality=label,
+            title=placed.title,
+            codes=list(placed.codes),
+            thumbnail_url=None if placed.modality is Modality.TEXT else self._url("thumbnails", placed.id),
+            x=round(placed.x, 4),
+            y=round(placed.y, 4),
+        )
 
 
 def join(prefix: Sequence[int]) -> str:
@@ -290,39 +465,6 @@ def parse_prefix(text: str, level_sizes: Sequence[int]) -> tuple[int, ...]:
         if int(part) >= level_sizes[level]:
             raise GeniusError(f"code {level + 1} is 0 to {level_sizes[level] - 1}, not {int(part)}")
     return tuple(int(part) for part in parts)
-
-
-def _shown(item: Item, codes: Sequence[int]) -> dict[str, Any]:
-    label: Target = item.modality.label  # type: ignore[assignment]
-    pictured = item.image is not None
-    address = quote(item.id, safe="")
-    return {
-        "id": item.id,
-        "modality": label,
-        "text": item.text,
-        "metadata": dict(item.metadata),
-        "codes": [int(code) for code in codes],
-        "image_url": f"/v1/images/{address}" if pictured else None,
-        "thumbnail_url": f"/v1/thumbnails/{address}" if pictured else None,
-    }
-
-
-def _at(placed: Placed) -> PlacedOut:
-    label: Target = placed.modality.label  # type: ignore[assignment]
-    small = None if placed.modality is Modality.TEXT else f"/v1/thumbnails/{quote(placed.id, safe='')}"
-    x, y = round(placed.x, 4), round(placed.y, 4)
-    return PlacedOut(id=placed.id, modality=label, title=placed.title, codes=list(placed.codes), thumbnail_url=small, x=x, y=y)
-
-
-def _answers(job: Job, found: Hits) -> Answers:
-    lowest = -math.inf if job.request.min_score is None else job.request.min_score
-    wanted = (hit for hit in found if hit.id != job.without and hit.score >= lowest)
-    hits = [
-        HitOut(**_shown(hit.item, hit.codes), score=float(hit.score), probability=hit.probability)
-        for hit in islice(wanted, job.request.k)
-    ]
-    why = found.why if not found or hits else why_nothing(None, replace(job.request, where=None), {"item": len(found)})
-    return Answers(hits, found.answerable, found.doubtful, why)
 
 
 def _png(picture: Image.Image) -> bytes:

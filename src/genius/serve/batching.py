@@ -1,12 +1,11 @@
-"""Dynamic batching: jobs that arrive while the worker is busy share its next pass, and nobody's crowd comes before somebody
-else's only job.
+"""Dynamic batching with fair shares: jobs that arrive while the worker is busy share its next pass.
 
-A bounded queue and a few worker threads. Nothing here knows what a job is: `run` takes jobs of one group and returns,
-for each, a result or the exception that job alone deserves. A job that nobody waits for any more is not run.
+A bounded queue and a few worker threads. Nothing here knows what a job is: `run` takes jobs of one group and returns a result
+or an exception for each. A job that nobody waits for any more is not run.
 
-Jobs wait in *lanes* (kinds of work) and, within a lane, by *owner* (who asks). Lanes get equal shares of the worker's
-time, owners equal shares of their lane's, as far as each has something waiting: start-time fair queueing. A full queue lets the
-one in who has less waiting, in place of the newest of who has most.
+Jobs wait in *lanes* (types of work) and, within a lane, by *owner* (the caller). Lanes get equal shares of the workers' time, and
+owners equal shares of their lane's, as far as each has something waiting (start-time fair queueing). When the queue is full, a
+caller with few jobs waiting replaces the newest job of the one with the most.
 """
 
 from __future__ import annotations
@@ -19,111 +18,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-T = TypeVar("T")
-
 J = TypeVar("J")
 R = TypeVar("R")
 
 
-@dataclass(slots=True)
-class _Share:
-    """How much time something has had. `clock` is what a newcomer below it starts from: waiting saves nothing up."""
-
-    used: float = 0.0
-    clock: float = 0.0
-
-
-@dataclass(slots=True)
-class _Lane(_Share, Generic[T]):
-    owners: dict[str, tuple[_Share, deque[tuple[int, T]]]] = field(default_factory=dict)  # only who has jobs waiting
-
-
-class FairQueue(Generic[T]):
-    def __init__(self) -> None:
-        self._lanes: dict[str, _Lane[T]] = {}
-        self._clock = 0.0
-        self._count = self._arrivals = 0
-
-    def __len__(self) -> int:
-        return self._count
-
-    def push(self, job: T, lane: str = "", owner: str = "") -> None:
-        place = self._lanes.setdefault(lane, _Lane())
-        if not place.owners:
-            place.used = max(place.used, self._clock)
-        if owner not in place.owners:
-            place.owners[owner] = (_Share(place.clock), deque())
-        place.owners[owner][1].append((self._arrivals, job))
-        self._arrivals += 1
-        self._count += 1
-
-    def take(self, most: Callable[[str], int], alike: Callable[[T, T], bool]) -> tuple[str, list[tuple[str, T]]]:
-        """The lane whose turn it is and its next jobs, with their owners: the first in turn and those `alike`, in the
-        order they came, at most `most(lane)`. Call it only when something waits."""
-        name, lane = min(
-            ((n, place) for n, place in self._lanes.items() if place.owners), key=lambda pair: (pair[1].used, _first(pair[1]))
-        )
-        owner = min(lane.owners, key=lambda o: (lane.owners[o][0].used, lane.owners[o][1][0][0]))
-        self._clock, lane.clock = lane.used, lane.owners[owner][0].used
-        lead = lane.owners[owner][1][0]
-        company = (
-            sorted(
-                (arrival, who, job)
-                for who, (_, waiting) in lane.owners.items()
-                for arrival, job in waiting
-                if arrival != lead[0] and alike(lead[1], job)
-            )
-            if most(name) > 1
-            else []
-        )
-        chosen = [(lead[0], owner, lead[1]), *company[: most(name) - 1]]
-        self._remove(lane, {arrival for arrival, _, _ in chosen})
-        return name, [(who, job) for _, who, job in chosen]
-
-    def charge(self, lane: str, owners: Sequence[str], seconds: float) -> None:
-        """Time that a lane had, shared by the owners of the jobs it was spent on."""
-        place = self._lanes[lane]
-        place.used += seconds
-        for owner in owners:
-            if owner in place.owners:
-                place.owners[owner][0].used += seconds / len(owners)
-
-    def give_way(self, lane: str, owner: str) -> T | None:
-        """Take out the newest job of whoever has most waiting, if that is at least two more than the given owner has."""
-        sizes = {(name, who): len(jobs) for name, place in self._lanes.items() for who, (_, jobs) in place.owners.items()}
-        largest = max(sizes, key=lambda cell: sizes[cell], default=None)
-        if largest is None or sizes[largest] < sizes.get((lane, owner), 0) + 2:
-            return None
-        crowded = self._lanes[largest[0]]
-        arrival, job = crowded.owners[largest[1]][1][-1]
-        self._remove(crowded, {arrival})
-        return job
-
-    def drain(self) -> Iterator[T]:
-        """Take out everything."""
-        for place in self._lanes.values():
-            for _, waiting in place.owners.values():
-                yield from (job for _, job in waiting)
-            place.owners.clear()
-        self._count = 0
-
-    def _remove(self, lane: _Lane[T], arrivals: set[int]) -> None:
-        self._count -= len(arrivals)
-        for owner in list(lane.owners):
-            share, waiting = lane.owners[owner]
-            left = deque(pair for pair in waiting if pair[0] not in arrivals)
-            if left:
-                lane.owners[owner] = (share, left)
-            else:
-                del lane.owners[owner]
-
-
-def _first(lane: _Lane[T]) -> int:
-    return min(waiting[0][0] for _, waiting in lane.owners.values())
-
-
 class QueueFull(Exception):
-    """The queue holds as much as it may: try again after `retry_after` seconds."""
+    """The queue is full: try again after `retry_after` seconds."""
 
     def __init__(self, retry_after: int) -> None:
         super().__init__(f"the queue is full, try again in {retry_after} s")
@@ -131,7 +31,7 @@ class QueueFull(Exception):
 
 
 class Expired(Exception):
-    """The job's time was over before its turn came."""
+    """The job's time limit passed before its turn."""
 
 
 class Closed(Exception):
@@ -139,8 +39,115 @@ class Closed(Exception):
 
 
 @dataclass(slots=True)
+class _Owner(Generic[J]):
+    """Jobs of one caller in a lane, as (arrival number, job)."""
+
+    used: float  # seconds of work charged, plus the lane's clock when it joined
+    jobs: deque[tuple[int, J]] = field(default_factory=deque)
+
+
+@dataclass(slots=True)
+class _Lane(Generic[J]):
+    used: float = 0.0
+    clock: float = 0.0  # `used` of the owner served last: newcomers start here, so that waiting earns nothing
+    owners: dict[str, _Owner[J]] = field(default_factory=dict)  # only those with jobs waiting
+
+    def first_arrival(self) -> int:
+        return min(owner.jobs[0][0] for owner in self.owners.values())
+
+
+class FairQueue(Generic[J]):
+    """Jobs in lanes and by owner. Not thread-safe: the batcher holds its lock."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[str, _Lane[J]] = {}
+        self._clock = 0.0
+        self._count = 0
+        self._arrivals = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def push(self, job: J, lane: str = "", owner: str = "") -> None:
+        place = self._lanes.setdefault(lane, _Lane())
+        if not place.owners:
+            place.used = max(place.used, self._clock)
+        if owner not in place.owners:
+            place.owners[owner] = _Owner(place.clock)
+        place.owners[owner].jobs.append((self._arrivals, job))
+        self._arrivals += 1
+        self._count += 1
+
+    def take(self, limit: Callable[[str], int], alike: Callable[[J, J], bool]) -> tuple[str, list[tuple[str, J]]]:
+        """The next jobs: the first of the owner whose turn it is, and others of its lane that may share its pass.
+
+        Args:
+            limit: Most jobs of a pass, by lane.
+            alike: Whether two jobs may share a pass.
+
+        Returns:
+            The lane, and (owner, job) pairs in order of arrival after the first. Call it only when something waits.
+        """
+        waiting = [name for name, lane in self._lanes.items() if lane.owners]
+        name = min(waiting, key=lambda n: (self._lanes[n].used, self._lanes[n].first_arrival()))
+        lane = self._lanes[name]
+        owner = min(lane.owners, key=lambda o: (lane.owners[o].used, lane.owners[o].jobs[0][0]))
+        self._clock = lane.used
+        lane.clock = lane.owners[owner].used
+        arrival, first = lane.owners[owner].jobs[0]
+        chosen = [(arrival, owner, first)]
+        most = limit(name)
+        if most > 1:
+            others = [
+                (number, who, job)
+                for who, place in lane.owners.items()
+                for number, job in place.jobs
+                if number != arrival and alike(first, job)
+            ]
+            others.sort(key=lambda entry: entry[0])
+            chosen += others[: most - 1]
+        self._remove(lane, {number for number, _, _ in chosen})
+        return name, [(who, job) for _, who, job in chosen]
+
+    def charge(self, lane: str, owners: Sequence[str], seconds: float) -> None:
+        """Charge a pass of `seconds` to its lane, and in equal parts to the owners of its jobs (one entry per job)."""
+        place = self._lanes[lane]
+        place.used += seconds
+        for owner in owners:
+            if owner in place.owners:
+                place.owners[owner].used += seconds / len(owners)
+
+    def evict(self, lane: str, owner: str) -> J | None:
+        """Remove the newest job of whoever has most waiting, if that is at least two more than the given owner has."""
+        sizes = {(name, who): len(place.jobs) for name, ln in self._lanes.items() for who, place in ln.owners.items()}
+        largest = max(sizes, key=lambda cell: sizes[cell], default=None)
+        if largest is None or sizes[largest] < sizes.get((lane, owner), 0) + 2:
+            return None
+        crowded = self._lanes[largest[0]]
+        arrival, job = crowded.owners[largest[1]].jobs[-1]
+        self._remove(crowded, {arrival})
+        return job
+
+    def drain(self) -> Iterator[J]:
+        """Remove and yield everything."""
+        for lane in self._lanes.values():
+            for place in lane.owners.values():
+                yield from (job for _, job in place.jobs)
+            lane.owners.clear()
+        self._count = 0
+
+    def _remove(self, lane: _Lane[J], arrivals: set[int]) -> None:
+        self._count -= len(arrivals)
+        for owner in list(lane.owners):
+            place = lane.owners[owner]
+            place.jobs = deque(entry for entry in place.jobs if entry[0] not in arrivals)
+            if not place.jobs:
+                del lane.owners[owner]
+
+
+@dataclass(slots=True)
 class PassSize:
-    """How many jobs a pass may have so that it takes about `seconds`: fewer after a long one, more while there is time left."""
+    """How many jobs a pass may have to take about `seconds`: fewer after a long one, more while there is time left."""
 
     most: int
     largest: int
@@ -149,7 +156,7 @@ class PassSize:
 
     def learn(self, jobs: int, took: float) -> None:
         self._long = self._long + 1 if took > self.seconds else 0
-        if self._long and (jobs > 1 or self._long > 1):  # a single job that took long once may have met a cold start
+        if self._long and (jobs > 1 or self._long > 1):  # a single slow job may have been a cold start
             self.most = max(1, int(jobs * self.seconds / took))
         elif jobs >= self.most and took < self.seconds / 2:
             self.most = min(self.largest, 2 * self.most)
@@ -161,12 +168,26 @@ class _Waiting(Generic[J, R]):
     deadline: float  # time.monotonic()
     future: Future[tuple[R, int]] = field(default_factory=Future)  # (result, size of its pass)
 
+    def fail(self, error: Exception) -> None:
+        if self.future.set_running_or_notify_cancel():
+            self.future.set_exception(error)
+
 
 class Batcher(Generic[J, R]):
-    """`submit` a job, get a future; worker threads run what has queued, at most `max_batch` alike jobs at a time.
+    """`submit` a job, get a future. Worker threads run what has queued, alike jobs together.
 
-    `group`: jobs that agree on it may share a pass. `lane`: the kind of work it is; lanes share the time evenly. A pass is
-    kept to about `pass_s` seconds, judging by the last ones of its lane; `cautious` lanes begin with single jobs.
+    Args:
+        run: Takes jobs of one group, returns one result or exception each.
+        max_batch: Most jobs of a pass.
+        queue_size: Jobs that may wait.
+        linger_s: How long a pass waits for more jobs.
+        pass_s: Target duration of a pass; batches of a lane shrink to keep it.
+        workers: Threads.
+        group: Jobs with equal groups may share a pass.
+        lane: The type of work of a job; lanes share the time equally.
+        cautious: Lanes whose first passes are single jobs.
+        on_batch: Called with size and seconds of every pass.
+        name: Prefix of the threads' names.
     """
 
     def __init__(
@@ -184,16 +205,22 @@ class Batcher(Generic[J, R]):
         on_batch: Callable[[int, float], None] = lambda size, seconds: None,
         name: str = "genius-batcher",
     ) -> None:
-        self._run, self._group, self._lane, self._on_batch = run, group, lane, on_batch
-        self._max_batch, self._queue_size, self._linger_s, self._pass_s = max_batch, queue_size, linger_s, pass_s
+        self._run = run
+        self._group = group
+        self._lane = lane
+        self._on_batch = on_batch
+        self._max_batch = max_batch
+        self._queue_size = queue_size
+        self._linger_s = linger_s
+        self._pass_s = pass_s
         self._cautious = frozenset(cautious)
         self._queue: FairQueue[_Waiting[J, R]] = FairQueue()
         self._changed = threading.Condition()
         self._closing = False
         self._idle = workers
-        self._running: dict[int, float] = {}  # thread -> since when
-        self._pace = 0.05  # seconds a job takes, smoothed: what Retry-After is made of
-        self._sizes: dict[str, PassSize] = {}  # of each lane
+        self._running: dict[int, float] = {}  # thread -> start of its pass
+        self._job_seconds = 0.05  # smoothed: what Retry-After is estimated from
+        self._sizes: dict[str, PassSize] = {}  # per lane
         self._threads = [threading.Thread(target=self._work, name=f"{name}-{n}", daemon=True) for n in range(workers)]
         for thread in self._threads:
             thread.start()
@@ -201,26 +228,31 @@ class Batcher(Generic[J, R]):
     # -- callers -----------------------------------------------------------------------------------------------
 
     def submit(self, job: J, timeout_s: float, owner: str = "") -> Future[tuple[R, int]]:
-        """Queue a job. Raises `QueueFull` or `Closed` at once rather than letting anyone wait in vain."""
+        """Queue a job.
+
+        Raises:
+            QueueFull: At once, rather than letting anyone wait in vain.
+            Closed: The batcher is closing.
+        """
         waiting: _Waiting[J, R] = _Waiting(job, time.monotonic() + timeout_s)
         lane = self._lane(job)
+        evicted = None
         with self._changed:
             if self._closing:
                 raise Closed("the service is shutting down")
-            gives_way = None
             if len(self._queue) >= self._queue_size + self._idle:
-                gives_way = self._queue.give_way(lane, owner)
-                if gives_way is None:
+                evicted = self._queue.evict(lane, owner)
+                if evicted is None:
                     raise QueueFull(self.retry_after())
             self._queue.push(waiting, lane, owner)
             self._changed.notify()
-        if gives_way is not None:
-            _fail(gives_way, QueueFull(self.retry_after()))
+        if evicted is not None:
+            evicted.fail(QueueFull(self.retry_after()))
         return waiting.future
 
     def retry_after(self) -> int:
         """Whole seconds until the queue is probably empty: 1 to 60."""
-        return max(1, min(60, round(len(self._queue) * self._pace + 0.5)))
+        return max(1, min(60, round(len(self._queue) * self._job_seconds + 0.5)))
 
     @property
     def depth(self) -> int:
@@ -228,7 +260,7 @@ class Batcher(Generic[J, R]):
 
     @property
     def stuck_s(self) -> float:
-        """How long the longest running pass has been running; 0 when idle."""
+        """Age of the longest running pass; 0 when idle."""
         since = min(list(self._running.values()), default=None)
         return 0.0 if since is None else time.monotonic() - since
 
@@ -244,10 +276,10 @@ class Batcher(Generic[J, R]):
         with self._changed:
             left = list(self._queue.drain())
         for waiting in left:
-            _fail(waiting, Closed("the service is shutting down"))
+            waiting.fail(Closed("the service is shutting down"))
         return finished
 
-    # -- the workers -------------------------------------------------------------------------------------------
+    # -- workers -----------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
         while True:
@@ -255,44 +287,10 @@ class Batcher(Generic[J, R]):
             if taken is None:
                 return
             lane, batch = taken
-            seconds = self._answer(lane, batch)
+            seconds = self._answer(lane, [waiting for _, waiting in batch])
             with self._changed:
                 self._idle += 1
                 self._queue.charge(lane, [owner for owner, _ in batch], seconds)
-
-    def _answer(self, lane: str, batch: list[tuple[str, _Waiting[J, R]]]) -> float:
-        """Run one pass and tell everyone; the seconds it took."""
-        started = time.monotonic()
-        live = [w for _, w in batch if w.future.set_running_or_notify_cancel()]
-        for waiting in live:
-            if waiting.deadline <= started:
-                waiting.future.set_exception(Expired("its turn came too late"))
-        live = [w for w in live if w.deadline > started]
-        if not live:
-            return 0.0
-        self._running[threading.get_ident()] = started
-        try:
-            results: Sequence[R | BaseException] = self._run([w.job for w in live])
-            if len(results) != len(live):
-                raise RuntimeError(f"{len(live)} jobs gave {len(results)} results")
-        except BaseException as error:  # the worker must outlive any job
-            results = [error] * len(live)
-        del self._running[threading.get_ident()]
-        seconds = time.monotonic() - started
-        self._pace = 0.8 * self._pace + 0.2 * seconds / len(live)
-        self._size(lane).learn(len(live), seconds)
-        self._on_batch(len(live), seconds)
-        for waiting, result in zip(live, results, strict=True):
-            if isinstance(result, BaseException):
-                waiting.future.set_exception(result)
-            else:
-                waiting.future.set_result((result, len(live)))
-        return seconds
-
-    def _size(self, lane: str) -> PassSize:
-        if lane not in self._sizes:
-            self._sizes[lane] = PassSize(1 if lane in self._cautious else self._max_batch, self._max_batch, self._pass_s)
-        return self._sizes[lane]
 
     def _take(self) -> tuple[str, list[tuple[str, _Waiting[J, R]]]] | None:
         """Wait for work: a lane and its next jobs with their owners. None when closing and empty."""
@@ -303,22 +301,53 @@ class Batcher(Generic[J, R]):
                         return None
                     self._changed.wait()
                 self._linger()
-                if self._queue:  # or another worker was quicker
+                if self._queue:  # another worker may have been quicker
                     self._idle -= 1
                     return self._queue.take(lambda lane: self._size(lane).most, self._alike)
 
-    def _alike(self, one: _Waiting[J, R], other: _Waiting[J, R]) -> bool:
-        return self._group(one.job) == self._group(other.job)
-
     def _linger(self) -> None:
-        """Wait a moment for company, with the lock held."""
+        """Wait a moment for more jobs, with the lock held."""
         until = time.monotonic() + self._linger_s
         while len(self._queue) < self._max_batch and not self._closing:
             left = until - time.monotonic()
             if left <= 0 or not self._changed.wait(left):
                 return
 
+    def _alike(self, one: _Waiting[J, R], other: _Waiting[J, R]) -> bool:
+        return self._group(one.job) == self._group(other.job)
 
-def _fail(waiting: _Waiting[J, R], error: Exception) -> None:
-    if waiting.future.set_running_or_notify_cancel():
-        waiting.future.set_exception(error)
+    def _size(self, lane: str) -> PassSize:
+        if lane not in self._sizes:
+            first = 1 if lane in self._cautious else self._max_batch
+            self._sizes[lane] = PassSize(first, self._max_batch, self._pass_s)
+        return self._sizes[lane]
+
+    def _answer(self, lane: str, batch: Sequence[_Waiting[J, R]]) -> float:
+        """Run one pass and set its futures; returns the seconds it took."""
+        started = time.monotonic()
+        live = []
+        for waiting in batch:
+            if waiting.deadline <= started:
+                waiting.fail(Expired("its turn came too late"))
+            elif waiting.future.set_running_or_notify_cancel():
+                live.append(waiting)
+        if not live:
+            return 0.0
+        self._running[threading.get_ident()] = started
+        try:
+            results: Sequence[R | BaseException] = self._run([waiting.job for waiting in live])
+            if len(results) != len(live):
+                raise RuntimeError(f"{len(live)} jobs gave {len(results)} results")
+        except BaseException as error:  # the worker must outlive any job
+            results = [error] * len(live)
+        del self._running[threading.get_ident()]
+        seconds = time.monotonic() - started
+        self._job_seconds = 0.8 * self._job_seconds + 0.2 * seconds / len(live)
+        self._size(lane).learn(len(live), seconds)
+        self._on_batch(len(live), seconds)
+        for waiting, result in zip(live, results, strict=True):
+            if isinstance(result, BaseException):
+                waiting.future.set_exception(result)
+            else:
+                waiting.future.set_result((result, len(live)))
+        return seconds

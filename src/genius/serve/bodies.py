@@ -1,9 +1,7 @@
-"""From bytes to a checked request, JSON or multipart, the same fields and the same errors; and what it may cost: bytes, seconds
-and pixels, checked before they are spent.
+"""From the bytes of a request to a validated body, JSON or multipart, with the same fields and errors; and limits on what it may
+cost in bytes, seconds and pixels, checked before they are spent.
 
-400: it cannot be parsed. 415: it is neither. 422: it parses, but says something we cannot do. Bodies on their way in are counted
-for all requests together, as received, not as announced: who declares sixteen megabytes and sends one byte takes the room of one
-byte. When there is no more room, whoever holds most gives way: nobody keeps the others out.
+400: it cannot be parsed. 415: neither JSON nor multipart. 422: a value is invalid. Knows nothing of the index.
 """
 
 from __future__ import annotations
@@ -11,11 +9,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import pydantic_core
@@ -27,167 +23,127 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from genius.errors import PictureError
-from genius.pictures import NAMES, TooManyPixels, decoded, opened
-from genius.serve.auth import client_of, owner_of
-from genius.serve.logs import ApiError, describe, error_response
-from genius.serve.schemas import ItemBody, ItemIn, ItemsRequest, SearchBody
+from genius.pictures import DECODING, NAMES, TooManyPixels, decoded, decoding_cost, opened
+from genius.serve.auth import owner_of
+from genius.serve.errors import ApiError, describe, error_response
+from genius.serve.schemas import ItemBody, ItemIn, ItemsRequest, SearchBatch, SearchBody
 from genius.serve.settings import ServeConfig
 
-MAX_ASPECT = 100  # encoders resize by the shorter side: a 1 x 30,000 picture would grow, not shrink
-DRAIN_S, DRAIN_BYTES = 10.0, 256_000_000  # how long and how much of a refused body is read and dropped
+MAX_ASPECT = 100  # encoders resize by the shorter side: a 1 x 30,000 image would grow, not shrink
+MAX_FORM_FIELDS = 32
+MAX_FORM_FIELD_BYTES = 1_000_000
 M = TypeVar("M", bound=BaseModel)
-Pictured = TypeVar("Pictured", bound=SearchBody | ItemBody)
-MAX_FIELDS, MAX_FIELD_BYTES = 32, 1_000_000
-
-
-@dataclass(slots=True, eq=False)
-class Body:
-    """One body; `arriving` until its last byte is here."""
-
-    owner: str
-    size: int = 0
-    arriving: bool = True
-    gives_way: bool = False
+WithImage = TypeVar("WithImage", bound=SearchBody | ItemBody)
 
 
 class Arrivals:
-    """The bodies of all requests that are being read or answered. Used in the event loop only."""
+    """Bytes of request bodies in memory, of all requests and by owner. Counted as received, not as announced.
 
-    def __init__(self, most: int, free: int) -> None:
-        self._most, self._free = most, free
-        self._bodies: set[Body] = set()
+    The first `free` bytes of a body do not count, so a text query is always accepted. One owner may hold half of the capacity.
+    """
 
-    def begin(self, owner: str) -> Body:
-        body = Body(owner)
-        self._bodies.add(body)
-        return body
-
-    def end(self, body: Body) -> None:
-        self._bodies.discard(body)
+    def __init__(self, capacity: int, free: int) -> None:
+        self._capacity = capacity
+        self._free = free
+        self._held: Counter[str] = Counter()
 
     @property
     def held(self) -> int:
-        """Bytes that count: beyond the first few of each."""
-        return sum(self._counted(body) for body in self._bodies)
+        return self._held.total()
 
-    def grow(self, body: Body, size: int) -> None:
-        """`size` more bytes of a body have come; 503 if it has to give way."""
-        body.size += size
-        if self._counted(body) and self.held > self._most:
-            self._find_who_gives_way(body).gives_way = True
-        self.check(body)
+    def counted(self, size: int) -> int:
+        return max(0, size - self._free)
 
-    def check(self, body: Body) -> None:
-        if body.gives_way:
+    def grow(self, owner: str, before: int, after: int) -> None:
+        """A body of `owner` has grown from `before` to `after` bytes; 503 if there is no room for it."""
+        more = self.counted(after) - self.counted(before)
+        self._held[owner] += more
+        if more and (self.held > self._capacity or self._held[owner] > self._capacity // 2):
             raise ApiError(503, "too many large requests at once", retry_after=1)
 
-    def _counted(self, body: Body) -> int:
-        return max(0, body.size - self._free)
-
-    def _find_who_gives_way(self, newest: Body) -> Body:
-        """The largest body that is still arriving, of the owner who holds most; the newest one if that is its owner."""
-        held: Counter[str] = Counter()
-        for body in self._bodies:
-            held[body.owner] += self._counted(body)
-        greediest = max(held, key=lambda owner: held[owner])
-        candidates = [body for body in self._bodies if body.owner == greediest and body.arriving and not body.gives_way]
-        if greediest == newest.owner or not candidates:
-            return newest
-        return max(candidates, key=self._counted)
+    def release(self, owner: str, size: int) -> None:
+        self._held[owner] -= self.counted(size)
+        if self._held[owner] <= 0:
+            del self._held[owner]
 
 
 class BodyLimit:
-    """ASGI middleware: bodies of at most `max_body_bytes` within `body_timeout_s`, without long silences; 413, 408 or, when
-    there is no room for one more, 503 otherwise.
-
-    A refused body is still read (and dropped) for a while: closing a socket with unread bytes resets the
-    connection, and the client would see that instead of the answer.
-    """
+    """ASGI middleware: bodies of at most `max_body_bytes`, within `body_timeout_s` and without gaps of `body_stall_s`; otherwise
+    413 or 408, or 503 when the bodies of all requests take too much memory. The deadline is checked with every message."""
 
     def __init__(self, app: ASGIApp, config: ServeConfig, arrivals: Arrivals) -> None:
         self.app = app
         self.arrivals = arrivals
-        self.limit = config.max_body_bytes
-        self.timeout_s, self.stall_s = config.body_timeout_s, config.body_stall_s
+        self.config = config
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers = {name: value for name, value in scope["headers"] if name in (b"content-length", b"expect")}
-        declared = headers.get(b"content-length", b"0")
-        if declared.isdigit() and int(declared) > self.limit:
-            if b"expect" not in headers:  # with Expect the client has not sent the body yet
-                await self._drain(receive)
-            response = error_response(
-                413, self._too_large(), request_id=scope.get("request_id", ""), headers={"connection": "close"}
-            )
-            await response(scope, receive, send)
+        declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+        if declared.isdigit() and int(declared) > self.config.max_body_bytes:
+            refusal = error_response(413, self._too_large(), request_id=scope.get("request_id", ""))
+            await refusal(scope, receive, send)
             return
-
-        body, deadline = self.arrivals.begin(client_of(scope)), time.monotonic() + self.timeout_s
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self.config.body_timeout_s
+        owner = ""
+        size = 0
+        arriving = True
 
         async def limited() -> Message:
-            if not body.arriving:
-                return await receive()  # after the body: waits for the disconnect, for as long as the answer takes
-            body.owner = owner_of(scope)  # the key is known by now
-            message = await self._next(receive, body, deadline)
-            if message["type"] == "http.request":
-                body.arriving = message.get("more_body", False)
-                self.arrivals.grow(body, len(message.get("body", b"")))
-                if body.size > self.limit:
-                    if body.arriving:
-                        await self._drain(receive)
-                    raise ApiError(413, self._too_large())
+            nonlocal owner, size, arriving
+            if not arriving:
+                return await receive()  # waits for the client to disconnect, while the response is made
+            owner = owner or owner_of(scope)  # the key is known by now
+            message = await self._next(receive, deadline)
+            if message["type"] != "http.request":
+                return message
+            arriving = message.get("more_body", False)
+            before = size
+            size += len(message.get("body", b""))
+            self.arrivals.grow(owner, before, size)
+            if size > self.config.max_body_bytes:
+                raise ApiError(413, self._too_large())
             return message
 
         try:
             await self.app(scope, limited, send)
         finally:
-            self.arrivals.end(body)
+            self.arrivals.release(owner, size)
 
-    async def _next(self, receive: Receive, body: Body, deadline: float) -> Message:
-        """The next part, unless it takes too long or the body has to give way meanwhile."""
-        silent = time.monotonic() + self.stall_s
-        coming = asyncio.ensure_future(receive())
+    async def _next(self, receive: Receive, deadline: float) -> Message:
+        clock = asyncio.get_running_loop().time
+        stalled = clock() + self.config.body_stall_s
         try:
-            while True:
-                left = min(deadline, silent) - time.monotonic()
-                done, _ = await asyncio.wait({coming}, timeout=max(0.0, min(left, 1.0)))
-                if done:
-                    return coming.result()
-                self.arrivals.check(body)
-                if time.monotonic() >= deadline:
-                    raise ApiError(408, f"the body did not arrive within {self.timeout_s:g} s")
-                if time.monotonic() >= silent:
-                    raise ApiError(408, f"nothing of the body arrived for {self.stall_s:g} s")
-        finally:
-            if not coming.done():
-                coming.cancel()
+            async with asyncio.timeout_at(min(deadline, stalled)):
+                message = await receive()
+        except TimeoutError:
+            if stalled < deadline:
+                raise ApiError(408, f"nothing of the body arrived for {self.config.body_stall_s:g} s") from None
+            raise self._late() from None
+        if clock() > deadline:
+            raise self._late()
+        return message
+
+    def _late(self) -> ApiError:
+        return ApiError(408, f"the body did not arrive within {self.config.body_timeout_s:g} s")
 
     def _too_large(self) -> str:
-        return f"the body is larger than {self.limit:,} bytes"
+        return f"the body is larger than {self.config.max_body_bytes:,} bytes"
 
-    async def _drain(self, receive: Receive) -> None:
-        left, deadline = DRAIN_BYTES, time.monotonic() + DRAIN_S
-        while left > 0 and time.monotonic() < deadline:
-            try:
-                message = await asyncio.wait_for(receive(), max(0.01, deadline - time.monotonic()))
-            except TimeoutError:
-                return
-            if message["type"] != "http.request" or not message.get("more_body", False):
-                return
-            left -= len(message.get("body", b""))
+
+# -- images ----------------------------------------------------------------------------------------------------
 
 
 def decode_base64(value: str, config: ServeConfig) -> bytes:
-    """Base64 (plain or a data: URL) -> bytes. A link or a path is refused: nothing is fetched, nothing is opened."""
+    """Base64 (plain or a data: URL) to bytes. A link or a path is refused: nothing is fetched, nothing is opened."""
     if value.startswith("data:"):
         head, comma, value = value.partition(",")
         if not comma or not head.endswith(";base64"):
             raise ApiError(422, "image: a data: URL must be base64")
     elif "://" in value[:32]:
-        raise ApiError(422, "image: send the picture itself as base64; this server fetches no links")
+        raise ApiError(422, "image: send the image itself as base64; this server fetches no links")
     if len(value) > (config.max_image_bytes + 2) // 3 * 4 + 4:
         raise ApiError(413, f"image: larger than {config.max_image_bytes:,} bytes")
     try:
@@ -196,22 +152,22 @@ def decode_base64(value: str, config: ServeConfig) -> bytes:
         raise ApiError(422, "image: not valid base64") from None
 
 
-def check_pictures(pictures: Sequence[bytes], config: ServeConfig) -> None:
-    """Refuse pictures by their size, format and pixels, without decoding them."""
-    for data in pictures:
+def check_images(images: Sequence[bytes], config: ServeConfig) -> None:
+    """Refuse images by size, format, pixels and decoding cost, without decoding them."""
+    for data in images:
         with _uploaded(data, config):
             pass
 
 
-def decode_picture(data: bytes, config: ServeConfig, shrink: Callable[[Image.Image], Image.Image]) -> Image.Image:
-    """Bytes -> an upright RGB picture as small as `shrink` makes it."""
-    with _uploaded(data, config) as picture, decoded(picture, config.query_side) as rgb:
+def decode_image(data: bytes, config: ServeConfig, shrink: Callable[[Image.Image], Image.Image]) -> Image.Image:
+    """Bytes to an upright RGB image, as small as `shrink` makes it."""
+    with _uploaded(data, config) as image, decoded(image, config.query_side) as rgb:
         return shrink(rgb)
 
 
 @contextmanager
 def _uploaded(data: bytes, config: ServeConfig) -> Iterator[Image.Image]:
-    """A picture that was sent, its header read and judged."""
+    """An uploaded image with its header read and checked."""
     if len(data) > config.max_image_bytes:
         raise ApiError(413, f"image: larger than {config.max_image_bytes:,} bytes")
     if not data:
@@ -219,13 +175,9 @@ def _uploaded(data: bytes, config: ServeConfig) -> Iterator[Image.Image]:
     if data[:512].lstrip().startswith((b"<?xml", b"<svg", b"<!DOCTYPE svg")):
         raise ApiError(422, f"image: SVG is not accepted, send {NAMES}")
     try:
-        with opened(data, "the image") as picture:
-            width, height = picture.size
-            if width * height > config.max_pixels:
-                raise _Refused(413, f"image: {width} x {height} pixels, more than {config.max_pixels:,}")
-            if max(width, height) > MAX_ASPECT * min(width, height):
-                raise _Refused(422, f"image: {width} x {height} is too thin")
-            yield picture
+        with opened(data, "the image") as image:
+            _check_header(image, config)
+            yield image
     except _Refused as refused:
         raise ApiError(refused.status, str(refused)) from None
     except TooManyPixels:
@@ -234,12 +186,27 @@ def _uploaded(data: bytes, config: ServeConfig) -> Iterator[Image.Image]:
         raise ApiError(422, f"image: cannot be read, send {NAMES}") from None
 
 
+def _check_header(image: Image.Image, config: ServeConfig) -> None:
+    width, height = image.size
+    if width * height > config.max_pixels:
+        raise _Refused(413, f"image: {width} x {height} pixels, more than {config.max_pixels:,}")
+    if max(width, height) > MAX_ASPECT * min(width, height):
+        raise _Refused(422, f"image: {width} x {height} is too thin")
+    cost = decoding_cost(image)
+    if cost > DECODING.capacity:  # WebP and AVIF decoders hold an image several times
+        needed = f"{cost // 1_000_000} MB, more than {DECODING.capacity // 1_000_000} MB"
+        raise _Refused(413, f"image: {width} x {height} pixels of {image.format} take {needed} to decode")
+
+
 class _Refused(PictureError):
-    """By its header."""
+    """Refused by its header."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
+
+
+# -- bodies ----------------------------------------------------------------------------------------------------
 
 
 def media_type(request: Request) -> str:
@@ -251,7 +218,9 @@ def _is_json(kind: str) -> bool:
 
 
 async def read_json(request: Request, model: type[M]) -> M:
-    """The JSON body as `model`. Parsed and checked in one pass: no NaN, no lone surrogates, no deep nesting."""
+    """The JSON body as `model`, parsed and validated in one pass: no NaN, no lone surrogates, no deep nesting."""
+    if not _is_json(media_type(request)):
+        raise ApiError(415, "send application/json")
     body = await request.body()
     try:
         return model.model_validate_json(body)
@@ -263,63 +232,74 @@ async def read_json(request: Request, model: type[M]) -> M:
 
 
 async def read_form(request: Request) -> tuple[dict[str, str], bytes | None]:
-    """Multipart fields as text, and the picture. Empty fields count as absent: HTML forms send them."""
+    """Multipart fields as text, and the image. Empty fields count as absent: HTML forms send them."""
     try:
-        form = await request.form(max_files=1, max_fields=MAX_FIELDS, max_part_size=MAX_FIELD_BYTES)
+        form = await request.form(max_files=1, max_fields=MAX_FORM_FIELDS, max_part_size=MAX_FORM_FIELD_BYTES)
     except (ApiError, ClientDisconnect):
         raise
-    except Exception as error:  # the parser raises several kinds, a broken charset even LookupError
+    except Exception as error:  # the parser raises several types, a broken charset even LookupError
         detail = getattr(error, "detail", None) or str(error) or type(error).__name__
         raise ApiError(400, f"the multipart body cannot be parsed: {detail}") from None
     fields: dict[str, str] = {}
-    picture: bytes | None = None
+    image: bytes | None = None
     try:
         for name, value in form.multi_items():
             if isinstance(value, UploadFile):
                 if name != "image":
                     raise ApiError(422, f"{name}: unexpected file, only 'image' may be one")
                 data = await value.read()
-                picture = data if data or value.filename else None
+                image = data if data or value.filename else None
             elif value != "":
                 if name in fields:
                     raise ApiError(422, f"{name}: given twice")
                 fields[name] = value
     finally:
         await form.close()
-    return fields, picture
+    return fields, image
 
 
 async def _read(
-    request: Request, config: ServeConfig, model: type[Pictured], of_form: Callable[[dict[str, str]], Pictured]
-) -> tuple[Pictured, bytes | None]:
-    """One JSON object or one form as a model, and the bytes of its picture."""
+    request: Request, config: ServeConfig, model: type[WithImage], from_form: Callable[[dict[str, str]], WithImage]
+) -> tuple[WithImage, bytes | None]:
+    """One JSON object or one form as a model, and the bytes of its image."""
     kind = media_type(request)
     if _is_json(kind):
         body = await read_json(request, model)
         return body, None if body.image is None else decode_base64(body.image, config)
     if kind != "multipart/form-data":
         raise ApiError(415, "send application/json or multipart/form-data")
-    fields, picture = await read_form(request)
-    if picture is None and "image" in fields:
-        picture = decode_base64(fields["image"], config)
-    if picture is not None:
-        fields["image"] = ""  # it is here, and checked on its own
+    fields, image = await read_form(request)
+    if image is None and "image" in fields:
+        image = decode_base64(fields["image"], config)
+    if image is not None:
+        fields["image"] = ""  # present, and checked on its own
     try:
-        return of_form(fields), picture
+        return from_form(fields), image
     except ValidationError as error:
         raise ApiError(422, describe(error)) from None
 
 
 async def read_search(request: Request, config: ServeConfig) -> tuple[SearchBody, bytes | None]:
-    """The question and the bytes of its picture."""
-    asked, picture = await _read(request, config, SearchBody, SearchBody.model_validate_strings)
-    if asked.k > config.max_k:
+    """The query and the bytes of its image."""
+    body, image = await _read(request, config, SearchBody, SearchBody.model_validate_strings)
+    if body.k > config.max_k:
         raise ApiError(422, f"k: at most {config.max_k} here")
-    return asked, picture
+    return body, image
 
 
-def _values(fields: dict[str, str]) -> dict[str, Any]:
-    """Fields of an item's form: its metadata is JSON."""
+async def read_batch(request: Request, config: ServeConfig) -> list[SearchBody]:
+    """The queries of a batch."""
+    queries = (await read_json(request, SearchBatch)).queries
+    if len(queries) > config.max_queries:
+        raise ApiError(413, f"queries: at most {config.max_queries} in one request")
+    for number, query in enumerate(queries):
+        if query.k > config.max_k:
+            raise ApiError(422, f"queries.{number}.k: at most {config.max_k} here")
+    return queries
+
+
+def _item_values(fields: dict[str, str]) -> dict[str, Any]:
+    """Fields of an item's form, with its metadata parsed from JSON."""
     if "metadata" not in fields:
         return dict(fields)
     try:
@@ -331,13 +311,13 @@ def _values(fields: dict[str, str]) -> dict[str, Any]:
 async def read_items(request: Request, config: ServeConfig) -> list[tuple[ItemIn, bytes | None]]:
     """The items of a POST: many as JSON, or one as multipart."""
     if not _is_json(media_type(request)):
-        return [await _read(request, config, ItemIn, lambda fields: ItemIn.model_validate(_values(fields)))]
-    asked = await read_json(request, ItemsRequest)
-    if len(asked.items) > config.max_items:
+        return [await _read(request, config, ItemIn, lambda fields: ItemIn.model_validate(_item_values(fields)))]
+    body = await read_json(request, ItemsRequest)
+    if len(body.items) > config.max_items:
         raise ApiError(413, f"items: at most {config.max_items} in one request")
-    return [(item, None if item.image is None else decode_base64(item.image, config)) for item in asked.items]
+    return [(item, None if item.image is None else decode_base64(item.image, config)) for item in body.items]
 
 
 async def read_item(request: Request, config: ServeConfig) -> tuple[ItemBody, bytes | None]:
     """The content of a PUT: the id is in the path."""
-    return await _read(request, config, ItemBody, lambda fields: ItemBody.model_validate(_values(fields)))
+    return await _read(request, config, ItemBody, lambda fields: ItemBody.model_validate(_item_values(fields)))

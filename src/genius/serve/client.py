@@ -13,12 +13,12 @@ import base64
 import functools
 import ssl
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import httpx
 from PIL import Image
@@ -32,12 +32,17 @@ from genius.serve.schemas import (
     ExplainResponse,
     InfoResponse,
     ItemDetail,
+    ListedItem,
+    ListResponse,
     PutResponse,
+    SearchBatchResponse,
     SearchResponse,
+    SearchResult,
     Target,
 )
 from genius.types import ContentInput, ImageInput, Item, coerce_content
 
+BATCH_QUERIES = 100  # queries of one request
 M = TypeVar("M", bound=BaseModel)
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -65,12 +70,22 @@ class GeniusClient:
         retries: int = 3,
         certificate: str | Path | None = None,
         transport: httpx.BaseTransport | None = None,
+        collection: str | None = None,
     ) -> None:
-        """`url`: where the server is; `api_key`: if it asks for one; `timeout_s`: seconds an answer may take; `retries`: how
-        often a busy server is asked again; `certificate`: a PEM file to trust, for a server with a certificate of your own
-        making; `transport`: how requests travel (httpx), for tests and proxies."""
+        """Connect to a server.
+
+        Args:
+            url: Address of the server.
+            api_key: If the server needs one.
+            timeout_s: Seconds a response may take.
+            retries: How often a request is repeated when the server is overloaded.
+            certificate: A PEM file to trust, for a server with a self-signed certificate.
+            transport: How requests travel (httpx), for tests and proxies.
+            collection: Name of a collection, for a server with several; by default its first.
+        """
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self.retries = retries
+        self._base = "/v1" if collection is None else f"/v1/collections/{quote(collection, safe='')}"
         trusted = ssl.create_default_context(cafile=certificate) if certificate is not None else True
         self._http = httpx.Client(
             base_url=url.rstrip("/"), headers=headers, timeout=timeout_s, verify=trusted, transport=transport
@@ -105,17 +120,61 @@ class GeniusClient:
         diverse: bool = False,
         minus: ContentInput | None = None,
         minus_like: str | None = None,
+        order_by: str | None = None,
+        descending: bool = False,
     ) -> SearchResponse:
-        """Find items with words, a picture (path, bytes or PIL), or both; or like an indexed item, by its id.
+        """Search with text, an image, or both, or like an indexed item.
 
-        `target`: image (anything with a picture), text (anything with words) or pair; `modality`: exactly that kind. `k` answers
-        that match `where` and score at least `min_score`; `beams` and `rerank` trade speed for recall. `instruction`: what is
-        wanted, in words. `diverse`: answers that differ. `minus`: what they should not be like, as words or a picture;
-        `minus_like`: an indexed item that they should not be like.
+        Args:
+            text: Query text.
+            image: Query image: path, bytes or `PIL.Image`.
+            like: Id of an indexed item to use as the query's image (or text).
+            instruction: What is wanted, in words.
+            target: Modality to return: image (anything with an image), text (anything with a text) or pair.
+            modality: Exactly this modality, in place of `target`.
+            k: Number of hits.
+            where: SQL filter over metadata.
+            min_score: Drop hits with a lower score.
+            beams: Beam width; the model's default if None.
+            rerank: Candidates to re-rank; the model's default if None.
+            diverse: Return at most one hit per code prefix.
+            minus: Text or image to steer away from.
+            minus_like: Id of an indexed item to steer away from.
+            order_by: Metadata field to sort the k hits by.
+            descending: With `order_by`: largest first.
+
+        Returns:
+            Hits, best first.
+
+        Raises:
+            ServerError: The server's one line, with its status.
         """
-        question = {"text": text, "like": like, "instruction": instruction, "target": target, "modality": modality}
+        query = {"text": text, "like": like, "instruction": instruction, "target": target, "modality": modality}
         wanted = {"k": k, "where": where, "min_score": min_score, "beams": beams, "rerank": rerank, "diverse": diverse or None}
-        return self._call(SearchResponse, "POST", "/v1/search", _question(image, minus, minus_like, **question, **wanted))
+        order = {"order_by": order_by, "descending": descending or None}
+        body = _query_body(image, minus, minus_like, **query, **wanted, **order)
+        return self._call(SearchResponse, "POST", f"{self._base}/search", body)
+
+    def search_many(self, queries: Sequence[str | Mapping[str, Any]], **options: Any) -> list[SearchResult]:
+        """Search with many queries, up to 100 per request.
+
+        Args:
+            queries: Each a text, or the arguments of `search` by name (`image` as path, bytes or `PIL.Image`).
+            options: Arguments of `search` for all queries, such as `k` and `where`.
+
+        Returns:
+            One result per query, in their order.
+        """
+        bodies = []
+        for query in queries:
+            fields = {**options, **({"text": query} if isinstance(query, str) else query)}
+            image, minus, minus_like = (fields.pop(name, None) for name in ("image", "minus", "minus_like"))
+            bodies.append(_query_body(image, minus, minus_like, **fields))
+        results: list[SearchResult] = []
+        for start in range(0, len(bodies), BATCH_QUERIES):
+            part = {"queries": bodies[start : start + BATCH_QUERIES]}
+            results += self._call(SearchBatchResponse, "POST", f"{self._base}/search/batch", part).results
+        return results
 
     def explain(
         self,
@@ -131,14 +190,14 @@ class GeniusClient:
         minus: ContentInput | None = None,
         minus_like: str | None = None,
     ) -> ExplainResponse:
-        """How the answers to a question come about: which codes were written, how likely each was, what lives below it.
+        """How the results of a query come about: the codes generated, their log-probabilities, and what is below them.
 
-        A question as `search` takes it: `text`, `image`, `like`, `instruction`, `target`, `modality`, `k`, `where`, `minus`,
+        The arguments are those of `search`: `text`, `image`, `like`, `instruction`, `target`, `modality`, `k`, `where`, `minus`,
         `minus_like`.
         """
-        question = {"text": text, "like": like, "instruction": instruction, "target": target, "modality": modality}
-        fields = _question(image, minus, minus_like, **question, k=k, where=where)
-        return self._call(ExplainResponse, "POST", "/v1/explain", fields)
+        query = {"text": text, "like": like, "instruction": instruction, "target": target, "modality": modality}
+        fields = _query_body(image, minus, minus_like, **query, k=k, where=where)
+        return self._call(ExplainResponse, "POST", f"{self._base}/explain", fields)
 
     # -- items -------------------------------------------------------------------------------------------------
 
@@ -152,40 +211,68 @@ class GeniusClient:
                 total, batch = self._add(total, batch), []
         return self._add(total, batch) if batch else total
 
+    def items(
+        self,
+        where: str | None = None,
+        *,
+        order_by: str | None = None,
+        descending: bool = False,
+        page_size: int = 100,
+    ) -> Iterator[ListedItem]:
+        """All items, page by page.
+
+        Args:
+            where: SQL filter over metadata.
+            order_by: Metadata field; by default items are ordered by id.
+            descending: Largest values first.
+            page_size: Items per request.
+
+        Yields:
+            Items in order; those without the field last.
+        """
+        asked = {"limit": page_size, "where": where, "order_by": order_by, "descending": descending or None}
+        parameters = {name: str(value) for name, value in asked.items() if value is not None}
+        while True:
+            page = self._call(ListResponse, "GET", f"{self._base}/items?{urlencode(parameters)}")
+            yield from page.items
+            if page.next_cursor is None:
+                return
+            parameters["cursor"] = page.next_cursor
+
     def _add(self, total: AddResponse, batch: Sequence[Mapping[str, Any]]) -> AddResponse:
-        done = self._call(AddResponse, "POST", "/v1/items", {"items": batch})
+        done = self._call(AddResponse, "POST", f"{self._base}/items", {"items": batch})
         return AddResponse(added=total.added + done.added, unchanged=total.unchanged + done.unchanged, count=done.count)
 
     def put(self, item: Item) -> PutResponse:
         """Add an item, or replace the one with its id."""
-        return self._call(PutResponse, "PUT", _path("items", item.id), _body(item))
+        return self._call(PutResponse, "PUT", self._path("items", item.id), _body(item))
 
     def delete(self, item_id: str) -> DeleteResponse:
         """Take the item `item_id` out of the index."""
-        return self._call(DeleteResponse, "DELETE", _path("items", item_id))
+        return self._call(DeleteResponse, "DELETE", self._path("items", item_id))
 
     def get(self, item_id: str) -> ItemDetail:
         """The item `item_id`, its codes, and how many items share each step of its ID."""
-        return self._call(ItemDetail, "GET", _path("items", item_id))
+        return self._call(ItemDetail, "GET", self._path("items", item_id))
 
     def image(self, item_id: str) -> bytes:
         """The picture of the item `item_id`, as a file."""
-        return self._send("GET", _path("images", item_id)).content
+        return self._send("GET", self._path("images", item_id)).content
 
     def thumbnail(self, item_id: str) -> bytes:
         """A small JPEG of the picture of the item `item_id`."""
-        return self._send("GET", _path("thumbnails", item_id)).content
+        return self._send("GET", self._path("thumbnails", item_id)).content
 
     # -- the rest ----------------------------------------------------------------------------------------------
 
     def codes(self, prefix: Sequence[int] | str = ()) -> CodesResponse:
         """What lives under a prefix of codes; the first codes without one."""
         text = prefix if isinstance(prefix, str) else "-".join(str(int(code)) for code in prefix)
-        return self._call(CodesResponse, "GET", f"/v1/codes/{quote(text, safe='')}" if text else "/v1/codes")
+        return self._call(CodesResponse, "GET", f"{self._base}/codes/{quote(text, safe='')}" if text else f"{self._base}/codes")
 
     def info(self) -> InfoResponse:
         """What the server holds and takes."""
-        return self._call(InfoResponse, "GET", "/v1/info")
+        return self._call(InfoResponse, "GET", f"{self._base}/info")
 
     def ready(self) -> bool:
         """True if the server can answer now."""
@@ -201,6 +288,9 @@ class GeniusClient:
             if time.monotonic() > deadline:
                 raise ServerError(f"{self._http.base_url} is not ready after {timeout_s:g} s")
             time.sleep(0.1)
+
+    def _path(self, kind: str, item_id: str) -> str:
+        return f"{self._base}/{kind}/{quote(item_id, safe='')}"
 
     # -- transport ---------------------------------------------------------------------------------------------
 
@@ -242,10 +332,6 @@ def _problem(answer: httpx.Response) -> ServerError:
     return ServerError(message, answer.status_code, request_id, float(after) if after.isdigit() else None)
 
 
-def _path(kind: str, item_id: str) -> str:
-    return f"/v1/{kind}/{quote(item_id, safe='')}"
-
-
 def _body(item: Item) -> dict[str, Any]:
     body: dict[str, Any] = {"metadata": dict(item.metadata)}
     if item.text is not None:
@@ -255,8 +341,8 @@ def _body(item: Item) -> dict[str, Any]:
     return body
 
 
-def _question(image: ImageInput | None, minus: ContentInput | None, minus_like: str | None, **fields: Any) -> dict[str, Any]:
-    """A question as JSON: what was not said is not sent."""
+def _query_body(image: ImageInput | None, minus: ContentInput | None, minus_like: str | None, **fields: Any) -> dict[str, Any]:
+    """A query as JSON: what was not given is not sent."""
     unwanted = {"text": None, "image": None} if minus is None else coerce_content(minus)
     pictures = {"image": image, "minus_image": unwanted["image"]}
     sent = {name: _base64(picture) for name, picture in pictures.items() if picture is not None}
@@ -303,6 +389,7 @@ class AsyncGeniusClient:
         await self.close()
 
     search = _later(GeniusClient.search)
+    search_many = _later(GeniusClient.search_many)  # type: ignore[arg-type]
     explain = _later(GeniusClient.explain)
     add = _later(GeniusClient.add)
     put = _later(GeniusClient.put)

@@ -1,5 +1,6 @@
-"""`/v1/search`, `/v1/explain`, `/v1/items` and the pictures of items; and what all routes share: who calls, whether they still
-wait, what is audited, which errors to document.
+"""All routes under `/v1`, and health and metrics. They translate between HTTP and the service.
+
+Routes of a collection exist twice: below `/v1`, for the first collection, and below `/v1/collections/{collection}`.
 """
 
 from __future__ import annotations
@@ -8,58 +9,89 @@ import asyncio
 import hashlib
 import os
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass
 from typing import Annotated, Any, BinaryIO, TypeVar
 
-from fastapi import APIRouter, Path, Request
+from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 
-from genius.errors import GeniusError
-from genius.serve.auth import Caller, Change, Outcome, Scope, authorize, client_of, guard_open_server, identify
-from genius.serve.bodies import read_item, read_items, read_search
-from genius.serve.logs import ApiError, ErrorResponse
+from genius.serve.auth import Caller, Role, authorize, client_of, guard_open_server, identify
+from genius.serve.backend import CHILDREN, Backend, Page, parse_prefix
+from genius.serve.bodies import read_batch, read_item, read_items, read_search
+from genius.serve.errors import ApiError, documented
+from genius.serve.logs import CONTENT_TYPE
 from genius.serve.schemas import (
     AddResponse,
+    CodesResponse,
+    CollectionOut,
+    CollectionsResponse,
     DeleteResponse,
     ExplainResponse,
+    Health,
+    InfoResponse,
     ItemBody,
     ItemDetail,
+    ItemId,
     ItemsRequest,
+    Limits,
+    ListResponse,
+    MapResponse,
     PutResponse,
+    SearchBatch,
+    SearchBatchResponse,
     SearchBody,
     SearchResponse,
+    SearchResult,
     check_id,
 )
 from genius.serve.service import Service
 from genius.types import Item
+from genius.version import __version__
 
 T = TypeVar("T")
-MEANINGS = {
-    400: "The body cannot be parsed.",
-    401: "No API key, or an unknown one.",
-    403: "This key may not do that, or the server is read-only.",
-    404: "Not here.",
-    408: "The headers or the body came too slowly.",
-    413: "Too many bytes, pixels or items.",
-    415: "Neither JSON nor multipart.",
-    422: "A field has a value that cannot be used; the message says which.",
-    503: "Too much at once, or shutting down: try again after `Retry-After` seconds.",
-    504: "No answer in time.",
-    507: "The disk is full.",
-}
-
-
-def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """OpenAPI entries for errors."""
-    return {status: {"model": ErrorResponse, "description": MEANINGS[status]} for status in statuses}
-
-
 READ_ERRORS = documented(401, 403, 404, 422, 503, 504)
 BODY_ERRORS = documented(400, 401, 403, 404, 408, 413, 415, 422, 503, 504)
 WRITE_ERRORS = documented(400, 401, 403, 404, 408, 413, 415, 422, 503, 504, 507)
+
+collection_router = APIRouter()
+system_router = APIRouter(tags=["system"])
+
+
+# -- shared ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What a route works with: the service, the collection it was asked for, and the caller."""
+
+    service: Service
+    backend: Backend
+    caller: Caller
+
+    async def read(self, work: Any, lane: str = "") -> Any:
+        return await self.service.read(work, self.caller, lane)
+
+    async def count(self) -> int:
+        return int(await self.read(self.backend.index.count))
+
+
+def allowed(request: Request, role: Role) -> Call:
+    """The call, if the caller may make it."""
+    service = service_of(request)
+    keys = service.keys
+    if not keys:
+        guard_open_server(service.config, request.headers, request.method)
+    caller = identify(keys, request.headers, client_of(request.scope))
+    request.state.caller = caller  # for the log, and for shares of memory
+    authorize(caller, role)
+    name = request.path_params.get("collection")
+    backend = service.backend if name is None else service.backends.get(name)
+    if backend is None:
+        raise ApiError(404, f"no collection {name!r}")
+    return Call(service, backend, caller)
 
 
 def service_of(request: Request) -> Service:
@@ -68,57 +100,15 @@ def service_of(request: Request) -> Service:
     return service
 
 
-def known(request: Request) -> Service:
-    """The service, if it is known who calls."""
-    service = service_of(request)
-    keys = service.keys
-    if not keys:
-        guard_open_server(service.config, request.headers, request.method)
-    request.state.caller = identify(keys, request.headers, client_of(request.scope))
-    return service
-
-
-def allowed(request: Request, scope: Scope) -> Service:
-    """The service, if the caller may use it."""
-    service = known(request)
-    authorize(caller_of(request), scope)
-    return service
-
-
-def caller_of(request: Request) -> Caller:
-    caller = request.state.caller
-    assert isinstance(caller, Caller)
-    return caller
-
-
-@asynccontextmanager
-async def audited(request: Request, operation: str) -> AsyncIterator[tuple[Service, Change]]:
-    """The service for a change by a caller who may write; what is refused on the way is on record, too."""
-    service = known(request)
-    change = Change(caller_of(request), operation, str(request.scope.get("request_id", "")))
-    try:
-        authorize(change.caller, "write")
-        yield service, change
-    except Exception as error:
-        if service.audit and not change.settled:
-            status, message = _told(error)
-            outcome: Outcome = "unknown" if status == 504 else "failed" if change.begun else "refused"
-            await service.read(lambda: service.audit.record(change, outcome, status, message), change.caller)
-        raise
-
-
-def _told(error: Exception) -> tuple[int, str]:
-    """Status and message of the answer that an error becomes."""
-    if isinstance(error, ApiError):
-        return error.status, error.message
-    if isinstance(error, GeniusError):
-        return 422, str(error)
-    return (499, "the caller hung up") if isinstance(error, ClientDisconnect) else (500, type(error).__name__)
+def changing(request: Request, operation: str, ids: list[str]) -> None:
+    """Name a change in the log line of its request."""
+    request.state.change = {"operation": operation, "ids": ids}
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is given up when the caller hangs up."""
-    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
+    """The result of `work`, which is cancelled when the caller disconnects."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_gone(request))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -135,16 +125,16 @@ async def _gone(request: Request) -> None:
 
 
 def path_id(item_id: str) -> str:
-    """An id from the path, decoded by the server. Any character may be in it; encode slashes as %2F or leave them."""
+    """An id from the path, already percent-decoded."""
     try:
         return check_id(item_id)
     except ValueError as error:
         raise ApiError(422, str(error)) from None
 
 
-def answer(model: BaseModel, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+def answer(model: BaseModel, status: int = 200) -> Response:
     """A model as JSON, serialised once."""
-    return Response(model.model_dump_json(), status, headers, "application/json")
+    return Response(model.model_dump_json(), status, media_type="application/json")
 
 
 def body_doc(model: type[BaseModel], examples: dict[str, Any], form: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -161,214 +151,383 @@ def body_doc(model: type[BaseModel], examples: dict[str, Any], form: dict[str, A
 
 
 def form_of(model: type[BaseModel]) -> dict[str, Any]:
-    """The same fields as a multipart form, where nothing is null and the picture is a file."""
+    """The same fields as a multipart form, where nothing is null and the image is a file."""
     fields = {}
     for name, field in model.model_json_schema()["properties"].items():
         kind = next((kind for kind in field.get("anyOf", ()) if kind != {"type": "null"}), field)
         fields[name] = {key: value for key, value in kind.items() if key not in ("title", "description", "default")}
-    fields["image"] = {"type": "string", "format": "binary", "description": "The picture as a file."}
+    fields["image"] = {"type": "string", "format": "binary", "description": "The image as a file."}
     return {"type": "object", "additionalProperties": False, "properties": fields}
 
 
-search_router = APIRouter(tags=["search"])
+# -- search ----------------------------------------------------------------------------------------------------
 
 TINY_PNG = "iVBORw0KGgoAAAANSUhEUgAAAAIAAAACCAIAAAD91JpzAAAAFElEQVR4nGO4I2N0TkiHAUIBGQAhnQQkHL0E6wAAAABJRU5ErkJggg=="
-EXAMPLES = {
-    "words": {"text": "a red bicycle", "target": "image", "k": 5},
-    "words within a filter": {"text": "a red bicycle", "where": "price < 50 AND colour = 'red'", "min_score": 0.2},
-    "a picture": {"image": TINY_PNG, "k": 5},
-    "a picture, but different": {"image": TINY_PNG, "text": "the same in blue", "target": "image"},
-    "like an item, but different": {"like": "photos/bike.jpg", "text": "the same in blue"},
-    "not like something": {"text": "a bicycle", "minus": "a child", "diverse": True},
+QUERIES = {
+    "text": {"text": "a red bicycle", "target": "image", "k": 5},
+    "text within a filter": {"text": "a red bicycle", "where": "price < 50 AND colour = 'red'", "min_score": 0.2},
+    "image": {"image": TINY_PNG, "k": 5},
+    "image, changed by text": {"image": TINY_PNG, "text": "the same in blue", "target": "image"},
+    "like an item, changed by text": {"like": "photos/bike.jpg", "text": "the same in blue"},
+    "negative query": {"text": "a bicycle", "minus": "a child", "diverse": True},
 }
 
 
-@search_router.post(
-    "/v1/search",
+@collection_router.post(
+    "/search",
+    tags=["search"],
     response_model=SearchResponse,
     responses=BODY_ERRORS,
-    openapi_extra=body_doc(SearchBody, EXAMPLES, form_of(SearchBody)),
-    summary="Find items with words, a picture, or both",
+    openapi_extra=body_doc(SearchBody, QUERIES, form_of(SearchBody)),
+    summary="Search with text, an image, or both",
 )
 async def search(request: Request) -> Response:
-    """Send JSON (the picture as base64) or multipart (the picture as a file). Best results first.
+    """Send JSON (the image as base64) or multipart (the image as a file). Best results first.
 
-    Requests that arrive together share one pass through the model. When too many wait, the answer is 503 with
-    `Retry-After`: nothing is queued without bound.
+    Requests that arrive together share one pass through the model. When too many wait, the response is 503 with `Retry-After`.
     """
     started = time.perf_counter()
-    service = allowed(request, "read")
-    with service.admitted():
-        asked, picture = await read_search(request, service.config)
-        found, batch = await unless_gone(request, service.search(asked, picture, caller_of(request)))
+    call = allowed(request, "read")
+    call.service.check_open()
+    body, image = await read_search(request, call.service.config)
+    found, batch = await unless_gone(request, call.service.search(call.backend, body, image, call.caller))
     took = round((time.perf_counter() - started) * 1000, 3)
     return answer(SearchResponse(**vars(found), took_ms=took, batch_size=batch))
 
 
-@search_router.post(
-    "/v1/explain",
+@collection_router.post(
+    "/search/batch",
+    tags=["search"],
+    response_model=SearchBatchResponse,
+    responses=BODY_ERRORS,
+    openapi_extra=body_doc(SearchBatch, {"two queries": {"queries": [QUERIES["text"], QUERIES["image"]]}}),
+    summary="Search with many queries at once",
+)
+async def search_batch(request: Request) -> Response:
+    """Up to 100 queries as JSON, each as for a search. Results in their order; all or nothing."""
+    started = time.perf_counter()
+    call = allowed(request, "read")
+    call.service.check_open()
+    bodies = await read_batch(request, call.service.config)
+    found = await unless_gone(request, call.service.search_batch(call.backend, bodies, call.caller))
+    took = round((time.perf_counter() - started) * 1000, 3)
+    return answer(SearchBatchResponse(results=[SearchResult(**vars(one)) for one in found], took_ms=took))
+
+
+@collection_router.post(
+    "/explain",
+    tags=["search"],
     response_model=ExplainResponse,
     responses=BODY_ERRORS,
-    openapi_extra=body_doc(SearchBody, EXAMPLES, form_of(SearchBody)),
-    summary="How the answers to a question come about",
+    openapi_extra=body_doc(SearchBody, QUERIES, form_of(SearchBody)),
+    summary="How the results of a query come about",
 )
 async def explain(request: Request) -> Response:
-    """The same body as a search. At every step of the writing: the codes that were kept, those that lead to answers and the best
-    that were rejected, how likely each was (log p), how many items, which words and which examples live below it. At most ten
-    answers are explained."""
-    service = allowed(request, "read")
-    with service.admitted():
-        asked, picture = await read_search(request, service.config)
-        found = await unless_gone(request, service.explain(asked, picture, caller_of(request)))
+    """The body of a search. At every step of the generation: the codes kept, those that lead to results and the best rejected,
+    with log-probability, number of items, words and examples below each. At most ten results; `beams` is at most 100."""
+    call = allowed(request, "read")
+    call.service.check_open()
+    body, image = await read_search(request, call.service.config)
+    found = await unless_gone(request, call.service.explain(call.backend, body, image, call.caller))
     return answer(ExplainResponse(**found))
 
 
-items_router = APIRouter(tags=["items"])
-PIECE = 256 * 1024  # bytes of a picture that are sent at a time
+# -- items -----------------------------------------------------------------------------------------------------
 
 BIKE = {"text": "a red bicycle", "metadata": {"price": 45, "colour": "red", "new": True}}
-FORM_FIELDS = {
+ITEM_FORM = {
     "text": {"type": "string"},
-    "image": {"type": "string", "format": "binary", "description": "The picture as a file."},
+    "image": {"type": "string", "format": "binary", "description": "The image as a file."},
     "metadata": {"type": "string", "description": 'A JSON object, e.g. {"price": 45}'},
 }
+NEW_ITEM_FORM = {
+    "type": "object",
+    "required": ["id"],
+    "properties": {"id": {"type": "string", "minLength": 1, "maxLength": 512}, **ITEM_FORM},
+}
+NEW_ITEMS = {"items": [{"id": "bike-1", **BIKE}, {"id": "photo-7", "image": TINY_PNG, "metadata": {"price": 9}}]}
 PathId = Annotated[
     str,
     Path(min_length=1, max_length=512, description="The id, percent-encoded: `photos%2Fbike.jpg`.", examples=["photos/bike.jpg"]),
 ]
-PICTURE: dict[int | str, dict[str, object]] = {
-    200: {"description": "The picture.", "content": {"image/*": {"schema": {"type": "string", "format": "binary"}}}},
+IMAGE_RESPONSES: dict[int | str, dict[str, object]] = {
+    200: {"description": "The image.", "content": {"image/*": {"schema": {"type": "string", "format": "binary"}}}},
     304: {"description": "Unchanged since the given `If-None-Match`."},
 }
+CHUNK_BYTES = 256 * 1024  # of a file, sent at a time
 
 
-def _item(body: ItemBody, item_id: str, picture: bytes | None) -> Item:
-    return Item(item_id, image=picture, text=body.text, metadata=body.metadata)
+@collection_router.get(
+    "/items", tags=["items"], response_model=ListResponse, responses=READ_ERRORS, summary="List items, page by page"
+)
+async def list_items(
+    request: Request,
+    limit: Annotated[int, Query(ge=1, le=1000, description="Items of a page.")] = 50,
+    cursor: Annotated[str | None, Query(max_length=16_000, description="`next_cursor` of the page before.")] = None,
+    where: Annotated[str | None, Query(max_length=2000, description="A filter over metadata, as in a search.")] = None,
+    order_by: Annotated[
+        str | None, Query(min_length=1, max_length=64, description="A metadata field; without it items are ordered by id.")
+    ] = None,
+    descending: Annotated[bool, Query(description="Largest values of `order_by` first.")] = False,
+) -> Response:
+    """Items in order, those without the field last. Pages neither repeat nor skip items that stay as they are while others are
+    added or deleted."""
+    call = allowed(request, "read")
+    most = call.service.config.max_items
+    if limit > most:
+        raise ApiError(422, f"limit: at most {most} here")
+    after = None if cursor is None else Page.parse_cursor(cursor)
+    page = Page(limit, after, (where or "").strip() or None, order_by, descending)
+    return answer(await call.service.compute(lambda: call.backend.list_items(page), call.caller, "list"))
 
 
-@items_router.post(
-    "/v1/items",
+@collection_router.post(
+    "/items",
+    tags=["items"],
     response_model=AddResponse,
     responses=WRITE_ERRORS,
-    openapi_extra=body_doc(
-        ItemsRequest,
-        {
-            "texts and pictures": {
-                "items": [{"id": "bike-1", **BIKE}, {"id": "photo-7", "image": TINY_PNG, "metadata": {"price": 9}}]
-            },
-        },
-        {
-            "type": "object",
-            "required": ["id"],
-            "properties": {"id": {"type": "string", "minLength": 1, "maxLength": 512}, **FORM_FIELDS},
-        },
-    ),
+    openapi_extra=body_doc(ItemsRequest, {"texts and images": NEW_ITEMS}, NEW_ITEM_FORM),
     summary="Add items",
 )
 async def add(request: Request) -> Response:
-    """Add many items as JSON, or one as multipart. Ids that are there already stay as they are (`unchanged`): a broken-off
-    upload can simply be repeated. All or nothing: one bad item and none is added."""
-    async with audited(request, "add") as (service, change):
-        with service.admitted():
-            bodies = await read_items(request, service.config)
-            change.ids = [body.id for body, _ in bodies]
-            await service.check_pictures([picture for _, picture in bodies if picture is not None], change.caller)
-            items = [_item(body, body.id, picture) for body, picture in bodies]
-            new, old = await service.write(change, lambda: service.backend.add(items), len(items))
-    count = await service.read(service.backend.index.count, caller_of(request))
-    return answer(AddResponse(added=new, unchanged=old, count=count))
+    """Add many items as JSON, or one as multipart. Existing ids stay as they are (`unchanged`), so an interrupted upload can be
+    repeated. All or nothing: one invalid item and none is added."""
+    call = allowed(request, "write")
+    call.service.check_open()
+    changing(request, "add", [])
+    bodies = await read_items(request, call.service.config)
+    changing(request, "add", [body.id for body, _ in bodies])
+    await call.service.check_images([image for _, image in bodies if image is not None], call.caller)
+    items = [_item(body, body.id, image) for body, image in bodies]
+    new, old = await call.service.write("add", lambda: call.backend.add(items), call.caller, len(items))
+    return answer(AddResponse(added=new, unchanged=old, count=await call.count()))
 
 
-@items_router.put(
-    "/v1/items/{item_id:path}",
+@collection_router.put(
+    "/items/{item_id:path}",
+    tags=["items"],
     response_model=PutResponse,
     responses={**WRITE_ERRORS, 201: {"model": PutResponse, "description": "The item is new."}},
     openapi_extra=body_doc(
-        ItemBody, {"a text": BIKE, "a picture": {"image": TINY_PNG}}, {"type": "object", "properties": FORM_FIELDS}
+        ItemBody, {"a text": BIKE, "an image": {"image": TINY_PNG}}, {"type": "object", "properties": ITEM_FORM}
     ),
     summary="Add or replace an item",
 )
 async def put(request: Request, item_id: PathId) -> Response:
     """Replace the whole item, or add it (201). Safe to repeat."""
-    async with audited(request, "put") as (service, change):
-        name = path_id(item_id)
-        change.ids = [name]
-        with service.admitted():
-            body, picture = await read_item(request, service.config)
-            await service.check_pictures([] if picture is None else [picture], change.caller)
-            item = _item(body, name, picture)
-            created = await service.write(change, lambda: service.backend.put(item))
-    count = await service.read(service.backend.index.count, caller_of(request))
-    return answer(PutResponse(id=name, created=created, count=count), 201 if created else 200)
-
-
-@items_router.delete("/v1/items/{item_id:path}", response_model=DeleteResponse, responses=WRITE_ERRORS, summary="Delete an item")
-async def delete(request: Request, item_id: PathId) -> Response:
-    """404 if there is no such item. A search that starts after the answer does not find it."""
-    async with audited(request, "delete") as (service, change):
-        name = path_id(item_id)
-        change.ids = [name]
-        await service.write(change, lambda: service.backend.delete(name))
-    count = await service.read(service.backend.index.count, caller_of(request))
-    return answer(DeleteResponse(id=name, count=count))
-
-
-@items_router.get("/v1/items/{item_id:path}", response_model=ItemDetail, responses=READ_ERRORS, summary="Show an item and its ID")
-async def show(request: Request, item_id: PathId) -> Response:
-    """The item, its codes, and for each step of its ID how many items share it up to there."""
-    service = allowed(request, "read")
+    call = allowed(request, "write")
+    call.service.check_open()
     name = path_id(item_id)
-    return answer(await service.read(lambda: service.backend.detail(name), caller_of(request)))
+    changing(request, "put", [name])
+    body, image = await read_item(request, call.service.config)
+    await call.service.check_images([] if image is None else [image], call.caller)
+    item = _item(body, name, image)
+    created = await call.service.write("put", lambda: call.backend.put(item), call.caller)
+    return answer(PutResponse(id=name, created=created, count=await call.count()), 201 if created else 200)
 
 
-@items_router.get(
-    "/v1/images/{item_id:path}", response_class=Response, responses={**READ_ERRORS, **PICTURE}, summary="The item's picture"
+@collection_router.delete(
+    "/items/{item_id:path}", tags=["items"], response_model=DeleteResponse, responses=WRITE_ERRORS, summary="Delete an item"
+)
+async def delete(request: Request, item_id: PathId) -> Response:
+    """404 if there is no such item. A search that starts after the response does not find it."""
+    call = allowed(request, "write")
+    name = path_id(item_id)
+    changing(request, "delete", [name])
+    await call.service.write("delete", lambda: call.backend.delete(name), call.caller)
+    return answer(DeleteResponse(id=name, count=await call.count()))
+
+
+@collection_router.get(
+    "/items/{item_id:path}", tags=["items"], response_model=ItemDetail, responses=READ_ERRORS, summary="Show an item and its ID"
+)
+async def show(request: Request, item_id: PathId) -> Response:
+    """The item, its codes, and how many items share each prefix of its ID."""
+    call = allowed(request, "read")
+    name = path_id(item_id)
+    return answer(await call.read(lambda: call.backend.detail(name)))
+
+
+@collection_router.get(
+    "/images/{item_id:path}",
+    tags=["items"],
+    response_class=Response,
+    responses={**READ_ERRORS, **IMAGE_RESPONSES},
+    summary="The item's image",
 )
 async def image(request: Request, item_id: PathId) -> Response:
-    """As it was added where the format is one that browsers show, otherwise as PNG."""
-    service = allowed(request, "read")
+    """As it was added if browsers show its format, otherwise as PNG."""
+    call = allowed(request, "read")
     name = path_id(item_id)
-    return _picture(request, *(await service.read(lambda: service.backend.picture(name), caller_of(request), "picture")))
+    data, kind = await call.read(lambda: call.backend.picture(name), "image")
+    return _image_response(request, data, kind)
 
 
-@items_router.get(
-    "/v1/thumbnails/{item_id:path}", response_class=Response, responses={**READ_ERRORS, **PICTURE}, summary="A small JPEG of it"
+@collection_router.get(
+    "/thumbnails/{item_id:path}",
+    tags=["items"],
+    response_class=Response,
+    responses={**READ_ERRORS, **IMAGE_RESPONSES},
+    summary="A small JPEG of the item's image",
 )
 async def thumbnail(request: Request, item_id: PathId) -> Response:
-    """For grids: small, quick, cacheable."""
-    service = allowed(request, "read")
+    """For grids: small and cacheable."""
+    call = allowed(request, "read")
     name = path_id(item_id)
-    side = service.config.thumbnail_side
-    return _picture(request, *(await service.read(lambda: service.backend.thumbnail(name, side), caller_of(request), "picture")))
+    side = call.service.config.thumbnail_side
+    data, kind = await call.read(lambda: call.backend.thumbnail(name, side), "image")
+    return _image_response(request, data, kind)
 
 
-def _picture(request: Request, data: bytes | BinaryIO, kind: str) -> Response:
+def _item(body: ItemBody, item_id: str, image: bytes | None) -> Item:
+    return Item(item_id, image=image, text=body.text, metadata=body.metadata)
+
+
+def _image_response(request: Request, data: bytes | BinaryIO, kind: str) -> Response:
     """Bytes, or a file that is sent piece by piece: it may be large."""
     if isinstance(data, bytes):
-        length, mark = len(data), hashlib.blake2b(data, digest_size=12).hexdigest()
+        length = len(data)
+        tag = hashlib.blake2b(data, digest_size=12).hexdigest()
     else:
         about = os.fstat(data.fileno())
-        length, mark = about.st_size, f"{about.st_mtime_ns:x}-{about.st_size:x}"
+        length = about.st_size
+        tag = f"{about.st_mtime_ns:x}-{about.st_size:x}"
     headers = {
-        "ETag": f'"{mark}"',
+        "ETag": f'"{tag}"',
         "Cache-Control": "private, max-age=60",
-        "Content-Security-Policy": "default-src 'none'; sandbox",  # a picture is a picture, whatever is in it
+        "Content-Security-Policy": "default-src 'none'; sandbox",  # shown as an image, whatever is in it
     }
-    if request.headers.get("if-none-match") == headers["ETag"]:
-        if not isinstance(data, bytes):
-            data.close()
-        return Response(status_code=304, headers=headers)
+    unchanged = request.headers.get("if-none-match") == headers["ETag"]
     if isinstance(data, bytes):
-        return Response(data, 200, headers, kind)
-    return StreamingResponse(_pieces(data, length), 200, {**headers, "Content-Length": str(length)}, kind)
+        return Response(status_code=304, headers=headers) if unchanged else Response(data, 200, headers, kind)
+    if unchanged:
+        data.close()
+        return Response(status_code=304, headers=headers)
+    return StreamingResponse(_chunks(data, length), 200, {**headers, "Content-Length": str(length)}, kind)
 
 
-def _pieces(file: BinaryIO, length: int) -> Iterator[bytes]:
+def _chunks(file: BinaryIO, length: int) -> Iterator[bytes]:
     """Exactly `length` bytes: the file may change while it is sent."""
     with file:
-        while length > 0 and (piece := file.read(min(PIECE, length))):
-            length -= len(piece)
-            yield piece
+        while length > 0 and (chunk := file.read(min(CHUNK_BYTES, length))):
+            length -= len(chunk)
+            yield chunk
     while length > 0:
-        yield bytes(min(PIECE, length))
-        length -= min(PIECE, length)
+        yield bytes(min(CHUNK_BYTES, length))
+        length -= min(CHUNK_BYTES, length)
+
+
+# -- codes and overview ----------------------------------------------------------------------------------------
+
+PREFIX = r"^[0-9]{1,6}(-[0-9]{1,6})*$"
+
+
+@collection_router.get(
+    "/codes", tags=["codes"], response_model=CodesResponse, responses=READ_ERRORS, summary="The first codes of all IDs"
+)
+@collection_router.get("/codes/", response_model=CodesResponse, include_in_schema=False)
+async def first_codes(request: Request) -> Response:
+    """The first code of every ID (image, text or pair), with counts and examples."""
+    call = allowed(request, "read")
+    return answer(await call.read(lambda: call.backend.browse(())))
+
+
+@collection_router.get(
+    "/codes/{prefix}",
+    tags=["codes"],
+    response_model=CodesResponse,
+    responses=READ_ERRORS,
+    summary="Items below a prefix of codes",
+)
+async def codes(
+    request: Request,
+    prefix: Annotated[str, Path(pattern=PREFIX, description="Codes joined by '-'.", examples=["2", "2-17-301"], max_length=300)],
+    children: Annotated[int, Query(ge=1, le=512, description="How many next codes, the fullest first.")] = CHILDREN,
+) -> Response:
+    """The next codes, the fullest first, each with a few items; and items below the prefix. 404 if there are none."""
+    call = allowed(request, "read")
+    wanted = parse_prefix(prefix, call.backend.index.about.levels)
+    return answer(await call.read(lambda: call.backend.browse(wanted, children)))
+
+
+@collection_router.get(
+    "/map", tags=["codes"], response_model=MapResponse, responses=READ_ERRORS, summary="The collection as a map"
+)
+async def plane(
+    request: Request,
+    at: Annotated[
+        list[ItemId] | None, Query(max_length=96, description="Ids of items to locate, such as the results of a search.")
+    ] = None,
+) -> Response:
+    """A sample of items in two dimensions, similar ones close together: by UMAP, or, until that is computed or without it, by
+    principal components."""
+    call = allowed(request, "read")
+    return answer(await call.service.compute(lambda: call.backend.map(at or ()), call.caller, "map"))
+
+
+@collection_router.get(
+    "/info", tags=["system"], response_model=InfoResponse, responses=READ_ERRORS, summary="The collection, limits and your rights"
+)
+async def info(request: Request) -> Response:
+    """Number of items, fields that a filter may name, limits of a request, and what your key may do."""
+    call = allowed(request, "read")
+    index = call.backend.index
+    advise = getattr(index, "advice", None)  # of an index on disk
+    count = await call.count()
+    fields = await call.read(index.columns)
+    return answer(
+        InfoResponse(
+            version=__version__,
+            items=count,
+            level_sizes=list(index.about.levels),
+            fields=fields,
+            needs_key=bool(call.service.keys),
+            scopes=[role for role in call.caller.scopes if role == "read" or not call.service.config.read_only],
+            key=call.caller.name if call.caller.keyed else None,
+            advice=None if advise is None else await call.read(advise),
+            limits=Limits(**call.service.limits()),
+        )
+    )
+
+
+# -- system ----------------------------------------------------------------------------------------------------
+
+
+@system_router.get(
+    "/v1/collections", response_model=CollectionsResponse, responses=documented(401, 403, 503, 504), summary="The collections"
+)
+async def collections(request: Request) -> Response:
+    """Names and sizes of the collections; routes below `/v1/collections/{name}` are those of each."""
+    call = allowed(request, "read")
+    found = []
+    for name, backend in call.service.backends.items():
+        count = await call.read(backend.index.count)
+        found.append(CollectionOut(name=name, items=count, default=backend is call.service.backend))
+    return answer(CollectionsResponse(collections=found))
+
+
+@system_router.get("/healthz", response_model=Health, summary="Is the process alive?")
+async def healthz() -> Response:
+    return answer(Health(status="ok"))
+
+
+@system_router.get("/readyz", response_model=Health, responses=documented(503), summary="Can it answer now?")
+async def readyz(request: Request) -> Response:
+    """503 while it shuts down or when the model does not come back."""
+    problem = service_of(request).ready()
+    if problem is not None:
+        raise ApiError(503, f"not ready: {problem}", retry_after=5)
+    return answer(Health(status="ready"))
+
+
+@system_router.get(
+    "/metrics",
+    response_class=Response,
+    responses={200: {"description": "Prometheus text.", "content": {"text/plain": {}}}, **documented(401, 403, 503, 504)},
+    summary="Prometheus metrics",
+)
+async def metrics(request: Request) -> Response:
+    call = allowed(request, "read")
+    for name, backend in call.service.backends.items():
+        call.service.metrics.items.labels(name).set(await call.read(backend.index.count))
+    return Response(call.service.metrics.render(), media_type=CONTENT_TYPE)

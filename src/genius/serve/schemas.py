@@ -6,7 +6,6 @@ Knows shapes and limits that never change; limits that an operator may set are c
 from __future__ import annotations
 
 import re
-from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
@@ -84,8 +83,12 @@ class SearchBody(Strict):
         None, description="A picture that answers should not be like, as base64.", json_schema_extra={"contentEncoding": "base64"}
     )
     minus_like: ItemId | None = Field(None, description="The id of an indexed item that answers should not be like.")
+    order_by: str | None = Field(
+        None, min_length=1, max_length=64, description="Sort the k results by this metadata field; those without it come last."
+    )
+    descending: bool = Field(False, description="With `order_by`: largest first.")
 
-    _texts = field_validator("text", "instruction", "where", "minus")(_no_nul)
+    _texts = field_validator("text", "instruction", "where", "minus", "order_by")(_no_nul)
 
     @model_validator(mode="after")
     def _asks_something(self) -> SearchBody:
@@ -98,6 +101,12 @@ class SearchBody(Strict):
         if self.target is not None and self.modality is not None:
             raise ValueError("target and modality both say what is wanted: send one of them")
         return self
+
+
+class SearchBatch(Strict):
+    """Several queries, answered together."""
+
+    queries: list[SearchBody] = Field(min_length=1)
 
 
 class ItemBody(Strict):
@@ -171,16 +180,29 @@ class CodeStep(BaseModel):
     count: int
 
 
-class ItemOut(BaseModel):
-    """An indexed item. `image_url` and `thumbnail_url` are paths on this server, or null."""
+class ListedItem(BaseModel):
+    """An item of a listing. `image_url` and `thumbnail_url` are paths on this server, or null."""
 
     id: str
     modality: Target
     text: str | None = None
     metadata: dict[str, Any] = Field(default_factory=dict)
-    codes: list[int]
     image_url: str | None = None
     thumbnail_url: str | None = None
+
+
+class ItemOut(ListedItem):
+    """An indexed item with its ID."""
+
+    codes: list[int]
+
+
+class ListResponse(BaseModel):
+    """A page of items."""
+
+    items: list[ListedItem]
+    total: int = Field(description="Items that match `where`.")
+    next_cursor: str | None = Field(None, description="What `cursor` gets the next page; null at the end.")
 
 
 class ItemDetail(ItemOut):
@@ -216,15 +238,29 @@ class HitOut(ItemOut):
     probability: float | None = Field(None, description="That it answers the question; null where the model was not calibrated.")
 
 
-class SearchResponse(BaseModel):
+class SearchResult(BaseModel):
+    """Results of one query, best first."""
+
     hits: list[HitOut]
     answerable: float | None = Field(
         None, description="Probability that the index holds an answer at all; null where the model was not calibrated."
     )
     doubtful: bool = Field(False, description="Whether there is probably nothing like that here.")
     why: str | None = Field(None, description="Where nothing was found: why, and what to do.")
-    took_ms: float = Field(description="Time in the server, waiting included.")
+
+
+class SearchResponse(SearchResult):
+    """Results of one query, and how they were made."""
+
+    took_ms: float = Field(description="Milliseconds in the server, waiting included.")
     batch_size: int = Field(description="How many queries shared the pass through the model.")
+
+
+class SearchBatchResponse(BaseModel):
+    """Results of several queries, in their order."""
+
+    results: list[SearchResult]
+    took_ms: float = Field(description="Milliseconds in the server, waiting included.")
 
 
 class ExplainedCode(BaseModel):
@@ -335,6 +371,7 @@ class Limits(BaseModel):
     max_pixels: int
     max_k: int
     max_items: int
+    max_queries: int
 
 
 class InfoResponse(BaseModel):
@@ -345,46 +382,22 @@ class InfoResponse(BaseModel):
     level_sizes: list[int]
     fields: dict[str, str] = Field(description="Metadata fields that `where` may name, with their types.")
     needs_key: bool = Field(description="Whether keys are configured.")
-    scopes: list[Literal["read", "write", "admin"]] = Field(description="What your key may do.")
+    scopes: list[Literal["read", "write"]] = Field(description="What your key may do.")
     key: str | None = Field(None, description="The name of your key.")
     advice: str | None = Field(None, description="What to know of this index, such as pictures that its model does not know.")
     limits: Limits
 
 
-class KeyOut(BaseModel):
-    """A key, without the key."""
+class CollectionOut(BaseModel):
+    """One collection of this server."""
 
     name: str
-    role: Literal["read", "write", "admin"]
-    expires: datetime | None = Field(None, description="When it stops working.")
+    items: int
+    default: bool = Field(description="Whether paths without a collection mean this one.")
 
 
-class KeysResponse(BaseModel):
-    """Who may do what. Empty on a server without keys."""
-
-    keys: list[KeyOut]
-
-
-class ChangeOut(BaseModel):
-    """One line of the audit log."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    time: str
-    who: str = Field(description="The name of the key; 'anyone' on a server without keys.")
-    client: str
-    operation: str
-    ids: list[str]
-    outcome: Literal["done", "failed", "refused", "unknown"]
-    status: int
-    request_id: str
-    message: str = ""
-
-
-class AuditResponse(BaseModel):
-    """The last changes, newest first."""
-
-    changes: list[ChangeOut]
+class CollectionsResponse(BaseModel):
+    collections: list[CollectionOut]
 
 
 class Health(BaseModel):

@@ -1,4 +1,4 @@
-"""Every knob of the service, with its default and why it is there."""
+"""Settings of the service, with defaults and units."""
 
 from __future__ import annotations
 
@@ -10,50 +10,57 @@ from genius.errors import GeniusError
 
 @dataclass(frozen=True, slots=True)
 class ServeConfig:
-    """How the service listens, what it accepts and when it says no."""
+    """Where the service listens, what a request may carry and cost, and how long it may take."""
 
-    host: str = "127.0.0.1"  # without API keys only loopback is allowed
-    port: int = 8000
-    max_connections: int = 512  # open at the same time; then the one that waited longest is closed for the next
+    host: str = "127.0.0.1"  # without API keys only loopback addresses are allowed
+    port: int = 8000  # 0: any free port
+    max_connections: int = 512  # above it, the connection that has waited longest without a complete request is closed
     trusted_proxies: tuple[str, ...] = ()  # addresses whose X-Forwarded-For is believed
     tls_cert: str = ""  # PEM file with the certificate and its chain; with tls_key: HTTPS
     tls_key: str = ""  # PEM file with its private key, without a password
-    audit: str = ""  # file to which every change is logged: who, what, when, how it ended
+    audit: str = ""  # file that gets a copy of the log lines of changes (add, put, delete)
     read_only: bool = False  # refuse POST, PUT and DELETE on items, whatever the key
-    # what a request may carry
-    max_body_bytes: int = 16_000_000  # the whole body; more is 413
-    max_image_bytes: int = 10_000_000  # one picture, after base64
-    max_pixels: int = 32_000_000  # width x height of one picture, checked before decoding
-    max_inflight_bytes: int = 256_000_000  # received of all bodies being read or waiting; more is 503
-    small_body_bytes: int = 64_000  # of every body that are not counted there: a question in words always gets in
+    # limits of one request
+    max_body_bytes: int = 16_000_000  # larger bodies get 413
+    max_image_bytes: int = 10_000_000  # one image, after base64
+    max_pixels: int = 32_000_000  # width x height of one image, checked before decoding
+    max_inflight_bytes: int = 256_000_000  # request bodies in memory, all requests together; above it: 503
+    small_body_bytes: int = 64_000  # first bytes of every body, not counted there: a text query is always accepted
     max_k: int = 1000  # results of one search; the API allows no more
-    max_items: int = 100  # items of one POST
-    query_side: int = 1024  # query pictures are shrunk to this, or to the encoder's input, before they wait
-    decoders: int = 2  # pictures decoded at the same time
-    # the queue
+    max_items: int = 100  # items of one POST, and of one page of a listing
+    max_queries: int = 100  # queries of one POST /v1/search/batch
+    max_explain_beams: int = 100  # beam width of /v1/explain, which traces every beam
+    query_side: int = 1024  # query images are shrunk to this side, or to the encoder's input, before they are queued
+    decoders: int = 2  # images decoded at the same time
+    # queues
     max_batch: int = 32  # queries that share one pass through the model
-    pass_s: float = 0.5  # a pass should not take longer, as far as the last ones tell: others wait for it
-    queue_size: int = 256  # queries that may wait; the next one is answered 503
-    linger_ms: float = 0.0  # wait this long for company before a batch starts; 0: group only what queued meanwhile
-    max_writes: int = 16  # writes that may wait; the next one is answered 503
-    # time
-    timeout_s: float = 30.0  # a search, from arrival to answer; then 504
+    pass_s: float = 0.5  # target duration of one pass, in seconds; batches shrink to keep it
+    queue_size: int = 256  # queries that may wait; the next one gets 503
+    linger_ms: float = 0.0  # wait this long for more queries before a pass; 0: batch only what queued meanwhile
+    max_writes: int = 16  # writes that may wait; the next one gets 503
+    # time limits, in seconds
+    timeout_s: float = 30.0  # a search, waiting included; then 504
     write_timeout_s: float = 120.0  # a write; then 504 (it may still complete)
     header_timeout_s: float = 10.0  # from the first byte of a request to the end of its headers; then 408
-    keep_alive_s: float = 15.0  # an idle connection is kept this long
-    body_timeout_s: float = 30.0  # a slow upload; then 408
-    body_stall_s: float = 10.0  # an upload of which nothing arrives; then 408
-    drain_s: float = 30.0  # after SIGTERM: finish what is in flight for at most this long
-    # what is shown
-    thumbnail_side: int = 384  # longest side of a thumbnail
+    keep_alive_s: float = 15.0  # an idle connection
+    body_timeout_s: float = 30.0  # a request body, first to last byte; then 408
+    body_stall_s: float = 10.0  # a gap within a request body; then 408
+    drain_s: float = 30.0  # finishing requests in flight after SIGTERM
+    # presentation
+    thumbnail_side: int = 384  # longest side of a thumbnail, in pixels
     log_level: str = "info"  # debug, info, warning, error
-    allowed_hosts: tuple[str, ...] = ()  # extra Host names accepted without keys (a guard against DNS rebinding)
+    allowed_hosts: tuple[str, ...] = ()  # Host names accepted without keys, besides local ones (DNS rebinding guard)
 
     def __post_init__(self) -> None:
-        for name in ("max_body_bytes", "max_image_bytes", "max_inflight_bytes", "max_pixels", "max_k", "max_items"):
-            if getattr(self, name) < 1:
-                raise GeniusError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name in (
+            "max_body_bytes",
+            "max_image_bytes",
+            "max_inflight_bytes",
+            "max_pixels",
+            "max_k",
+            "max_items",
+            "max_queries",
+            "max_explain_beams",
             "max_connections",
             "query_side",
             "decoders",
@@ -71,8 +78,9 @@ class ServeConfig:
         ):
             if not getattr(self, name) > 0:
                 raise GeniusError(f"{name} must be more than 0, got {getattr(self, name)}")
-        if self.linger_ms < 0 or self.drain_s < 0 or self.small_body_bytes < 0:
-            raise GeniusError("linger_ms, drain_s and small_body_bytes must not be negative")
+        for name in ("linger_ms", "drain_s", "small_body_bytes"):
+            if getattr(self, name) < 0:
+                raise GeniusError(f"{name} must not be negative, got {getattr(self, name)}")
         if self.log_level.lower() not in ("debug", "info", "warning", "error"):
             raise GeniusError(f"log_level must be debug, info, warning or error, got {self.log_level!r}")
         if not 0 <= self.port <= 65535:

@@ -1,10 +1,10 @@
-"""`TrainConfig`: one file that trains all three stages, how such files build on each other, and the three recipes.
+"""`TrainConfig`: one file that trains all three stages, how such files build on each other, and the recipes.
 
 A config is TOML (or JSON) of the fields below. `base = "other.toml"` starts from another file (or `builtin:NAME`)
-and overrides single fields, so that an ablation is one line. A field that the others make meaningless (`RULES`) is refused.
-`model.recipe` names one of `RECIPES`: ours, the paper's, and that of its public code. What a recipe fixes cannot
-be set by itself: nobody who trains needs to decide it, and whoever follows the paper wants all of it (`docs/recipes.md` shows
-both beside each other). Knows nothing of training itself.
+and overrides single fields, so that an ablation is one line. A field that another one makes meaningless (`RULES`) is
+refused. `model.recipe` names one of `RECIPES`: ours, the paper's, and that of its public code. What a recipe fixes
+cannot be set by itself: nobody who trains needs to decide it, and a reproduction wants all of it (`docs/recipes.md`
+compares them). Values of earlier versions are still read (`current_names`). Knows nothing of training itself.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ AnyStage = TypeVar("AnyStage", bound="StageConfig")
 
 @dataclass(frozen=True)
 class Schedule:
-    """AdamW and its rate over a stage's steps."""
+    """AdamW and its learning rate over a stage's steps."""
 
     betas: tuple[float, float] = (0.9, 0.98)
     eps: float = 1e-8
@@ -43,16 +43,17 @@ class Schedule:
 class Recipe:
     """What follows from the name; the defaults are ours."""
 
-    head: Literal["codebooks", "table"] = "codebooks"  # codes are as likely as they are near, or have a free row each
-    codebook_scale: float = 0.0  # table: > 0: tokens start at that times a random map of the codebooks
-    own_books: bool = True  # every modality has codebooks of its own, where its code is told and books are not shared
-    gradient: Literal["straight-through", "rotation"] = "rotation"  # how L_mse reaches the fusion through the choice of codes
-    published_revival: bool = False  # the published rule for codes that are not used: it redraws most of a large codebook
+    # codebooks: logits of codes are their similarities, scaled and corrected; table: a free output row per code
+    head: Literal["codebooks", "table"] = "codebooks"
+    codebook_scale: float = 0.0  # table: > 0: token embeddings start at that times a random map of the codebooks
+    modality_codebooks: bool = True  # each modality has codebooks of its own, if its code is given and none are shared
+    gradient: Literal["straight-through", "rotation"] = "rotation"  # how L_mse passes the choice of codes
+    published_revival: bool = False  # the published rule for unused codes: it redraws most of a large codebook
     rerank_embedding: Literal["fused", "score-fusion"] = "fused"  # z, or the encoder's own sum
-    answers: Literal["new", "kept"] = "new"  # of a question's answers one is drawn at every visit, or one once and for all epochs
+    positives: Literal["redrawn", "fixed"] = "redrawn"  # one of a query's positives: drawn at every visit, or once
     symmetric: bool = True  # L_cl in both directions
     all_positives: bool = True  # False: labels are the diagonal, other positives count as negatives
-    # of L_rq, L_mse and Eq. 10. mean: over levels, dimensions (L_mse: of unit vectors) and codes; sum: the norms as printed
+    # of L_rq, L_mse and Eq. 10. mean: over levels, dimensions (L_mse: of unit vectors) and codes; sum: as printed
     reduction: Reduction = "mean"
     start_from_sum: bool = True  # the fusion starts as the encoder's own sum of both modalities; False: at random
     kmeans_from: Literal["sample", "first-batch"] = "sample"  # what the codebooks start from
@@ -65,7 +66,7 @@ RECIPES: dict[RecipeName, Recipe] = {
     "default": Recipe(),
     "paper": Recipe(
         head="table",
-        own_books=False,
+        modality_codebooks=False,
         gradient="straight-through",
         symmetric=False,
         all_positives=False,
@@ -78,10 +79,10 @@ RECIPES: dict[RecipeName, Recipe] = {
     "published": Recipe(
         head="table",
         codebook_scale=100.0,
-        own_books=False,
+        modality_codebooks=False,
         published_revival=True,
         rerank_embedding="score-fusion",
-        answers="kept",
+        positives="fixed",
         all_positives=False,
         start_from_sum=False,
         kmeans_from="first-batch",
@@ -97,24 +98,24 @@ RECIPES["paper-sums"] = dataclasses.replace(RECIPES["paper"], reduction="sum")
 
 @dataclass(frozen=True)
 class RunConfig:
-    """How the loop of every stage runs (`genius.train.loop`): the same for all of them."""
+    """The loop of every stage (`genius.train.loop`)."""
 
     accumulate: int = 1  # micro-batches per optimizer step (gradients are averaged)
     precision: Literal["auto", "fp32"] = "auto"  # auto: bfloat16 autocast on a GPU, float32 elsewhere
-    # looks at the honest questions, of 20 in all, without a better value before a stage stops; the best weights stay. 0: always
-    # the last ones
+    # validations (20 per stage) without a better value before a stage stops; the best weights are kept. 0: the last ones
     patience: int = 6
-    average: float = 0.99  # decay of the running averages of the weights, which are what is looked at and kept; 0: none
+    average: float = 0.99  # decay of the running averages of the weights, which are validated and kept; 0: none
+    compile: bool = False  # run the generator's steps through torch.compile (CUDA graphs on a GPU)
     log_every: int = 20  # steps between lines of metrics.jsonl
-    checkpoint_steps: int = 0  # a checkpoint every so many steps, besides those every 30 seconds; 0: by time only
+    checkpoint_steps: int = 0  # steps between checkpoints, in addition to one every 30 seconds; 0: by time only
 
 
 @dataclass(frozen=True)
 class StageConfig:
-    """What every stage has to be told."""
+    """What every stage has."""
 
     steps: int = 1000  # optimizer steps
-    epochs: float = 0.0  # > 0: in place of `steps`, as many as it takes to meet the training questions so often
+    epochs: float = 0.0  # > 0: passes over the training queries, in place of `steps`
     batch: int = 256  # examples per optimizer step, over all processes and accumulation steps
     lr: float = 1e-4  # peak learning rate of AdamW
     weight_decay: float = 1e-4  # on matrices only
@@ -127,7 +128,7 @@ class StageConfig:
 
 
 def with_steps(config: AnyStage, visits: int) -> AnyStage:
-    """The same with its epochs, if it says any, counted in steps over `visits` examples an epoch."""
+    """The same with its epochs, if any, as steps; an epoch is `visits` examples."""
     if not config.epochs:
         return config
     return dataclasses.replace(config, steps=max(1, round(config.epochs * visits / config.batch)), epochs=0.0)
@@ -135,18 +136,18 @@ def with_steps(config: AnyStage, visits: int) -> AnyStage:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Which recipe, and sizes of what is trained. The paper's: width 768, projection 2560, hidden 5120, 3 + 8 x 4096, decoder
-    small."""
+    """The recipe and the sizes. The paper's: width 768, projection 2560, hidden 5120, 3 + 8 x 4096, decoder small."""
 
-    recipe: RecipeName = "default"  # ours, the paper's, or its public code's: what follows from it is `genius.train.config`
+    recipe: RecipeName = "default"  # ours, the paper's, or its public code's (`RECIPES` in `genius.train.config`)
     width: int = 0  # of encoder vectors and z; 0: that of the features (with heads: 256)
     projection: int = 512  # of the fusion
     hidden: int = 1024  # of the fusion
-    level_sizes: tuple[int, ...] = ()  # of every level, the modality first; empty: chosen by the size of the pool
-    # given: level 0 is the modality. none: there is no such level, and a first size of 3 becomes that of level 1
+    level_sizes: tuple[int, ...] = ()  # codes per level, the modality first; empty: chosen by the size of the pool
+    # given: level 0 is the modality. nearest: it is learned (the paper's K1 = 3). classifier: a label without a vector.
+    # none: there is no such level, and a first size of 3 becomes that of level 1
     modality_code: Literal["given", "nearest", "classifier", "none"] = "given"
     shared: bool = False  # one codebook for all levels but the first
-    encode_sweeps: int = 3  # how often later codes are chosen again in view of all the others; 0: as the paper
+    encode_sweeps: int = 3  # sweeps that choose later codes again, given all the others; 0: as the paper
     decoder: str = "mini"  # nano, tiny, compact, mini, small, base, large
     prefix_tokens: int = 8  # N of Eq. 9
 
@@ -155,8 +156,8 @@ class ModelConfig:
             raise GeniusError(f"unknown decoder {self.decoder!r}: use {', '.join(SIZES)}")
         if self.modality_code in ("nearest", "none") and self.constants.head == "codebooks":
             raise GeniusError(
-                f"modality_code = {self.modality_code!r} leaves the first code untold, and the decoder of recipe {self.recipe!r} "
-                "builds on it: use recipe 'paper' or 'published'"
+                f"modality_code = {self.modality_code!r} does not give the first code, and the decoder of recipe "
+                f"{self.recipe!r} needs it: use recipe 'paper' or 'published'"
             )
         if self.modality_code == "none" and len(self.level_sizes) > 1 and self.level_sizes[0] == 3:
             object.__setattr__(self, "level_sizes", (self.level_sizes[1], *self.level_sizes[1:]))  # the ablation is one line
@@ -169,10 +170,10 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class PairConfig(StageConfig):
-    """What both contrastive stages know beyond the paper; 0 turns each off."""
+    """What both contrastive stages add to the paper; 0 turns each off."""
 
-    hard_negatives: int = 8  # how often the nearest wrong candidates are looked up, as further negatives of L_cl
-    modality_weight: float = 1.0  # of the loss that makes z say which modality it is, or asks for
+    hard_negatives: int = 8  # rounds of mining the nearest negatives, as further negatives of L_cl
+    modality_weight: float = 1.0  # of the loss that makes z encode the modality it has or wants
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,7 @@ class EncoderStageConfig(PairConfig):
     lr: float = 1e-3
     weight_decay: float = 0.05
     # none: features are used as they are. heads: maps on frozen towers' features. towers: the whole encoder, from pairs.
-    # auto: heads where pictures' and texts' features differ in width or the model asks for another one, else none
+    # auto: heads where image and text features differ in width or the model needs another width, else none
     train: Literal["auto", "none", "heads", "towers"] = "auto"
     hidden: int = 512  # of the heads' residual MLPs; without dropout wide ones memorise
     temperature: float = 0.04  # of the contrastive loss
@@ -203,7 +204,7 @@ class QuantizerStageConfig(PairConfig):
     contrastive_weight: float = 1.0  # alpha; 0: without L_cl (Table 4)
     rq_weight: float = 100.0  # beta
     mse_weight: float = 100.0  # gamma; 0: without L_mse (Table 4)
-    # L_cl and the modality loss once more, against the targets' reconstructions: what is ranked when only codes are stored
+    # of L_cl and the modality loss against the targets' reconstructions, which rank when only codes are stored
     codes_weight: float = 1.0
     quantize_from: float = 0.3  # share of the steps with L_cl alone, before k-means sets the codebooks
     kmeans_iterations: int = 20  # of the k-means that sets the codebooks
@@ -217,11 +218,11 @@ class GeneratorStageConfig(StageConfig):
     batch: int = 1024
     lr: float = 1e-3
     weight_decay: float = 0.05
-    # what the decoder reads. items: items and invented items, moved by the offsets of honest questions (ours). questions:
-    # training questions as they are. The others mix these with their answers (4.3.2). linear: Eq. 11 as printed; scalar: the
-    # same at unit length, as questions have; sqrt-per-dimension: published
-    inputs: Literal["items", "questions", "linear", "scalar", "sqrt-per-dimension"] = "items"
-    virtual: float = 1.0  # items: share of the inputs that start from no item but from an invented one
+    # what the decoder reads. items: items and invented items, moved by the offsets of held-out queries (ours). queries:
+    # training queries as they are. The others mix these with their positives (4.3.2). linear: Eq. 11 as printed; scalar:
+    # the same at unit length, as queries have; sqrt-per-dimension: published
+    inputs: Literal["items", "queries", "linear", "scalar", "sqrt-per-dimension"] = "items"
+    virtual: float = 1.0  # items: share of the inputs that start from an invented item
 
 
 @dataclass(frozen=True)
@@ -231,11 +232,11 @@ class TrainConfig:
     data: str = ""  # a FeatureSet folder, a pairs file (JSONL/CSV), or "synthetic:SIZE"
     output: str = ""  # the model folder; checkpoints and metrics live in its `training/`
     seed: int = 0  # of everything random: the same seed on the same machine gives the same model
-    held_out: float = 0.1  # share of the training questions that no stage trains on, by group (`genius.train.holdout`)
-    held_out_data: str = ""  # a FeatureSet folder of honest questions over the same pool, in place of a share of the training's
+    held_out: float = 0.1  # share of the training queries that no stage trains on, by group (`genius.train.holdout`)
+    held_out_data: str = ""  # a FeatureSet folder of held-out queries over the same pool, in place of such a share
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: a GPU where there is one
-    tensorboard: bool = False  # write TensorBoard files beside metrics.jsonl
-    # the (frozen or starting) encoder; needed to train from pairs. With features: the one they came from, stored with the model
+    tensorboard: bool = False  # write TensorBoard files in addition to metrics.jsonl
+    # the (frozen or initial) encoder; needed to train from pairs. With features: where they came from, stored with the model
     encoder_uri: str | None = None
     run: RunConfig = field(default_factory=RunConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -266,7 +267,7 @@ class Rule(NamedTuple):
 
 
 RULES = (
-    Rule("held_out", lambda share: share == 0, ("run.patience",)),  # nothing to look at
+    Rule("held_out", lambda share: share == 0, ("run.patience",)),  # nothing to validate on
     Rule("held_out_data", bool, ("held_out",)),
     *(Rule(f"{stage}.epochs", bool, (f"{stage}.steps",)) for stage in STAGES),
     Rule(
@@ -285,7 +286,7 @@ RULES = (
         ("quantizer.temperature", "quantizer.hard_negatives", "quantizer.codes_weight"),
     ),
     Rule("generator.inputs", lambda read: read != "items", ("generator.virtual",)),
-    Rule("search.reranker", lambda by: by == "none", ("search.rerank",)),  # every ID is written to its end
+    Rule("search.reranker", lambda by: by == "none", ("search.rerank",)),  # every ID is generated to its end
 )
 
 
@@ -295,9 +296,17 @@ def _no_effect(name: str, switch: str, value: Any) -> GeniusError:
 
 def _default(name: str) -> Any:
     table, _, key = name.rpartition(".")
-    kinds = {"": TrainConfig, "run": RunConfig, "encoder": EncoderStageConfig, "quantizer": QuantizerStageConfig}
-    kinds |= {"model": ModelConfig, "generator": GeneratorStageConfig}
-    return next(f.default for f in dataclasses.fields(kinds[table]) if f.name == key) if table in kinds else None
+    classes: dict[str, Any] = {
+        "": TrainConfig,
+        "run": RunConfig,
+        "model": ModelConfig,
+        "encoder": EncoderStageConfig,
+        "quantizer": QuantizerStageConfig,
+        "generator": GeneratorStageConfig,
+    }
+    if table not in classes:
+        return None
+    return next(field.default for field in dataclasses.fields(classes[table]) if field.name == key)
 
 
 def _value(config: Any, name: str) -> Any:
@@ -321,20 +330,37 @@ def builtin_names() -> list[str]:
 
 def builtin_about() -> dict[str, str]:
     """Each built-in config and what it is: the first line of its file."""
-    firsts = {name: (CONFIGS / f"{name}.toml").read_text(encoding="utf-8").splitlines()[0] for name in builtin_names()}
-    return {
-        f"{BUILTIN}{name}": line.removeprefix("# ").partition(": genius train")[0].rstrip(":") for name, line in firsts.items()
-    }
+    out = {}
+    for name in builtin_names():
+        line = (CONFIGS / f"{name}.toml").read_text(encoding="utf-8").splitlines()[0]
+        out[BUILTIN + name] = line.removeprefix("# ").partition(": genius train")[0].rstrip(":")
+    return out
 
 
 def read_train_config(source: str, overrides: dict[str, Any] | None = None) -> TrainConfig:
-    """A config by path or `builtin:NAME`, its bases first, `overrides` (dotted names) last."""
+    """A training config, its bases first, overrides last.
+
+    Args:
+        source: Path of a TOML or JSON file, or `builtin:NAME`.
+        overrides: Dotted names and values, such as {"generator.steps": 500}.
+
+    Raises:
+        GeniusError: If a field is unknown, does not fit, or has no effect.
+    """
     values = _resolve(source, seen=())
     given: dict[str, Any] = {}
     for name, value in (overrides or {}).items():
         _put(given, name.split("."), value)
     values = _above(values, given)
-    return from_dict(TrainConfig, values, where=source)
+    return from_dict(TrainConfig, current_names(values), where=source)
+
+
+def current_names(values: dict[str, Any]) -> dict[str, Any]:
+    """A config's values with those of earlier versions under their present names."""
+    stage = values.get("generator")
+    if isinstance(stage, dict) and stage.get("inputs") == "questions":
+        return {**values, "generator": {**stage, "inputs": "queries"}}
+    return values
 
 
 def _resolve(source: str, seen: tuple[str, ...]) -> dict[str, Any]:
@@ -355,12 +381,13 @@ def _resolve(source: str, seen: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _above(below: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """`values` over those of a base. What they leave without effect of the base's fields is dropped: only who names both a field
-    and what makes it meaningless is refused."""
+    """`values` over those of a base. Fields of the base that they leave without effect are dropped: a config is refused
+    only if it names both a field and what makes it meaningless."""
     for stage in STAGES:
-        own, under = values.get(stage), below.get(stage)
+        own = values.get(stage)
+        under = below.get(stage)
         if isinstance(own, dict) and isinstance(under, dict) and "steps" in own:
-            under.pop("epochs", None)  # who says how long a stage takes says it once, and the last word counts
+            under.pop("epochs", None)  # the length of a stage is given by one of them, and the last one counts
     merged = merge(below, values)
     for rule in RULES:
         if _has(values, rule.switch) and rule.off(_value(values, rule.switch)):

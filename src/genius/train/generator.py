@@ -1,18 +1,21 @@
-"""Stage 3: the generator (4.3, Eq. 9 to 11) on frozen z and codes, which are computed once; and what the decoder learns from.
+"""Stage 3: the generator (4.3, Eq. 9 to 11) on frozen z and codes, which are computed once; and its training inputs.
 
-It reads shifted items, or, as in the paper, augmented training questions (4.3.2). A question stands at some distance from its
-answer. Training questions do not show it: earlier stages have pulled them to their answers. So no training question is shown. An
-input is an item, or a point between items, moved by the offset of a *held-out* question whose answer lies nearby, scaled at
-random, and as far again in any direction; its target is the item's ID. The second move keeps the decoder modest: there are few
-honest offsets, they span little, and what they span is soon seen through. Without any question, offsets are random directions.
-Most of these items are virtual, with an *invented* ID, so that IDs that nobody has yet can be written too: the first codes of an
-item, then codes that are drawn evenly. Even codes have a second use: a decoder learns how likely a code is *a priori*, and what
-is likely a priori is no better answer. With even codes log p says how well an ID fits the question, and nothing else. Knows
-nothing of encoders; the quantizer is frozen.
+The decoder reads shifted items, or, as in the paper, augmented training queries (4.3.2). A query stands at some distance
+from its positive. Training queries do not show that distance: earlier stages have pulled them to their positives.
+So by default no training query is used. An input is an item, or an invented one, moved by the offset of a *held-out*
+query whose positive lies nearby, scaled at random, and moved by the same length in a random direction; its target is the
+item's ID. The random direction regularises: there are few held-out offsets, they span a small subspace, and a decoder
+soon learns to undo them. Without any query, offsets are random directions.
+
+Most inputs are invented items with invented IDs (the first codes of an item, then codes drawn uniformly), so that IDs
+which no item has yet can be generated too. Uniform codes also keep the decoder from learning how frequent a code is:
+log p then says how well an ID fits the query and nothing else. Knows nothing of encoders; the quantizer is frozen.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -26,86 +29,93 @@ from genius.model.generator import SIZES, ByModality, Generator, GeneratorConfig
 from genius.model.quantizer import ResidualQuantizer
 from genius.ranking import nearest_rows
 from genius.train.config import GeneratorStageConfig, ModelConfig
-from genius.train.holdout import answer_mask, dense_hits, generator_hits
 from genius.train.loop import Stage, step_seed
-from genius.train.losses import code_loss
+from genius.train.losses import code_losses
+from genius.train.metrics import dense_hits, generator_hits, positive_mask
 from genius.train.pairs import Draws, Order, Points, Positives, share
 
-KEPT = 2  # codes that an invented ID has from an item: the modality and the first one
-MOST_ITEMS = 500_000  # of a larger pool, so many are drawn to learn from
-NEARBY = 8  # honest answers around an item whose offsets it is moved by
-UNKNOWN = 0.8  # how far questions stand from their answers where no honest question says
+KEPT_CODES = 2  # codes that an invented ID takes from an item: the modality and the first one
+MOST_ITEMS = 500_000  # drawn from a larger pool
+NEARBY = 8  # held-out positives around an item whose offsets it is moved by
+DEFAULT_DISTANCE = 0.8  # between queries and positives where nothing is held out
 
 
 class Offsets(NamedTuple):
-    """How honest questions differ from their answers."""
+    """How held-out queries differ from their positives."""
 
-    vectors: Tensor  # (P, D) question minus answer
-    answers: Tensor  # (P, D) z of the answers
-    modality: Tensor  # (P,) of the answers
-    tasks: Tensor  # (P,) of the questions: what is asked with and for
+    vectors: Tensor  # (P, D) query minus positive
+    positives: Tensor  # (P, D) z of the positives
+    modality: Tensor  # (P,) of the positives
+    tasks: Tensor  # (P,) of the queries: modalities of query and target
 
 
-def honest_offsets(questions: Tensor, tasks: Tensor, pairs: Tensor, pool: Points, modality: Tensor, seed: int) -> Offsets:
-    """One random answer of each question (Q, D); `pairs` (P, 2) name rows of questions and of the pool (N, D)."""
+def query_offsets(queries: Tensor, tasks: Tensor, pairs: Tensor, pool: Points, modality: Tensor, seed: int) -> Offsets:
+    """Offsets of queries (Q, D) to one random positive each; `pairs` (P, 2) name rows of queries and of the pool."""
     order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(seed)).to(pairs.device)
-    chosen = torch.full((len(questions),), -1, dtype=torch.long, device=pairs.device)
-    chosen[pairs[order, 0]] = pairs[order, 1]  # the last one named stays
-    asked = (chosen >= 0).nonzero()[:, 0]
-    answers = chosen[asked]
-    z = pool[answers]
-    return Offsets(questions[asked] - z, z, modality[answers], tasks[asked])
+    chosen = torch.full((len(queries),), -1, dtype=torch.long, device=pairs.device)
+    chosen[pairs[order, 0]] = pairs[order, 1]  # the last one written stays
+    rows = (chosen >= 0).nonzero()[:, 0]
+    positives = chosen[rows]
+    z = pool[positives]
+    return Offsets(queries[rows] - z, z, modality[positives], tasks[rows])
 
 
 class Directions:
-    """Draws offsets for items: those of honest questions whose answers lie nearby, and ever new ones between two of them.
+    """Draws offsets for items: those of held-out queries whose positives lie nearby, and new ones between two of them.
 
-    Nearby, because a question is vague along what its answer's neighbours share: taken elsewhere the same offset is easily seen
-    through, and a decoder that learns to see through it trusts z too far. New, because a few thousand offsets are soon known by
-    heart.
+    Nearby, because a query is vague along what its positive's neighbours share; elsewhere the decoder easily learns to
+    undo the same offset, and then trusts z too far. New, because a few thousand offsets are soon memorised.
     """
 
     def __init__(self, offsets: Offsets, pool: Tensor, modality: Tensor) -> None:
         """`pool` (N, D) and `modality` (N,) are the items that offsets will be drawn for."""
-        self.offsets, self.near = offsets, torch.full((len(pool), NEARBY), -1, dtype=torch.long, device=pool.device)
-        for kind in range(3):
-            own, items = ((part == kind).nonzero()[:, 0] for part in (offsets.modality, modality))
-            count = min(NEARBY, len(own))
+        self.offsets = offsets
+        self.near = torch.full((len(pool), NEARBY), -1, dtype=torch.long, device=pool.device)
+        for value in range(3):
+            known = (offsets.modality == value).nonzero()[:, 0]
+            items = (modality == value).nonzero()[:, 0]
+            count = min(NEARBY, len(known))
             if count and len(items):
-                self.near[items, :count] = own[nearest_rows(pool[items], offsets.answers[own], count)]
-        lengths = offsets.vectors.norm(dim=1)
-        self.length = lengths.mean() if len(lengths) else torch.tensor(UNKNOWN, device=pool.device)
+                self.near[items, :count] = known[nearest_rows(pool[items], offsets.positives[known], count)]
+        self.length = torch.tensor(DEFAULT_DISTANCE, device=pool.device)
+        if len(offsets.vectors):
+            self.length = offsets.vectors.norm(dim=1).mean()
 
     def draw(self, rows: Tensor, random: torch.Generator) -> Tensor:
         """(n, D) for items `rows` (n,)."""
-        device, width = rows.device, self.offsets.vectors.shape[1]
-        any_way = self.length * F.normalize(torch.randn(len(rows), width, generator=random, device=device), dim=1)
-        if not len(self.offsets.vectors):
-            return any_way
+        vectors = self.offsets.vectors
+        tasks = self.offsets.tasks
+        directions = torch.randn(len(rows), vectors.shape[1], generator=random, device=rows.device)
+        any_direction = self.length * F.normalize(directions, dim=1)
+        if not len(vectors):
+            return any_direction
         near = self.near[rows]
         known = (near >= 0).sum(1)
-        first, second = (near.gather(1, _pick(known.clamp(min=1), random)[:, None])[:, 0].clamp(min=0) for _ in range(2))
-        vectors, tasks = self.offsets.vectors, self.offsets.tasks
-        part = torch.rand(len(rows), 1, generator=random, device=device)
+        first = near.gather(1, _pick(known.clamp(min=1), random)[:, None])[:, 0].clamp(min=0)
+        second = near.gather(1, _pick(known.clamp(min=1), random)[:, None])[:, 0].clamp(min=0)
+        part = torch.rand(len(rows), 1, generator=random, device=rows.device)
         part = torch.where((tasks[first] == tasks[second])[:, None], part, torch.zeros_like(part))
-        one, other = vectors[first], vectors[second]
+        one = vectors[first]
+        other = vectors[second]
         length = torch.lerp(one.norm(dim=1, keepdim=True), other.norm(dim=1, keepdim=True), part)
         between = length * F.normalize(torch.lerp(one, other, part), dim=1)
-        return torch.where((known > 0)[:, None], between, any_way)  # nobody asked for this kind: any direction
+        return torch.where((known > 0)[:, None], between, any_direction)  # no query wants this modality: any direction
 
 
-def _pick(among: Tensor, random: torch.Generator) -> Tensor:
-    """(n,) a random whole number below each of `among` (n,)."""
-    drawn = torch.rand(len(among), generator=random, device=among.device)
-    return torch.minimum((drawn * among).long(), among - 1)
+def _pick(below: Tensor, random: torch.Generator) -> Tensor:
+    """(n,) a random whole number below each of `below` (n,)."""
+    drawn = torch.rand(len(below), generator=random, device=below.device)
+    return torch.minimum((drawn * below).long(), below - 1)
 
 
 class ShiftedItems:
     """Draws training inputs. All tensors on one device; every batch has the same shape, modality after modality."""
 
-    # An honest offset is scaled by a random number between these, and the item moved in any direction beside it, by this share
-    # of its length. Chosen on held-out questions (docs/results/accuracy.md).
-    shortest, longest, aside = 0.8, 1.4, 1.0
+    # A held-out offset is scaled by a random number between `shortest` and `longest`, and a random direction of `noise`
+    # times its length is added. Chosen on held-out queries (docs/results/accuracy.md).
+    shortest = 0.8
+    longest = 1.4
+    noise = 1.0
 
     def __init__(
         self,
@@ -117,19 +127,26 @@ class ShiftedItems:
         virtual: float,  # share of the inputs that start from no item but from an invented one
         seed: int,
     ) -> None:
-        self.virtual, device = virtual, codes.device
+        device = codes.device
         random = torch.Generator(device).manual_seed(seed)
-        some: Tensor | slice = slice(None)
+        sample: Tensor | slice = slice(None)
         if len(points) > MOST_ITEMS:
-            some = torch.randperm(len(points), generator=random, device=device)[:MOST_ITEMS]
-        pool, modality, codes = points[some], modality[some], codes[some]
-        self.z, self.codes, self.quantizer = pool, codes, quantizer
-        self.rows = [(modality == kind).nonzero()[:, 0] for kind in range(3)]
-        self.directions = Directions(offsets or Offsets(pool[:0], pool[:0], modality[:0], modality[:0]), pool, modality)
+            sample = torch.randperm(len(points), generator=random, device=device)[:MOST_ITEMS]
+        modality = modality[sample]
+        self.virtual = virtual
+        self.quantizer = quantizer
+        self.z = points[sample]
+        self.codes = codes[sample]
+        self.rows = [(modality == value).nonzero()[:, 0] for value in range(3)]
+        if offsets is None:
+            offsets = Offsets(self.z[:0], self.z[:0], modality[:0], modality[:0])
+        self.directions = Directions(offsets, self.z, modality)
 
     def counts(self, batch: int) -> list[int]:
-        """How many inputs of each modality a batch holds: as many of each that the pool has. A modality of few items is no
-        worse an answer, so log p must not learn that it is rare."""
+        """How many inputs of each modality a batch holds: equally many of each that the pool has.
+
+        Items of a rare modality are as likely to be wanted, so log p must not learn that it is rare.
+        """
         held = torch.tensor([float(len(rows) > 0) for rows in self.rows])
         unit = 1 << max((batch // 16).bit_length() - 1, 0)  # so that several processes can have the same part of each
         each = (held / held.sum() * batch / unit).round().long().clamp(min=1) * unit * (held > 0)
@@ -139,50 +156,52 @@ class ShiftedItems:
     def draw(self, batch: int, seed: int, rank: int = 0, world: int = 1) -> tuple[Tensor, Tensor, ByModality]:
         """Inputs (B, D), their IDs (B, M), and the rows of each modality: this process's part of a batch."""
         random = torch.Generator(self.z.device).manual_seed(seed)
-        inputs, ids, blocks, start = [], [], [], 0
-        for kind, count in enumerate(self.counts(batch)):
+        inputs = []
+        ids = []
+        blocks = []
+        start = 0
+        for modality, count in enumerate(self.counts(batch)):
             if not count:
                 continue
             if count % world:
                 raise GeniusError(f"a batch of {batch} inputs does not divide among {world} processes: use a larger one")
-            z, codes = self._of(kind, count, random)
-            z, codes = z.chunk(world)[rank], codes.chunk(world)[rank]
-            inputs.append(z)
-            ids.append(codes)
-            blocks.append((kind, slice(start, start + len(z))))
-            start += len(z)
+            z, codes = self._draw_modality(modality, count, random)
+            inputs.append(z.chunk(world)[rank])
+            ids.append(codes.chunk(world)[rank])
+            blocks.append((modality, slice(start, start + count // world)))
+            start += count // world
         return torch.cat(inputs), torch.cat(ids), blocks
 
-    def _of(self, kind: int, count: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
+    def _draw_modality(self, modality: int, count: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
+        """`count` inputs and IDs that start from items of one modality."""
         device = self.z.device
-
-        def uniform(*shape: int) -> Tensor:
-            return torch.rand(*shape, generator=random, device=device)
-
-        rows = self.rows[kind]
-        rows = rows[_pick(torch.full((count,), len(rows), device=device), random)]
+        candidates = self.rows[modality]
+        rows = candidates[_pick(torch.full((count,), len(candidates), device=device), random)]
         offsets = self.directions.draw(rows, random)
         z, ids = self._invented(self.codes[rows], random)
-        virtual = uniform(count, 1) < self.virtual
-        z, ids = torch.where(virtual, z, self.z[rows]), torch.where(virtual, ids, self.codes[rows])
-        scale = self.shortest + (self.longest - self.shortest) * uniform(count, 1)
-        aside = F.normalize(torch.randn(offsets.shape, generator=random, device=device), dim=1)
-        moved = scale * (offsets + self.aside * offsets.norm(dim=1, keepdim=True) * aside)
+        virtual = torch.rand(count, 1, generator=random, device=device) < self.virtual
+        z = torch.where(virtual, z, self.z[rows])
+        ids = torch.where(virtual, ids, self.codes[rows])
+        scale = self.shortest + (self.longest - self.shortest) * torch.rand(count, 1, generator=random, device=device)
+        direction = F.normalize(torch.randn(offsets.shape, generator=random, device=device), dim=1)
+        moved = scale * (offsets + self.noise * offsets.norm(dim=1, keepdim=True) * direction)
         return F.normalize(z + moved, dim=1), ids
 
     def _invented(self, codes: Tensor, random: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Made-up items (n, D) and their IDs (n, M): the first codes of an item, later ones drawn evenly."""
+        """Invented items (n, D) and their IDs (n, M): the first codes of an item, later ones drawn uniformly."""
         ids = codes.clone()
-        for level in range(KEPT, codes.shape[1]):
+        for level in range(KEPT_CODES, codes.shape[1]):
             size = self.quantizer.config.level_sizes[level]
             ids[:, level] = torch.randint(size, (len(codes),), generator=random, device=codes.device)
         return F.normalize(self.quantizer.decode_prefix(ids), dim=1), ids
 
 
-# What the decoder bends nearness by, |U h|^2, costs so many nats a unit. Without it a few thousand honest offsets are learned by
-# heart, and every search by log p is worse, most of all for items that come later (docs/results/accuracy.md).
-MODEST = 100.0
-RIVALS = 32  # candidates of an honest question among which log p must rank its answer
+# Penalty, in nats per unit, on the decoder's correction of the similarity, |U h|^2. Without it a few thousand held-out
+# offsets are memorised, and every search by log p is worse, most of all for items added later (docs/results/accuracy.md).
+CORRECTION_PENALTY = 100.0
+CANDIDATES = 32  # of a validation query, among which log p ranks its positive
+AT_CHANCE = 0.98  # share of ln K above which the decoder has learned nothing
+CHANCE_AFTER = 0.25  # share of the steps after which that is reported
 
 
 def generator_config(model: ModelConfig) -> GeneratorConfig:
@@ -190,7 +209,7 @@ def generator_config(model: ModelConfig) -> GeneratorConfig:
         width=model.width,
         level_sizes=model.level_sizes,
         prefix_tokens=model.prefix_tokens,
-        normalizer="vocabulary" if model.constants.head == "table" else "level",  # the paper's is over all codes of all levels
+        normalizer="vocabulary" if model.constants.head == "table" else "level",  # the paper: over all levels' codes
         head=model.constants.head,
         **SIZES[model.decoder],  # type: ignore[arg-type]
     )
@@ -198,10 +217,13 @@ def generator_config(model: ModelConfig) -> GeneratorConfig:
 
 @dataclass(frozen=True, slots=True)
 class Augmentation:
-    """Query augmentation (4.3.2). `linear` is Eq. 11, `scalar` the same at unit length, as questions are when they are
-    searched with; `sqrt-per-dimension` is what the published code does, at unit length too."""
+    """Query augmentation (4.3.2).
 
-    form: Literal["questions", "linear", "scalar", "sqrt-per-dimension"] = "scalar"
+    `linear` is Eq. 11, `scalar` the same at unit length, as queries have when they are searched with;
+    `sqrt-per-dimension` is what the published code does, at unit length too. `queries`: none.
+    """
+
+    form: Literal["queries", "linear", "scalar", "sqrt-per-dimension"] = "scalar"
     alpha: float = 2.0  # of Beta(alpha, alpha)
 
     def draw(self, rows: int, width: int, device: torch.device, seed: int) -> Tensor:
@@ -214,7 +236,7 @@ class Augmentation:
 
     def __call__(self, query: Tensor, target: Tensor, mu: Tensor) -> Tensor:
         """Interpolate unit vectors (B, D) by `mu` (`draw`)."""
-        if self.form == "questions":
+        if self.form == "queries":
             return query
         mu = mu.to(query.dtype)
         if self.form == "sqrt-per-dimension":
@@ -231,13 +253,13 @@ class Frozen:
     pool: Points  # (N, D) z
     modality: Tensor  # (N,)
     codes: Tensor  # (N, M)
-    queries: Points | None = None  # (Q, D) z of the training questions, where they are what the decoder reads
-    offsets: Offsets | None = None  # of honest questions
+    queries: Points | None = None  # (Q, D) z of the training queries, if the decoder reads them
+    offsets: Offsets | None = None  # of held-out queries
 
 
 @dataclass
-class Honest:
-    """Questions to judge the decoder by, over the candidates it is judged on."""
+class ValidationSet:
+    """Held-out queries and the candidates they are ranked among."""
 
     data: FeatureSet
     queries: Tensor  # (Q, D) z
@@ -261,7 +283,7 @@ class GeneratorStage(Stage):
         self,
         data: FeatureSet,
         frozen: Frozen,
-        honest: Honest | None,
+        validation: ValidationSet | None,
         quantizer: ResidualQuantizer,
         model: ModelConfig,
         config: GeneratorStageConfig,
@@ -271,11 +293,18 @@ class GeneratorStage(Stage):
     ) -> None:
         super().__init__()
         device = frozen.codes.device
-        self.recipe, self.schedule = model.constants, model.constants.generator
-        self.config, self.honest, self.beams, self.frozen, self.seed = config, honest, beams, frozen, seed
+        self.recipe = model.constants
+        self.schedule = model.constants.generator
+        self.config = config
+        self.validation = validation
+        self.beams = beams
+        self.frozen = frozen
+        self.seed = seed
         self.__dict__["quantizer"] = quantizer  # frozen: not a submodule, so in no checkpoint of this stage
         torch.manual_seed(seed)
-        self.generator = (Generator(generator_config(model), quantizer) if generator is None else generator).to(device)
+        if generator is None:
+            generator = Generator(generator_config(model), quantizer)
+        self.generator = generator.to(device)
         if self.recipe.codebook_scale > 0:
             self.generator.init_from_codebooks(quantizer.codebooks, self.recipe.codebook_scale)
         self.items: ShiftedItems | None = None
@@ -283,55 +312,73 @@ class GeneratorStage(Stage):
             self.items = ShiftedItems(frozen.pool, frozen.modality, frozen.codes, frozen.offsets, quantizer, config.virtual, seed)
             return
         if frozen.queries is None:
-            raise GeniusError(f"inputs = {config.inputs!r} needs the training questions")
+            raise GeniusError(f"inputs = {config.inputs!r} needs the training queries")
         self.augment = Augmentation(config.inputs)
         self.positives = Positives(data.pairs, len(data.queries)).to(device)
-        self.draws = Draws(Order(data.visits(), config.batch, seed), self.positives, self.recipe.answers == "kept", seed)
+        order = Order(data.visits(), config.batch, seed)
+        self.draws = Draws(order, self.positives, self.recipe.positives == "fixed", seed)
 
     quantizer: ResidualQuantizer
 
     def batch(self, step: int, micro: int, rank: int, world: int) -> Batch:
-        config, frozen = self.config, self.frozen
+        frozen = self.frozen
         seed = step_seed(self.seed, self.name, step, micro)
         if self.items is not None:
-            return Batch(*self.items.draw(config.batch // self.accumulate, seed, rank, world))
+            return Batch(*self.items.draw(self.config.batch // self.accumulate, seed, rank, world))
         assert frozen.queries is not None
         rows, targets = self.draws(step, micro, self.accumulate, seed)
-        mu = share(self.augment.draw(len(rows), self.quantizer.config.width, frozen.codes.device, seed), rank, world)
-        rows, targets = share(rows, rank, world), share(targets, rank, world)
+        mu = self.augment.draw(len(rows), self.quantizer.config.width, frozen.codes.device, seed)
+        mu = share(mu, rank, world)
+        rows = share(rows, rank, world)
+        targets = share(targets, rank, world)
         return Batch(self.augment(frozen.queries[rows], frozen.pool[targets], mu), frozen.codes[targets], ())
 
     def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         states = self.generator.states(batch.z, batch.codes)
         log_p = self.generator.code_log_probs(batch.z, batch.codes, batch.rows or None, states)
-        loss = code_loss(log_p, batch.codes, self.recipe.reduction)  # Eq. 10
+        nats = code_losses(log_p, batch.codes)  # Eq. 10
+        loss = nats.mean() if self.recipe.reduction == "mean" else nats.sum()
+        first = min(1, len(nats) - 1)  # the first code after the modality
         with torch.no_grad():
-            right = torch.stack([(lp.argmax(1) == batch.codes[:, i]).float().mean() for i, lp in enumerate(log_p)])
-        logs = {"ce": loss, "code1": right[min(1, len(right) - 1)], "codes": right.mean()}
+            accuracy = code_accuracy(log_p, batch.codes)
+        logs = {"ce": loss, "code1": accuracy[first], "codes": accuracy.mean(), "nats": nats[first:].mean()}
         if self.generator.config.head == "codebooks":
-            logs["bent"] = self.generator.codebook_head.bent(states)
-            loss = loss + MODEST * logs["bent"]
+            logs["correction"] = self.generator.codebook_head.correction(states)
+            loss = loss + CORRECTION_PENALTY * logs["correction"]
         return loss, logs
 
-    def validate(self) -> dict[str, float]:
-        """Cross-entropy and accuracy of each code on honest questions, and what their searches find."""
-        if self.honest is None:
+    def problems(self, progress: float, values: Mapping[str, float]) -> dict[str, str]:
+        """A decoder that stays at chance."""
+        sizes = self.quantizer.config.level_sizes[1:] or self.quantizer.config.level_sizes
+        chance = sum(math.log(size) for size in sizes) / len(sizes)
+        if progress < CHANCE_AFTER or values["nats"] < AT_CHANCE * chance:
             return {}
-        honest, out = self.honest, {}
-        pairs = honest.data.pairs.to(honest.pool.device)
-        nats, right = self._judge(honest.queries[pairs[:, 0]], honest.codes[pairs[:, 1]])
-        out["honest_ce"] = nats.mean().item()
+        line = (
+            f"the decoder is at chance: {values['nats']:.2f} nats per code, guessing is {chance:.2f}. Recall stays 0. "
+            "Try a higher generator.lr, more generator.steps, smaller or fewer model.level_sizes, or more training pairs"
+        )
+        return {"chance": line}
+
+    def validate(self) -> dict[str, float]:
+        """Cross-entropy and accuracy of each code on held-out queries, and the hit rates of their searches."""
+        if self.validation is None:
+            return {}
+        held = self.validation
+        pairs = held.data.pairs.to(held.pool.device)
+        nats, accuracy = self._code_metrics(held.queries[pairs[:, 0]], held.codes[pairs[:, 1]])
+        out = {"validation_ce": nats.mean().item()}
         for level in range(len(nats)):
-            out[f"code{level}_nats"], out[f"code{level}_right"] = nats[level].item(), right[level].item()
-        out.update(dense_hits(honest.queries, honest.pool, honest.data))
-        parts = (self.generator, self.quantizer, honest.codes, honest.pool, honest.queries)
-        out.update(generator_hits(*parts, honest.data, self.beams))
+            out[f"code{level}_nats"] = nats[level].item()
+            out[f"code{level}_right"] = accuracy[level].item()
+        out.update(dense_hits(held.queries, held.pool, held.data))
+        out.update(generator_hits(self.generator, self.quantizer, held.codes, held.pool, held.queries, held.data, self.beams))
         return out
 
     @torch.no_grad()
-    def _judge(self, z: Tensor, codes: Tensor, chunk: int = 512) -> tuple[Tensor, Tensor]:
-        """(M,) nats a code and (M,) share of codes foretold, of questions (P, D) whose answers have these codes (P, M)."""
-        nats, right = (torch.zeros(codes.shape[1], device=z.device) for _ in range(2))
+    def _code_metrics(self, z: Tensor, codes: Tensor, chunk: int = 512) -> tuple[Tensor, Tensor]:
+        """(M,) nats per code and (M,) accuracy, of queries (P, D) whose positives have these codes (P, M)."""
+        nats = torch.zeros(codes.shape[1], device=z.device)
+        right = torch.zeros(codes.shape[1], device=z.device)
         for i in range(0, len(z), chunk):
             part = codes[i : i + chunk]
             for level, log_p in enumerate(self.generator.code_log_probs(z[i : i + chunk], part)):
@@ -340,20 +387,27 @@ class GeneratorStage(Stage):
         return nats / max(len(z), 1), right / max(len(z), 1)
 
     def quick(self) -> float | None:
-        """Mean reciprocal rank, by log p, of the first answer among the candidates that dense search puts first."""
-        if self.honest is None:
+        """Mean reciprocal rank, by log p, of the first positive among the nearest candidates of dense search."""
+        if self.validation is None:
             return None
-        return self._reciprocal_rank(self.honest)
+        return self._reciprocal_rank(self.validation)
 
     @torch.no_grad()
-    def _reciprocal_rank(self, honest: Honest, chunk: int = 64) -> float:
-        near = nearest_rows(honest.queries, honest.pool, RIVALS)  # (Q, C)
-        answers = answer_mask(near, honest.data)
+    def _reciprocal_rank(self, held: ValidationSet, chunk: int = 64) -> float:
+        nearest = nearest_rows(held.queries, held.pool, CANDIDATES)  # (Q, C)
+        positives = positive_mask(nearest, held.data)
         total = 0.0
-        for i in range(0, len(near), chunk):
-            rows, right = near[i : i + chunk], answers[i : i + chunk]
-            z = honest.queries[i : i + chunk].repeat_interleave(rows.shape[1], 0)
-            log_p = self.generator(z, honest.codes[rows.flatten()]).sum(1).view(rows.shape)
-            best = log_p.masked_fill(~right, -torch.inf).amax(1, keepdim=True)  # -inf: no answer among them, worth nothing
-            total += (1 / (1 + (log_p > best).sum(1)) * right.any(1)).sum().item()
-        return total / max(len(near), 1)
+        for i in range(0, len(nearest), chunk):
+            rows = nearest[i : i + chunk]
+            positive = positives[i : i + chunk]
+            z = held.queries[i : i + chunk].repeat_interleave(rows.shape[1], 0)
+            log_p = self.generator(z, held.codes[rows.flatten()]).sum(1).view(rows.shape)
+            best = log_p.masked_fill(~positive, -torch.inf).amax(1, keepdim=True)  # -inf: no positive among them
+            total += (1 / (1 + (log_p > best).sum(1)) * positive.any(1)).sum().item()
+        return total / max(len(nearest), 1)
+
+
+def code_accuracy(log_p: Sequence[Tensor], codes: Tensor) -> Tensor:
+    """(M,) share of codes (B, M) that are the most likely ones of their level."""
+    shares = [(level.argmax(1) == codes[:, i]).float().mean() for i, level in enumerate(log_p)]
+    return torch.stack(shares)

@@ -1,9 +1,9 @@
-"""The only training loop: AdamW, warm-up and cosine, accumulation, clipping, checkpoints that resume exactly.
+"""The training loop of every stage: AdamW, warm-up and cosine, accumulation, clipping, checkpoints that resume exactly.
 
-A stage says what a step's batch is and what its loss is; the loop knows nothing of losses. `accelerate` carries it to
-GPUs and several processes. The randomness of a step is a function of (seed, stage, step, process), and the data order
-of (seed, step), so a checkpoint needs weights, moving averages, optimizer and step, and a resumed run has the loss curve
-of an uninterrupted one.
+A stage defines a step's batch and its loss; the loop knows nothing of losses. `accelerate` carries it to GPUs and
+several processes. The randomness of a step is a function of (seed, stage, step, process), and the data order of
+(seed, step). A checkpoint therefore needs weights, moving averages, optimizer and step, and a resumed run has the loss
+curve of an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from genius.errors import GeniusError, said
+from genius.errors import GeniusError
 from genius.files import write_whole
+from genius.train.checkpoint import Interrupt, latest_checkpoint, load_checkpoint, save_checkpoint
 from genius.train.config import RunConfig, Schedule, StageConfig
-from genius.train.holdout import Selection
-from genius.train.journal import Interrupt, Journal, latest_checkpoint, load_checkpoint, save_checkpoint
+from genius.train.journal import Journal
+from genius.train.selection import Selection
 
 CHECKPOINT_SECONDS = 30.0  # a checkpoint at least this often
-LOOKS = 20  # at the honest questions, evenly spread over the steps
-WARM_UP = 3  # plain steps before one is recorded, as CUDA graphs ask for
+LOOKS = 20  # validations, evenly spread over the steps
+BAR_EVERY = 5  # steps between updates of the progress bar
 
 
 def step_seed(seed: int, stage: str, step: int, rank: int = 0) -> int:
@@ -44,7 +45,7 @@ class Stage(nn.Module):
     name: str
     accumulate = 1  # micro-batches of a step; the loop says how many
     schedule = Schedule()  # of its optimizer
-    fixed_shapes = False  # whether every batch has the same shapes and forward changes nothing but gradients
+    fixed_shapes = False  # every batch has the same shapes: the step can be compiled (`run.compile`)
 
     @abstractmethod
     def batch(self, step: int, micro: int, rank: int, world: int) -> Any:
@@ -55,15 +56,24 @@ class Stage(nn.Module):
         """Loss and what to log."""
 
     def before_step(self, step: int) -> None:
-        """Called in front of every step, on every process (k-means at a given step, for instance)."""
+        """Called before every step, on every process (k-means at a given step, for instance)."""
 
     def validate(self) -> dict[str, float]:
-        """Hit rates and the like, on honest questions; must not touch the weights."""
+        """Hit rates and other metrics on held-out queries. Does not change the weights."""
         return {}
 
     def quick(self) -> float | None:
-        """One number on honest questions, larger is better: what weights are chosen by. None: there are no such questions."""
+        """One number on held-out queries, larger is better: weights are chosen by it. None: nothing is held out."""
         return None
+
+    def problems(self, progress: float, values: Mapping[str, float]) -> dict[str, str]:
+        """What goes wrong, with what to try: name of the problem -> one line for people.
+
+        Args:
+            progress: Share of the steps that are done.
+            values: Losses and accuracies of the last step.
+        """
+        return {}
 
 
 @dataclass
@@ -81,7 +91,7 @@ class Runtime:
 
     @property
     def half(self) -> bool:
-        """Whether steps are computed in bfloat16 where that does no harm."""
+        """Whether steps run under bfloat16 autocast."""
         return self.run.precision == "auto" and self.device.type == "cuda"
 
     @property
@@ -98,9 +108,11 @@ class Runtime:
 
 
 class OneProcess:
-    """What `run_stage` asks of an accelerator, for one process: short fits need no package for that."""
+    """What `run_stage` asks of an accelerator, for one process: short fits need no `accelerate`."""
 
-    process_index, num_processes, is_main_process = 0, 1, True
+    process_index = 0
+    num_processes = 1
+    is_main_process = True
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
@@ -120,7 +132,7 @@ class OneProcess:
 
 
 def make_accelerator(device: str = "auto") -> Any:
-    """The process group and device. Autocast is the loop's own, so that a stage may go without."""
+    """The process group and device. Autocast is set by the loop, so that a stage can switch it off."""
     try:
         from accelerate import Accelerator, DistributedDataParallelKwargs
         from accelerate.state import AcceleratorState
@@ -132,19 +144,22 @@ def make_accelerator(device: str = "auto") -> Any:
     AcceleratorState._reset_state()  # the settings of an earlier run in this process
     if cuda:
         torch.set_float32_matmul_precision("high")
-    # codebooks are buffers that every process updates equally: sending them at every step would only cost time
-    return Accelerator(
-        cpu=not cuda, mixed_precision="no", kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)]
-    )
+    # codebooks are buffers that every process updates equally: broadcasting them at every step would only cost time
+    options = DistributedDataParallelKwargs(broadcast_buffers=False)
+    return Accelerator(cpu=not cuda, mixed_precision="no", kwargs_handlers=[options])
 
 
 def learning_rate(schedule: Schedule, steps: int, step: int) -> float:
     """Share of the peak rate at a step: linear warm-up, then cosine to `final_lr`."""
-    warm = max(1, round(schedule.warm_up * steps if schedule.warm_up < 2 else schedule.warm_up))
-    if step < warm:
-        return (step + 1) / warm
-    done = (step - warm) / max(1, steps - warm)
-    return schedule.final_lr + (1 - schedule.final_lr) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
+    warm_up = schedule.warm_up
+    if warm_up < 2:  # a share of the steps
+        warm_up *= steps
+    warm_up_steps = max(1, round(warm_up))
+    if step < warm_up_steps:
+        return (step + 1) / warm_up_steps
+    done = (step - warm_up_steps) / max(1, steps - warm_up_steps)
+    cosine = 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
+    return schedule.final_lr + (1 - schedule.final_lr) * cosine
 
 
 def make_optimizer(stage: Stage, config: StageConfig) -> torch.optim.AdamW:
@@ -158,64 +173,94 @@ def make_optimizer(stage: Stage, config: StageConfig) -> torch.optim.AdamW:
 
 
 def run_stage(stage: Stage, config: StageConfig, runtime: Runtime, folder: Path) -> dict[str, float]:
-    """Train `stage` to its last step, from the newest checkpoint in `folder` if there is one; the last validation."""
-    accelerator, journal, run = runtime.accelerator, runtime.journal, runtime.run
+    """Train a stage to its last step, from the newest checkpoint in `folder` if there is one.
+
+    Returns:
+        The metrics of the last validation.
+    """
+    accelerator = runtime.accelerator
+    journal = runtime.journal
+    run = runtime.run
     micro_batch = config.batch // run.accumulate
     if micro_batch % runtime.world:
         raise GeniusError(f"{stage.name}: a micro-batch of {micro_batch} does not divide among {runtime.world} processes")
     stage.accumulate = run.accumulate
     stage.to(runtime.device).train()
-    start = 0
     optimizer = make_optimizer(stage, config)
     selection = Selection(stage, run.average, run.patience)
-    found = latest_checkpoint(folder)
-    if found is not None:
-        weights, state, progress = load_checkpoint(found)
-        start = int(progress["step"])
-        own = stage.state_dict().keys()
-        _restore(stage, {name: tensor for name, tensor in weights.items() if name in own}, found)
-        selection.restore({name: tensor for name, tensor in weights.items() if name not in own}, progress)
-        optimizer.load_state_dict(state)
-        journal.note(f"{stage.name}: going on at step {start}")
+    start = _resume(stage, optimizer, selection, folder, journal)
     journal.rewind(stage.name, start)
     module, optimizer = accelerator.prepare(stage, optimizer)
+    if run.compile and stage.fixed_shapes:
+        module = torch.compile(module, mode="reduce-overhead")  # CUDA graphs on a GPU
     accelerator.wait_for_everyone()
     saved = time.monotonic()
-    recorder = Recorder(stage, runtime)
-    looks = {round(config.steps * (i + 1) / LOOKS) for i in range(LOOKS)} if run.patience else set()
+    looks = {round(config.steps * (i + 1) / LOOKS) for i in range(LOOKS)}
+    reported: set[str] = set()  # problems that were reported
     with journal.bar(stage.name, config.steps, start) as bar, Interrupt() as ctrl_c:
         for step in range(start, config.steps):
-            logs = take_step(stage, module, optimizer, config, runtime, step, recorder)
+            logs = take_step(stage, module, optimizer, config, runtime, step)
             selection.update()
             done = step + 1
             if done % run.log_every == 0 or done == config.steps:
                 values = _mean_logs(logs, runtime)
                 if not math.isfinite(values["loss"]):
                     raise GeniusError(f"{stage.name}: the loss is not finite at step {done}; lower lr or check the features")
-                journal.write(stage.name, done, {**values, "lr": config.lr * learning_rate(stage.schedule, config.steps, step)})
+                rate = config.lr * learning_rate(stage.schedule, config.steps, step)
+                journal.write(stage.name, done, {**values, "lr": rate})
                 bar.update(done, values)
-            elif done % 5 == 0:
+            elif done % BAR_EVERY == 0:
                 bar.update(done)
-            if done in looks and _look(stage, selection, runtime, done):
-                journal.note(f"{stage.name}: no better since step {done - selection.waited * config.steps // LOOKS}")
+            if done in looks:
+                _report_problems(stage, runtime, done, done / config.steps, _mean_logs(logs, runtime), reported)
+            if run.patience and done in looks and _look(stage, selection, runtime, done):
+                best = done - selection.waited * config.steps // LOOKS
+                journal.note(f"{stage.name}: no better since step {best}")
                 break
             due = time.monotonic() - saved > CHECKPOINT_SECONDS
             due = due or (run.checkpoint_steps > 0 and done % run.checkpoint_steps == 0)
-            if ((due and done < config.steps) or ctrl_c.asked) and runtime.main:
+            if ((due and done < config.steps) or ctrl_c.pressed) and runtime.main:
                 tensors = {**stage.state_dict(), **selection.tensors()}
                 save_checkpoint(folder, done, tensors, optimizer.state_dict(), selection.numbers())
                 saved = time.monotonic()
-            if ctrl_c.asked:
+            if ctrl_c.pressed:
                 raise KeyboardInterrupt
     selection.finish()
     accelerator.wait_for_everyone()
     if runtime.device.type == "cuda":
-        accelerator.free_memory()  # not on a CPU: it walks through every object of the process, and gives nothing back
+        accelerator.free_memory()  # on a CPU it visits every object of the process and frees nothing
     return _validate(stage, runtime, config.steps)
 
 
+def _resume(stage: Stage, optimizer: torch.optim.Optimizer, selection: Selection, folder: Path, journal: Journal) -> int:
+    """Restore the newest checkpoint, if there is one; the step to start at."""
+    found = latest_checkpoint(folder)
+    if found is None:
+        return 0
+    weights, state, progress = load_checkpoint(found)
+    own = stage.state_dict().keys()
+    _restore(stage, {name: tensor for name, tensor in weights.items() if name in own}, found)
+    selection.restore({name: tensor for name, tensor in weights.items() if name not in own}, progress)
+    optimizer.load_state_dict(state)
+    start = int(progress["step"])
+    journal.note(f"{stage.name}: resuming at step {start}")
+    return start
+
+
+def _report_problems(
+    stage: Stage, runtime: Runtime, step: int, progress: float, values: dict[str, float], reported: set[str]
+) -> None:
+    """Say each problem once."""
+    if not runtime.main:
+        return
+    for name, line in stage.problems(progress, values).items():
+        if name not in reported:
+            reported.add(name)
+            runtime.journal.warn(stage.name, step, line)
+
+
 def _look(stage: Stage, selection: Selection, runtime: Runtime, step: int) -> bool:
-    """Judge the weights that would be kept, on the main process; whether to stop, on all of them alike."""
+    """Validate the weights that would be kept, on the main process; whether to stop, on all processes alike."""
     value = torch.full((), float("nan"), dtype=torch.float64, device=runtime.device)
     if runtime.main:
         stage.eval()
@@ -226,9 +271,10 @@ def _look(stage: Stage, selection: Selection, runtime: Runtime, step: int) -> bo
             value.fill_(found)
     if runtime.world > 1:
         torch.distributed.broadcast(value, src=0)
-    if math.isnan(number := value.item()):
-        return False  # no questions to judge by
-    runtime.journal.write(stage.name, step, {"honest": number})
+    number = value.item()
+    if math.isnan(number):
+        return False  # nothing is held out
+    runtime.journal.write(stage.name, step, {"validation": number})
     return selection.look(number)
 
 
@@ -259,82 +305,19 @@ def finished(folder: Path, name: str) -> bool:
     return all(path.exists() for path in _results(folder, name))
 
 
-class CapturedStep:
-    """A stage's forward and backward as one recorded CUDA graph: small decoders are bound by launching kernels, not running them.
-
-    For stages whose batches have the same shapes at every step. Call it with a batch: gradients are left in the parameters, as
-    `loss.backward()` would leave them."""
-
-    def __init__(self, module: nn.Module, batch: Any, half: bool) -> None:
-        self.module, self.half = module, half
-        self.inputs = type(batch)(*(part.clone() if isinstance(part, Tensor) else part for part in batch))
-        random = torch.cuda.get_rng_state()  # recording must not change what later steps draw
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UP):
-                self._zero()
-                self._run()
-        torch.cuda.current_stream().wait_stream(side)
-        self.graph = torch.cuda.CUDAGraph()
-        self._zero()
-        with torch.cuda.graph(self.graph):
-            self.loss, self.values = self._run()
-        self._zero()
-        torch.cuda.set_rng_state(random)
-
-    def __call__(self, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
-        for mine, given in zip(self.inputs, batch, strict=True):
-            if isinstance(mine, Tensor):
-                mine.copy_(given)
-            elif mine != given:
-                raise ValueError("a recorded step takes batches of one shape")
-        self._zero()
-        self.graph.replay()
-        return self.loss, self.values
-
-    def _run(self) -> tuple[Tensor, dict[str, Tensor]]:
-        # without autocast's cache: what it holds would outlive the recording
-        with torch.autocast("cuda", torch.bfloat16, enabled=self.half, cache_enabled=False):
-            loss, values = self.module(self.inputs)
-            loss.backward()
-        return loss.detach(), {name: value.detach() for name, value in values.items()}
-
-    def _zero(self) -> None:
-        """Gradients stay where the graph adds to them."""
-        grads = [p.grad for p in self.module.parameters() if p.grad is not None]
-        if grads:
-            torch._foreach_zero_(grads)
-
-
-class Recorder:
-    """Decides whether a stage's step is recorded, and keeps it; where recording fails, training goes on without."""
-
-    def __init__(self, stage: Stage, runtime: Runtime) -> None:
-        self.stage, self.half = stage, runtime.half
-        single = runtime.world == 1 and runtime.run.accumulate == 1 and runtime.device.type == "cuda"
-        self.wanted = single and stage.fixed_shapes
-        self.captured: CapturedStep | None = None
-        self.journal = runtime.journal
-
-    def step(self, batch: Any) -> tuple[Tensor, dict[str, Tensor]] | None:
-        """Loss, logs and gradients of a recorded step; None: do it the plain way."""
-        if not self.wanted:
-            return None
-        if self.captured is None:
-            try:
-                self.captured = CapturedStep(self.stage, batch, self.half)
-            except RuntimeError as error:  # some operation cannot be recorded
-                self.wanted = False
-                self.stage.zero_grad(set_to_none=True)
-                self.journal.note(f"{self.stage.name}: not recorded as a graph ({said(error)})")
-                return None
-        return self.captured(batch)
-
-
 def take_step(
-    stage: Stage, module: Any, optimizer: Any, config: StageConfig, runtime: Runtime, step: int, recorder: Recorder
+    stage: Stage, module: Any, optimizer: Any, config: StageConfig, runtime: Runtime, step: int
 ) -> list[dict[str, Tensor]]:
+    """One optimizer step; losses and logs of its micro-batches.
+
+    Args:
+        stage: The stage itself.
+        module: The stage as it is called: perhaps wrapped for several processes, or compiled.
+        optimizer: Of the stage's parameters.
+        config: Steps and rates.
+        runtime: Device and processes.
+        step: Number of the step, from 0.
+    """
     torch.manual_seed(step_seed(runtime.seed, stage.name, step, runtime.rank))
     stage.before_step(step)
     for group in optimizer.param_groups:
@@ -342,21 +325,17 @@ def take_step(
     logs = []
     for micro in range(stage.accumulate):
         batch = stage.batch(step, micro, runtime.rank, runtime.world)
-        done = recorder.step(batch)
-        if done is not None:
-            logs.append({"loss": done[0], **done[1]})
-            continue
         last = micro + 1 == stage.accumulate
-        waiting = nullcontext() if last or runtime.world == 1 else module.no_sync()
-        with waiting, torch.autocast(runtime.device.type, torch.bfloat16, enabled=runtime.half):
+        synchronised = nullcontext() if last or runtime.world == 1 else module.no_sync()
+        with synchronised, torch.autocast(runtime.device.type, torch.bfloat16, enabled=runtime.half):
             loss, values = module(batch)
             runtime.accelerator.backward(loss / stage.accumulate)
-        logs.append({"loss": loss.detach(), **{name: value.detach() for name, value in values.items()}})
+        # copies: a compiled step writes its outputs to the same memory every time
+        logs.append({name: value.detach().clone() for name, value in {"loss": loss, **values}.items()})
     if stage.schedule.clip > 0:
         runtime.accelerator.clip_grad_norm_(stage.parameters(), stage.schedule.clip)
     optimizer.step()
-    if recorder.captured is None:
-        optimizer.zero_grad(set_to_none=True)
+    optimizer.zero_grad(set_to_none=True)
     return logs
 
 
@@ -385,7 +364,7 @@ def _validate(stage: Stage, runtime: Runtime, step: int) -> dict[str, float]:
 
 
 def _restore(stage: Stage, weights: Mapping[str, Tensor], path: Path) -> None:
-    """Fill a stage with saved weights. Whether they fit the stage says itself: a part may save itself shorter than it is."""
+    """Fill a stage with saved weights; `load_state_dict` decides whether they fit."""
     try:
         stage.load_state_dict(dict(weights))
     except RuntimeError:

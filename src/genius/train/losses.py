@@ -1,6 +1,6 @@
-"""The losses of the paper (Eq. 2, 3, 7, 8, 10) and those beyond it, as plain functions of tensors; and what processes share.
+"""The losses of the paper (Eq. 2, 3, 7, 8, 10) as functions of tensors; and what processes exchange.
 
-Means are over this process's rows; with equal batches on every process the average over processes (what DDP takes) is
+Means are over this process's rows. With equal batches on every process the average over processes (what DDP takes) is
 the loss of the whole batch, and `gather_rows` makes its gradients exactly those of one process with all rows.
 Knows nothing of modules, stages or schedules.
 """
@@ -17,7 +17,10 @@ from torch import Tensor
 
 
 def world_size() -> int:
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    """How many processes train together."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size()
+    return 1
 
 
 def _all_gather(rows: Tensor) -> Tensor:
@@ -27,7 +30,7 @@ def _all_gather(rows: Tensor) -> Tensor:
 
 
 class _GatherRows(torch.autograd.Function):
-    """all_gather whose backward sums what every process's loss says about the local rows."""
+    """all_gather whose backward sums every process's gradient of the local rows."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:
@@ -52,7 +55,7 @@ def gather_rows(rows: Tensor) -> Tensor:
 
 
 def gather_halves(rows: Tensor) -> Tensor:
-    """Rows (2B, ...), queries and then their targets, of all processes as one process has them: all queries, then all targets."""
+    """Rows (2B, ...), queries and then targets, of all processes: all queries, then all targets."""
     if world_size() == 1:
         return rows
     halves = _all_gather(rows).view(world_size(), 2, len(rows) // 2, *rows.shape[1:])
@@ -60,15 +63,18 @@ def gather_halves(rows: Tensor) -> Tensor:
 
 
 def rank() -> int:
-    return dist.get_rank() if world_size() > 1 else 0
+    """The number of this process, from 0."""
+    if world_size() > 1:
+        return dist.get_rank()
+    return 0
 
 
-# What must come out the same on every process is done by the first: k-means, mining and codes add up floating-point numbers in an
-# order that differs from GPU to GPU, and a code chosen the other way is another ID.
+# What must be equal on every process is computed by the first: k-means, mining and codes sum floating-point numbers in
+# an order that differs from GPU to GPU, and a code chosen differently is another ID.
 
 
 def once(work: Callable[[], None], results: Callable[[], Iterable[Tensor]]) -> None:
-    """The first process does `work`; then every one has its `results`, tensors of known shapes that are filled in place."""
+    """The first process does `work`; then every process gets its `results`, tensors that are filled in place."""
     if rank() == 0:
         work()
     send(results())
@@ -82,11 +88,11 @@ def send(tensors: Iterable[Tensor]) -> None:
 
 
 def info_nce(scores: Tensor, positive: Tensor) -> Tensor:
-    """Mean over rows of -log p(positive) with several positives a row.
+    """Mean over rows of -log p(positive) with several positives per row.
 
-    `scores` (B, N) are similarities over temperature, `positive` (B, N) says which columns answer the row. Each
-    positive competes with the row's negatives only: other positives are neither rewarded against nor pushed away.
-    With one positive a row this is Eq. 3's cross-entropy.
+    `scores` (B, N) are similarities over temperature, `positive` (B, N) marks the row's positives. Each positive
+    competes with the row's negatives only: other positives are neither rewarded against nor pushed away.
+    With one positive per row this is Eq. 3's cross-entropy.
     """
     lowest = torch.finfo(scores.dtype).min
     negatives = scores.masked_fill(positive, lowest).logsumexp(1, keepdim=True)  # (B, 1)
@@ -107,10 +113,18 @@ def contrastive(
 ) -> tuple[Tensor, Tensor]:
     """Eq. 2 and 3 on unit vectors (B, D), in batch, negatives gathered over processes: loss and top-1 accuracy.
 
-    `positive` (B, world * B): which of the *gathered* targets answer each local query; None: only its own (published:
-    labels = arange). `symmetric` averages both directions (published); Eq. 3 has queries -> targets alone.
-    `more` (E, D): further candidates that compete for the queries (hard negatives); `more_positive` (B, world * E) says
-    which of them answer after all.
+    Args:
+        queries: Unit vectors (B, D) of this process.
+        targets: Unit vectors (B, D) of their positives.
+        temperature: tau of Eq. 3.
+        positive: (B, world * B) which of the *gathered* targets are positives of each local query; None: only its own
+            (published: labels = arange).
+        symmetric: Average both directions (published); Eq. 3 has queries -> targets alone.
+        more: (E, D) further candidates (hard negatives).
+        more_positive: (B, world * E) which of those are positives after all and do not count.
+
+    Returns:
+        The loss and the top-1 accuracy.
     """
     local = queries.shape[0]
     first = rank() * local
@@ -124,11 +138,12 @@ def contrastive(
         loss = info_nce(scores, positive)
     else:
         assert more_positive is not None
-        wrong = (queries @ gather_rows(more).T / temperature).masked_fill(more_positive, torch.finfo(scores.dtype).min)
-        loss = info_nce(torch.cat([scores, wrong], 1), torch.cat([positive, torch.zeros_like(more_positive)], 1))
+        negatives = queries @ gather_rows(more).T / temperature
+        negatives = negatives.masked_fill(more_positive, torch.finfo(scores.dtype).min)
+        loss = info_nce(torch.cat([scores, negatives], 1), torch.cat([positive, torch.zeros_like(more_positive)], 1))
     if symmetric:
         all_queries = gather_rows(queries)
-        back = gather_rows(positive)[:, first : first + local].T  # (B, world * B): queries that each local target answers
+        back = gather_rows(positive)[:, first : first + local].T  # (B, world * B) queries of each local target
         loss = (loss + info_nce(targets @ all_queries.T / temperature, back)) / 2
     with torch.no_grad():
         accuracy = positive.gather(1, scores.argmax(1, keepdim=True)).float().mean()
@@ -136,11 +151,16 @@ def contrastive(
 
 
 def residual_loss(residuals: Sequence[Tensor], chosen: Sequence[Tensor], reduction: str = "mean") -> Tensor:
-    """L_rq, Eq. 7: |r_{i-1} - sg(e_i)|^2 over levels. "sum": the formula, averaged over rows; "mean": also over
-    levels and dimensions, as published (smaller by levels * D)."""
+    """L_rq, Eq. 7: |r_{i-1} - sg(e_i)|^2 over levels.
+
+    "sum": the formula, averaged over rows; "mean": also over levels and dimensions, as published (smaller by
+    levels * D).
+    """
     levels = [F.mse_loss(r, e.detach(), reduction="none") for r, e in zip(residuals, chosen, strict=True)]
     stacked = torch.stack(levels)  # (M, N, D)
-    return stacked.mean() if reduction == "mean" else stacked.sum((0, 2)).mean()
+    if reduction == "mean":
+        return stacked.mean()
+    return stacked.sum((0, 2)).mean()
 
 
 def reconstruction_loss(query: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
@@ -153,7 +173,10 @@ def reconstruction_loss(query: Tensor, target: Tensor, reduction: str = "mean") 
     return (query - target).square().sum(1).mean()
 
 
-def code_loss(log_p: Sequence[Tensor], codes: Tensor, reduction: str = "mean") -> Tensor:
-    """Cross-entropy of Eq. 10: per level log p (B, K_l), codes (B, M). "sum": the formula; "mean": over tokens, as published."""
-    chosen = [scores.gather(1, codes[:, level : level + 1]).mean() for level, scores in enumerate(log_p)]
-    return -(torch.stack(chosen).mean() if reduction == "mean" else torch.stack(chosen).sum())
+def code_losses(log_p: Sequence[Tensor], codes: Tensor) -> Tensor:
+    """Cross-entropy of Eq. 10 per level: log p (B, K_l) of each level and codes (B, M) -> (M,) nats.
+
+    Eq. 10 is their sum; the published code takes their mean.
+    """
+    chosen = [level.gather(1, codes[:, i : i + 1]).mean() for i, level in enumerate(log_p)]
+    return -torch.stack(chosen)

@@ -1,4 +1,4 @@
-"""Stage 2: fusion and codebooks (4.2.4, Eq. 7 and 8), with L_cl once more on what codes stand for.
+"""Stage 2: fusion and codebooks (4.2.4, Eq. 7 and 8), with L_cl once more on the codes' reconstructions.
 
 Codebooks move by exponential averages and k-means, the fusion by gradients. Knows nothing of decoders.
 """
@@ -6,6 +6,7 @@ Codebooks move by exponential averages and k-means, the fusion by gradients. Kno
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
@@ -16,21 +17,24 @@ from genius.features import Features
 from genius.model.quantizer import Fusion, FusionConfig, QuantizerConfig, ResidualQuantizer
 from genius.ranking import nearest_rows
 from genius.train.config import ModelConfig, QuantizerStageConfig
-from genius.train.holdout import dense_hits, quick_hits
 from genius.train.losses import gather_halves, once, reconstruction_loss, residual_loss
+from genius.train.metrics import dense_hits, mean_hits
 from genius.train.pairs import PairBatch, PairStage, Rows
 
 KMEANS_SAMPLE = 200_000  # vectors for k-means (the whole training set below that)
-# When codebooks are fitted anew at the end: sweeps that fit the later levels' codebooks to each other, and how many items a
-# code there should be; a modality with fewer learns its later codes from points between them too.
-TOGETHER, BETWEEN = 3, 8
-# Modality and two codes: after them most IDs are told apart, so beams are chosen by them, and the second code must be near by
-# itself, not only once later ones have mended it.
+# When codebooks are fitted again at the end of the stage:
+JOINT_SWEEPS = 3  # sweeps that fit the later levels' codebooks to each other
+VECTORS_PER_CODE = 8  # a modality with fewer items also learns its later codes from points between them
+# Modality and two codes: after them most IDs are distinct, so beams are chosen by them. The second code must be near by
+# itself, not only after later codes have corrected it, and is therefore not chosen again.
 SETTLED = 3
+COLLAPSED = 0.1  # perplexity of a level below this share of its codebook is a collapse
+SAMPLE = 8192  # items whose codes are counted for that
 
 
 def quantizer_config(model: ModelConfig) -> QuantizerConfig:
-    told = model.modality_code in ("given", "classifier")
+    """The quantizer of a recipe."""
+    given = model.modality_code in ("given", "classifier")
     return QuantizerConfig(
         width=model.width,
         level_sizes=model.level_sizes,
@@ -40,7 +44,7 @@ def quantizer_config(model: ModelConfig) -> QuantizerConfig:
         published_revival=model.constants.published_revival,
         encode_sweeps=model.encode_sweeps,
         settled=SETTLED,
-        own_books_from=int(model.constants.own_books and told and not model.shared),
+        own_books_from=int(model.constants.modality_codebooks and given and not model.shared),
     )
 
 
@@ -61,8 +65,10 @@ class QuantizerStage(PairStage):
         if config.contrastive_weight == 0:
             config = dataclasses.replace(config, hard_negatives=0)  # they take part in L_cl alone
         self.recipe = model.constants
-        super().__init__(data, validation, config, model.width, seed, device, kept=self.recipe.answers == "kept")
-        self.config, self.schedule = config, self.recipe.quantizer
+        fixed = self.recipe.positives == "fixed"
+        super().__init__(data, validation, config, model.width, seed, device, fixed=fixed)
+        self.config = config
+        self.schedule = self.recipe.quantizer
         torch.manual_seed(seed)
         self.fusion = Fusion(FusionConfig(model.width, model.projection, model.hidden))
         if self.recipe.start_from_sum:
@@ -84,8 +90,8 @@ class QuantizerStage(PairStage):
 
     def forward(self, batch: PairBatch) -> tuple[Tensor, dict[str, Tensor]]:
         parts = [self.queries[batch.rows], self.pool[batch.targets]]
-        if batch.wrong is not None:
-            parts.append(self.pool[batch.wrong])
+        if batch.negatives is not None:
+            parts.append(self.pool[batch.negatives])
         z = self.fusion(Features.cat(parts)).float()
         with torch.autocast(z.device.type, enabled=False):
             return self.losses(z, batch)
@@ -93,13 +99,17 @@ class QuantizerStage(PairStage):
     def losses(self, z: Tensor, batch: PairBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Eq. 8 on `z` (2B or 3B, D): B queries, their B targets, perhaps B hard negatives, which take part in L_cl alone.
         A query's modality code is its target's."""
-        config, recipe, size = self.config, self.recipe, len(batch.rows)
-        query, target, wrong = z[:size], z[size : 2 * size], z[2 * size :] if batch.wrong is not None else None
+        config = self.config
+        recipe = self.recipe
+        size = len(batch.rows)
+        query = z[:size]
+        target = z[size : 2 * size]
+        negatives = None if batch.negatives is None else z[2 * size :]
         loss, logs = self.contrast(
             batch,
             query,
             target,
-            wrong,
+            negatives,
             temperature=config.temperature,
             symmetric=recipe.symmetric,
             all_positives=recipe.all_positives,
@@ -115,13 +125,19 @@ class QuantizerStage(PairStage):
         loss = loss + config.rq_weight * rq + config.mse_weight * mse  # Eq. 8
         logs.update(rq=rq, mse=mse)
         if config.codes_weight > 0 and config.contrastive_weight > 0:  # without L_cl there is none on codes either
-            wrong_hat = None
-            if batch.wrong is not None:
-                wrong_hat = F.normalize(self.quantizer.quantize(z[2 * size :], self.pool.modality[batch.wrong]).vectors, dim=1)
+            negatives_hat = None
+            if negatives is not None and batch.negatives is not None:
+                decoded = self.quantizer.quantize(negatives, self.pool.modality[batch.negatives]).vectors
+                negatives_hat = F.normalize(decoded, dim=1)
             ranking, _ = self.contrast(
-                batch, query, F.normalize(c_hat, dim=1), wrong_hat, temperature=config.temperature, symmetric=False,
+                batch,
+                query,
+                F.normalize(c_hat, dim=1),
+                negatives_hat,
+                temperature=config.temperature,
+                symmetric=False,
                 all_positives=recipe.all_positives,
-            )  # fmt: skip
+            )
             loss = loss + config.codes_weight * ranking
             logs["codes"] = ranking
         if self.training:
@@ -132,10 +148,11 @@ class QuantizerStage(PairStage):
 
     @torch.no_grad()
     def embed(self, features: Features, chunk: int = 8192) -> Tensor:
-        was, device = self.fusion.training, self.fusion.mix_output.weight.device
+        device = self.fusion.mix_output.weight.device
+        was_training = self.fusion.training
         self.fusion.eval()
         parts = [self.fusion(features[i : i + chunk].to(device, torch.float32)) for i in range(0, len(features), chunk)]
-        self.fusion.train(was)
+        self.fusion.train(was_training)
         return torch.cat(parts)
 
     def initialise(self, pool_only: bool = False) -> None:
@@ -144,31 +161,41 @@ class QuantizerStage(PairStage):
 
     @torch.no_grad()
     def _fit(self, pool_only: bool) -> None:
-        """k-means, level after level: on a sample of the pool and the queries with their targets' modality, or as in the
-        paper on the first batch."""
+        """k-means, level after level: on a sample of the pool and the queries with their targets' modality, or, as in
+        the paper, on the first batch."""
         if self.recipe.kmeans_from == "first-batch" and not pool_only:
             drawn = [self.drawn(self.step, micro) for micro in range(self.accumulate)]
             rows, targets = (torch.cat(parts) for parts in zip(*drawn, strict=True))
             z = torch.cat([self.embed_rows(self.queries, rows), self.embed_rows(self.pool, targets)])
-            kinds = self.pool.modality[targets].repeat(2)
-            self.quantizer.initialise(z, kinds, self.config.kmeans_iterations, self.seed)
+            modality = self.pool.modality[targets].repeat(2)
+            self.quantizer.initialise(z, modality, self.config.kmeans_iterations, self.seed)
             return
-        size, device = len(self.pool), self.pool.device
+        size = len(self.pool)
+        device = self.pool.device
         count = size if pool_only else size + len(self.queries)
         picked = torch.arange(count)
-        if count > KMEANS_SAMPLE:  # drawn before anything is embedded: z of everything would not fit on a card
+        if count > KMEANS_SAMPLE:  # drawn before anything is embedded: z of everything would not fit on a GPU
             picked = torch.randperm(count, generator=torch.Generator().manual_seed(self.seed))[:KMEANS_SAMPLE]
-        items, asked = (picked < size).nonzero()[:, 0], (picked >= size).nonzero()[:, 0]
+        picked = picked.to(device)
+        items = (picked < size).nonzero()[:, 0]
+        queries = (picked >= size).nonzero()[:, 0]
         z = torch.empty(len(picked), self.fusion.config.width, device=device)
         modality = torch.empty(len(picked), dtype=torch.long, device=device)
-        rows = picked[items].to(device)
-        z[items.to(device)], modality[items.to(device)] = self.embed_rows(self.pool, rows), self.pool.modality[rows]
-        if len(asked):
-            rows = (picked[asked] - size).to(device)
-            z[asked.to(device)] = self.embed_rows(self.queries, rows)
-            modality[asked.to(device)] = self.pool.modality[self.positives.rows[self.positives.starts[rows]]]
-        beyond = (TOGETHER, BETWEEN) if pool_only and self.recipe.refit else (0, 0)
-        self.quantizer.initialise(z, modality, self.config.kmeans_iterations, self.seed, *beyond)
+        z[items] = self.embed_rows(self.pool, picked[items])
+        modality[items] = self.pool.modality[picked[items]]
+        if len(queries):
+            rows = picked[queries] - size
+            z[queries] = self.embed_rows(self.queries, rows)
+            modality[queries] = self.pool.modality[self.positives.rows[self.positives.starts[rows]]]
+        again = pool_only and self.recipe.refit
+        self.quantizer.initialise(
+            z,
+            modality,
+            self.config.kmeans_iterations,
+            self.seed,
+            JOINT_SWEEPS if again else 0,
+            VECTORS_PER_CODE if again else 0,
+        )
 
     @torch.no_grad()
     def codes(self, rows: Rows, chunk: int = 8192) -> Tensor:
@@ -177,12 +204,12 @@ class QuantizerStage(PairStage):
         return torch.cat([self.quantizer.encode(self.embed(rows[part]), rows.modality[part]) for part in parts])
 
     def finish(self) -> None:
-        """After the last step: codebooks once more, on what they have to tell apart, the pool's own embeddings."""
+        """After the last step: fit the codebooks once more, to the pool's embeddings."""
         if self.recipe.refit or self.config.steps <= self.first_quantized:
             self.initialise(pool_only=True)
 
     def validate(self) -> dict[str, float]:
-        """Dense hit rates, those of the codes' reconstructions, and what every level does."""
+        """Dense hit rates, those of the codes' reconstructions, and the statistics of every level."""
         out: dict[str, float] = {}
         codes = self.codes(self.pool)
         for level, values in enumerate(self.quantizer.statistics(codes)):
@@ -200,7 +227,20 @@ class QuantizerStage(PairStage):
     def quick(self) -> float | None:
         if self.held_out is None:
             return None
-        return quick_hits(self.embed(self.held_out.queries), self.embed(self.held_out.pool), self.held_out)
+        return mean_hits(self.embed(self.held_out.queries), self.embed(self.held_out.pool), self.held_out)
+
+    def problems(self, progress: float, values: Mapping[str, float]) -> dict[str, str]:
+        """A collapse of the codebooks, while the stage trains."""
+        if self.step < self.first_quantized or progress >= 1:
+            return {}  # not fitted yet, or fitted once more after the last step
+        return self.collapsed()
+
+    @torch.no_grad()
+    def collapsed(self) -> dict[str, str]:
+        """A level that uses few of its codes, counted on a sample of the pool."""
+        rows = torch.linspace(0, len(self.pool) - 1, min(SAMPLE, len(self.pool)), device=self.pool.device).long()
+        codes = self.quantizer.encode(self.embed_rows(self.pool, rows), self.pool.modality[rows])
+        return collapsed_levels(self.quantizer, codes)
 
 
 def prefix_recall(
@@ -208,8 +248,8 @@ def prefix_recall(
 ) -> dict[str, float]:
     """How well prefixes rank: the share of dense top-1 items whose prefix is among the `beams` best, per prefix length.
 
-    Prefixes are ranked by the inner product of the query with their unit reconstruction, so this is the ceiling of
-    nearness alone without pruning on the way.
+    Prefixes are ranked by the inner product of the query with their unit reconstruction: an upper bound for beams that
+    follow the similarity alone.
     """
     best = nearest_rows(queries, pool, 1)[:, 0]
     out = {}
@@ -219,3 +259,19 @@ def prefix_recall(
         found = nearest_rows(queries, nn.functional.normalize(total, dim=1), beams)
         out[f"prefix{length}_recall@{beams}"] = (found == owner[best][:, None]).any(1).float().mean().item()
     return out
+
+
+def collapsed_levels(quantizer: ResidualQuantizer, codes: Tensor) -> dict[str, str]:
+    """A line for the first level after the modality whose codes (N, M) use less than a tenth of its codebook."""
+    first = 1 if quantizer.config.labelled else 0
+    for level, values in enumerate(quantizer.statistics(codes)):
+        usable = min(quantizer.config.level_sizes[level], len(codes))
+        if level < first or values["perplexity"] >= COLLAPSED * usable:
+            continue
+        line = (
+            f"the quantizer has collapsed: level {level} uses {values['perplexity']:.0f} of {usable:,} codes (perplexity). "
+            "Different items get equal IDs. Try a lower quantizer.lr, quantizer.rq_weight and quantizer.mse_weight, "
+            "a larger quantizer.batch, or smaller model.level_sizes"
+        )
+        return {"collapse": line}
+    return {}

@@ -1,11 +1,10 @@
-"""Where training data comes from, and the encoder that belongs to it: a FeatureSet folder, a collection of pairs through an
-encoder, or code.
+"""Where training data comes from, and the encoder that belongs to it: a FeatureSet folder, pairs through an encoder, or code.
 
-Knows the forms of `data` in a config, and which part of the encoder is trained before features are extracted. The later stages
-only ever see features. A model that was trained on features or converted from published files gets its encoder by
-`attach_encoder`. Is it the one that the features came from? Widths must fit, the stamp that extraction left must name the same
-weights, and where the pictures and texts are at hand a few rows are encoded again and must agree. Then it is joined with the
-heads that training left beside the model and stored in the model's folder.
+Knows the forms of `data` in a config, and which part of the encoder is trained before features are extracted. The later
+stages only see features. A model that was trained on features or converted from published files gets its encoder by
+`attach_encoder`, which checks that the features came from it: widths must fit, the stamp that extraction left must name
+the same weights, and where images and texts are at hand a few rows are encoded again and must agree. The encoder is then
+joined with the heads that training left next to the model, and stored in the model's folder.
 """
 
 from __future__ import annotations
@@ -38,7 +37,8 @@ from genius.types import Item, Modality
 
 SYNTHETIC = "synthetic:"
 SYNTHETIC_SIZES = {"tiny": (1600, 1600, 48), "small": (12000, 9000, 96)}  # queries, pool, width
-ROWS, LOOKED_AT = 4, 20_000  # encoded again of each kind, and how far into the pool they are looked for
+ROWS_PER_MODALITY = 4  # encoded again
+POOL_ROWS_READ = 20_000  # among which those are looked for
 AGREE = 0.99  # cosine of a row with itself: half precision and other devices round
 
 
@@ -54,13 +54,13 @@ def check_source(config: TrainConfig) -> None:
         raise GeniusError(f"no such data: {config.data}")
     is_features = FeatureSet.is_folder(config.data)
     if is_features and config.encoder.train == "towers":
-        raise GeniusError("encoder.train = 'towers' needs pictures and texts: a file of pairs, not a FeatureSet")
+        raise GeniusError("encoder.train = 'towers' needs images and texts: a file of pairs, not a FeatureSet")
     if not is_features and config.encoder_uri is None:
-        raise GeniusError(f"{config.data} holds pictures and texts: name an encoder_uri to read them with")
+        raise GeniusError(f"{config.data} holds images and texts: name an encoder_uri to read them with")
 
 
 def load_source(config: TrainConfig, runtime: Runtime, folder: Path) -> tuple[FeatureSet, Encoder | None, TrainConfig]:
-    """The training set in feature form, the encoder that made it (None: features only), and the config with what of that
+    """The training set as features, the encoder that made it (None: features only), and the config with what of that
     encoder is trained, where it left that open."""
     if config.data.startswith(SYNTHETIC):
         return synthetic(config.data.removeprefix(SYNTHETIC), config.seed), None, config
@@ -70,17 +70,21 @@ def load_source(config: TrainConfig, runtime: Runtime, folder: Path) -> tuple[Fe
 
 
 def synthetic(size: str, seed: int) -> FeatureSet:
-    """A made-up set of four tasks, for a first run and for tests."""
+    """A synthetic set of four tasks, for a first run and for tests."""
     from genius.data.synthetic import synthetic_features
 
     queries, pool, width = SYNTHETIC_SIZES[size]
-    image, text, pair = Modality.IMAGE, Modality.TEXT, Modality.PAIR
-    directions = ((text, image), (image, text), (text, pair), (image, pair))
+    directions = (
+        (Modality.TEXT, Modality.IMAGE),
+        (Modality.IMAGE, Modality.TEXT),
+        (Modality.TEXT, Modality.PAIR),
+        (Modality.IMAGE, Modality.PAIR),
+    )
     return synthetic_features(queries, pool, width, directions=directions, seed=seed)
 
 
 def _from_collection(config: TrainConfig, runtime: Runtime, folder: Path) -> tuple[FeatureSet, Encoder, TrainConfig]:
-    """Pictures and texts -> (towers trained if asked) -> features, extracted once and kept for the next start."""
+    """Images and texts -> (towers trained if the config says so) -> features, extracted once and kept."""
     from genius.data import open_collection
     from genius.data.extract import ExtractConfig, extract
     from genius.encoders import load_encoder
@@ -90,7 +94,7 @@ def _from_collection(config: TrainConfig, runtime: Runtime, folder: Path) -> tup
     encoder = load_encoder(config.encoder_uri)
     if isinstance(encoder, torch.nn.Module):
         encoder.to(runtime.device)
-    if config.encoder.train == "auto":  # heads are what an encoder of frozen towers has to train; others are used as they are
+    if config.encoder.train == "auto":  # encoders of frozen towers train heads; others are used as they are
         chosen = "heads" if hasattr(encoder, "tower_images") else "none"
         config = that_trains(config, chosen)
     if config.encoder.train == "towers":
@@ -114,13 +118,14 @@ def _from_collection(config: TrainConfig, runtime: Runtime, folder: Path) -> tup
 
 
 class Towers:
-    """An encoder of frozen towers seen before its heads, padded to one width so that features fit one file."""
+    """An encoder of frozen towers before its heads, padded to one width so that features fit one file."""
 
     def __init__(self, encoder: Any) -> None:
         if not hasattr(encoder, "tower_images"):
             raise GeniusError("encoder.train = 'heads' needs an encoder of frozen towers; use 'none' or 'towers' with this one")
         self.encoder = encoder
-        self.image_width, self.text_width = int(encoder.heads.image_width), int(encoder.heads.text_width)
+        self.image_width = int(encoder.heads.image_width)
+        self.text_width = int(encoder.heads.text_width)
         self.width = max(self.image_width, self.text_width)
 
     def encode_images(self, images: Sequence[Any]) -> Tensor:
@@ -130,9 +135,9 @@ class Towers:
         return F.pad(self.encoder.tower_texts(texts), (0, self.width - self.text_width))
 
     def cut(self, padded: Features) -> Features:
-        return Features(
-            padded.image[:, : self.image_width], padded.text[:, : self.text_width], padded.image_mask, padded.text_mask
-        )
+        image = padded.image[:, : self.image_width]
+        text = padded.text[:, : self.text_width]
+        return Features(image, text, padded.image_mask, padded.text_mask)
 
     def save(self, directory: Path) -> None:
         raise GeniusError("towers are saved with their heads")
@@ -166,35 +171,38 @@ def check_stamp(encoder: Encoder, folder: Path, uri: str) -> bool:
 
 
 def check_rows(encoder: Encoder, features: FeatureSet, collection: Collection, uri: str) -> int:
-    """Encode a few candidates of each kind again and compare; how many were."""
+    """Encode a few candidates of each modality again and compare; how many were."""
     row = {name: i for i, name in enumerate(features.pool_ids)}
     chosen: dict[Modality, list[Item]] = {modality: [] for modality in Modality}
-    for item in islice(collection.pool(), LOOKED_AT):
-        if item.id in row and len(chosen[item.modality]) < ROWS:
+    for item in islice(collection.pool(), POOL_ROWS_READ):
+        if item.id in row and len(chosen[item.modality]) < ROWS_PER_MODALITY:
             chosen[item.modality].append(item)
-    items = [item for some in chosen.values() for item in some]
+    items = [item for few in chosen.values() for item in few]
     if not items:
         raise GeniusError(f"none of the features' candidates is in {collection.name}: nothing to compare with")
     again = encode_items(encoder, items)[0]
     stored = features.pool[torch.tensor([row[item.id] for item in items])]
-    for kind in ("image", "text"):
-        mask = getattr(again, f"{kind}_mask")
-        if not torch.equal(mask, getattr(stored, f"{kind}_mask").cpu()):
-            raise GeniusError(f"{collection.name} and the features disagree about which candidates have a {kind}")
+    for content in ("image", "text"):
+        mask = getattr(again, f"{content}_mask")
+        if not torch.equal(mask, getattr(stored, f"{content}_mask").cpu()):
+            raise GeniusError(f"{collection.name} and the features disagree about which candidates have a {content}")
         if not mask.any():
             continue
-        old, new = getattr(stored, kind)[mask].float().cpu(), getattr(again, kind)[mask].float().cpu()
-        alike = F.cosine_similarity(old, new, dim=1)
-        if alike.min() < AGREE:
-            worst = [item for item, has in zip(items, mask.tolist(), strict=True) if has][int(alike.argmin())]
+        old = getattr(stored, content)[mask].float().cpu()
+        new = getattr(again, content)[mask].float().cpu()
+        similarity = F.cosine_similarity(old, new, dim=1)
+        if similarity.min() < AGREE:
+            compared = [item for item, has in zip(items, mask.tolist(), strict=True) if has]
+            worst = compared[int(similarity.argmin())]
             raise GeniusError(
-                f"the features were not made by {uri}: the {kind} of {worst.id} encoded again has a cosine of {alike.min():.2f}"
+                f"the features were not made by {uri}: "
+                f"the {content} of {worst.id} encoded again has a cosine of {similarity.min():.2f}"
             )
     return len(items)
 
 
 def encoder_of_features(uri: str, data: FeatureSet, folder: Path | None) -> Encoder:
-    """The encoder that a run on features names, before hours are spent: its widths fit, and the features are not another's."""
+    """The encoder that a run on features names, checked before hours are spent: widths and stamp must fit."""
     encoder = load_encoder(uri)
     check_widths(encoder, data.pool.image.shape[1], data.pool.text.shape[1], uri)
     if folder is not None:
@@ -207,18 +215,33 @@ def join_heads(encoder: Encoder, heads: Heads) -> None:
     towers: Any = encoder
     own = getattr(towers, "heads", None)
     if own is None or (own.image_width, own.text_width) != (heads.image_width, heads.text_width):
+        found = "has no towers" if own is None else f"has towers of {own.image_width} and {own.text_width}"
         raise GeniusError(
-            f"the model's heads are made for towers of width {heads.image_width} and {heads.text_width}, and this encoder "
-            + ("has none to put them on" if own is None else f"has towers of {own.image_width} and {own.text_width}")
+            f"the model's heads are made for towers of width {heads.image_width} and {heads.text_width}, and this encoder {found}"
         )
     device = next(own.parameters()).device
-    towers.heads, towers.width = heads.to(device).eval().requires_grad_(False), heads.width
+    towers.heads = heads.to(device).eval().requires_grad_(False)
+    towers.width = heads.width
 
 
 def attach_encoder(
     folder: str | Path, uri: str, *, features: str | Path | None = None, data: str = "", split: str = "test"
 ) -> list[str]:
-    """Store the encoder that `uri` names in the model's folder. Returns what was checked, in words."""
+    """Store an encoder in a model's folder.
+
+    Args:
+        folder: The model folder; it has no encoder yet.
+        uri: The encoder: a folder, hf-hub:NAME, uniir:FILE or bundled:NAME.
+        features: Features that the model was trained on; the encoder that made them must be this one.
+        data: Their dataset: a few rows are encoded again and compared with `features`.
+        split: Split of that dataset.
+
+    Returns:
+        What was checked, in words.
+
+    Raises:
+        GeniusError: If the encoder does not fit the model or the features.
+    """
     folder = Path(folder)
     if not folder.is_dir():
         raise GeniusError(f"no model folder at {folder}: an encoder is stored in the model's own folder")
@@ -252,7 +275,7 @@ def attach_encoder(
 
 
 def _store(encoder: Encoder, folder: Path) -> None:
-    """Whole or not at all: a model with half an encoder would not load."""
+    """Write the encoder's folder whole or not at all: a model with half an encoder would not load."""
     unfinished = folder / f"{ENCODER}.new"
     shutil.rmtree(unfinished, ignore_errors=True)
     encoder.save(unfinished)

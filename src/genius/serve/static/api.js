@@ -14,6 +14,10 @@ export const key = {
   set: (value) => (value ? sessionStorage.setItem("genius-key", value) : sessionStorage.removeItem("genius-key")),
 };
 
+// The page of one collection among several is /?collection=NAME.
+const collection = new URLSearchParams(location.search).get("collection");
+const base = collection ? `${base}/collections/${encodeURIComponent(collection)}` : "v1";
+
 async function call(path, options = {}) {
   const headers = { ...(options.headers ?? {}) };
   if (key.get()) headers.Authorization = `Bearer ${key.get()}`;
@@ -34,7 +38,7 @@ async function call(path, options = {}) {
   throw new ApiError(response.status, message, Number(response.headers.get("Retry-After")) || null);
 }
 
-export async function search(request, picture, signal, path = "v1/search") {
+export async function search(request, picture, signal, path = `${base}/search`) {
   if (!picture) {
     const body = JSON.stringify(request);
     return (await call(path, { method: "POST", body, headers: { "Content-Type": "application/json" }, signal })).json();
@@ -46,15 +50,15 @@ export async function search(request, picture, signal, path = "v1/search") {
 }
 
 export async function explain(request, picture, signal) {
-  return search(request, picture, signal, "v1/explain");
+  return search(request, picture, signal, `${base}/explain`);
 }
 
-export const info = async () => (await call("v1/info")).json();
-export const item = async (id, signal) => (await call(`v1/items/${encodeURIComponent(id)}`, { signal })).json();
-export const map = async (ids, signal) => (await call(`v1/map?${new URLSearchParams(ids.map((id) => ["at", id]))}`, { signal })).json();
-export const add = async (form) => (await call("v1/items", { method: "POST", body: form })).json();
-export const remove = async (id, options = {}) => (await call(`v1/items/${encodeURIComponent(id)}`, { method: "DELETE", ...options })).json();
-export const codes = async (prefix, signal, children = 0) => (await call(`v1/codes/${prefix}${children ? `?children=${children}` : ""}`, { signal })).json();
+export const info = async () => (await call(`${base}/info`)).json();
+export const item = async (id, signal) => (await call(`${base}/items/${encodeURIComponent(id)}`, { signal })).json();
+export const map = async (ids, signal) => (await call(`${base}/map?${new URLSearchParams(ids.map((id) => ["at", id]))}`, { signal })).json();
+export const add = async (form) => (await call(`${base}/items`, { method: "POST", body: form })).json();
+export const remove = async (id, options = {}) => (await call(`${base}/items/${encodeURIComponent(id)}`, { method: "DELETE", ...options })).json();
+export const codes = async (prefix, signal, children = 0) => (await call(`${base}/codes/${prefix}${children ? `?children=${children}` : ""}`, { signal })).json();
 
 // <img src> cannot carry a key, so with one the picture is fetched and shown from memory.
 export function show(image, url) {

@@ -1,4 +1,4 @@
-"""`genius data check`: a whole download is whole, and each thing that goes wrong with one is one clear line."""
+"""A whole download of M-BEIR is whole, and each thing that goes wrong with one is one clear line."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from genius.data.mbeir_check import Report, can_be_read, is_there, statistics, walk
 from genius.errors import GeniusError
 from lab.__main__ import app as lab
+from lab.mbeir.check import Report, can_be_read, is_there, statistics, walk
 from lab.mbeir.shapes import write_synthetic_mbeir
 
 ROWS = ("mscoco_task0", "webqa_task1", "webqa_task2", "oven_task6", "infoseek_task6")
@@ -38,7 +38,7 @@ def broken(root: Path, wanted: str) -> str:
 
 
 def others(report: Report) -> list[str]:
-    return [line for line in report.missing if "no questions of" not in line]  # only five of the sixteen tasks are here
+    return [line for line in report.missing if "no queries of" not in line]  # only five of the sixteen tasks are here
 
 
 def test_a_whole_download(whole: Path) -> None:
@@ -67,12 +67,12 @@ def test_a_truncated_file(root: Path) -> None:
 def test_a_missing_pool(root: Path) -> None:
     (root / "cand_pool/local/mbeir_webqa_task1_cand_pool.jsonl").unlink()
     report = walk(root)
-    assert [line for line in others(report) if "test questions" in line] == [
-        "cand_pool/local/mbeir_webqa_task1_cand_pool.jsonl: needed by the test questions of webqa_task1"
+    assert [line for line in others(report) if "test queries" in line] == [
+        "cand_pool/local/mbeir_webqa_task1_cand_pool.jsonl: needed by the test queries of webqa_task1"
     ]
     (root / "cand_pool/global/mbeir_union_train_cand_pool.jsonl").unlink()
     report = walk(root)
-    assert any("mbeir_union_train_cand_pool.jsonl: needed by the train questions of" in line for line in report.missing)
+    assert any("mbeir_union_train_cand_pool.jsonl: needed by the train queries of" in line for line in report.missing)
 
 
 def test_an_answer_in_no_pool(root: Path) -> None:
@@ -80,7 +80,7 @@ def test_an_answer_in_no_pool(root: Path) -> None:
     lines = [line.split() for line in path.read_text().splitlines()]
     first = lines[0][0]
     path.write_text("".join(" ".join([q, z, "2:999" if q == first else d, *r]) + "\n" for q, z, d, *r in lines))
-    assert broken(root, "in any pool").endswith(f"1 questions have no answer in any pool (e.g. {first} -> 2:999)")
+    assert broken(root, "in any pool").endswith(f"1 queries have no positive in any pool (e.g. {first} -> 2:999)")
 
 
 def test_ids_that_occur_twice(root: Path) -> None:
@@ -89,21 +89,21 @@ def test_ids_that_occur_twice(root: Path) -> None:
     assert "1 candidate ids occur twice" in broken(root, "candidate ids")
     path = root / "query/val/mbeir_oven_task6_val.jsonl"
     path.write_text(path.read_text() + path.read_text().splitlines()[0] + "\n")
-    assert "1 question ids occur twice" in broken(root, "mbeir_oven_task6_val.jsonl: ")
+    assert "1 query ids occur twice" in broken(root, "mbeir_oven_task6_val.jsonl: ")
     path = root / "query/union_train/mbeir_union_up_train.jsonl"
     row = json.loads(path.read_text().splitlines()[0])
     row["query_txt"] = "something else"
     path.write_text(path.read_text() + json.dumps(row) + "\n")
-    assert "1 question ids stand for different questions" in broken(root, "up_train")
+    assert "1 query ids stand for different queries" in broken(root, "up_train")
 
 
 def test_pictures_that_are_missing_or_cannot_be_read(root: Path) -> None:
     pictures = sorted((root / "mbeir_images/oven_images").glob("*.jpg"))
     pictures[0].unlink()
     pictures[1].write_bytes(pictures[1].read_bytes()[:60])
-    assert any("1 pictures are missing" in line for line in walk(root, pictures=is_there).broken)
+    assert any("1 images are missing" in line for line in walk(root, pictures=is_there).broken)
     report = walk(root, pictures=can_be_read)
-    assert any("1 pictures cannot be read" in line and pictures[1].name in line for line in report.broken)
+    assert any("1 images cannot be read" in line and pictures[1].name in line for line in report.broken)
     assert not any("pictures" in line for line in walk(root).broken)
 
 
@@ -116,24 +116,27 @@ def test_pointers_of_git_lfs_and_no_download_at_all(root: Path, tmp_path: Path) 
 
 
 def test_a_part_of_the_real_pools_is_lost(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from genius.data import mbeir_check
+    from lab.mbeir import check as mbeir_check
 
     sizes = dict.fromkeys(mbeir_check.POOL_SIZES, 10) | {"webqa_task1": 12}
     monkeypatch.setattr(mbeir_check, "POOL_SIZES", sizes)
     assert "has 10 candidates, the published one 12" in broken(root, "a part is lost")
 
 
-def test_the_command(root: Path, tmp_path: Path) -> None:
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-m", "genius", "data", *words], capture_output=True, text=True, timeout=120)
+def test_the_commands(root: Path, tmp_path: Path) -> None:
+    def run(module: str, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-m", module, *words], capture_output=True, text=True, timeout=120)
 
-    made = CliRunner().invoke(lab, ["shapes", str(tmp_path / "made"), "--candidates", "8", "--queries", "2"])
+    folder = tmp_path / "made"
+    made = CliRunner().invoke(lab, ["shapes", str(folder), "--candidates", "8", "--queries", "2"])
     assert made.exit_code == 0 and "16 tasks" in made.output
-    assert CliRunner().invoke(lab, ["shapes", str(tmp_path / "made")]).exit_code == 2  # it is not empty
-    good = run("check", f"mbeir:{tmp_path / 'made'}", "--table", str(tmp_path / "table.md"))
+    assert CliRunner().invoke(lab, ["shapes", str(folder)]).exit_code == 2  # it is not empty
+    good = run("lab", "check-mbeir", str(folder), "--table", str(tmp_path / "table.md"))
     assert good.returncode == 0 and "is whole" in good.stdout, good.stderr
     assert (tmp_path / "table.md").read_text() in good.stdout
-    (tmp_path / "made/instructions/query_instructions.tsv").write_text("nothing\n")
-    bad = run("check", f"mbeir:{tmp_path / 'made'}")
-    assert bad.returncode == 2 and bad.stderr.count("\n") == 1 and "0 things missing, 1 broken" in bad.stderr
-    assert "broken: " in bad.stdout and "Traceback" not in bad.stderr
+    thin = run("genius", "data", "check", f"mbeir:{folder}")
+    assert thin.returncode == 0 and thin.stdout.count("; sound") == 5, thin.stderr  # every split
+    (folder / "instructions/query_instructions.tsv").write_text("nothing\n")
+    for bad in (run("lab", "check-mbeir", str(folder)), run("genius", "data", "check", f"mbeir:{folder}")):
+        assert bad.returncode == 2 and bad.stderr.count("\n") == 1 and "Traceback" not in bad.stderr
+        assert "broken" in bad.stderr or "instruction" in bad.stderr

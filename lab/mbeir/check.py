@@ -1,7 +1,8 @@
-"""Walk a download of M-BEIR and say what is there, what is missing, what is broken, and how large it all is.
+"""`python -m lab check-mbeir DIR`: read a download of M-BEIR; what is there, missing and broken, and how large it is.
 
-Every line of every file is read once, and reading goes on behind what is broken: one complaint a file and kind, with a count
-and examples. The counts are the paper's supplement Table 1. Pictures are looked for, and decoded if asked.
+Every line of every file is read once, and reading goes on after what is broken: one complaint per file and kind of
+problem, with a count and examples. The counts are the paper's supplement Table 1. Images are looked for, and decoded if
+asked. `genius data check` stops at the first broken file of a split; this program lists everything.
 """
 
 from __future__ import annotations
@@ -9,8 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+
+from genius.cli.common import command, console, emit
 from genius.data.collection import Problems
 from genius.data.mbeir import (
     INSTRUCTIONS,
@@ -28,7 +32,7 @@ from genius.data.mbeir import (
     union_pool,
 )
 from genius.data.readers import Row, read_jsonl_rows
-from genius.errors import GeniusError
+from genius.errors import GeniusError, counted
 from genius.types import Item
 
 POOL_SIZES: dict[str, int] = {
@@ -158,55 +162,55 @@ class _Walker:
             problems.add("candidates cannot be used", str(error).removeprefix(f"{path}: "))
             return None
 
-    # -- questions ---------------------------------------------------------------------------------------------
+    # -- queries ---------------------------------------------------------------------------------------------
 
     def queries(self) -> None:
         for split in ("train", "union_train", "val", "union_val", "test"):
             try:
                 files = query_files(self.root, split)
             except GeniusError:
-                self.report.missing.append(f"query/{split}/{UNION_QUERIES.get(split, '')}: no questions")
+                self.report.missing.append(f"query/{split}/{UNION_QUERIES.get(split, '')}: no queries")
                 continue
             counts = self.report.queries.setdefault(split, {})
             for file in files:
-                self._questions(split, file, counts)
+                self._queries(split, file, counts)
             expected = ROWS if any(key in ROWS for key in counts) else ()  # other data in this layout has its own tasks
-            self.report.missing += [f"query/{split}: no questions of {key}" for key in expected if key not in counts]
+            self.report.missing += [f"query/{split}: no queries of {key}" for key in expected if key not in counts]
 
-    def _questions(self, split: str, file: Any, counts: dict[str, Count]) -> None:
+    def _queries(self, split: str, file: Any, counts: dict[str, Count]) -> None:
         name, problems, seen = self._name(file.path), Problems(), dict[str, int]()
         judged = self._judgements(split, file)
         for row in self.lines(file.path):
-            question = str(row.get("qid") or "")
+            query = str(row.get("qid") or "")
             try:
-                key = file.task or MBeir.key(file, question, int(row.get("task_id", -1)))
+                key = file.task or MBeir.key(file, query, int(row.get("task_id", -1)))
                 task = task_of(key)
             except (GeniusError, ValueError, TypeError):
-                problems.add("questions have no known task", question or "one without a qid")
+                problems.add("queries have no known task", query or "one without a qid")
                 continue
             count = counts.setdefault(key, Count())
             count.occurrences += 1
             mark = hash((row.get("query_txt"), row.get("query_img_path")))
-            if question in seen:
+            if query in seen:
                 if split not in UNION_QUERIES:
-                    problems.add("question ids occur twice", question)
-                elif seen[question] != mark:
-                    problems.add("question ids stand for different questions", question)
+                    problems.add("query ids occur twice", query)
+                elif seen[query] != mark:
+                    problems.add("query ids stand for different queries", query)
                 continue
-            seen[question] = mark
+            seen[query] = mark
             count.queries += 1
             image, text = row.get("query_img_path"), row.get("query_txt")
             if (task.query.label != "text" and not image) or (task.query.label != "image" and not text):
-                problems.add(f"questions lack the {task.query.label} that their task wants", question)
-            self.picture(image, question, problems)
-            positives = [str(did) for did in row.get("pos_cand_list") or []] if judged is None else judged.get(question, [])
-            self._answers(split, key, question, positives, count, problems)
+                problems.add(f"queries lack the {task.query.label} that their task wants", query)
+            self.picture(image, query, problems)
+            positives = [str(did) for did in row.get("pos_cand_list") or []] if judged is None else judged.get(query, [])
+            self._answers(split, key, query, positives, count, problems)
         self.complain(name, problems)
 
     def _judgements(self, split: str, file: Any) -> dict[str, list[str]] | None:
         if file.qrels is None:
             if split not in UNION_QUERIES:
-                self.report.missing.append(f"qrels/{split}/{file.path.stem}_qrels.txt (the questions' own lists stand in)")
+                self.report.missing.append(f"qrels/{split}/{file.path.stem}_qrels.txt (the queries' own lists stand in)")
             return None
         self.report.sizes[self._name(file.qrels)] = file.qrels.stat().st_size
         try:
@@ -216,10 +220,10 @@ class _Walker:
             self.report.broken.append(str(error))
             return None
 
-    def _answers(self, split: str, key: str, question: str, positives: list[str], count: Count, problems: Problems) -> None:
+    def _answers(self, split: str, key: str, query: str, positives: list[str], count: Count, problems: Problems) -> None:
         count.positives += len(positives)
         if not positives:
-            problems.add("questions have no answer", question)
+            problems.add("queries have no positive", query)
             return
         own = self._own_pool(split, key)
         if own is None:
@@ -229,7 +233,7 @@ class _Walker:
         if not inside:
             everywhere = any(did in pool for pool in self.ids.values() for did in positives)
             where = "their task's own pool" if everywhere else "any pool"
-            problems.add(f"questions have no answer in {where}", f"{question} -> {positives[0]}")
+            problems.add(f"queries have no positive in {where}", f"{query} -> {positives[0]}")
 
     def _own_pool(self, split: str, key: str) -> set[str] | None:
         union = union_pool(self.root, split)
@@ -240,7 +244,7 @@ class _Walker:
             if path.name in self.ids:
                 return self.ids[path.name]
         absent = places[0] if split not in ("val", "test") or key.startswith("mscoco_") else places[1]
-        line = f"{self._name(absent)}: needed by the {split} questions of {key}"
+        line = f"{self._name(absent)}: needed by the {split} queries of {key}"
         if line not in self.report.missing:
             self.report.missing.append(line)
         return None
@@ -302,7 +306,7 @@ def _each(problems: Problems, kind: str, names: Iterable[str]) -> None:
 
 
 def is_there(path: Path) -> str | None:
-    return None if path.is_file() else "pictures are missing"
+    return None if path.is_file() else "images are missing"
 
 
 def can_be_read(path: Path) -> str | None:
@@ -310,12 +314,12 @@ def can_be_read(path: Path) -> str | None:
     from genius.pictures import loaded
 
     if not path.is_file():
-        return "pictures are missing"
+        return "images are missing"
     try:
         with loaded(path):
             return None
     except GeniusError:
-        return "pictures cannot be read"
+        return "images cannot be read"
 
 
 # -- supplement Table 1 --------------------------------------------------------------------------------------------
@@ -327,7 +331,7 @@ def statistics(report: Report) -> str:
     """The paper's supplement Table 1 as Markdown, from what the walk counted."""
     keys = sorted({key for tasks in report.queries.values() for key in tasks}, key=order_of)
     lines = [
-        "| task | dataset | queries: train | val | test | answers a query: train | val | test | candidates |",
+        "| task | dataset | queries: train | val | test | positives per query: train | val | test | candidates |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for key in keys:
@@ -356,3 +360,53 @@ def _sum(counts: Iterable[Count]) -> Count:
 def _pool_size(report: Report, key: str) -> int | None:
     names = [f"cand_pool/local/{path.name}" for path in local_pools(report.root, key, "test")]
     return next((report.pools[name] for name in names if name in report.pools), None)
+
+
+SHOWN = 40  # problems of each kind on the screen; --json has all
+
+
+@command
+def check_mbeir(
+    folder: Annotated[Path, typer.Argument(help="The download.")],
+    pictures: Annotated[
+        str, typer.Option(help="none: not looked at. there: every file must exist. read: every file is decoded (hours).")
+    ] = "there",
+    table: Annotated[Path | None, typer.Option(help="Also write the counts: supplement Table 1 as Markdown.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")] = False,
+) -> None:
+    """Say what of a download of M-BEIR is there, missing and broken. Exit status 2 where something is.
+
+    Example: python -m lab check-mbeir M-BEIR --table supplement-1.md
+    """
+    looks = {"none": None, "there": is_there, "read": can_be_read}
+    if pictures not in looks:
+        raise GeniusError("--pictures is none, there or read")
+
+    def say(name: str) -> None:
+        if console.is_terminal:
+            console.print(f"reading {name}", highlight=False)
+
+    report = walk(folder, pictures=looks[pictures], say=say)
+    if table is not None:
+        table.write_text(statistics(report), encoding="utf-8")
+    if as_json:
+        emit(report.as_dict())
+    else:
+        _show(report)
+    if not report.sound:
+        raise GeniusError(f"{folder}: {counted(len(report.missing), 'thing')} missing, {len(report.broken)} broken")
+    if not as_json:
+        print(f"{folder} is whole")
+
+
+def _show(report: Report) -> None:
+    print(statistics(report))
+    repeated = sum(count.occurrences - count.queries for count in report.queries.get("union_train", {}).values())
+    size = sum(report.sizes.values()) / 1e9
+    print(f"{counted(len(report.sizes), 'file')}, {size:.3f} GB of text; {counted(report.pictures, 'image')} named")
+    print(f"up-sampled training file: {repeated:,} of its lines are repeats")
+    for title, lines in (("missing", report.missing), ("broken", report.broken), ("note", report.notes)):
+        for line in lines[:SHOWN]:
+            print(f"{title}: {line}")
+        if len(lines) > SHOWN:
+            print(f"{title}: and {len(lines) - SHOWN} more")

@@ -1,16 +1,13 @@
-"""CLIP in OpenAI's own layout, and UniIR's CLIP-FF (`clip_ff_large.pth`), which is in it.
+"""UniIR's CLIP-FF (`clip_ff_large.pth`): CLIP's token states, mixed by a small T5 encoder and averaged to one vector.
 
-CLIP-FF: CLIP's token states mixed by a small T5 encoder, averaged to one vector.
-
-As published: the text tower gives its 77 states after the last norm (no projection: UniIR deletes it), the image
-tower gives its 257 states after the last norm, projected. Text first, then image, go through a two-layer T5 stack with
-its relative positions and no mask at all, and the mean over all 334 outputs is the item's vector. So padding counts: a
-text is padded to its full length with id 0, as OpenAI's tokenizer does, not with the end token.
+As published: the text tower gives its 77 states after the last norm (no projection: UniIR deletes it), the image tower its 257
+states after the last norm, projected. Text first, then image, go through a two-layer T5 stack with relative positions and no
+mask, and the mean over all 334 outputs is the item's vector. So padding counts: a text is padded to its full length with id 0,
+as OpenAI's tokenizer does, not with the end token.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self, cast
@@ -20,26 +17,13 @@ from PIL import Image
 from torch import Tensor
 
 from genius.encoders.inputs import Pixels
+from genius.encoders.openai_clip import clip_from_openai
 from genius.encoders.transformers_dual import ClipEncoder, import_transformers
 from genius.errors import GeniusError
-from genius.weight_files import build, depth, grid_side, heads, load_exactly, read_tensors, reading_sizes, refuse_strangers
+from genius.weight_files import build, depth, load_exactly, read_tensors, reading_sizes
 
 MIXER = "mixer.safetensors"  # beside the files of an ordinary CLIP folder
 PREFIX = "t5_layers."
-# OpenAI's name -> transformers' name, inside one transformer block
-BLOCK = {
-    "ln_1": "layer_norm1",
-    "ln_2": "layer_norm2",
-    "attn.out_proj": "self_attn.out_proj",
-    "mlp.c_fc": "mlp.fc1",
-    "mlp.c_proj": "mlp.fc2",
-}
-OPENAI_NAMES = re.compile(
-    r"(visual\.)?transformer\.resblocks\.\d+\.(attn\.in_proj_|(ln_[12]|attn\.out_proj|mlp\.c_fc|mlp\.c_proj)\.)(weight|bias)"
-    r"|(visual\.ln_pre|visual\.ln_post|ln_final)\.(weight|bias)|visual\.(class_embedding|conv1\.weight|proj)"
-    r"|(visual\.)?positional_embedding|token_embedding\.weight|text_projection|logit_scale"
-    r"|input_resolution|context_length|vocab_size"  # numbers that OpenAI's own files carry along
-)
 
 
 class FusingEncoder:
@@ -166,90 +150,3 @@ def mixer_from_state(state: dict[str, Tensor], where: str) -> Any:
     mixer.embed_tokens = None  # states come in, not ids
     load_exactly(mixer, state, where, "UniIR's CLIP-FF")
     return mixer.eval()
-
-
-# -- CLIP in OpenAI's own layout ------------------------------------------------------------------------------------------------
-
-
-def clip_from_openai(
-    state: dict[str, Tensor],
-    where: str = "the checkpoint",
-    activation: str = "quick_gelu",
-    attention: tuple[int, int] | None = None,
-) -> Any:
-    """OpenAI-layout CLIP weights -> a transformers `CLIPModel`. All sizes are read off the tensors.
-
-    `attention`: heads of the picture and of the text tower, where they are not one for 64 numbers as OpenAI's are."""
-    transformers = import_transformers()
-    if "visual.conv1.weight" not in state or "visual.class_embedding" not in state:
-        resnet = any(name.startswith("visual.layer1") for name in state)
-        kind = "a ResNet CLIP" if resnet else f"no CLIP and no BLIP ({len(state)} tensors, first: {next(iter(state), '')})"
-        raise GeniusError(f"{where} holds {kind}; UniIR's models have a vision transformer in OpenAI's or BLIP's layout")
-    refuse_strangers((name for name in state if not OPENAI_NAMES.fullmatch(name)), where, "OpenAI's CLIP")
-    with reading_sizes(where, "a whole CLIP"):
-        config = _config(transformers, state, where, activation, attention)
-        mapped = _map(state)
-    model = build(lambda: transformers.CLIPModel(config), {name: tensor.shape for name, tensor in mapped.items()}, where)
-    load_exactly(model, mapped, where, "OpenAI's CLIP")
-    return model
-
-
-def _config(transformers: Any, state: dict[str, Tensor], where: str, activation: str, attention: tuple[int, int] | None) -> Any:
-    vision_width, _, patch, _ = state["visual.conv1.weight"].shape
-    grid = grid_side(state["visual.positional_embedding"].shape[0], where)
-    vocabulary, text_width = state["token_embedding.weight"].shape
-    shared = {"hidden_act": activation, "layer_norm_eps": 1e-5}
-    seeing, reading = attention or (heads(vision_width, where), heads(text_width, where))
-    vision = {
-        "hidden_size": vision_width,
-        "intermediate_size": state["visual.transformer.resblocks.0.mlp.c_fc.weight"].shape[0],
-        "num_hidden_layers": depth(state, r"visual\.transformer\.resblocks\.(\d+)\."),
-        "num_attention_heads": seeing,
-        "image_size": grid * patch,
-        "patch_size": patch,
-        **shared,
-    }
-    text = {
-        "vocab_size": vocabulary,
-        "hidden_size": text_width,
-        "intermediate_size": state["transformer.resblocks.0.mlp.c_fc.weight"].shape[0],
-        "num_hidden_layers": depth(state, r"transformer\.resblocks\.(\d+)\."),
-        "num_attention_heads": reading,
-        "max_position_embeddings": state["positional_embedding"].shape[0],
-        "bos_token_id": vocabulary - 2,
-        "eos_token_id": vocabulary - 1,  # the largest id: OpenAI finds the end of the text by argmax
-        "pad_token_id": vocabulary - 1,
-        **shared,
-    }
-    return transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=state["text_projection"].shape[1])
-
-
-def _map(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    out = {
-        "logit_scale": state.get("logit_scale", torch.tensor(4.6052)),
-        "visual_projection.weight": state["visual.proj"].T,
-        "text_projection.weight": state["text_projection"].T,
-        "vision_model.embeddings.class_embedding": state["visual.class_embedding"],
-        "vision_model.embeddings.patch_embedding.weight": state["visual.conv1.weight"],
-        "vision_model.embeddings.position_embedding.weight": state["visual.positional_embedding"],
-        "text_model.embeddings.token_embedding.weight": state["token_embedding.weight"],
-        "text_model.embeddings.position_embedding.weight": state["positional_embedding"],
-    }
-    # "pre_layrnorm" is transformers' own spelling
-    norms = {
-        "visual.ln_pre": "vision_model.pre_layrnorm",
-        "visual.ln_post": "vision_model.post_layernorm",
-        "ln_final": "text_model.final_layer_norm",
-    }
-    for theirs, ours in norms.items():
-        for part in ("weight", "bias"):
-            out[f"{ours}.{part}"] = state[f"{theirs}.{part}"]
-    for theirs, ours in (("visual.transformer", "vision_model.encoder"), ("transformer", "text_model.encoder")):
-        for layer in range(depth(state, re.escape(theirs) + r"\.resblocks\.(\d+)\.")):
-            block, target = f"{theirs}.resblocks.{layer}", f"{ours}.layers.{layer}"
-            for part in ("weight", "bias"):
-                for old, new in BLOCK.items():
-                    out[f"{target}.{new}.{part}"] = state[f"{block}.{old}.{part}"]
-                for name, tensor in zip("qkv", state[f"{block}.attn.in_proj_{part}"].chunk(3), strict=True):
-                    out[f"{target}.self_attn.{name}_proj.{part}"] = tensor
-    return {name: tensor.detach().float().contiguous() for name, tensor in out.items()}

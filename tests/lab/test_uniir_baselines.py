@@ -22,6 +22,7 @@ from uniir_layouts import (
     write_checkpoint,
 )
 
+import lab.uniir  # noqa: F401 - registers the encoders
 from genius import GeniusError, Item, Modality, Query
 from genius.encoders import load_encoder
 from genius.encoders.base import Encoder, PairEncoder, encode_items, encode_queries

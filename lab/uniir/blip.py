@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from genius.encoders import write_spec
 from genius.encoders.inputs import Pixels
 from genius.encoders.transformers_dual import import_transformers, load_tokenizer
-from genius.encoders.uniir_clip import FusingEncoder
 from genius.errors import GeniusError, said
 from genius.weight_files import (
     build,
@@ -33,8 +32,9 @@ from genius.weight_files import (
     load_exactly,
     read_tensors,
     reading_sizes,
-    refuse_strangers,
+    refuse_unknown,
 )
+from lab.uniir.clip_ff import FusingEncoder
 
 WEIGHTS = "blip.safetensors"
 TEXT_LENGTH = 100  # `tokenizer_max_length` of UniIR's configs; the checkpoint does not say
@@ -197,7 +197,7 @@ def rename(state: dict[str, Tensor], where: str, what: str) -> dict[str, Tensor]
                 break
         else:
             strangers.append(name)
-    refuse_strangers(strangers, where, what)
+    refuse_unknown(strangers, where, what)
     return out
 
 

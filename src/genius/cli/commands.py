@@ -1,0 +1,126 @@
+"""The typer app: all commands, grouped by what people want to do, and one clear line for a call that cannot be understood.
+
+A file of this package holds the commands of one subject and exposes `register(app)`. Heavy imports stay inside the commands, so
+that `genius --help` is quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+MODULES = ("index", "search", "serve", "upkeep", "train", "data")
+"""Files of this package, in the order in which `genius --help` lists their commands."""
+
+PANELS: dict[str, tuple[str, ...]] = {
+    "Search": ("demo", "search", "explain", "duplicates", "serve", "mcp"),
+    "Build and change an index": ("index", "info", "delete", "optimize"),
+    "Back up, check and publish an index": ("check", "repair", "snapshot", "restore", "publish"),
+    "Train and evaluate models": ("train", "attach", "eval", "features", "data", "convert"),
+    "Export": ("export",),
+}
+
+RENAMED = {"--minus": "--negative"}
+"""Old option -> its present name. Old names keep working."""
+
+USAGE_ERROR = 2
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # click's class, wherever typer takes click from
+
+
+class Commands(TyperGroup):
+    """The top of the command tree: prepares the arguments, and turns usage errors into one line with status 2."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        arguments = _prepare(list(sys.argv[1:] if args is None else args))
+        try:
+            result = super().main(arguments, prog_name or "genius", complete_var, False, windows_expand_args, **extra)
+        except typer.Abort:
+            print("genius: interrupted", file=sys.stderr)
+            result = 130
+        except UsageError as error:
+            result = _explain(error)
+        if not standalone_mode:
+            return result
+        sys.exit(result if isinstance(result, int) else 0)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # typer would end without a word
+            print("genius: interrupted", file=sys.stderr)
+            raise typer.Exit(130) from None
+
+
+def _prepare(arguments: list[str]) -> list[str]:
+    """Replace old option names, and give `--ray` without an address its default, which typer cannot."""
+    out: list[str] = []
+    for position, argument in enumerate(arguments):
+        name, equals, value = argument.partition("=")
+        out.append(f"{RENAMED.get(name, name)}{equals}{value}")
+        last = position + 1 == len(arguments)
+        if argument == "--ray" and (last or arguments[position + 1].startswith("-")):
+            out.append("local")
+    return out
+
+
+def _explain(error: Any) -> int:
+    """Print what is wrong with a call on one line; return the exit status."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        return USAGE_ERROR
+    message = " ".join(error.format_message().split()).rstrip(".")
+    message = message[:1].lower() + message[1:]
+    context = getattr(error, "ctx", None)
+    program = "genius" if context is None else context.command_path
+    print(f"genius: {message} (see {program} --help)", file=sys.stderr)
+    return USAGE_ERROR
+
+
+app = typer.Typer(
+    name="genius",
+    cls=Commands,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Multimodal search: query with text, an image, or both. A small decoder generates the ID of the item that matches.",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from genius.version import __version__
+
+        print(f"genius {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: bool = typer.Option(False, "--version", help="Print the version and exit.", is_eager=True, callback=_version),
+) -> None:
+    """Options that stand before a command."""
+
+
+def _set_panels() -> None:
+    panel_of = {name: panel for panel, names in PANELS.items() for name in names}
+    entries: list[Any] = [*app.registered_commands, *app.registered_groups]
+    for entry in entries:
+        entry.rich_help_panel = panel_of.get(entry.name, "Other")
+
+
+for _module in MODULES:
+    importlib.import_module(f"genius.cli.{_module}").register(app)
+_set_panels()

@@ -1,0 +1,98 @@
+"""Do items look like those that a model knows? Stored with a model as `knows.json`.
+
+Codes describe items like their own closely, and others less so. The distance of z to its reconstruction says whether
+images look unlike what a model was fitted to, and whether a collection has outgrown its codes. Knows z and codes;
+nothing of indexes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from genius.errors import GeniusError
+from genius.files import read_json, write_whole
+from genius.types import Modality
+
+if TYPE_CHECKING:
+    from genius.model.quantizer import ResidualQuantizer
+
+KNOWS = "knows.json"
+MAX_KNOWS = 1 << 16  # bytes of it
+USUAL = 0.75  # share of a model's own items within the distance that is stored
+STRANGE = 0.7  # share of other items beyond it from which they look unlike the model's own
+MARGIN = 0.02  # codes of a small collection describe it nearly without error: rounding must not count
+FEW = 20  # fewer items say nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Knows:
+    """Statistics of a model's own items."""
+
+    items: int  # that codes were fitted to
+    reach: Mapping[str, float]  # modality -> distance of z to its reconstruction that `USUAL` of these items keep
+    about: str = ""  # what these items are, in a few words
+    fit: Mapping[str, Any] = field(default_factory=dict)  # of a model fitted without pairs: how, and what it keeps
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"items": self.items, "reach": dict(self.reach), "about": self.about, "fit": dict(self.fit)}
+
+    def strange(self, distance: Tensor, modality: Tensor) -> dict[str, float]:
+        """Modality -> share of these items beyond `reach`, for modalities that look unlike the model's own items.
+
+        Args:
+            distance: (N,) of items to their reconstructions (`distances`).
+            modality: (N,) of the items.
+        """
+        out = {}
+        for label, reach in self.reach.items():
+            own = distance[modality == int(Modality.parse(label))]
+            if len(own) < FEW:
+                continue
+            share = (own > reach + MARGIN).float().mean().item()
+            if share >= STRANGE:
+                out[label] = share
+        return out
+
+
+@torch.no_grad()
+def distances(quantizer: ResidualQuantizer, z: Tensor, codes: Tensor) -> Tensor:
+    """(N,) distance of items z (N, D) to the reconstructions of their codes (N, M)."""
+    distance: Tensor = (z - quantizer.decode(codes)).norm(dim=1)
+    return distance
+
+
+def knows(quantizer: ResidualQuantizer, z: Tensor, modality: Tensor, codes: Tensor, about: str = "") -> Knows:
+    """Statistics of the items that a model was fitted to, or of items like them."""
+    distance = distances(quantizer, z, codes)
+    reach = {}
+    for value in Modality:
+        own = distance[modality == int(value)]
+        if len(own) >= FEW:
+            reach[value.label] = round(torch.quantile(own[:100_000], USUAL).item(), 4)
+    return Knows(len(z), reach, about)
+
+
+def save_knows(directory: Path, known: Knows) -> None:
+    text = json.dumps(known.to_dict(), indent=2) + "\n"
+    write_whole(directory / KNOWS, lambda path: path.write_text(text, encoding="utf-8"))
+
+
+def load_knows(directory: Path) -> Knows | None:
+    """None where a model brings no such file."""
+    path = directory / KNOWS
+    try:
+        body = read_json(path, MAX_KNOWS)
+    except FileNotFoundError:
+        return None
+    try:
+        reach = {Modality.parse(str(label)).label: float(value) for label, value in body["reach"].items()}
+        return Knows(int(body["items"]), reach, str(body.get("about", "")), dict(body.get("fit", {})))
+    except (GeniusError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
+        raise GeniusError(f"{path} is not what it should be: it says how closely codes describe their items") from None

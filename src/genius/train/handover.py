@@ -1,0 +1,131 @@
+"""What a stage leaves for the next one, and the finished model: features through heads, z and codes, the model folder.
+
+Knows the stages' modules; nothing of steps or losses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from genius.data.features import FeatureSet
+from genius.encoders.base import Encoder
+from genius.encoders.towers import HEADS, Heads
+from genius.features import Features
+from genius.files import write_whole
+from genius.model.config import GeniusConfig
+from genius.model.genius import Genius
+from genius.model.query_bank import QueryBank
+from genius.train.config import TrainConfig
+from genius.train.generator import Frozen, GeneratorStage, ValidationSet, query_offsets
+from genius.train.holdout import Split
+from genius.train.losses import send
+from genius.train.pairs import Embedded
+from genius.train.quantizer import QuantizerStage
+from genius.train.sources import join_heads
+
+BANK_SIZE = 4096  # queries that are stored with a model
+
+
+def through_heads(heads: Heads, data: FeatureSet) -> FeatureSet:
+    """The same set with the heads' vectors in place of the towers'."""
+    return dataclasses.replace(data, queries=heads.apply_chunked(data.queries), pool=heads.apply_chunked(data.pool))
+
+
+def freeze(second: QuantizerStage, parts: Split, config: TrainConfig) -> tuple[Frozen, ValidationSet | None]:
+    """z and codes that stage 3 reads. Codes are computed in passes; z once, or row by row where it is large."""
+    width = config.model.width
+    pool = Embedded(second.pool, second.embed, width)
+    modality = second.pool.modality
+    frozen = Frozen(pool, modality, second.codes(second.pool))
+    send([frozen.codes])  # one ID per item, whichever process trains on it
+    if config.generator.inputs != "items":
+        frozen.queries = Embedded(second.queries, second.embed, width)
+    if parts.offsets is not None:
+        queries = second.embed(parts.offsets.queries)
+        pairs = parts.offsets.pairs.to(queries.device)
+        tasks = parts.offsets.tasks.to(queries.device)
+        frozen.offsets = query_offsets(queries, tasks, pairs, pool, modality, config.seed)
+    if parts.validation is None:
+        return frozen, None
+    candidates = second.embed(parts.validation.pool)
+    codes = second.quantizer.encode(candidates, parts.validation.pool.modality.to(candidates.device))
+    return frozen, ValidationSet(parts.validation, second.embed(parts.validation.queries), candidates, codes)
+
+
+def assemble(config: TrainConfig, second: QuantizerStage, third: GeneratorStage) -> Genius:
+    """One model of what stages 2 and 3 trained."""
+    body = GeniusConfig(
+        fusion=second.fusion.config,
+        quantizer=second.quantizer.config,
+        generator=third.generator.config,
+        rerank_embedding=config.model.constants.rerank_embedding,
+        search=config.search,
+    )
+    model = Genius(body).to(second.fusion.mix_output.weight.device)
+    model.fusion.load_state_dict(second.fusion.state_dict())
+    model.quantizer.load_state_dict(second.quantizer.state_dict())
+    model.generator.load_state_dict(third.generator.state_dict())
+    return model
+
+
+def query_bank(second: QuantizerStage, parts: Split, seed: int) -> QueryBank:
+    """A sample of queries that is stored with the model (`Genius.queries`)."""
+    queries, target = training_queries(parts, seed)
+    return QueryBank.of(second.embed(queries), queries.modality, target, size=BANK_SIZE, seed=seed)
+
+
+def training_queries(parts: Split, seed: int) -> tuple[Features, Tensor]:
+    """At most `BANK_SIZE` queries and their target modalities (n,), equally many of each direction if there are enough.
+
+    Held-out queries come first: they stand where new queries will stand, while training queries were pulled towards
+    their positives.
+    """
+    sets = [parts.train]
+    if parts.offsets is not None:
+        sets.insert(0, parts.offsets)
+    targets = [_targets(part) for part in sets]
+    directions = [3 * part.queries.modality + target for part, target in zip(sets, targets, strict=True)]
+    values = torch.cat(directions).unique().tolist()
+    missing = dict.fromkeys(values, BANK_SIZE // len(values))  # direction -> queries that are still wanted
+    random = torch.Generator().manual_seed(seed)
+    queries = []
+    chosen_targets = []
+    for part, target, direction in zip(sets, targets, directions, strict=True):
+        order = torch.randperm(len(part.queries), generator=random)
+        rows = torch.cat([order[direction[order] == value][: missing[value]] for value in values])
+        for value in values:
+            missing[value] -= int((direction[rows] == value).sum())
+        queries.append(part.queries[rows])
+        chosen_targets.append(target[rows])
+    return Features.cat(queries), torch.cat(chosen_targets)
+
+
+def _targets(data: FeatureSet) -> Tensor:
+    """(Q,) modality of each query's positives."""
+    target = torch.zeros(len(data.queries), dtype=torch.long)
+    target[data.pairs[:, 0]] = data.pool.modality[data.pairs[:, 1]]
+    return target
+
+
+def save_model(output: Path, model: Genius, heads: Heads | None, encoder: Encoder | None) -> None:
+    """Write the model folder. Heads join their towers when the encoder has them; else they lie in a file of their own."""
+    if heads is not None:
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in heads.state_dict().items()}
+        sizes = {
+            "image_width": heads.image_width,
+            "text_width": heads.text_width,
+            "width": heads.width,
+            "hidden": heads.hidden_width,
+        }
+        metadata = {name: str(size) for name, size in sizes.items()}
+        write_whole(output / HEADS, lambda path: save_file(tensors, path, metadata=metadata))
+        if encoder is not None:
+            join_heads(encoder, heads)
+    if encoder is not None:
+        model._take(encoder)
+    model.save_pretrained(output)

@@ -1,0 +1,41 @@
+"""Training and fitting leave a sample of queries with the model: the index learns from it where queries look."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from train_fixtures import small_config, small_data
+
+from genius.model.genius import Genius
+from genius.train import handover, train
+from genius.train.handover import training_queries
+from genius.train.holdout import split
+
+
+def test_a_trained_model_brings_queries_of_every_direction(tmp_path: Path) -> None:
+    data = small_data()
+    trained = train(small_config(tmp_path, encoder__steps=2, quantizer__steps=4, generator__steps=2), data, quiet=True)
+    bank = Genius.from_pretrained(str(tmp_path)).queries
+    assert bank is not None and trained.model.queries is not None and len(bank) == len(trained.model.queries)
+    assert torch.allclose(bank.z.norm(dim=1), torch.ones(len(bank)), atol=1e-2)
+    directions = set(zip(bank.modality.tolist(), bank.target.tolist(), strict=True))
+    queries = data.queries.modality.tolist()
+    targets = data.pool.modality.tolist()
+    assert directions == {(queries[q], targets[p]) for q, p in data.pairs.tolist()}
+
+
+def test_directions_are_equally_frequent_and_held_out_queries_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = small_data()
+    parts = split(data, 0.3, 0)
+    assert parts.offsets is not None
+    monkeypatch.setattr(handover, "BANK_SIZE", 30)
+    chosen, target = training_queries(parts, seed=0)
+    assert len(chosen) == 30
+    modality = chosen.modality
+    counts = torch.bincount(3 * modality + target)
+    assert counts[counts > 0].tolist() == [10, 10, 10]
+    held_out = {tuple(row.tolist()) for row in parts.offsets.queries.text}
+    found = sum(tuple(row.tolist()) in held_out for row in chosen.text)
+    assert found >= min(30, len(parts.offsets.queries)) * 0.8
