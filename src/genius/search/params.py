@@ -46,12 +46,14 @@ class SearchParams:
         reranker: Name of a registered re-ranker: "embeddings" (stored vectors), "codes" (reconstructions of IDs), "none"
             (the plan's own scores) or one of your own (`genius.search.rerank.register`).
         plan: "auto", "flat", "scan" or "beam".
+        item_bias: Take off each score how similar the item is to queries in general, where the model has a bank of queries.
     """
 
     beams: int = 50
     rerank: int = 2000
     reranker: str = "embeddings"
     plan: str = "auto"
+    item_bias: bool = True
 
     @classmethod
     def of_model(cls, model: Genius) -> SearchParams:

@@ -13,7 +13,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -312,7 +312,8 @@ class Scan:
         index = self.prepare()
         queries = np.ascontiguousarray(batch.dense.cpu().numpy())
         effort = max(params.rerank, 1) / EFFORT
-        count = k if params.reranker == "none" else refine_budget(k, effort)
+        final = params.reranker == "none" and batch.item_bias is None
+        count = k if final else refine_budget(k, effort)
         if params.reranker not in BUILT_IN:
             count = max(count, params.rerank)
         found = _Found(len(queries))
@@ -325,7 +326,11 @@ class Scan:
             allowed = self._filter(masks if masks is None or shared else masks[int(group[0])])
             job = _Job(self.collection, index, allowed, queries, targets, log_probs, k, count, effort, found)
             job.run(group)
-        return found.candidates(batch.z.device)
+        candidates = found.candidates(batch.z.device)
+        if batch.item_bias is None or batch.modality is None:
+            return candidates
+        bias = batch.item_bias.take(batch.modality, candidates.rows)
+        return replace(candidates, scores=candidates.scores - bias)
 
     def _filter(self, mask: Tensor | None) -> _Filter | None:
         """Rows that may be found; None: all."""
