@@ -278,6 +278,7 @@ class EngineMethod:
             params=self.params,
             dense=space.query_dense[chosen],
             target=None if space.target is None else space.target[chosen],
+            modality=space.data.queries.modality.to(space.device)[chosen],
         )
         return found.rows.cpu().numpy(), found.scores.double().cpu().numpy(), found.considered.cpu().numpy()
 

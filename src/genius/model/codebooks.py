@@ -50,6 +50,7 @@ class QuantizerConfig:
     # > 0: from this level on every modality has codebooks of its own. A code follows the modality's code, so three
     # codebooks cost no bit of the ID, and texts do not share codes with images. 0: one codebook per level, as the paper.
     own_books_from: int = 0
+    family: str = "residual"  # name of a registered quantizer (`genius.model.quantizer.register`)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "level_sizes", tuple(int(k) for k in self.level_sizes))
