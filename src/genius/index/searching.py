@@ -25,7 +25,7 @@ from genius.index.opened import RETRIES, Live, OpenIndex
 from genius.index.reader import PAYLOAD, Reader, Vanished
 from genius.index.results import Hit, Hits
 from genius.index.writing import OnError, check_ids, check_missing
-from genius.model.config import DEPTH, Confidence
+from genius.model.confidence import DEPTH, Confidence
 from genius.search import SearchParams, SearchRequest
 from genius.search.params import MAX_K
 from genius.types import ContentInput, Item, Modality, Query

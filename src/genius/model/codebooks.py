@@ -78,8 +78,6 @@ class QuantizerConfig:
         """Whether every modality has a codebook of its own at this level."""
         return 0 < self.own_books_from <= level and level > 0
 
-    own_books = has_modality_codebooks
-
 
 def similarity(vectors: Tensor, centroids: Tensor, halves: Tensor) -> Tensor:
     """(N, K) v.c - |c|^2 / 2, largest for the centroid of least squared distance (Eq. 5).
@@ -151,8 +149,6 @@ class Codebooks(nn.Module):
             return self.codebook(level)[self._block(level, modality)]
         return self.codebook(level)
 
-    book_of = codebook_of
-
     def rows_of(self, level: int, code: Tensor, modality: Tensor) -> Tensor:
         """Rows of `codebook(level)` of codes (N,) whose items have these modalities (N,)."""
         if self.config.has_modality_codebooks(level):
@@ -220,8 +216,6 @@ class Codebooks(nn.Module):
             rows = (modality == value).nonzero()[:, 0]
             out[rows] = _reduction_of_error(residual[rows], self.codebook_of(level, value))
         return out
-
-    closeness = code_scores
 
     def check_codes(self, codes: Tensor) -> None:
         """Raise one clear line unless `codes` (N, M) are of this quantizer's shape and range."""
