@@ -41,14 +41,14 @@ class Mutant:
 
 MUTANTS = (
     Mutant(
-        "M1", "a search that stops early does not fill its budget", "search/beam.py",
-        "order, done, max(beams, stop), stop)", "order, done, beams, stop)",
-        ("search/test_engine.py::test_an_early_stop_fills_its_budget",),
+        "M1", "an added item comes before those with the same ID", "search/trie.py",
+        "return self.positions(hi)", "return self.positions(lo)",
+        ("search/test_trie.py::test_a_merged_trie_is_the_rebuilt_one",),
     ),
     Mutant(
-        "M2", "fewer than k hits are enough", "search/engine.py",
-        "short.append(where[(rows >= 0).sum(1) < wanted])", "short.append(where[:0])",
-        ("search/test_engine.py::test_k_allowed_items_come_back_when_they_exist",),
+        "M2", "fewer than k hits are enough", "search/beam.py",
+        "minlength=len(queries)) < wanted[queries]", "minlength=len(queries)) < 0",
+        ("search/test_beam.py::test_the_plan_returns_k_items_while_k_exist",),
     ),
     Mutant(
         "M4", "row -1 of a trie is taken for the last one", "search/trie.py",
@@ -131,8 +131,8 @@ MUTANTS = (
         ("index/test_index_basics.py::test_under_a_filter_all_that_match_are_compared",),
     ),
     Mutant(
-        "M22", "folding two tries into one brings deleted items back", "search/engine.py",
-        "new.alive = None if alive is None else torch.as_tensor(alive, device=self.device)", "new.alive = None",
+        "M22", "deleted items are found", "search/collection.py",
+        "living = torch.as_tensor(alive, device=self.device)", "living = None",
         ("search/test_engine.py::test_additions_and_deletions_equal_a_fresh_build",),
     ),
     Mutant(

@@ -36,7 +36,7 @@ def tab() -> list[Row]:
     codes, whole, plain = of["default-codes"], of["default"], of["genius"]
     parts = ", ".join(
         f"{called} {ids['megabytes_by_part'][part]:.1f}"
-        for part, called in (("model", "model"), ("pictures", "pictures"), ("rest", "the rest"))
+        for part, called in (("model", "model"), ("pictures", "images"), ("rest", "the remaining files"))
     )
     tied = whole["equal_to_python"] - whole["equal_without_allowing_for_ties"]
     second = [f"{folder['first_answer_s']} s, {folder['loaded_s']:.2f} s after the page was opened" for folder in (ids, vectors)]
@@ -49,13 +49,13 @@ def tab() -> list[Row]:
             f"{vectors['megabytes']:.1f} MB",
         ),
         (
-            f"{codes['questions']} questions, *Compare all*: the ten answers of Python in its order",
+            f"{codes['questions']} queries, *Compare all*: the ten hits of Python in its order",
             f"{codes['equal_to_python']} (`default-codes`)",
             f"{whole['equal_to_python']} (`default`; {tied} of them up to equal scores)",
         ),
-        (f"{plain['questions']} of them, *Only what is written*: those of `genius`", f"{plain['equal_to_python']}", ""),
-        ("from Enter to the first answers, on one thread", *second),
-        ("a question, *Compare all* / *Only what is written*", f"{took['default-codes']} / {took['genius']}", took["default"]),
+        (f"{plain['questions']} of them, *Beam search*: those of `genius`", f"{plain['equal_to_python']}", ""),
+        ("from Enter to the first hits, on one thread", *second),
+        ("a query, *Compare all* / *Beam search*", f"{took['default-codes']} / {took['genius']}", took["default"]),
     ]
 
 

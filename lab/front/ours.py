@@ -71,7 +71,7 @@ class Genius(Algorithm):
     def memory_bytes(self) -> int:
         scan: Any = getattr(self.engine, "scan", None)
         if scan is None:  # the older version
-            quick: Any = self.engine._quick
+            quick: Any = getattr(self.engine, "_quick")  # noqa: B009
             return int(self.trie.nbytes + quick.scan.nbytes)
         prepared = scan.prepare()
         return sum(int(array.nbytes) for cells in prepared.cells.values() for array in cells.arrays().values())

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from genius.data.features import FeatureSet
 from genius.errors import GeniusError
-from genius.evaluate.generative import Author, BeamMethod, Decodings
+from genius.evaluate.generative import BeamMethod, Decodings, IdSource
 from genius.evaluate.methods import Method
 from genius.features import Features
 from genius.files import write_whole
@@ -72,10 +72,10 @@ def build_baselines(
     for name in names:
         ids, generator = _learn(name, world, model, config, folder, say or (lambda _: None))
         codes = ids.codes[world.test_rows.cpu().numpy()]
-        writer = Author(generator, ids.quantizer, codes, ids.level_sizes, world.test_queries, modal=False)
+        source = IdSource(generator, ids.quantizer, codes, ids.level_sizes, world.test_queries, labelled=False)
         for count in beams:
             label = f"{name}@{count}" if len(beams) > 1 else name
-            out.append(BeamMethod(label, decodings, count, writer=writer))
+            out.append(BeamMethod(label, decodings, count, source=source))
     return out
 
 

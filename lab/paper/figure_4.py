@@ -69,11 +69,11 @@ def _shrunk(data: FeatureSet, size: int, queries: int) -> tuple[FeatureSet, np.n
 
 def _over(method: BeamMethod, queries: np.ndarray, rows: np.ndarray) -> BeamMethod:
     """A baseline that knows the whole pool, over a part of it."""
-    writer = method.writer
-    assert writer is not None
-    asked = writer.queries[torch.from_numpy(queries).to(writer.queries.device)]
-    part = dataclasses.replace(writer, codes=writer.codes[rows], queries=asked)
-    return dataclasses.replace(method, writer=part, decodings=Decodings())
+    source = method.source
+    assert source is not None
+    asked = source.queries[torch.from_numpy(queries).to(source.queries.device)]
+    part = dataclasses.replace(source, codes=source.codes[rows], queries=asked)
+    return dataclasses.replace(method, source=part, decodings=Decodings())
 
 
 def speed(

@@ -5,20 +5,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from plain_beam import PlainBeam
 
 from genius.data.features import FeatureSet
 from genius.data.synthetic import synthetic_features
 from genius.errors import GeniusError
 from genius.evaluate import EvalConfig, Evaluation, build_methods, evaluate
-from genius.evaluate.generative import BeamMethod, Decodings, NoDecoder
-from genius.evaluate.ids import IdTable, PlainBeam, items_of, prefix_survival, ranked
+from genius.evaluate.generative import BeamMethod, Decodings, EngineMethod, IdSource, NoDecoder, prefix_survival
 from genius.evaluate.methods import Answer, Ints, Pool, Space
 from genius.features import Features
 from genius.model.config import GeniusConfig
 from genius.model.generator import GeneratorConfig
 from genius.model.genius import Genius
 from genius.model.quantizer import FusionConfig, QuantizerConfig
-from genius.search import CodeTrie, beam_search
+from genius.search import CodeTrie, SearchParams, beam_search
+from genius.search.decoder import DecoderState
+from genius.search.vectors import StoredVectors
 from genius.types import Modality
 
 T, I, P = Modality.TEXT, Modality.IMAGE, Modality.PAIR  # noqa: E741
@@ -144,32 +146,32 @@ def test_dense_equals_faiss(model: Genius, data: FeatureSet) -> None:
 def test_beam_methods_equal_a_plain_beam(model: Genius, data: FeatureSet, decoder: bool) -> None:
     space = Space(model, data)
     pool, queries = Pool("universal", np.arange(len(data.pool))), np.arange(12)
-    table, writer = IdTable(space.codes, SIZES), None if decoder else NoDecoder(model.quantizer)
-    plain = PlainBeam(table, model.generator, writer)
-    expected = np.full((12, 6), -1)
+    scorer = None if decoder else NoDecoder(model.quantizer)
+    plain = PlainBeam(space.codes, model.generator, scorer)
+    trie = CodeTrie.build(space.codes, SIZES)
+    ids = []
     for q in queries:
-        prefixes, codes, scores = plain.levels(space.query_z[q], 6)[-1]
-        expected[q] = prefixes
-        theirs = beam_search(model.generator, CodeTrie.build(space.codes, SIZES), space.query_z[q : q + 1], 6, writer=writer)
-        assert np.array_equal(theirs.codes[0].numpy(), codes)
+        found, scores = plain.levels(space.query_z[q], 6)[-1]
+        ids.append(found)
+        theirs = beam_search(scorer or model.generator, trie, space.query_z[q : q + 1], 6)
+        assert [tuple(row) for row in theirs.codes[0].tolist()] == found
         assert np.allclose(theirs.scores[0].numpy() * len(SIZES), scores, atol=1e-4)  # a mean over the codes
-    method = BeamMethod("m", Decodings(5), 6, decoder=decoder)
-    rows, _ = ranked(items_of(table, expected), 10)
-    answer = method.answer(space, pool, queries, 10)
-    assert np.array_equal(answer.rows, rows)
+    answer = BeamMethod("m", Decodings(5), 6, decoder=decoder).answer(space, pool, queries, 10)
     reranked = BeamMethod("r", Decodings(5), 6, "embeddings", decoder).answer(space, pool, queries, 10)
+    few = BeamMethod("f", Decodings(5), 6, "embeddings", decoder, most=3).answer(space, pool, queries, 10)
     z, dense = space.query_dense, space.dense
+
+    def by_vector(rows: np.ndarray, q: int) -> list[int]:
+        return rows[np.lexsort((rows, -(dense[rows] @ z[q]).numpy()))].tolist()
+
     for q in queries:
-        own = table.order[np.isin(table.of_row[table.order], expected[q])]
-        best = own[np.lexsort((own, -(dense[own] @ z[q]).numpy()))][:10]
-        assert reranked.rows[q, : len(best)].tolist() == best.tolist()
+        own = np.array(plain.rows(ids[q]))
+        assert answer.rows[q][answer.rows[q] >= 0].tolist() == own[:10].tolist()
+        assert reranked.rows[q][reranked.rows[q] >= 0].tolist() == by_vector(own, q)[:10]
         assert answer.touched[q] == len(own) and answer.reached is not None
         assert bool(answer.reached[q]) == bool(set(own.tolist()) & set(space.positives[q]))
-    few = BeamMethod("f", Decodings(5), 6, "embeddings", decoder, most=3).answer(space, pool, queries, 10)
-    for q in queries:  # the likeliest three, in the order of their vectors
-        own = rows[q, :3][rows[q, :3] >= 0]
-        assert few.rows[q, : len(own)].tolist() == own[np.lexsort((own, -(dense[own] @ z[q]).numpy()))].tolist()
-        assert few.touched[q] == len(own)
+        # the likeliest three, in the order of their vectors
+        assert few.rows[q][few.rows[q] >= 0].tolist() == by_vector(own[:3], q) and few.touched[q] == len(own[:3])
 
 
 def test_few_beams_return_few_items(model: Genius, data: FeatureSet) -> None:
@@ -195,13 +197,14 @@ def test_survival_and_candidate_recall_agree(model: Genius, data: FeatureSet) ->
 
 def test_survival_by_hand(model: Genius) -> None:
     codes = np.array([[0, 0, 0, 0], [0, 0, 1, 0], [0, 1, 0, 0], [1, 0, 0, 0]])
-    table = IdTable(codes, SIZES)
 
-    class Fixed(PlainBeam):
-        def _worth(self, z: torch.Tensor, codes: np.ndarray, level: int) -> np.ndarray:
-            return -np.broadcast_to(np.arange(SIZES[level], dtype=float), (len(codes), SIZES[level]))  # low codes first
+    class LowFirst(NoDecoder):
+        def next_log_probs(self, codes: torch.Tensor, state: DecoderState) -> tuple[torch.Tensor, DecoderState]:
+            queries, beams, level = codes.shape
+            return -torch.arange(SIZES[level]).float().expand(queries, beams, -1), state
 
-    share = prefix_survival(Fixed(table, model.generator), torch.zeros(3, WIDTH), [codes[3:], codes[1:2], codes[:0]], beams=1)
+    positives = [codes[3:], codes[1:2], codes[:0]]
+    share = prefix_survival(LowFirst(model.quantizer), CodeTrie.build(codes, SIZES), torch.zeros(3, WIDTH), positives, beams=1)
     assert share.tolist() == [0.5, 0.5, 0.0, 0.0]  # query 0 lost at once, query 1 at level 2; query 2 has no positive
 
 
@@ -220,9 +223,11 @@ def test_codes_exhaustive_and_engine(model: Genius, data: FeatureSet) -> None:
         rows = torch.from_numpy(found.runs[task, "codes", "universal"][0])
         assert torch.allclose(scores.gather(1, rows), scores.topk(10).values, atol=1e-5)
         assert found.find(task, "codes", "universal").bytes_per_item == (2 + 3 + 3 + 2) / 8
-        # a budget as large as the pool: the default search is exhaustive
-        dense = (space.query_dense[own] @ space.dense.T).topk(10).values
-        assert np.allclose(found.runs[task, "default", "universal"][1], dense.numpy(), atol=1e-5)
+        # over so few items the default search compares all of them, and adds how likely their modality is
+        with torch.no_grad():
+            log_p = model.generator.next_log_probs(space.query_z[own], torch.empty(len(own), 0, dtype=torch.long))
+        scores = space.query_dense[own] @ space.dense.T + log_p[:, space.modality.long()]
+        assert np.allclose(found.runs[task, "default", "universal"][1], scores.topk(10).values.numpy(), atol=1e-5)
 
 
 # -- pools ---------------------------------------------------------------------------------------------------------
@@ -235,14 +240,11 @@ def test_local_results_are_not_filtered_union_results(model: Genius, data: Featu
     confused = 0
     for number, name in data.names.items():
         rows = data.pools[number].numpy()
-        table = IdTable(codes[rows], SIZES)
-        plain = PlainBeam(table, model.generator)
+        plain = PlainBeam(codes[rows], model.generator)
         local, union = found.runs[name, "genius", "local"][0], found.runs[name, "genius", "universal"][0]
         for place, query in enumerate(found.query_rows[name]):
-            ids = plain.levels(space.query_z[query], 3)[-1][0][None]
-            expected = rows[ranked(items_of(table, ids), 10)[0][0]]
-            expected = np.where(ranked(items_of(table, ids), 10)[0][0] >= 0, expected, -1)
-            assert np.array_equal(local[place], expected)  # searched in its own pool
+            expected = rows[plain.rows(plain.levels(space.query_z[query], 3)[-1][0])][:10]
+            assert local[place][local[place] >= 0].tolist() == expected.tolist()  # searched in its own pool
             filtered = [r for r in union[place] if r in set(rows.tolist())]
             confused += filtered != [r for r in local[place] if r >= 0]
         one, other = found.find(name, "genius", "local"), found.find(name, "genius", "universal")
@@ -288,15 +290,9 @@ def test_decodings_are_shared_but_never_across_pools(model: Genius, data: Featur
     decodings = Decodings(32)
     space, queries = Space(model, data), np.arange(8)
     universal, local = Pool("universal", np.arange(240)), Pool("universal", np.arange(120))  # the same name on purpose
-    a = decodings.get(space, _writer(space), universal, queries, 4)
-    assert decodings.get(space, _writer(space), universal, queries, 4) is a
-    assert decodings.get(space, _writer(space), local, queries, 4) is not a
-
-
-def _writer(space: Space):  # type: ignore[no-untyped-def]
-    from genius.evaluate.generative import Author
-
-    return Author.of(space)
+    a = decodings.get(space, IdSource.of(space), universal, queries, 4)
+    assert decodings.get(space, IdSource.of(space), universal, queries, 4) is a
+    assert decodings.get(space, IdSource.of(space), local, queries, 4) is not a
 
 
 def test_bad_configs_are_one_line(model: Genius, data: FeatureSet) -> None:
@@ -331,31 +327,23 @@ def test_the_report_counts_the_queries_that_were_asked(model: Genius, data: Feat
 
 
 def test_candidate_recall_of_the_engine_by_brute_force(model: Genius, data: FeatureSet) -> None:
-    """The items below the beams when the search stops, found without the engine."""
-    from genius.evaluate.generative import EngineMethod
-    from genius.search import SearchParams
-
+    """The items of the beams, found without the engine; a comparison of all vectors reaches everything."""
     space, queries = Space(model, data), np.arange(60)
-    pool, budget, beams = Pool("universal", np.arange(240)), 40, 5
-    answer = EngineMethod("default", SearchParams(beams, budget), sample=60).answer(space, pool, queries, 5)
-    table = IdTable(space.codes, SIZES)
-    plain = PlainBeam(table, model.generator)
-    prefixes = table.prefixes(space.codes)
+    pool, beams = Pool("universal", np.arange(240)), 5
+    params = SearchParams(beams, 0, "none")
+    answer = EngineMethod("genius", params, sample=60).answer(space, pool, queries, 1)
+    plain = PlainBeam(space.codes, model.generator)
     assert answer.reached is not None
     for q in queries:
-        for level, (kept, _, _) in enumerate(plain.levels(space.query_z[q], beams)):
-            below = np.flatnonzero(np.isin(prefixes[:, level], kept))
-            if len(below) <= budget:
-                break
-        if set(below.tolist()) & set(space.positives[q]):  # further children that fit the budget may only add to these
-            assert answer.reached[q] == 1.0
-        assert answer.touched[q] >= min(len(below), budget)
-        if answer.touched[q] == len(below) and not set(below.tolist()) & set(space.positives[q]):
-            assert answer.reached[q] == 0.0
+        below = plain.rows(plain.levels(space.query_z[q], beams)[-1][0])
+        assert answer.touched[q] == len(below)
+        assert answer.reached[q] == float(bool(set(below) & set(space.positives[q])))
+    everything = EngineMethod("default", SearchParams(), sample=60).answer(space, pool, queries, 5)
+    assert (everything.touched == 240).all() and everything.reached is not None and (everything.reached == 1).all()
 
 
 def test_a_large_pools_vectors_stay_where_they_lie(model: Genius, data: FeatureSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """5.6 million vectors are not copied for the default search, and beside a card they stay beside it."""
+    """5.6 million vectors are not copied for the default search, and in host memory they stay there."""
     from genius.evaluate import generative
 
     engines: list[generative.SearchEngine] = []
@@ -367,16 +355,14 @@ def test_a_large_pools_vectors_stay_where_they_lie(model: Genius, data: FeatureS
 
     monkeypatch.setattr(generative, "SearchEngine", Watched)
     space = Space(model, data)
-    space.place = torch.device("cpu", 0)  # another device than the model's, as beside a card
+    space.place = torch.device("cpu", 0)  # another device than the model's, as host memory is to a GPU
     method = build_methods(space, EvalConfig(methods=("default",)))[0]
     half = np.unique([*range(0, 240, 2), *(row for rows in space.positives[:8] for row in rows)])
     everything, some = Pool("all", np.arange(240)), Pool("some", half)
     answers = [method.answer(space, pool, np.arange(8), 5).rows for pool in (everything, some)]
-    whole, part = (engine.vectors for engine in engines)
-    assert (
-        whole is not None and part is not None and whole.place.type == "cpu" and not engines[0]._recordable(method.params, None)
-    )
-    assert whole.parts[0][0].data_ptr() == space.dense.data_ptr() and len(part) == len(half)
+    whole, part = (engine.collection.vectors for engine in engines)
+    assert isinstance(whole, StoredVectors) and part is not None and len(part) == len(half)
+    assert whole.segments[0].data_ptr() == space.dense.data_ptr()
     usual = Space(model, data)
     assert all(
         (method.answer(usual, p, np.arange(8), 5).rows == a).all() for p, a in zip((everything, some), answers, strict=True)

@@ -39,7 +39,7 @@ def main() -> None:
     quantizer = QuantizerConfig(16, LEVELS, own_books_from=1, encode_sweeps=2)
     model = Genius(GeniusConfig(FusionConfig(16, 24, 24), quantizer, generator))
     with torch.no_grad():  # as after training: nothing is zero
-        for name, weight in model.generator.nearness.named_parameters():
+        for name, weight in model.generator.codebook_head.named_parameters():
             if name.startswith("bend"):
                 weight += 0.05 * torch.randn_like(weight)
     kind = torch.arange(60) % 3

@@ -1,4 +1,4 @@
-"""Files of `torch.save` that a stranger may send: pickles that call, zips that lie, tars. See `hostile_models`.
+"""Files of `torch.save` that an attacker may send: pickles that call, zips that lie, tars. See `hostile_models`.
 
 A case is a name, the door it comes in by, and a function that writes it into a folder. What acts, creates the marker.
 """
@@ -356,7 +356,7 @@ def zip_cases() -> list[Case]:
         Case("zip: TorchScript through uniir:", "uniir", torchscript),
         zipped("code beside weights", extra={"archive/code/__torch__.py": "x"}),
         zipped("constants beside weights", extra={"archive/constants.pkl": b"\x80\x02)."}),
-        zipped("a stranger beside weights", extra={"archive/evil.py": "x"}),
+        zipped("an unknown file beside weights", extra={"archive/evil.py": "x"}),
         zipped("../ in a name", extra={"../../evil": "x"}),
         zipped("an absolute name", extra={"/etc/evil": "x"}),
         zipped("two roots", extra={"other/data.pkl": b"\x80\x02}."}),

@@ -1,4 +1,4 @@
-"""Files of weights and models that a stranger may send: each tries to act, to fill the memory, or to take for ever.
+"""Files of weights and models that an attacker may send: each tries to act, to fill the memory, or to take for ever.
 
 Shared by a test (a part of them) and `lab/trust/hostile_models.py` (all, in processes of their own). Files of
 `torch.save` are in `hostile_archives`; here are model folders, and the doors that all of them come in by.

@@ -24,16 +24,17 @@ def test_steps_follow_from_each_other_and_lead_to_the_answers(index: Index) -> N
     fill(index)
     params = SearchParams(beams=4, rerank=0, reranker="none")
     found = index.explain(Query("a red thing"), SearchRequest(3, params=params), shown=3, rejected=2)
-    (written,) = found.written
-    assert not found.scanned and written.target is None and written.stop is None and written.compared == 0
-    assert [step.level for step in written.steps] == [0, 1, 2, 3]
+    (trace,) = found.traces
+    assert trace.target is None and [step.level for step in trace.steps] == [0, 1, 2, 3]
+    assert found.plan == "beam" and found.considered == trace.steps[-1].items
+    assert found.summary == f"plan: beam ({found.considered} items below its beams) · target: any modality"
     hits = index.search_many([Query("a red thing")], SearchRequest(3, params=params))[0]
     assert [answer.hit.id for answer in found.answers] == [hit.id for hit in hits]
     for answer, hit in zip(found.answers, hits, strict=True):
         assert answer.lost_at is None  # plain GENIUS finds nothing that its beams do not hold
         total = sum(value for value in answer.log_p if value is not None)
         assert hit.score == pytest.approx(total / 4, abs=1e-4)
-    for step in written.steps:
+    for step in trace.steps:
         prefixes = [code.prefix for code in step.codes]
         assert len(set(prefixes)) == len(prefixes)
         for code in step.codes:
@@ -55,25 +56,25 @@ def test_the_tree_holds_every_code_once_under_the_one_before_it(index: Index) ->
             nodes.append(node["prefix"])
             walk(node["children"], node["prefix"])  # type: ignore[arg-type]
 
-    walk(found.written[0].tree(), ())
-    assert sorted(nodes) == sorted(code.prefix for step in found.written[0].steps for code in step.codes)
+    walk(found.traces[0].tree(), ())
+    assert sorted(nodes) == sorted(code.prefix for step in found.traces[0].steps for code in step.codes)
     json.dumps(found.to_dict())
 
 
-def test_a_kind_that_is_asked_for_is_given_not_written(index: Index) -> None:
+def test_a_given_modality_is_not_generated(index: Index) -> None:
     fill(index)
     found = index.explain(Query("a green thing", target=Modality.IMAGE), SearchRequest(2))
-    (written,) = found.written  # there are no pairs
-    first = written.steps[0].codes[0]
-    assert written.target == "image" and first.prefix == (0,) and first.log_p is None and first.items == 30
-    assert found.scanned and written.compared == 30 and found.pictures
+    (trace,) = found.traces  # there are no pairs
+    first = trace.steps[0].codes[0]
+    assert trace.target == "image" and first.prefix == (0,) and first.log_p is None and first.items == 30
+    assert found.summary == "plan: flat (30 vectors compared) · target: image" and found.pictures
     assert all(answer.log_p[0] is None for answer in found.answers)
 
 
 def test_words_are_those_of_the_items_below(index: Index) -> None:
     fill(index)
     found = index.explain(Query("an orange thing", target=Modality.TEXT), SearchRequest(3, beams=4, rerank=0))
-    for step in found.written[0].steps[1:]:
+    for step in found.traces[0].steps[1:]:
         for code in step.codes:
             below = " ".join(item.text or "" for item in index.below(code.prefix, limit=100).items)
             assert code.words and all(word in below for word in code.words)
@@ -82,7 +83,7 @@ def test_words_are_those_of_the_items_below(index: Index) -> None:
 def test_a_filter_counts_only_what_may_be_found(index: Index) -> None:
     fill(index)
     found = index.explain(Query("red", target=Modality.IMAGE), SearchRequest(3, "n < 7"))
-    assert found.written[0].steps[0].codes[0].items == 7
+    assert found.traces[0].steps[0].codes[0].items == 7
     assert all(answer.hit.item.metadata["n"] < 7 for answer in found.answers)
 
 

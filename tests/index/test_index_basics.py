@@ -13,9 +13,8 @@ from fake_encoder import fake_model
 from PIL import Image
 
 from genius import Genius, GeniusError, Index, Item, Modality, Query
-from genius.index import searching
 from genius.index.searching import why_nothing
-from genius.search import SearchEngine, SearchParams, SearchRequest, quick
+from genius.search import SearchEngine, SearchParams, SearchRequest, scan
 
 COLOURS = {"red": (220, 20, 20), "green": (20, 200, 20), "blue": (20, 20, 220), "white": (250, 250, 250)}
 
@@ -298,14 +297,8 @@ def test_queries_with_requests_of_their_own_equal_one_by_one(index: Index) -> No
         index.search_each(queries[:2], requests[:1])
 
 
-@pytest.mark.parametrize("room", [1 << 20, 100])
-@pytest.mark.parametrize("few", [50_000, 10])
-def test_searches_with_filters_of_their_own_are_as_if_alone(
-    index: Index, monkeypatch: pytest.MonkeyPatch, room: int, few: int
-) -> None:
-    """Whether they share the engine's search, in one part or in several, and whether all that match are compared or not."""
-    monkeypatch.setattr(searching, "MASK_BYTES", room)
-    monkeypatch.setattr(searching, "FULL_SCAN", few)
+def test_searches_with_filters_of_their_own_are_as_if_alone(index: Index) -> None:
+    """Requests that share one pass through the encoder find what each finds alone."""
     index.add([Item(f"{i}", text=f"word{i} thing{i % 9}", metadata={"n": i}) for i in range(60)])
     index.delete(["5", "17"])
     wheres = ["n < 30", "n >= 30", "n < 0", None, "n = 12 OR n = 13", "n < 30", "n < 59"]
@@ -444,8 +437,8 @@ def test_ids_whose_hashes_collide_are_told_apart(model: Genius, tmp_path: Path, 
 
 
 def test_under_a_filter_all_that_match_are_compared(model: Genius, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However few beams and items the settings name: the answer is brute force's."""
-    monkeypatch.setattr(quick, "FLAT_BYTES", 0)  # a collection of this size would be compared whole anyhow
+    """However little effort the settings name, and in a scan, too: the answer is brute force's."""
+    monkeypatch.setattr(scan, "FEWEST", 150)  # so that this collection has cells
     items = [Item(f"t{i}", text=f"word{i} thing{i % 7}", metadata={"n": i}) for i in range(200)]
     index = Index(tmp_path / "filtered.genius", model)
     index.add(items)
@@ -453,7 +446,7 @@ def test_under_a_filter_all_that_match_are_compared(model: Genius, tmp_path: Pat
     matching = [item for item in items if item.metadata["n"] % 5 == 0]
     stored = model.embed_items(matching).dense.half().float()
     where = " OR ".join(f"n = {item.metadata['n']}" for item in matching)
-    request = SearchRequest(10, where, params=SearchParams(1, 10))
+    request = SearchRequest(10, where, params=SearchParams(1, 10, plan="scan"))
     for row, hits in enumerate(index.search_embedded(asked.z, asked.dense, request=request)):
         best = (stored @ asked.dense[row]).sort(descending=True, stable=True)
         assert [hit.score for hit in hits] == pytest.approx(best.values[:10].tolist(), abs=2e-3)
@@ -461,7 +454,7 @@ def test_under_a_filter_all_that_match_are_compared(model: Genius, tmp_path: Pat
 
 
 def test_the_engine_is_asked_what_the_caller_asked(model: Genius, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settings said outright reach the engine as they are, filter or not; without them a filter has all that match compared."""
+    """Settings reach the engine as they are, filter or not."""
     asked: list[SearchParams] = []
     search = SearchEngine.search
 
@@ -478,4 +471,4 @@ def test_the_engine_is_asked_what_the_caller_asked(model: Genius, tmp_path: Path
     index.search(text="word1", beams=3, rerank=7, where="n < 40")
     index.search(text="word1", params=given, rerank=5)
     index.search(text="word1", params=given, where="n < 40")
-    assert asked == [own, SearchParams(3, 7), SearchParams(4, 5), SearchParams(4, 40)]
+    assert asked == [own, SearchParams(3, 7), SearchParams(4, 5), given]

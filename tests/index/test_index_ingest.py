@@ -287,7 +287,7 @@ def test_the_commands_work_together(folder: Path, model_folder: Path, tmp_path: 
     under = as_json("explain", path, "--prefix", ",".join(map(str, codes[:2])))
     assert under["count"] == 1 and under["items"][0]["id"] == "photos/note.md"  # type: ignore[index]
     found = as_json("explain", path, "a red square", "--target", "pair", "-k", 1)
-    assert found["answers"][0]["id"] == "photos/red.png" and found["written"][0]["tree"][0]["prefix"] == [2]  # type: ignore[index]
+    assert found["answers"][0]["id"] == "photos/red.png" and found["traces"][0]["tree"][0]["prefix"] == [2]  # type: ignore[index]
     assert as_json("delete", path, "photos/note.md") == {"deleted": 1, "items": 2}
     assert as_json("delete", path, "--where", "modality = 'image'") == {"deleted": 1, "items": 1}
     assert set(as_json("optimize", path)) == {"bytes_before", "bytes_after"}

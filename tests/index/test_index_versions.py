@@ -254,7 +254,7 @@ def test_many_alternating_adds_and_searches_keep_the_engine_small(index: Index, 
             index.delete(f"t{i - 1}")
         assert len(everything(index)) == len(index)
         engine = index.live.engine()
-        assert engine is not None and engine.vectors is not None and len(engine.vectors.parts) <= 4
+        assert engine is not None and engine.segments <= 4
 
 
 def test_every_answer_belongs_to_one_version_while_a_writer_works(index: Index) -> None:

@@ -13,7 +13,7 @@ from genius.data.features import FeatureSet
 from genius.data.synthetic import synthetic_features
 from genius.errors import GeniusError
 from genius.evaluate import EvalConfig, evaluate
-from genius.evaluate.generative import Writer
+from genius.evaluate.generative import IdSource
 from genius.evaluate.methods import code_bits
 from genius.model.config import GeniusConfig
 from genius.model.generator import GeneratorConfig
@@ -99,7 +99,7 @@ def test_baselines_learn_with_the_same_generator(sets: tuple[FeatureSet, Feature
     for name in names:
         assert good.average(name, "universal") > bad.average(name, "universal") + 0.15, name
         assert {r.method for r in good.results} == set(names)
-    assert trained[0].writer.level_sizes == (8, 8)  # type: ignore[attr-defined]
+    assert trained[0].source.level_sizes == (8, 8)  # type: ignore[attr-defined]
 
 
 def test_all_baselines_run_over_local_pools_and_several_beams(sets: tuple[FeatureSet, FeatureSet]) -> None:
@@ -119,10 +119,10 @@ def test_trained_baselines_are_found_again_and_only_for_the_same_data(
     train, test = sets
     model, names = tiny(24), ("irgen", "grace-structured")
 
-    def build(steps: int = 2, data: FeatureSet = train) -> tuple[list[Writer], list[str]]:
+    def build(steps: int = 2, data: FeatureSet = train) -> tuple[list[IdSource], list[str]]:
         said: list[str] = []
         methods = build_baselines(names, model, data, test, steps=steps, batch=16, folder=tmp_path, say=said.append)
-        return [method.writer for method in methods], said  # type: ignore[attr-defined]
+        return [method.source for method in methods], said  # type: ignore[attr-defined]
 
     (first, said), (second, again) = build(), build()
     assert all("training" in line for line in said) and again == [f"{name}: already trained" for name in names]

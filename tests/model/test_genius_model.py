@@ -164,17 +164,27 @@ def test_weights_from_before_each_kind_had_its_own_scale_load_and_keep_their_byt
     quantizer = ResidualQuantizer(QuantizerConfig(8, (3, 20, 20), own_books_from=1))
     config = GeneratorConfig(8, (3, 20, 20), **SIZES["tiny"], prefix_tokens=2, normalizer="level", head="codebooks")  # type: ignore[arg-type]
     generator = Generator(config, quantizer)
-    old = {"nearness.log_scale": torch.tensor([0.1, 0.2]), "nearness.norm_weight": torch.tensor([0.3, 0.4])}
+    old = {"codebook_head.log_scale": torch.tensor([0.1, 0.2]), "codebook_head.norm_weight": torch.tensor([0.3, 0.4])}
     wanted = generator.state_dict()
     generator.load_state_dict(wanted | for_each_kind(old, wanted))
-    scales = [generator.nearness.scale(level, kind).item() for level in (1, 2) for kind in range(3)]
+    scales = [generator.codebook_head.scale(level, kind).item() for level in (1, 2) for kind in range(3)]
     assert scales == pytest.approx([7.389] * 3 + [54.598] * 3, rel=1e-3)
     for name, tensor in old.items():
         assert torch.equal(as_one_number(name, generator.state_dict()[name], 3), tensor)
     with torch.no_grad():
-        generator.nearness.log_scale[1] += 0.1
-    assert len(as_one_number("nearness.log_scale", generator.nearness.log_scale, 3)) == 6
-    assert generator.nearness.scale(1, 1) > generator.nearness.scale(1, 0)
+        generator.codebook_head.log_scale[1] += 0.1
+    assert len(as_one_number("codebook_head.log_scale", generator.codebook_head.log_scale, 3)) == 6
+    assert generator.codebook_head.scale(1, 1) > generator.codebook_head.scale(1, 0)
+
+
+def test_weights_of_the_first_version_are_loaded_and_have_the_same_fingerprint(tmp_path: Path) -> None:
+    """The head tied to the codebooks had another name in its files."""
+    golden = Path(__file__).parents[1] / "golden" / "tied"
+    assert any(".nearness." in name for name in load_file(golden / "model.safetensors"))
+    old = Genius.from_pretrained(golden)
+    old.save_pretrained(tmp_path)
+    assert not any("nearness" in name for name in load_file(tmp_path / "model.safetensors"))
+    assert Genius.from_pretrained(tmp_path).fingerprint() == old.fingerprint() == "6e455a7de3db15fe082c74dbbc006109"
 
 
 def test_a_tied_head_does_not_grow_with_the_codebooks() -> None:

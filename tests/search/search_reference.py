@@ -1,4 +1,4 @@
-"""The slow truth: beam search by python loops over prefixes, straight from the weights, no cache, no trie."""
+"""The slow reference: beam search by Python loops over prefixes, straight from the weights, no cache, no trie."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from torch import Tensor
 from genius.model.generator import FAST, Generator, GeneratorConfig
 from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
 
-KINDS = (
-    "vocabulary",
-    "level",
-    "codebooks",
-    "own-codebooks",
-)  # table, table, one book a level, one for each modality
+HEADS = (
+    "vocabulary",  # table, normalised over all codes
+    "level",  # table, normalised over one level
+    "codebooks",  # one codebook per level
+    "own-codebooks",  # one per level and modality
+)
 
 
 def tiny_generator(
-    level_sizes: tuple[int, ...], seed: int = 0, kind: str = "vocabulary", width: int = 8, layers: int = 2
+    level_sizes: tuple[int, ...], seed: int = 0, head: str = "vocabulary", width: int = 8, layers: int = 2
 ) -> Generator:
     torch.manual_seed(seed)
-    tied = "codebooks" in kind
+    tied = "codebooks" in head
     config = GeneratorConfig(
         width=width,
         level_sizes=level_sizes,
@@ -31,10 +31,10 @@ def tiny_generator(
         d_kv=8,
         d_ff=24,
         prefix_tokens=3,
-        normalizer="level" if tied else kind,  # type: ignore[arg-type]
+        normalizer="level" if tied else head,  # type: ignore[arg-type]
         head="codebooks" if tied else "table",
     )
-    quantizer = tiny_quantizer(level_sizes, width, own_books_from=1 if kind == "own-codebooks" else 0)
+    quantizer = tiny_quantizer(level_sizes, width, own_books_from=1 if head == "own-codebooks" else 0)
     generator = Generator(config, quantizer).eval()
     with torch.no_grad():  # nothing that is zero or one by chance of its start
         for name, weight in generator.named_parameters():
@@ -64,25 +64,25 @@ def step_scores(generator: Generator, z: Tensor, prefix: tuple[int, ...], childr
     hidden, _ = generator.hidden(generator.inputs(before), generator.cross_memory(z[None]))
     state = hidden[0, -1]
     if config.head == "codebooks":
-        logits = nearness_logits(generator, z, prefix, state)
+        logits = codebook_logits(generator, z, prefix, state)
         log_p = logits - logits.logsumexp(0)
         return {child: float(log_p[child]) for child in children}
     logits = (state * config.d_model**-0.5) @ generator.tokens.weight.T
     start = config.offsets[level]
     mine = logits[start : start + config.level_sizes[level]]
-    mass = (logits if config.normalizer == "vocabulary" else mine).logsumexp(0)
-    return {child: float(mine[child] - mass) for child in children}
+    normalizer = (logits if config.normalizer == "vocabulary" else mine).logsumexp(0)
+    return {child: float(mine[child] - normalizer) for child in children}
 
 
-def nearness_logits(generator: Generator, z: Tensor, prefix: tuple[int, ...], state: Tensor) -> Tensor:
+def codebook_logits(generator: Generator, z: Tensor, prefix: tuple[int, ...], state: Tensor) -> Tensor:
     """The formula at the head of `genius.model.generator`, code by code."""
-    head, level = generator.nearness, len(prefix)
+    head, level = generator.codebook_head, len(prefix)
     if level == 0:
         return head.modality_out(state)  # type: ignore[no-any-return]
     quantizer = head.quantizer
     left = z - sum((book_at(quantizer, i, prefix)[c] for i, c in enumerate(prefix)), torch.zeros_like(z))
     r = left + head.bend[level - 1](state)
-    own = (level - 1) * head.kinds + (prefix[0] if quantizer.config.own_books(level) else 0)
+    own = (level - 1) * head.modalities + (prefix[0] if quantizer.config.own_books(level) else 0)
     a, b = torch.exp(FAST * head.log_scale[own]), FAST * head.norm_weight[own]
     book = book_at(quantizer, level, prefix)
     return torch.stack([a * (2 * r @ c - b * c @ c) for c in book])
@@ -102,7 +102,7 @@ def reference_beam(
             if level == 0 and target >= 0:
                 grown += [((target,), 0.0)] if target in children else []
                 continue
-            worth = step_scores(generator, z, prefix, children)
-            grown += [((*prefix, c), score + w) for c, w in worth.items()]
+            log_probs = step_scores(generator, z, prefix, children)
+            grown += [((*prefix, c), score + log_p) for c, log_p in log_probs.items()]
         states = sorted(grown, key=lambda s: -s[1])[:beams]
     return [(prefix, score / levels) for prefix, score in states]

@@ -7,13 +7,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from search_reference import KINDS, reference_beam, tiny_generator
+from search_reference import HEADS, reference_beam, tiny_generator
 
 from genius.errors import GeniusError
-from genius.search import CodeTrie, beam_search
+from genius.search import CodeTrie, SearchParams, beam_search
+from genius.search.beam import Beam
+from genius.search.types import QueryBatch
 
 SIZES = (3, 5, 4, 6)
-GENERATORS = {(seed, kind): tiny_generator(SIZES, seed, kind) for seed in range(2) for kind in KINDS}
+GENERATORS = {(seed, head): tiny_generator(SIZES, seed, head) for seed in range(2) for head in HEADS}
 
 
 def random_codes(rng: np.random.Generator, items: int, skew: float) -> np.ndarray:
@@ -102,7 +104,7 @@ def test_broken_input_is_one_clear_error() -> None:
     with pytest.raises(GeniusError, match="target"):
         beam_search(generator, trie, z, 3, target=torch.tensor([3, 0]))
     with pytest.raises(GeniusError, match="allowed"):
-        beam_search(generator, trie, z, 3, allowed=torch.ones(3, dtype=torch.bool))
+        beam_search(generator, trie, z, 3, allowed=torch.ones(1, dtype=torch.bool))
     with pytest.raises(GeniusError, match="levels"):
         beam_search(tiny_generator((3, 5)), trie, z, 3)
     broken = tiny_generator(SIZES)
@@ -114,24 +116,62 @@ def test_broken_input_is_one_clear_error() -> None:
         beam_search(broken, CodeTrie.build(np.array([[2, 4, 3, 5]]), SIZES), z, 3)
 
 
-def test_changed_weights_are_seen() -> None:
-    """The fused copy of a generator is kept between calls, but never after a training step."""
-    generator = tiny_generator(SIZES, 5)
-    trie, z = CodeTrie.build(random_codes(np.random.default_rng(0), 30, 1.0), SIZES), torch.randn(1, 8)
-    before = beam_search(generator, trie, z, 30).scores
-    with torch.no_grad():
-        generator.tokens.weight.mul_(1.5)
-    after = beam_search(generator, trie, z, 30)
-    assert not torch.allclose(before, after.scores)
-    assert_same(after.codes[0], after.scores[0], reference_beam(generator, trie.codes_of(range(30)), z[0], 30))
+def batch_of(z: torch.Tensor, target: torch.Tensor | None = None, allowed: torch.Tensor | None = None) -> QueryBatch:
+    return QueryBatch(z, z, torch.full((len(z),), -1) if target is None else target, allowed=allowed)
 
 
-def test_a_decoder_is_made_anew_when_a_codebook_of_its_head_changes() -> None:
-    from genius.search.decoder import decoder_of
+@settings(max_examples=80, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    items=st.integers(1, 60),
+    beams=st.integers(1, 6),
+    k=st.integers(1, 40),
+    model=st.sampled_from(sorted(GENERATORS)),
+    masks=st.sampled_from(["none", "one", "each"]),
+)
+def test_the_plan_returns_k_items_while_k_exist(seed, items, beams, k, model, masks) -> None:
+    """Each once, allowed, of the target, with the log-probability of its ID; added items too."""
+    rng = np.random.default_rng(seed)
+    codes, generator = random_codes(rng, items, 2.0), GENERATORS[model]
+    old = items // 2
+    trie = CodeTrie.build(codes[:old], SIZES).merged(codes[old:], np.arange(old, items))
+    z = torch.nn.functional.normalize(torch.from_numpy(rng.standard_normal((4, 8))).float(), dim=1)
+    target = torch.from_numpy(rng.integers(-1, 3, 4))
+    allowed = {"none": None, "one": rng.random(items) < 0.6, "each": rng.random((4, items)) < 0.6}[masks]
+    mask = None if allowed is None else torch.from_numpy(allowed)
+    found = Beam(generator, trie).run(batch_of(z, target, mask), k, SearchParams(beams=beams))
+    for q in range(4):
+        own = np.ones(items, bool) if allowed is None else np.broadcast_to(allowed, (4, items))[q]
+        may = np.flatnonzero(own & ((codes[:, 0] == int(target[q])) | (int(target[q]) < 0)))
+        rows = found.rows[q][found.rows[q] >= 0].tolist()
+        assert len(set(rows)) == len(rows) == int(found.considered[q]) >= min(k, len(may))
+        assert set(rows) <= set(may.tolist())
+        if rows:
+            paths = generator(z[q].expand(len(rows), -1), torch.from_numpy(codes[rows]))[:, int(target[q] >= 0) :]
+            assert torch.allclose(found.scores[q, : len(rows)], paths.sum(1) / len(SIZES), atol=1e-5)
+            assert torch.equal(found.scores[q], found.scores[q].sort(descending=True).values)
 
-    generator = tiny_generator(SIZES, 5, "codebooks")
-    first = decoder_of(generator, torch.device("cpu"))
-    assert decoder_of(generator, torch.device("cpu")) is first
-    with torch.no_grad():
-        generator.nearness.quantizer.codebook(1).add_(1.0)
-    assert decoder_of(generator, torch.device("cpu")) is not first
+
+def test_the_paper_never_searches_further() -> None:
+    codes = random_codes(np.random.default_rng(0), 60, 1.0)
+    trie, z = CodeTrie.build(codes, SIZES), torch.randn(3, 8)
+    plain = Beam(GENERATORS[0, "level"], trie, widen=False).run(batch_of(z), 20, SearchParams(beams=2))
+    best = beam_search(GENERATORS[0, "level"], trie, z, 2)
+    for q in range(3):
+        rows = plain.rows[q][plain.rows[q] >= 0].tolist()
+        held = {tuple(ids) for ids in best.codes[q].tolist()}
+        assert rows and set(rows) == {row for row, ids in enumerate(codes.tolist()) if tuple(ids) in held}
+
+
+def test_no_queries_and_no_items() -> None:
+    empty = CodeTrie.build(np.empty((0, 4), dtype=np.int64), SIZES)
+    plan = Beam(GENERATORS[0, "level"], empty)
+    assert plan.run(batch_of(torch.randn(2, 8)), 3, SearchParams()).rows.shape == (2, 0)
+    assert plan.run(batch_of(torch.randn(0, 8)), 3, SearchParams()).rows.shape == (0, 0)
+
+
+def test_a_generator_in_training_is_refused() -> None:
+    """Dropout would make every search another one."""
+    generator = tiny_generator(SIZES).train()
+    with pytest.raises(GeniusError, match="eval"):
+        beam_search(generator, CodeTrie.build(np.array([[2, 4, 3, 5]]), SIZES), torch.randn(1, 8), 3)

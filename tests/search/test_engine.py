@@ -1,31 +1,49 @@
-"""SearchEngine: early stop, re-rankers, filters, deletes, additions; k results whenever k exist."""
+"""SearchEngine: every plan against brute force; targets, filters, deletions, additions; k results whenever k exist."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from search_reference import tiny_generator, tiny_quantizer
 
 from genius.errors import GeniusError
-from genius.search import CodeTrie, Int8Rows, SearchEngine, SearchParams, beam_search
+from genius.model.query_bank import QueryBank
+from genius.search import CodeTrie, SearchEngine, SearchParams, StoredVectors, beam_search, flat, scan, vectors
 
 SIZES = (3, 5, 4, 6)
 GENERATOR, QUANTIZER = tiny_generator(SIZES), tiny_quantizer(SIZES)
-PLAIN = SearchParams(beams=8, rerank=0, reranker="none")
+BEAM = SearchParams(beams=8, rerank=0, reranker="none")
 
 
 def collection(seed: int, items: int, skew: float = 2.0) -> tuple[np.ndarray, torch.Tensor, torch.Tensor]:
     rng = np.random.default_rng(seed)
     codes = np.stack([np.minimum((rng.random(items) ** skew * size).astype(np.int64), size - 1) for size in SIZES], axis=1)
-    vectors = torch.nn.functional.normalize(torch.from_numpy(rng.standard_normal((items, 8))).float(), dim=1)
-    return codes, vectors, torch.from_numpy(rng.standard_normal((3, 8))).float()
+    stored = F.normalize(torch.from_numpy(rng.standard_normal((items, 8))).float(), dim=1)
+    return codes, stored, F.normalize(torch.from_numpy(rng.standard_normal((3, 8))).float(), dim=1)
 
 
-def engine_of(codes: np.ndarray, vectors: torch.Tensor | None) -> SearchEngine:
-    return SearchEngine(GENERATOR, QUANTIZER, CodeTrie.build(codes, SIZES), vectors)
+def engine_of(codes: np.ndarray, stored: torch.Tensor | None, **more: Any) -> SearchEngine:
+    return SearchEngine(GENERATOR, QUANTIZER, CodeTrie.build(codes, SIZES), stored, **more)
+
+
+def brute_force(
+    engine: SearchEngine, codes: np.ndarray, stored: torch.Tensor, z: torch.Tensor, target: torch.Tensor, valid: torch.Tensor
+) -> torch.Tensor:
+    """(Q, N) scores: similarity, log p(modality) where the target is unknown, -inf where an item may not be found."""
+    modality = torch.from_numpy(codes[:, 0])
+    with torch.no_grad():
+        log_probs = engine.modality_log_probs(z)
+    several = len(modality[valid.any(0) if valid.ndim == 2 else valid].unique()) > 1 or len(modality.unique()) > 1
+    prior = log_probs[:, modality] if several else torch.zeros(len(z), len(codes))
+    scores = z @ stored.float().T + prior.masked_fill(target[:, None] >= 0, 0)
+    right = (target[:, None] < 0) | (modality[None] == target[:, None])
+    return scores.masked_fill(~(right & valid), -torch.inf)
 
 
 @settings(max_examples=80, deadline=None)
@@ -34,16 +52,17 @@ def engine_of(codes: np.ndarray, vectors: torch.Tensor | None) -> SearchEngine:
     items=st.integers(1, 120),
     k=st.integers(1, 150),
     beams=st.integers(1, 10),
-    rerank=st.sampled_from([0, 3, 10, 50]),
+    rerank=st.sampled_from([0, 50]),
     reranker=st.sampled_from(["embeddings", "codes", "none"]),
     share=st.sampled_from([0.0, 0.05, 0.5, 1.0]),
     target=st.sampled_from([-1, 0, 1, 2]),
+    plan=st.sampled_from(["auto", "flat", "scan", "beam"]),
 )
-def test_k_allowed_items_come_back_when_they_exist(seed, items, k, beams, rerank, reranker, share, target) -> None:
-    codes, vectors, z = collection(seed, items)
+def test_k_allowed_items_come_back_when_they_exist(seed, items, k, beams, rerank, reranker, share, target, plan) -> None:
+    codes, stored, z = collection(seed, items)
     allowed = np.random.default_rng(seed + 1).random(items) < share
-    params = SearchParams(beams=beams, rerank=rerank, reranker=reranker)
-    found = engine_of(codes, vectors).search(z, k=k, params=params, target=torch.full((3,), target), allowed=allowed)
+    params = SearchParams(beams, rerank, reranker, plan)
+    found = engine_of(codes, stored).search(z, k=k, params=params, target=torch.full((3,), target), allowed=allowed)
     valid = allowed & ((codes[:, 0] == target) if target >= 0 else True)
     assert found.rows.shape == found.scores.shape == (3, k)
     for rows, scores in zip(found.rows, found.scores, strict=True):
@@ -54,87 +73,136 @@ def test_k_allowed_items_come_back_when_they_exist(seed, items, k, beams, rerank
         assert (scores[: len(real)].diff() <= 1e-6).all()
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    items=st.integers(1, 200),
+    k=st.integers(1, 30),
+    filters=st.sampled_from(["none", "one for all", "one per query"]),
+    share=st.sampled_from([0.02, 0.5]),
+    block=st.sampled_from([7, 64]),
+    half=st.booleans(),
+)
+def test_flat_is_brute_force(seed: int, items: int, k: int, filters: str, share: float, block: int, half: bool) -> None:
+    """Mixed targets, any filter, resident vectors or blocks: the scores of exhaustive search."""
+    codes, stored, z = collection(seed, items)
+    stored = stored.half() if half else stored
+    rng = np.random.default_rng(seed)
+    allowed = {"none": None, "one for all": rng.random(items) < share, "one per query": rng.random((3, items)) < share}[filters]
+    target = torch.from_numpy(rng.integers(-1, 3, 3))
+    engine = engine_of(codes, stored)
+    valid = torch.ones(items, dtype=torch.bool) if allowed is None else torch.from_numpy(allowed)
+    truth = brute_force(engine, codes, stored, z, target, valid)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flat, "RESIDENT", 0 if half else flat.RESIDENT)
+        patch.setattr(vectors.StoredVectors.blocks, "__defaults__", (block,))
+        found = engine.search(z, k=k, target=target, allowed=allowed)
+    best = truth.topk(min(k, items)).values
+    assert found.plan == "flat" and torch.allclose(found.scores[:, : best.shape[1]], best, atol=1e-5)
+    known = found.rows.clamp(min=0)
+    assert torch.allclose(truth.gather(1, known)[found.rows >= 0], found.scores[found.rows >= 0], atol=1e-5)
+    assert found.considered.tolist() == (truth > -torch.inf).sum(1).tolist()
+
+
+def test_an_unknown_target_equals_dense_given_the_target() -> None:
+    """Where the decoder is sure of the modality, the default ranks as exhaustive search of that modality does."""
+    codes, stored, z = collection(2, 400)
+    engine = engine_of(codes, stored, bank=bank_of(z))
+    for query, target in enumerate((0, 1, 2)):
+        wanted = torch.tensor([target])
+        own = z[query : query + 1]
+        given_target = engine.search(own, k=5, target=wanted)
+        unknown = engine.search(own, k=5)
+        assert unknown.rows.tolist() == given_target.rows.tolist()
+        assert set(codes[unknown.rows[0], 0]) == {target}
+
+
+def bank_of(z: torch.Tensor) -> QueryBank:
+    """A bank that has seen queries like z[i] want modality i."""
+    near = F.normalize(z.repeat(200, 1) + 0.02 * torch.randn(600, 8), dim=1)
+    target = torch.arange(600) % 3
+    return QueryBank.of(near, torch.ones(600).long(), target)
+
+
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**31), items=st.integers(1, 100), beams=st.integers(1, 12))
 def test_plain_search_is_the_beams_items_in_order(seed: int, items: int, beams: int) -> None:
     codes, _, z = collection(seed, items)
     engine = engine_of(codes, None)
     params = SearchParams(beams=beams, rerank=0, reranker="none")
-    trie = engine.base.trie
+    trie = engine.collection.trie
     for q, beam in enumerate(beam_search(GENERATOR, trie, z, beams).codes):
         expected = [row for code in beam.tolist() if code[0] >= 0 for row in trie.rows_below(code).tolist()]
-        rows = engine.search(z[q : q + 1], k=len(expected), params=params).rows[0].tolist()
-        assert rows == expected
+        found = engine.search(z[q : q + 1], k=len(expected), params=params)
+        assert found.rows[0].tolist() == expected and found.plan == "beam"
 
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**31), items=st.integers(1, 100), beams=st.integers(1, 12))
-def test_full_depth_rerank_sorts_the_beams_items(seed: int, items: int, beams: int) -> None:
-    """GENIUS^R: items of all beams by the dot product with the stored vectors."""
-    codes, vectors, z = collection(seed, items)
-    engine, dense = engine_of(codes, vectors), torch.randn(3, 8)
-    beam = beam_search(GENERATOR, engine.base.trie, z, beams)
+def test_reranked_beams_sort_the_beams_items(seed: int, items: int, beams: int) -> None:
+    """GENIUS^R: items of all beams by the dot product with the stored vectors, and by nothing else."""
+    codes, stored, z = collection(seed, items)
+    engine, dense = engine_of(codes, stored), torch.randn(3, 8)
+    beam = beam_search(GENERATOR, engine.collection.trie, z, beams)
     for q in range(3):
-        rows = np.concatenate([engine.base.trie.rows_below(c) for c in beam.codes[q].tolist() if c[0] >= 0])
-        scores = vectors[rows] @ dense[q]
+        rows = np.concatenate([engine.collection.trie.rows_below(c) for c in beam.codes[q].tolist() if c[0] >= 0])
+        scores = stored[rows] @ dense[q]
         found = engine.search(z[q : q + 1], k=len(rows), params=SearchParams(beams=beams, rerank=0), dense=dense[q : q + 1])
         assert torch.allclose(found.scores[0], scores.sort(descending=True).values, atol=1e-5)
         assert found.rows[0].tolist() == rows[scores.argsort(descending=True, stable=True).numpy()].tolist()
-        assert found.touched.tolist() == [len(rows)]
+        assert found.considered.tolist() == [len(rows)]
 
 
-def test_budget_for_everything_is_dense_search() -> None:
-    codes, vectors, z = collection(1, 90)
-    found = engine_of(codes, vectors).search(z, k=10, params=SearchParams(rerank=90))
-    assert (found.rows == (z @ vectors.T).topk(10).indices).all() and (found.touched == 90).all()
-
-
-@settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**31), items=st.integers(20, 200), beams=st.integers(1, 6), budget=st.integers(5, 40))
-def test_early_stop_stays_within_its_budget_and_holds_the_beams(seed: int, items: int, beams: int, budget: int) -> None:
-    """At most R items are looked at, and the best beam's items of the full-depth search's first level are among them."""
-    codes, vectors, z = collection(seed, items)
-    engine = SearchEngine(GENERATOR, None, CodeTrie.build(codes, SIZES), vectors)  # without codebooks nothing is scanned
-    found = engine.search(z, k=1, params=SearchParams(beams=beams, rerank=budget))
-    largest = np.unique(codes, axis=0, return_counts=True)[1].max()
-    assert (found.touched <= max(budget, 1)).all() or largest * beams > budget
-    assert (found.touched >= min(items, 1)).all()
-
-
-def test_an_early_stop_fills_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One beam of two items would do, but what is ranked next costs nothing more: as much as fits is looked at."""
-    monkeypatch.setattr(SearchEngine, "_planned", lambda *_: None)  # beams, as on a GPU: ten vectors would simply be compared
-    codes = np.array([[0, first, last, 0] for first in range(5) for last in range(2)])
-    vectors = torch.nn.functional.normalize(torch.randn(10, 8, generator=torch.Generator().manual_seed(0)), dim=1)
-    engine = SearchEngine(GENERATOR, None, CodeTrie.build(codes, SIZES), vectors)  # without codebooks nothing is scanned
-    z = torch.randn(3, 8, generator=torch.Generator().manual_seed(1))
-    for budget, touched in ((2, 2), (5, 4), (6, 6), (9, 8)):
-        found = engine.search(z, k=1, params=SearchParams(beams=1, rerank=budget), target=torch.zeros(3, dtype=torch.long))
-        assert found.touched.tolist() == [touched] * 3
-
-
-def test_codes_only_reads_the_codebooks_of_each_modality() -> None:
+@pytest.mark.parametrize("own_books_from", [0, 1])
+def test_codes_rank_by_what_they_stand_for(own_books_from: int) -> None:
+    """Exhaustive search of reconstructions, with vectors stored or not."""
     codes, _, z = collection(3, 60)
-    own = tiny_quantizer(SIZES, own_books_from=1)
-    unit = torch.nn.functional.normalize(own.decode(torch.from_numpy(codes)), dim=1)
+    own = tiny_quantizer(SIZES, own_books_from=own_books_from)
+    unit = F.normalize(own.decode(torch.from_numpy(codes)), dim=1)
     engine = SearchEngine(GENERATOR, own, CodeTrie.build(codes, SIZES), unit)
     by_codes = engine.search(z, k=5, params=SearchParams(reranker="codes"))
     assert torch.allclose(engine.search(z, k=5).scores, by_codes.scores, atol=1e-5)
+    without = SearchEngine(GENERATOR, own, CodeTrie.build(codes, SIZES)).search(z, k=5, params=SearchParams(reranker="codes"))
+    assert without.rows.tolist() == by_codes.rows.tolist()
 
 
-def test_rerankers_agree_when_vectors_are_reconstructions() -> None:
-    """Codes only = cosine with the reconstruction; int8 rows = nearly the same."""
-    codes, _, z = collection(3, 60)
-    reconstruction = sum(QUANTIZER.codebook(i)[torch.from_numpy(codes[:, i])] for i in range(4))
-    unit = torch.nn.functional.normalize(reconstruction, dim=1)
-    engine = engine_of(codes, unit)
-    exact = engine.search(z, k=5)
-    by_codes = engine.search(z, k=5, params=SearchParams(reranker="codes"))
-    assert torch.allclose(exact.scores, by_codes.scores, atol=1e-5)
-    half = engine_of(codes, unit.half()).search(z, k=5)
-    assert torch.allclose(exact.scores, half.scores, atol=5e-3)
-    small = SearchEngine(GENERATOR, QUANTIZER, CodeTrie.build(codes, SIZES), Int8Rows.of(unit)).search(z, k=5)
-    assert torch.allclose(exact.scores, small.scores, atol=3e-2)
+def test_a_reranker_of_ones_own_is_asked_after_every_plan() -> None:
+    from genius.search import rerank
+
+    def farthest(batch, candidates, collection):
+        return -rerank.find("embeddings")(batch, candidates, collection)
+
+    rerank.register("farthest", farthest)
+    rerank.register("farthest", farthest)  # the same again is no other
+    try:
+        codes, stored, z = collection(4, 50)
+        engine = engine_of(codes, stored)
+        for plan in ("flat", "scan", "beam"):
+            target = torch.zeros(3, dtype=torch.long)
+            found = engine.search(z, k=3, target=target, params=SearchParams(beams=60, reranker="farthest", plan=plan))
+            nearest = engine.search(z, k=50, target=target, params=SearchParams(beams=60, plan=plan))
+            real = (nearest.rows[0] >= 0).sum()
+            assert found.rows[0].tolist() == nearest.rows[0, :real].flip(0)[:3].tolist()
+        with pytest.raises(GeniusError, match="already"):
+            rerank.register("farthest", lambda *_: stored)
+    finally:
+        del rerank._registry["farthest"]
+
+
+def test_a_reranker_that_breaks_its_word_is_one_clear_error() -> None:
+    from genius.search import rerank
+
+    codes, stored, z = collection(4, 50)
+    for name, scores, said in (
+        ("short", lambda batch, found, _: found.scores[:, :1], "scores of shape"),
+        ("nan", lambda batch, found, _: found.scores * torch.nan, "NaN"),
+    ):
+        rerank.register(name, scores)
+        try:
+            with pytest.raises(GeniusError, match=said):
+                engine_of(codes, stored).search(z, k=5, params=SearchParams(reranker=name))
+        finally:
+            del rerank._registry[name]
 
 
 @settings(max_examples=60, deadline=None)
@@ -148,15 +216,15 @@ def test_rerankers_agree_when_vectors_are_reconstructions() -> None:
     merge=st.booleans(),
 )
 def test_additions_and_deletions_equal_a_fresh_build(seed, items, added, share, rerank, reranker, merge) -> None:
-    """Base + delta - tombstones finds the same items with the same scores as a trie built from what is left."""
+    """What was added and what was deleted: the same items with the same scores as a trie built from what is left."""
     total = items + sum(added)
-    codes, vectors, z = collection(seed, max(total, 1))
-    codes, vectors = codes[:total], vectors[:total]
-    engine = engine_of(codes[:items], vectors[:items])
+    codes, stored, z = collection(seed, max(total, 1))
+    codes, stored = codes[:total], stored[:total]
+    engine = engine_of(codes[:items], stored[:items])
     at = items
     for count in added:
         before, at = engine, at + count
-        engine = engine.changed(items, codes[items:at], vectors[at - count : at])
+        engine = engine.changed(items, codes[items:at], stored[at - count : at].numpy())
         assert before.rows == at - count  # it still shows what it showed
     alive = np.random.default_rng(seed).random(total) >= share
     left = np.flatnonzero(alive)
@@ -164,7 +232,7 @@ def test_additions_and_deletions_equal_a_fresh_build(seed, items, added, share, 
         engine = engine.changed(total, codes[:0], alive=alive, trie=CodeTrie.build(codes[left], SIZES, rows=left))
     else:
         engine = engine.changed(items, codes[items:], alive=alive)
-    fresh = SearchEngine(GENERATOR, QUANTIZER, CodeTrie.build(codes[left], SIZES, rows=left), vectors)
+    fresh = SearchEngine(GENERATOR, QUANTIZER, CodeTrie.build(codes[left], SIZES, rows=left), stored)
     params = SearchParams(beams=7, rerank=rerank, reranker=reranker)
     ours, theirs = engine.search(z, k=9, params=params), fresh.search(z, k=9, params=params)
     assert torch.allclose(ours.scores, theirs.scores, atol=1e-5)
@@ -173,46 +241,110 @@ def test_additions_and_deletions_equal_a_fresh_build(seed, items, added, share, 
             assert a == b
 
 
-def test_filters_may_differ_by_query_and_targets_may_be_mixed() -> None:
-    codes, vectors, z = collection(5, 80)
-    engine = engine_of(codes, vectors)
+@pytest.mark.parametrize("plan", ["flat", "scan", "beam"])
+def test_filters_may_differ_by_query_and_targets_may_be_mixed(plan: str) -> None:
+    codes, stored, z = collection(5, 80)
+    engine = engine_of(codes, stored)
     allowed = np.random.default_rng(0).random((3, 80)) < 0.3
     target = torch.tensor([1, -1, 0])
-    together = engine.search(z, k=6, allowed=allowed, target=target, params=SearchParams(beams=4, rerank=10))
+    params = SearchParams(beams=4, plan=plan)
+    together = engine.search(z, k=6, allowed=allowed, target=target, params=params)
     for q in range(3):
-        alone = engine.search(
-            z[q : q + 1], k=6, allowed=allowed[q], target=target[q : q + 1], params=SearchParams(beams=4, rerank=10)
-        )
+        alone = engine.search(z[q : q + 1], k=6, allowed=allowed[q], target=target[q : q + 1], params=params)
         assert alone.rows[0].tolist() == together.rows[q].tolist()
 
 
-def test_batches_do_not_change_results() -> None:
-    codes, vectors, _ = collection(6, 150)
-    engine = engine_of(codes, vectors)
+@pytest.mark.parametrize("plan", ["flat", "scan", "beam"])
+def test_batches_do_not_change_results(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flat, "QUERIES", 16)
+    codes, stored, _ = collection(6, 150)
+    engine = engine_of(codes, stored)
     z = torch.randn(70, 8)
-    together = engine.search(z, k=5, params=SearchParams(beams=6, rerank=12))
-    single = [engine.search(z[i : i + 1], k=5, params=SearchParams(beams=6, rerank=12)) for i in range(70)]
+    params = SearchParams(beams=6, plan=plan)
+    together = engine.search(z, k=5, params=params)
+    single = [engine.search(z[i : i + 1], k=5, params=params) for i in range(70)]
     assert torch.allclose(together.scores, torch.cat([s.scores for s in single]), atol=1e-5)
     assert (together.rows == torch.cat([s.rows for s in single])).float().mean() > 0.99  # ties apart
 
 
+@pytest.mark.parametrize("plan", ["auto", "flat", "scan", "beam"])
+def test_nothing_to_find_is_no_error(plan: str) -> None:
+    codes, stored, z = collection(8, 20)
+    engine = engine_of(codes, stored)
+    params = SearchParams(plan=plan)
+    nothing = engine.search(z, k=4, allowed=np.zeros(20, bool), params=params)
+    assert (nothing.rows == -1).all() and torch.isneginf(nothing.scores).all()
+    dead = engine.changed(20, codes[:0], alive=np.zeros(20, bool)).search(z, k=4, params=params)
+    empty = engine_of(codes[:0], stored[:0]).search(z, k=4, params=params)
+    assert (dead.rows == -1).all() and (empty.rows == -1).all() and empty.rows.shape == (3, 4)
+    assert engine.search(z[:0], k=4, params=params).rows.shape == (0, 4)
+    more = engine.search(z, k=30, params=params)
+    assert (more.rows[:, :20] >= 0).all() and (more.rows[:, 20:] == -1).all()
+
+
+def test_segments_in_any_order_are_the_vectors_of_one_array(tmp_path) -> None:
+    """Vectors lie in several files, in another order than rows."""
+    codes, stored, z = collection(9, 90)
+    place = np.random.default_rng(0).permutation(90)
+    lying = np.empty((90, 8), np.float16)
+    lying[place] = stored.half().numpy()
+    parts = []
+    for number, part in enumerate((lying[:30], lying[30:31], lying[31:])):
+        np.save(tmp_path / f"{number}.npy", part)
+        parts.append(np.load(tmp_path / f"{number}.npy", mmap_mode="r"))
+    segments = StoredVectors(parts, place)
+    rows = torch.from_numpy(np.random.default_rng(1).integers(0, 90, 40))
+    assert torch.equal(segments.take(rows), stored.half().float()[rows])
+    assert torch.equal(torch.cat([block for _, block in segments.blocks(16)]), stored.half().float())
+    grown = segments.extended(stored[:4].numpy().astype(np.float16))
+    assert len(grown) == 94 and torch.equal(grown.take(torch.tensor([91])), stored[1:2].half().float())
+    engine = SearchEngine(GENERATOR, QUANTIZER, CodeTrie.build(codes, SIZES), segments)
+    assert torch.allclose(engine.search(z, k=5).scores, engine_of(codes, stored.half()).search(z, k=5).scores)
+
+
 def test_broken_calls_are_one_clear_error() -> None:
-    codes, vectors, z = collection(7, 20)
-    engine = engine_of(codes, vectors)
+    codes, stored, z = collection(7, 20)
+    engine = engine_of(codes, stored)
+    spoilt = z.clone()
+    spoilt[1, 2] = torch.nan
     for call, message in [
         (lambda: engine.search(z, k=0), "k must be"),
-        (lambda: engine.search(z[0], k=1), r"z must be \(queries, width\)"),
+        (lambda: engine.search(z[0], k=1), r"z must be \(queries, 8\)"),
+        (lambda: engine.search(z[:, :5], k=1), r"z must be \(queries, 8\)"),
         (lambda: engine.search(z, k=1, dense=z[:1]), "dense vectors"),
+        (lambda: engine.search(z, k=1, dense=z[:, :5]), r"dense must be \(queries, 8\)"),
         (lambda: engine.search(z, k=1, allowed=np.ones(5, dtype=bool)), "allowed"),
+        (lambda: engine.search(z, k=1, allowed=np.ones((2, 20), dtype=bool)), "allowed has 2 rows for 3 queries"),
+        (lambda: engine.search(z, k=1, target=torch.tensor([0, 1, 3])), "target codes"),
+        (lambda: engine.search(z, k=1, target=torch.tensor([0])), "one per query"),
+        (lambda: engine_of(codes, None).search(z, k=1, params=SearchParams(plan="flat")), "does not suit"),
+        (lambda: engine_of(codes, None).search(z, k=1, params=SearchParams(plan="scan")), "no vectors"),
         (lambda: engine_of(codes, None).search(z, k=1), "no embeddings"),
-        (lambda: engine_of(codes, vectors[:5]), "5 embeddings for 20"),
+        (lambda: engine_of(codes, stored[:5]), "5 embeddings for 20"),
         (lambda: engine.changed(20, codes[:2]), "20 embeddings for 22 item rows"),
-        (lambda: engine_of(codes, None).changed(20, codes[:2], vectors[:2]), "no embeddings"),
-        (lambda: engine.changed(20, codes[:2] + 50, vectors[:2]), "code"),
+        (lambda: engine_of(codes, None).changed(20, codes[:2], stored[:2].numpy()), "no embeddings"),
         (lambda: engine.changed(20, codes[:0], alive=np.ones(19, dtype=bool)), "alive has shape"),
         (lambda: SearchParams(beams=0), "beams"),
         (lambda: SearchParams(rerank=-1), "rerank"),
+        (lambda: SearchParams(reranker="nobody"), "reranker must be one of 'codes', 'embeddings', 'none', got 'nobody'"),
+        (lambda: SearchParams(plan="magic"), "plan must be one of"),
     ]:
         with pytest.raises(GeniusError, match=message):
             call()
+    for plan in ("auto", "flat", "scan", "beam"):
+        with pytest.raises(GeniusError, match="queries' z"):
+            engine.search(spoilt, k=3, params=SearchParams(plan=plan))
     assert engine.rows == len(engine.vectors) == 20  # nothing was half added
+
+
+def test_one_rule_picks_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beams where they are asked for or nothing else can be compared, flat while it is cheap, a scan beyond."""
+    codes, stored, z = collection(1, 90)
+    engine = engine_of(codes, stored)
+    assert engine.search(z, k=3).plan == "flat"
+    assert engine.search(z, k=3, params=BEAM).plan == "beam"
+    assert engine_of(codes, None).search(z, k=3, params=SearchParams(reranker="codes")).plan == "flat"
+    assert SearchEngine(GENERATOR, None, CodeTrie.build(codes, SIZES)).search(z, k=3, params=BEAM).plan == "beam"
+    monkeypatch.setattr(scan, "FEWEST_ITEMS", 50)
+    monkeypatch.setattr(flat, "START", 10.0)
+    assert engine.search(z, k=3).plan == "scan"

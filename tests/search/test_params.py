@@ -31,7 +31,7 @@ def test_the_models_defaults_then_params_then_the_two_knobs() -> None:
         SearchRequest().settings(model(beams=10**6))  # out of a file
 
 
-def test_only_what_is_said_outright_is_obeyed_under_a_filter() -> None:
+def test_explicit_settings_are_told_from_the_models() -> None:
     assert SearchRequest(where="a = 1", params=SearchParams(3)).adaptive
     assert not SearchRequest(beams=3).adaptive and not SearchRequest(rerank=0).adaptive
 
@@ -60,6 +60,7 @@ def test_searches_have_one_list() -> None:
         "genius-codes": SearchParams(60, 0, "codes"),
         "default": usual,
         "default-codes": replace(usual, reranker="codes"),
+        "codes-only": SearchParams(60, 700, "none", "scan"),
     }
 
 

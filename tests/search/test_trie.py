@@ -1,4 +1,4 @@
-"""CodeTrie against plain python sets."""
+"""CodeTrie against plain Python sets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from genius.errors import GeniusError
 from genius.search import CodeTrie
-from genius.search.forest import TrieView
 
 SIZES = (3, 6, 300, 4)
 
@@ -25,21 +24,19 @@ def random_codes(seed: int, items: int, skew: float) -> np.ndarray:
     seed=st.integers(0, 2**31), items=st.integers(0, 80), skew=st.sampled_from([1.0, 4.0, 20.0]), rare=st.sampled_from([0.0, 1.0])
 )
 def test_says_what_is_below_every_prefix(seed: int, items: int, skew: float, rare: float) -> None:
-    """Whether a first position is written down for every ID, or only which IDs several items share."""
+    """Whether the first position of every ID is stored, or only which IDs several items share."""
     codes = random_codes(seed, items, skew)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("genius.search.trie.RARE", rare)
         trie = CodeTrie.build(codes, SIZES)
-    view = TrieView(trie, torch.device("cpu"))
     ids, place = np.unique(codes, axis=0, return_inverse=True)
     first = np.append(0, np.cumsum(np.bincount(place.ravel(), minlength=len(ids))))
-    positions, at = torch.arange(items), torch.arange(len(ids) + 1)
     assert ("shared" in trie.arrays()) == (rare == 1.0 and len(ids) < items)
-    assert view.positions(at).tolist() == np.asarray(trie.positions(at.numpy())).tolist() == first.tolist()
-    assert (view.codes_of_ids(view.ids_at(positions)).numpy() == codes[trie.order]).all()
+    assert trie.positions(torch.arange(len(ids) + 1)).tolist() == first.tolist()
+    assert (trie.codes_of_ids(torch.arange(len(ids))).numpy() == ids).all()
+    assert (trie.codes_at(np.arange(items)) == codes[trie.order]).all()
     assert trie.items == items and trie.ids == len(np.unique(codes, axis=0)) and trie.levels == 4
     assert (trie.codes_of(np.arange(items)) == codes).all() if items else True
-    assert (np.arange(items + 1) if trie.item_start is None else trie.item_start).tolist() == first.tolist()
     for row in codes[:10]:
         for depth in range(5):
             prefix = row[:depth].tolist()
@@ -49,6 +46,52 @@ def test_says_what_is_below_every_prefix(seed: int, items: int, skew: float, rar
                 values, counts = np.unique(codes[below, depth], return_counts=True)
                 found, items_below = trie.children(prefix)
                 assert found.tolist() == values.tolist() and items_below.tolist() == counts.tolist()
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    old=st.integers(0, 80),
+    new=st.integers(0, 40),
+    skew=st.sampled_from([1.0, 4.0, 20.0]),
+    rare=st.sampled_from([0.0, 1 / 16, 1.0]),
+)
+def test_a_merged_trie_is_the_rebuilt_one(seed: int, old: int, new: int, skew: float, rare: float) -> None:
+    """Array for array, whatever part of the items is added later."""
+    codes = random_codes(seed, old + new, skew)
+    rows = np.random.default_rng(seed).permutation(200)[: old + new]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("genius.search.trie.RARE", rare)
+        before = CodeTrie.build(codes[:old], SIZES, rows[:old])
+        kept = {name: array.copy() for name, array in before.arrays().items()}
+        merged = before.merged(codes[old:], rows[old:])
+        whole = CodeTrie.build(codes, SIZES, rows)
+    assert merged.top == whole.top and merged.arrays().keys() == whole.arrays().keys()
+    for name, array in whole.arrays().items():
+        assert merged.arrays()[name].dtype == array.dtype and np.array_equal(merged.arrays()[name], array), name
+    assert all(np.array_equal(array, before.arrays()[name]) for name, array in kept.items())  # the old one is untouched
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 2**31), items=st.integers(1, 80), skew=st.sampled_from([1.0, 4.0]), share=st.floats(0, 1))
+def test_a_mask_counts_as_a_trie_of_the_allowed_items(seed: int, items: int, skew: float, share: float) -> None:
+    codes = random_codes(seed, items, skew)
+    allowed = np.random.default_rng(seed).random(items) < share
+    trie, small = CodeTrie.build(codes, SIZES), CodeTrie.build(codes[allowed], SIZES)
+    before = trie.count_before(torch.from_numpy(allowed))
+    for depth in range(4):
+        for prefix in {tuple(row[:depth]) for row in codes.tolist()}:
+            found = trie.expand(depth, *trie.find(prefix), before)
+            values, counts = small.children(prefix)
+            assert found.code.tolist() == values.tolist() and found.items.tolist() == counts.tolist()
+
+
+def test_bad_additions_are_refused() -> None:
+    trie = CodeTrie.build(np.array([[0, 1], [1, 0]]), (3, 2), rows=np.array([4, 9]))
+    with pytest.raises(GeniusError, match="row 9 appears twice"):
+        trie.merged(np.array([[0, 1]]), np.array([9]))
+    with pytest.raises(GeniusError, match="item 0 has code 2 at level 1"):
+        trie.merged(np.array([[0, 2]]), np.array([5]))
 
 
 def test_items_keep_their_own_rows() -> None:
@@ -64,8 +107,8 @@ def test_items_keep_their_own_rows() -> None:
 
 
 def test_codes_wider_than_one_word_and_bytes() -> None:
-    """130 bits a code: two words decide, and large levels keep all their bits."""
-    sizes = (3, 70_000, 70_000, 70_000, 70_000, 70_000, 70_000, 70_000)
+    """130 bits per code: two words decide, and large levels keep all their bits, also those that fill 16."""
+    sizes = (3, 70_000, 70_000, 60_000, 70_000, 60_000, 70_000, 70_000)
     rng = np.random.default_rng(0)
     codes = np.stack([rng.integers(0, size, 500) for size in sizes], axis=1)
     codes[100:400, :5] = codes[0, :5]  # ties in the first word
@@ -74,10 +117,12 @@ def test_codes_wider_than_one_word_and_bytes() -> None:
     assert (trie.codes_of(np.arange(500)) == codes).all()
     by_hand = sorted(range(500), key=lambda i: tuple(codes[i]))
     assert trie.rows_below([]).tolist() == by_hand
+    merged = CodeTrie.build(codes[:250], sizes).merged(codes[250:], np.arange(250, 500))
+    assert all(np.array_equal(merged.arrays()[name], array) for name, array in trie.arrays().items())
 
 
 def test_small_in_memory() -> None:
-    """Codes and trie together: at most 24 bytes an item at the paper's shape, uniform and skewed, without collisions."""
+    """Codes and trie together: at most 24 bytes per item at the paper's shape, uniform and skewed, without collisions."""
     sizes = (3,) + (4096,) * 8
     for skew in (1.0, 3.0):
         rng = np.random.default_rng(1)

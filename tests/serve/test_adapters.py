@@ -56,7 +56,7 @@ def test_an_assistant_can_search_show_and_explain(make_index: Callable[..., Inde
     hits = call("search", words="a red circle on white paper", count=2, where="price < 50")["hits"]
     assert hits[0]["id"] == "circle red text" and len(hits) == 2  # type: ignore[index, arg-type]
     assert call("show", id="circle red text")["metadata"]["colour"] == "red"  # type: ignore[index]
-    assert call("explain", words="red circle", target="text")["written"]
+    assert call("explain", words="red circle", target="text")["traces"]
 
 
 def test_an_assistant_starts_the_command_and_asks_it(make_index: Callable[..., Index], model_folder: Path) -> None:
@@ -81,7 +81,7 @@ def test_an_assistant_starts_the_command_and_asks_it(make_index: Callable[..., I
             assert [hit["id"] for hit in found["hits"]] == [hit.id for hit in expected]
             assert (await call("search", words="a", where="price > 1000"))["why_nothing"].startswith("nothing found")
             assert (await call("show", id="circle red text"))["metadata"]["colour"] == "red"
-            assert (await call("explain", words="red circle", target="text"))["written"]
+            assert (await call("explain", words="red circle", target="text"))["traces"]
             for name, given, said in (
                 ("show", {"id": "nobody"}, "nobody"),
                 ("search", {"words": "a", "where": "no_such = 1"}, "no_such"),

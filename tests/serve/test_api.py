@@ -309,17 +309,18 @@ class TestPicturesOnDisk:
         assert str(tmp_path) not in json.dumps(ask(shelf, text="x"))
 
 
-def test_explain_says_how_the_answers_were_written(web: TestClient) -> None:
+def test_explain_says_which_plan_ran_and_how_ids_are_generated(web: TestClient) -> None:
     found = ask(web, text="red circle", target="image", k=2)["hits"]
     answer = web.post("/v1/explain", json={"text": "red circle", "target": "image", "k": 2})
     assert answer.status_code == 200, answer.text
     body = answer.json()
     assert [one["id"] for one in body["answers"]] == [hit["id"] for hit in found]
     assert all(web.get(one["thumbnail_url"]).status_code == 200 for one in body["answers"])
-    assert {written["target"] for written in body["written"]} == {"image", "pair"}
-    for written in body["written"]:
-        assert written["tree"][0]["log_p"] is None  # the kind was given
-        for code in written["steps"][1]["codes"]:
+    assert {trace["target"] for trace in body["traces"]} == {"image", "pair"}
+    assert body["summary"].startswith("plan: flat (") and body["plan"] == "flat" and body["considered"] > 0
+    for trace in body["traces"]:
+        assert trace["tree"][0]["log_p"] is None  # the modality was given
+        for code in trace["steps"][1]["codes"]:
             assert (
                 code["log_p"] <= 0 and code["items"] == web.get(f"/v1/codes/{'-'.join(map(str, code['prefix']))}").json()["count"]
             )

@@ -16,7 +16,7 @@ from genius.types import Item, Modality, Query
 
 if TYPE_CHECKING:
     from genius.index import Index
-    from genius.index.explaining import Explanation, Written
+    from genius.index.explaining import BeamTrace, Explanation
 
 TextOption = Annotated[str | None, typer.Option("--text", "-t", help="Query text. Combine it with --image for a composed query.")]
 ImageOption = Annotated[
@@ -197,8 +197,9 @@ def explain(
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Show how an index finds its results: at every level the codes that the decoder keeps and rejects, with their
-    log-probability and the items under them. Or the codes of an item, or the items under a code prefix.
+    """Show which plan found the results of a query, and how a beam search generates their IDs: at every level the codes that the
+    decoder keeps and rejects, with their log-probability and the items under them. Or the codes of an item, or the items under a
+    code prefix.
 
     Examples:
 
@@ -235,11 +236,16 @@ def explain(
 
 
 def _lines(found: Explanation) -> Iterator[str]:
-    """Lines of an explanation."""
+    """An explanation for people."""
+    from genius.index.explaining import LEGEND
+
+    yield found.summary
     if not found.answers:
         yield found.why or "nothing found"
-    for written in found.written:
-        yield from _writing(written, found.scanned)
+    if found.traces:
+        yield LEGEND
+    for one in found.traces:
+        yield from _trace_lines(one, found.plan)
     for rank, answer in enumerate(found.answers, start=1):
         hit = answer.hit
         likely = " ".join("given" if p is None else f"{p:.2f}" for p in answer.log_p)
@@ -251,18 +257,13 @@ def _lines(found: Explanation) -> Iterator[str]:
         yield f"     ID {' '.join(map(str, hit.codes))}   log-probabilities {likely}   {fate}"
 
 
-def _writing(written: Written, scanned: bool) -> Iterator[str]:
-    if scanned:
-        plan = f"all {counted(written.compared, 'item')} compared, the codes do not decide"
-    elif written.stop is not None:
-        plan = f"at most {counted(written.compared, 'item')} compared, those left after {counted(written.stop, 'code')}"
-    elif written.compared:
-        plan = f"{counted(written.compared, 'item')} compared, those in the beam"
+def _trace_lines(one: BeamTrace, plan: str | None) -> Iterator[str]:
+    target = "" if one.target is None else f" of the modality {one.target}"
+    if plan == "beam":
+        yield f"beam search for IDs{target}:"
     else:
-        plan = "ranked by log-probability"
-    yield f"target: {written.target or 'any'}; {plan}"
-    yield "  code                     log p     items  (* leads to a result, x rejected, given: set by the target)"
-    for node in written.tree():
+        yield f"codes decided nothing here; a beam search for IDs{target} would go:"
+    for node in one.tree():
         yield from _branch(node, 1)
     yield ""
 

@@ -1,15 +1,16 @@
 """What leaves GENIUS for other programs: the parts of a model as ONNX files, small and without loss; and a collection as a folder
 that a browser searches alone (`web`).
 
-Five functions of fixed shape: the two towers of the encoder, the fusion, what the decoder remembers of a query, and one step of
-the decoder, which reads a code and says how likely each next one is. All arithmetic is the model's own modules; only the order in
-which keys and values are kept differs: M places, the `level`-th filled by each step, so that no shape depends on how far a beam
-is. A weight whose rows are whole multiples of one number (`genius.weight_files`) is stored as int8 with that number, one that
-half precision holds exactly as half precision, any other as it is: an exported model computes what the model computes.
+Parts are traced from the model's own modules: the two towers of the encoder, the fusion, what codes stand for, and the decoder
+(`genius.search.decoder`): what it remembers of a query, and a graph for each level, which reads the codes so far of some beams
+and gives the log-probability of every next one. These graphs share their weights, which lie once in `decoder.bin` (ONNX's
+external data). A weight whose rows are whole multiples of one number (`genius.weight_files`) is stored as int8 with that number,
+one that half precision holds exactly as half precision, any other as it is: an exported model computes what the model computes.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import warnings
 from dataclasses import dataclass
@@ -27,14 +28,17 @@ from genius.encoders.transformers_dual import DualEncoder
 from genius.errors import GeniusError
 from genius.features import Features
 from genius.files import write_whole
-from genius.model.generator import SPECIALS, START, Block, Generator, KeysValues
+from genius.model.generator import Generator, KeysValues
 from genius.model.genius import Genius
-from genius.model.quantizer import Fusion, score_fusion
+from genius.model.quantizer import Fusion, ResidualQuantizer, score_fusion
+from genius.search.decoder import Decoder, DecoderState
 from genius.weight_files import SCALE, SMALL, pack, unpack
 
-NEVER = -1e30  # log p of a code that a level does not have
 OPSET = 20
 LONGEST = 4096  # of a size that may differ from call to call
+SHARED = "decoder.bin"  # weights of the decoder's graphs
+SHARED_FROM = 256  # bytes of a weight that lies there
+ALIGNED = 64  # bytes that each begins at a multiple of
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +60,27 @@ def graphs(model: Genius) -> dict[str, Graph]:
     out["fusion"] = Graph(
         Fuse(model.fusion, dense), {"image": vector, "text": vector + 1}, ("z", "dense") if dense else ("z",), {}
     )
+    codes = torch.zeros(2, config.levels, dtype=torch.long)
+    out["reconstruct"] = Graph(Reconstruct(model.quantizer), {"codes": codes}, ("vector",), {"codes": {0: "items"}})
     out["start"] = Graph(Start(model.generator), {"z": vector}, ("cross",), {})
-    rows, places = 2, config.levels
-    step = {
-        "level": torch.tensor([1]),
-        "modality": torch.tensor([0]),
-        "code": torch.zeros(rows, dtype=torch.long),
-        "rest": torch.zeros(rows, width),
-        "cross": torch.zeros(config.layers, 2, config.heads, config.prefix_tokens, config.d_kv),
-        "past": torch.zeros(config.layers, 2, rows, config.heads, places, config.d_kv),
-    }
-    free = {"code": {0: "beams"}, "rest": {0: "beams"}, "past": {2: "beams"}}
-    out["step"] = Graph(Step(model.generator), step, ("log_p", "rest_after", "past_after"), free)
+    for level in range(config.levels):
+        out[f"step_{level}"] = _step_graph(model, level)
     return out
+
+
+def _step_graph(model: Genius, level: int) -> Graph:
+    config = model.config.generator
+    inputs = {
+        "z": torch.zeros(1, config.width),
+        "cross": torch.zeros(config.layers, 2, config.heads, config.prefix_tokens, config.d_kv),
+    }
+    free = {}
+    if level:
+        beams = 3
+        inputs["codes"] = torch.zeros(beams, level, dtype=torch.long)
+        inputs["past"] = torch.zeros(config.layers, 2, beams, config.heads, level, config.d_kv)
+        free = {"codes": {0: "beams"}, "past": {2: "beams"}}
+    return Graph(Step(model.generator, model.quantizer), inputs, ("log_p", "past_after"), free)
 
 
 def towers(encoder: Encoder) -> dict[str, Graph]:
@@ -123,6 +135,17 @@ class Fuse(nn.Module):
         return (z, score_fusion(features)) if self.dense else z
 
 
+class Reconstruct(nn.Module):
+    """Codes (n, M) -> what they stand for (n, D), the sum of their vectors."""
+
+    def __init__(self, quantizer: ResidualQuantizer) -> None:
+        super().__init__()
+        self.quantizer = quantizer
+
+    def forward(self, codes: Tensor) -> Tensor:
+        return self.quantizer.decode_prefix(codes)
+
+
 class Start(nn.Module):
     """z (1, D) -> keys and values of every layer's attention to the query: (layers, 2, heads, prefix, d_kv)."""
 
@@ -131,143 +154,29 @@ class Start(nn.Module):
         self.generator = generator
 
     def forward(self, z: Tensor) -> Tensor:
-        return torch.stack([torch.cat([memory.keys, memory.values]) for memory in self.generator.cross_memory(z)])
+        state = Decoder(self.generator).start(z)
+        return torch.stack([torch.cat([memory.keys, memory.values]) for memory in state.cross])
 
 
 class Step(nn.Module):
-    """Read the last code of n beams of one modality; log p of every next code.
+    """One step of the decoder for n beams of one query and one modality: log p of every next code.
 
-    level (1,): of the code to be written, 0 for the first; modality (1,): the beams' first code (level 0: any); code (n,): of the
-    level before (level 0: any); rest (n, D): z minus the codes before `code`; cross: from `Start`; past
-    (layers, 2, n, heads, M, d_kv): keys and values, zeros before the first step.
-    -> log_p (n, K of the widest level), rest and past of the next step.
+    z (1, D); cross: from `Start`; codes (n, level): the codes so far; past (layers, 2, n, heads, level, d_kv): keys and values.
+    At level 0 there is one beam, and neither codes nor past. -> log_p (n, K of the level), and past with one more place.
     """
 
-    bias: Tensor
-    places: Tensor
-
-    def __init__(self, generator: Generator) -> None:
+    def __init__(self, generator: Generator, quantizer: ResidualQuantizer) -> None:
         super().__init__()
         self.generator = generator
-        self.head: nn.Module = _Codebooks(generator) if generator.config.head == "codebooks" else _Table(generator)
-        self.register_buffer("bias", generator.bias(generator.config.levels).detach().clamp(min=NEVER)[0])  # (heads, M, M)
-        self.register_buffer("places", torch.arange(generator.config.levels)[:, None])
+        self.quantizer = quantizer  # where the head is tied to codebooks they are its own: so that they have names
 
-    def forward(
-        self, level: Tensor, modality: Tensor, code: Tensor, rest: Tensor, cross: Tensor, past: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        token, rest = self.head.read(level, modality, code, rest)  # type: ignore[operator]
-        x = token[:, None]  # (n, 1, d)
-        here = self.places == level  # (M, 1)
-        bias = self.bias.index_select(1, level)[None]  # (1, heads, 1, M)
-        grown = []
-        for i, block in enumerate(self.generator.blocks):
-            assert isinstance(block, Block)
-            normed = block.self_norm(x)
-            new = block.self_attention.project(normed)
-            memory = KeysValues(torch.where(here, new.keys, past[i, 0]), torch.where(here, new.values, past[i, 1]))
-            x = x + block.self_attention(normed, memory, bias)
-            x = x + block.cross_attention(block.cross_norm(x), KeysValues(cross[i, 0][None], cross[i, 1][None]))
-            x = x + block.ff_out(torch.relu(block.ff_in(block.ff_norm(x))))
-            grown.append(torch.stack([memory.keys, memory.values]))
-        hidden = self.generator.final_norm(x)[:, 0]
-        logits: Tensor = self.head.logits(level, modality, hidden, rest)  # type: ignore[operator]
-        return logits, rest, torch.stack(grown)
-
-
-class _Codebooks(nn.Module):
-    """`genius.model.generator` with the level as an input: rows of all codebooks in one table."""
-
-    books: Tensor
-    starts: Tensor
-    sizes: Tensor
-    squares: Tensor
-    scales: Tensor
-    spread: Tensor
-
-    def __init__(self, generator: Generator) -> None:
-        super().__init__()
-        near, config = generator.nearness, generator.config
-        quantizer = near.quantizer
-        self.near, self.d_model, self.width = near, config.d_model, config.width
-        self.widest, self.read_levels, self.levels = max(config.level_sizes), len(near.read), len(near.bend)
-        books = [quantizer.codebook(level).detach() for level in range(config.levels)]
-        first = torch.tensor([0, *(len(book) for book in books)]).cumsum(0)[:-1]
-        own = torch.tensor([size * quantizer.config.own_books(level) for level, size in enumerate(config.level_sizes)])
-        kinds = torch.arange(config.level_sizes[0])
-        with torch.no_grad():
-            later = range(1, config.levels)
-            each = [near.bias(level, kind) for level in later for kind in range(3 if quantizer.config.own_books(level) else 1)]
-            squares = [torch.zeros(len(books[0])), *each]
-            scales = torch.stack([torch.stack([near.scale(level, kind) for kind in kinds.tolist()]) for level in later])
-        self.register_buffer("books", torch.cat(books))  # (rows, D)
-        self.register_buffer("starts", first[:, None] + own[:, None] * kinds)  # (M, 3) first row of a level's book of a modality
-        self.register_buffer("sizes", torch.tensor(config.level_sizes))
-        self.register_buffer("squares", torch.cat(squares))  # (rows,)
-        self.register_buffer("scales", 2 * scales)  # (M - 1, 3) 2 a_l of a modality
-        self.register_buffer("spread", torch.arange(self.widest))
-        reads = [layer for layer in near.read if isinstance(layer, nn.Linear)]
-        bends = [layer for layer in near.bend if isinstance(layer, nn.Linear)]
-        self.read_weight = nn.Parameter(torch.cat([layer.weight for layer in reads]))
-        self.read_bias = nn.Parameter(torch.stack([layer.bias for layer in reads]))
-        self.bend_weight = nn.Parameter(torch.cat([layer.weight for layer in bends]))
-        self.bend_bias = nn.Parameter(torch.stack([layer.bias for layer in bends]))
-
-    def read(self, level: Tensor, modality: Tensor, code: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
-        before = (level - 1).clamp(min=0)
-        start = self.starts.flatten().index_select(0, before * self.starts.shape[1] + modality * (before > 0))
-        vector = self.books.index_select(0, start + code)  # (n, D)
-        at = (level - 2).clamp(min=0)
-        weight = self.read_weight.view(self.read_levels, self.d_model, self.width).index_select(0, at)[0]
-        later = vector @ weight.T + self.read_bias.index_select(0, at)
-        first = self.near.modality_in(code.clamp(max=self.starts.shape[1] - 1))
-        token = torch.where(level == 0, self.near.start[None], torch.where(level == 1, first, later))
-        return token, rest - vector * (level > 0).float()
-
-    def logits(self, level: Tensor, modality: Tensor, hidden: Tensor, rest: Tensor) -> Tensor:
-        at = (level - 1).clamp(min=0)
-        weight = self.bend_weight.view(self.levels, self.width, self.d_model).index_select(0, at)[0]
-        scale = self.scales.flatten().index_select(0, at * self.scales.shape[1] + modality)
-        aim = scale * (rest + hidden @ weight.T + self.bend_bias.index_select(0, at))
-        size = self.sizes.index_select(0, level)
-        start = self.starts.flatten().index_select(0, level.clamp(min=1) * self.starts.shape[1] + modality)
-        rows = start + torch.minimum(self.spread, size - 1)
-        later = aim @ self.books.index_select(0, rows).T + self.squares.index_select(0, rows)
-        first = nn.functional.pad(self.near.modality_out(hidden), (0, self.widest - self.near.modality_out.out_features))
-        logits = torch.where(level == 0, first, later)
-        return torch.where(self.spread < size, logits, NEVER).log_softmax(1)
-
-
-class _Table(nn.Module):
-    """A free row for each code (the paper's head)."""
-
-    offsets: Tensor
-    sizes: Tensor
-    spread: Tensor
-
-    def __init__(self, generator: Generator) -> None:
-        super().__init__()
-        config = generator.config
-        self.tokens, self.scale, self.whole = generator.tokens, config.d_model**-0.5, config.normalizer == "vocabulary"
-        self.register_buffer("offsets", torch.tensor([START, *config.offsets]))  # of what each level reads
-        self.register_buffer("sizes", torch.tensor(config.level_sizes))
-        self.register_buffer("spread", torch.arange(max(config.level_sizes)))
-
-    def read(self, level: Tensor, modality: Tensor, code: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
-        return self.tokens(self.offsets.index_select(0, level) + code * (level > 0)), rest
-
-    def logits(self, level: Tensor, modality: Tensor, hidden: Tensor, rest: Tensor) -> Tensor:
-        size = self.sizes.index_select(0, level)
-        there = self.spread < size
-        rows = self.offsets.index_select(0, level + 1) + torch.minimum(self.spread, size - 1)
-        own = (hidden * self.scale) @ self.tokens.weight.index_select(0, rows).T
-        if not self.whole:
-            return torch.where(there, own, NEVER).log_softmax(1)
-        mass = ((hidden * self.scale) @ self.tokens.weight.T).logsumexp(1, keepdim=True)
-        return torch.where(there, own - mass, NEVER)
-
-
-assert SPECIALS > START  # the start token is one of the rows before the codes
+    def forward(self, z: Tensor, cross: Tensor, codes: Tensor | None = None, past: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        if codes is None:
+            codes = torch.empty(1, 0, dtype=torch.long)
+        read = [] if past is None else [KeysValues(layer[0], layer[1]) for layer in past]
+        state = DecoderState(z, [KeysValues(layer[:1], layer[1:]) for layer in cross], read)
+        log_p, state = Decoder(self.generator, one_modality=True).next_log_probs(codes[None], state)
+        return log_p[0], torch.stack([torch.stack([memory.keys, memory.values]) for memory in state.past])
 
 
 def export_onnx(model: Genius, directory: Path) -> dict[str, int]:
@@ -279,12 +188,43 @@ def export_onnx(model: Genius, directory: Path) -> dict[str, int]:
         raise GeniusError("ONNX files need onnx and onnxscript: pip install 'genius-search[export]'") from None
     directory.mkdir(parents=True, exist_ok=True)
     sizes: dict[str, int] = {}
+    weights = SharedWeights()
     for name, graph in graphs(model).items():
         body = _smaller(trace(graph), onnx)
+        if name in ("reconstruct", "start") or name.startswith("step_"):
+            weights.take(body)
         path = directory / f"{name}.onnx"
-        write_whole(path, lambda target, body=body: onnx.save(body, str(target)))  # type: ignore[misc]
-        sizes[path.name] = path.stat().st_size
+        content = body.SerializeToString()
+        write_whole(path, lambda target, content=content: target.write_bytes(content))  # type: ignore[misc]
+        sizes[path.name] = len(content)
+    path = directory / SHARED
+    write_whole(path, lambda target: target.write_bytes(weights.body))
+    sizes[path.name] = len(weights.body)
     return sizes
+
+
+class SharedWeights:
+    """The weights of several graphs in one file, each once (ONNX's external data)."""
+
+    def __init__(self) -> None:
+        self.body = bytearray()
+        self._places: dict[tuple[int, bytes], int] = {}  # type and content -> offset
+
+    def take(self, model: Any) -> None:
+        """Move the weights of an ONNX model that are worth sharing out of it."""
+        from onnx.external_data_helper import set_external_data
+
+        for tensor in model.graph.initializer:
+            raw = bytes(tensor.raw_data)
+            if len(raw) < SHARED_FROM:
+                continue
+            key = (tensor.data_type, hashlib.sha256(raw).digest())
+            if key not in self._places:
+                self.body += bytes(-len(self.body) % ALIGNED)
+                self._places[key] = len(self.body)
+                self.body += raw
+            set_external_data(tensor, SHARED, self._places[key], len(raw))
+            tensor.ClearField("raw_data")
 
 
 def trace(graph: Graph) -> Any:
@@ -309,7 +249,11 @@ def trace(graph: Graph) -> Any:
             dynamic_shapes=tuple(free.values()),
         )
     assert program is not None
-    return program.model_proto
+    body = program.model_proto
+    for given in body.graph.input:  # a size that became a constant on the way would only be noticed by whoever runs the file
+        sizes = given.type.tensor_type.shape.dim
+        assert all(sizes[axis].dim_param for axis in graph.free.get(given.name, {})), f"{given.name} has a fixed size"
+    return body
 
 
 def _smaller(body: Any, onnx: Any) -> Any:
@@ -343,6 +287,9 @@ def _smaller(body: Any, onnx: Any) -> Any:
     nodes = list(graph.node)
     del graph.node[:]
     graph.node.extend([*before, *nodes])
+    del graph.value_info[:]
+    for part in (*graph.node, *graph.input, *graph.output, *graph.initializer):
+        part.ClearField("metadata_props")  # where in Python each came from: nine tenths of a graph without its weights
     onnx.checker.check_model(body)
     return body
 

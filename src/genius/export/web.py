@@ -1,8 +1,8 @@
 """A collection as a folder that a browser searches by itself: the model's parts, the IDs, small pictures, and a page.
 
 No server computes anything: any host of files serves the folder. The tab has two searches. It compares all items, by what their
-codes stand for (`default-codes`) or, with `vectors`, by the stored ones (`default`); or it answers with the IDs that beams wrote
-(`genius`). Names are those of `genius.search.params.SEARCHES`.
+codes stand for (`default-codes`) or, with `vectors`, by the stored ones (`default`); or it shows the items of the IDs that a beam
+search generates (`genius`). Names are those of `genius.search.params.SEARCHES`.
 Small pictures lie on large sheets: a browser loads a few files instead of thousands.
 """
 
@@ -24,7 +24,7 @@ from PIL import Image
 
 from genius.encoders.mini import MiniEncoder
 from genius.errors import GeniusError
-from genius.export import export_onnx, pixels_of
+from genius.export import SHARED, export_onnx, pixels_of
 from genius.files import write_whole
 from genius.index import Index
 from genius.index import metadata as meta
@@ -118,7 +118,7 @@ def export_web(
     data.mkdir(parents=True, exist_ok=True)
     on_step("the model")
     export_onnx(model, data)
-    for path in sorted(data.glob("*.onnx")):
+    for path in sorted([*data.glob("*.onnx"), data / SHARED]):
         _write(data / f"{path.name}.gz", path.read_bytes())
         path.unlink()
     _write_json(data / "tokens.json.gz", _tokens(model))
@@ -161,7 +161,7 @@ def _collection(index: Index, data: Path, sheets: Sheets, vectors: bool) -> tupl
     rows: list[tuple[int, dict[str, Any], list[int], Any]] = []
     for batch in reader.batches(columns):
         for row in batch.to_pylist():
-            shown = {"id": row["id"], "kind": int(Modality.parse(row["modality"]))}
+            shown = {"id": row["id"], "modality": int(Modality.parse(row["modality"]))}
             facts = meta.load(row["_metadata"])
             if row["text"]:
                 shown["text"] = row["text"] if len(row["text"]) <= TEXT else row["text"][: TEXT - 1] + "…"
@@ -178,24 +178,28 @@ def _collection(index: Index, data: Path, sheets: Sheets, vectors: bool) -> tupl
 
 
 def _about(model: Genius, index: Index, sheets: Sheets, vectors: bool) -> dict[str, Any]:
-    generator, quantizer = model.config.generator, model.quantizer
+    generator = model.config.generator
     pixels = pixels_of(model.encoder)
     params = SearchParams.of_model(model)
-    first = np.cumsum([0, *(len(quantizer.codebook(level)) for level in range(generator.levels))])
-    own = [size * quantizer.config.own_books(level) for level, size in enumerate(generator.level_sizes)]
+    # rows between one modality's codebook of a level and the next one's
+    own = [size * model.quantizer.config.own_books(level) for level, size in enumerate(generator.level_sizes)]
     sure = model.confidence("embeddings" if vectors else "codes")
-    kinds = list(Modality)
+    modalities = list(Modality)
+    probe = None  # of the modality that a query wants; without one the decoder's first step says it
+    bank = model.queries
+    if bank is not None and bank.probe_weight is not None and bank.probe_bias is not None:
+        probe = (bank.probe_weight, bank.probe_bias)
     return {
-        "format": 1,
+        "format": 2,
         "width": model.config.width,
         "levels": list(generator.level_sizes),
-        "starts": [[int(first[level]) + own[level] * int(kind) for kind in kinds] for level in range(generator.levels)],
-        "decoder": {"layers": generator.layers, "heads": generator.heads, "levels": generator.levels, "d_kv": generator.d_kv},
+        "own_codebooks": own,
         "pixels": {"size": pixels.size, "mean": list(pixels.mean), "std": list(pixels.std)},
         "search": {"beams": params.beams},
+        "probe": None if probe is None else {"weight": probe[0].tolist(), "bias": probe[1].tolist()},
         "vectors": vectors,
         "confidence": None if sure is None else sure.to_dict(),
-        "instructions": [[instruction_for(q, t) for t in kinds] for q in kinds] if model.config.instructions else None,
+        "instructions": [[instruction_for(q, t) for t in modalities] for q in modalities] if model.config.instructions else None,
         "sheets": {"count": sheets.sheets, "pictures": sheets.count, "cell": CELL, "columns": COLUMNS, "rows": ROWS},
         "model": model.fingerprint(),
     }

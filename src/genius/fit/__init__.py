@@ -254,7 +254,7 @@ def _fit_decoder(frozen: Frozen, quantizer: ResidualQuantizer, shape: ModelConfi
     no_data = FeatureSet(no_features, no_features, torch.empty(0, 2, dtype=torch.long), [], [])
     loop = GeneratorStageConfig(steps=config.steps, batch=config.batch, lr=config.lr)
     stage = GeneratorStage(no_data, frozen, None, quantizer, shape, loop, config.seed)
-    stage.generator.nearness.bend.requires_grad_(False)  # no correction of the similarity: it stays zero
+    stage.generator.codebook_head.bend.requires_grad_(False)  # no correction of the similarity: it stays zero
     with tempfile.TemporaryDirectory() as folder:
         runtime = Runtime(OneProcess(), Journal(Path(folder), quiet=quiet), config.seed, RunConfig(patience=0))
         run_stage(stage, loop, runtime, Path(folder) / stage.name)

@@ -1,9 +1,10 @@
-"""What an index says about its answers: how the ID was written, code by code, with words and items for each code; and, in one
-line, whether it holds things that its model does not know, or more than its codes were fitted to.
+"""What an index says about its hits: which plan found them, and how a beam search generates their IDs, code by code, with words
+and items for each code; and, in one line, whether it holds things that its model does not know, or more than its codes were
+fitted to.
 
 `explain` gives plain data (`Explanation.to_dict()` is JSON) for the command line, the HTTP service and its page. The numbers are
-the decoder's (`genius.search.beam`); a code's words are those that its items have and the items beside it lack. `below` is what
-lives under a prefix of codes. `advice` looks at a sample of what is stored, embeddings and codes; nothing is encoded.
+the decoder's (`genius.search.beam`); a code's words are those that its items have and the items of other codes lack. `below` is
+what lives under a prefix of codes. `advice` looks at a sample of what is stored, embeddings and codes; nothing is encoded.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from genius.errors import GeniusError
 from genius.index import searching
@@ -25,28 +27,37 @@ from genius.index.opened import Live, OpenIndex
 from genius.index.reader import PAYLOAD
 from genius.index.results import Hit, Hits, PrefixView
 from genius.model.config import distances
-from genius.search import SearchParams, SearchRequest
-from genius.search.beam import Candidate, Trace
+from genius.search import SearchEngine, SearchParams, SearchRequest
+from genius.search.beam import Trace
 from genius.search.params import whole
 from genius.types import Item, Modality, Query, name_of
 
 Prefix = tuple[int, ...]
 LOOKED_AT = 24  # items below a code whose words are counted
-WORDS, EXAMPLES = 3, 3  # shown of a code
-MOST = 50  # beams and rejected codes of a step that may be asked for
+WORDS = 3  # shown of a code
+EXAMPLES = 3
+MOST = 50  # beams and rejected codes of a level that may be asked for
+PLANS = {"flat": "vectors compared", "scan": "items scanned", "beam": "items below its beams"}
 TEXT = Modality.TEXT.label
 EMPTY_WORDS = frozenset(
     ("the", "and", "for", "with", "from", "that", "this", "are", "was", "its", "his", "her", "not", "you", "all")
 )
 
 
+LEGEND = (
+    "*: leads to a hit; x: not among the beams. log p: log-probability of a code, given the codes before it (given: the query's "
+    "target). items: below the prefix. Then words of these items that items of other codes lack."
+)
+"""What the marks and columns of a printed trace mean."""
+
+
 @dataclass(frozen=True, slots=True)
 class Code:
-    """One code that could be written after others."""
+    """One code that could follow others."""
 
     prefix: Prefix  # the codes up to and with this one
-    log_p: float | None  # of this code, given those before; None: it was given
-    total: float  # log p of the whole prefix
+    log_p: float | None  # log-probability of this code, given those before; None: it was given
+    total: float  # log-probability of the whole prefix
     items: int  # below it
     kept: bool  # whether it was among the beams
     rank: int | None  # its place among the beams, from 1
@@ -57,32 +68,32 @@ class Code:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The writing of one code."""
+    """One level of a beam search."""
 
     level: int
     competing: int  # codes that could follow the beams
     beams: int  # how many were kept
     items: int  # below what was kept
-    codes: tuple[Code, ...]  # the best that were kept, those that lead to answers, and the best rejected; best first
+    codes: tuple[Code, ...]  # the best that were kept, those that lead to hits, and the best rejected; best first
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """How IDs were written for one kind of answer."""
+class BeamTrace:
+    """How a beam search generates IDs for one target modality."""
 
-    target: str | None  # the kind that was asked for, as the first code; None: the decoder chose
-    stop: int | None  # codes after which the search stops and compares what is below its beams; None: it writes to the end
-    compared: int  # items it then compares with the question; 0: none, log p decides
+    target: str | None  # the modality that was given as the first code; None: the decoder generated it
     steps: tuple[Step, ...]
 
     def tree(self) -> list[dict[str, Any]]:
-        """The codes of all steps as a tree: each holds those that were written after it as `children`."""
+        """The codes of all steps as a tree: each holds those that follow it as `children`."""
         nodes: dict[Prefix, dict[str, Any]] = {}
         roots: list[dict[str, Any]] = []
         for code in (code for step in self.steps for code in step.codes):
-            nodes[code.prefix] = node = {**asdict(code), "children": []}
+            node = {**asdict(code), "children": []}
+            nodes[code.prefix] = node
             above = nodes.get(code.prefix[:-1])
-            (roots if above is None else above["children"]).append(node)
+            siblings = roots if above is None else above["children"]
+            siblings.append(node)
         return roots
 
 
@@ -91,8 +102,8 @@ class Answer:
     """One hit, and how likely each code of its ID was."""
 
     hit: Hit
-    log_p: tuple[float | None, ...]  # of each code, given those before; None: it was given
-    lost_at: int | None  # level at which the beams lost it (it is found all the same if the search stops before); None: never
+    log_p: tuple[float | None, ...]  # log-probability of each code, given those before; None: it was given
+    lost_at: int | None  # level at which the beams lost it (flat and scan find it all the same); None: never
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,20 +111,35 @@ class Explanation:
     """What `Index.explain` gives."""
 
     answers: list[Answer]
-    written: list[Written]  # one for each kind of answer that was looked for
-    scanned: bool  # the index is so small that every item was compared: the codes decided nothing
+    traces: list[BeamTrace]  # one for each target modality that was searched
+    plan: str | None  # the plan that found the hits: flat, scan or beam; None: there was nothing to search
+    considered: int = 0  # items that it scored in any way
+    target: str | None = None  # the modality that was asked for; None: any
     answerable: float | None = None
     doubtful: bool = False
-    pictures: frozenset[str] = field(default=frozenset())  # ids among the examples that have a picture
+    pictures: frozenset[str] = field(default=frozenset())  # ids among the examples that have an image
     why: str | None = None  # where nothing was found: why, and what to do
+
+    @property
+    def summary(self) -> str:
+        """In one line, the plan that really ran."""
+        did = PLANS.get(self.plan or "")
+        plan = "none (nothing to search)" if did is None else f"{self.plan} ({self.considered:,} {did})"
+        return f"plan: {plan} · target: {self.target or 'any modality'}"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        answers = [{**a.hit.to_dict(), "log_p": list(a.log_p), "lost_at": a.lost_at} for a in self.answers]
-        written = [{**asdict(w), "tree": w.tree()} for w in self.written]
-        body = {"answers": answers, "written": written, "scanned": self.scanned}
-        rest = {"answerable": self.answerable, "doubtful": self.doubtful, "pictures": sorted(self.pictures), "why": self.why}
-        return body | rest
+        return {
+            "summary": self.summary,
+            "plan": self.plan,
+            "considered": self.considered,
+            "answers": [{**a.hit.to_dict(), "log_p": list(a.log_p), "lost_at": a.lost_at} for a in self.answers],
+            "traces": [{**asdict(one), "tree": one.tree()} for one in self.traces],
+            "answerable": self.answerable,
+            "doubtful": self.doubtful,
+            "pictures": sorted(self.pictures),
+            "why": self.why,
+        }
 
 
 def explain(
@@ -125,37 +151,40 @@ def explain(
     shown: int,
     rejected: int,
 ) -> Explanation:
-    """How the answers `hits` to a query came about, as the index is now."""
+    """How the hits of a query came about, as the index is now.
+
+    Args:
+        state: The index.
+        query: What was searched.
+        hits: What the search found.
+        request: How it was searched.
+        shown: Beams of every level that are listed, besides those that lead to hits.
+        rejected: Codes of every level that were not kept and are listed.
+    """
     whole("shown", shown, 1, MOST)
     whole("rejected", rejected, 0, MOST)
-    params, where = request.settings(state.model), request.where
-    asked = [query] if request.strict else searching.spread([query], state.kinds())[0]
-    embedded = state.model.embed_queries(asked)
-    labelled = state.model.config.quantizer.labelled
+    label = None if query.target is None else Modality(query.target).label
+    parts = [query] if request.strict else searching.spread([query], state.kinds())[0]
+    embedded = state.model.embed_queries(parts)
+    traces: list[tuple[_Part, list[Code]]] = []
+    answers: dict[str, Answer] = {}
     with state.lock:
         live = state.current()
         engine = live.engine()
         if engine is None or live.alive == 0:
-            return Explanation([], [], True, hits.answerable, hits.doubtful, why=hits.why)
-        written, likely = [], {}
-        for number, one in enumerate(asked):
-            own = torch.tensor([-1 if one.target is None else int(one.target)])
-            allowed = searching._allowed(state, live, where, own)
-            allowed = allowed[0] if allowed is not None and allowed.ndim == 2 else allowed
-            mine = [hit for hit in hits if one.target is None or hit.modality == one.target]
-            codes = torch.tensor([hit.codes for hit in mine], dtype=torch.long).view(-1, len(state.about.levels))
-            target = int(own) if labelled else -1
-            z = embedded.z[number : number + 1]
-            found = engine.trace(z, codes, params=params, target=target, allowed=allowed, rejected=rejected)
-            label = None if one.target is None else Modality(one.target).label
-            written.append((label, target >= 0, found, _shown(found, [hit.codes for hit in mine], shown)))
-            likely.update({hit.id: (row, target >= 0, found) for hit, row in zip(mine, found.paths.tolist(), strict=True)})
-        told, pictures = _describe(live, {code.prefix for _, _, _, codes in written for code in codes})
-    scanned = params.reranker == "embeddings" and params.rerank > 0 and all(found.stop == int(g) for _, g, found, _ in written)
+            return Explanation([], [], None, 0, label, hits.answerable, hits.doubtful, why=hits.why)
+        for number, one in enumerate(parts):
+            own = [hit for hit in hits if one.target is None or hit.modality == one.target]
+            part = _traced(state, live, engine, one, embedded.z[number : number + 1], own, request, rejected)
+            traces.append((part, _shown(part, [hit.codes for hit in own], shown)))
+            answers.update({hit.id: _answer(hit, path, part) for hit, path in zip(own, part.trace.paths.tolist(), strict=True)})
+        about, pictures = _describe(live, {code.prefix for _, codes in traces for code in codes})
     return Explanation(
-        [_answer(hit, *likely[hit.id]) for hit in hits if hit.id in likely],
-        [_written(label, found, codes, told, params) for label, _, found, codes in written],
-        scanned,
+        [answers[hit.id] for hit in hits if hit.id in answers],
+        [_beam_trace(part, codes, about) for part, codes in traces],
+        hits.plan,
+        hits.considered,
+        label,
         hits.answerable,
         hits.doubtful,
         pictures,
@@ -163,58 +192,89 @@ def explain(
     )
 
 
-def _shown(found: Trace, answers: Sequence[Prefix], shown: int) -> list[Code]:
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The trace of a query for one target modality."""
+
+    label: str | None
+    given: bool  # whether the first code is the target
+    trace: Trace
+
+
+def _traced(
+    state: OpenIndex,
+    live: Live,
+    engine: SearchEngine,
+    query: Query,
+    z: Tensor,
+    hits: Sequence[Hit],
+    request: SearchRequest,
+    rejected: int,
+) -> _Part:
+    label = None if query.target is None else Modality(query.target).label
+    wanted = torch.tensor([-1 if query.target is None else int(query.target)])
+    allowed = searching._allowed(state, live, request.where, wanted)
+    if allowed is not None and allowed.ndim == 2:
+        allowed = allowed[0]
+    ids = torch.tensor([hit.codes for hit in hits], dtype=torch.long).view(-1, len(state.about.levels))
+    target = int(wanted) if state.model.config.quantizer.labelled else -1
+    params = request.settings(state.model)
+    found = engine.trace(z, ids, params=params, target=target, allowed=allowed, rejected=rejected)
+    return _Part(label, target >= 0, found)
+
+
+def _shown(part: _Part, ids: Sequence[Prefix], shown: int) -> list[Code]:
     """The codes of a trace that people are shown: with each, all codes before it."""
     wanted: set[Prefix] = set()
-    for step in found.steps:
+    for step in part.trace.steps:
         best = [*step.kept[:shown], *step.rejected]
-        ahead = {codes[: step.level + 1] for codes in answers}
-        wanted.update(c.prefix[:n] for c in best for n in range(1, len(c.prefix) + 1))
-        wanted.update(c.prefix for c in step.kept if c.prefix in ahead)
+        ahead = {codes[: step.level + 1] for codes in ids}
+        wanted.update(one.prefix[:length] for one in best for length in range(1, len(one.prefix) + 1))
+        wanted.update(one.prefix for one in step.kept if one.prefix in ahead)
     out = []
-    for step in found.steps:
-        below = {codes[: step.level + 1] for codes in answers}
+    for step in part.trace.steps:
+        below = {codes[: step.level + 1] for codes in ids}
         for rank, one in enumerate((*step.kept, *step.rejected), start=1):
-            if one.prefix in wanted:
-                kept = rank <= len(step.kept)
-                out.append(_code(one, step.given, kept, rank if kept else None, one.prefix in below))
+            if one.prefix not in wanted:
+                continue
+            kept = rank <= len(step.kept)
+            log_p = None if step.given else one.log_p
+            out.append(Code(one.prefix, log_p, one.total, one.items, kept, rank if kept else None, one.prefix in below))
     return out
 
 
-def _code(one: Candidate, given: bool, kept: bool, rank: int | None, answer: bool) -> Code:
-    return Code(one.prefix, None if given else one.log_p, one.total, one.items, kept, rank, answer)
-
-
-def _written(
-    label: str | None,
-    found: Trace,
-    codes: Sequence[Code],
-    told: dict[Prefix, tuple[tuple[str, ...], tuple[str, ...]]],
-    params: SearchParams,
-) -> Written:
+def _beam_trace(part: _Part, codes: Sequence[Code], about: dict[Prefix, About]) -> BeamTrace:
     steps = []
-    for step in found.steps:
-        own = [replace(c, words=told[c.prefix][0], examples=told[c.prefix][1]) for c in codes if len(c.prefix) == step.level + 1]
-        steps.append(Step(step.level, step.competing, len(step.kept), step.items, tuple(own)))
-    compared = 0
-    if params.reranker != "none":
-        last = len(steps) if found.stop is None else found.stop
-        compared = found.steps[last - 1].items if last else sum(one.items for one in found.steps[0].kept) if steps else 0
-    return Written(label, found.stop, compared, tuple(steps))
+    for step in part.trace.steps:
+        own = [code for code in codes if len(code.prefix) == step.level + 1]
+        described = tuple(replace(code, words=about[code.prefix].words, examples=about[code.prefix].examples) for code in own)
+        steps.append(Step(step.level, step.competing, len(step.kept), step.items, described))
+    return BeamTrace(part.label, tuple(steps))
 
 
-def _answer(hit: Hit, row: Sequence[float], given: bool, found: Trace) -> Answer:
-    lost = next((step.level for step in found.steps if all(one.prefix != hit.codes[: step.level + 1] for one in step.kept)), None)
-    return Answer(hit, tuple(None if given and level == 0 else value for level, value in enumerate(row)), lost)
+def _answer(hit: Hit, path: Sequence[float], part: _Part) -> Answer:
+    lost_at = None
+    for step in part.trace.steps:
+        if all(one.prefix != hit.codes[: step.level + 1] for one in step.kept):
+            lost_at = step.level
+            break
+    log_p = tuple(None if part.given and level == 0 else value for level, value in enumerate(path))
+    return Answer(hit, log_p, lost_at)
 
 
 # -- what a code means -------------------------------------------------------------------------------------------
 
 
-def _describe(
-    live: Live, prefixes: Iterable[Prefix]
-) -> tuple[dict[Prefix, tuple[tuple[str, ...], tuple[str, ...]]], frozenset[str]]:
-    """(words, ids) of each code, and which of these ids have pictures."""
+@dataclass(frozen=True, slots=True)
+class About:
+    """What lives below a prefix."""
+
+    words: tuple[str, ...]  # of its items
+    examples: tuple[str, ...]  # ids of some
+
+
+def _describe(live: Live, prefixes: Iterable[Prefix]) -> tuple[dict[Prefix, About], frozenset[str]]:
+    """What lives below each prefix, and which of the examples have images."""
     rows = {}
     for prefix in prefixes:
         below = live.below(prefix)
@@ -227,23 +287,23 @@ def _describe(
     }
     own_items = {prefix: [items[int(seq)] for seq in live.seqs[own]] for prefix, own in rows.items()}
     words = _words(own_items)
-    told = {prefix: (words[prefix], tuple(item.id for item in own[:EXAMPLES])) for prefix, own in own_items.items()}
+    about = {prefix: About(words[prefix], tuple(item.id for item in own[:EXAMPLES])) for prefix, own in own_items.items()}
     pictured = {item.id for own in own_items.values() for item in own[:EXAMPLES] if item.image is not None}
-    return told, frozenset(pictured)
+    return about, frozenset(pictured)
 
 
 def _words(items: dict[Prefix, list[Item]]) -> dict[Prefix, tuple[str, ...]]:
-    """The words that most items below a code have and few below the codes beside it."""
+    """The words that most items below a code have and few below other codes of its level: tf-idf, codes as documents."""
     counts = {prefix: Counter(word for item in own for word in words_of(item)) for prefix, own in items.items()}
-    beside: dict[int, Counter[str]] = {}
+    codes_with: dict[int, Counter[str]] = {}  # level -> word -> codes that have it
     levels = Counter(len(prefix) for prefix in items)
     for prefix, own in counts.items():
-        beside.setdefault(len(prefix), Counter()).update(own.keys())
+        codes_with.setdefault(len(prefix), Counter()).update(own.keys())
     out = {}
     for prefix, own in counts.items():
-        codes, there = levels[len(prefix)], beside[len(prefix)]
-        worth = {word: count * math.log1p(codes / there[word]) for word, count in own.items()}
-        out[prefix] = tuple(sorted(worth, key=lambda word: (-worth[word], word))[:WORDS])
+        level = len(prefix)
+        weight = {word: count * math.log1p(levels[level] / codes_with[level][word]) for word, count in own.items()}
+        out[prefix] = tuple(sorted(weight, key=lambda word: (-weight[word], word))[:WORDS])
     return out
 
 
@@ -302,10 +362,12 @@ def unlike(state: OpenIndex) -> dict[str, float]:
         live = state.current()
         alive, engine = np.flatnonzero(~live.dead), live.engine()
         reader = live.reader
-    if engine is None or engine.vectors is None or not len(alive):
+    vectors = None if engine is None else engine.collection.vectors
+    if vectors is None or not len(alive):
         return {}
     picked = alive[np.linspace(0, len(alive) - 1, min(SAMPLE, len(alive))).astype(np.int64)]
-    z, codes = engine.vectors.take(torch.from_numpy(picked).to(model.device)), torch.from_numpy(live.codes_of(picked))
+    z = vectors.take(torch.from_numpy(picked).to(model.device))
+    codes = torch.from_numpy(live.codes_of(picked))
     found = reader.rows(live.seqs[picked], ["modality"])
     kinds = torch.tensor([int(Modality.parse(found[int(seq)]["modality"])) for seq in live.seqs[picked]])
     return model.knows.strange(distances(model.quantizer, z, codes.to(model.device)).cpu(), kinds)

@@ -25,7 +25,7 @@ from genius.index.cache import Base, build_trie
 from genius.index.folder import FORMAT, WriterLock, about_of, clear, open_or_create, upgrade
 from genius.index.reader import Reader, Vanished
 from genius.model.genius import Genius
-from genius.search import CodeTrie, SearchEngine
+from genius.search import CodeTrie, ScanCache, SearchEngine
 from genius.types import Modality
 
 MERGE_FROM, MERGE_SHARE = 8_192, 0.1  # additions, absolute and as a share, at which the engine folds them in
@@ -71,6 +71,7 @@ class Live:
         self._engine: SearchEngine | None = None
         self._folded = 0  # rows that the engine's first trie stands for; the others are its second
         self._stale = True  # rows were added or died since the engine was made
+        self.scans: ScanCache | None = None  # where the scan of the base is kept
         if base.exactly(reader):
             reader.shown = base.shown
         else:
@@ -154,7 +155,7 @@ class Live:
         """The engine at this version; None while nothing was ever added. Brought up to date here, so that a long
         run of additions without a search costs no tries and holds no vectors."""
         rows = len(self.seqs)
-        if self._engine is not None and self._engine.rows < rows and self._engine.blocks > MAX_ADDITIONS:
+        if self._engine is not None and self._engine.rows < rows and self._engine.segments > MAX_ADDITIONS:
             self._engine = None  # each addition is a block of vectors that every search visits: start over with one
         if self._engine is None:
             if not rows:
@@ -180,7 +181,9 @@ class Live:
         trie, vectors, self._folded = self.base.trie, self.base.embeddings, self.base.items
         if not self.base.items:
             trie, vectors, self._folded = build_trie(self.delta_codes, self._level_sizes), self._vectors(0), len(self.seqs)
-        return SearchEngine(self.model.generator, self.model.quantizer, trie, vectors, device=self.model.device)
+        bank = self.model.queries if self.model.config.rerank_embedding == "fused" else None
+        scans = self.scans if self.base.items else None
+        return SearchEngine(self.model.generator, self.model.quantizer, trie, vectors, self.model.device, bank=bank, cache=scans)
 
     def _living_trie(self) -> CodeTrie:
         rows = np.flatnonzero(~self.dead)
@@ -348,18 +351,27 @@ class OpenIndex:
         if cached is None:
             return None
         if cached.exactly(reader):
-            return Live(self.model, cached, reader)
+            return self._with_scans(Live(self.model, cached, reader))
         count = reader.count()
         if count - cached.items > REBUILD_SHARE * count:
             return None
         live = Live.verified(self.model, cached, reader)
-        return None if live is None or live.wasteful else live
+        return None if live is None or live.wasteful else self._with_scans(live)
+
+    def _with_scans(self, live: Live) -> Live:
+        """The search side with the place in its cache where the product codes of its base are kept."""
+        base = live.base
+        if base.cached:
+            queries = "" if self.model.queries is None else self.model.queries.digest()
+            identity = f"{self.key.index}:{self.key.fingerprint}:{base.version}:{base.manifest}:{queries}"
+            live.scans = ScanCache(self.cache / str(base.version) / "scan", identity, not self.read_only)
+        return live
 
     def rebuild(self, reader: Reader) -> Live:
         """A search side without history, and its cache on disk. The caller holds the writer's lock."""
         base = cache.build_cached(reader, self.key, self.cache)
         cache.forget(self.cache, keep=base.version)
-        return Live(self.model, base, reader)
+        return self._with_scans(Live(self.model, base, reader))
 
     # -- one version at a time ---------------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """How an index answers: filter, engine and items of one version.
 
 Knows how a target, a filter and a model's defaults become one call of the engine. A target is what people mean by it: an image is
-anything with a picture, a text anything with words, a pair has both. A question for several kinds is asked once for each that the
-index holds, in the words of that kind, and the answers are put together.
+anything with a picture, a text anything with words, a pair has both. A query for several modalities is searched once for each
+that the index holds, with the instruction of that modality, and the hits are merged.
 """
 
 from __future__ import annotations
@@ -30,13 +30,7 @@ from genius.search import SearchParams, SearchRequest
 from genius.search.params import MAX_K
 from genius.types import ContentInput, Item, Modality, Query
 
-FULL_SCAN = 50_000
-"""A filter that lets at most this many items through is answered by re-ranking them all: as quick as decoding, and
-exact. Codes were learnt without the filter, so a beam may have to look far for the few that match."""
-
-WIDER = 8  # times as many answers are looked at for ones that differ
-MASK_BYTES = 32 << 20  # of filters that one search of the engine takes at once: a byte an item and query
-WIDE_BEAMS, WIDE_RERANK = 200, 20_000  # at least, for a filter that lets more through
+WIDER = 8  # times as many hits are looked at for diverse ones
 
 MEANT = {
     Modality.IMAGE: (Modality.IMAGE, Modality.PAIR),
@@ -53,7 +47,7 @@ def check(request: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class QueryVectors:
-    """Questions as the model sees them."""
+    """Queries as the model sees them."""
 
     z: Tensor  # (Q, D) what the decoder reads
     dense: Tensor | None = None  # (Q, D) what stored vectors are compared with; None: z
@@ -79,53 +73,33 @@ class QueryVectors:
                 raise GeniusError(f"targets must be {len(self.z)} whole numbers from -1 (any) to 2, one for each query")
 
 
-def for_filter(params: SearchParams, matching: int) -> SearchParams:
-    """Search settings for a filter that `matching` items pass."""
-    if params.reranker != "embeddings" or not params.rerank:
-        return params  # the paper's own search, asked for as such
-    if matching <= FULL_SCAN:
-        return replace(params, rerank=max(params.rerank, matching))
-    return replace(params, beams=max(params.beams, WIDE_BEAMS), rerank=max(params.rerank, WIDE_RERANK))
-
-
-Found = tuple[NDArray[np.int64], NDArray[np.float32]]
-"""Rows of a query and their scores, best first."""
-
-
 @dataclass(frozen=True, slots=True)
-class _Plan:
-    """How the queries of one request are searched."""
+class _Search:
+    """Queries that share one request, and how they are searched."""
 
-    asked: QueryVectors
+    queries: QueryVectors
     request: SearchRequest
     params: SearchParams
     allowed: NDArray[np.bool_] | None
-    sure: Confidence | None
+    confidence: Confidence | None
 
     @property
     def k(self) -> int:
         """Whether there is an answer shows in how the first hits differ."""
-        return self.request.k if self.sure is None else max(self.request.k, DEPTH)
-
-    @property
-    def exact(self) -> bool:
-        """Whether all that the filter lets through are compared: a larger `rerank` then changes nothing."""
-        matching = 0 if self.allowed is None else int(np.count_nonzero(self.allowed))
-        return self.params.reranker == "embeddings" and matching <= self.params.rerank
-
-    @property
-    def filtered(self) -> bool:
-        return self.request.adaptive and self.request.where is not None and self.allowed is not None and self.allowed.ndim == 1
+        return self.request.k if self.confidence is None else max(self.request.k, DEPTH)
 
 
 @dataclass(frozen=True, slots=True)
 class _Ranked:
-    """What the engine found for the queries of one request."""
+    """What the engine found for one query, best first, without padding."""
 
-    plan: _Plan
-    codes: list[NDArray[np.int64]]
-    seqs: list[NDArray[np.int64]]
-    scores: list[NDArray[np.float32]]
+    search: _Search
+    query: int  # its position in `search`
+    seqs: NDArray[np.int64]
+    codes: NDArray[np.int64]  # (n, M)
+    scores: NDArray[np.float32]
+    plan: str | None  # the plan that ran; None: there was nothing to search
+    considered: int
 
 
 def answer(state: OpenIndex, queries: Sequence[Query | ContentInput], requests: Sequence[SearchRequest]) -> list[Hits]:
@@ -172,42 +146,66 @@ def search(state: OpenIndex, groups: Sequence[tuple[QueryVectors, SearchRequest]
     """The hits of every query of every group, all of one version; what they show is read once for all."""
     with state.lock:
         live = state.current()
-        plans = [_plan(state, live, asked, request) for asked, request in groups]
-        ranked = [_ranked(live, plan, found) for plan, found in zip(plans, _run(live, plans), strict=True)]
+        ranked = [_run(live, _prepared(state, live, queries, request)) for queries, request in groups]
         reader = live.reader
-    wanted = [seqs[: one.plan.request.k] for one in ranked for seqs in one.seqs]
+    wanted = [one.seqs[: one.search.request.k] for group in ranked for one in group]
     found = reader.rows(np.unique(np.concatenate([np.empty(0, np.int64), *wanted])), PAYLOAD)
     shown = dict(zip(found, display(reader, list(found.values())), strict=True))
-    kinds = {seq: Modality.parse(row["modality"]) for seq, row in found.items()}
-    return [[_hits(one, q, shown, kinds) for q in range(len(one.seqs))] for one in ranked]
+    modalities = {seq: Modality.parse(row["modality"]) for seq, row in found.items()}
+    return [[_hits(one, shown, modalities) for one in group] for group in ranked]
 
 
-def _plan(state: OpenIndex, live: Live, asked: QueryVectors, request: SearchRequest) -> _Plan:
+def _prepared(state: OpenIndex, live: Live, queries: QueryVectors, request: SearchRequest) -> _Search:
     params = request.settings(state.model)
-    allowed = _allowed(state, live, request.where, asked.targets) if len(asked.z) else None
-    if request.adaptive and request.where is not None and allowed is not None:
-        params = for_filter(params, int(np.count_nonzero(allowed, axis=-1).max()))
-    return _Plan(asked, request, params, allowed, None if asked.pictured is None else state.model.confidence(params.reranker))
+    allowed = _allowed(state, live, request.where, queries.targets) if len(queries.z) else None
+    confidence = None if queries.pictured is None else state.model.confidence(params.reranker)
+    return _Search(queries, request, params, allowed, confidence)
 
 
-def _ranked(live: Live, plan: _Plan, found: Sequence[Found]) -> _Ranked:
-    rows = [own for own, _ in found]
-    return _Ranked(plan, [live.codes_of(own) for own in rows], [live.seqs[own] for own in rows], [score for _, score in found])
+def _run(live: Live, search: _Search) -> list[_Ranked]:
+    """What the engine finds for each query."""
+    engine = live.engine()
+    queries = search.queries
+    if engine is None or live.alive == 0 or not len(queries.z):
+        nothing = np.empty(0, np.int64)
+        return [
+            _Ranked(search, query, nothing, live.codes_of(nothing), np.empty(0, np.float32), None, 0)
+            for query in range(len(queries.z))
+        ]
+    k = min(search.k, live.alive)
+    result = engine.search(
+        queries.z, k=k, params=search.params, dense=queries.dense, target=queries.targets, allowed=search.allowed
+    )
+    rows = result.rows.cpu().numpy()
+    scores = result.scores.cpu().numpy()
+    considered = result.considered.tolist()
+    ranked = []
+    for query in range(len(rows)):
+        real = rows[query] >= 0
+        own = rows[query][real]
+        codes = live.codes_of(own)
+        ranked.append(_Ranked(search, query, live.seqs[own], codes, scores[query][real], result.plan, considered[query]))
+    return ranked
 
 
-def _hits(one: _Ranked, q: int, shown: dict[int, Item], known: dict[int, Modality]) -> Hits:
-    hits, sure, request, scores = Hits(), one.plan.sure, one.plan.request, one.scores[q]
-    k, seqs, pictures = request.k, one.seqs[q][: request.k].tolist(), one.plan.asked.pictured
-    kinds = [known[seq] for seq in seqs]
-    likely: Sequence[float | None] = [None] * len(kinds)
-    if sure is not None and pictures is not None:
-        pictured = bool(pictures[q])
-        likely = sure.of_hits(pictured, scores[:k], kinds).tolist()
-        hits.answerable = sure.of_answer(pictured, scores, kinds)
-    for i, seq in enumerate(seqs):
-        if request.min_score is None or scores[i] >= request.min_score:
-            code = tuple(one.codes[q][i].tolist())
-            hits.append(Hit(shown[seq].id, float(scores[i]), code, shown[seq], kinds[i], likely[i]))
+def _hits(one: _Ranked, shown: dict[int, Item], modalities: dict[int, Modality]) -> Hits:
+    request = one.search.request
+    confidence = one.search.confidence
+    pictured = one.search.queries.pictured
+    seqs = one.seqs[: request.k].tolist()
+    own = [modalities[seq] for seq in seqs]
+    hits = Hits()
+    hits.plan = one.plan
+    hits.considered = one.considered
+    probabilities: Sequence[float | None] = [None] * len(own)
+    if confidence is not None and pictured is not None:
+        has_image = bool(pictured[one.query])
+        probabilities = confidence.of_hits(has_image, one.scores[: request.k], own).tolist()
+        hits.answerable = confidence.of_answer(has_image, one.scores, own)
+    for place, seq in enumerate(seqs):
+        if request.min_score is None or one.scores[place] >= request.min_score:
+            codes = tuple(one.codes[place].tolist())
+            hits.append(Hit(shown[seq].id, float(one.scores[place]), codes, shown[seq], own[place], probabilities[place]))
     return hits
 
 
@@ -217,55 +215,9 @@ def _allowed(state: OpenIndex, live: Live, where: str | None, targets: Tensor | 
     if targets is None or state.model.config.quantizer.labelled or bool((targets < 0).all()):
         return mask
     # this model's first code does not say the modality: the table does
-    whole = np.ones(len(live.seqs), bool) if mask is None else mask
-    kinds = {t: live.mask(f"modality = '{Modality(t).label}'") for t in set(targets.tolist()) if t >= 0}
-    return np.stack([whole & kinds[t] if t >= 0 else whole for t in targets.tolist()])
-
-
-def _run(live: Live, plans: Sequence[_Plan]) -> list[list[Found]]:
-    """What each plan finds. Plans that differ in nothing but their filter are one search of the engine, each query with its own
-    mask, while the masks are small: then they share the decoder's row, or the reading of all vectors. Where all that a filter
-    lets through are compared, it does not matter how many that are."""
-    together: dict[object, list[int]] = {}
-    for place, plan in enumerate(plans):
-        alike = plan.filtered and live.model.device.type == "cpu" and len(live.seqs) * len(plan.asked.z) <= MASK_BYTES
-        key = (plan.k, replace(plan.params, rerank=0) if plan.exact else plan.params, plan.exact) if alike else place
-        together.setdefault(key, []).append(place)
-    found: dict[int, list[Found]] = {}
-    for places in together.values():
-        while places:
-            room = max(1, MASK_BYTES // max(len(live.seqs) * len(plans[places[0]].asked.z), 1))
-            some, places = places[:room], places[room:]
-            answers = _run_one(live, plans[some[0]] if len(some) == 1 else _merged([plans[place] for place in some]))
-            for place in some:
-                found[place], answers = answers[: len(plans[place].asked.z)], answers[len(plans[place].asked.z) :]
-    return [found[place] for place in range(len(plans))]
-
-
-def _merged(plans: Sequence[_Plan]) -> _Plan:
-    """One plan for all: they have one `rerank`, or each compares all that it lets through, and the largest serves everyone."""
-    first, parts = plans[0], [plan.asked for plan in plans]
-    vectors = QueryVectors(
-        torch.cat([part.z for part in parts]),
-        torch.cat([part.z if part.dense is None else part.dense for part in parts]),
-        torch.cat([torch.full((len(part.z),), -1) if part.targets is None else part.targets for part in parts]),
-    )
-    masks = [(plan.allowed, len(plan.asked.z)) for plan in plans if plan.allowed is not None]
-    allowed = np.concatenate([np.broadcast_to(mask, (queries, len(mask))) for mask, queries in masks])
-    params = replace(first.params, rerank=max(plan.params.rerank for plan in plans))
-    return replace(first, asked=vectors, allowed=allowed, params=params)
-
-
-def _run_one(live: Live, plan: _Plan) -> list[Found]:
-    """Rows and scores of each query, best first, without the engine's padding."""
-    engine, asked = live.engine(), plan.asked
-    if engine is None or live.alive == 0 or not len(asked.z):
-        return [(np.empty(0, np.int64), np.empty(0, np.float32))] * len(asked.z)
-    known = asked.targets if live.model.config.quantizer.labelled else None
-    k = min(plan.k, live.alive)
-    result = engine.search(asked.z, k=k, params=plan.params, dense=asked.dense, target=known, allowed=plan.allowed)
-    rows, scores = result.rows.cpu().numpy(), result.scores.float().cpu().numpy()
-    return [(row[row >= 0], score[row >= 0]) for row, score in zip(rows, scores, strict=True)]
+    everything = np.ones(len(live.seqs), bool) if mask is None else mask
+    known = {target: live.mask(f"modality = '{Modality(target).label}'") for target in set(targets.tolist()) if target >= 0}
+    return np.stack([everything & known[target] if target >= 0 else everything for target in targets.tolist()])
 
 
 def columns_of(state: OpenIndex, wanted: list[str], columns: Sequence[str], missing: OnError) -> dict[str, dict[str, Any]]:
@@ -347,6 +299,8 @@ def gather(answers: Sequence[Hits], owner: Sequence[int], k: int) -> list[Hits]:
 
 def _together(parts: Sequence[Hits], k: int) -> Hits:
     whole = Hits(sorted((hit for hits in parts for hit in hits), key=lambda hit: -hit.score)[:k])
+    whole.plan = parts[0].plan
+    whole.considered = sum(hits.considered for hits in parts)
     sure = [hits.answerable for hits in parts if hits.answerable is not None]
     whole.answerable = max(sure, default=None)  # there is an answer if there is one of either kind
     return whole
@@ -367,6 +321,8 @@ def apart(hits: Hits, k: int) -> Hits:
     rest = [place for place in range(len(hits)) if place not in set(chosen)]  # where there are too few subtrees
     out = Hits(hits[place] for place in sorted((chosen + rest)[:k]))
     out.answerable = hits.answerable
+    out.plan = hits.plan
+    out.considered = hits.considered
     return out
 
 

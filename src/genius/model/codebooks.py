@@ -195,7 +195,7 @@ class Codebooks(nn.Module):
 
     def decode_prefix(self, codes: Tensor) -> Tensor:
         """Sum of the code vectors of the first codes (N, l), l at least 1: (N, D). Codes are not checked."""
-        out = self.codebook(0)[codes[:, 0]]
+        out = self.vectors(0, codes[:, 0], None)
         for level in range(1, codes.shape[1]):
             out = out + self.vectors(level, codes[:, level], codes[:, 0])
         return out

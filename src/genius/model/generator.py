@@ -1,22 +1,23 @@
 """Generator: z -> probability of the next code, given the codes so far (paper 4.3).
 
 A T5 decoder (self-attention with relative positions, cross-attention to N prefix vectors made from z, RMSNorm, no biases),
-written here in plain torch: the search engine needs its keys and values, and the published weights load one to one. Knows nothing
-of tries: which codes exist is the search's business.
+written here in plain torch: the published weights load one to one. It is the only decoder of the package: training reads whole
+IDs at once, search reads one code at a time with the keys and values of the codes before (`genius.search.decoder`). Knows
+nothing of tries: which codes exist is the search's business.
 
 Two heads say how likely the next code is. "table" (the paper's) has a free row for every code: one token table serves every
 level, [3 specials | codes of level 0 | codes of level 1 | ...]. Level l only ever reads its own slice; `normalizer` says whether
-probabilities are over that slice or the whole table. "codebooks" (ours, `NearnessHead`) is tied to the codebooks: a code is as
-likely as it is near to what is left of z.
+probabilities are over that slice or the whole table. "codebooks" (ours, `CodebookHead`) is tied to the codebooks: a code is as
+likely as it is similar to the residual of z.
 
     logit(c) = a_l (2 r.c - b_l |c|^2),   r = z - codes so far + U_l h
 
-h is the decoder's state; a_l, b_l and U_l are learned, c are the quantizer's own rows. Where every modality has books of its own
-it has its own a_l and b_l too: otherwise log p of texts and of pictures would not be of one measure, and the kind that lies
-nearer to all questions would be preferred. U starts at zero, so an untrained decoder *is* nearness with a temperature, and
-training says how far to trust it and where to bend it. Input tokens come from the codebooks too, so nothing here grows with the
-number of codes, and a code that was never a target in its place can still be written. Level 0, the modality, keeps a small free
-head.
+h is the decoder's state; a_l, b_l and U_l are learned, c are the quantizer's own rows. Where every modality has codebooks of its
+own it has its own a_l and b_l too: otherwise log-probabilities of texts and of images would not be comparable, and the modality
+that is more similar to all queries would be preferred. U starts at zero, so an untrained decoder *is* similarity with a
+temperature, and training says how far to trust it and where to correct it. Input tokens come from the codebooks too, so nothing
+here grows with the number of codes, and a code that was never a target in its place can still be generated. Level 0, the
+modality, keeps a small free head.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -37,35 +38,37 @@ if TYPE_CHECKING:
     from genius.model.quantizer import ResidualQuantizer
 
 Rows = slice | Tensor
-ByModality = Sequence[tuple[int, Rows]]
+ByModality = Sequence[tuple[int | Tensor, Rows]]
 """Which rows of a batch belong to which modality: slices where a batch is sorted (fixed shapes), index tensors elsewhere."""
 
 FAST = 20.0  # a_l and b_l are read as this times a parameter: Adam then moves them as fast as two numbers a level may move
 START_SCALE = 2.5  # log a_l before training
+OLD_HEAD, HEAD = "nearness.", "codebook_head."  # what the weights of `CodebookHead` were called up to version 0.1, and are called
 
 
 def by_modality(modality: Tensor) -> ByModality:
-    """The rows of each modality that is there."""
-    return [(kind, (modality == kind).nonzero()[:, 0]) for kind in modality.unique().tolist()]
+    """The rows of each modality that occurs in modality (R,)."""
+    return [(int(one), (modality == one).nonzero()[:, 0]) for one in modality.unique().tolist()]
 
 
-class NearnessHead(nn.Module):
+class CodebookHead(nn.Module):
     """Input tokens and next-code logits from the codebooks of a quantizer, which stays the owner of its rows."""
 
     def __init__(self, quantizer: Codebooks, d_model: int) -> None:
         super().__init__()
         self.__dict__["quantizer"] = quantizer  # not a submodule: its rows are saved once, as the quantizer's
-        self.level_sizes, width = quantizer.config.level_sizes, quantizer.config.width
-        written = len(self.level_sizes) - 1  # levels after the modality
+        self.level_sizes = quantizer.config.level_sizes
+        width = quantizer.config.width
+        later = len(self.level_sizes) - 1  # levels after the modality
         self.start = nn.Parameter(torch.randn(d_model))
         self.modality_in = nn.Embedding(self.level_sizes[0], d_model)
         self.modality_out = nn.Linear(d_model, self.level_sizes[0])
-        self.read = nn.ModuleList(nn.Linear(width, d_model) for _ in range(written - 1))  # the last code is never read
-        self.bend = nn.ModuleList(nn.Linear(d_model, width) for _ in range(written))  # U_l
-        self.kinds = 3 if quantizer.config.own_books_from else 1
-        # level after level, a number for each kind; a row of numbers, no matrix, since matrices decay in training
-        self.log_scale = nn.Parameter(torch.full((written * self.kinds,), START_SCALE / FAST))  # log a_l / FAST
-        self.norm_weight = nn.Parameter(torch.full((written * self.kinds,), 1 / FAST))  # b_l / FAST
+        self.read = nn.ModuleList(nn.Linear(width, d_model) for _ in range(later - 1))  # the last code is never read
+        self.bend = nn.ModuleList(nn.Linear(d_model, width) for _ in range(later))  # U_l
+        self.modalities = 3 if quantizer.config.own_books_from else 1
+        # level after level, a number for each modality; a row of numbers, no matrix, since matrices decay in training
+        self.log_scale = nn.Parameter(torch.full((later * self.modalities,), START_SCALE / FAST))  # log a_l / FAST
+        self.norm_weight = nn.Parameter(torch.full((later * self.modalities,), 1 / FAST))  # b_l / FAST
         with torch.no_grad():
             for level, layer in enumerate(self.read, start=1):
                 assert isinstance(layer, nn.Linear)
@@ -84,48 +87,51 @@ class NearnessHead(nn.Module):
             return self.modality_in(code)  # type: ignore[no-any-return]
         return self.read[level - 1](self.quantizer.vectors(level, code, modality))  # type: ignore[no-any-return]
 
-    def reach(self, level: int, hidden: Tensor, rest: Tensor) -> Tensor:
-        """(R, width) r: what is left of z, bent by the state. Float32; `rest` (R, width) is z minus the codes so far."""
-        return rest.float() + self.bend[level - 1](hidden).float()  # type: ignore[no-any-return]
-
-    def bent(self, states: Tensor) -> Tensor:
-        """Mean |U_l h|^2 over states (B, M, d_model) before each code: how far nearness is bent."""
+    def correction(self, states: Tensor) -> Tensor:
+        """Mean |U_l h|^2 over states (B, M, d_model) before each code: how far the decoder moves the residual."""
         far = [layer(states[:, level]).float().square().sum(1).mean() for level, layer in enumerate(self.bend, start=1)]
         return torch.stack(far).mean()
 
-    def bias(self, level: int, kind: int) -> Tensor:
-        """(K,) -a_l b_l |c|^2 of every code of a kind's book."""
-        book = self.quantizer.book_of(level, kind)
-        with torch.autocast(book.device.type, enabled=False):
-            return -self.scale(level, kind) * FAST * self.norm_weight[self._place(level, kind)] * book.square().sum(1)
-
-    def scale(self, level: int, kind: int) -> Tensor:
+    def scale(self, level: int, modality: int | Tensor) -> Tensor:
         """a_l"""
-        return (FAST * self.log_scale[self._place(level, kind)]).exp()
+        return (FAST * self._number(self.log_scale, level, modality)).exp()
 
-    def _place(self, level: int, kind: int) -> int:
-        return (level - 1) * self.kinds + (kind if self.quantizer.config.own_books(level) else 0)
+    def _number(self, numbers: Tensor, level: int, modality: int | Tensor) -> Tensor:
+        own = modality if self.quantizer.config.own_books(level) else 0
+        place = (level - 1) * self.modalities + own
+        return numbers.index_select(0, place) if isinstance(place, Tensor) else numbers[place]
 
-    def logits(self, level: int, hidden: Tensor, rest: Tensor, rows: ByModality) -> Tensor:
-        """(R, K_level) of states (R, d_model); float32."""
+    def _codebook(self, level: int, modality: int | Tensor) -> Tensor:
+        """(K, width) the rows that codes of a level stand for, of one modality's items."""
+        if isinstance(modality, int) or not self.quantizer.config.own_books(level):
+            return self.quantizer.book_of(level, 0 if isinstance(modality, Tensor) else modality)
+        books = self.quantizer.codebook(level).unflatten(0, (3, -1))
+        own: Tensor = books.index_select(0, modality.view(1))[0]
+        return own
+
+    def logits(self, level: int, hidden: Tensor, residual: Tensor, rows: ByModality) -> Tensor:
+        """(R, K_level) of states (R, d_model) and residuals (R, width), z minus the codes so far; float32."""
         if level == 0:
             return self.modality_out(hidden).float()  # type: ignore[no-any-return]
-        reach = self.reach(level, hidden, rest)
-        with torch.autocast(reach.device.type, enabled=False):
+        moved: Tensor = residual.float() + self.bend[level - 1](hidden).float()  # r
+        with torch.autocast(moved.device.type, enabled=False):
             if not self.quantizer.config.own_books(level):
-                return self._of(level, 0, reach)
-            parts = [self._of(level, kind, reach[own]) for kind, own in rows]
+                return self._logits_of(level, 0, moved)
+            parts = [self._logits_of(level, modality, moved[own]) for modality, own in rows]
             if all(isinstance(own, slice) for _, own in rows):
                 return torch.cat(parts)  # a sorted batch: its blocks follow each other
-            out = reach.new_empty(len(reach), self.level_sizes[level])
+            out = moved.new_empty(len(moved), self.level_sizes[level])
             for (_, own), part in zip(rows, parts, strict=True):
                 out[own] = part
             return out
 
-    def _of(self, level: int, kind: int, reach: Tensor) -> Tensor:
-        return torch.addmm(self.bias(level, kind), 2 * self.scale(level, kind) * reach, self.quantizer.book_of(level, kind).T)
+    def _logits_of(self, level: int, modality: int | Tensor, moved: Tensor) -> Tensor:
+        book = self._codebook(level, modality)
+        scale = self.scale(level, modality)
+        bias = -scale * FAST * self._number(self.norm_weight, level, modality) * book.square().sum(1)
+        return torch.addmm(bias, 2 * scale * moved, book.T)
 
-    def rests(self, z: Tensor, codes: Tensor) -> list[Tensor]:
+    def residuals(self, z: Tensor, codes: Tensor) -> list[Tensor]:
         """z minus the codes before each level: M tensors (B, width)."""
         out = [z]
         for level in range(codes.shape[1] - 1):
@@ -153,7 +159,7 @@ class GeneratorConfig:
     buckets: int = 32  # of the relative position bias
     max_distance: int = 128
     normalizer: Literal["vocabulary", "level"] = "vocabulary"  # softmax over all codes (published) or one level's
-    head: Literal["table", "codebooks"] = "table"  # a free row for each code (the paper), or nearness to the codebooks' rows
+    head: Literal["table", "codebooks"] = "table"  # a free row for each code (the paper), or similarity to the codebooks' rows
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "level_sizes", tuple(int(k) for k in self.level_sizes))
@@ -189,7 +195,7 @@ SIZES: dict[str, dict[str, int]] = {
     "large": {"d_model": 1024, "layers": 24, "heads": 16, "d_kv": 64, "d_ff": 4096},
 }
 """T5 shapes by name (`small`, `base`, `large` are the paper's; `mini`, `compact` and `tiny` are for small data, `nano` for
-collections without questions, where nearness does the work)."""
+collections without queries, where similarity does the work)."""
 
 
 class KeysValues(NamedTuple):
@@ -230,12 +236,18 @@ class Attention(nn.Module):
         return KeysValues(self.split(self.k(x)), self.split(self.v(x)))
 
     def forward(self, x: Tensor, memory: KeysValues, bias: Tensor | None = None) -> Tensor:
+        """Attend from x (rows, length, d_model) to a memory of as many rows, or of fewer that divide them.
+
+        Fewer: the beams of a query lie side by side in `x` and share one row of memory, which is not copied for each.
+        """
+        shape = x.shape
+        x = x.reshape(memory.keys.shape[0], -1, shape[-1])
         scores = self.split(self.q(x)) @ memory.keys.transpose(-1, -2)  # (rows, heads, length, memory)
         if bias is not None:
             scores = scores + bias
         weights = F.dropout(scores.float().softmax(-1).to(scores.dtype), self.dropout, self.training)
         out: Tensor = self.o((weights @ memory.values).transpose(1, 2).flatten(2))
-        return out
+        return out.view(shape)
 
 
 class Block(nn.Module):
@@ -273,13 +285,14 @@ class Generator(nn.Module):
         elif quantizer is None or not quantizer.config.labelled:
             raise GeniusError("a head tied to the codebooks needs a quantizer whose first code is the modality")
         else:
-            self.nearness = NearnessHead(quantizer, config.d_model)
+            self.codebook_head = CodebookHead(quantizer, config.d_model)
         self.prefix = nn.Linear(config.width, config.prefix_tokens * config.d_model)  # MLP of Eq. 9: one layer, as published
         self.prefix_norm = RMSNorm(config.d_model)
         self.position_bias = nn.Embedding(config.buckets, config.heads)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.final_norm = RMSNorm(config.d_model)
         self.dropout = nn.Dropout(config.dropout)
+        self.register_load_state_dict_pre_hook(_rename_head)  # type: ignore[no-untyped-call]
         self._initialise()
 
     def _initialise(self) -> None:
@@ -334,21 +347,41 @@ class Generator(nn.Module):
         bias = self.position_bias(bucket).permute(2, 0, 1)[None]  # (1, heads, length, past + length)
         return bias.masked_fill(key > query, torch.finfo(bias.dtype).min)  # type: ignore[no-any-return]
 
-    def inputs(self, codes: Tensor) -> Tensor:
-        """What the decoder reads before it writes the next code: the start, then codes (B, l): (B, l + 1, d_model)."""
+    def inputs(self, codes: Tensor, first: int = 0) -> Tensor:
+        """What the decoder reads before it generates the next code: the start token, then codes (B, l).
+
+        Args:
+            codes: (B, l) the codes so far.
+            first: how many of these l + 1 inputs were read before and are left out.
+
+        Returns:
+            (B, l + 1 - first, d_model)
+        """
+        tokens: list[Tensor] = []
+        if first == 0:
+            tokens.append(self._start_token(codes.shape[0]))
+        for level in range(max(first - 1, 0), codes.shape[1]):
+            if self.config.head == "codebooks":
+                tokens.append(self.codebook_head.token(level, codes[:, level], codes[:, 0]))
+            else:
+                tokens.append(self.tokens(codes[:, level] + self.config.offsets[level]))
+        return torch.stack(tokens, 1)
+
+    def _start_token(self, rows: int) -> Tensor:
         if self.config.head == "codebooks":
-            start = self.nearness.start.expand(len(codes), -1)
-            read = [self.nearness.token(level, codes[:, level], codes[:, 0]) for level in range(codes.shape[1])]
-            return torch.stack([start, *read], 1)
-        # level by level: a table of offsets would be a copy from the host, which a recorded step cannot hold
-        tokens = [codes.new_full((len(codes), 1), START)]
-        tokens += [self.token(codes[:, level : level + 1], level) for level in range(codes.shape[1])]
-        return self.tokens(torch.cat(tokens, 1))  # type: ignore[no-any-return]
+            return self.codebook_head.start.expand(rows, -1)
+        return self.tokens.weight[START].expand(rows, -1)
 
     def hidden(self, x: Tensor, cross: list[KeysValues], past: list[KeysValues] | None = None) -> tuple[Tensor, list[KeysValues]]:
-        """Run new inputs `x` (rows, length, d_model) after `past`: final hidden states of that shape and the grown memory.
+        """Run new inputs after those read before.
 
-        `cross` must have one row per row of `x`.
+        Args:
+            x: (rows, length, d_model) the new inputs.
+            cross: from `cross_memory`, for each layer: a row for each row of `x`, or one for the beams of a query side by side.
+            past: keys and values of the inputs read before, for each layer; None before the first.
+
+        Returns:
+            Final hidden states, of the shape of `x`, and the grown keys and values.
         """
         x = self.dropout(x)
         bias = self.bias(x.shape[1], 0 if past is None else past[0].keys.shape[2]).to(x.dtype)
@@ -358,33 +391,36 @@ class Generator(nn.Module):
             grown.append(memory)
         return self.dropout(self.final_norm(x)), grown
 
-    def log_probs(self, level: int, hidden: Tensor, rest: Tensor | None = None, rows: ByModality = ()) -> Tensor:
+    def log_probs(self, level: int, hidden: Tensor, residual: Tensor | None = None, rows: ByModality = ()) -> Tensor:
         """log p of every code of `level` from hidden states (R, d_model): (R, K_level).
 
-        The head "codebooks" also needs `rest` (R, width), z minus the codes so far, and which rows are of which modality."""
+        The head "codebooks" also needs `residual` (R, width), z minus the codes so far, and which rows are of which modality."""
         if self.config.head == "codebooks":
-            assert rest is not None
-            return self.nearness.logits(level, hidden, rest, rows).log_softmax(-1)
-        start, size = self.config.offsets[level], self.config.level_sizes[level]
+            assert residual is not None
+            return self.codebook_head.logits(level, hidden, residual, rows).log_softmax(-1)
         scaled = hidden * self.config.d_model**-0.5  # T5 scales tied embeddings
+        start = self.config.offsets[level]
+        own: Tensor = (scaled @ self.tokens.weight[start : start + self.config.level_sizes[level]].T).float()
         if self.config.normalizer == "level":
-            own: Tensor = (scaled @ self.tokens.weight[start : start + size].T).float()
             return own.log_softmax(-1)
-        logits: Tensor = (scaled @ self.tokens.weight.T).float()
-        return logits[..., start : start + size] - logits.logsumexp(-1, keepdim=True)
+        sums = [own.logsumexp(-1)]
+        # slice by slice, each of which stays in the cache: all logits at once would be hundreds of megabytes
+        for number, rows_of_level in enumerate(self.tokens.weight.split([SPECIALS, *self.config.level_sizes])):
+            if number != level + 1:
+                sums.append((scaled @ rows_of_level.T).float().logsumexp(-1))
+        return own - torch.stack(sums).logsumexp(0)[..., None]
 
-    def token(self, codes: Tensor, level: int) -> Tensor:
-        """Row of the token table for codes of one level."""
-        return codes + self.config.offsets[level]
+    def residual(self, z: Tensor, codes: Tensor) -> Tensor | None:
+        """(R, width) z minus the codes so far (R, l), where the head reads it."""
+        if self.config.head == "table":
+            return None
+        return z - self.codebook_head.quantizer.decode_prefix(codes) if codes.shape[1] else z
 
     def next_log_probs(self, z: Tensor, codes: Tensor) -> Tensor:
         """log p of every next code after codes (B, l): (B, K_l). Reads all from the start; search keeps what it has read."""
         hidden, _ = self.hidden(self.inputs(codes), self.cross_memory(z))
-        rest, level = z, codes.shape[1]
-        rows: ByModality = ()
-        if self.config.head == "codebooks" and level:
-            rest, rows = z - self.nearness.quantizer.decode_prefix(codes), by_modality(codes[:, 0])
-        return self.log_probs(level, hidden[:, -1], rest, rows)
+        rows = by_modality(codes[:, 0]) if codes.shape[1] else ()
+        return self.log_probs(codes.shape[1], hidden[:, -1], self.residual(z, codes), rows)
 
     # -- training ----------------------------------------------------------------------------------------------
 
@@ -400,13 +436,29 @@ class Generator(nn.Module):
         `rows`: which rows are of which modality, where the caller knows (a sorted batch keeps fixed shapes); `states`, where
         it has them."""
         hidden = self.states(z, codes) if states is None else states
-        rests: list[Tensor] | list[None] = [None] * self.config.levels
+        residuals: list[Tensor] | list[None] = [None] * self.config.levels
         if self.config.head == "codebooks":
-            rests = self.nearness.rests(z, codes)
+            residuals = self.codebook_head.residuals(z, codes)
             rows = by_modality(codes[:, 0]) if rows is None else rows
-        return [self.log_probs(level, hidden[:, level], rests[level], rows or ()) for level in range(self.config.levels)]
+        return [self.log_probs(level, hidden[:, level], residuals[level], rows or ()) for level in range(self.config.levels)]
 
     def forward(self, z: Tensor, codes: Tensor) -> Tensor:
         """log p(t_k | z, t_<k) of the given codes: (B, M). The loss of Eq. 10 is minus its mean over tokens."""
         log_p = self.code_log_probs(z, codes)
         return torch.stack([lp.gather(1, codes[:, i : i + 1])[:, 0] for i, lp in enumerate(log_p)], dim=1)
+
+
+def current_name(name: str) -> str:
+    """Today's name of a weight, by the one it has in a file of any version."""
+    return name.replace(OLD_HEAD, HEAD)
+
+
+def first_name(name: str) -> str:
+    """The name that a weight had in the first version: fingerprints are made of these, and must not change."""
+    return name.replace(HEAD, OLD_HEAD)
+
+
+def _rename_head(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Before weights are loaded: give those of old files today's names."""
+    for name in [name for name in state if name.startswith(prefix + OLD_HEAD)]:
+        state[current_name(name)] = state.pop(name)

@@ -35,7 +35,7 @@ from genius.model.config import (
     read_config,
     save_knows,
 )
-from genius.model.generator import Generator
+from genius.model.generator import HEAD, Generator, current_name, first_name
 from genius.model.quantizer import Fusion, ResidualQuantizer, score_fusion
 from genius.model.query_bank import QueryBank
 from genius.types import Item, Query
@@ -250,10 +250,11 @@ class Genius:
         True
         """
         digest = hashlib.sha256(json.dumps(identity(self.config), sort_keys=True).encode())
-        kinds = self.generator.nearness.kinds if self.generator.config.head == "codebooks" else 1
-        for name, tensor in sorted(self.network.state_dict().items()):
+        kinds = self.generator.codebook_head.modalities if self.generator.config.head == "codebooks" else 1
+        for name, tensor in sorted((first_name(name), tensor) for name, tensor in self.network.state_dict().items()):
             digest.update(name.encode())
-            digest.update(as_one_number(name, tensor.detach(), kinds).cpu().contiguous().view(torch.uint8).numpy().tobytes())
+            numbers = as_one_number(current_name(name), tensor.detach(), kinds).cpu().contiguous()
+            digest.update(numbers.view(torch.uint8).numpy().tobytes())
         digest.update((self.encoder.fingerprint() if self.encoder is not None else "").encode())
         return digest.hexdigest()[:32]
 
@@ -332,7 +333,7 @@ class Genius:
         config = read_config(directory)
         path = directory / WEIGHTS
         shapes = read_shapes(path)
-        shapes = {name: shapes[name] for name in plain_names(shapes)}
+        shapes = {current_name(name): shapes[name] for name in plain_names(shapes)}
         model = build(lambda: cls(config), shapes, str(path))
         own = model.network.state_dict()
         check_fit(
@@ -342,7 +343,8 @@ class Genius:
         )
         check_digests(directory)
         try:
-            model.network.load_state_dict(for_each_kind(unpack(read_tensors(path)), own))
+            weights = {current_name(name): tensor for name, tensor in unpack(read_tensors(path)).items()}
+            model.network.load_state_dict(for_each_kind(weights, own))
         except GeniusError as error:
             raise GeniusError(f"cannot load the model at {directory}: {error}") from None
         model._try(directory)
@@ -381,7 +383,7 @@ def _away(vectors: Tensor, rows: Tensor, queries: int) -> Tensor:
 
 # -- weights from before every kind had its own a_l and b_l --------------------------------------------------
 
-SCALES = ("nearness.log_scale", "nearness.norm_weight")
+SCALES = (f"{HEAD}log_scale", f"{HEAD}norm_weight")
 
 
 def one_for_all(name: str, shape: Sequence[int], wanted: Mapping[str, Tensor]) -> bool:

@@ -1,19 +1,26 @@
-"""Search: tries of codes, exact constrained beam search, early stop and re-ranking. Tensors in, tensors out."""
+"""Search: one collection, three plans (flat, scan, beam), re-rankers. Tensors in, tensors out."""
 
 from genius.search.beam import beam_search
 from genius.search.engine import SearchEngine
-from genius.search.params import SEARCHES, BeamResult, SearchParams, SearchRequest, SearchResult
-from genius.search.rerank import Int8Rows
+from genius.search.params import SEARCHES, SearchParams, SearchRequest
+from genius.search.scan import ScanCache
 from genius.search.trie import CodeTrie
+from genius.search.types import BeamResult, Candidates, Plan, QueryBatch, SearchResult
+from genius.search.vectors import StoredVectors, Vectors
 
 __all__ = [
     "SEARCHES",
     "BeamResult",
+    "Candidates",
     "CodeTrie",
-    "Int8Rows",
+    "Plan",
+    "QueryBatch",
+    "ScanCache",
     "SearchEngine",
     "SearchParams",
     "SearchRequest",
     "SearchResult",
+    "StoredVectors",
+    "Vectors",
     "beam_search",
 ]

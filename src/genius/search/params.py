@@ -1,31 +1,32 @@
-"""What a search is asked and what it answers. Plain data.
+"""How to search: settings. Plain data, checked when it is built.
 
 `SearchRequest` is what people ask for; the model's defaults and a filter turn it into `SearchParams`, how the engine searches.
+What passes through a search (queries, candidates, results) is in `genius.search.types`.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Literal
-
-from torch import Tensor
+from typing import Any
 
 from genius.config import from_dict
 from genius.errors import GeniusError
 from genius.model.genius import Genius
 
-Reranker = Literal["embeddings", "codes", "none"]
-RETIRED = frozenset({"geometry", "finish", "leaves", "generator", "normalizer"})  # of models from before log p held nearness
+BUILT_IN = ("embeddings", "codes", "none")  # re-rankers that rank as plans do; others are given `rerank` candidates
+PLANS = ("auto", "flat", "scan", "beam")
+RETIRED = frozenset({"geometry", "finish", "leaves", "generator", "normalizer"})  # settings of old models, read and ignored
 
 SEARCHES: dict[str, dict[str, Any]] = {
-    "genius": {"rerank": 0, "reranker": "none"},  # the paper's: IDs written to the end, ranked by log p
-    "genius-r": {"rerank": 0, "reranker": "embeddings"},  # the paper's GENIUS^R: their items, re-ranked by stored vectors
+    "genius": {"rerank": 0, "reranker": "none"},  # the paper's: beam search, ranked by log-probability
+    "genius-r": {"rerank": 0, "reranker": "embeddings"},  # the paper's GENIUS^R: its items, re-ranked by stored vectors
     "genius-codes": {"rerank": 0, "reranker": "codes"},
-    "default": {"reranker": "embeddings"},  # re-ranks what one decoder row, or beams that stop early, lead to
+    "default": {"reranker": "embeddings"},  # flat or scan, re-ranked by stored vectors
     "default-codes": {"reranker": "codes"},
+    "codes-only": {"plan": "scan", "reranker": "none"},  # a scan ranked by its product codes: reads no vectors
 }
-"""The searches that tables and programs name. Beams, and the budget of those that stop early, are whatever they are."""
+"""The searches that tables and programs name."""
 
 MAX_K = 10_000  # also of beams
 MAX_RERANK = 100_000_000
@@ -33,15 +34,24 @@ MAX_RERANK = 100_000_000
 
 @dataclass(frozen=True, slots=True)
 class SearchParams:
-    """How to search. Beams are always ranked by log p; what is below them by `reranker`.
+    """How to search.
 
-    The defaults stop early and re-rank. `rerank=0` writes every ID to its end: with `reranker="none"` that is the paper's plain
-    GENIUS, with `"embeddings"` its GENIUS^R.
+    By default the engine picks the cheaper one of an exact and an approximate plan and re-ranks its candidates. `rerank=0` or
+    `reranker="none"` asks for the paper's beam search: with `"none"` that is GENIUS, with `"embeddings"` GENIUS^R.
+
+    Args:
+        beams: B, prefixes kept at every level of a beam search.
+        rerank: R, the effort of a scan: 2,000 compares about 200 vectors for ten hits, 4,000 twice as many in twice the cells; a
+            larger k needs more. A re-ranker of your own is given R candidates. 0: beam search, as in the paper.
+        reranker: Name of a registered re-ranker: "embeddings" (stored vectors), "codes" (reconstructions of IDs), "none"
+            (the plan's own scores) or one of your own (`genius.search.rerank.register`).
+        plan: "auto", "flat", "scan" or "beam".
     """
 
-    beams: int = 50  # B: prefixes kept at every level
-    rerank: int = 2000  # R: stop once at most R items are below the beams and re-rank up to R; 0: full depth, as the paper
-    reranker: Reranker = "embeddings"  # stored vectors, the codes' reconstruction, or log p alone (full depth)
+    beams: int = 50
+    rerank: int = 2000
+    reranker: str = "embeddings"
+    plan: str = "auto"
 
     @classmethod
     def of_model(cls, model: Genius) -> SearchParams:
@@ -59,17 +69,20 @@ class SearchParams:
         return replace(self, **SEARCHES[search])
 
     @property
-    def full_depth(self) -> bool:
-        """Whether the beams' IDs are written to the end; otherwise what is below them is re-ranked."""
-        return self.rerank == 0 or self.reranker == "none"
+    def generates(self) -> bool:
+        """Whether a beam search is asked for, by name or as the paper's search."""
+        return self.plan == "beam" or (self.plan == "auto" and (self.rerank == 0 or self.reranker == "none"))
 
     def __post_init__(self) -> None:
         if self.beams < 1:
             raise GeniusError(f"beams must be at least 1, got {self.beams}")
         if self.rerank < 0:
             raise GeniusError(f"rerank must not be negative, got {self.rerank}")
-        if self.reranker not in ("embeddings", "codes", "none"):
-            raise GeniusError(f"reranker must be 'embeddings', 'codes' or 'none', got {self.reranker!r}")
+        if self.plan not in PLANS:
+            raise GeniusError(f"plan must be one of {', '.join(PLANS)}, got {self.plan!r}")
+        from genius.search.rerank import check_name  # late: re-rankers know plans' data, which knows these settings
+
+        check_name(self.reranker)
 
 
 def whole(name: str, value: object, low: int, high: int) -> None:
@@ -80,17 +93,17 @@ def whole(name: str, value: object, low: int, high: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SearchRequest:
-    """What is asked of a search beside its questions. Built once, checked when it is built, and handed on as it is: by Python,
+    """What is asked of a search beside its queries. Built once, checked when it is built, and handed on as it is: by Python,
     the command line and HTTP to the index."""
 
-    k: int = 10  # how many answers a question
-    where: str | None = None  # an SQL condition on metadata
-    min_score: float | None = None  # answers below it are left out
-    beams: int | None = None  # these two take the place of those in `params`, and are obeyed under filters, too
+    k: int = 10  # hits per query
+    where: str | None = None  # SQL filter over metadata
+    min_score: float | None = None  # drop hits with a lower score
+    beams: int | None = None  # these two take the place of those in `params`
     rerank: int | None = None
     params: SearchParams | None = None  # None: the model's own
-    strict: bool = False  # a question's target is exactly the kind of item that is found, not all that people mean by it
-    diverse: bool = False  # answers that differ: one a subtree of codes
+    strict: bool = False  # the target is exactly the modality of the items, not everything that contains it
+    diverse: bool = False  # at most one hit per code prefix
 
     def __post_init__(self) -> None:
         whole("k", self.k, 1, MAX_K)
@@ -106,7 +119,7 @@ class SearchRequest:
 
     @property
     def adaptive(self) -> bool:
-        """Whether a filter may widen the search: explicit settings are obeyed as they are."""
+        """Whether the effort is left to the model: no explicit beams or rerank."""
         return self.beams is None and self.rerank is None
 
     def settings(self, model: Genius) -> SearchParams:
@@ -119,20 +132,3 @@ class SearchRequest:
         whole("beams", chosen.beams, 1, MAX_K)  # a model's defaults come out of a file
         whole("rerank", chosen.rerank, 0, MAX_RERANK)
         return chosen
-
-
-@dataclass(slots=True)
-class SearchResult:
-    """Items, best first."""
-
-    rows: Tensor  # (Q, k) int64 item rows, -1 where fewer exist
-    scores: Tensor  # (Q, k) of the re-ranker, or the beams' log p / M; -inf where rows is -1
-    touched: Tensor  # (Q,) int64 items re-ranked (or reached)
-
-
-@dataclass(slots=True)
-class BeamResult:
-    """IDs, best first."""
-
-    codes: Tensor  # (Q, B, M) int64, -1 where fewer IDs than beams exist
-    scores: Tensor  # (Q, B) sum of log p / M (as published), -inf where codes are -1

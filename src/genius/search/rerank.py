@@ -1,165 +1,156 @@
-"""Re-ranking: the few items below the beams, scored against the query, by stored vectors or by what their codes stand for.
+"""Re-rankers: score the candidates of any plan against their queries. A registry, asked by name in one place, the engine.
 
-Knows vectors and codebooks; where candidates come from is the engine's business.
+A re-ranker is a function of a batch of queries, their candidates and the collection; it returns one score per candidate, and the
+engine sorts. Three are built in: "embeddings" (stored vectors), "codes" (what IDs stand for) and "none" (the plan's scores).
+Another is added by `register`, or by a package that names it in the entry point group `genius.rerankers`.
 """
 
 from __future__ import annotations
 
-import copy
-import warnings
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from importlib.metadata import entry_points
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
 from genius.errors import GeniusError
 from genius.model.quantizer import ResidualQuantizer
+from genius.search.collection import Collection
+from genius.search.types import Candidates, QueryBatch
 
-AT_ONCE = 65_536  # reconstructions held at a time
+GROUP = "genius.rerankers"
+NUMBERS = 1 << 22  # of candidate vectors held at a time: 16 MB
 
+Reranker = Callable[[QueryBatch, Candidates, Collection], Tensor]
+"""(batch, candidates, collection) -> (Q, C) float32 scores. Scores of padding (row -1) are ignored."""
 
-@dataclass(frozen=True, slots=True)
-class Int8Rows:
-    """Vectors as int8 with one scale a row: 1/2 of fp16."""
-
-    values: NDArray[np.int8] | Tensor  # (N, D)
-    scales: NDArray[np.float32] | Tensor  # (N,)
-
-    @classmethod
-    def of(cls, vectors: NDArray[Any] | Tensor) -> Int8Rows:
-        rows = torch.as_tensor(vectors).float()
-        scales = (rows.abs().amax(1) / 127).clamp(min=1e-12)
-        return cls((rows / scales[:, None]).round().clamp(-127, 127).to(torch.int8), scales)
-
-    def __len__(self) -> int:
-        return len(self.values)
+_registry: dict[str, Reranker] = {}
 
 
-Rows = NDArray[Any] | Tensor | Int8Rows
+def register(name: str, reranker: Reranker) -> Reranker:
+    """Make a re-ranker known by a name, which `SearchParams.reranker` may then have.
+
+    Args:
+        name: Not yet taken.
+        reranker: The function.
+
+    Raises:
+        GeniusError: If another re-ranker has this name.
+    """
+    if _registry.get(name, reranker) is not reranker:
+        raise GeniusError(f"there is a re-ranker {name!r} already")
+    _registry[name] = reranker
+    return reranker
 
 
-class Vectors:
-    """Item vectors (N, D) by row: fp32, fp16 or int8, on the device, or `beside` it in memory or mapped; grows by parts."""
+def names() -> list[str]:
+    """All re-rankers that can be asked for, those of installed packages included."""
+    return sorted({*_registry, *(entry.name for entry in entry_points(group=GROUP))})
 
-    def __init__(self, rows: Rows, device: torch.device, beside: bool = False) -> None:
-        self.device = device
-        self.place = torch.device("cpu") if beside else device
-        self.parts: list[tuple[Tensor, Tensor | None]] = []
-        self.starts: list[int] = []
-        self.count = 0
-        self._append(rows)
 
-    def _append(self, rows: Rows) -> None:
-        values, scales = (rows.values, rows.scales) if isinstance(rows, Int8Rows) else (rows, None)
-        part = self._place(values)
-        if part.ndim != 2 or (self.parts and part.shape[1] != self.width):
-            raise GeniusError(f"embeddings must be (items, {self.width if self.parts else 'width'}), got {tuple(part.shape)}")
-        if not part.is_floating_point() and scales is None:
-            raise GeniusError("int8 embeddings need their scales: pass Int8Rows(values, scales)")
-        self.parts.append((part, None if scales is None else self._place(scales)))
-        self.starts.append(self.count)
-        self.count += len(part)
+def check_name(name: object) -> None:
+    """Refuse a name that nobody registered.
 
-    def extended(self, rows: Rows) -> Vectors:
-        """These and more; these stay as they are."""
-        more = copy.copy(self)
-        more.parts, more.starts = list(self.parts), list(self.starts)
-        more._append(rows)
-        return more
+    Raises:
+        GeniusError: With the names there are.
+    """
+    if not isinstance(name, str) or (name not in _registry and name not in names()):
+        raise GeniusError(f"reranker must be one of {', '.join(map(repr, names()))}, got {name!r}")
 
-    def _place(self, array: NDArray[Any] | Tensor) -> Tensor:
-        if isinstance(array, Tensor):
-            return array.detach().to(self.place)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # read-only maps are only ever read
-            return torch.from_numpy(np.asarray(array)).to(self.place)
 
-    @property
-    def width(self) -> int:
-        return int(self.parts[0][0].shape[1])
+def find(name: str) -> Reranker:
+    """The re-ranker of a name; one of an installed package is imported when it is first asked for.
 
-    @property
-    def nbytes(self) -> int:
-        return sum(int(part.nbytes) for part, _ in self.parts)
+    Raises:
+        GeniusError: If there is none, or it cannot be imported.
+    """
+    check_name(name)
+    if name not in _registry:
+        (entry, *_) = entry_points(group=GROUP, name=name)
+        try:
+            _registry[name] = entry.load()
+        except Exception as error:  # whatever importing another package raises
+            raise GeniusError(f"the re-ranker {name!r} of {entry.value} cannot be imported: {error}") from None
+    return _registry[name]
 
-    def __len__(self) -> int:
-        return self.count
 
-    def dots(self, query: Tensor, owner: Tensor, row: Tensor) -> Tensor:
-        """query (Q, D), candidates (owner, row) flat, owners ascending -> (C,) dot products in float32."""
-        counts = torch.bincount(owner, minlength=len(query)).tolist()
-        # one matrix-vector product a query: its rows are read once, the query is not copied beside each
-        parts = [self.take(rows) @ query[q] for q, rows in enumerate(row.split(counts)) if len(rows)]
-        return torch.cat(parts) if parts else query.new_zeros(0)
+def embeddings(batch: QueryBatch, candidates: Candidates, collection: Collection) -> Tensor:
+    """Inner products with stored vectors, in float32."""
+    vectors = collection.vectors
+    if vectors is None:
+        raise GeniusError("this collection stores no embeddings: use reranker 'codes' or 'none'")
+    return _products(batch.dense, candidates.rows, vectors.take)
 
-    def take(self, row: Tensor) -> Tensor:
-        """(C,) rows -> (C, D) float32."""
-        if len(self.parts) == 1:
-            return self._rows(0, row)
-        out = torch.empty(len(row), self.width, device=self.device)
-        for i, start in enumerate(self.starts):
-            mine = ((row >= start) & (row < start + len(self.parts[i][0]))).nonzero()[:, 0]
-            out[mine] = self._rows(i, row[mine] - start)
-        return out
 
-    def _rows(self, part: int, row: Tensor) -> Tensor:
-        values, scales = self.parts[part]
-        row = row.to(self.place)
-        taken = values.index_select(0, row).to(self.device).float()  # three times as fast as values[row] on a CPU
-        return taken if scales is None else taken * scales[row].to(self.device)[:, None]
+def none(batch: QueryBatch, candidates: Candidates, collection: Collection) -> Tensor:
+    """The plan's own scores."""
+    return candidates.scores
+
+
+def top_k(rows: Tensor, scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k best candidates by score; equal scores keep their order.
+
+    Args:
+        rows: (Q, C), -1 for padding.
+        scores: (Q, C); those of padding are ignored.
+        k: How many.
+
+    Returns:
+        Rows (Q, k), -1 beyond the end, and their scores (Q, k), -inf there.
+    """
+    masked = scores.float().masked_fill(rows < 0, -torch.inf)
+    best = masked.sort(dim=1, descending=True, stable=True)
+    width = min(k, rows.shape[1])
+    top_rows = torch.full((len(rows), k), -1, dtype=torch.long, device=rows.device)
+    top_scores = torch.full((len(rows), k), -torch.inf, device=rows.device)
+    top_rows[:, :width] = rows.gather(1, best.indices[:, :width])
+    top_scores[:, :width] = best.values[:, :width]
+    return top_rows, top_scores
+
+
+def _products(queries: Tensor, rows: Tensor, take: Callable[[Tensor], Tensor]) -> Tensor:
+    """queries (Q, D), rows (Q, C) -> (Q, C) inner products with what `take` gives for rows; padding counts as row 0."""
+    count, width = rows.shape
+    known = rows.clamp(min=0)
+    if count == 1:
+        return (take(known[0]) @ queries[0])[None]
+    out = torch.empty(count, width, device=queries.device)
+    at_once = max(1, NUMBERS // max(width * queries.shape[1], 1))
+    for first in range(0, count, at_once):
+        part = known[first : first + at_once]
+        vectors = take(part.flatten()).view(*part.shape, queries.shape[1])
+        out[first : first + at_once] = torch.bmm(vectors, queries[first : first + at_once, :, None])[:, :, 0]
+    return out
 
 
 class Reconstructions:
-    """Cosine of queries and reconstructions, by codes."""
+    """Unit vectors that IDs stand for: the sum of their codes, normalized. By codes (n, M) of any rows."""
 
     def __init__(self, quantizer: ResidualQuantizer, device: torch.device) -> None:
-        books = [book.detach().to(device, torch.float32) for book in quantizer.codebooks]
-        self.table = torch.cat(books)  # (sum of K, D): one table, so that a reconstruction is one bag of rows
-        sizes = torch.tensor([len(book) for book in books], device=device)
+        codebooks = [codebook.detach().to(device, torch.float32) for codebook in quantizer.codebooks]
+        self.table = torch.cat(codebooks)  # (sum of K, D): one table, so that a reconstruction is one bag of rows
+        sizes = torch.tensor([len(codebook) for codebook in codebooks], device=device)
         self.starts = sizes.cumsum(0) - sizes
         config = quantizer.config
         own = [size * config.own_books(level) for level, size in enumerate(config.level_sizes)]
         self.steps = torch.tensor(own, device=device)  # rows between one modality's codebook and the next one's
 
-    def cosine(self, z: Tensor, owner: Tensor, codes: Tensor) -> Tensor:
-        """z (Q, D), owner (C,) row of z, codes (C, M) -> (C,) z . r / |r| with r the reconstruction."""
-        parts = []
-        for i in range(0, len(codes), AT_ONCE):
-            rebuilt = self._rebuilt(codes[i : i + AT_ONCE])
-            dots = (z[owner[i : i + AT_ONCE]] * rebuilt).sum(1)
-            parts.append(dots / rebuilt.norm(dim=1).clamp(min=1e-12))
-        return torch.cat(parts) if parts else z.new_zeros(0)
-
-    def lengths(self, codes: Tensor) -> Tensor:
-        """codes (C, M or the first few) -> (C,) |r|"""
-        lengths: Tensor = self._rebuilt(codes).norm(dim=1).clamp(min=1e-12)
-        return lengths
-
-    def _rebuilt(self, codes: Tensor) -> Tensor:
-        levels = codes.shape[1]
-        rows = codes + self.starts[:levels] + codes[:, :1] * self.steps[:levels]
-        rebuilt: Tensor = F.embedding_bag(rows, self.table, mode="sum")
-        return rebuilt
+    def __call__(self, codes: Tensor) -> Tensor:
+        """codes (n, M) -> (n, D) unit vectors."""
+        rows = codes + self.starts + codes[:, :1] * self.steps
+        summed: Tensor = F.embedding_bag(rows, self.table, mode="sum")
+        return F.normalize(summed, dim=1, eps=1e-12)
 
 
-def top_rows(owner: Tensor, row: Tensor, score: Tensor, queries: int, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Flat candidates (owner ascending) -> rows (Q, k), scores (Q, k), counts (Q,): best first, -1 and -inf beyond the end."""
-    counts = torch.bincount(owner, minlength=queries)
-    start = counts.cumsum(0) - counts
-    most = int(counts.max()) if queries else 0
-    table = torch.full((queries, most), -torch.inf, device=score.device)
-    place = torch.arange(len(owner), device=owner.device) - start[owner]
-    table[owner, place] = score
-    best = table.sort(dim=1, descending=True, stable=True).indices[:, :k]
-    rows = torch.full((queries, k), -1, dtype=torch.long, device=score.device)
-    scores = torch.full((queries, k), -torch.inf, device=score.device)
-    real = torch.arange(best.shape[1], device=owner.device) < counts[:, None]
-    at = (start[:, None] + best).clamp(max=max(len(row) - 1, 0))
-    if len(row):
-        rows[:, : best.shape[1]] = torch.where(real, row[at], -1)
-        scores[:, : best.shape[1]] = torch.where(real, score[at], -torch.inf)
-    return rows, scores, counts
+def codes(batch: QueryBatch, candidates: Candidates, collection: Collection) -> Tensor:
+    """Cosine of queries and what the IDs of candidates stand for."""
+    vectors = collection.reconstructed
+    if vectors is None:
+        raise GeniusError("re-ranking by codes needs the quantizer")
+    return _products(batch.z, candidates.rows, vectors.take)
+
+
+register("embeddings", embeddings)
+register("codes", codes)
+register("none", none)

@@ -1,324 +1,485 @@
-"""The code scan: one decoder row, the first few codes it leads to, and table look-ups over all codes of what has them.
+"""`Scan`: approximate search by product codes in the queries' metric, one inverted file (`genius.search.cells`) per modality.
 
-A trie is cut into cells: what shares its first two codes, the kind and the first code that says something. The decoder's first
-row says how likely every cell is. In the likeliest cells, which hold several times the budget of items, the nodes of the next
-code are ranked by the cosine of the query and what their codes stand for; the nearest are kept, and where nodes still hold many
-items, the nodes below them are ranked in turn. The items that are left, as many as the budget, are then compared with the query
-by all of their codes: the cosine of a reconstruction is a sum of numbers looked up in one small table a query, divided by a
-length that is known beforehand.
-
-Deleted items and items that a filter keeps out are passed over while scanning, so no filter costs a count of the whole
-collection. Knows cells, codebooks and the decoder's first row; what becomes of the best is `genius.search.quick`'s business. For
-a CPU; `genius.search.batch_scan` is the same for many questions at once on a GPU, by whole cells.
+A search scans the codes in the best cells and returns the best rows by codes; the re-ranker compares their vectors. Narrow
+filters and small modalities are answered by comparing all that they let through. `ScanIndex` is the data: plain arrays on disk,
+checked when they are loaded, inverted lists in memory. `Scan` is the plan. Knows vectors, rows and masks; nothing of decoders
+or IDs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 from torch import Tensor
 
-from genius.model.quantizer import ResidualQuantizer
-from genius.search.decoder import Writer
-from genius.search.lookups import (
-    EVERYONE,
-    NO_NODES,
-    STEP,
-    Floats,
-    Found,
-    Ints,
-    Mask,
-    Rounded,
-    Stretches,
-    compiled,
-    look_up,
-    members,
-    plain,
-    warmer,
-)
-from genius.search.rerank import Reconstructions
-from genius.search.trie import CodeTrie
+from genius.errors import GeniusError
+from genius.files import read_json, write_whole
+from genius.search.collection import Collection
+from genius.search.params import BUILT_IN, SearchParams
+from genius.search.types import Candidates, QueryBatch
 
-NORMS_AT_ONCE = 65_536
-WIDE = 4  # times the items that are kept of the first level ranked by nearness are in the cells that the decoder likes
-NARROW = 3  # times the items that are kept of a level ranked by nearness are those kept of such a level above
-DEEP = 8  # items that nodes must hold on average for a level after the second to be ranked
+if TYPE_CHECKING:  # Faiss takes its time to import, and small collections never need it
+    from genius.search.cells import Cells, RowSelector
 
-Tables = Sequence[Floats | None]
+FORMAT = "genius-scan-1"
+META = "scan.json"
+ARRAYS = "scan.safetensors"
 
+# -- how it is built -----------------------------------------------------------------------------------------------
+FEWEST = 4_096  # items of a modality below which all are compared
+OUTGROWN = 2.0  # times the items it was fitted to, at which it is built anew
 
-@dataclass(frozen=True, slots=True)
-class Nodes:
-    """One level of a trie, ready to be ranked: nodes, or IDs where the trie does not spell the level out."""
+# -- how it is searched ----------------------------------------------------------------------------------------------
+EXACT = 20_000  # rows that a filter lets through up to which all are compared
+FEWEST_ITEMS = 20_000  # of a collection that is worth a scan
+START_MS = 0.15  # of a query, roughly
+SCANNED = 20_000  # codes that are scanned for ten hits
+PROBED = 96  # cells that are scanned for ten hits, at least
+EFFORT = 2_000  # `SearchParams.rerank` at which the budgets below hold; they grow and shrink with it
 
-    codes: NDArray[Any]  # (n, 1) of nodes; (n, tails) of IDs
-    item_start: NDArray[Any]  # first item of each; none: one item each
-    inverse: NDArray[np.uint16]  # one over the length of what the codes up to this level stand for
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int64]
+Metric = Callable[[int], Tensor | None]
+"""Target modality -> (D, D) C = E[q q^T] of queries that want it; None: unknown, the identity."""
 
 
-class Cells:
-    """One trie, cut into cells, ready to be scanned."""
-
-    def __init__(self, trie: CodeTrie, lengths: Reconstructions) -> None:
-        self.trie, kinds, size = trie, trie.level_sizes[0], trie.level_sizes[1]
-        self.lo, self.hi = np.zeros(kinds * size, np.int64), np.zeros(kinds * size, np.int64)  # in the space of the next level
-        self.items = np.zeros(kinds * size, np.int64)
-        first = np.asarray(trie.node_child[0], np.int64)
-        owner = np.repeat(np.asarray(trie.node_codes[0], np.int64), np.diff(first))
-        cell = owner * size + np.asarray(trie.node_codes[1], np.int64)
-        below = np.asarray(trie.node_child[1], np.int64)
-        self.lo[cell], self.hi[cell] = below[:-1], below[1:]
-        start, end = trie.item_range(2, below[:-1], below[1:])
-        self.items[cell] = np.asarray(end, np.int64) - np.asarray(start, np.int64)
-        self.tails, self.order = plain(trie.tails), plain(trie.order)
-        self.node_codes, self.node_child = ([plain(level) for level in levels] for levels in (trie.node_codes, trie.node_child))
-        self.item_start = plain(np.empty(0, trie.order.dtype) if trie.item_start is None else trie.item_start)
-        self.inverse, self.longest = self._inverse(self.item_start, trie.levels, lengths)
-        self.nodes: dict[int, Nodes] = {}
-
-    def rank(self, level: int, lengths: Reconstructions) -> None:
-        """Make a level ready."""
-        if level in self.nodes:
-            return
-        if level < self.trie.top:
-            start = plain(self.trie.item_range(level, np.arange(len(self.node_codes[level]) + 1), 0)[0])
-            self.nodes[level] = Nodes(self.node_codes[level][:, None], start, self._inverse(start, level + 1, lengths)[0])
-        else:
-            self.nodes[level] = Nodes(self.tails, self.item_start, self._inverse(self.item_start, level + 1, lengths)[0])
-
-    def _inverse(self, start: NDArray[Any], levels: int, lengths: Reconstructions) -> tuple[NDArray[np.uint16], float]:
-        """One over the length of what the first codes of nodes or IDs stand for, in steps of STEP, the same for the same codes in
-        any trie; the longest."""
-        first = start[:-1] if len(start) else np.arange(self.trie.ids)
-        inverse, longest = np.empty(len(first), np.uint16), 0.0
-        for i in range(0, len(first), NORMS_AT_ONCE):
-            here = slice(i, i + NORMS_AT_ONCE)
-            codes = self.trie.codes_at(np.asarray(first[here], np.int64))[:, :levels]
-            exact = lengths.lengths(torch.from_numpy(codes)).numpy()
-            inverse[here] = np.minimum(np.round(1 / (exact * STEP)), 65_535)
-            longest = max(longest, float(exact.max()))
-        return inverse, longest
-
-    @property
-    def nbytes(self) -> int:
-        """What this holds beside the trie."""
-        held: list[NDArray[Any]] = [self.inverse, self.lo, self.hi, self.items]
-        for level in self.nodes.values():
-            held += [level.inverse, *([] if level.item_start is self.item_start else [level.item_start])]
-        return sum(array.nbytes for array in held)
-
-    def places_of(self, ids: NDArray[Any]) -> Ints:
-        """Sorted positions of all items that have these IDs."""
-        if not len(self.item_start):
-            return ids.astype(np.int64)
-        return members(self.item_start[ids].astype(np.int64), self.item_start[ids + 1].astype(np.int64))
+def refine_budget(k: int, effort: float = 1.0) -> int:
+    """Rows whose vectors are compared for k hits."""
+    return k + int(effort * 60 * k**0.5)
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """One query, as the decoder and the codebooks see it."""
-
-    target: int  # the kind that is asked for; -1: any
-    liked: Floats  # (cells,) log p, of that kind
-    tables: Tables  # per kind (sum of K,) dots with the codes after the first
-    middles: Floats  # (kinds,) dots with what the kinds take off
-    allowed: Mask | None  # over rows
+def probe_budget(k: int, cells: int, items: int, effort: float = 1.0) -> int:
+    """Cells that are scanned for k hits: those of about `SCANNED` codes for ten, and at least `PROBED`."""
+    for_ten = max(PROBED, SCANNED * cells / max(items, 1))
+    return min(cells, max(1, int(effort * for_ten * (max(k, 10) / 10) ** 0.3)))
 
 
-@dataclass(slots=True)
-class Part:
-    """What is kept of one kind in one trie: stretches in the space of a level, and what all in each begin with."""
+@dataclass(frozen=True)
+class ScanIndex:
+    """The codes of a collection: cells of every large modality, and the rows of small ones.
 
-    first: int  # place of the trie's first ID
-    cells: Cells
-    table: Floats
-    lo: Ints
-    hi: Ints
-    shared: Floats  # dots of the query with the codes above the stretch, as far as the trie spells them out
-    items: int = 0
+    Args:
+        cells: By modality.
+        few: Rows by modality of those that have too few items for cells.
+        rows: Rows of the collection, dead or alive, that are covered.
+    """
 
+    cells: dict[int, Cells]
+    few: dict[int, Ints]
+    rows: int
 
-class CodeScan:
-    """Cells of several tries that are searched as one."""
+    @classmethod
+    def build(cls, collection: Collection, metric: Metric | None = None) -> ScanIndex:
+        """Fit cells and codes to all living items of a collection with vectors."""
+        from genius.search.cells import Cells
 
-    def __init__(self, quantizer: ResidualQuantizer, tries: Sequence[CodeTrie], known: Sequence[Cells] = ()) -> None:
-        """`known`: cells of tries that may be among these."""
-        device = torch.device("cpu")
-        config = quantizer.config
-        self.sizes, self.kinds = config.level_sizes, config.level_sizes[0]
-        self.lengths = Reconstructions(quantizer, device)
-        ready = {id(cells.trie): cells for cells in known}
-        self.cells = [ready[id(trie)] if id(trie) in ready else Cells(trie, self.lengths) for trie in tries]
-        self.firsts = np.cumsum([0, *(trie.ids for trie in tries)])[:-1].tolist()  # an ID's place: those of the tries before, too
-        self._occupied: dict[int, tuple[Ints, NDArray[np.int32]]] = {}  # by kind
-        self.ranked = [2]
-        while (level := self.ranked[-1] + 1) < config.levels - 1:
-            nodes = sum(len(trie.node_codes[level]) if level < trie.top else trie.ids for trie in tries)
-            if sum(trie.items for trie in tries) < DEEP * nodes:
-                break
-            self.ranked.append(level)
-        for cells in self.cells:
-            for level in self.ranked:
-                cells.rank(level, self.lengths)
-        self.means = quantizer.codebook(0).detach().float().numpy()
-        written = range(1, config.levels)
-        # of every level after the first, in a table
-        self.starts = tuple(np.uint64(start) for start in np.cumsum([0, *self.sizes[1:]])[:-1])
-        own = config.own_books_from > 0
-        books = [torch.cat([quantizer.book_of(level, kind) for level in written]) for kind in range(self.kinds if own else 1)]
-        self.books: list[Floats] = [book.detach().float().numpy() for book in books]
-        spans = [np.maximum(np.abs(book).max(1), 1e-12) for book in self.books]  # each code has steps of its own
-        self.rounded = [(Rounded((book / span[:, None]).T), span) for book, span in zip(self.books, spans, strict=True)]
+        vectors = collection.vectors
+        if vectors is None:
+            raise GeniusError("a scan is built from vectors: this collection stores none")
+        cells: dict[int, Cells] = {}
+        few: dict[int, Ints] = {}
+        for modality, rows in _rows_by_modality(collection, 0):
+            if len(rows) < FEWEST:
+                few[modality] = rows.cpu().numpy()
+            else:
+                cells[modality] = Cells.build(vectors, rows, None if metric is None else metric(modality))
+        return cls(cells, few, len(collection))
 
-    @staticmethod
-    def suits(quantizer: ResidualQuantizer | None, tries: Sequence[CodeTrie]) -> bool:
-        """Whether cells can be cut: the first code is the kind, two more follow, and the first two levels are spelt out."""
-        labelled = quantizer is not None and quantizer.config.labelled and quantizer.config.levels > 2
-        return labelled and all(trie.top >= 2 for trie in tries)
+    def extended(self, collection: Collection) -> ScanIndex | None:
+        """This index with the rows that the collection has beyond it; None: it has outgrown the fit, build anew."""
+        vectors = collection.vectors
+        if vectors is None or len(collection) < self.rows:
+            return None
+        cells = dict(self.cells)
+        few = dict(self.few)
+        for modality, rows in _rows_by_modality(collection, self.rows):
+            if modality in cells:
+                cells[modality] = cells[modality].extended(vectors, rows)
+                if len(cells[modality]) > OUTGROWN * cells[modality].fitted:
+                    return None
+            else:
+                few[modality] = np.concatenate([few.get(modality, np.empty(0, np.int64)), rows.cpu().numpy()])
+                if len(few[modality]) > OUTGROWN * FEWEST:
+                    return None
+        return ScanIndex(cells, few, len(collection))
 
     @property
     def nbytes(self) -> int:
-        return sum(cells.nbytes for cells in self.cells)
+        """Bytes of codes and rows."""
+        return sum(len(own) * (len(own.codebooks) + 8) for own in self.cells.values()) + sum(r.nbytes for r in self.few.values())
 
-    def liked(self, writer: Writer, z: Tensor, target: int) -> Floats:
-        """(Q, kinds * K) log p of every cell, in one pass of the decoder, or (Q, K) of those of one kind, given the kind."""
-        queries = len(z)
-        kinds = torch.arange(self.kinds) if target < 0 else torch.tensor([target])
-        codes = kinds.expand(queries, -1)[:, :, None].contiguous()
-        before = writer.start(z)
-        out, memory = writer.run(codes, before)
-        score = writer.log_p(1, out[:, :, 1], memory, codes).view(queries, len(kinds), self.sizes[1])
-        if target < 0:
-            score = score + writer.log_p(0, out[:, :1, 0], before, codes[:, :1, :0])[:, :, None]
-        return score.flatten(1).numpy()
+    # -- files -------------------------------------------------------------------------------------------------
 
-    def tables(self, z: Floats, target: int, exact: bool = True) -> list[Floats | None]:
-        """Per kind (Q, sum of K): dots of the queries with all codes of the later levels. None: a kind that is not asked for.
-        Not `exact`: with codes in 8 bits, which is enough to say what to compare."""
-        kinds = range(len(self.books)) if target < 0 or len(self.books) == 1 else [target]
-        made: list[Floats | None] = [None] * len(self.books)
-        for kind in kinds:
-            rounded, span = self.rounded[kind]
-            made[kind] = z @ self.books[kind].T if exact else rounded.times(z) * span
-        return made * self.kinds if len(made) == 1 else made
+    def save(self, folder: Path, identity: str) -> None:
+        """Write plain arrays and their checksum into a folder.
 
-    def scan(self, asked: Question, budget: int) -> Found:
-        """Places and cosines by codes of the IDs below the best pairs of one query; about `budget` items are looked at."""
-        warmer()
-        most = budget * NARROW ** (len(self.ranked) - 1)
-        kept = self._likely(asked, WIDE * most)
-        for i, level in enumerate(self.ranked):
-            kept = self._nearest(kept, level, most // NARROW**i)
-        found = [look_up(self._below(part), part.cells.order, asked.allowed) for part in kept]
-        placed = [
-            replace(own, ids=own.ids + np.int64(part.first)) if part.first else own for part, own in zip(kept, found, strict=True)
-        ]
-        return Found.joined(placed)
+        Args:
+            folder: It is made if it is not there.
+            identity: Of what it was built from; `load` asks for the same.
+        """
+        arrays: dict[str, NDArray[Any]] = {}
+        for modality, own in self.cells.items():
+            arrays.update({f"{modality}.{name}": np.ascontiguousarray(array) for name, array in own.arrays().items()})
+        arrays.update({f"{modality}.few": rows for modality, rows in self.few.items()})
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / ARRAYS, lambda path: save_file(arrays, path))
+        meta = {
+            "format": FORMAT,
+            "identity": identity,
+            "rows": self.rows,
+            "fitted": {str(modality): own.fitted for modality, own in self.cells.items()},
+            "sha256": _sha256(folder / ARRAYS),
+        }
+        write_whole(folder / META, lambda path: path.write_text(json.dumps(meta) + "\n", encoding="utf-8"))
 
-    def held(self, target: int) -> int:
-        """Items in all cells of one kind, or of all (-1), allowed or not."""
-        return int(self._cells_of(target)[1].sum())
+    @classmethod
+    def load(cls, folder: Path, identity: str) -> ScanIndex | None:
+        """Read what `save` wrote; None if it is of something else, of another format, incomplete or damaged.
 
-    def _cells_of(self, target: int) -> tuple[Ints, NDArray[np.int32]]:
-        """The cells of one kind, or of all, that hold items, and how many."""
-        if target not in self._occupied:
-            size = self.sizes[1]
-            own = slice(None) if target < 0 else slice(target * size, (target + 1) * size)
-            counts = np.sum([cells.items[own] for cells in self.cells], axis=0).astype(np.int32)
-            occupied = np.flatnonzero(counts)
-            self._occupied[target] = occupied, counts[occupied]
-        return self._occupied[target]
+        The arrays are plain numbers, and every number that says where to look is checked: a file that an attacker made may give
+        wrong results, and nothing else.
+        """
+        from genius.search.cells import Cells
 
-    def _likely(self, asked: Question, wanted: int) -> list[Part]:
-        """The likeliest cells, until they hold so many items."""
-        size, (best, counts) = self.sizes[1], self._cells_of(asked.target)
-        liked = asked.liked[best]
-        best = best[liked >= Found(best, liked, liked, counts).least_of_best(wanted)]
-        kinds, parts = {asked.target: best}, []
-        if asked.target < 0:
-            kinds = {kind: best[best // size == kind] - kind * size for kind in range(self.kinds)}
-        for kind, codes in kinds.items():
-            if len(codes):
-                table = asked.tables[kind]
-                assert table is not None
-                own, shared = kind * size + codes, asked.middles[kind] + table[codes]
-                for first, cells in zip(self.firsts, self.cells, strict=True):
-                    parts.append(Part(first, cells, table, cells.lo[own], cells.hi[own], shared))
-        return parts
+        try:
+            meta = read_json(folder / META, 1 << 20)
+            if meta["format"] != FORMAT or meta["identity"] != identity or meta["sha256"] != _sha256(folder / ARRAYS):
+                return None
+            with safe_open(folder / ARRAYS, "np") as file:
+                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            rows = int(meta["rows"])
+            cells: dict[int, Cells] = {}
+            few: dict[int, Ints] = {}
+            for modality in range(3):
+                own = {name[2:]: array for name, array in arrays.items() if name.startswith(f"{modality}.")}
+                if "few" in own:
+                    few[modality] = _checked_rows(own["few"], rows)
+                elif own:
+                    cells[modality] = Cells(_checked(own, rows), int(meta["fitted"][str(modality)]))
+            return cls(cells, few, rows)
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError):  # GeniusError is a ValueError
+            return None
 
-    def _nearest(self, kept: Sequence[Part], level: int, wanted: int) -> list[Part]:
-        """The nodes of a level below what is kept whose codes stand nearest to the query, until they hold so many items."""
-        looked = []
-        for part in kept:
-            nodes, top, room = part.cells.nodes[level], part.cells.trie.top, int((part.hi - part.lo).sum())
-            starts = self.starts[min(level, top) - 1 : level]
-            own = Stretches(
-                part.lo, part.hi, part.shared, nodes.codes, starts, part.table, nodes.item_start, nodes.inverse, room, *NO_NODES
-            )
-            looked.append(look_up(own, part.cells.order, None))
-        least = Found.joined(looked).least_of_best(wanted)
-        return [self._children(part, found, level, least) for part, found in zip(kept, looked, strict=True)]
 
-    def _children(self, part: Part, found: Found, level: int, least: np.float32) -> Part:
-        """What is below the nodes that are kept of those looked at."""
-        near = np.flatnonzero(found.scores >= least)
-        nodes, items, cells = found.ids[near], int(found.items[near].sum()), part.cells
-        if level < cells.trie.top:
-            lo, hi = (cells.node_child[level][at].astype(np.int64) for at in (nodes, nodes + 1))
-            return Part(part.first, cells, part.table, lo, hi, found.sums[near], items)
-        shared, ids = np.repeat(part.shared, part.hi - part.lo)[near], nodes.astype(np.int64)  # all tails are added again below
-        return Part(part.first, cells, part.table, ids, ids + 1, shared, items)
+def _checked_rows(rows: NDArray[Any], total: int) -> Ints:
+    if rows.ndim != 1 or rows.dtype != np.int64:
+        raise GeniusError("rows must be whole numbers")
+    if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= total or len(np.unique(rows)) < len(rows)):
+        raise GeniusError("a row is outside of the collection, or there twice")
+    return rows
 
-    def rows_of(self, found: Found, least: np.float32, allowed: Mask | None = None) -> Ints:
-        """Rows of the allowed items of IDs down to a score: those of the first trie, then the next one's."""
-        kernel = compiled("_rows")
-        if kernel is not None:
-            looked, mask = (found.ids, found.scores, found.items, least), EVERYONE if allowed is None else allowed
-            ends = [*self.firsts[1:], self.firsts[-1] + self.cells[-1].trie.ids]
-            tries = zip(self.firsts, ends, self.cells, strict=True)
-            return _joined([kernel(*looked, first, end, cells.item_start, cells.order, mask) for first, end, cells in tries])
-        near = self._by_trie(found.ids[found.scores >= least])
-        rows = _joined([cells.order[cells.places_of(ids)].astype(np.int64) for cells, ids in near])
-        return rows if allowed is None else rows[allowed[rows]]
 
-    def codes_of(self, places: NDArray[Any], allowed: Mask | None = None) -> tuple[Ints, Ints]:
-        """The same rows in ascending order, and (n, M) codes."""
-        parts = [(cells, cells.places_of(ids)) for cells, ids in self._by_trie(places)]
-        rows = np.concatenate([cells.order[positions].astype(np.int64) for cells, positions in parts])
-        codes = np.concatenate([cells.trie.codes_at(positions) for cells, positions in parts])
-        by = np.argsort(rows)
-        by = by if allowed is None else by[allowed[rows[by]]]
-        return rows[by], codes[by]
+def _checked(arrays: dict[str, NDArray[Any]], total: int) -> dict[str, NDArray[Any]]:
+    """Arrays of `Cells` whose shapes fit each other and whose rows are those of a collection."""
+    cells, width = arrays["means"].shape
+    subspaces = arrays["codes"].shape[1]
+    items = len(_checked_rows(arrays["rows"], total))
+    expected = {
+        "centroids": (cells, width),
+        "item_transform": (width, width),
+        "query_transform": (width, width),
+        "codebooks": (subspaces, 256, width // subspaces),
+        "codes": (items, subspaces),
+        "sizes": (cells,),
+    }
+    for name, shape in expected.items():
+        if arrays[name].shape != shape:
+            raise GeniusError(f"{name} has shape {arrays[name].shape}, expected {shape}")
+    for name in ("centroids", "means", "item_transform", "query_transform", "codebooks"):
+        if arrays[name].dtype != np.float32 or not np.isfinite(arrays[name]).all():
+            raise GeniusError(f"{name} is not finite")
+    sizes = arrays["sizes"]
+    if arrays["codes"].dtype != np.uint8 or sizes.dtype != np.int64 or int(sizes.min()) < 0 or int(sizes.sum()) != items:
+        raise GeniusError("codes and cells do not fit each other")
+    return arrays
 
-    def _by_trie(self, places: NDArray[Any]) -> Iterator[tuple[Cells, NDArray[Any]]]:
-        if len(self.cells) == 1:
-            yield self.cells[0], places
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _rows_by_modality(collection: Collection, first: int) -> Iterator[tuple[int, Tensor]]:
+    """Living rows from `first` on of every modality that has some; all as 0 where codes do not say it."""
+    rows = torch.arange(first, len(collection), device=collection.device)
+    if collection.alive is not None:
+        rows = rows[collection.alive[first:]]
+    if collection.modality is None:
+        if len(rows):
+            yield 0, rows
+        return
+    modality = collection.modality[rows]
+    for one in range(3):
+        own = rows[modality == one]
+        if len(own):
+            yield one, own
+
+
+@dataclass(frozen=True)
+class ScanCache:
+    """Where a scan is kept between processes.
+
+    Args:
+        folder: It holds nothing else.
+        identity: Of the collection, the model and the queries that it is built from.
+        writable: Whether a scan that was built may be written there.
+    """
+
+    folder: Path
+    identity: str
+    writable: bool = True
+
+
+class Scan:
+    """Search by codes. Its index is loaded or built when it is first needed, or by `prepare`.
+
+    Args:
+        collection: With vectors.
+        metric: Of queries; None: the identity.
+        cache: Where the index of this very collection is kept; None: in memory only.
+        before: The scan of the collection that this one continues: its index is extended by the rows added since.
+    """
+
+    name = "scan"
+
+    def __init__(
+        self,
+        collection: Collection,
+        metric: Metric | None = None,
+        cache: ScanCache | None = None,
+        before: Scan | None = None,
+    ) -> None:
+        self.collection = collection
+        self.metric = metric
+        self.cache = cache
+        self._before = before
+        self._index: ScanIndex | None = None
+        self._lock = threading.Lock()
+        self._living: _Filter | None = None
+
+    def changed(self, collection: Collection) -> Scan:
+        """The scan of what the collection has become."""
+        unbuilt = self._index is None and self._before is not None
+        return Scan(collection, self.metric, None, self._before if unbuilt else self)
+
+    def prepare(self) -> ScanIndex:
+        """Load, extend or build the index."""
+        with self._lock:
+            if self._index is None:
+                self._index = self._made()
+                self._before = None
+            return self._index
+
+    def _made(self) -> ScanIndex:
+        if self._before is not None:
+            extended = self._before.prepare().extended(self.collection)
+            return ScanIndex.build(self.collection, self.metric) if extended is None else extended
+        if self.cache is None:
+            return ScanIndex.build(self.collection, self.metric)
+        known = ScanIndex.load(self.cache.folder, self.cache.identity)
+        if known is not None and known.rows == len(self.collection):
+            return known
+        made = ScanIndex.build(self.collection, self.metric)
+        if self.cache.writable:
+            with suppress(OSError, GeniusError):  # without room or permission it serves from memory
+                made.save(self.cache.folder, self.cache.identity)
+        return made
+
+    # -- plan --------------------------------------------------------------------------------------------------
+
+    def suits(self, batch: QueryBatch, k: int, params: SearchParams) -> bool:
+        """Wherever there are vectors to build it from."""
+        return self.collection.vectors is not None
+
+    def cost(self, batch: QueryBatch, k: int, params: SearchParams) -> float:
+        if self.collection.items < FEWEST_ITEMS:
+            return float("inf")  # not worth building
+        return len(batch) * START_MS * max(1.0, params.rerank / EFFORT) * (1 + k / 100)
+
+    def run(self, batch: QueryBatch, k: int, params: SearchParams) -> Candidates:
+        index = self.prepare()
+        queries = np.ascontiguousarray(batch.dense.cpu().numpy())
+        effort = max(params.rerank, 1) / EFFORT
+        count = k if params.reranker == "none" else refine_budget(k, effort)
+        if params.reranker not in BUILT_IN:
+            count = max(count, params.rerank)
+        found = _Found(len(queries))
+        masks = batch.allowed
+        shared = masks is None or masks.ndim == 1
+        groups = [np.arange(len(queries))] if shared else [np.array([query]) for query in range(len(queries))]
+        targets = batch.target.cpu().numpy()
+        log_probs = None if batch.modality_log_probs is None else batch.modality_log_probs.cpu().numpy()
+        for group in groups:
+            allowed = self._filter(masks if masks is None or shared else masks[int(group[0])])
+            job = _Job(self.collection, index, allowed, queries, targets, log_probs, k, count, effort, found)
+            job.run(group)
+        return found.candidates(batch.z.device)
+
+    def _filter(self, mask: Tensor | None) -> _Filter | None:
+        """Rows that may be found; None: all."""
+        if mask is None:
+            return None
+        if mask is not self.collection.alive:
+            return _Filter(mask.cpu().numpy())
+        if self._living is None:
+            self._living = _Filter(mask.cpu().numpy())
+        return self._living
+
+
+class _Filter:
+    """A mask over rows, as inverted files read it, and which rows of each modality it lets through."""
+
+    def __init__(self, mask: NDArray[np.bool_]) -> None:
+        from genius.search.cells import RowSelector
+
+        self.mask = mask
+        self.selector: RowSelector = RowSelector(mask)
+        self._rows: dict[int, Ints] = {}
+
+    def rows(self, modality: int, collection: Collection) -> Ints:
+        """Rows of a modality that pass."""
+        if modality not in self._rows:
+            passing = self.mask
+            if collection.modality is not None:
+                passing = passing & (collection.modality.cpu().numpy() == modality)
+            self._rows[modality] = np.flatnonzero(passing)
+        return self._rows[modality]
+
+
+class _Found:
+    """Rows and scores of every query, from several modalities."""
+
+    def __init__(self, queries: int) -> None:
+        self.rows: list[list[Ints]] = [[] for _ in range(queries)]
+        self.scores: list[list[Floats]] = [[] for _ in range(queries)]
+        self.considered = np.zeros(queries, np.int64)
+
+    def add(self, query: int, rows: Ints, scores: Floats) -> None:
+        self.rows[query].append(rows)
+        self.scores[query].append(scores)
+
+    def kth(self, query: int, k: int) -> float:
+        """The k-th best score so far; -inf where fewer were found."""
+        scores = np.concatenate(self.scores[query]) if self.scores[query] else np.empty(0, np.float32)
+        return float(np.partition(scores, len(scores) - k)[len(scores) - k]) if len(scores) >= k else -np.inf
+
+    def candidates(self, device: torch.device) -> Candidates:
+        widths = [sum(map(len, rows)) for rows in self.rows]
+        rows = np.full((len(widths), max(widths, default=0)), -1, np.int64)
+        scores = np.full(rows.shape, -np.inf, np.float32)
+        for query, width in enumerate(widths):
+            if width:
+                rows[query, :width] = np.concatenate(self.rows[query])
+                scores[query, :width] = np.concatenate(self.scores[query])
+        return Candidates(
+            torch.from_numpy(rows).to(device), torch.from_numpy(scores).to(device), torch.from_numpy(self.considered).to(device)
+        )
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Queries that share a filter."""
+
+    collection: Collection
+    index: ScanIndex
+    allowed: _Filter | None
+    queries: Floats
+    targets: Ints
+    log_probs: Floats | None  # (Q, 3)
+    k: int
+    count: int  # candidates per query
+    effort: float
+    found: _Found
+
+    def run(self, group: Ints) -> None:
+        """Search the modalities that each query wants; where it does not say, the likeliest first, and others while they can
+        still hold one of its k best."""
+        there = sorted({*self.index.cells, *self.index.few})
+        if self.collection.modality is None:
+            self._search(group, 0)
             return
-        for first, cells in zip(self.firsts, self.cells, strict=True):
-            yield cells, places[(places >= first) & (places < first + cells.trie.ids)] - first
+        for modality in there:
+            self._search(group[self.targets[group] == modality], modality)
+        unknown = group[self.targets[group] < 0]
+        if not len(unknown) or not there:
+            return
+        if self.log_probs is None:
+            for modality in there:
+                self._search(unknown, modality)
+            return
+        ranked = np.array(there)[np.argsort(-self.log_probs[unknown][:, there], axis=1, kind="stable")]
+        for place in range(len(there)):
+            for modality in there:
+                own = unknown[ranked[:, place] == modality]
+                if place:
+                    best = [self.log_probs[q, modality] + float(np.linalg.norm(self.queries[q])) for q in own]
+                    own = own[[bound > self.found.kth(q, self.k) for q, bound in zip(own.tolist(), best, strict=True)]]
+                self._search(own, modality)
 
-    @property
-    def doubt(self) -> float:
-        """By how much the cosine of a unit query may be wrong, since lengths are held in steps."""
-        return STEP * max(cells.longest for cells in self.cells)
+    def _search(self, group: Ints, modality: int) -> None:
+        """Candidates of one modality for some of the queries."""
+        if not len(group):
+            return
+        rows = self._few_rows(modality)
+        if rows is not None:
+            self._compare(group, modality, rows)
+            return
+        cells = self.index.cells.get(modality)
+        if cells is None:
+            return
+        passing = len(cells) if self.allowed is None else len(self.allowed.rows(modality, self.collection))
+        share = passing / max(len(cells), 1)
+        probes = probe_budget(self.k, cells.count, len(cells), self.effort)
+        if share < 1:
+            probes = min(cells.count, int(probes / share) + 1)
+        count = min(self.count, passing)
+        selector = None if self.allowed is None else self.allowed.selector
+        scores, found = cells.search(self.queries[group], count, probes, selector)
+        wanted = min(self.k, passing)
+        short = np.flatnonzero((found >= 0).sum(1) < wanted) if probes < cells.count else np.empty(0, np.int64)
+        if len(short):  # the filter, or a large k, reaches beyond the cells that were probed
+            scores[short], found[short] = cells.search(self.queries[group[short]], count, cells.count, selector)
+        considered = np.full(len(group), len(cells) * probes // cells.count)
+        considered[short] = len(cells)
+        self.found.considered[group] += considered
+        for place, query in enumerate(group.tolist()):
+            real = found[place] >= 0
+            self.found.add(query, found[place][real], self._with_log_prob(query, modality, scores[place][real]))
 
-    def _below(self, part: Part) -> Stretches:
-        """The IDs below what is left after the last ranked level."""
-        cells, lo, hi, shared, top = part.cells, part.lo, part.hi, part.shared, part.cells.trie.top
-        for level in range(self.ranked[-1] + 1, top - 1):  # seldom: nodes between and the last level that is spelt out
-            nodes = members(lo, hi)
-            shared = np.repeat(shared, hi - lo) + part.table[int(self.starts[level - 1]) :][cells.node_codes[level][nodes]]
-            lo, hi = (cells.node_child[level][at].astype(np.int64) for at in (nodes, nodes + 1))
-        nodes_left = self.ranked[-1] < top - 1
-        last = (cells.node_codes[-1], cells.node_child[-1], self.starts[top - 2]) if nodes_left else NO_NODES
-        tails = cells.tails, self.starts[top - 1 :]
-        return Stretches(lo, hi, shared, *tails, part.table, cells.item_start, cells.inverse, part.items, *last)
+    def _few_rows(self, modality: int) -> Ints | None:
+        """All rows of a modality that may be found, where they are few enough to compare; None: more."""
+        small = self.index.few.get(modality)
+        if self.allowed is None:
+            return small
+        passing = self.allowed.rows(modality, self.collection)
+        return passing if small is not None or len(passing) <= EXACT else None
 
+    def _compare(self, group: Ints, modality: int, rows: Ints) -> None:
+        """The best of all `rows`, by their vectors."""
+        vectors = self.collection.vectors
+        assert vectors is not None
+        if not len(rows):
+            return
+        products = self.queries[group] @ vectors.take(torch.from_numpy(rows).to(self.collection.device)).cpu().numpy().T
+        self.found.considered[group] += len(rows)
+        for query, scores in zip(group.tolist(), products, strict=True):
+            best = np.argpartition(-scores, self.count)[: self.count] if len(rows) > self.count else np.arange(len(rows))
+            self.found.add(query, rows[best], self._with_log_prob(query, modality, scores[best]))
 
-def _joined(parts: Sequence[Ints]) -> Ints:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+    def _with_log_prob(self, query: int, modality: int, scores: Floats) -> Floats:
+        if self.log_probs is None or self.targets[query] >= 0 or self.collection.modality is None:
+            return scores
+        shifted: Floats = scores + self.log_probs[query, modality]
+        return shifted

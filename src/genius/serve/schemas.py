@@ -264,7 +264,7 @@ class SearchBatchResponse(BaseModel):
 
 
 class ExplainedCode(BaseModel):
-    """One code that could be written after others."""
+    """One code that could follow others."""
 
     prefix: list[int] = Field(description="The codes up to and with this one.")
     log_p: float | None = Field(description="Of this code, given those before; null where it was given by the question.")
@@ -284,7 +284,7 @@ class ExplainedNode(ExplainedCode):
 
 
 class ExplainedStep(BaseModel):
-    """The writing of one code."""
+    """One level of a beam search."""
 
     level: int
     competing: int = Field(description="Codes that could follow the beams.")
@@ -293,14 +293,10 @@ class ExplainedStep(BaseModel):
     codes: list[ExplainedCode] = Field(description="The best kept, those that lead to answers, the best rejected; best first.")
 
 
-class ExplainedWriting(BaseModel):
-    """How IDs were written for one kind of answer."""
+class ExplainedTrace(BaseModel):
+    """How a beam search generates IDs for one target modality."""
 
     target: Target | None
-    stop: int | None = Field(
-        description="Codes after which the search stops and compares what is left; null: it goes on to the end."
-    )
-    compared: int = Field(description="Items it then compares with the question.")
     steps: list[ExplainedStep]
     tree: list[ExplainedNode] = Field(description="The same codes as a tree.")
 
@@ -322,8 +318,10 @@ class ExplainedAnswer(BaseModel):
 
 class ExplainResponse(BaseModel):
     answers: list[ExplainedAnswer]
-    written: list[ExplainedWriting] = Field(description="One for each kind of answer that was looked for.")
-    scanned: bool = Field(description="So few items that all were compared: the codes decided nothing.")
+    summary: str = Field(description="In one line, the plan that ran.")
+    plan: str | None = Field(description="The plan that found the hits: flat, scan or beam; null: there was nothing to search.")
+    considered: int = Field(description="Items that it scored in any way.")
+    traces: list[ExplainedTrace] = Field(description="One for each target modality that was searched.")
     answerable: float | None
     doubtful: bool
     thumbnails: dict[str, str] = Field(description="Pictures of the examples, by id.")

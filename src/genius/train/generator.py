@@ -343,7 +343,7 @@ class GeneratorStage(Stage):
             accuracy = code_accuracy(log_p, batch.codes)
         logs = {"ce": loss, "code1": accuracy[first], "codes": accuracy.mean(), "nats": nats[first:].mean()}
         if self.generator.config.head == "codebooks":
-            logs["correction"] = self.generator.nearness.bent(states)
+            logs["correction"] = self.generator.codebook_head.correction(states)
             loss = loss + CORRECTION_PENALTY * logs["correction"]
         return loss, logs
 

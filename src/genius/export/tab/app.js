@@ -1,4 +1,4 @@
-// The page: takes questions, shows answers, and draws the ID being written while the collection narrows.
+// The page: takes queries, shows hits, and draws the ID being generated while the collection narrows.
 
 import { Collection } from "./collection.js";
 import { Mosaic } from "./mosaic.js";
@@ -11,7 +11,7 @@ const make = (tag, props = {}, ...inside) => {
 };
 const EXAMPLES = ["an umbrella", "send a letter", "put out a fire", "physician", "a sad face", "keep a secret", "music", "go by train"];
 const PACE = matchMedia("(prefers-reduced-motion: reduce)").matches ? 0 : 260; // milliseconds a code is looked at
-const KIND = ["picture", "text", "picture + text"];
+const NAMES = ["picture", "text", "picture + text"];
 
 const worker = new Worker(new URL("worker.js", import.meta.url), { type: "module" });
 const mosaic = new Mosaic($("mosaic"));
@@ -25,19 +25,19 @@ function ask(watch = true) {
   clearTimeout(state.timer);
   state.timer = 0;
   slots([]);
-  $("status").textContent = state.ready ? "Searching…" : "The model is still loading; your question is next.";
-  worker.postMessage({ act: "ask", number: state.number, question: { text, target, picture: state.picture, k: 12, search: form.get("search"), watch } });
+  $("status").textContent = state.ready ? "Searching…" : "The model is still loading; your query is next.";
+  worker.postMessage({ act: "ask", number: state.number, query: { text, target, picture: state.picture, k: 12, search: form.get("search"), watch } });
 }
 
 // The codes so far: how many items each leaves, how likely it was, and some of what lies below.
 function slots(codes, steps = []) {
   const levels = state.ready?.about.levels.length ?? 9;
   $("slots").replaceChildren(...Array.from({ length: levels }, (_, level) => {
-    if (level >= codes.length) return make("li", { className: "empty" }, make("small", { textContent: level ? `code ${level}` : "kind" }));
+    if (level >= codes.length) return make("li", { className: "empty" }, make("small", { textContent: level ? `code ${level}` : "modality" }));
     const { lo, hi } = state.collection.find(codes.slice(0, level + 1)), step = steps[level - 1];
     const left = `${(hi - lo).toLocaleString("en")} left`;
-    const names = [level === codes.length - 1 ? "now" : "", level ? "" : "kind"].join(" ").trim();
-    const item = make("li", { className: names }, make("b", { textContent: level ? codes[level] : KIND[codes[0]] }), make("small", { textContent: left }), make("span"));
+    const names = [level === codes.length - 1 ? "now" : "", level ? "" : "modality"].join(" ").trim();
+    const item = make("li", { className: names }, make("b", { textContent: level ? codes[level] : NAMES[codes[0]] }), make("small", { textContent: left }), make("span"));
     if (step) item.children[1].append(make("br"), `log p ${step.logP.toFixed(1)}`);
     if (step) item.title = step.rivals.map((rival) => `${rival.code}: log p ${rival.logP.toFixed(2)}, ${rival.items} items`).join("\n");
     const gap = Math.max(1, Math.floor((hi - lo) / 8));
@@ -71,10 +71,10 @@ const face = ({ picture, text }) => picture === undefined ? make("div", { classN
 
 function answer({ hits, answerable, looked, ms, search }) {
   const doubt = answerable !== null && answerable < 0.25 ? " Probably nothing like that is here." : "";
-  $("status").textContent = `${hits.length} answers in ${Math.round(ms)} ms; ${looked.toLocaleString("en")} of ${state.ready.about.items.toLocaleString("en")} items were ${search === "genius" ? "written" : "compared"}.${doubt}`;
+  $("status").textContent = `${hits.length} hits in ${Math.round(ms)} ms; ${looked.toLocaleString("en")} of ${state.ready.about.items.toLocaleString("en")} items were ${search === "genius" ? "found by beams" : "compared"}.${doubt}`;
   $("hits").replaceChildren(...hits.map((hit) => {
     const sure = hit.probability === null ? "" : `${Math.round(100 * hit.probability)} %, `;
-    const words = make("div", { className: "words", textContent: hit.name ?? (hit.picture === undefined ? hit.id : hit.text ?? hit.id) }, make("small", { textContent: `${sure}${search === "genius" ? "log p a code" : "score"} ${hit.score.toFixed(3)}` }), make("small", { textContent: hit.codes.join(" ") }));
+    const words = make("div", { className: "words", textContent: hit.name ?? (hit.picture === undefined ? hit.id : hit.text ?? hit.id) }, make("small", { textContent: `${sure}${search === "genius" ? "log p per code" : "score"} ${hit.score.toFixed(3)}` }), make("small", { textContent: hit.codes.join(" ") }));
     const item = make("li", {}, face(hit), words);
     item.dataset.id = hit.id;
     return item;
@@ -103,12 +103,12 @@ worker.onmessage = ({ data }) => {
   if (data.act === "part") $("status").textContent = state.number ? $("status").textContent : `Loading: ${(data.total / 1e6).toFixed(1)} MB`;
   else if (data.act === "ready") ready(data);
   else if (data.act === "error") $("status").textContent = `This did not work: ${data.text}`;
-  else if (data.number !== state.number) return; // of an older question
+  else if (data.number !== state.number) return; // of an older query
   else if (data.act === "answer") answer(data);
-  else if (data.act === "written") {
+  else if (data.act === "beams") {
     state.queue.push(data);
     if (!state.timer) play();
-  } else if (data.act === "end") state.written = data.number;
+  } else if (data.act === "end") state.generated = data.number;
 };
 
 async function take(file) {

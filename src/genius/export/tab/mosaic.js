@@ -1,5 +1,5 @@
-// The whole collection as one picture, in the order of its IDs: what shares a prefix lies together, so a prefix is an area of
-// neighbouring tiles, and writing an ID makes all others fade.
+// The whole collection as one image, in the order of its IDs: what shares a prefix lies together, so a prefix is an area of
+// neighbouring tiles, and generating an ID makes all others fade.
 
 export class Mosaic {
   constructor(canvas) {
@@ -34,7 +34,7 @@ export class Mosaic {
     this.light(this.lit ?? null);
   }
 
-  // Places run along Hilbert's curve: neighbours in the order stay neighbours on the picture.
+  // Places run along Hilbert's curve: neighbours in the order stay neighbours on the image.
   at(place) {
     let x = 0, y = 0, rest = place;
     for (let step = 1; step < this.grid; step *= 2) {

@@ -72,8 +72,46 @@ function half(bits) {
   return exponent === 31 ? (fraction ? NaN : sign * Infinity) : sign * (1 + fraction / 1024) * 2 ** (exponent - 15);
 }
 
-function tensorOf(bytes) {
-  const dims = [], ints = [], floats = [];
+// Weights that several graphs share: a file, the tensors that were read from it, and what was computed of them alone.
+export class Weights {
+  constructor(bytes) {
+    this.bytes = bytes;
+    this.tensors = new Map();
+    this.computed = new Map();
+    this.numbers = new WeakMap(); // of tensors that are here, or were computed of such
+  }
+
+  number(value) {
+    if (!this.numbers.has(value)) this.numbers.set(value, ++this.count);
+    return this.numbers.get(value);
+  }
+
+  count = 0;
+
+  tensor(kind, dims, offset, length) {
+    const key = `${kind} ${dims} ${offset}`;
+    if (!this.tensors.has(key)) {
+      const value = tensor(dims, numbers(kind, this.bytes.slice(offset, offset + length), [], []));
+      this.number(value);
+      this.tensors.set(key, value);
+    }
+    return this.tensors.get(key);
+  }
+
+  // What names a computation in every graph: undefined where an input is a graph's own, unless it is a few numbers.
+  key(node, inputs) {
+    const names = inputs.map((value) => {
+      if (value === undefined) return "";
+      if (this.numbers.has(value)) return this.numbers.get(value);
+      return value.data.length <= 16 ? `${value.dims}:${value.data}` : undefined;
+    });
+    const known = names.some((name) => typeof name === "number") && !names.includes(undefined);
+    return known ? JSON.stringify([node.type, node.given, names]) : undefined;
+  }
+}
+
+function tensorOf(bytes, weights = null) {
+  const dims = [], ints = [], floats = [], outside = {};
   let kind = 0, name = "", raw = null;
   read(bytes, (field, value) => {
     if (field === 1) whole(value, dims);
@@ -82,7 +120,13 @@ function tensorOf(bytes) {
     else if (field === 5 || field === 7) whole(value, ints);
     else if (field === 8) name = text(value);
     else if (field === 9) raw = value.slice(); // aligned
+    else if (field === 13) {
+      const entry = [];
+      read(value, (_, found) => entry.push(text(found)));
+      outside[entry[0]] = entry[1];
+    }
   });
+  if (outside.location) return { name, value: weights.tensor(kind, dims, Number(outside.offset), Number(outside.length)) };
   return { name, value: tensor(dims, numbers(kind, raw, ints, floats)) };
 }
 
@@ -144,8 +188,9 @@ function withoutTurns(nodes, outputs) {
 }
 
 export class Session {
-  // bytes: a whole ONNX file
-  constructor(bytes) {
+  // bytes: a whole ONNX file; weights: those that it shares with others
+  constructor(bytes, weights = null) {
+    this.weights = weights;
     this.constants = new Map();
     this.nodes = [];
     this.outputs = [];
@@ -156,18 +201,30 @@ export class Session {
     read(graph, (field, value) => {
       if (field === 1) nodes.push(nodeOf(value));
       else if (field === 5) {
-        const { name, value: given } = tensorOf(value);
+        const { name, value: given } = tensorOf(value, weights);
         this.constants.set(name, given);
       } else if (field === 12) read(value, (inner, found) => { if (inner === 1) this.outputs.push(text(found)); });
     });
     for (const node of withoutTurns(nodes, this.outputs)) {
       if (!OPS[node.type]) throw new Error(`the operator ${node.type} is not known here`);
       const known = node.inputs.every((name) => name === "" || this.constants.has(name));
-      if (known) this.compute(node, this.constants);
+      if (known) this.fold(node);
       else this.nodes.push(node);
     }
     const used = new Set([...this.outputs, ...this.nodes.flatMap((node) => node.inputs)]);
     for (const name of this.constants.keys()) if (!used.has(name)) this.constants.delete(name); // int8 twins and the like
+  }
+
+  // What depends on weights alone; of shared weights, once for all graphs.
+  fold(node) {
+    const key = this.weights?.key(node, node.inputs.map((name) => this.constants.get(name)));
+    const known = key === undefined ? undefined : this.weights.computed.get(key);
+    if (known) known.forEach((value, i) => this.constants.set(node.outputs[i], value));
+    else this.compute(node, this.constants);
+    if (key === undefined || known) return;
+    const made = node.outputs.map((name) => this.constants.get(name));
+    made.forEach((value) => this.weights.number(value));
+    this.weights.computed.set(key, made);
   }
 
   compute(node, values) {

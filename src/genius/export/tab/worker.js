@@ -1,4 +1,4 @@
-// The search runs here, beside the page, so that the page can draw while codes are being written.
+// The search runs here, apart from the page, so that the page can draw while codes are generated.
 
 import { Engine } from "./engine.js";
 import { pixelsOf } from "./pixels.js";
@@ -26,23 +26,23 @@ const ACTS = {
     postMessage({ act: "ready", about: engine.about, items: engine.items, codes, order, levels, ms: performance.now() - began, total });
   },
 
-  async ask({ number, question }) {
+  async ask({ number, query }) {
     const began = performance.now();
     let image = null;
-    if (question.picture) image = await engine.picture(pixelsOf(question.picture, engine.about.pixels));
-    const asked = { text: question.text, image, target: question.target, k: question.k, search: question.search };
+    if (query.picture) image = await engine.picture(pixelsOf(query.picture, engine.about.pixels));
+    const asked = { text: query.text, image, target: query.target, k: query.k, search: query.search };
     const { hits, answerable, looked } = engine.ask(asked);
-    postMessage({ act: "answer", number, hits: hits.map(shown), answerable, looked, search: question.search, ms: performance.now() - began });
-    if (!question.watch) return;
-    for (const { level, beams } of engine.write(asked)) {
+    postMessage({ act: "answer", number, hits: hits.map(shown), answerable, looked, search: query.search, ms: performance.now() - began });
+    if (!query.watch) return;
+    for (const { level, beams } of engine.generate(asked)) {
       const all = beams.map(({ codes, score, lo, hi, steps }) => ({ codes, score, lo, hi, steps }));
-      postMessage({ act: "written", number, level, beams: all });
+      postMessage({ act: "beams", number, level, beams: all });
     }
     postMessage({ act: "end", number });
   },
 };
 
-// One after another: a question that arrives while the model loads waits for it.
+// One after another: a query that arrives while the model loads waits for it.
 let before = Promise.resolve();
 onmessage = ({ data }) => {
   before = before.then(() => ACTS[data.act](data)).catch((error) => postMessage({ act: "error", number: data.number, text: String(error.message ?? error) }));

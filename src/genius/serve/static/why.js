@@ -1,5 +1,5 @@
-// Why these answers: the ID being written, step by step. Each code is a card with what lives below it and how likely it was;
-// choosing a card lights the path that leads to it and what was written after it.
+// Why these hits: the plan that found them, and the ID that a beam search generates, level by level. Each code is a card with
+// what lives below it and how likely it was; choosing a card lights the path that leads to it and what follows it.
 import { codeHue, codeName, h, number, plural } from "./dom.js";
 import * as api from "./api.js";
 import { EMPTY, address } from "./state.js";
@@ -22,7 +22,7 @@ function examples(code, thumbnails) {
 
 function card(code, level, total, thumbnails, choose) {
   const name = codeName(level, code.prefix.at(-1)), words = code.words.slice(0, 3).join(", ");
-  const given = code.log_p === null ? "given by the question" : `log p ${code.log_p.toFixed(2)}`;
+  const given = code.log_p === null ? "given by the query" : `log p ${code.log_p.toFixed(2)}`;
   const share = `${plural(code.items, "item")}${total ? `, ${percent(Math.log(code.items / total))} of all` : ""}`;
   const kept = code.kept ? (code.rank ? `beam ${code.rank}` : "kept") : "rejected";
   return h(
@@ -39,20 +39,18 @@ function card(code, level, total, thumbnails, choose) {
   );
 }
 
-function writing(written, total, thumbnails) {
-  const stop = written.stop === null ? "" : `The search stops after ${plural(written.stop, "code")} and compares ${plural(written.compared, "item")} with the question; the codes after that are shown for the curious.`;
-  const columns = written.steps.map((step) => {
-    const later = written.stop !== null && step.level >= written.stop;
+function beamTrace(trace, total, thumbnails) {
+  const columns = trace.steps.map((step) => {
     return h(
       "li",
-      { class: later ? "why-step later" : "why-step" },
-      h("h3", {}, step.level === 0 ? "What kind" : `Code ${step.level + 1}`),
+      { class: "why-step" },
+      h("h3", {}, step.level === 0 ? "Modality" : `Code ${step.level + 1}`),
       h("p", { class: "hint" }, `${number(step.competing)} could follow, ${number(step.beams)} kept, ${plural(step.items, "item")} left`),
       h("ol", { class: "why-cards" }, step.codes.map((code) => card(code, step.level, total, thumbnails, choose))),
     );
   });
   const where = h("p", { class: "hint why-path", "aria-live": "polite" });
-  const list = h("ol", { class: "why-steps", tabindex: "0", "aria-label": "Codes of every step" }, columns);
+  const list = h("ol", { class: "why-steps", tabindex: "0", "aria-label": "Codes of every level" }, columns);
 
   function choose(prefix) {
     for (const one of list.querySelectorAll(".why-card")) {
@@ -64,7 +62,7 @@ function writing(written, total, thumbnails) {
     where.replaceChildren(`${label}. `, h("a", { href: address({ ...EMPTY, codes: prefix.join("-") }) }, "Show everything that lives there"));
   }
 
-  return h("section", { class: "why" }, h("p", { class: "hint" }, stop), list, where);
+  return h("section", { class: "why" }, list, where);
 }
 
 const kindsOf = { image: "pictures", text: "texts", pair: "pictures with texts" };
@@ -73,10 +71,11 @@ export async function whyView(request, picture, total, signal) {
   const answer = await api.explain({ ...request, k: 5 }, picture, signal);
   if (!answer.answers.length) return [notice({ title: "Nothing to explain", lines: ["No answer was found."] })];
   const parts = [h("h2", {}, "Why these answers")];
-  if (answer.scanned) parts.push(h("p", { class: "hint" }, "This collection is so small that every item was compared with the question; the codes decided nothing. This is how they would have been written."));
-  for (const written of answer.written) {
-    if (answer.written.length > 1) parts.push(h("h3", { class: "why-kind" }, written.target ? `Among ${kindsOf[written.target]}` : "Among everything"));
-    parts.push(writing(written, total, answer.thumbnails));
+  parts.push(h("p", { class: "hint" }, answer.summary));
+  if (answer.plan !== "beam") parts.push(h("p", { class: "hint" }, "The codes decided nothing here. This is how a beam search would generate the ID."));
+  for (const trace of answer.traces) {
+    if (answer.traces.length > 1) parts.push(h("h3", { class: "why-kind" }, trace.target ? `Among ${kindsOf[trace.target]}` : "Among everything"));
+    parts.push(beamTrace(trace, total, answer.thumbnails));
   }
   return parts;
 }

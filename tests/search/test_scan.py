@@ -1,0 +1,220 @@
+"""Scan: recall against brute force, filters, deletions, additions, large k; what is kept on disk and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.numpy import load_file, save_file
+from search_reference import tiny_generator, tiny_quantizer
+
+from genius.errors import GeniusError
+from genius.model.query_bank import QueryBank
+from genius.search import CodeTrie, ScanCache, SearchEngine, SearchParams, scan
+from genius.search.scan import ARRAYS, META, ScanIndex
+
+SIZES = (3, 16, 16, 16)
+WIDTH = 64
+GENERATOR, QUANTIZER = tiny_generator(SIZES, width=WIDTH), tiny_quantizer(SIZES, WIDTH)
+ITEMS = 24_000
+SCAN = SearchParams(plan="scan")
+FLAT = SearchParams(plan="flat")
+
+
+class World:
+    """Clustered items of three modalities, the third of them few; queries near items, which see some directions only."""
+
+    def __init__(self) -> None:
+        random = torch.Generator().manual_seed(0)
+        centres = torch.randn(300, WIDTH, generator=random) * torch.linspace(2, 0.1, WIDTH)
+        near = centres[torch.randint(300, (ITEMS,), generator=random)]
+        self.vectors = F.normalize(near + 0.4 * torch.randn(ITEMS, WIDTH, generator=random), dim=1).half()
+        self.codes = torch.stack([torch.randint(size, (ITEMS,), generator=random) for size in SIZES], 1).numpy()
+        self.codes[:, 0] = np.where(np.arange(ITEMS) % 20 == 0, 2, np.arange(ITEMS) % 2)  # 1,200 pairs
+        self.seen = torch.where(torch.arange(WIDTH) < 24, 1.0, 0.2)  # queries look in few directions
+        queries = self.vectors[torch.randint(ITEMS, (90,), generator=random)].float()
+        noise = 0.05 * torch.randn(90, WIDTH, generator=random)
+        self.z = F.normalize((queries + noise) * self.seen, dim=1)
+        self.target = torch.arange(90) % 4 - 1
+        noise = 0.05 * torch.randn(4000, WIDTH, generator=random)
+        bank = F.normalize((self.vectors[:4000].float() + noise) * self.seen, dim=1)
+        modality = torch.from_numpy(self.codes[:4000, 0])
+        self.bank = QueryBank.of(bank, torch.ones(4000).long(), modality)
+        self.engine = self.engine_of(slice(0, ITEMS))
+
+    def engine_of(self, rows: slice, cache: ScanCache | None = None) -> SearchEngine:
+        trie = CodeTrie.build(self.codes[rows], SIZES)
+        return SearchEngine(GENERATOR, QUANTIZER, trie, self.vectors[rows], bank=self.bank, cache=cache)
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return World()
+
+
+def recall(engine: SearchEngine, world: World, k: int, **more: object) -> float:
+    """Share of the true k nearest that a scan finds; it must not find what brute force may not."""
+    ours = engine.search(world.z, k=k, params=SCAN, target=world.target, **more)  # type: ignore[arg-type]
+    truth = engine.search(world.z, k=k, params=FLAT, target=world.target, **more)  # type: ignore[arg-type]
+    assert ours.plan == "scan" and truth.plan == "flat"
+    assert ((ours.rows >= 0).sum(1) == (truth.rows >= 0).sum(1)).all()  # k while k exist
+    shared = 0
+    for mine, true, scores, best in zip(ours.rows, truth.rows, ours.scores, truth.scores, strict=True):
+        by_row = dict(zip(true.tolist(), best.tolist(), strict=True))
+        found = [row for row in mine.tolist() if row >= 0 and row in by_row]
+        shared += len(found)
+        for row, score in zip(mine.tolist(), scores.tolist(), strict=True):
+            if row >= 0 and row in by_row:
+                assert score == pytest.approx(by_row[row], abs=1e-5)
+    return shared / int((truth.rows >= 0).sum())
+
+
+@pytest.mark.parametrize("k", [1, 10, 100, 1000])
+def test_a_scan_finds_the_nearest_for_any_k(world: World, k: int) -> None:
+    assert recall(world.engine, world, k) >= 0.98
+
+
+def test_codes_fitted_to_the_metric_of_queries_say_more(world: World) -> None:
+    """By codes alone, without vectors, the ten nearest are found more often than with codes that know items only."""
+    without = SearchEngine(GENERATOR, QUANTIZER, CodeTrie.build(world.codes, SIZES), world.vectors)
+    by_codes = SearchParams(plan="scan", reranker="none")
+    target = torch.arange(90) % 2
+    truth = world.engine.search(world.z, k=10, params=FLAT, target=target).rows
+
+    def found(engine: SearchEngine) -> float:
+        rows = engine.search(world.z, k=10, params=by_codes, target=target).rows
+        return float(np.mean([len(set(a) & set(b)) / 10 for a, b in zip(rows.tolist(), truth.tolist(), strict=True)]))
+
+    assert found(world.engine) > found(without) > 0.3
+
+
+@pytest.mark.parametrize("share", [0.9, 0.3, 0.05, 0.001, 0.0])
+def test_filters_are_obeyed_and_fill_k(world: World, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "EXACT", 200)  # so that most filters really are scanned
+    allowed = np.random.default_rng(1).random(ITEMS) < share
+    assert recall(world.engine, world, 10, allowed=allowed) >= 0.98 if share else True
+    found = world.engine.search(world.z, k=10, params=SCAN, target=world.target, allowed=allowed).rows
+    assert allowed[found[found >= 0]].all()
+
+
+def test_a_filter_far_from_the_query_still_fills_k(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Items that pass lie in the cells that would be probed last."""
+    monkeypatch.setattr(scan, "EXACT", 10)
+    near = world.vectors.float() @ world.z[0]
+    allowed = (near < near.quantile(0.02)).numpy() & (world.codes[:, 0] == 1)
+    target = torch.tensor([1])
+    found = world.engine.search(world.z[:1], k=50, params=SCAN, target=target, allowed=allowed)
+    assert (found.rows >= 0).all() and allowed[found.rows[0]].all()
+
+
+def test_every_query_has_its_own_filter(world: World) -> None:
+    """Nobody sees what only another's filter lets through."""
+    rng = np.random.default_rng(2)
+    allowed = rng.random((6, ITEMS)) < np.array([0.5, 0.4, 0.01, 0.001, 0.0, 1.0])[:, None]
+    target = torch.tensor([0, 1, -1, 0, 1, -1])
+    found = world.engine.search(world.z[:6], k=8, params=SCAN, target=target, allowed=allowed)
+    for query in range(6):
+        alone = world.engine.search(
+            world.z[query : query + 1], k=8, params=SCAN, target=target[query : query + 1], allowed=allowed[query]
+        )
+        rows = found.rows[query]
+        assert alone.rows[0].tolist() == rows.tolist() and allowed[query][rows[rows >= 0]].all()
+        assert (rows >= 0).sum() == (0 if query == 4 else 8)
+
+
+def test_deleted_items_are_gone_and_added_ones_found(world: World) -> None:
+    first = ITEMS - 3000
+    engine = world.engine_of(slice(0, first))
+    engine.search(world.z[:1], k=3, params=SCAN)
+    before = len(engine.scan.prepare().cells[0])
+    alive = np.random.default_rng(3).random(ITEMS) < 0.9
+    grown = engine.changed(first, world.codes[first:], world.vectors[first:].numpy(), alive)
+    assert recall(grown, world, 10) >= 0.98
+    found = grown.search(world.z, k=20, params=SCAN, target=world.target).rows
+    assert alive[found].all() and (found >= first).any()
+    assert len(engine.scan.prepare().cells[0]) == before  # the engine of before shows what it showed
+    assert grown.search(world.z[:1], k=3).plan in ("flat", "scan")
+
+
+def test_a_scan_that_was_outgrown_is_built_anew(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "OUTGROWN", 1.1)
+    first = ITEMS // 2
+    engine = world.engine_of(slice(0, first))
+    fitted = engine.scan.prepare().cells[0].fitted
+    grown = engine.changed(first, world.codes[first:], world.vectors[first:].numpy())
+    assert grown.scan.prepare().cells[0].fitted > 1.5 * fitted
+    assert recall(grown, world, 10) >= 0.98
+
+
+def test_what_is_kept_on_disk_finds_the_same(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = ScanCache(tmp_path / "scan", "this")
+    world.engine.scan.prepare().save(cache.folder, cache.identity)
+    monkeypatch.setattr(ScanIndex, "build", lambda *_: pytest.fail("it was built although it is on disk"))
+    again = world.engine_of(slice(0, ITEMS), cache)
+    ours = again.search(world.z, k=10, params=SCAN, target=world.target)
+    theirs = world.engine.search(world.z, k=10, params=SCAN, target=world.target)
+    assert torch.equal(ours.rows, theirs.rows) and torch.equal(ours.scores, theirs.scores)
+    assert ScanIndex.load(cache.folder, "another") is None
+
+
+def _spoil(name: str, change: object) -> object:
+    def spoil(folder: Path) -> None:
+        arrays = load_file(folder / ARRAYS)
+        arrays[name] = change(arrays[name])  # type: ignore[operator]
+        save_file(arrays, folder / ARRAYS)
+        meta = json.loads((folder / META).read_text())
+        meta["sha256"] = scan._sha256(folder / ARRAYS)  # whoever spoilt it knows checksums, too
+        (folder / META).write_text(json.dumps(meta))
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda folder: (folder / META).unlink(),
+        lambda folder: (folder / META).write_text("{}"),
+        lambda folder: (folder / META).write_text("not json"),
+        lambda folder: (folder / ARRAYS).unlink(),
+        lambda folder: (folder / ARRAYS).write_bytes((folder / ARRAYS).read_bytes()[:-100]),
+        lambda folder: (folder / ARRAYS).write_bytes((folder / ARRAYS).read_bytes()[:-1] + b"!"),
+        _spoil("0.rows", lambda rows: rows + ITEMS),
+        _spoil("0.rows", lambda rows: -rows),
+        _spoil("0.sizes", lambda sizes: sizes * 2),
+        _spoil("0.codes", lambda codes: codes[:, :-1].copy()),
+        _spoil("0.codebooks", lambda books: books[:, :100].copy()),
+        _spoil("0.means", lambda means: means * np.float32(np.nan)),
+        _spoil("2.few", lambda rows: rows.astype(np.float32)),
+    ],
+)
+def test_a_file_that_is_damaged_or_lies_is_not_used(world: World, tmp_path: Path, spoil) -> None:
+    world.engine.scan.prepare().save(tmp_path, "this")
+    spoil(tmp_path)
+    assert ScanIndex.load(tmp_path, "this") is None
+
+
+def test_a_scan_is_written_only_where_it_may_be(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ScanIndex, "build", lambda *_: world.engine.scan.prepare())
+    world.engine_of(slice(0, ITEMS), ScanCache(tmp_path / "a", "this", writable=False)).scan.prepare()
+    assert not (tmp_path / "a").exists()
+    world.engine_of(slice(0, ITEMS), ScanCache(tmp_path / "b", "this")).scan.prepare()
+    assert ScanIndex.load(tmp_path / "b", "this") is not None
+    (tmp_path / "c").write_text("a file where the folder should be")
+    world.engine_of(slice(0, ITEMS), ScanCache(tmp_path / "c", "this")).scan.prepare()  # does without
+
+
+def test_bad_queries_are_one_clear_error(world: World) -> None:
+    for call, said in (
+        (lambda: world.engine.search(world.z * torch.nan, k=3, params=SCAN), "queries' z"),
+        (lambda: world.engine.search(world.z, k=0, params=SCAN), "k must be"),
+        (lambda: world.engine.search(world.z[:, :3], k=3, params=SCAN), "z must be"),
+        (lambda: world.engine.search(world.z, k=3, params=SCAN, allowed=np.ones(3, bool)), "allowed"),
+    ):
+        with pytest.raises(GeniusError, match=said):
+            call()
+    more = world.engine.search(world.z[:2], k=ITEMS + 5, params=SCAN)
+    assert ((more.rows >= 0).sum(1) == ITEMS).all()
