@@ -11,8 +11,8 @@ from pathlib import Path
 
 from genius.demo import demo_items
 from genius.encoders.base import encode_items
-from genius.model.config import knows, save_knows
 from genius.model.genius import Genius
+from genius.model.known_items import knows, save_knows
 
 ITEMS, SEED = 1500, 0
 

@@ -14,7 +14,13 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RESULTS, DOCS = ROOT / "lab" / "results", ROOT / "docs"
-SCREENS = {"start": "start", "search": "answers", "why": "why these answers", "areas": "map, areas", "plane": "map, plane"}
+SCREENS = {
+    "start": "start",
+    "search": "results",
+    "why": "explanation",
+    "areas": "map, areas",
+    "plane": "map, two dimensions",
+}
 SEARCHES = {"default": "default (compares 2,500)", "genius-r": "GENIUS^R (about 50)", "genius": "GENIUS, log p alone"}
 TASKS = ("title->photo", "photo->photo")
 Row = tuple[str, ...]
@@ -62,7 +68,7 @@ def tab() -> list[Row]:
 def screens() -> list[Row]:
     """What Chromium measured of every screen of the page."""
     measured = read("page")["screens"]
-    rows: list[Row] = [("screen", "first paint", "shown", "sent, without pictures", "with")]
+    rows: list[Row] = [("screen", "first paint", "complete", "bytes without images", "with images")]
     for name, called in SCREENS.items():
         found = measured[name]
         paint, shown = f"{found['first_paint_ms'] / 1000:.2f} s", f"{found['shown_s']:.1f} s"

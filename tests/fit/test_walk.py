@@ -152,7 +152,7 @@ def test_what_cannot_be_is_said_in_one_line(clip: Path, photos: Photos, tmp_path
         (("index", spoiled, "-o", tmp_path / "s.genius", "--encoder", clip), "could be read (spoiled/0.jpg: cannot read"),
         (
             ("index", folder, "-o", tmp_path / "w.genius", "--encoder", words),
-            "reads texts only: choose an encoder with a picture",
+            "reads texts only: choose an encoder with an image",
         ),
         (("index", folder, "-o", tmp_path / "w.genius", "--encoder", seeing), "not an encoder this version reads"),
         (("index", folder, "-o", tmp_path / "w.genius", "--encoder", empty), "no encoder at"),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from genius import Genius, Index, Item
-from genius.index import cache, extents
+from genius.index import cache, extents, opened
 from genius.index.check import check
 from genius.index.commit import data_files, table_folder
 from genius.index.extents import Finder
@@ -139,6 +139,22 @@ def test_a_cache_without_copies_answers_as_the_table_does(index: Index, model: G
     again = Index.open(index.path, model)
     assert again.live.base.extents is not None
     assert [(hit.id, hit.score) for hit in again.search("word3", k=40)] == before and check(index.path).ok
+
+
+def test_vectors_in_several_pieces_are_searched_as_one(index: Index, model: Genius, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows in several files and out of order: mapped in pieces, with the same answers as a copy."""
+    monkeypatch.setattr(opened, "CACHE_FROM", 10)
+    monkeypatch.setattr(cache, "MAX_RUNS_PER_ROW", 1.0)
+    for first in range(0, 60, 10):
+        index.add(texts(first, first + 10))
+    index.delete([f"t{i}" for i in range(0, 60, 7)])
+    index.upsert([Item(f"t{i}", text=f"other{i}") for i in range(1, 60, 9)])
+    expected = {hit.id: hit.score for hit in index.search("word3", k=100)}  # some score the same
+    mapped = Index.open(index.path, model)
+    assert mapped.live.base.extents is not None and len(mapped.live.base.segments) > 1
+    assert {hit.id: hit.score for hit in mapped.search("word3", k=100)} == pytest.approx(expected, abs=1e-6)
+    mapped.add(texts(100, 105))
+    assert len(mapped.search("word3", k=100)) == len(expected) + 5 and check(index.path).ok
 
 
 def test_a_cache_whose_data_file_is_gone_is_built_anew(index: Index, model: Genius) -> None:

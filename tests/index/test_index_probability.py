@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from genius import Genius, Index, Item, Query
 from genius.cli import app
-from genius.model.config import GROUPS, OF_ANSWER, OF_HIT
+from genius.model.confidence import GROUPS, OF_ANSWER, OF_HIT
 
 WORDS = ["red circle", "green square", "blue star", "old tall tree", "new round table"]
 
@@ -65,7 +65,7 @@ def test_people_are_told_when_there_is_probably_nothing(model: Genius, tmp_path:
     filled(tmp_path / "a.genius", Genius.from_pretrained(folder)).close()
     arguments = ["search", str(tmp_path / "a.genius"), "--text", "red circle", "--model", str(folder)]
     shown = CliRunner().invoke(app, arguments)
-    assert shown.exit_code == 0 and "probably nothing like that here" in shown.output and " %" in shown.output
+    assert shown.exit_code == 0 and "probably no match" in shown.output and " %" in shown.output
     body = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout.strip().splitlines()[-1])
     assert body["doubtful"] and body["answerable"] < 0.1 and 0 < body["hits"][0]["probability"] < 1
 

@@ -82,7 +82,7 @@ def codebook_logits(generator: Generator, z: Tensor, prefix: tuple[int, ...], st
     quantizer = head.quantizer
     left = z - sum((book_at(quantizer, i, prefix)[c] for i, c in enumerate(prefix)), torch.zeros_like(z))
     r = left + head.bend[level - 1](state)
-    own = (level - 1) * head.modalities + (prefix[0] if quantizer.config.own_books(level) else 0)
+    own = (level - 1) * head.modalities + (prefix[0] if quantizer.config.has_modality_codebooks(level) else 0)
     a, b = torch.exp(FAST * head.log_scale[own]), FAST * head.norm_weight[own]
     book = book_at(quantizer, level, prefix)
     return torch.stack([a * (2 * r @ c - b * c @ c) for c in book])

@@ -335,4 +335,4 @@ def test_a_strict_kind_is_exactly_that_kind(web: TestClient) -> None:
     assert {hit["modality"] for hit in meant} == {"image", "pair"} and {hit["modality"] for hit in exact} == {"image"}
     assert len(exact) == len(COLOURS) * len(SHAPES)
     both = web.post("/v1/search", json={"text": "x", "target": "image", "modality": "image"})
-    assert both.status_code == 422 and "send one of them" in both.json()["error"]["message"]
+    assert both.status_code == 422 and "not both" in both.json()["error"]["message"]

@@ -122,7 +122,7 @@ def let_go(page: Any, transfer: Any, zone: str) -> None:
 
 def test_text_search_shows_a_grid_with_scores(open_page: Callable[..., Any]) -> None:
     page = open_page()
-    assert len(cards(page)) > 5 and "Ask with words" in page.inner_text("#results")
+    assert len(cards(page)) > 5 and "Search with text" in page.inner_text("#results")
     assert page.inner_text("#count") == "108 items"
     found = search(page, "a red circle on white paper")
     assert len(found) == 24
@@ -178,7 +178,7 @@ def test_choose_and_paste_a_picture(open_page: Callable[..., Any], tmp_path: Pat
         base64.b64encode(encoded(draw("circle", "yellow"))).decode(),
     )
     until(page, "document.querySelector('.card')?.dataset.id === 'circle/yellow.png'")
-    assert page.inner_text("#chosen-name") == "pasted picture"
+    assert page.inner_text("#chosen-name") == "pasted image"
 
 
 def test_filter_and_its_fields(open_page: Callable[..., Any]) -> None:
@@ -235,7 +235,7 @@ def test_walking_the_codes(open_page: Callable[..., Any]) -> None:
     assert steps.count() == 4 and "image" in steps.first.inner_text() and "36" in steps.first.inner_text()
     steps.first.click()
     settled(page)
-    assert page.inner_text("#codes-title") == "36 items live here"
+    assert page.inner_text("#codes-title") == "36 items below this prefix"
     counts = [int(many.inner_text()) for many in page.query_selector_all(".tile .many")]
     assert sum(counts) == 36 and counts == sorted(counts, reverse=True) and len(cards(page)) == 36
     page.click(".tile >> nth=0")
@@ -292,10 +292,10 @@ def test_error_states_help(open_page: Callable[..., Any]) -> None:
     page.wait_for_selector("#results .score")
     drop(page, b"%PDF-1.7", "paper.pdf", "application/pdf")
     page.wait_for_selector(".notice.bad")
-    assert "paper.pdf" in page.inner_text(".notice") and "not a picture" in page.inner_text(".notice")
+    assert "paper.pdf" in page.inner_text(".notice") and "not an image" in page.inner_text(".notice")
     drop(page, b"\x89PNG broken", "broken.png", "image/png")
     until(page, "document.querySelector('.notice')?.textContent.includes('cannot be read')")
-    page.click("text=Remove the picture")
+    page.click("text=Remove the image")
     page.wait_for_selector("#results .score")
     page.goto(page.url.split("#")[0] + "#q=red&where=price+%3E+999")
     page.wait_for_selector(".notice")
@@ -434,7 +434,7 @@ def test_why_these_answers(open_page: Callable[..., Any]) -> None:
     assert prefix in lit and all(one.startswith(f"{prefix}-") or prefix.startswith(one) for one in lit) and below
     page.click(".why-path a >> nth=0")  # the tree is walked on among the codes
     settled(page)
-    assert f"codes={prefix}" in page.url and "live" in page.inner_text("#codes-title")
+    assert f"codes={prefix}" in page.url and "below this prefix" in page.inner_text("#codes-title")
 
 
 def test_a_map_of_the_collection(open_page: Callable[..., Any]) -> None:
@@ -451,7 +451,7 @@ def test_a_map_of_the_collection(open_page: Callable[..., Any]) -> None:
     assert "under" in page.inner_text("#results .hint >> nth=0")
     page.click(".map-tab >> text=Plane")
     settled(page)
-    assert page.get_attribute(".plane", "data-items") == "108" and "differ most" in page.inner_text("#results")
+    assert page.get_attribute(".plane", "data-items") == "108" and "principal components" in page.inner_text("#results")
     until(page, "document.querySelectorAll('.dot').length > 0")
     before = page.locator(".dot").count()
     page.click("text=Closer")
@@ -496,7 +496,7 @@ def test_a_search_from_the_map_marks_its_answers_there(open_page: Callable[..., 
     page.press("#text", "Enter")
     until(page, "location.hash.includes('q=')")
     settled(page)
-    assert "24 answers marked" in page.inner_text(".marked")
+    assert "24 results marked" in page.inner_text(".marked")
     until(page, "document.querySelectorAll('.dot.hit').length > 0")
     ranks = page.eval_on_selector_all(".dot.hit", "(all) => all.map((dot) => Number(dot.textContent.match(/\\d+$/)[0]))")
     assert 1 in ranks and len(set(ranks)) == len(ranks)  # the best is never hidden by another
@@ -526,8 +526,8 @@ def test_a_better_plane_takes_the_place_of_the_first(open_page: Callable[..., An
     page.click("#nav-map")
     page.click(".map-tab >> text=Plane")
     settled(page)
-    assert "being drawn" in page.inner_text("#results")
-    until(page, "document.querySelector('#results').textContent.includes('drawn by UMAP')")
+    assert "being computed" in page.inner_text("#results")
+    until(page, "document.querySelector('#results').textContent.includes('by UMAP')")
     assert len(asked) == 2 and page.get_attribute(".plane", "data-items") == "108"
 
 

@@ -280,7 +280,7 @@ def info(
     """Show what an index holds: items by modality, metadata fields for --where, model, size."""
     from genius.index.folder import INSIDE, about_of, describe, open_store
     from genius.index.paths import MODEL
-    from genius.model.config import load_knows
+    from genius.model.known_items import load_knows
 
     about = about_of(path)
     store = open_store(path, about)

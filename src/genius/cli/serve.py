@@ -227,7 +227,7 @@ def mcp_server(index: Index) -> Any:
     from genius.search import SearchRequest
     from genius.types import Query
 
-    about = f"Searches {len(index):,} pictures and texts of {index.path.name} by meaning."
+    about = f"Searches {len(index):,} images and texts of {index.path.name} by meaning."
     fields = ", ".join(f"{name} ({kind})" for name, kind in index.columns().items()) or "none"
     server = MCPServer("genius", instructions=f"{about} Metadata fields for `where`: {fields}.")
 
@@ -239,10 +239,9 @@ def mcp_server(index: Index) -> Any:
         picture: str | None = None,
         minus: str | None = None,
     ) -> dict[str, Any]:
-        """Find items that answer words, a picture (a path), or a picture changed as the words say. Best first.
+        """Find items with text (words), an image (picture: a path), or an image changed as the text says. Best first.
 
-        target: image, text or pair. where: an SQL condition on metadata, such as price < 50. minus: what answers should not be
-        like.
+        target: image, text or pair. where: SQL filter over metadata, such as price < 50. minus: text to steer away from.
         """
         request = SearchRequest(max(1, min(count, MAX_HITS)), where)
         query = Query(words or None, picture, None, wanted_kind(target, None), None if minus is None else Query.of(minus))
@@ -254,18 +253,18 @@ def mcp_server(index: Index) -> Any:
         }
 
     def show(id: str) -> dict[str, Any]:
-        """One item by its id: words, metadata, where its picture lies, its codes."""
+        """One item by its id: text, metadata, path of its image, codes."""
         item = index.get(id)
         image = str(item.image) if item.image is not None and not isinstance(item.image, bytes) else None
         body = {"id": item.id, "modality": item.modality.label, "text": item.text, "image": image}
         return {**body, "metadata": dict(item.metadata), "codes": list(index.codes(id))}
 
     def explain(words: str, target: str | None = None) -> dict[str, Any]:
-        """Why a search finds what it finds: the codes that were written, how likely each was, what lives below it."""
+        """How the results of a search come about: the codes generated, their log-probabilities, what is below them."""
         return index.explain(Query(words, target=wanted_kind(target, None))).to_dict()
 
     def told(tool: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-        """The tool with its one-line errors passed on: the assistant reads them, and asks better."""
+        """The tool with its one-line errors passed on to the assistant."""
 
         @functools.wraps(tool)
         def call(*args: Any, **given: Any) -> dict[str, Any]:

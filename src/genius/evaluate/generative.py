@@ -52,7 +52,7 @@ class NoDecoder:
         if level:
             residual = residual - self.quantizer.decode_prefix(rows)
             modality = rows[:, 0]
-        return self.quantizer.closeness(level, residual, modality).view(queries, beams, -1), state
+        return self.quantizer.code_scores(level, residual, modality).view(queries, beams, -1), state
 
     def path_log_probs(self, codes: Tensor, state: DecoderState, level: int) -> Tensor:
         out = []
@@ -278,6 +278,7 @@ class EngineMethod:
             params=self.params,
             dense=space.query_dense[chosen],
             target=None if space.target is None else space.target[chosen],
+            modality=space.data.queries.modality.to(space.device)[chosen],
         )
         return found.rows.cpu().numpy(), found.scores.double().cpu().numpy(), found.considered.cpu().numpy()
 

@@ -182,7 +182,7 @@ def _about(model: Genius, index: Index, sheets: Sheets, vectors: bool) -> dict[s
     pixels = pixels_of(model.encoder)
     params = SearchParams.of_model(model)
     # rows between one modality's codebook of a level and the next one's
-    own = [size * model.quantizer.config.own_books(level) for level, size in enumerate(generator.level_sizes)]
+    own = [size * model.quantizer.config.has_modality_codebooks(level) for level, size in enumerate(generator.level_sizes)]
     sure = model.confidence("embeddings" if vectors else "codes")
     modalities = list(Modality)
     probe = None  # of the modality that a query wants; without one the decoder's first step says it

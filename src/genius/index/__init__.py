@@ -363,6 +363,26 @@ class Index(OpenIndex):
         for row in searching.stream(self, [*PAYLOAD, "_image_bytes"], where):
             yield searching.to_item(row)
 
+    def values(self, field: str | None = None, where: str | None = None) -> Iterator[tuple[str, Any]]:
+        """Id and one metadata value of every item, in no promised order. Reads those two columns only.
+
+        Args:
+            field: A metadata field; None: ids alone, each with None.
+            where: SQL filter over metadata.
+
+        Yields:
+            (id, value); None where an item lacks the field.
+
+        Raises:
+            GeniusError: There is no such field, or the filter does not parse.
+        """
+        fields = self.columns()
+        if field is not None and field not in fields:
+            raise GeniusError(f"no field {field!r}, there are: {', '.join(sorted(fields)) or 'none'}")
+        columns = ["id"] if field is None else ["id", field]
+        for row in searching.stream(self, columns, where):
+            yield row["id"], None if field is None else row[field]
+
     def below(self, prefix: Sequence[int | None] = (), *, limit: int = 20, offset: int = 0, per_child: int = 0) -> PrefixView:
         """The items whose IDs begin with a prefix, and the codes that follow it.
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
@@ -36,6 +37,7 @@ from genius.index.ledger import file_sum, seal, size_in, unseal
 from genius.index.paths import MAX_SMALL, remove
 from genius.index.reader import Reader, Shown
 from genius.search import CodeTrie
+from genius.search.vectors import StoredVectors
 
 FORMAT = 4
 READ = (3, 4)
@@ -49,8 +51,7 @@ VERIFY_UP_TO = 8 << 30
 """Bytes of a file whose checksum is compared when it is mapped; of larger vectors only the size (`genius check` reads all)."""
 
 MAX_RUNS_PER_ROW = 1 / 16  # more runs than this, and a copy of the vectors is smaller than what says where they are
-ONE_ARRAY = True
-"""Whether the search engine needs all vectors in one array; then extents serve where they are one run."""
+MAX_SEGMENTS = 64  # arrays that a search visits; of more, a copy of the vectors is quicker
 
 
 def hash_id(item_id: str) -> int:
@@ -84,13 +85,9 @@ class Base:
     def items(self) -> int:
         return len(self.seqs)
 
-    @property
-    def embeddings(self) -> NDArray[np.float16]:
-        """(N, D) vectors as one array: mapped where they lie in one piece, else read into memory."""
-        if len(self.segments) == 1 and self.order is None:
-            return self.segments[0]
-        whole = np.concatenate(self.segments)
-        return whole if self.order is None else whole[self.order]
+    def vectors(self, device: torch.device) -> StoredVectors:
+        """(N, D) vectors for a search on `device`: mapped, not copied."""
+        return StoredVectors(self.segments, self.order, device)
 
     def vectors_of(self, rows: NDArray[np.int64]) -> NDArray[np.float16]:
         """(n, D) vectors of rows."""
@@ -193,7 +190,7 @@ def _find(reader: Reader, seqs: NDArray[np.int64], width: int, index: Path) -> E
         finder.close()
     if found is None or len(found.runs) > 1 + MAX_RUNS_PER_ROW * len(seqs):
         return None
-    if ONE_ARRAY and len(found.runs) > 1:
+    if found.arrays(width) > MAX_SEGMENTS:
         return None
     return found
 
@@ -352,8 +349,6 @@ def _load_vectors(
             raise ValueError(f"{name} is not a data file of this table, or not as it was")
     extents = Extents(tuple(sizes), np.load(folder / "extents.npy"))
     segments, order = extents.mapped(table, width)
-    if ONE_ARRAY and len(segments) > 1:
-        raise ValueError("vectors in several pieces")
     return segments or [np.empty((0, width), np.float16)], order, extents
 
 

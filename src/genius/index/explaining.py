@@ -26,7 +26,7 @@ from genius.index.folder import INSIDE
 from genius.index.opened import Live, OpenIndex
 from genius.index.reader import PAYLOAD
 from genius.index.results import Hit, Hits, PrefixView
-from genius.model.config import distances
+from genius.model.known_items import distances
 from genius.search import SearchEngine, SearchParams, SearchRequest
 from genius.search.beam import Trace
 from genius.search.params import whole

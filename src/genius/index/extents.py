@@ -34,6 +34,12 @@ class Extents:
     files: tuple[str, ...]  # names below the table's folder
     runs: NDArray[np.int64]  # (R, 4): first row, rows, file number, byte offset
 
+    def arrays(self, width: int) -> int:
+        """How many arrays `mapped` gives for vectors of this width."""
+        if len(self.runs) <= FEW:
+            return len(self.runs)
+        return len(np.unique(np.stack([self.runs[:, 2], self.runs[:, 3] % (2 * width)], axis=1), axis=0))
+
     def mapped(self, table: Path, width: int) -> tuple[list[NDArray[np.float16]], NDArray[np.int64] | None]:
         """Memory-maps of the vectors.
 

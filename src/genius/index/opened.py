@@ -26,6 +26,7 @@ from genius.index.folder import FORMAT, WriterLock, about_of, clear, open_or_cre
 from genius.index.reader import Reader, Vanished
 from genius.model.genius import Genius
 from genius.search import CodeTrie, ScanCache, SearchEngine
+from genius.search.vectors import StoredVectors
 from genius.types import Modality
 
 MERGE_FROM, MERGE_SHARE = 8_192, 0.1  # additions, absolute and as a share, at which the engine folds them in
@@ -155,7 +156,8 @@ class Live:
         """The engine at this version; None while nothing was ever added. Brought up to date here, so that a long
         run of additions without a search costs no tries and holds no vectors."""
         rows = len(self.seqs)
-        if self._engine is not None and self._engine.rows < rows and self._engine.segments > MAX_ADDITIONS:
+        most = max(len(self.base.segments) - 1, 0) + MAX_ADDITIONS
+        if self._engine is not None and self._engine.rows < rows and self._engine.segments > most:
             self._engine = None  # each addition is a block of vectors that every search visits: start over with one
         if self._engine is None:
             if not rows:
@@ -178,9 +180,13 @@ class Live:
 
     def _new_engine(self) -> SearchEngine:
         """Of the base, or, where it is empty, of what was added."""
-        trie, vectors, self._folded = self.base.trie, self.base.embeddings, self.base.items
+        trie = self.base.trie
+        vectors: StoredVectors | NDArray[np.float16] = self.base.vectors(self.model.device)
+        self._folded = self.base.items
         if not self.base.items:
-            trie, vectors, self._folded = build_trie(self.delta_codes, self._level_sizes), self._vectors(0), len(self.seqs)
+            trie = build_trie(self.delta_codes, self._level_sizes)
+            vectors = self._vectors(0)
+            self._folded = len(self.seqs)
         bank = self.model.queries if self.model.config.rerank_embedding == "fused" else None
         scans = self.scans if self.base.items else None
         return SearchEngine(self.model.generator, self.model.quantizer, trie, vectors, self.model.device, bank=bank, cache=scans)

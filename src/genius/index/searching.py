@@ -25,7 +25,7 @@ from genius.index.opened import RETRIES, Live, OpenIndex
 from genius.index.reader import PAYLOAD, Reader, Vanished
 from genius.index.results import Hit, Hits
 from genius.index.writing import OnError, check_ids, check_missing
-from genius.model.config import DEPTH, Confidence
+from genius.model.confidence import DEPTH, Confidence
 from genius.search import SearchParams, SearchRequest
 from genius.search.params import MAX_K
 from genius.types import ContentInput, Item, Modality, Query
@@ -53,6 +53,7 @@ class QueryVectors:
     dense: Tensor | None = None  # (Q, D) what stored vectors are compared with; None: z
     targets: Tensor | None = None  # (Q,) modality codes, -1 for any
     pictured: Tensor | None = None  # (Q,) which have a picture: probabilities depend on it, and without it there are none
+    modality: Tensor | None = None  # (Q,) what each consists of: the item bias depends on it, and without it there is none
 
     def check(self, width: int) -> None:
         """Vectors of this width, and one target for each."""
@@ -126,7 +127,7 @@ def answer(state: OpenIndex, queries: Sequence[Query | ContentInput], requests: 
     parts, first = [], 0
     for request, _, some, _ in groups:
         at = slice(first, first + len(some))
-        vectors = QueryVectors(embedded.z[at], embedded.dense[at], targets[at], pictured[at])
+        vectors = QueryVectors(embedded.z[at], embedded.dense[at], targets[at], pictured[at], embedded.modality[at])
         vectors.check(state.about.width)
         parts.append((vectors, request))
         first += len(some)
@@ -174,7 +175,13 @@ def _run(live: Live, search: _Search) -> list[_Ranked]:
         ]
     k = min(search.k, live.alive)
     result = engine.search(
-        queries.z, k=k, params=search.params, dense=queries.dense, target=queries.targets, allowed=search.allowed
+        queries.z,
+        k=k,
+        params=search.params,
+        dense=queries.dense,
+        target=queries.targets,
+        allowed=search.allowed,
+        modality=queries.modality,
     )
     rows = result.rows.cpu().numpy()
     scores = result.scores.cpu().numpy()

@@ -50,6 +50,7 @@ class QuantizerConfig:
     # > 0: from this level on every modality has codebooks of its own. A code follows the modality's code, so three
     # codebooks cost no bit of the ID, and texts do not share codes with images. 0: one codebook per level, as the paper.
     own_books_from: int = 0
+    family: str = "residual"  # name of a registered quantizer (`genius.model.quantizer.register`)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "level_sizes", tuple(int(k) for k in self.level_sizes))
@@ -76,8 +77,6 @@ class QuantizerConfig:
     def has_modality_codebooks(self, level: int) -> bool:
         """Whether every modality has a codebook of its own at this level."""
         return 0 < self.own_books_from <= level and level > 0
-
-    own_books = has_modality_codebooks
 
 
 def similarity(vectors: Tensor, centroids: Tensor, halves: Tensor) -> Tensor:
@@ -150,8 +149,6 @@ class Codebooks(nn.Module):
             return self.codebook(level)[self._block(level, modality)]
         return self.codebook(level)
 
-    book_of = codebook_of
-
     def rows_of(self, level: int, code: Tensor, modality: Tensor) -> Tensor:
         """Rows of `codebook(level)` of codes (N,) whose items have these modalities (N,)."""
         if self.config.has_modality_codebooks(level):
@@ -219,8 +216,6 @@ class Codebooks(nn.Module):
             rows = (modality == value).nonzero()[:, 0]
             out[rows] = _reduction_of_error(residual[rows], self.codebook_of(level, value))
         return out
-
-    closeness = code_scores
 
     def check_codes(self, codes: Tensor) -> None:
         """Raise one clear line unless `codes` (N, M) are of this quantizer's shape and range."""

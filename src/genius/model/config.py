@@ -14,17 +14,8 @@ from genius.config import changed, from_dict, merge
 from genius.errors import GeniusError
 from genius.files import read_json
 from genius.model.codebooks import QuantizerConfig
-from genius.model.confidence import DEPTH as DEPTH
-from genius.model.confidence import GROUPS as GROUPS
-from genius.model.confidence import OF_ANSWER as OF_ANSWER
-from genius.model.confidence import OF_HIT as OF_HIT
-from genius.model.confidence import Confidence as Confidence
+from genius.model.confidence import Confidence
 from genius.model.generator import GeneratorConfig
-from genius.model.known_items import Knows as Knows
-from genius.model.known_items import distances as distances
-from genius.model.known_items import knows as knows
-from genius.model.known_items import load_knows as load_knows
-from genius.model.known_items import save_knows as save_knows
 from genius.model.quantizer import FusionConfig
 
 FORMAT = 1

@@ -97,14 +97,14 @@ class CodebookHead(nn.Module):
         return (FAST * self._number(self.log_scale, level, modality)).exp()
 
     def _number(self, numbers: Tensor, level: int, modality: int | Tensor) -> Tensor:
-        own = modality if self.quantizer.config.own_books(level) else 0
+        own = modality if self.quantizer.config.has_modality_codebooks(level) else 0
         place = (level - 1) * self.modalities + own
         return numbers.index_select(0, place) if isinstance(place, Tensor) else numbers[place]
 
     def _codebook(self, level: int, modality: int | Tensor) -> Tensor:
         """(K, width) the rows that codes of a level stand for, of one modality's items."""
-        if isinstance(modality, int) or not self.quantizer.config.own_books(level):
-            return self.quantizer.book_of(level, 0 if isinstance(modality, Tensor) else modality)
+        if isinstance(modality, int) or not self.quantizer.config.has_modality_codebooks(level):
+            return self.quantizer.codebook_of(level, 0 if isinstance(modality, Tensor) else modality)
         books = self.quantizer.codebook(level).unflatten(0, (3, -1))
         own: Tensor = books.index_select(0, modality.view(1))[0]
         return own
@@ -115,7 +115,7 @@ class CodebookHead(nn.Module):
             return self.modality_out(hidden).float()  # type: ignore[no-any-return]
         moved: Tensor = residual.float() + self.bend[level - 1](hidden).float()  # r
         with torch.autocast(moved.device.type, enabled=False):
-            if not self.quantizer.config.own_books(level):
+            if not self.quantizer.config.has_modality_codebooks(level):
                 return self._logits_of(level, 0, moved)
             parts = [self._logits_of(level, modality, moved[own]) for modality, own in rows]
             if all(isinstance(own, slice) for _, own in rows):

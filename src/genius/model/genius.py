@@ -23,20 +23,11 @@ from genius.encoders.base import Encoder, OnError, encode_items, encode_queries,
 from genius.errors import GeniusError, said
 from genius.features import Features
 from genius.files import write_whole
-from genius.model.config import (
-    CONFIG,
-    FORMAT,
-    Confidence,
-    GeniusConfig,
-    Knows,
-    encoder_uri,
-    identity,
-    load_knows,
-    read_config,
-    save_knows,
-)
+from genius.model.confidence import Confidence
+from genius.model.config import CONFIG, FORMAT, GeniusConfig, encoder_uri, identity, read_config
 from genius.model.generator import HEAD, Generator, current_name, first_name
-from genius.model.quantizer import Fusion, ResidualQuantizer, score_fusion
+from genius.model.known_items import Knows, load_knows, save_knows
+from genius.model.quantizer import Fusion, ResidualQuantizer, build_quantizer, score_fusion
 from genius.model.query_bank import QueryBank
 from genius.types import Item, Query
 from genius.weight_files import (
@@ -77,7 +68,7 @@ class Network(nn.Module):
     def __init__(self, config: GeniusConfig) -> None:
         super().__init__()
         self.fusion = Fusion(config.fusion)
-        self.quantizer = ResidualQuantizer(config.quantizer)
+        self.quantizer = build_quantizer(config.quantizer)
         self.generator = Generator(config.generator, self.quantizer)
         self.eval()
 

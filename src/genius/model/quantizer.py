@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from typing import NamedTuple
 
 import torch
@@ -70,7 +71,17 @@ def score_fusion(features: Features) -> Tensor:
     return F.normalize(image + text, dim=1)
 
 
-__all__ = ["GradientEstimator", "ModalityCode", "Quantized", "QuantizerConfig", "ResidualQuantizer", "rotate_to"]
+__all__ = [
+    "GradientEstimator",
+    "ModalityCode",
+    "Quantized",
+    "QuantizerConfig",
+    "ResidualQuantizer",
+    "build_quantizer",
+    "register",
+    "rotate_to",
+]
+GROUP = "genius.quantizers"  # entry points of packages that bring a quantizer
 
 
 class Quantized(NamedTuple):
@@ -393,3 +404,39 @@ def rotate_to(source: Tensor, target: Tensor) -> Tensor:
     rotated = source - 2 * (source * w).sum(-1, keepdim=True) * w + 2 * (source * u).sum(-1, keepdim=True) * q
     out: Tensor = rotated * (norm_t / norm_s).detach()
     return out
+
+
+# -- other quantizers ------------------------------------------------------------------------------------------
+
+Build = Callable[[QuantizerConfig], ResidualQuantizer]
+_families: dict[str, Build] = {"residual": ResidualQuantizer}
+
+
+def register(family: str, build: Build) -> Build:
+    """Make a quantizer known by a name, which `QuantizerConfig.family` may then have.
+
+    Args:
+        family: Not yet taken.
+        build: A subclass of `ResidualQuantizer`, or a function that makes one. Only its codebooks are read elsewhere.
+
+    Raises:
+        GeniusError: If another quantizer has this name.
+    """
+    if _families.get(family, build) is not build:
+        raise GeniusError(f"there is a quantizer {family!r} already")
+    _families[family] = build
+    return build
+
+
+def build_quantizer(config: QuantizerConfig) -> ResidualQuantizer:
+    """The quantizer that a config names; one of an installed package is imported when it is first asked for.
+
+    Raises:
+        GeniusError: If nobody registered it.
+    """
+    if config.family not in _families:
+        found = list(entry_points(group=GROUP, name=config.family))
+        if not found:
+            raise GeniusError(f"there is no quantizer {config.family!r}; there are {', '.join(sorted(_families))}")
+        _families[config.family] = found[0].load()
+    return _families[config.family](config)

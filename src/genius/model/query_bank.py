@@ -1,8 +1,9 @@
 """`QueryBank`: a sample of the queries that a model was trained on, and what follows from their distribution.
 
 An index that knows items alone cannot know where queries look. From a few thousand query vectors follow the metric in which
-quantization error counts (`metric`) and which modality a query wants (`modality_log_probs`). No labels but the target modality
-are kept, and no text or image. Knows vectors; nothing of items, files of an index or searches.
+quantization error counts (`metric`), which modality a query wants (`modality_log_probs`), and which items are similar to every
+query (`item_bias`). No labels but the target modality are kept, and no text or image. Knows vectors; nothing of files of an
+index or searches.
 
 A model folder may hold one (`queries.safetensors`); `Genius.queries` is it, or None.
 """
@@ -10,6 +11,7 @@ A model folder may hold one (`queries.safetensors`); `Genius.queries` is it, or 
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +31,9 @@ SHRINKAGE = 0.1  # of the mean diagonal, added to the metric: directions in whic
 FEWEST = 64  # queries of a target below which all queries serve
 MODALITIES = 3
 PENALTY = 1e-4  # on the squared weights of the probe
+TEMPERATURE = 0.05  # t of the item bias
+PSEUDO_QUERIES = 500  # a bias from n queries has the weight n / (n + this): a small bank corrects little
+QUERIES_AT_ONCE = 1024  # compared with a block of items: 128 MB at 32,768 items
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +106,39 @@ class QueryBank:
             return None
         return F.linear(z, self.probe_weight.to(z.device), self.probe_bias.to(z.device)).log_softmax(1)
 
+    def bias_weight(self, query_modality: int, target: int) -> float:
+        """w of `item_bias`: 0 for a direction that the bank knows too few queries of, near 1 for one that it knows well."""
+        queries = int(((self.modality == query_modality) & (self.target == target)).sum())
+        return queries / (queries + PSEUDO_QUERIES) if queries >= FEWEST else 0.0
+
+    def item_bias(self, vectors: Tensor, query_modality: int, target: int) -> Tensor:
+        """How similar items are to queries in general: b(x) = w t log mean over queries q of exp(q . x / t).
+
+        An item that is similar to every query (a hub) is found too often. Ranking by q . x - b(x) corrects it (inverted softmax;
+        QB-Norm, Bogolin et al., CVPR 2022).
+
+        Args:
+            vectors: (n, D) unit vectors of items.
+            query_modality: What the queries consist of.
+            target: The modality of the items.
+
+        Returns:
+            (n,) float32; zeros where the bank knows too few queries of this direction.
+        """
+        weight = self.bias_weight(query_modality, target)
+        if not weight:
+            return torch.zeros(len(vectors), device=vectors.device)
+        own = self.z[(self.modality == query_modality) & (self.target == target)].to(vectors.device)
+        total = torch.full((len(vectors),), -torch.inf, device=vectors.device)
+        for queries in own.split(QUERIES_AT_ONCE):
+            part = (queries @ vectors.T / TEMPERATURE).logsumexp(0)
+            total = torch.logaddexp(total, part)
+        return weight * TEMPERATURE * (total - math.log(len(own)))
+
     def digest(self) -> str:
         """Hex digest of what the metric is made of."""
         digest = hashlib.sha256(self.z.half().contiguous().numpy().tobytes())
+        digest.update(self.modality.contiguous().numpy().tobytes())
         digest.update(self.target.contiguous().numpy().tobytes())
         return digest.hexdigest()[:32]
 

@@ -3,7 +3,7 @@
 The rule: a beam search where one is asked for (`plan="beam"`, `rerank=0` or `reranker="none"`) or where there is nothing else to
 compare; otherwise the cheaper one of `Flat` (all vectors) and `Scan` (product codes). The re-ranker is called once, after any
 plan. Where the target modality of a query is unknown, log p(modality) is added to every score but a beam search's own, which
-contains it.
+contains it. Where a bank of queries is known, the bias of each item is taken off (`genius.search.item_bias`).
 
 Knows tensors, and one collection that does not change; what is alive, and when it pays to start anew, the index decides.
 """
@@ -11,6 +11,8 @@ Knows tensors, and one collection that does not change; what is alive, and when 
 from __future__ import annotations
 
 import copy
+from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -29,6 +31,7 @@ from genius.search.beam import Beam, Trace, trace
 from genius.search.collection import Collection
 from genius.search.decoder import CodeScorer, Decoder
 from genius.search.flat import Flat
+from genius.search.item_bias import ItemBias
 from genius.search.params import SearchParams
 from genius.search.scan import Scan, ScanCache
 from genius.search.trie import CodeTrie
@@ -83,7 +86,30 @@ class SearchEngine:
         labelled = quantizer is None or quantizer.config.labelled
         self.collection = Collection.of(trie, vectors, device=self.device, labelled=labelled, reconstruct=reconstruct)
         self.flat = Flat(self.collection)
+        self.cache = cache
         self.scan = Scan(self.collection, None if bank is None else bank.metric, cache)
+        self._bias_before: SearchEngine | None = None
+
+    @cached_property
+    def item_bias(self) -> ItemBias | None:
+        """What the bank of queries says of each item; computed, extended or read when it is first asked for."""
+        if self.bank is None:
+            return None
+        if self._bias_before is not None:
+            before = self._bias_before.item_bias
+            self._bias_before = None
+            if before is not None:
+                return before.extended(self.bank, self.collection)
+        identity = "" if self.cache is None else f"{self.cache.identity}-{self.bank.digest()}"
+        if self.cache is not None:
+            known = ItemBias.load(self.cache.folder, identity, self.device)
+            if known is not None and len(known) == self.rows:
+                return known
+        made = ItemBias.build(self.bank, self.collection)
+        if made is not None and self.cache is not None and self.cache.writable:
+            with suppress(OSError, GeniusError):  # without room or permission it serves from memory
+                made.save(self.cache.folder, identity)
+        return made
 
     @cached_property
     def beam(self) -> Beam:
@@ -125,6 +151,10 @@ class SearchEngine:
         """
         new = copy.copy(self)
         new.__dict__.pop("beam", None)
+        new.__dict__.pop("item_bias", None)
+        computed = "item_bias" in self.__dict__ or self._bias_before is None
+        new._bias_before = self if computed else self._bias_before
+        new.cache = None
         new.collection = self.collection.changed(first, added, embeddings, alive, trie)
         new.flat = Flat(new.collection)
         new.scan = self.scan.changed(new.collection)
@@ -149,6 +179,7 @@ class SearchEngine:
         dense: Tensor | None = None,
         target: Tensor | None = None,
         allowed: NDArray[Any] | Tensor | None = None,
+        modality: Tensor | None = None,
     ) -> SearchResult:
         """The k best items of every query; fewer only if fewer exist.
 
@@ -159,6 +190,7 @@ class SearchEngine:
             dense: (Q, D) compared with stored vectors; default z.
             target: (Q,) given modality, -1 unknown; default unknown.
             allowed: (N,) or (Q, N) bool over item rows; default all.
+            modality: (Q,) what each query consists of, -1 unknown; the item bias depends on it. Default unknown.
 
         Raises:
             GeniusError: If a query is not finite or of the wrong width, k is below 1, a filter has the wrong length, or the
@@ -166,6 +198,8 @@ class SearchEngine:
         """
         params = params or SearchParams()
         batch = self._batch(z, k, dense, target, allowed)
+        if params.item_bias and modality is not None and self.item_bias is not None:
+            batch = replace(batch, modality=modality.to(self.device), item_bias=self.item_bias)
         plan = self.pick(batch, k, params)
         if not self.collection.items or not len(batch):
             return self._ranked(batch, Candidates.empty(len(batch), self.device), k, params, plan)
@@ -198,10 +232,9 @@ class SearchEngine:
         if scores.shape != found.rows.shape:
             shapes = f"{tuple(scores.shape)} for candidates {tuple(found.rows.shape)}"
             raise GeniusError(f"the re-ranker {params.reranker!r} gave scores of shape {shapes}")
-        modality = self.collection.modality
-        if params.reranker != "none" and batch.modality_log_probs is not None and modality is not None:
-            prior = batch.modality_log_probs.masked_fill(batch.target[:, None] >= 0, 0)
-            scores = scores + prior.gather(1, modality[found.rows.clamp(min=0)].clamp(min=0))
+        prior = None if params.reranker == "none" else batch.prior(found.rows, self.collection.modality)
+        if prior is not None:
+            scores = scores + prior
         scores = scores.float().masked_fill(found.rows < 0, -torch.inf)
         if bool(torch.isnan(scores).any()):
             raise GeniusError(f"the re-ranker {params.reranker!r} gave NaN for an item")
@@ -214,7 +247,7 @@ class SearchEngine:
         if self.collection.modality is None or not several or bool((batch.target >= 0).all()):
             return batch
         log_probs = self.modality_log_probs(batch.z)
-        return QueryBatch(batch.z, batch.dense, batch.target, log_probs, batch.allowed)
+        return replace(batch, modality_log_probs=log_probs)
 
     def modality_log_probs(self, z: Tensor) -> Tensor:
         """(Q, 3) log p(modality | query): by the bank's probe, or by the decoder's first step."""

@@ -71,7 +71,9 @@ class Flat:
         for rows, vectors in self._blocks(batch, source):
             scores = compared @ vectors.T  # (Q, n)
             hidden = self._hidden(batch, rows)
-            scores = self._add_modality(batch, rows, scores)
+            prior = batch.prior(rows, self.collection.modality)
+            if prior is not None:
+                scores = scores + prior
             if hidden is None:
                 considered += scores.shape[1]
             else:
@@ -131,12 +133,3 @@ class Flat:
             wrong = (batch.target[:, None] >= 0) & (own[None] != batch.target[:, None])
             hidden = wrong if hidden is None else hidden | wrong
         return hidden
-
-    def _add_modality(self, batch: QueryBatch, rows: Tensor | slice, scores: Tensor) -> Tensor:
-        """Scores with log p(modality) of each row, where the query's target is unknown."""
-        modality = self.collection.modality
-        log_probs = batch.modality_log_probs
-        if modality is None or log_probs is None:
-            return scores
-        own = modality[rows].clamp(min=0)
-        return scores + log_probs.masked_fill(batch.target[:, None] >= 0, 0)[:, own]

@@ -41,17 +41,19 @@ class SearchParams:
 
     Args:
         beams: B, prefixes kept at every level of a beam search.
-        rerank: R, the effort of a scan: 2,000 compares about 200 vectors for ten hits, 4,000 twice as many in twice the cells; a
+        rerank: R, the effort of a scan: 2,000 compares about 360 vectors for ten hits, 4,000 twice as many in twice the cells; a
             larger k needs more. A re-ranker of your own is given R candidates. 0: beam search, as in the paper.
         reranker: Name of a registered re-ranker: "embeddings" (stored vectors), "codes" (reconstructions of IDs), "none"
             (the plan's own scores) or one of your own (`genius.search.rerank.register`).
         plan: "auto", "flat", "scan" or "beam".
+        item_bias: Take off each score how similar the item is to queries in general, where the model has a bank of queries.
     """
 
     beams: int = 50
     rerank: int = 2000
     reranker: str = "embeddings"
     plan: str = "auto"
+    item_bias: bool = True
 
     @classmethod
     def of_model(cls, model: Genius) -> SearchParams:

@@ -133,7 +133,7 @@ class Reconstructions:
         sizes = torch.tensor([len(codebook) for codebook in codebooks], device=device)
         self.starts = sizes.cumsum(0) - sizes
         config = quantizer.config
-        own = [size * config.own_books(level) for level, size in enumerate(config.level_sizes)]
+        own = [size * config.has_modality_codebooks(level) for level, size in enumerate(config.level_sizes)]
         self.steps = torch.tensor(own, device=device)  # rows between one modality's codebook and the next one's
 
     def __call__(self, codes: Tensor) -> Tensor:

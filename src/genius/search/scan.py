@@ -13,7 +13,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +46,7 @@ EXACT = 20_000  # rows that a filter lets through up to which all are compared
 FEWEST_ITEMS = 20_000  # of a collection that is worth a scan
 START_MS = 0.15  # of a query, roughly
 SCANNED = 20_000  # codes that are scanned for ten hits
-PROBED = 96  # cells that are scanned for ten hits, at least
+PROBED = 176  # cells that are scanned for ten hits, at least
 EFFORT = 2_000  # `SearchParams.rerank` at which the budgets below hold; they grow and shrink with it
 
 Floats = NDArray[np.float32]
@@ -57,7 +57,7 @@ Metric = Callable[[int], Tensor | None]
 
 def refine_budget(k: int, effort: float = 1.0) -> int:
     """Rows whose vectors are compared for k hits."""
-    return k + int(effort * 60 * k**0.5)
+    return k + int(effort * 110 * k**0.5)
 
 
 def probe_budget(k: int, cells: int, items: int, effort: float = 1.0) -> int:
@@ -312,7 +312,8 @@ class Scan:
         index = self.prepare()
         queries = np.ascontiguousarray(batch.dense.cpu().numpy())
         effort = max(params.rerank, 1) / EFFORT
-        count = k if params.reranker == "none" else refine_budget(k, effort)
+        final = params.reranker == "none" and batch.item_bias is None
+        count = k if final else refine_budget(k, effort)
         if params.reranker not in BUILT_IN:
             count = max(count, params.rerank)
         found = _Found(len(queries))
@@ -325,7 +326,11 @@ class Scan:
             allowed = self._filter(masks if masks is None or shared else masks[int(group[0])])
             job = _Job(self.collection, index, allowed, queries, targets, log_probs, k, count, effort, found)
             job.run(group)
-        return found.candidates(batch.z.device)
+        candidates = found.candidates(batch.z.device)
+        if batch.item_bias is None or batch.modality is None:
+            return candidates
+        bias = batch.item_bias.take(batch.modality, candidates.rows)
+        return replace(candidates, scores=candidates.scores - bias)
 
     def _filter(self, mask: Tensor | None) -> _Filter | None:
         """Rows that may be found; None: all."""

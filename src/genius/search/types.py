@@ -8,14 +8,17 @@ Plain data over item rows (0..N-1 of one collection). Knows nothing of models, f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from genius.search.params import SearchParams
+
+if TYPE_CHECKING:  # it knows collections, which know nothing of these types
+    from genius.search.item_bias import ItemBias
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,8 @@ class QueryBatch:
     target: Tensor  # (Q,) int64 given modality, -1 unknown
     modality_log_probs: Tensor | None = None  # (Q, 3) log p(modality | query), added to scores where target is -1
     allowed: Tensor | None = None  # (N,) or (Q, N) bool over item rows: passes the filter and is not deleted; None: all
+    modality: Tensor | None = None  # (Q,) int64 what each query consists of, -1 unknown; None: unknown
+    item_bias: ItemBias | None = None  # taken off similarities, by the query's modality; None: no correction
 
     def __len__(self) -> int:
         return len(self.z)
@@ -34,13 +39,37 @@ class QueryBatch:
     def select(self, queries: Tensor) -> QueryBatch:
         """Some of the queries, by position (n,)."""
         own_masks = self.allowed is not None and self.allowed.ndim == 2
-        return QueryBatch(
+        return replace(
+            self,
             z=self.z[queries],
             dense=self.dense[queries],
             target=self.target[queries],
             modality_log_probs=None if self.modality_log_probs is None else self.modality_log_probs[queries],
             allowed=self.allowed[queries] if own_masks and self.allowed is not None else self.allowed,
+            modality=None if self.modality is None else self.modality[queries],
         )
+
+    def prior(self, rows: Tensor | slice, item_modality: Tensor | None) -> Tensor | None:
+        """What is added to the similarities of items: log p(modality) where the target is unknown, less the item bias.
+
+        Args:
+            rows: (n,) or a slice, the same for all queries, or (Q, C) of each query; -1 is padding.
+            item_modality: (N,) modality of each row of the collection; None: codes do not say it.
+
+        Returns:
+            (Q, n) or (Q, C); None: nothing is added.
+        """
+        total = None
+        if self.modality_log_probs is not None and item_modality is not None:
+            log_probs = self.modality_log_probs.masked_fill(self.target[:, None] >= 0, 0)
+            if isinstance(rows, Tensor) and rows.ndim == 2:
+                total = log_probs.gather(1, item_modality[rows.clamp(min=0)].clamp(min=0))
+            else:
+                total = log_probs[:, item_modality[rows].clamp(min=0)]
+        if self.item_bias is None or self.modality is None:
+            return total
+        bias = self.item_bias.take(self.modality, rows)
+        return -bias if total is None else total - bias
 
     def allowed_for(self, query: int) -> Tensor | None:
         """(N,) rows that one query may find; None: all."""

@@ -297,10 +297,7 @@ class Backend:
                 return self._listings[wanted]
         if page.order_by is not None:
             self.check_field(page.order_by)
-        keys = []
-        for item in self.index.items(page.where):
-            value = None if page.order_by is None else item.metadata.get(page.order_by)
-            keys.append((value, item.id))
+        keys = [(value, item_id) for item_id, value in self.index.values(page.order_by, page.where)]
         keys.sort(key=page.order)
         with self._lock:
             self._listings[wanted] = keys
@@ -333,10 +330,10 @@ class Backend:
             if isinstance(source, Image.Image) or (isinstance(source, str | Path) and Path(source).suffix.lower() == SVG):
                 return _png(load_image(source)), "image/png"
             with opened(source, "the image") as picture:
-                kind = WEB_TYPES.get(picture.format or "")
-            if kind is None:
+                media_type = WEB_TYPES.get(picture.format or "")
+            if media_type is None:
                 return _png(load_image(source, least=WORKING_SIDE)), "image/png"
-            return (source if isinstance(source, bytes) else Path(source).open("rb")), kind
+            return (source if isinstance(source, bytes) else Path(source).open("rb")), media_type
         except (OSError, PictureError):
             gone = isinstance(source, str | Path) and not Path(source).is_file()
             problem = "is no longer there" if gone else "cannot be read any more"
@@ -422,8 +419,8 @@ class Backend:
 
     # -- presentation ------------------------------------------------------------------------------------------
 
-    def _url(self, kind: str, item_id: str) -> str:
-        return f"{self.base}/{kind}/{quote(item_id, safe='')}"
+    def _url(self, route: str, item_id: str) -> str:
+        return f"{self.base}/{route}/{quote(item_id, safe='')}"
 
     def _shown(self, item: Item) -> dict[str, Any]:
         """The fields of `ListedItem`."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import pydantic_core
@@ -30,8 +31,11 @@ from genius.serve.schemas import ItemBody, ItemIn, ItemsRequest, SearchBatch, Se
 from genius.serve.settings import ServeConfig
 
 MAX_ASPECT = 100  # encoders resize by the shorter side: a 1 x 30,000 image would grow, not shrink
+HEAVY_FORMATS = ("WEBP", "AVIF", "HEIF")
+HEAVY_BYTES_PER_PIXEL = 20
 MAX_FORM_FIELDS = 32
 MAX_FORM_FIELD_BYTES = 1_000_000
+_large_images = threading.Lock()
 M = TypeVar("M", bound=BaseModel)
 WithImage = TypeVar("WithImage", bound=SearchBody | ItemBody)
 
@@ -160,8 +164,12 @@ def check_images(images: Sequence[bytes], config: ServeConfig) -> None:
 
 
 def decode_image(data: bytes, config: ServeConfig, shrink: Callable[[Image.Image], Image.Image]) -> Image.Image:
-    """Bytes to an upright RGB image, as small as `shrink` makes it."""
-    with _uploaded(data, config) as image, decoded(image, config.query_side) as rgb:
+    """Bytes to an upright RGB image, as small as `shrink` makes it. Large ones are decoded one at a time: the memory of one is
+    given back before the next begins."""
+    with _uploaded(data, config) as image:
+        large = _peak_bytes(image) > DECODING.capacity // 4
+    turn = _large_images if large else nullcontext()
+    with turn, _uploaded(data, config) as image, decoded(image, config.query_side) as rgb:
         return shrink(rgb)
 
 
@@ -192,10 +200,17 @@ def _check_header(image: Image.Image, config: ServeConfig) -> None:
         raise _Refused(413, f"image: {width} x {height} pixels, more than {config.max_pixels:,}")
     if max(width, height) > MAX_ASPECT * min(width, height):
         raise _Refused(422, f"image: {width} x {height} is too thin")
-    cost = decoding_cost(image)
-    if cost > DECODING.capacity:  # WebP and AVIF decoders hold an image several times
+    cost = _peak_bytes(image)
+    if cost > DECODING.capacity:
         needed = f"{cost // 1_000_000} MB, more than {DECODING.capacity // 1_000_000} MB"
         raise _Refused(413, f"image: {width} x {height} pixels of {image.format} take {needed} to decode")
+
+
+def _peak_bytes(image: Image.Image) -> int:
+    """Memory that decoding takes at its peak, measured in a service: some decoders hold an image several times."""
+    if image.format in HEAVY_FORMATS:
+        return image.width * image.height * HEAVY_BYTES_PER_PIXEL
+    return decoding_cost(image)
 
 
 class _Refused(PictureError):
@@ -213,8 +228,8 @@ def media_type(request: Request) -> str:
     return request.headers.get("content-type", "").split(";")[0].strip().lower()
 
 
-def _is_json(kind: str) -> bool:
-    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+def _is_json(content_type: str) -> bool:
+    return content_type == "application/json" or (content_type.startswith("application/") and content_type.endswith("+json"))
 
 
 async def read_json(request: Request, model: type[M]) -> M:
@@ -262,11 +277,11 @@ async def _read(
     request: Request, config: ServeConfig, model: type[WithImage], from_form: Callable[[dict[str, str]], WithImage]
 ) -> tuple[WithImage, bytes | None]:
     """One JSON object or one form as a model, and the bytes of its image."""
-    kind = media_type(request)
-    if _is_json(kind):
+    content_type = media_type(request)
+    if _is_json(content_type):
         body = await read_json(request, model)
         return body, None if body.image is None else decode_base64(body.image, config)
-    if kind != "multipart/form-data":
+    if content_type != "multipart/form-data":
         raise ApiError(415, "send application/json or multipart/form-data")
     fields, image = await read_form(request)
     if image is None and "image" in fields:

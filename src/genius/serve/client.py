@@ -1,9 +1,9 @@
-"""A typed client: `GeniusClient("http://127.0.0.1:8000", api_key="...")`. Answers are the server's own models.
+"""A typed client: `GeniusClient("http://127.0.0.1:8000", api_key="...")`. Responses are the server's own models.
 
-Retries what is safe to retry: 503 with its Retry-After, and connections that were never made. Any other answer that
+Repeats what is safe to repeat: after 503 with its Retry-After, and connections that were never made. Any other response that
 is not a success raises `ServerError`, a `GeniusError` with the server's one line, its status and request id.
 
-`AsyncGeniusClient` is the client for `async` programs: each call runs in a thread, so that others go on meanwhile.
+`AsyncGeniusClient` is for `async` programs: each call runs in a thread.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import base64
 import functools
 import ssl
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from types import TracebackType
@@ -49,7 +49,7 @@ R = TypeVar("R")
 
 
 class ServerError(GeniusError):
-    """An answer that is not a success. `status` is 0 when there was no answer at all."""
+    """A response that is not a success. `status` is 0 if there was no response."""
 
     def __init__(self, message: str, status: int = 0, request_id: str = "", retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -59,7 +59,7 @@ class ServerError(GeniusError):
 
 
 class GeniusClient:
-    """Talks to a `genius serve`. Keeps connections open; close it, or use it in a `with`. Safe to share between threads."""
+    """A client of `genius serve`. Keeps connections open: close it, or use it in a `with`. Safe to share between threads."""
 
     def __init__(
         self,
@@ -92,13 +92,13 @@ class GeniusClient:
         )
 
     def close(self) -> None:
-        """Let the connections go."""
+        """Close the connections."""
         self._http.close()
 
     def __enter__(self) -> GeniusClient:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, exc_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
     # -- search ------------------------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ class GeniusClient:
     # -- items -------------------------------------------------------------------------------------------------
 
     def add(self, items: Iterable[Item], *, batch_size: int = 50) -> AddResponse:
-        """Add items, `batch_size` a request; ids that are there already stay as they are. Pictures are uploaded."""
+        """Add `items`, `batch_size` per request. Existing ids stay as they are. Images are uploaded."""
         total = AddResponse(added=0, unchanged=0, count=0)
         batch: list[dict[str, Any]] = []
         for item in items:
@@ -248,49 +248,49 @@ class GeniusClient:
         return self._call(PutResponse, "PUT", self._path("items", item.id), _body(item))
 
     def delete(self, item_id: str) -> DeleteResponse:
-        """Take the item `item_id` out of the index."""
+        """Delete the item `item_id`."""
         return self._call(DeleteResponse, "DELETE", self._path("items", item_id))
 
     def get(self, item_id: str) -> ItemDetail:
-        """The item `item_id`, its codes, and how many items share each step of its ID."""
+        """The item `item_id`, its codes, and how many items share each prefix of its ID."""
         return self._call(ItemDetail, "GET", self._path("items", item_id))
 
     def image(self, item_id: str) -> bytes:
-        """The picture of the item `item_id`, as a file."""
+        """The image of the item `item_id`, as the bytes of a file."""
         return self._send("GET", self._path("images", item_id)).content
 
     def thumbnail(self, item_id: str) -> bytes:
-        """A small JPEG of the picture of the item `item_id`."""
+        """A small JPEG of the image of the item `item_id`."""
         return self._send("GET", self._path("thumbnails", item_id)).content
 
     # -- the rest ----------------------------------------------------------------------------------------------
 
     def codes(self, prefix: Sequence[int] | str = ()) -> CodesResponse:
-        """What lives under a prefix of codes; the first codes without one."""
+        """Items below a `prefix` of codes; the first codes without one."""
         text = prefix if isinstance(prefix, str) else "-".join(str(int(code)) for code in prefix)
         return self._call(CodesResponse, "GET", f"{self._base}/codes/{quote(text, safe='')}" if text else f"{self._base}/codes")
 
     def info(self) -> InfoResponse:
-        """What the server holds and takes."""
+        """What the server holds and accepts."""
         return self._call(InfoResponse, "GET", f"{self._base}/info")
 
     def ready(self) -> bool:
-        """True if the server can answer now."""
+        """True if the server is ready."""
         try:
             return self._http.get("/readyz").status_code == 200
         except httpx.HTTPError:
             return False
 
     def wait_until_ready(self, timeout_s: float = 60.0) -> None:
-        """Return once the server can answer; an error after `timeout_s` seconds."""
+        """Return once the server is ready; an error after `timeout_s` seconds."""
         deadline = time.monotonic() + timeout_s
         while not self.ready():
             if time.monotonic() > deadline:
                 raise ServerError(f"{self._http.base_url} is not ready after {timeout_s:g} s")
             time.sleep(0.1)
 
-    def _path(self, kind: str, item_id: str) -> str:
-        return f"{self._base}/{kind}/{quote(item_id, safe='')}"
+    def _path(self, route: str, item_id: str) -> str:
+        return f"{self._base}/{route}/{quote(item_id, safe='')}"
 
     # -- transport ---------------------------------------------------------------------------------------------
 
@@ -351,7 +351,7 @@ def _query_body(image: ImageInput | None, minus: ContentInput | None, minus_like
 
 
 def _base64(image: ImageInput) -> str:
-    """The picture's own bytes where there are some; PNG of an opened one."""
+    """The image's own bytes if there are some; PNG of an opened one."""
     if isinstance(image, Image.Image):
         buffer = BytesIO()
         image.save(buffer, "PNG")
@@ -385,8 +385,18 @@ class AsyncGeniusClient:
     async def __aenter__(self) -> AsyncGeniusClient:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         await self.close()
+
+    async def items(
+        self, where: str | None = None, *, order_by: str | None = None, descending: bool = False, page_size: int = 100
+    ) -> AsyncIterator[ListedItem]:
+        """As `GeniusClient.items`, for `async for`."""
+        pages = self.client.items(where, order_by=order_by, descending=descending, page_size=page_size)
+        while (item := await asyncio.to_thread(next, pages, None)) is not None:
+            yield item
 
     search = _later(GeniusClient.search)
     search_many = _later(GeniusClient.search_many)  # type: ignore[arg-type]

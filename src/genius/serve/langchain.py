@@ -1,6 +1,6 @@
 """An index as a LangChain retriever: `GeniusRetriever(index=Index.open("my.genius"), k=5).invoke("a red bicycle")`.
 
-Needs `langchain-core`, which GENIUS does not install. A document's text is the item's text, or its name where it is a picture.
+Needs `langchain-core`, which GENIUS does not install. A document's text is the item's text, or its name if it is an image.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from genius.types import Query, name_of
 
 
 class GeniusRetriever(BaseRetriever):  # type: ignore[misc]
-    """Documents that answer a question, best first."""
+    """Documents that match a query, best first."""
 
     index: Any  # an open `Index`
     k: int = 10
     target: str | None = None  # image, text or pair
-    where: str | None = None  # an SQL condition on metadata
+    where: str | None = None  # SQL filter over metadata
     diverse: bool = False
 
     def _get_relevant_documents(self, query: str, *, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:

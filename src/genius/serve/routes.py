@@ -154,8 +154,8 @@ def form_of(model: type[BaseModel]) -> dict[str, Any]:
     """The same fields as a multipart form, where nothing is null and the image is a file."""
     fields = {}
     for name, field in model.model_json_schema()["properties"].items():
-        kind = next((kind for kind in field.get("anyOf", ()) if kind != {"type": "null"}), field)
-        fields[name] = {key: value for key, value in kind.items() if key not in ("title", "description", "default")}
+        schema = next((one for one in field.get("anyOf", ()) if one != {"type": "null"}), field)
+        fields[name] = {key: value for key, value in schema.items() if key not in ("title", "description", "default")}
     fields["image"] = {"type": "string", "format": "binary", "description": "The image as a file."}
     return {"type": "object", "additionalProperties": False, "properties": fields}
 
@@ -278,7 +278,7 @@ async def list_items(
         raise ApiError(422, f"limit: at most {most} here")
     after = None if cursor is None else Page.parse_cursor(cursor)
     page = Page(limit, after, (where or "").strip() or None, order_by, descending)
-    return answer(await call.service.compute(lambda: call.backend.list_items(page), call.caller, "list"))
+    return answer(await call.read(lambda: call.backend.list_items(page), "list"))
 
 
 @collection_router.post(
@@ -359,8 +359,8 @@ async def image(request: Request, item_id: PathId) -> Response:
     """As it was added if browsers show its format, otherwise as PNG."""
     call = allowed(request, "read")
     name = path_id(item_id)
-    data, kind = await call.read(lambda: call.backend.picture(name), "image")
-    return _image_response(request, data, kind)
+    data, media_type = await call.read(lambda: call.backend.picture(name), "image")
+    return _image_response(request, data, media_type)
 
 
 @collection_router.get(
@@ -375,15 +375,15 @@ async def thumbnail(request: Request, item_id: PathId) -> Response:
     call = allowed(request, "read")
     name = path_id(item_id)
     side = call.service.config.thumbnail_side
-    data, kind = await call.read(lambda: call.backend.thumbnail(name, side), "image")
-    return _image_response(request, data, kind)
+    data, media_type = await call.read(lambda: call.backend.thumbnail(name, side), "image")
+    return _image_response(request, data, media_type)
 
 
 def _item(body: ItemBody, item_id: str, image: bytes | None) -> Item:
     return Item(item_id, image=image, text=body.text, metadata=body.metadata)
 
 
-def _image_response(request: Request, data: bytes | BinaryIO, kind: str) -> Response:
+def _image_response(request: Request, data: bytes | BinaryIO, media_type: str) -> Response:
     """Bytes, or a file that is sent piece by piece: it may be large."""
     if isinstance(data, bytes):
         length = len(data)
@@ -399,11 +399,11 @@ def _image_response(request: Request, data: bytes | BinaryIO, kind: str) -> Resp
     }
     unchanged = request.headers.get("if-none-match") == headers["ETag"]
     if isinstance(data, bytes):
-        return Response(status_code=304, headers=headers) if unchanged else Response(data, 200, headers, kind)
+        return Response(status_code=304, headers=headers) if unchanged else Response(data, 200, headers, media_type)
     if unchanged:
         data.close()
         return Response(status_code=304, headers=headers)
-    return StreamingResponse(_chunks(data, length), 200, {**headers, "Content-Length": str(length)}, kind)
+    return StreamingResponse(_chunks(data, length), 200, {**headers, "Content-Length": str(length)}, media_type)
 
 
 def _chunks(file: BinaryIO, length: int) -> Iterator[bytes]:

@@ -1,6 +1,6 @@
-"""What goes over the wire, as pydantic models: requests are strict, answers are typed for the client.
+"""Requests and responses as pydantic models: requests are strict, responses are typed for the client.
 
-Knows shapes and limits that never change; limits that an operator may set are checked in `bodies.py`.
+Knows fields and limits that never change; limits that an operator may set are checked in `bodies.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_vali
 from genius.pictures import NAMES
 
 Target = Literal["image", "text", "pair"]
-EXACT = 2**53  # integers beyond are not exact in JSON, nor in the index
+EXACT = 2**53  # larger integers are not exact in JSON, nor in the index
 HARD_MAX_K = 1000
 
 # Control characters in an id would make logs and URLs ambiguous; "." and ".." cannot be written in a URL at all.
@@ -54,35 +54,31 @@ class Strict(BaseModel):
 
 
 class SearchBody(Strict):
-    """A question. At least one of `text`, `image` and `like`."""
+    """A query. At least one of `text`, `image` and `like`."""
 
-    text: str | None = Field(None, max_length=8000, description="What to look for, in words.")
+    text: str | None = Field(None, max_length=8000, description="Query text.")
     image: str | None = Field(
         None,
-        description=f"A picture as base64 ({NAMES}); a data: URL works. Never a link.",
+        description=f"Query image as base64 ({NAMES}); a data: URL works. Never a link.",
         json_schema_extra={"contentEncoding": "base64"},
     )
     like: ItemId | None = Field(
-        None, description="The id of an indexed item to use as the picture (or, without one, the text) of this query."
+        None, description="Id of an indexed item to use as the image (or, without one, the text) of this query."
     )
-    instruction: str | None = Field(None, max_length=2000, description="What kind of answer is wanted, in words.")
-    target: Target | None = Field(None, description="image: anything with a picture; text: anything with words; pair: both.")
-    modality: Target | None = Field(None, description="Exactly this kind of item, in place of `target`.")
-    k: int = Field(10, ge=1, le=HARD_MAX_K, description="How many results.")
-    where: str | None = Field(
-        None, max_length=2000, description="A filter over metadata, as an SQL condition: `price < 50 AND colour = 'red'`."
-    )
-    min_score: float | None = Field(None, description="Leave out results that score lower.")
+    instruction: str | None = Field(None, max_length=2000, description="What is wanted, in words.")
+    target: Target | None = Field(None, description="image: anything with an image; text: anything with a text; pair: both.")
+    modality: Target | None = Field(None, description="Exactly this modality, in place of `target`.")
+    k: int = Field(10, ge=1, le=HARD_MAX_K, description="Number of results.")
+    where: str | None = Field(None, max_length=2000, description="SQL filter over metadata: `price < 50 AND colour = 'red'`.")
+    min_score: float | None = Field(None, description="Drop results with a lower score.")
     beams: int | None = Field(None, ge=1, le=1000, description="Beam width; the model's default if absent.")
-    rerank: int | None = Field(
-        None, ge=0, le=100_000, description="How many candidates to re-rank; the model's default if absent."
-    )
-    diverse: bool = Field(False, description="Answers that differ: one of each group of items with like codes.")
-    minus: str | None = Field(None, max_length=8000, description="What answers should not be like, in words.")
+    rerank: int | None = Field(None, ge=0, le=100_000, description="Candidates to re-rank; the model's default if absent.")
+    diverse: bool = Field(False, description="At most one result per code prefix.")
+    minus: str | None = Field(None, max_length=8000, description="Text to steer away from.")
     minus_image: str | None = Field(
-        None, description="A picture that answers should not be like, as base64.", json_schema_extra={"contentEncoding": "base64"}
+        None, description="Image to steer away from, as base64.", json_schema_extra={"contentEncoding": "base64"}
     )
-    minus_like: ItemId | None = Field(None, description="The id of an indexed item that answers should not be like.")
+    minus_like: ItemId | None = Field(None, description="Id of an indexed item to steer away from.")
     order_by: str | None = Field(
         None, min_length=1, max_length=64, description="Sort the k results by this metadata field; those without it come last."
     )
@@ -91,7 +87,7 @@ class SearchBody(Strict):
     _texts = field_validator("text", "instruction", "where", "minus", "order_by")(_no_nul)
 
     @model_validator(mode="after")
-    def _asks_something(self) -> SearchBody:
+    def _has_query(self) -> SearchBody:
         if not (self.text or "").strip() and self.image is None and self.like is None:
             raise ValueError("send a text, an image, or 'like' with an item's id")
         if self.image is not None and self.like is not None:
@@ -99,7 +95,7 @@ class SearchBody(Strict):
         if self.minus_image is not None and self.minus_like is not None:
             raise ValueError("send either 'minus_image' or 'minus_like', not both")
         if self.target is not None and self.modality is not None:
-            raise ValueError("target and modality both say what is wanted: send one of them")
+            raise ValueError("send either target or modality, not both")
         return self
 
 
@@ -113,7 +109,7 @@ class ItemBody(Strict):
     """The content of an item. At least one of `text` and `image`."""
 
     text: str | None = Field(None, max_length=100_000)
-    image: str | None = Field(None, description="A picture as base64.", json_schema_extra={"contentEncoding": "base64"})
+    image: str | None = Field(None, description="Image as base64.", json_schema_extra={"contentEncoding": "base64"})
     metadata: dict[str, Scalar] = Field(
         default_factory=dict, max_length=64, description="Flat fields for `where` and for display."
     )
@@ -169,11 +165,11 @@ class ItemsRequest(Strict):
         return value
 
 
-# -- answers ---------------------------------------------------------------------------------------------------
+# -- responses -------------------------------------------------------------------------------------------------
 
 
 class CodeStep(BaseModel):
-    """One step of an ID: the code, and how many items share the ID up to here."""
+    """One code of an ID, and how many items share the ID up to here."""
 
     code: int
     prefix: str = Field(description="The codes up to here, joined by '-': what `/v1/codes/{prefix}` takes.")
@@ -206,13 +202,13 @@ class ListResponse(BaseModel):
 
 
 class ItemDetail(ItemOut):
-    """An item with its ID as a path: coarse to fine."""
+    """An item with its ID as a path, coarse to fine."""
 
     path: list[CodeStep]
 
 
 class PlacedOut(BaseModel):
-    """An item on the map: both coordinates are from 0 to 1."""
+    """An item on the map; both coordinates are from 0 to 1."""
 
     id: str
     modality: Target
@@ -225,17 +221,17 @@ class PlacedOut(BaseModel):
 
 class MapResponse(BaseModel):
     count: int = Field(description="Items in the index.")
-    method: Literal["umap", "pca"] = Field(description="How the plane was drawn.")
-    drawing: bool = Field(description="Whether a better plane is being drawn: ask again in some seconds.")
-    items: list[PlacedOut] = Field(description="A sample of the index, where it lies on a plane.")
-    found: list[PlacedOut] = Field(description="The items that were asked for by id, those in the sample among them.")
+    method: Literal["umap", "pca"] = Field(description="How the coordinates were computed.")
+    drawing: bool = Field(description="Whether UMAP is being computed: ask again in some seconds.")
+    items: list[PlacedOut] = Field(description="A sample of the index.")
+    found: list[PlacedOut] = Field(description="The items of `at`.")
 
 
 class HitOut(ItemOut):
-    """A result: an item and how well it answers. Higher is better."""
+    """A result: an item and its score; higher is better."""
 
     score: float
-    probability: float | None = Field(None, description="That it answers the question; null where the model was not calibrated.")
+    probability: float | None = Field(None, description="That it is relevant; null if the model was not calibrated.")
 
 
 class SearchResult(BaseModel):
@@ -243,17 +239,17 @@ class SearchResult(BaseModel):
 
     hits: list[HitOut]
     answerable: float | None = Field(
-        None, description="Probability that the index holds an answer at all; null where the model was not calibrated."
+        None, description="Probability that the index holds a relevant item; null if the model was not calibrated."
     )
-    doubtful: bool = Field(False, description="Whether there is probably nothing like that here.")
-    why: str | None = Field(None, description="Where nothing was found: why, and what to do.")
+    doubtful: bool = Field(False, description="Whether there is probably no relevant item.")
+    why: str | None = Field(None, description="If nothing was found: why, and what to do.")
 
 
 class SearchResponse(SearchResult):
     """Results of one query, and how they were made."""
 
     took_ms: float = Field(description="Milliseconds in the server, waiting included.")
-    batch_size: int = Field(description="How many queries shared the pass through the model.")
+    batch_size: int = Field(description="Queries that shared the pass through the model.")
 
 
 class SearchBatchResponse(BaseModel):
@@ -267,14 +263,14 @@ class ExplainedCode(BaseModel):
     """One code that could follow others."""
 
     prefix: list[int] = Field(description="The codes up to and with this one.")
-    log_p: float | None = Field(description="Of this code, given those before; null where it was given by the question.")
-    total: float = Field(description="Log p of the whole prefix: what beams are ranked by.")
+    log_p: float | None = Field(description="Log-probability of this code given its prefix; null if the query fixed it.")
+    total: float = Field(description="Log-probability of the whole prefix: what beams are ranked by.")
     items: int = Field(description="Items below it.")
     kept: bool = Field(description="Whether it was among the beams.")
-    rank: int | None = Field(description="Its place among the beams, from 1.")
-    answer: bool = Field(description="Whether an answer lies below it.")
-    words: list[str] = Field(description="Words that items below it have and those beside it lack.")
-    examples: list[str] = Field(description="Ids of items below it; `thumbnails` has their pictures.")
+    rank: int | None = Field(description="Its rank among the beams, from 1.")
+    answer: bool = Field(description="Whether a result is below it.")
+    words: list[str] = Field(description="Words that items below it have and those of its siblings lack.")
+    examples: list[str] = Field(description="Ids of items below it; `thumbnails` has their images.")
 
 
 class ExplainedNode(ExplainedCode):
@@ -290,7 +286,7 @@ class ExplainedStep(BaseModel):
     competing: int = Field(description="Codes that could follow the beams.")
     beams: int = Field(description="How many of them were kept.")
     items: int = Field(description="Items below what was kept.")
-    codes: list[ExplainedCode] = Field(description="The best kept, those that lead to answers, the best rejected; best first.")
+    codes: list[ExplainedCode] = Field(description="The best kept, those that lead to results, the best rejected; best first.")
 
 
 class ExplainedTrace(BaseModel):
@@ -302,7 +298,7 @@ class ExplainedTrace(BaseModel):
 
 
 class ExplainedAnswer(BaseModel):
-    """One answer, and how likely each code of its ID was."""
+    """One result, and the log-probability of each code of its ID."""
 
     id: str
     score: float
@@ -324,8 +320,8 @@ class ExplainResponse(BaseModel):
     traces: list[ExplainedTrace] = Field(description="One for each target modality that was searched.")
     answerable: float | None
     doubtful: bool
-    thumbnails: dict[str, str] = Field(description="Pictures of the examples, by id.")
-    why: str | None = Field(None, description="Where nothing was found: why, and what to do.")
+    thumbnails: dict[str, str] = Field(description="Thumbnail URLs of the examples, by id.")
+    why: str | None = Field(None, description="If nothing was found: why, and what to do.")
 
 
 class AddResponse(BaseModel):
@@ -349,17 +345,17 @@ class ChildCode(BaseModel):
     code: int
     prefix: str
     count: int
-    examples: list[ItemOut] = Field(description="A few items that live there.")
+    examples: list[ItemOut] = Field(description="A few items below it.")
 
 
 class CodesResponse(BaseModel):
-    """What lives under a prefix of codes."""
+    """Items below a prefix of codes."""
 
     prefix: str
     path: list[CodeStep]
     level: int = Field(description="How many codes the prefix has.")
     levels: int = Field(description="How many codes a full ID has.")
-    count: int = Field(description="Items under the prefix.")
+    count: int = Field(description="Items below the prefix.")
     children_total: int
     children: list[ChildCode] = Field(description="Next codes, the fullest first.")
     items: list[ItemOut]
@@ -375,7 +371,7 @@ class Limits(BaseModel):
 
 
 class InfoResponse(BaseModel):
-    """What this server holds and takes."""
+    """What this server holds and accepts."""
 
     version: str
     items: int
@@ -384,7 +380,7 @@ class InfoResponse(BaseModel):
     needs_key: bool = Field(description="Whether keys are configured.")
     scopes: list[Literal["read", "write"]] = Field(description="What your key may do.")
     key: str | None = Field(None, description="The name of your key.")
-    advice: str | None = Field(None, description="What to know of this index, such as pictures that its model does not know.")
+    advice: str | None = Field(None, description="A hint about this index, such as images unlike those its model was trained on.")
     limits: Limits
 
 

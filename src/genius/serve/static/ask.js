@@ -9,7 +9,7 @@ let onProblem = () => {};
 export async function searchWith(file) {
   const problem = unusable(file);
   if (problem) return onProblem(problem);
-  const pic = state.keepPicture(await shrink(file), file.name || "pasted picture");
+  const pic = state.keepPicture(await shrink(file), file.name || "pasted image");
   state.go({ ...asked(), pic, like: "" });
 }
 
@@ -62,7 +62,7 @@ export function fill(current) {
   }
   const narrow = matchMedia("(max-width: 560px)").matches;
   if (picture || current.like) $("text").placeholder = narrow ? "… but different how?" : "… but what should be different? (optional)";
-  else $("text").placeholder = narrow ? "Describe it" : "Describe it, or drop a picture, or both";
+  else $("text").placeholder = narrow ? "Describe it" : "Describe it, or drop an image, or both";
 }
 
 // "like this item": its picture, or its words where it has none.

@@ -106,7 +106,7 @@ function row(file) {
   const named = file?.name && !/^image\.\w+$/.test(file.name) ? file.name : `${file ? "pasted" : "words"} ${stamp}`; // browsers call what is pasted image.png
   const number = $("add-list").children.length + 1;
   const name = h("input", { type: "text", class: "add-name", maxlength: "512", value: named, required: true, "aria-label": `Id of item ${number}` });
-  const words = h("input", { type: "text", class: "add-words", maxlength: "8000", required: !file, placeholder: file ? "What it shows (optional)" : "The words", "aria-label": `Words of item ${number}` });
+  const words = h("input", { type: "text", class: "add-words", maxlength: "8000", required: !file, placeholder: file ? "What it shows (optional)" : "The text", "aria-label": `Text of item ${number}` });
   const said = h("p", { class: "add-said", "aria-live": "polite" });
   const image = h("img", { alt: "" });
   if (file) {

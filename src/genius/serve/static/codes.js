@@ -38,13 +38,13 @@ function tile(child, level, most) {
 
 export function codesView(answer, open, selected) {
   if (answer.count === 0) {
-    return [notice({ title: "This index is empty", lines: ["Once it holds items, their codes can be walked here."] })];
+    return [notice({ title: "This index is empty", lines: ["Once it holds items, their codes can be browsed here."] })];
   }
   const root = answer.level === 0;
-  const title = root ? "Every ID starts with what the item is" : `${plural(answer.count, "item")} ${answer.count === 1 ? "lives" : "live"} here`;
+  const title = root ? "The first code of every ID is the modality" : `${plural(answer.count, "item")} below this prefix`;
   const parts = [crumbs(answer), h("h2", { class: "codes-title", id: "codes-title", tabindex: "-1" }, title)];
   if (root) {
-    parts.push(h("p", { class: "hint" }, `An ID is ${answer.levels} codes, coarse to fine: things that share the first codes are alike. Open a code to go down.`));
+    parts.push(h("p", { class: "hint" }, `An ID is ${answer.levels} codes, coarse to fine: items that share the first codes are similar. Open a code to go down.`));
   }
   if (answer.children.length) {
     const most = answer.children[0].count;

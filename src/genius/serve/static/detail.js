@@ -53,7 +53,7 @@ const head = (title) =>
 function content(item, score) {
   const parts = [head(titleOf(item))];
   if (item.image_url || item.thumbnail_url) {
-    const image = h("img", { class: "picture", alt: item.text ?? `The picture of ${item.id}` });
+    const image = h("img", { class: "picture", alt: item.text ?? `The image of ${item.id}` });
     image.addEventListener("error", () => image.remove());
     api.show(image, item.thumbnail_url ?? item.image_url);
     parts.push(image);
@@ -141,7 +141,7 @@ function path(item) {
         "a",
         {
           href: state.address({ ...state.EMPTY, codes: step.prefix }),
-          "aria-label": `Code ${level + 1}: ${name}. ${alone ? "Only this item" : `${number(step.count)} items`} here. Show what lives here.`,
+          "aria-label": `Code ${level + 1}: ${name}. ${alone ? "Only this item" : `${number(step.count)} items`} here. Show the items below it.`,
         },
         h("span", { class: "code", style: { "--hue": codeHue(level, step.code) } }, name),
         h("span", { class: "track" }, h("span", { class: "fill", style: { width: `${(share * 100).toFixed(1)}%`, "--hue": codeHue(level, step.code) } })),
@@ -153,7 +153,7 @@ function path(item) {
     "section",
     { class: "path" },
     h("h3", {}, "Its ID, code by code"),
-    h("p", { class: "hint" }, "Each code narrows it down. Open one to see what else lives there."),
+    h("p", { class: "hint" }, "Each code narrows it down. Open one to see other items below it."),
     h("ol", {}, steps),
   );
 }

@@ -60,7 +60,7 @@ export function setUpDrop(todo) {
     $("drop").hidden = true;
     const files = [...event.dataTransfer.files], id = event.dataTransfer.getData(ID_TYPE);
     if (id) return change ? todo.remove(dragged ?? { id }) : todo.like({ id });
-    if (!files.length) return todo.problem("That was a link, not a picture. Save the picture first, then drop the file: links are never fetched.");
+    if (!files.length) return todo.problem("That was a link, not an image. Save the image first, then drop the file: links are never fetched.");
     if (adding() || change || files.length > 1) return todo.add(files);
     return todo.search(files[0]);
   });

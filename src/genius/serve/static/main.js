@@ -97,7 +97,7 @@ async function ask(current, signal) {
   const picture = current.pic ? state.picture(current.pic)?.blob : undefined;
   if (current.pic && !picture && !current.q) {
     say("");
-    put(notice({ title: "The picture is gone", lines: ["Pictures stay on this page only, and it was reloaded. Drop the picture again to repeat the search."] }));
+    put(notice({ title: "The image is gone", lines: ["Images stay on this page only, and it was reloaded. Drop the image again to repeat the search."] }));
     return null;
   }
   const request = { text: current.q || undefined, like: current.like || undefined, target: current.target || undefined, where: current.where || undefined, k: Number(current.k), minus_like: current.minus || undefined };
@@ -117,7 +117,7 @@ async function showSearch(current, signal) {
   }
   const found = summary(answer.hits.length, request, answer);
   say(answer.doubtful ? `${found} Probably nothing like that is here (${Math.round(100 * answer.answerable)} %).` : found);
-  const why = h("button", { type: "button", class: "plain small why-open", "aria-expanded": current.why ? "true" : "false", onclick: () => state.go({ why: current.why ? "" : "1" }) }, "Why these answers?");
+  const why = h("button", { type: "button", class: "plain small why-open", "aria-expanded": current.why ? "true" : "false", onclick: () => state.go({ why: current.why ? "" : "1" }) }, "Why these results?");
   const reasons = current.why ? h("div", { id: "why" }, await whyView(request, picture, about.items, signal)) : null;
   // where anything is wanted, what can be looked at comes first; each part is best first
   const pictured = (hit) => Boolean(hit.thumbnail_url);
@@ -151,8 +151,8 @@ async function showStart(current, signal) {
     put(
       notice({
         title: "This index is empty",
-        lines: ["Drop pictures here, or add something to find and come back:", h("code", {}, "genius index PHOTOS/ -o my.genius"), "or send items to POST /v1/items."].slice(refusal() ? 1 : 0),
-        actions: [refusal() ? null : button("Add pictures", () => addFiles(), true), button("Look again", () => { about = null; retry(); })].filter(Boolean),
+        lines: ["Drop images here, or index a folder and come back:", h("code", {}, "genius index PHOTOS/ -o my.genius"), "or send items to POST /v1/items."].slice(refusal() ? 1 : 0),
+        actions: [refusal() ? null : button("Add images", () => addFiles(), true), button("Look again", () => { about = null; retry(); })].filter(Boolean),
       }),
     );
     return;
@@ -188,7 +188,7 @@ function showError(error, current) {
       button("Search without the filter", () => state.go({ where: "" }), true),
     ]);
   } else if (error.status === 413 || /image/.test(error.message)) {
-    bad("That picture could not be used", [error.message], [button("Remove the picture", () => state.go({ pic: "", like: "" }), true)]);
+    bad("That image could not be used", [error.message], [button("Remove the image", () => state.go({ pic: "", like: "" }), true)]);
   } else if (error.status === 404) bad("Not here", [error.message], [button("Start again", () => state.go(state.EMPTY), true)]);
   else bad("That did not work", [error.message], [again]);
 }

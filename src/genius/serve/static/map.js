@@ -46,7 +46,7 @@ const below = (prefix, hits) => hits.filter((hit) => `${hit.codes.join("-")}-`.s
 
 function area(child, level, box, inner, { current, hits }) {
   const name = codeName(level, child.code), [example] = child.examples, big = box.w > 0.05 && box.h > 0.06, marks = below(child.prefix, hits);
-  const label = `${plural(child.count, "item")}${marks ? `, ${plural(marks, "answer")}` : ""}`;
+  const label = `${plural(child.count, "item")}${marks ? `, ${plural(marks, "result")}` : ""}`;
   const there = inner ? { ...current, map: child.prefix, item: "" } : { ...EMPTY, codes: child.prefix };
   return h(
     "a",
@@ -84,11 +84,11 @@ export async function mapView(current, hits, open, signal) {
   const tab = (label, where, on) => h("a", { href: there(where), class: "map-tab", "aria-current": on ? "page" : null }, label);
   const tabs = h("nav", { class: "map-tabs", "aria-label": "Kinds of map" }, tab("Areas", "", !flat), tab("Plane", "plane", flat));
   const title = h("h2", { class: "codes-title", id: "codes-title", tabindex: "-1" }, "The collection as a map");
-  const marked = hits && h("p", { class: "marked" }, hits.length ? `${plural(hits.length, "answer")} marked. ` : "Nothing was found. ", h("a", { href: there(null) }, "Show them as a list"));
+  const marked = hits && h("p", { class: "marked" }, hits.length ? `${plural(hits.length, "result")} marked. ` : "Nothing was found. ", h("a", { href: there(null) }, "Show them as a list"));
   if (flat) return [title, tabs, marked, ...(await planeView((hits ?? []).map((hit) => hit.id), open, signal))].filter(Boolean);
   const { canvas, answer } = await areas(current, hits ?? [], signal);
   const up = current.map ? h("button", { type: "button", class: "plain small", onclick: () => go({ map: current.map.split("-").slice(0, -1).join("-"), item: "" }) }, "Up") : null;
   const more = answer.children_total - answer.children.length;
-  const where = current.map ? `${plural(answer.count, "item")} under ${answer.path.map((step, level) => codeName(level, step.code)).join(" → ")}` : `Every area is a code, as large as what lives below it. Open one to go in.`;
+  const where = current.map ? `${plural(answer.count, "item")} under ${answer.path.map((step, level) => codeName(level, step.code)).join(" → ")}` : `Every area is a code, as large as its number of items. Open one to zoom in.`;
   return [title, tabs, marked, h("p", { class: "hint" }, where, more > 0 ? `; ${number(more)} smaller codes are not drawn` : ""), up, canvas].filter(Boolean);
 }

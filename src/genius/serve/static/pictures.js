@@ -5,7 +5,7 @@ const SMALL = 300_000; // bytes that are sent as they are
 
 // Why a file cannot be used, or "".
 export function unusable(file) {
-  if (file.type && !file.type.startsWith("image/")) return `“${file.name}” is not a picture. Drop a PNG, JPEG, WebP, GIF, BMP or AVIF file.`;
+  if (file.type && !file.type.startsWith("image/")) return `“${file.name}” is not an image. Drop a PNG, JPEG, WebP, GIF, BMP or AVIF file.`;
   if (file.type === "image/svg+xml") return "SVG drawings are not accepted. Drop a PNG or JPEG of it instead.";
   return "";
 }

@@ -11,8 +11,8 @@ const WORDS_FROM = 2; // zoom from which texts are written out
 const PRESS = 6; // pixels that a finger may move while it presses
 const ASK_AGAIN = 4000; // milliseconds, while a better plane is being drawn
 const METHODS = {
-  umap: "drawn by UMAP: alike items lie near each other",
-  pca: "at the two directions in which their vectors differ most",
+  umap: "by UMAP: similar items lie close together",
+  pca: "by principal components",
 };
 
 class Plane {
@@ -186,8 +186,8 @@ export async function planeView(ids, open, signal) {
   const plane = new Plane(open), about = h("p", { class: "hint" });
   const say = (answer) => {
     const { length } = answer.items;
-    const better = answer.drawing ? " A better plane is being drawn and will take its place." : "";
-    about.textContent = `${number(length)} of ${plural(answer.count, "item")}, ${METHODS[answer.method]}. Near is a hint, not an answer. Colours are second codes.${better}`;
+    const better = answer.drawing ? " UMAP is being computed and will replace it." : "";
+    about.textContent = `${number(length)} of ${plural(answer.count, "item")}, ${METHODS[answer.method]}. Distance is only a hint. Colours are second codes.${better}`;
   };
   const load = async () => {
     const answer = await api.map(ids, signal);

@@ -21,7 +21,7 @@ function words(item, size) {
   return h("span", { class: `face words ${size} ${short}` }, h("span", {}, shorten(text, size === "small" ? 48 : 240)));
 }
 
-const likely = (item) => (typeof item.probability === "number" ? `answers with ${Math.round(100 * item.probability)} %` : "");
+const likely = (item) => (typeof item.probability === "number" ? `relevant with ${Math.round(100 * item.probability)} %` : "");
 
 // The face of an item: its thumbnail, or its words.
 export function face(item, { size = "normal" } = {}) {

@@ -34,11 +34,11 @@ export async function startView(root, open, selected, signal) {
   const { items, all } = await varied(root, signal);
   const asked = questions(all);
   return [
-    h("h2", { class: "start" }, "Ask with words, a picture, or both"),
+    h("h2", { class: "start" }, "Search with text, an image, or both"),
     asked.length
       ? h("p", { class: "tries" }, h("span", {}, "Try"), asked.map((q) => h("button", { type: "button", class: "try", onclick: () => state.go({ ...state.EMPTY, q }) }, shorten(q, 40))))
       : null,
     grid(items, { open, label: "A few items of this index", selected }),
-    h("p", { class: "hint after" }, "Drop or paste a picture anywhere on this page; add words to say what should be different. ", h("a", { href: "#map=" }, "See the whole collection as a map"), "."),
+    h("p", { class: "hint after" }, "Drop or paste an image anywhere on this page; add text to say what should be different. ", h("a", { href: "#map=" }, "See the whole collection as a map"), "."),
   ].filter(Boolean);
 }

@@ -59,18 +59,18 @@ function beamTrace(trace, total, thumbnails) {
       one.classList.toggle("off", !(starts(prefix, own) || starts(own, prefix)));
     }
     const label = prefix.map((code, level) => codeName(level, code)).join(" → ");
-    where.replaceChildren(`${label}. `, h("a", { href: address({ ...EMPTY, codes: prefix.join("-") }) }, "Show everything that lives there"));
+    where.replaceChildren(`${label}. `, h("a", { href: address({ ...EMPTY, codes: prefix.join("-") }) }, "Show all items below it"));
   }
 
   return h("section", { class: "why" }, list, where);
 }
 
-const kindsOf = { image: "pictures", text: "texts", pair: "pictures with texts" };
+const kindsOf = { image: "images", text: "texts", pair: "image-text pairs" };
 
 export async function whyView(request, picture, total, signal) {
   const answer = await api.explain({ ...request, k: 5 }, picture, signal);
-  if (!answer.answers.length) return [notice({ title: "Nothing to explain", lines: ["No answer was found."] })];
-  const parts = [h("h2", {}, "Why these answers")];
+  if (!answer.answers.length) return [notice({ title: "Nothing to explain", lines: ["No result was found."] })];
+  const parts = [h("h2", {}, "Why these results")];
   parts.push(h("p", { class: "hint" }, answer.summary));
   if (answer.plan !== "beam") parts.push(h("p", { class: "hint" }, "The codes decided nothing here. This is how a beam search would generate the ID."));
   for (const trace of answer.traces) {

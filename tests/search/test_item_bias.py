@@ -1,0 +1,150 @@
+"""The item bias: against its formula, in every plan, for items added later, on disk, and by what it does to hubs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from genius.model.generator import Generator, GeneratorConfig
+from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
+from genius.model.query_bank import PSEUDO_QUERIES, TEMPERATURE, QueryBank
+from genius.search import CodeTrie, SearchEngine, SearchParams
+from genius.search.item_bias import ItemBias
+from genius.search.scan import ScanCache
+
+SIZES = (3, 16, 16)
+WIDTH = 16
+IMAGE, TEXT = 0, 1
+
+
+def unit(count: int, seed: int) -> torch.Tensor:
+    return F.normalize(torch.randn(count, WIDTH, generator=torch.Generator().manual_seed(seed)), dim=1)
+
+
+def bank(count: int = 400) -> QueryBank:
+    """Text queries for images, all on one side of the space."""
+    z = F.normalize(unit(count, 1) + 2 * unit(1, 2), dim=1)
+    return QueryBank.of(z, torch.full((count,), TEXT), torch.full((count,), IMAGE))
+
+
+def engine(vectors: torch.Tensor, modality: torch.Tensor, **more: object) -> SearchEngine:
+    torch.manual_seed(0)
+    generator = Generator(GeneratorConfig(width=WIDTH, level_sizes=SIZES, d_model=16, layers=1, heads=2, d_kv=8, d_ff=32)).eval()
+    quantizer = ResidualQuantizer(QuantizerConfig(width=WIDTH, level_sizes=SIZES)).eval()
+    codes = torch.randint(16, (len(vectors), 3), generator=torch.Generator().manual_seed(3))
+    codes[:, 0] = modality
+    trie = CodeTrie.build(codes.numpy(), SIZES)
+    return SearchEngine(generator, quantizer, trie, vectors, **more)  # type: ignore[arg-type]
+
+
+def by_formula(queries: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
+    weight = len(queries) / (len(queries) + PSEUDO_QUERIES)
+    raw = weight * TEMPERATURE * (torch.logsumexp(queries @ vectors.T / TEMPERATURE, 0) - math.log(len(queries)))
+    return raw - raw.mean()
+
+
+@pytest.mark.parametrize("plan", ["flat", "scan"])
+def test_scores_are_similarity_less_the_bias(plan: str) -> None:
+    vectors, known = unit(600, 4), bank()
+    found = engine(vectors, torch.zeros(600, dtype=torch.long), bank=known)
+    z = unit(5, 5)
+    params = SearchParams(plan=plan)
+    target = torch.zeros(5, dtype=torch.long)
+    result = found.search(z, k=7, params=params, target=target, modality=torch.full((5,), TEXT))
+    expected = z @ vectors.T - by_formula(known.z, vectors)
+    best = expected.topk(7, 1)
+    assert torch.equal(result.rows, best.indices)
+    torch.testing.assert_close(result.scores, best.values, atol=2e-3, rtol=0)
+
+
+@pytest.mark.parametrize("off", ["switch", "unknown modality", "another direction"])
+def test_without_a_direction_scores_are_similarities(off: str) -> None:
+    vectors = unit(300, 4)
+    found = engine(vectors, torch.zeros(300, dtype=torch.long), bank=bank())
+    z, target = unit(4, 5), torch.zeros(4, dtype=torch.long)
+    modality = {"switch": torch.full((4,), TEXT), "unknown modality": None, "another direction": torch.full((4,), IMAGE)}[off]
+    result = found.search(z, k=3, params=SearchParams(item_bias=off != "switch"), target=target, modality=modality)
+    torch.testing.assert_close(result.scores, (z @ vectors.T).topk(3, 1).values, atol=1e-5, rtol=0)
+
+
+def test_queries_of_different_modalities_have_their_own_bias() -> None:
+    vectors = unit(300, 4)
+    found = engine(vectors, torch.zeros(300, dtype=torch.long), bank=bank())
+    z, target = unit(1, 5).expand(2, -1).contiguous(), torch.zeros(2, dtype=torch.long)
+    result = found.search(z, k=300, target=target, modality=torch.tensor([TEXT, IMAGE]))
+    assert not torch.equal(result.rows[0], result.rows[1])
+    assert torch.equal(result.rows[1], (z[1] @ vectors.T).argsort(descending=True))
+
+
+def test_items_added_later_have_the_bias_of_the_formula_and_others_keep_theirs() -> None:
+    vectors, known = unit(400, 4), bank()
+    first = engine(vectors[:300], torch.zeros(300, dtype=torch.long), bank=known)
+    before = first.item_bias
+    assert before is not None
+    added = np.zeros((100, 3), np.int64)
+    grown = first.changed(300, added, vectors[300:].numpy())
+    after = grown.item_bias
+    assert after is not None and len(after) == 400
+    assert torch.equal(after.values[:, :300], before.values)
+    raw = known.item_bias(vectors[300:], TEXT, IMAGE) - before.centres[TEXT, IMAGE]
+    torch.testing.assert_close(after.values[TEXT, 300:].float(), raw, atol=1e-3, rtol=0)
+
+
+def test_a_bias_is_read_back_from_its_cache_and_not_for_another_bank(tmp_path: Path) -> None:
+    vectors, modality = unit(300, 4), torch.zeros(300, dtype=torch.long)
+    cache = ScanCache(tmp_path / "scan", "this collection")
+    made = engine(vectors, modality, bank=bank(), cache=cache).item_bias
+    assert made is not None
+    known = bank()
+    identity = f"this collection-{known.digest()}"
+    again = ItemBias.load(cache.folder, identity, torch.device("cpu"))
+    assert again is not None and torch.equal(again.values, made.values)
+    other = engine(vectors, modality, bank=bank(200), cache=cache).item_bias
+    assert other is not None and not torch.equal(other.values, made.values)
+
+
+@pytest.mark.parametrize("damage", ["cut", "nan", "shape"])
+def test_a_damaged_cache_is_computed_anew(tmp_path: Path, damage: str) -> None:
+    known = ItemBias(torch.zeros(3, 10, dtype=torch.float16), torch.zeros(3, 3))
+    if damage == "nan":
+        known = replace(known, values=torch.full((3, 10), torch.nan, dtype=torch.float16))
+    if damage == "shape":
+        known = replace(known, values=torch.zeros(2, 10, dtype=torch.float16))
+    known.save(tmp_path, "x")
+    path = tmp_path / "item_bias.safetensors"
+    if damage == "cut":
+        path.write_bytes(path.read_bytes()[:-3])
+    assert ItemBias.load(tmp_path, "x", torch.device("cpu")) is None
+
+
+def test_a_hub_is_found_less_often() -> None:
+    """An item in the middle of all queries is the nearest of most; its own query still finds it."""
+    hub = F.normalize(unit(1, 2), dim=1)
+    queries = F.normalize(unit(500, 1) + 1.2 * hub, dim=1)
+    items = F.normalize(queries[:100] + 0.9 * unit(100, 8), dim=1)
+    vectors = torch.cat([hub, items])
+    known = QueryBank.of(queries[100:], torch.full((400,), TEXT), torch.full((400,), IMAGE))
+    found = engine(vectors, torch.zeros(101, dtype=torch.long), bank=known)
+    asked, target, modality = queries[:100], torch.zeros(100, dtype=torch.long), torch.full((100,), TEXT)
+
+    def hits(on: bool) -> tuple[int, int]:
+        rows = found.search(asked, k=1, params=SearchParams(item_bias=on), target=target, modality=modality).rows[:, 0]
+        return int((rows == 0).sum()), int((rows == torch.arange(1, 101)).sum())
+
+    hub_without, right_without = hits(False)
+    hub_with, right_with = hits(True)
+    assert hub_with < hub_without
+    assert right_with >= right_without
+
+
+def test_a_small_bank_corrects_little() -> None:
+    small = bank(70).item_bias(unit(50, 4), TEXT, IMAGE)
+    large = bank(4000).item_bias(unit(50, 4), TEXT, IMAGE)
+    assert small.std() < 0.25 * large.std()
+    assert not bank(60).item_bias(unit(50, 4), TEXT, IMAGE).any()
