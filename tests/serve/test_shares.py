@@ -211,7 +211,8 @@ def test_explanations_and_maps_wait_in_the_queue_of_searches() -> None:
 
         def explain(job: Any) -> dict[str, Any]:
             index.search_each([job.query], [job.request])
-            return {"answers": [], "written": [], "scanned": True, "answerable": None, "doubtful": False, "thumbnails": {}}
+            about = {"summary": "", "plan": "flat", "considered": 0, "traces": []}
+            return {**about, "answers": [], "answerable": None, "doubtful": False, "thumbnails": {}}
 
         backend.explain = explain
 
