@@ -149,7 +149,7 @@ def section(name: str, heading: str) -> list[str]:
             f"### {direction(queries)}",
             "",
             f"{body['items']:,} items of width {body['width']}, {body['test_queries']:,} test queries, {body['date']}, commit {body['commit']}. "
-            "Queries per second, single / in batches of 32 (recall@10 on test queries), with settings that reach a recall on validation queries:",
+            "Queries per second, single / in batches of 32 (recall@10 on test queries), with settings chosen for a recall on validation queries:",
             "",
             *table(body, queries),
             *who_is_best(body, queries),
@@ -172,7 +172,7 @@ def codes() -> list[str]:
         out += [
             f"### {heading}",
             "",
-            f"{first['nprobe']} of {first['cells']} cells scanned; share of the ten nearest among the best N by codes, text -> image queries (in brackets: queries of another kind, "
+            f"{first['nprobe']} of {first['cells']} cells scanned; share of the ten nearest among the best N by codes, text -> image queries (in brackets: queries of another direction, "
             "for which the metric was not fitted). Two codes in one line: the second ranks the best N of the first.",
             "",
             "| codes | N = 10 | 50 | 100 | 300 |",
@@ -186,7 +186,7 @@ def codes() -> list[str]:
                 cells.append("-" if own is None else f"{own:.3f}" + ("" if other is None else f" ({other:.3f})"))
             out.append(f"| {line['name']} | {' | '.join(cells)} |")
         out.append("")
-    return ["## Codes: in which metric, of which kind", "", *out] if out else []
+    return ["## Codes: metrics and types", "", *out] if out else []
 
 
 def gpu() -> list[str]:
