@@ -137,7 +137,7 @@ def is_sibling(path: Path, folder: Path, owner: str | None) -> bool:
         return False
     if all(name == ".lock" or name.startswith(HALF) for name in names):
         return True  # a folder that was just begun: there is nothing in it
-    if owner is not None and owner in (origin_of(path), _id_of(path)):
+    if owner is not None and owner in (origin_of(path), _id_of(path), _copied_from(path)):
         return True
     made_before_origins = re.fullmatch(r".*\.refit-\d+(-old)?", path.name) is not None and ORIGIN not in names
     return made_before_origins
@@ -157,12 +157,19 @@ def _id_of(folder: Path) -> str | None:
     return _text(folder / ABOUT, "id")
 
 
-def _text(path: Path, name: str) -> str | None:
+def _copied_from(folder: Path) -> str | None:
+    """The id of the index that a snapshot was taken from."""
+    return _text(folder / ABOUT, "copied", "id")
+
+
+def _text(path: Path, *names: str) -> str | None:
     if path.is_symlink():
         return None
     try:
         body: Any = read_json(path, MAX_SMALL)
     except (FileNotFoundError, GeniusError):
         return None
-    value = body.get(name) if isinstance(body, dict) else None
+    value = body
+    for name in names:
+        value = value.get(name) if isinstance(value, dict) else None
     return value if isinstance(value, str) else None
