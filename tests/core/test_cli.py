@@ -97,6 +97,7 @@ def test_ctrl_c_is_one_line_from_the_start(module: str, how: str) -> None:
     """Also while the program is still being imported."""
     code = f"""
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background starts with it ignored
 class Interrupt:
     def find_spec(self, name, *_):
         if name == {module!r}:

@@ -16,7 +16,7 @@ from genius.model.config import GeniusConfig
 from genius.model.generator import GeneratorConfig
 from genius.model.genius import Genius
 from genius.model.quantizer import FusionConfig, QuantizerConfig, _families, build_quantizer
-from genius.search import CodeTrie, SearchEngine, SearchParams, rerank
+from genius.search import CodeTrie, SearchEngine, SearchParams, rerankers
 
 PAGE = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
 SIZES = (3, 8, 8)
@@ -61,7 +61,7 @@ def test_a_reranker(plan: str) -> None:
         truth = (z[:4] @ z.T + 0.1 * torch.arange(300) / 300).masked_fill(codes[:, 0] != 0, -torch.inf)
         assert found.plan == plan and torch.allclose(found.scores, truth.topk(5).values, atol=1e-5)
     finally:
-        rerank._registry.pop("newest-first")
+        rerankers._registry.pop("newest-first")
 
 
 def test_a_residual_fsq_quantizer(tmp_path: Path) -> None:

@@ -306,7 +306,7 @@ def test_people_get_readable_answers(folder: Path, model_folder: Path, tmp_path:
     assert "nothing found" in genius("search", path, "--text", "a", "--where", "id = 'x'").stdout
     assert "ID 1 " in genius("explain", path, "--id", "photos/note.md").stdout
     told = genius("explain", path, "--text", "a red square", "-k", 1).stdout
-    assert "target: pair; " in told and "* " in told and "log-probabilities given" in told
+    assert "plan: flat (" in told and "target: image" in told and "* " in told and "log-probabilities given" in told
     assert "items under everything" in genius("explain", path, "--prefix", "").stdout
     assert "3 items (1 image, 1 text, 1 pair)" in genius("info", path).stdout
 

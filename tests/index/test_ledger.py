@@ -18,13 +18,13 @@ ABOUT = {"format": 2, "id": "x"}
 def fill(folder: Path, changes: int = 4) -> list[Book]:
     """A ledger with some changes; what it says after each."""
     ledger = Ledger(folder)
-    ledger.rewrite(Book(ABOUT, 1, 0, frozenset({1}), {"_versions/1.manifest": "10:aa"}), durable=False)
+    ledger.rewrite(Book(ABOUT, 1, 0, frozenset({1}), {"_versions/1.manifest": f"10:{'a' * 32}"}), durable=False)
     books = [ledger.read()]
     for version in range(2, changes + 2):
         if version == 3:
             ledger.append({"cleaning": True}, durable=False)
             books.append(ledger.read())
-        ledger.acknowledge(version, version * 10, {f"data/{version}.lance": "5:bb"}, durable=False)
+        ledger.acknowledge(version, version * 10, {f"data/{version}.lance": f"5:{'b' * 32}"}, durable=False)
         books.append(ledger.read())
     return [book for book in books if book is not None]
 
@@ -71,7 +71,7 @@ def test_a_reader_follows_a_writer(steps: list[str]) -> None:
         writer, reader = Ledger(path), Ledger(path)
         for number, step in enumerate(steps, start=10):
             if step == "append":
-                writer.acknowledge(number, number, {f"data/{number}": "1:cc"}, durable=False)
+                writer.acknowledge(number, number, {f"data/{number}": f"1:{'c' * 32}"}, durable=False)
             elif step == "rewrite":
                 book = writer.read()
                 assert book is not None

@@ -35,10 +35,14 @@ def engine_of(codes: np.ndarray, stored: torch.Tensor | None, **more: Any) -> Se
 def brute_force(
     engine: SearchEngine, codes: np.ndarray, stored: torch.Tensor, z: torch.Tensor, target: torch.Tensor, valid: torch.Tensor
 ) -> torch.Tensor:
-    """(Q, N) scores: similarity, log p(modality) where the target is unknown, -inf where an item may not be found."""
+    """(Q, N) scores: similarity, log p(modality) where the target is unknown, -inf where an item may not be found.
+
+    log p is relative to the likeliest modality that exists: its items keep their similarity."""
     modality = torch.from_numpy(codes[:, 0])
     with torch.no_grad():
         log_probs = engine.modality_log_probs(z)
+    there = torch.from_numpy(engine.collection.modality_counts > 0)
+    log_probs = log_probs - log_probs[:, there].amax(1, keepdim=True)
     several = len(modality[valid.any(0) if valid.ndim == 2 else valid].unique()) > 1 or len(modality.unique()) > 1
     prior = log_probs[:, modality] if several else torch.zeros(len(z), len(codes))
     scores = z @ stored.float().T + prior.masked_fill(target[:, None] >= 0, 0)
@@ -167,7 +171,7 @@ def test_codes_rank_by_what_they_stand_for(own_books_from: int) -> None:
 
 
 def test_a_reranker_of_ones_own_is_asked_after_every_plan() -> None:
-    from genius.search import rerank
+    from genius.search import rerank, rerankers
 
     def farthest(batch, candidates, collection):
         return -rerank.find("embeddings")(batch, candidates, collection)
@@ -186,11 +190,11 @@ def test_a_reranker_of_ones_own_is_asked_after_every_plan() -> None:
         with pytest.raises(GeniusError, match="already"):
             rerank.register("farthest", lambda *_: stored)
     finally:
-        del rerank._registry["farthest"]
+        del rerankers._registry["farthest"]
 
 
 def test_a_reranker_that_breaks_its_word_is_one_clear_error() -> None:
-    from genius.search import rerank
+    from genius.search import rerank, rerankers
 
     codes, stored, z = collection(4, 50)
     for name, scores, said in (
@@ -202,7 +206,7 @@ def test_a_reranker_that_breaks_its_word_is_one_clear_error() -> None:
             with pytest.raises(GeniusError, match=said):
                 engine_of(codes, stored).search(z, k=5, params=SearchParams(reranker=name))
         finally:
-            del rerank._registry[name]
+            del rerankers._registry[name]
 
 
 @settings(max_examples=60, deadline=None)

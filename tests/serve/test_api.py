@@ -29,6 +29,11 @@ def ask(web: TestClient, **fields: Any) -> dict[str, Any]:
     return body
 
 
+def best_image(body: dict[str, Any]) -> str:
+    """The first hit that is an image: which modality comes first is up to the decoder, here an untrained one."""
+    return next(str(hit["id"]) for hit in body["hits"] if hit["modality"] == "image")
+
+
 def ids(body: dict[str, Any]) -> list[str]:
     return [hit["id"] for hit in body["hits"]]
 
@@ -52,11 +57,11 @@ class TestSearch:
         assert len(hits) == 7 and scores == sorted(scores, reverse=True)
 
     def test_image_as_base64_as_data_url_and_as_multipart_agree(self, web: TestClient) -> None:
-        plain = ids(ask(web, image=b64(RED_CIRCLE), k=5))
-        data_url = ids(ask(web, image=f"data:image/png;base64,{b64(RED_CIRCLE)}", k=5))
-        form = web.post("/v1/search", data={"k": "5"}, files={"image": ("a.png", RED_CIRCLE, "image/png")}).json()
-        assert plain[0] == "circle/red.png"
-        assert plain == data_url == ids(form)
+        plain = ask(web, image=b64(RED_CIRCLE), k=100)
+        data_url = ask(web, image=f"data:image/png;base64,{b64(RED_CIRCLE)}", k=100)
+        form = web.post("/v1/search", data={"k": "100"}, files={"image": ("a.png", RED_CIRCLE, "image/png")}).json()
+        assert best_image(plain) == "circle/red.png"
+        assert ids(plain) == ids(data_url) == ids(form)
 
     def test_multipart_takes_every_field(self, web: TestClient) -> None:
         fields = {
@@ -123,7 +128,7 @@ class TestItems:
         ]
         assert web.post("/v1/items", json={"items": items}).json() == {"added": 2, "unchanged": 0, "count": 110}
         assert web.post("/v1/items", json={"items": items}).json() == {"added": 0, "unchanged": 2, "count": 110}
-        assert ids(ask(web, image=items[1]["image"], k=1)) == ["new-2"]
+        assert best_image(ask(web, image=items[1]["image"], k=100)) == "new-2"
         for item in items:
             assert web.delete(f"/v1/items/{item['id']}").status_code == 200
 

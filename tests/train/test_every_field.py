@@ -35,7 +35,7 @@ def fields(config: Any, before: str = "") -> list[str]:
 
 def test_a_run_has_few_switches() -> None:
     """Every field is a question to whoever trains: a new one takes the place of another, or brings a figure that earns it one."""
-    assert len(fields(TrainConfig())) <= 60
+    assert len(fields(TrainConfig())) <= 63
 
 
 # Another value of every field than the small run of `SHORT` has.
@@ -56,7 +56,8 @@ OTHER: dict[str, Any] = {
     "quantizer.quantize_from": 0.7, "quantizer.kmeans_iterations": 1,
     "generator.steps": 4, "generator.epochs": 0.5, "generator.batch": 32, "generator.lr": 1e-4, "generator.weight_decay": 0.5,
     "generator.inputs": "linear", "generator.virtual": 0.5,
-    "search.beams": 3, "search.rerank": 7, "search.reranker": "codes",
+    "search.beams": 3, "search.rerank": 7, "search.reranker": "codes", "search.plan": "scan",
+    "search.item_bias": False,
 }  # fmt: skip
 SHORT = {"encoder.steps": 3, "quantizer.steps": 4, "generator.steps": 3, "run.patience": 0, "encoder.hard_negatives": 1,
          "quantizer.hard_negatives": 1}  # fmt: skip

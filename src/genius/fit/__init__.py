@@ -182,7 +182,7 @@ def fit_vectors(
     model.generator.load_state_dict(decoder.state_dict())
     if queries is not None and len(queries):
         model.queries = QueryBank.of(
-            embed(fusion, queries.features), queries.features.modality, queries.targets, seed=config.seed
+            embed(fusion, queries.features), queries.features.modality, queries.targets, seed=config.seed, real=False
         )
     fit = Fit(model, len(z))
     if held_out is not None and len(held_out):

@@ -46,6 +46,7 @@ class QueryBank:
         target: (n,) int64, the modality that each query wants; -1 unknown.
         probe_weight: (3, D) of the linear probe for the target modality; None: the bank has too few targets to fit one.
         probe_bias: (3,) of it.
+        real: Whether people or a data set asked them. Queries invented from items say nothing about hubs: they give no item bias.
     """
 
     z: Tensor
@@ -53,6 +54,7 @@ class QueryBank:
     target: Tensor
     probe_weight: Tensor | None = None
     probe_bias: Tensor | None = None
+    real: bool = True
 
     def __len__(self) -> int:
         return len(self.z)
@@ -62,7 +64,7 @@ class QueryBank:
         return int(self.z.shape[1])
 
     @classmethod
-    def of(cls, z: Tensor, modality: Tensor, target: Tensor, *, size: int = SIZE, seed: int = 0) -> QueryBank:
+    def of(cls, z: Tensor, modality: Tensor, target: Tensor, *, size: int = SIZE, seed: int = 0, real: bool = True) -> QueryBank:
         """A random sample of queries, and the probe that is fitted to it.
 
         Args:
@@ -71,6 +73,7 @@ class QueryBank:
             target: (n,) the modality of its positives, -1 unknown.
             size: Most queries that are kept.
             seed: Of the sample.
+            real: Whether they were asked, not invented.
 
         Raises:
             GeniusError: If the shapes do not fit or a vector is not finite.
@@ -83,7 +86,7 @@ class QueryBank:
         order = order.sort().values
         kept = z[order].half().float()  # what a loaded bank holds
         weight, bias = _fit_probe(kept, target[order])
-        return cls(kept, modality[order], target[order], weight, bias)
+        return cls(kept, modality[order], target[order], weight, bias, real)
 
     def metric(self, target: int = -1) -> Tensor:
         """(D, D) float32 C = E[q q^T] of the queries that want `target`, not centred, plus `SHRINKAGE` of its mean diagonal.
@@ -107,7 +110,12 @@ class QueryBank:
         return F.linear(z, self.probe_weight.to(z.device), self.probe_bias.to(z.device)).log_softmax(1)
 
     def bias_weight(self, query_modality: int, target: int) -> float:
-        """w of `item_bias`: 0 for a direction that the bank knows too few queries of, near 1 for one that it knows well."""
+        """w of `item_bias`: 0 for a direction that the bank knows too few queries of, near 1 for one that it knows well.
+
+        0, too, for queries that were invented.
+        """
+        if not self.real:
+            return 0.0
         queries = int(((self.modality == query_modality) & (self.target == target)).sum())
         return queries / (queries + PSEUDO_QUERIES) if queries >= FEWEST else 0.0
 
@@ -150,6 +158,7 @@ class QueryBank:
             "z": self.z.half().contiguous(),
             "modality": self.modality.to(torch.int8).contiguous(),
             "target": self.target.to(torch.int8).contiguous(),
+            "real": torch.tensor([self.real], dtype=torch.uint8),
         }
         if self.probe_weight is not None and self.probe_bias is not None:
             tensors["probe_weight"] = self.probe_weight.contiguous()
@@ -182,13 +191,14 @@ class QueryBank:
             raise GeniusError(f"{path} holds queries {z.shape[1]} wide, the model is {width} wide")
         weight = tensors.get("probe_weight")
         bias = tensors.get("probe_bias")
+        real = bool(tensors.get("real", torch.ones(1)).all())
         if weight is None or bias is None:
-            return cls(z, modality, target)
+            return cls(z, modality, target, real=real)
         if weight.shape != (MODALITIES, width) or bias.shape != (MODALITIES,):
             raise GeniusError(f"{path} holds a probe of shape {tuple(weight.shape)}, expected {(MODALITIES, width)}")
         if not bool(torch.isfinite(weight).all() and torch.isfinite(bias).all()):
             raise GeniusError(f"{path} holds a probe that is not finite")
-        return cls(z, modality, target, weight.float(), bias.float())
+        return cls(z, modality, target, weight.float(), bias.float(), real)
 
 
 def _check(z: Tensor, modality: Tensor, target: Tensor, where: str) -> None:

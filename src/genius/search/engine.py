@@ -242,12 +242,17 @@ class SearchEngine:
         return SearchResult(rows, values, found.considered, plan.name)
 
     def _with_modality(self, batch: QueryBatch) -> QueryBatch:
-        """The batch with log p(modality | query), where a target is unknown and items of several modalities exist."""
+        """The batch with log p(modality | query), where a target is unknown and items of several modalities exist.
+
+        It is relative to the likeliest modality that there is, so that the order is the same and scores keep their scale.
+        """
         several = int((self.collection.modality_counts > 0).sum()) > 1
         if self.collection.modality is None or not several or bool((batch.target >= 0).all()):
             return batch
         log_probs = self.modality_log_probs(batch.z)
-        return replace(batch, modality_log_probs=log_probs)
+        there = torch.from_numpy(self.collection.modality_counts > 0).to(self.device)
+        likeliest = log_probs.masked_fill(~there, -torch.inf).amax(1, keepdim=True)
+        return replace(batch, modality_log_probs=log_probs - likeliest)  # items of the likeliest keep their similarity
 
     def modality_log_probs(self, z: Tensor) -> Tensor:
         """(Q, 3) log p(modality | query): by the bank's probe, or by the decoder's first step."""

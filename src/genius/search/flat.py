@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from genius.search.collection import Collection
-from genius.search.params import BUILT_IN, SearchParams
+from genius.search.params import SearchParams
+from genius.search.rerankers import BUILT_IN
 from genius.search.types import Candidates, QueryBatch
 from genius.search.vectors import BLOCK, Vectors
 
 QUERIES = 256  # compared with a block at a time: 32 MB of scores
-RESIDENT = 64 << 20  # bytes of float32 vectors that stay in memory between searches
+RESIDENT = 128 << 20  # bytes of float32 vectors that stay in memory between searches
 PICKED = 4  # vectors read in sequence in the time of one that is picked out
 MILLISECONDS = {"cpu": 4e-8, "cuda": 2e-11}  # per product of one pair of numbers, roughly
 START = 0.05  # milliseconds of a call, roughly

@@ -13,8 +13,8 @@ from typing import Any
 from genius.config import from_dict
 from genius.errors import GeniusError
 from genius.model.genius import Genius
+from genius.search.rerankers import check_name
 
-BUILT_IN = ("embeddings", "codes", "none")  # re-rankers that rank as plans do; others are given `rerank` candidates
 PLANS = ("auto", "flat", "scan", "beam")
 RETIRED = frozenset({"geometry", "finish", "leaves", "generator", "normalizer"})  # settings of old models, read and ignored
 
@@ -82,8 +82,6 @@ class SearchParams:
             raise GeniusError(f"rerank must not be negative, got {self.rerank}")
         if self.plan not in PLANS:
             raise GeniusError(f"plan must be one of {', '.join(PLANS)}, got {self.plan!r}")
-        from genius.search.rerank import check_name  # late: re-rankers know plans' data, which knows these settings
-
         check_name(self.reranker)
 
 

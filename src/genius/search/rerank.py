@@ -8,7 +8,6 @@ Another is added by `register`, or by a package that names it in the entry point
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.metadata import entry_points
 
 import torch
 import torch.nn.functional as F
@@ -17,62 +16,12 @@ from torch import Tensor
 from genius.errors import GeniusError
 from genius.model.quantizer import ResidualQuantizer
 from genius.search.collection import Collection
+from genius.search.rerankers import Reranker, check_name, find, names, register
 from genius.search.types import Candidates, QueryBatch
 
-GROUP = "genius.rerankers"
+__all__ = ["Reconstructions", "Reranker", "check_name", "codes", "embeddings", "find", "names", "none", "register", "top_k"]
+
 NUMBERS = 1 << 22  # of candidate vectors held at a time: 16 MB
-
-Reranker = Callable[[QueryBatch, Candidates, Collection], Tensor]
-"""(batch, candidates, collection) -> (Q, C) float32 scores. Scores of padding (row -1) are ignored."""
-
-_registry: dict[str, Reranker] = {}
-
-
-def register(name: str, reranker: Reranker) -> Reranker:
-    """Make a re-ranker known by a name, which `SearchParams.reranker` may then have.
-
-    Args:
-        name: Not yet taken.
-        reranker: The function.
-
-    Raises:
-        GeniusError: If another re-ranker has this name.
-    """
-    if _registry.get(name, reranker) is not reranker:
-        raise GeniusError(f"there is a re-ranker {name!r} already")
-    _registry[name] = reranker
-    return reranker
-
-
-def names() -> list[str]:
-    """All re-rankers that can be asked for, those of installed packages included."""
-    return sorted({*_registry, *(entry.name for entry in entry_points(group=GROUP))})
-
-
-def check_name(name: object) -> None:
-    """Refuse a name that nobody registered.
-
-    Raises:
-        GeniusError: With the names there are.
-    """
-    if not isinstance(name, str) or (name not in _registry and name not in names()):
-        raise GeniusError(f"reranker must be one of {', '.join(map(repr, names()))}, got {name!r}")
-
-
-def find(name: str) -> Reranker:
-    """The re-ranker of a name; one of an installed package is imported when it is first asked for.
-
-    Raises:
-        GeniusError: If there is none, or it cannot be imported.
-    """
-    check_name(name)
-    if name not in _registry:
-        (entry, *_) = entry_points(group=GROUP, name=name)
-        try:
-            _registry[name] = entry.load()
-        except Exception as error:  # whatever importing another package raises
-            raise GeniusError(f"the re-ranker {name!r} of {entry.value} cannot be imported: {error}") from None
-    return _registry[name]
 
 
 def embeddings(batch: QueryBatch, candidates: Candidates, collection: Collection) -> Tensor:

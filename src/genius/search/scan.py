@@ -27,7 +27,8 @@ from torch import Tensor
 from genius.errors import GeniusError
 from genius.files import read_json, write_whole
 from genius.search.collection import Collection
-from genius.search.params import BUILT_IN, SearchParams
+from genius.search.params import SearchParams
+from genius.search.rerankers import BUILT_IN
 from genius.search.types import Candidates, QueryBatch
 
 if TYPE_CHECKING:  # Faiss takes its time to import, and small collections never need it
@@ -43,7 +44,7 @@ OUTGROWN = 2.0  # times the items it was fitted to, at which it is built anew
 
 # -- how it is searched ----------------------------------------------------------------------------------------------
 EXACT = 20_000  # rows that a filter lets through up to which all are compared
-FEWEST_ITEMS = 20_000  # of a collection that is worth a scan
+FEWEST_ITEMS = 80_000  # of a collection that is worth a scan: below, all vectors are compared in milliseconds, and exactly
 START_MS = 0.15  # of a query, roughly
 SCANNED = 20_000  # codes that are scanned for ten hits
 PROBED = 176  # cells that are scanned for ten hits, at least
