@@ -22,6 +22,7 @@ from genius.model.config import GeniusConfig
 from genius.model.generator import GeneratorConfig
 from genius.model.genius import Genius
 from genius.model.quantizer import FusionConfig, QuantizerConfig
+from genius.model.query_bank import QueryBank
 
 WORDS = 97
 
@@ -65,7 +66,10 @@ class FakeEncoder:
 
 
 def fake_model(width: int = 32, levels: tuple[int, ...] = (3, 16, 16, 16), seed: int = 0, **options: Any) -> Genius:
-    """An untrained but complete Genius over the fake encoder; the same arguments give the same fingerprint."""
+    """An untrained but complete Genius over the fake encoder; the same arguments give the same fingerprint.
+
+    Its decoder knows nothing about modalities, so a probe that finds all equally likely takes its place: similarity decides.
+    """
     torch.manual_seed(seed)
     config = GeniusConfig(
         fusion=FusionConfig(width=width, projection=32, hidden=32),
@@ -73,4 +77,7 @@ def fake_model(width: int = 32, levels: tuple[int, ...] = (3, 16, 16, 16), seed:
         generator=GeneratorConfig(width=width, level_sizes=levels, d_model=32, layers=1, heads=2, d_kv=16, d_ff=64),
         **options,
     )
-    return Genius(config, FakeEncoder(width, seed))
+    model = Genius(config, FakeEncoder(width, seed))
+    every = torch.zeros(width, dtype=torch.long)
+    model.queries = QueryBank(torch.eye(width), every, every, torch.zeros(3, width), torch.zeros(3), real=False)
+    return model
