@@ -20,7 +20,8 @@ RETIRED = frozenset({"geometry", "finish", "leaves", "generator", "normalizer"})
 
 SEARCHES: dict[str, dict[str, Any]] = {
     "genius": {"rerank": 0, "reranker": "none"},  # the paper's: beam search, ranked by log-probability
-    "genius-r": {"rerank": 0, "reranker": "embeddings"},  # the paper's GENIUS^R: its items, re-ranked by stored vectors
+    # the paper's GENIUS^R: its items, re-ranked by stored vectors
+    "genius-r": {"rerank": 0, "reranker": "embeddings", "item_bias": False},
     "genius-codes": {"rerank": 0, "reranker": "codes"},
     "default": {"reranker": "embeddings"},  # flat or scan, re-ranked by stored vectors
     "default-codes": {"reranker": "codes"},
