@@ -56,7 +56,7 @@ def test_searches_have_one_list() -> None:
     usual = SearchParams(60, 700)
     assert {name: usual.named(name) for name in SEARCHES} == {
         "genius": SearchParams(60, 0, "none"),
-        "genius-r": SearchParams(60, 0, "embeddings"),
+        "genius-r": SearchParams(60, 0, "embeddings", item_bias=False),
         "genius-codes": SearchParams(60, 0, "codes"),
         "default": usual,
         "default-codes": replace(usual, reranker="codes"),
