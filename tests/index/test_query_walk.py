@@ -20,7 +20,7 @@ ROOT = Path(genius.__file__).parent
 ITEMS = 50_000
 SHARED = {
     "index/searching.py", "index/results.py", "search/params.py", "search/types.py",
-    "search/engine.py", "search/collection.py", "search/rerank.py",
+    "search/engine.py", "search/collection.py", "search/rerank.py", "search/rerankers.py", "search/item_bias.py",
 }  # fmt: skip
 PLANS = {
     "flat": (SearchParams(plan="flat"), {"search/flat.py", "search/vectors.py"}),

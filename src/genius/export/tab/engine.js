@@ -88,7 +88,12 @@ export class Engine {
   // the log-probability of its modality, where none is asked for and several exist.
   compared(z, dense, lo, hi, modality) {
     const near = this.vectors ? (place) => this.dot(dense, this.collection.order[place]) : this.similarity(z);
-    const prior = modality === null && this.modalities.size > 1 ? this.modalityLogProbs(z) : [0, 0, 0];
+    let prior = [0, 0, 0];
+    if (modality === null && this.modalities.size > 1) {
+      const logProbs = Array.from(this.modalityLogProbs(z));
+      const likeliest = Math.max(...[...this.modalities].map((there) => logProbs[there])); // its items keep their similarity
+      prior = logProbs.map((value) => value - likeliest);
+    }
     const score = (place) => Math.fround(near(place) + prior[this.collection.code(place, 0)]);
     const out = Array.from({ length: hi - lo }, (_, i) => ({ place: lo + i, score: score(lo + i) }));
     return this.hits(out.sort((a, b) => b.score - a.score));
