@@ -78,7 +78,7 @@ def search(
 
       genius search my.genius "a bicycle" --negative "a child" --diverse --open
     """
-    from genius.index.searching import wanted_kind
+    from genius.index.searching import target_modality
     from genius.search import SearchRequest
 
     if words is not None and text is not None:
@@ -89,7 +89,7 @@ def search(
         index.model.to(device)
         request = SearchRequest(k, where, min_score, beams, rerank, strict=modality is not None, diverse=diverse)
         kind = wanted(index, target, modality)
-        query = Query(text, image, instruction, wanted_kind(kind, modality), None if negative is None else Query.of(negative))
+        query = Query(text, image, instruction, target_modality(kind, modality), None if negative is None else Query.of(negative))
         hits = index.search_many([query], request)[0]
         if not hits and target is None and modality is None and kind is not None:  # no image matched, and none was asked for
             hits = index.search_many([replace(query, target=None)], request)[0]
@@ -122,7 +122,7 @@ def wanted(index: Index, target: str | None, modality: str | None) -> str | None
     """The target of a query: the one given, else images if the index has any."""
     if target is not None or modality is not None:
         return None if target == "any" else target
-    return "image" if index.kinds() & {Modality.IMAGE, Modality.PAIR} else None
+    return "image" if index.modalities() & {Modality.IMAGE, Modality.PAIR} else None
 
 
 def check_asked(text: str | None, image: Path | None) -> None:
@@ -220,11 +220,11 @@ def explain(
         if ids:
             _explain_items(index, ids, neighbours, as_json)
             return
-        from genius.index.searching import wanted_kind
+        from genius.index.searching import target_modality
         from genius.search import SearchRequest
         from genius.types import Query
 
-        kind = wanted_kind(wanted(index, target, modality), modality)
+        kind = target_modality(wanted(index, target, modality), modality)
         query = Query(text, image, instruction, kind, None if negative is None else Query.of(negative))
         request = SearchRequest(k, where, strict=modality is not None)
         found = index.explain(query, request, shown=beams, rejected=rejected)
