@@ -95,7 +95,7 @@ def search(
             hits = index.search_many([replace(query, target=None)], request)[0]
         hint = None if as_json else index.advice()
     if as_json:
-        body = {"hits": [hit.to_dict() for hit in hits], "answerable": hits.answerable, "doubtful": hits.doubtful}
+        body: dict[str, Any] = {"hits": [hit.to_dict() for hit in hits], "answerable": hits.answerable, "doubtful": hits.doubtful}
         if hits.why is not None:
             body["why"] = hits.why
         emit(body)
