@@ -78,7 +78,7 @@ def search(
 
       genius search my.genius "a bicycle" --negative "a child" --diverse --open
     """
-    from genius.index.searching import wanted_kind
+    from genius.index.searching import target_modality
     from genius.search import SearchRequest
 
     if words is not None and text is not None:
@@ -89,7 +89,7 @@ def search(
         index.model.to(device)
         request = SearchRequest(k, where, min_score, beams, rerank, strict=modality is not None, diverse=diverse)
         default = default_target(index, target, modality)
-        query = Query(text, image, instruction, wanted_kind(default, modality), _negative(negative))
+        query = Query(text, image, instruction, target_modality(default, modality), _negative(negative))
         hits = index.search_many([query], request)[0]
         if not hits and target is None and modality is None and default is not None:  # no image matched: anything else will do
             hits = index.search_many([replace(query, target=None)], request)[0]
@@ -134,7 +134,7 @@ def default_target(index: Index, target: str | None, modality: str | None) -> st
         return None
     if target is not None or modality is not None:
         return target
-    if index.kinds() & {Modality.IMAGE, Modality.PAIR}:
+    if index.modalities() & {Modality.IMAGE, Modality.PAIR}:
         return "image"
     return None
 
@@ -236,11 +236,11 @@ def explain(
         if ids:
             _explain_items(index, ids, neighbours, as_json)
             return
-        from genius.index.searching import wanted_kind
+        from genius.index.searching import target_modality
         from genius.search import SearchRequest
         from genius.types import Query
 
-        default = wanted_kind(default_target(index, target, modality), modality)
+        default = target_modality(default_target(index, target, modality), modality)
         query = Query(text, image, instruction, default, _negative(negative))
         request = SearchRequest(k, where, strict=modality is not None)
         found = index.explain(query, request, shown=beams, rejected=rejected)

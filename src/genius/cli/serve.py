@@ -223,7 +223,7 @@ def mcp_server(index: Index) -> Any:
         from mcp.server.mcpserver.exceptions import ToolError
     except ImportError:
         raise GeniusError("genius mcp needs the package mcp: pip install 'genius-search[mcp]'") from None
-    from genius.index.searching import wanted_kind
+    from genius.index.searching import target_modality
     from genius.search import SearchRequest
     from genius.types import Query
 
@@ -244,7 +244,7 @@ def mcp_server(index: Index) -> Any:
         target: image, text or pair. where: SQL filter over metadata, such as price < 50. minus: text to steer away from.
         """
         request = SearchRequest(max(1, min(count, MAX_HITS)), where)
-        query = Query(words or None, picture, None, wanted_kind(target, None), None if minus is None else Query.of(minus))
+        query = Query(words or None, picture, None, target_modality(target, None), None if minus is None else Query.of(minus))
         hits = index.search_many([query], request)[0]
         return {
             "hits": [hit.to_dict() for hit in hits],
@@ -263,7 +263,7 @@ def mcp_server(index: Index) -> Any:
 
     def explain(words: str, target: str | None = None) -> dict[str, Any]:
         """How the results of a search come about: the codes generated, their log-probabilities, what is below them."""
-        return index.explain(Query(words, target=wanted_kind(target, None))).to_dict()
+        return index.explain(Query(words, target=target_modality(target, None))).to_dict()
 
     def with_errors(tool: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
         """The tool with its one-line errors passed on to the assistant."""
