@@ -133,10 +133,10 @@ def _collections(indexes: list[str], settings: ServeConfig) -> tuple[dict[str, P
 
     paths: dict[str, Path] = {}
     for given in indexes:
-        name, equals, rest = given.partition("=")
+        name, equals, folder = given.partition("=")
         path = Path(given)
         if equals and not path.exists():
-            path = Path(rest)
+            path = Path(folder)
         else:
             name = ""
         if url_of(path) is not None:
@@ -228,7 +228,7 @@ def mcp_server(index: Index) -> Any:
     from genius.types import Query
 
     about = f"Searches {len(index):,} images and texts of {index.path.name} by meaning."
-    fields = ", ".join(f"{name} ({kind})" for name, kind in index.columns().items()) or "none"
+    fields = ", ".join(f"{name} ({data_type})" for name, data_type in index.columns().items()) or "none"
     server = MCPServer("genius", instructions=f"{about} Metadata fields for `where`: {fields}.")
 
     def search(
@@ -255,7 +255,9 @@ def mcp_server(index: Index) -> Any:
     def show(id: str) -> dict[str, Any]:
         """One item by its id: text, metadata, path of its image, codes."""
         item = index.get(id)
-        image = str(item.image) if item.image is not None and not isinstance(item.image, bytes) else None
+        image = None
+        if isinstance(item.image, str | Path):
+            image = str(item.image)
         body = {"id": item.id, "modality": item.modality.label, "text": item.text, "image": image}
         return {**body, "metadata": dict(item.metadata), "codes": list(index.codes(id))}
 
@@ -263,7 +265,7 @@ def mcp_server(index: Index) -> Any:
         """How the results of a search come about: the codes generated, their log-probabilities, what is below them."""
         return index.explain(Query(words, target=target_modality(target, None))).to_dict()
 
-    def told(tool: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    def with_errors(tool: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
         """The tool with its one-line errors passed on to the assistant."""
 
         @functools.wraps(tool)
@@ -276,5 +278,5 @@ def mcp_server(index: Index) -> Any:
         return call
 
     for tool in (search, show, explain):
-        server.add_tool(told(tool))
+        server.add_tool(with_errors(tool))
     return server

@@ -35,7 +35,7 @@ from genius.index import Index
 from genius.index import metadata as meta
 from genius.index.cache import hash_id
 from genius.index.commit import table_folder
-from genius.index.ingest import Found, IngestConfig, IngestReport, changed_items, file_mark, find_files, kind_of_file, read_items
+from genius.index.ingest import Found, IngestConfig, IngestReport, changed_items, file_mark, file_type, find_files, read_items
 from genius.index.metadata import FieldType, arrow_rows, metadata_schema
 from genius.index.paths import STAGING
 from genius.index.prepare import prepare
@@ -66,8 +66,8 @@ class Part:
     def __str__(self) -> str:
         first = self.files[0]
         last = self.files[-1]
-        if first.stretch is not None and len(self.files) == 1:
-            return f"{first.name}, rows from {first.stretch.first + 1:,} on"
+        if first.rows is not None and len(self.files) == 1:
+            return f"{first.name}, rows from {first.rows.first + 1:,} on"
         if first is last:
             return first.name
         return f"{first.name} to {last.name}"
@@ -90,7 +90,7 @@ def cut(paths: Sequence[str | Path], config: IngestConfig, rows: int, salt: str,
 def _groups(found: Iterator[Found], rows: int) -> Iterator[tuple[list[Found], int]]:
     single: list[Found] = []
     for file in found:
-        if kind_of_file(file.path) == "table":
+        if file_type(file.path) == "table":
             if single:
                 yield single, len(single)
                 single = []
@@ -110,18 +110,18 @@ def _row_ranges(file: Found, rows: int) -> Iterator[tuple[list[Found], int]]:
     except (GeniusError, OSError):
         yield [file], 0
         return
-    for stretch in row_ranges:
-        yield [replace(file, stretch=stretch)], stretch.count if stretch.count <= rows else 0
+    for row_range in row_ranges:
+        yield [replace(file, rows=row_range)], row_range.count if row_range.count <= rows else 0
 
 
 def _part(files: Sequence[Found], items: int, about: str, config: IngestConfig) -> Part:
     digest = hashlib.blake2b(about.encode(), digest_size=12)
     for file in files:
         marks = [_mark(path, config) for path in (file.path, file.caption) if path is not None]
-        stretch = None
-        if file.stretch is not None:
-            stretch = asdict(file.stretch)
-        digest.update(repr((str(file.path), file.name, marks, stretch)).encode("utf-8", "backslashreplace"))
+        row_range = None
+        if file.rows is not None:
+            row_range = asdict(file.rows)
+        digest.update(repr((str(file.path), file.name, marks, row_range)).encode("utf-8", "backslashreplace"))
     return Part(digest.hexdigest(), tuple(files), items)
 
 
