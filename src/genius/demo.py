@@ -29,10 +29,12 @@ from genius.index.ingest import IngestConfig
 from genius.search import SearchRequest
 from genius.types import Item, Modality, Query, load_image
 
-CELL = 132  # pixels
+# Sizes of the contact sheet in pixels.
+CELL = 132
 PADDING = 10
 LABEL = 34
 LEFT = 250
+# Its colours.
 INK = "#1b1f24"
 FAINT = "#667080"
 PAPER = "#f6f7f9"
@@ -90,10 +92,7 @@ def run_showcase(index: Index, items: Sequence[Item], k: int = 8) -> list[Shown]
     pictures = {item.id: item.image for item in items}
     shown = []
     for title, text, source, target in SEARCHES:
-        picture = None
-        if source:
-            picture = pictures[source]
-        query = Query(text=text, image=picture, target=target)
+        query = Query(text=text, image=pictures.get(source or ""), target=target)
         found = index.search_many([query], SearchRequest(6 * k, strict=True))[0]
         faces: dict[str, Hit] = {}
         for hit in found:
@@ -197,10 +196,7 @@ def _query(sheet: Image.Image, draw: ImageDraw.ImageDraw, entry: Shown, top: int
         x += 96 + PADDING
     if entry.query.text:
         y = top + 24
-        letters = 26
-        if entry.query.image is not None:
-            letters = 15
-        for line in _wrap(entry.query.text, letters):
+        for line in _wrap(entry.query.text, 15 if x > PADDING else 26):
             draw.text((x, y), line, fill=INK, font=font)  # type: ignore[arg-type]
             y += 20
 
@@ -217,12 +213,12 @@ def _tile(
         picture.thumbnail((side, side))
         sheet.paste(picture, (x + (size - picture.width) // 2, y + 8 + (side - picture.height) // 2))
     if text:
-        most_lines = 7
+        lines = _wrap(text, 20)[:7]
         top = y + 8
-        if image is not None:
-            most_lines = 2
+        if image is not None:  # two lines below the picture
+            lines = lines[:2]
             top = y + size - 34
-        for n, line in enumerate(_wrap(text, 20)[:most_lines]):
+        for n, line in enumerate(lines):
             draw.text((x + 6, top + 15 * n), line, fill=INK, font=font)  # type: ignore[arg-type]
 
 
@@ -239,9 +235,7 @@ def _wrap(text: str, width: int) -> list[str]:
 
 
 def _cut(text: str, width: int) -> str:
-    if len(text) > width:
-        return text[: width - 1] + "…"
-    return text
+    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,13 +252,15 @@ def sample_photos() -> list[Path]:
     found = []
     for package, folder in SAMPLES.items():
         spec = importlib.util.find_spec(package)
-        for place in getattr(spec, "submodule_search_locations", None) or ():
+        if spec is None:
+            continue
+        for place in spec.submodule_search_locations or ():
             files = sorted(path for path in (Path(place) / folder).glob("*") if path.suffix in (".png", ".jpg"))
             found += [path for path in files if _large(path)]
     return found
 
 
-def ask_with_parts(photos: list[Path], output: Path, seed: int = 0) -> list[Found]:
+def search_with_crops(photos: list[Path], output: Path, seed: int = 0) -> list[Found]:
     """Index photos as `genius index PHOTOS -o OUTPUT --encoder bundled:mini` does, and search by a crop of each."""
     index_with_encoder(photos, output, ENCODER, IngestConfig())
     rng = random.Random(seed)

@@ -108,15 +108,19 @@ def read_jsonl_rows(path: Path, part: RowRange | None = None) -> Iterator[tuple[
             if isinstance(line, str):
                 yield number, line
                 continue
-            body = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-            if not body.strip():
+            if number == 1:
+                line = line.removeprefix(codecs.BOM_UTF8)
+            if not line.strip():
                 continue
             try:
-                row = parse_json(body)
+                row = parse_json(line)
             except ValueError as error:  # what is no UTF-8 is a ValueError, too
                 yield number, f"not JSON: {error}"
                 continue
-            yield number, row if isinstance(row, dict) else "not a JSON object"
+            if isinstance(row, dict):
+                yield number, row
+            else:
+                yield number, "not a JSON object"
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes | str]:
@@ -151,7 +155,9 @@ def _read_csv(path: Path, part: RowRange | None = None) -> Iterator[tuple[int, R
 def csv_rows(path: Path) -> Iterator[tuple[int, dict[str, str] | str]]:
     """Rows of texts; values beyond the header have the name None."""
     csv.field_size_limit(10_000_000)
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+    delimiter = ","
+    if path.suffix.lower() == ".tsv":
+        delimiter = "\t"
     # bytes that are not UTF-8 become lone surrogates, which are found below: a bad byte costs one row, not the file
     with open_regular(path), path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         reader = csv.DictReader(_text_lines(file), delimiter=delimiter, restval="")
@@ -167,8 +173,10 @@ def csv_rows(path: Path) -> Iterator[tuple[int, dict[str, str] | str]]:
             except csv.Error as error:
                 yield number, f"not CSV: {error}"
                 continue
-            good = all(is_unicode(value) for name, value in row.items() if name is not None)
-            yield number, row if good else "not UTF-8 text"
+            if all(is_unicode(value) for name, value in row.items() if name is not None):
+                yield number, row
+            else:
+                yield number, "not UTF-8 text"
 
 
 def _text_lines(file: TextIO) -> Iterator[str]:
