@@ -383,7 +383,7 @@ def _discard(path: Path, root: Path) -> None:
 
 
 def sweep(root: Path) -> None:
-    """Remove what crashed builds left. The caller holds the writer's lock, so nobody is building."""
+    """Remove what crashed builds left. The caller holds the write lock, so nobody is building."""
     with contextlib.suppress(OSError, GeniusError):
         for path in root.glob(f"{BUILDING}*"):
             remove(path, root.parent)

@@ -33,7 +33,7 @@ from genius.search.params import whole
 from genius.types import Item, Modality, Query, name_of
 
 Prefix = tuple[int, ...]
-LOOKED_AT = 24  # items below a code whose words are counted
+SAMPLED_ITEMS = 24  # items below a code whose words are counted
 WORDS = 3  # shown of a code
 EXAMPLES = 3
 MOST = 50  # beams and rejected codes of a level that may be asked for
@@ -164,7 +164,7 @@ def explain(
     whole("shown", shown, 1, MOST)
     whole("rejected", rejected, 0, MOST)
     label = None if query.target is None else Modality(query.target).label
-    parts = [query] if request.strict else searching.spread([query], state.kinds())[0]
+    parts = [query] if request.strict else searching.spread([query], state.modalities())[0]
     embedded = state.model.embed_queries(parts)
     traces: list[tuple[_Part, list[Code]]] = []
     answers: dict[str, Answer] = {}
@@ -278,7 +278,7 @@ def _describe(live: Live, prefixes: Iterable[Prefix]) -> tuple[dict[Prefix, Abou
     rows = {}
     for prefix in prefixes:
         below = live.below(prefix)
-        rows[prefix] = below[:: max(1, math.ceil(len(below) / LOOKED_AT))]
+        rows[prefix] = below[:: max(1, math.ceil(len(below) / SAMPLED_ITEMS))]
     seqs = np.unique(np.concatenate([live.seqs[own] for own in rows.values()])) if rows else np.empty(0, np.int64)
     found = live.reader.rows(seqs, PAYLOAD)
     items = {
@@ -354,7 +354,7 @@ HELP = "a model fitted to them finds more: genius index FILES -o NEW.genius --en
 
 
 def unlike(state: OpenIndex) -> dict[str, float]:
-    """Kind -> share of the index's items that its model's codes describe badly, for the kinds that look strange to it."""
+    """Share of items that the model's codes describe badly, by modality; only modalities for which it is too large."""
     model = state.model
     if model.knows is None or model.config.rerank_embedding != "fused":
         return {}
@@ -369,8 +369,8 @@ def unlike(state: OpenIndex) -> dict[str, float]:
     z = vectors.take(torch.from_numpy(picked).to(model.device))
     codes = torch.from_numpy(live.codes_of(picked))
     found = reader.rows(live.seqs[picked], ["modality"])
-    kinds = torch.tensor([int(Modality.parse(found[int(seq)]["modality"])) for seq in live.seqs[picked]])
-    return model.knows.strange(distances(model.quantizer, z, codes.to(model.device)).cpu(), kinds)
+    modalities = torch.tensor([int(Modality.parse(found[int(seq)]["modality"])) for seq in live.seqs[picked]])
+    return model.knows.strange(distances(model.quantizer, z, codes.to(model.device)).cpu(), modalities)
 
 
 def advice(state: OpenIndex) -> str | None:
@@ -392,5 +392,5 @@ def advice(state: OpenIndex) -> str | None:
     strange = unlike(state)
     if not strange:
         return None
-    what = " and ".join(NAMES[kind] for kind in strange)
+    what = " and ".join(NAMES[modality] for modality in strange)
     return f"the {what} here look unlike what this model knows ({known.about or 'what it was trained on'}); {HELP}"

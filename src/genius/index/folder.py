@@ -24,7 +24,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from genius.errors import GeniusError
-from genius.files import open_plain, parse_json, sync_directory, sync_tree, write_whole
+from genius.files import open_regular, parse_json, sync_directory, sync_tree, write_whole
 from genius.index.commit import holds_data
 from genius.index.ledger import Damaged, seal, unseal
 from genius.index.paths import (
@@ -58,7 +58,7 @@ INSIDE = "inside:"
 """A model that was fitted to this collection lies in the index's own folder, and its source says just that: it moves along."""
 
 
-class WriterLock:
+class WriteLock:
     """`with lock.hold():` waits up to `timeout` seconds for other threads and processes, then says who holds it."""
 
     def __init__(self, path: Path, timeout: float) -> None:
@@ -193,7 +193,7 @@ def finish_swap(folder: Path) -> None:
     if found is None:
         return
     fresh, old = found
-    with WriterLock(old / ".lock", 30.0).hold():  # whoever swaps holds this lock: it moved along
+    with WriteLock(old / ".lock", 30.0).hold():  # whoever swaps holds this lock: it moved along
         try:
             if not folder.exists():
                 fresh.rename(folder)
@@ -259,7 +259,7 @@ def read_about(folder: Path) -> About | None:
     path = folder / ABOUT
     mend = f"genius repair {folder} writes it anew from the table"
     try:
-        with open_plain(path) as file:
+        with open_regular(path) as file:
             text = file.read(MAX_SMALL).decode()
     except (FileNotFoundError, NotADirectoryError):
         if holds_data(folder):
@@ -311,14 +311,14 @@ def open_store(folder: Path, about: About, durable: bool = True) -> Store:
     if about.format > 1 and not (folder / LEDGER).is_file():
         raise Damaged(f"{folder} is damaged: {LEDGER} is missing; genius repair {folder}")
     store = Store.open(folder, durable)
-    book = store.ledger.read()
-    if book is not None and about.format > 1 and dict(book.about) != about.to_dict():
+    state = store.ledger.read()
+    if state is not None and about.format > 1 and dict(state.about) != about.to_dict():
         raise Damaged(f"{folder} is damaged: {ABOUT} and {LEDGER} are not of the same index; genius repair {folder}")
     return store
 
 
 def open_or_create(
-    folder: Path, model: Genius | str | Path | None, create: bool, lock: WriterLock, durable: bool
+    folder: Path, model: Genius | str | Path | None, create: bool, lock: WriteLock, durable: bool
 ) -> tuple[About, Genius, Store]:
     if create:
         finish_swap(folder)
@@ -351,7 +351,7 @@ def describe(folder: Path, about: About, reader: Reader) -> dict[str, Any]:
         "path": str(folder),
         "format": about.format,
         "items": reader.count(),
-        "modalities": {kind.label: reader.count(f"modality = '{kind.label}'") for kind in Modality},
+        "modalities": {modality.label: reader.count(f"modality = '{modality.label}'") for modality in Modality},
         "metadata": dict(reader.columns),
         "model": about.source,
         "fingerprint": about.fingerprint,
@@ -423,7 +423,7 @@ def make_folder(folder: Path) -> None:
         raise GeniusError(f"{folder} is not an index and not empty (it holds {foreign[0]!r}): choose another path")
 
 
-def _create(folder: Path, model: Genius, lock: WriterLock, durable: bool) -> About:
+def _create(folder: Path, model: Genius, lock: WriteLock, durable: bool) -> About:
     make_folder(folder)
     about = describe_model(model, folder)
     with lock.hold():

@@ -110,10 +110,12 @@ class Prepared:
             self.problems,
         )
 
-    def columns(self, first_seq: int, kinds: Mapping[str, meta.Kind]) -> dict[str, Any]:
-        """Table columns; `kinds` are the metadata columns of the table."""
+    def columns(self, first_seq: int, field_types: Mapping[str, meta.FieldType]) -> dict[str, Any]:
+        """Table columns; `field_types` are the metadata columns of the table."""
         n = len(self.items)
-        columns: dict[str, Any] = {key: meta.column_values(self.metadata, key, kind) for key, kind in kinds.items()}
+        columns: dict[str, Any] = {
+            key: meta.column_values(self.metadata, key, field_type) for key, field_type in field_types.items()
+        }
         columns["id"] = [item.id for item in self.items]
         columns["text"] = [item.text for item in self.items]
         columns["modality"] = [item.modality.label for item in self.items]
@@ -235,12 +237,12 @@ def _quantize(
     if not len(features):
         return np.empty((0, quantizer.config.levels), np.uint16), np.empty((0, model.config.width), np.float16)
     codes, vectors, start = [], [], 0
-    for kinds in modality.split(list(sizes)):
-        z, dense = model.embed(features[start : start + len(kinds)])
+    for part in modality.split(list(sizes)):
+        z, dense = model.embed(features[start : start + len(part)])
         check_finite(dense, "vectors of the encoder")
-        codes.append(quantizer.encode(z, kinds.to(z.device) if quantizer.config.labelled else None))
+        codes.append(quantizer.encode(z, part.to(z.device) if quantizer.config.labelled else None))
         vectors.append(dense.float())
-        start += len(kinds)
+        start += len(part)
     return torch.cat(codes).cpu().numpy().astype(np.uint16), torch.cat(vectors).cpu().numpy().astype(np.float16)
 
 

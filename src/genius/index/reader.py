@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from genius.errors import GeniusError
 from genius.files import disk_problem
 from genius.index.ledger import SUM, row_sums
-from genius.index.metadata import BUILT_IN, Columns, Kind
+from genius.index.metadata import BUILT_IN, Columns, FieldType
 from genius.types import is_unicode
 
 if TYPE_CHECKING:
@@ -51,9 +51,9 @@ def database_errors(doing: str) -> Iterator[None]:
         raise
     except BaseException as error:  # a panic inside of LanceDB is no Exception
         text = " ".join(str(error).split())
-        plain = disk_problem(error)
-        if plain is not None:
-            raise GeniusError(f"cannot {doing}: {plain}; nothing that was there is lost") from None
+        problem = disk_problem(error)
+        if problem is not None:
+            raise GeniusError(f"cannot {doing}: {problem}; nothing that was there is lost") from None
         if re.search(r"not ?found|no such file|no longer exists", text, re.IGNORECASE):
             raise Vanished(f"cannot {doing}: a file of this version is gone") from None
         short = re.sub(r",? ?/\S+\.rs:\d+(:\d+)?", "", text)
@@ -143,12 +143,12 @@ class Reader:
     @cached_property
     def _opened(self) -> tuple[Any, Columns, object]:
         table, folder = self._opening()
-        kinds: dict[str, Kind] = {"string": "text", "double": "number", "bool": "boolean"}
+        field_types: dict[str, FieldType] = {"string": "text", "double": "number", "bool": "boolean"}
         own = [field for field in table.schema if field.name not in BUILT_IN and not field.name.startswith("_")]
-        strange = next((field for field in own if str(field.type) not in kinds), None)
+        strange = next((field for field in own if str(field.type) not in field_types), None)
         if strange is not None:
             raise GeniusError(f"the column {strange.name!r} holds {strange.type}, which this version does not know")
-        return table, {field.name: kinds[str(field.type)] for field in own}, folder
+        return table, {field.name: field_types[str(field.type)] for field in own}, folder
 
     @property
     def _table(self) -> Any:

@@ -17,7 +17,7 @@ from genius.types import Item, Modality
 
 DOUBT = 0.25  # below this probability of an answer people are told that there is probably none
 SIDE, SHOWN = 160, 24
-CARD = "display:inline-block;width:170px;margin:4px;vertical-align:top;font:12px sans-serif;overflow-wrap:anywhere"
+HIT_STYLE = "display:inline-block;width:170px;margin:4px;vertical-align:top;font:12px sans-serif;overflow-wrap:anywhere"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,15 +120,15 @@ class PrefixView:
 
 
 def grid(hits: Hits) -> str:
-    cards = "".join(_card(rank, hit) for rank, hit in enumerate(hits[:SHOWN], start=1))
+    grid_cells = "".join(_hit_html(rank, hit) for rank, hit in enumerate(hits[:SHOWN], start=1))
     more = f"<p>... and {len(hits) - SHOWN} more</p>" if len(hits) > SHOWN else ""
-    return f"<div>{cards}{more}</div>" if hits else f"<p>{html.escape(hits.why or 'nothing found')}</p>"
+    return f"<div>{grid_cells}{more}</div>" if hits else f"<p>{html.escape(hits.why or 'nothing found')}</p>"
 
 
-def _card(rank: int, hit: Any) -> str:
+def _hit_html(rank: int, hit: Any) -> str:
     words = html.escape((hit.item.text or "")[:120])
     about = f"<b>{rank}</b> {hit.score:.3f}<br>{html.escape(hit.id[-60:])}<br><i>{words}</i>"
-    return f'<div style="{CARD}">{_picture(hit)}{about}</div>'
+    return f'<div style="{HIT_STYLE}">{_picture(hit)}{about}</div>'
 
 
 def _picture(hit: Any) -> str:

@@ -119,10 +119,10 @@ def answer(state: OpenIndex, queries: Sequence[Query | ContentInput], requests: 
     groups = []
     for request, places in alike.items():
         own = [given[place] for place in places]
-        groups.append((request, places, *((own, range(len(own))) if request.strict else spread(own, state.kinds()))))
-    asked = [query for *_, some, _ in groups for query in some]
-    embedded = state.model.embed_queries(asked)
-    targets = torch.tensor([-1 if query.target is None else int(query.target) for query in asked])
+        groups.append((request, places, *((own, range(len(own))) if request.strict else spread(own, state.modalities()))))
+    searched = [query for *_, some, _ in groups for query in some]
+    embedded = state.model.embed_queries(searched)
+    targets = torch.tensor([-1 if query.target is None else int(query.target) for query in searched])
     pictured = embedded.modality != Modality.TEXT
     parts, first = [], 0
     for request, _, some, _ in groups:
@@ -276,7 +276,7 @@ def to_item(row: dict[str, Any]) -> Item:
     return Item(row["id"], image=image, text=row["text"], metadata=meta.load(row["_metadata"]))
 
 
-def wanted_kind(target: Modality | str | int | None, modality: Modality | str | int | None) -> Modality | None:
+def target_modality(target: Modality | str | int | None, modality: Modality | str | int | None) -> Modality | None:
     """What is looked for: `target` as people mean it, or exactly a `modality`; one of them says it, or neither."""
     if target is not None and modality is not None:
         raise GeniusError("target and modality both say what is wanted: use one of them")
@@ -285,15 +285,15 @@ def wanted_kind(target: Modality | str | int | None, modality: Modality | str | 
 
 
 def spread(queries: Sequence[Query], there: Collection[Modality]) -> tuple[list[Query], list[int]]:
-    """One query for each kind that is wanted and there, and which of `queries` each belongs to; `there`: kinds in the index."""
-    asked, owner = [], []
+    """One query for each target modality that the index holds (`there`), and which of `queries` each belongs to."""
+    searched, owner = [], []
     for number, query in enumerate(queries):
-        kinds: Sequence[Modality | None] = [None]
+        modalities: Sequence[Modality | None] = [None]
         if query.target is not None:
-            kinds = [kind for kind in MEANT[query.target] if kind in there] or [query.target]
-        asked += [replace(query, target=kind) for kind in kinds]
-        owner += [number] * len(kinds)
-    return asked, owner
+            modalities = [modality for modality in MEANT[query.target] if modality in there] or [query.target]
+        searched += [replace(query, target=modality) for modality in modalities]
+        owner += [number] * len(modalities)
+    return searched, owner
 
 
 def gather(answers: Sequence[Hits], owner: Sequence[int], k: int) -> list[Hits]:
@@ -309,7 +309,7 @@ def _together(parts: Sequence[Hits], k: int) -> Hits:
     whole.plan = parts[0].plan
     whole.considered = sum(hits.considered for hits in parts)
     sure = [hits.answerable for hits in parts if hits.answerable is not None]
-    whole.answerable = max(sure, default=None)  # there is an answer if there is one of either kind
+    whole.answerable = max(sure, default=None)  # there is an answer if there is one of either modality
     return whole
 
 
@@ -325,8 +325,8 @@ def apart(hits: Hits, k: int) -> Hits:
         chosen = sorted(firsts.values())
         if len(chosen) >= k:
             break
-    rest = [place for place in range(len(hits)) if place not in set(chosen)]  # where there are too few subtrees
-    out = Hits(hits[place] for place in sorted((chosen + rest)[:k]))
+    others = [place for place in range(len(hits)) if place not in set(chosen)]  # where there are too few subtrees
+    out = Hits(hits[place] for place in sorted((chosen + others)[:k]))
     out.answerable = hits.answerable
     out.plan = hits.plan
     out.considered = hits.considered
@@ -334,15 +334,15 @@ def apart(hits: Hits, k: int) -> Hits:
 
 
 def why_nothing(target: Modality | None, request: SearchRequest, counts: Mapping[str, int]) -> str:
-    """Why a search found nothing, and what to do. `counts`: items of the index by kind."""
-    held = ", ".join(counted(count, kind) for kind, count in counts.items() if count)
+    """Why a search found nothing, and what to do. `counts`: items of the index by modality."""
+    held = ", ".join(counted(count, modality) for modality, count in counts.items() if count)
     if not held:
         return "nothing found: the index is empty; add files with genius index"
     if target is not None:
-        kinds = (target,) if request.strict else MEANT[target]
-        if not any(counts.get(kind.label) for kind in kinds):
+        modalities = (target,) if request.strict else MEANT[target]
+        if not any(counts.get(modality.label) for modality in modalities):
             wanted = {"image": "a picture", "text": "words", "pair": "a picture and words"}[target.label]
-            what = f"is of the kind {target.label}" if request.strict else f"has {wanted}"
+            what = f"is of the modality {target.label}" if request.strict else f"has {wanted}"
             return f"nothing found: no item {what}, there are {held}; leave the target out to look for anything"
     if request.where is not None:
         wanted = f" of what is wanted ({target.label})" if target is not None else ""

@@ -29,13 +29,13 @@ from genius.files import write_whole
 from genius.index import Index
 from genius.index import metadata as meta
 from genius.index.commit import table_folder
-from genius.index.folder import WriterLock
+from genius.index.folder import WriteLock
 from genius.index.ingest import IngestConfig, IngestReport
 from genius.index.opened import Live
 from genius.index.reader import Reader, good_rows
 from genius.index.writing import follow
 from genius.scale import connected, load_ray
-from genius.scale.parts import DATA, Part, PartWriter, Record, Staging, cut
+from genius.scale.parts import DATA, Part, PartIndexer, Record, Staging, cut
 
 AT_ONCE = 10_000  # rows named in one condition
 IN_FLIGHT = 2  # parts that a worker has: one that it does, and the next
@@ -67,7 +67,7 @@ def take_in(index: Index, staging: Staging, records: Sequence[Record]) -> Taken:
     filled = sorted((record for record in records if record.rows), key=lambda record: record.first)
     if not filled:
         return taken
-    with index.writer.hold():
+    with index.write_lock.hold():
         with index.change():
             with index.lock:
                 live = index.current()
@@ -95,18 +95,18 @@ def take_in(index: Index, staging: Staging, records: Sequence[Record]) -> Taken:
     return taken
 
 
-def _columns(known: meta.Columns, records: Sequence[Record]) -> tuple[dict[str, meta.Kind], dict[str, set[str]]]:
+def _columns(known: meta.Columns, records: Sequence[Record]) -> tuple[dict[str, meta.FieldType], dict[str, set[str]]]:
     """Metadata columns that the table lacks; and of each record those that contradict the table or an earlier one."""
     columns = dict(known)
     spelling = {name.lower(): name for name in columns}
-    fresh: dict[str, meta.Kind] = {}
+    fresh: dict[str, meta.FieldType] = {}
     contradicted: dict[str, set[str]] = {}
     for record in records:
-        for name, kind in record.kinds.items():
+        for name, field_type in record.field_types.items():
             if name not in columns and name.lower() not in spelling and len(columns) < meta.MAX_KEYS:
-                columns[name] = fresh[name] = kind
+                columns[name] = fresh[name] = field_type
                 spelling[name.lower()] = name
-            elif columns.get(name) != kind:
+            elif columns.get(name) != field_type:
                 contradicted.setdefault(record.name, set()).add(name)
     return fresh, contradicted
 
@@ -142,7 +142,7 @@ def _read_back(index: Index, records: Sequence[Record]) -> None:
 
 
 def _unfit(reader: Reader, records: Sequence[Record], contradicted: Mapping[str, set[str]], problems: Problems) -> set[int]:
-    """Rows whose metadata is of another kind than the column has by now."""
+    """Rows whose metadata is of another type than the column has by now."""
     unfit: set[int] = set()
     for record in records:
         wrong = contradicted.get(record.name)
@@ -236,7 +236,7 @@ def bulk_index(
     with Index(output.absolute(), model, thumbnails=config.thumbnails) as index:
         staging = Staging(index.path)
         staging.folder.mkdir(exist_ok=True)
-        with WriterLock(staging.folder / ".lock", 0.0).hold():
+        with WriteLock(staging.folder / ".lock", 0.0).hold():
             if was_taken_in(index, staging):
                 staging.clear()
             salt = f"{index.about.fingerprint}|{config.thumbnails}"
@@ -275,7 +275,7 @@ class _Work:
     report: BulkReport
 
     def arguments(self) -> tuple[Path, IngestConfig, int, str]:
-        """Of a `PartWriter`."""
+        """Of a `PartIndexer`."""
         return self.index, self.ingest, self.config.thumbnails, self.config.device
 
 
@@ -294,7 +294,7 @@ class _Run:
         gpus = int(resources.get("GPU", 0)) if config.device != "cpu" else 0
         self.wanted = min(config.workers or gpus or max(1, int(resources.get("CPU", 1))), len(parts))
         options = {"num_gpus": 1} if gpus else {"num_cpus": 1}
-        self.make = ray.remote(**options, max_restarts=0)(PartWriter)
+        self.make = ray.remote(**options, max_restarts=0)(PartIndexer)
         self.queue = deque((part, 0) for part in parts)
         self.total = sum(part.items for part in parts) if all(part.items for part in parts) else 0
         self.pending: dict[Any, tuple[Any, Part | None, int]] = {}  # reference -> worker, part (None: it starts), tries
@@ -304,17 +304,17 @@ class _Run:
     def run(self) -> None:
         for _ in range(self.wanted):
             self._start()
-        heard = monotonic()
+        last_reply = monotonic()
         try:
             while self.queue or any(part is not None for _, part, _ in self.pending.values()):
                 done, _ = self.ray.wait(list(self.pending), num_returns=1, timeout=5.0)
                 if done:
-                    heard = monotonic()
+                    last_reply = monotonic()
                     self._settle(done[0])
                     self._feed()
-                elif not self.workers and monotonic() - heard > SILENCE:
+                elif not self.workers and monotonic() - last_reply > SILENCE:
                     self.work.say("waiting for a worker: has the cluster any processor or GPU free?")
-                    heard = monotonic()
+                    last_reply = monotonic()
         finally:
             for worker in {*self.workers, *(worker for worker, _, _ in self.pending.values())}:
                 self.ray.kill(worker)  # also one that still waits for a place to start, and may never get it
