@@ -24,7 +24,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from genius.errors import GeniusError
-from genius.files import open_plain, parse_json, sync_directory, sync_tree, write_whole
+from genius.files import open_regular, parse_json, sync_directory, sync_tree, write_whole
 from genius.index.commit import holds_data
 from genius.index.ledger import Damaged, seal, unseal
 from genius.index.paths import (
@@ -261,7 +261,7 @@ def read_about(folder: Path) -> About | None:
     path = folder / ABOUT
     mend = f"genius repair {folder} writes it anew from the table"
     try:
-        with open_plain(path) as file:
+        with open_regular(path) as file:
             text = file.read(MAX_SMALL).decode()
     except (FileNotFoundError, NotADirectoryError):
         if holds_data(folder):

@@ -35,9 +35,9 @@ from genius.weight_files import (
     check_digests,
     check_fit,
     pack,
-    plain_names,
     read_shapes,
     read_tensors,
+    tensor_names,
     unpack,
     write_digests,
 )
@@ -324,7 +324,7 @@ class Genius:
         config = read_config(directory)
         path = directory / WEIGHTS
         shapes = read_shapes(path)
-        shapes = {current_name(name): shapes[name] for name in plain_names(shapes)}
+        shapes = {current_name(name): shapes[name] for name in tensor_names(shapes)}
         model = build(lambda: cls(config), shapes, str(path))
         own = model.network.state_dict()
         check_fit(
