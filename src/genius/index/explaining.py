@@ -174,7 +174,7 @@ def explain(
         parts = [query]
     else:
         parts = searching.spread([query], state.modalities())[0]
-    embedded = state.model.embed_queries(parts)
+    embedded = searching.embed(state.model, parts)
     traces: list[tuple[_Part, list[Code]]] = []
     answers: dict[str, Answer] = {}
     with state.lock:
