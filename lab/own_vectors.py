@@ -113,7 +113,7 @@ def answers(path: Path, items: NDArray[np.float32], queries: NDArray[np.float32]
             request = SearchRequest(k, params=SearchParams(plan=plan, item_bias=False))
             began = time.monotonic()
             found = [
-                index.search_embedded(torch.from_numpy(query)[None] / np.linalg.norm(query), request=request)[0]
+                index.search_embedded(torch.from_numpy(query / np.linalg.norm(query))[None], request=request)[0]
                 for query in queries
             ]
             seconds = time.monotonic() - began
