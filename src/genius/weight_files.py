@@ -147,7 +147,7 @@ def pack(tensors: Mapping[str, Tensor], half: tuple[str, ...] = ()) -> dict[str,
     return out
 
 
-def plain_names(stored: Mapping[str, object]) -> list[str]:
+def tensor_names(stored: Mapping[str, object]) -> list[str]:
     """Names of the tensors in a file, without the scales."""
     return [name for name in stored if not (name.endswith(SCALE) and name.removesuffix(SCALE) in stored)]
 
@@ -155,7 +155,7 @@ def plain_names(stored: Mapping[str, object]) -> list[str]:
 def unpack(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The float32 tensors of a file that `pack`, or plain saving, wrote."""
     out = {}
-    for name in plain_names(stored):
+    for name in tensor_names(stored):
         scale = stored.get(name + SCALE)
         value = stored[name]
         if scale is not None and (value.ndim < 2 or scale.shape != value.shape[:1]):

@@ -22,7 +22,7 @@ from genius.config import from_dict
 from genius.encoders import SPEC, write_spec
 from genius.encoders.inputs import Pixels, Tokens
 from genius.errors import GeniusError
-from genius.weight_files import build, check_fit, fingerprint, pack, plain_names, read_shapes, read_tensors, unpack
+from genius.weight_files import build, check_fit, fingerprint, pack, read_shapes, read_tensors, tensor_names, unpack
 
 WEIGHTS, TOKENIZER = "weights.safetensors", "tokenizer.json"
 MEAN, STD = (0.7, 0.7, 0.7), (0.35, 0.35, 0.35)  # of drawings on white, roughly
@@ -227,7 +227,7 @@ class MiniEncoder(nn.Module):
         try:
             config = from_dict(MiniConfig, spec.get("config"), SPEC)
             shapes = read_shapes(path)
-            shapes = {name: shapes[name] for name in plain_names(shapes)}
+            shapes = {name: shapes[name] for name in tensor_names(shapes)}
             tokens = Tokens.load(directory / TOKENIZER, config.text_length)
             if tokens.largest() >= config.text_vocabulary:
                 raise GeniusError(f"the tokenizer has ids up to {tokens.largest()}, the model {config.text_vocabulary} words")
