@@ -37,7 +37,7 @@ from genius import Genius, GeniusError, Index, Item
 from genius.fit.folder import _write_anew
 from genius.index import opened
 from genius.index.check import check
-from genius.index.folder import WriterLock, about_of, begin_replacement, open_store, swap
+from genius.index.folder import WriteLock, about_of, begin_replacement, open_store, swap
 from genius.index.paths import ORIGIN, remove
 from genius.index.repair import repair, restore, snapshot
 
@@ -115,7 +115,7 @@ def nothing(folder: Path, model: Genius) -> None:
 def replace_index(folder: Path, model: Genius) -> None:
     """What a refit does once it has a model."""
     path = folder / "x.genius"
-    with WriterLock(path / ".lock", 30.0).hold():
+    with WriteLock(path / ".lock", 30.0).hold():
         about = about_of(path)
         reader = open_store(path, about).at(open_store(path, about).latest())
         fresh = begin_replacement(path, about)

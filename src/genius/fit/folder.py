@@ -35,7 +35,7 @@ from genius.fit.invent import MOST, invent_queries
 from genius.index import Index, writing
 from genius.index.folder import (
     INSIDE,
-    WriterLock,
+    WriteLock,
     about_of,
     begin_replacement,
     describe_model,
@@ -321,7 +321,7 @@ def refit(folder: Path, config: FitConfig | None = None, say: Say | None = None)
         raise GeniusError(f"{folder} was not made with --encoder, so there is nothing to refit: its model is {about.source}")
     old = load_model(folder, None, about)
     assert old.encoder is not None and old.config.encoder is not None
-    with WriterLock(folder / ".lock", 30.0).hold():
+    with WriteLock(folder / ".lock", 30.0).hold():
         store = open_store(folder, about)
         reader = store.at(store.latest())
         if not reader.count():
