@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -81,8 +82,8 @@ def test_codes_are_those_of_the_plain_way(
     tabled: bool, seed: int, own: int, kind: str, settled: int, sweeps: int, sizes: tuple[int, ...], at_once: int
 ) -> None:
     own = own if kind in ("given", "classifier") else 0
-    settings: dict[str, Any] = {"modality_code": kind, "modality_codebooks_from": own, "settled": settled, "encode_sweeps": sweeps}
-    config = QuantizerConfig(16, (3, *sizes), **settings)
+    fields: dict[str, Any] = {"modality_code": kind, "modality_codebooks_from": own, "settled": settled, "encode_sweeps": sweeps}
+    config = QuantizerConfig(16, (3, *sizes), **fields)
     quantizer = ResidualQuantizer(config)
     z, modality = clouds(40, seed=seed)
     told = modality if config.labelled else None
