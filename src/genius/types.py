@@ -252,7 +252,8 @@ class Query:
         instruction: What is wanted, in words; without `target` it leaves the modality to the model.
         target: Modality wanted; without `instruction` it picks a default one.
         minus: Another query to steer away from.
-        vector: Your own vector in place of a text or an image: (D,), or {"image": (D,), "text": (D,)}.
+        vector: Your own vector in place of a text or an image: (D,), or {"image": (D,), "text": (D,)}. A text besides it is
+            looked for by words (mode "hybrid").
     """
 
     text: str | None = None
@@ -275,7 +276,7 @@ class Query:
             object.__setattr__(self, "minus", Query.of(self.minus))
         if self.vector is not None:
             object.__setattr__(self, "vector", as_vector(self.vector, "a query"))
-            if self.image is not None or self.text is not None or self.minus is not None:
+            if self.image is not None or self.minus is not None:
                 raise GeniusError("a query is a vector, or made of a text and an image: use either")
         elif self.image is None and self.text is None:
             raise GeniusError("a query needs a text, an image, or both; or a vector")

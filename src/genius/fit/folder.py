@@ -388,6 +388,7 @@ def _write_anew(model: Genius, reader: Reader, target: Path) -> None:
     described = describe_model(model, target)
     schema = whole_schema(reader)
     store = Store.fill(target, schema, resealed(_with_codes(model, good_rows(reader)), schema))
+    store.index_words(reader.words_columns())
     store.begin_ledger(described.to_dict())
     if Genius.from_pretrained(target / MODEL).fingerprint() != described.fingerprint:
         raise GeniusError(f"{target / MODEL} does not read back as it was written; the index is as it was")

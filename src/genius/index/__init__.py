@@ -21,7 +21,7 @@ from torch import Tensor
 from genius.encoders.base import batched
 from genius.errors import GeniusError, counted
 from genius.features import Features
-from genius.index import explaining, searching, writing
+from genius.index import explaining, searching, words, writing
 from genius.index.explaining import Explanation
 from genius.index.filters import compile_where
 from genius.index.folder import describe, read_about, save_inside
@@ -35,6 +35,7 @@ from genius.index.vectors import model_for_vectors
 from genius.index.writing import Field, OnError
 from genius.model.genius import Genius
 from genius.search import SearchParams, SearchRequest
+from genius.search.params import WORDS_WEIGHT
 from genius.types import ContentInput, ImageInput, Item, Modality, Query, VectorInput
 
 __all__ = ["AddReport", "Hit", "Hits", "Index", "PrefixView"]
@@ -315,6 +316,24 @@ class Index(OpenIndex):
         """
         return snapshot(self.path, target, self.pinned)
 
+    def index_words(self, fields: Sequence[str] = ()) -> list[str]:
+        """Make the full-text index that `search(mode="words")` and `mode="hybrid"` need. Later items are found, too.
+
+        Args:
+            fields: metadata fields of texts that are searched besides texts, ids and file names.
+
+        Returns:
+            All fields that are searched.
+
+        Raises:
+            GeniusError: a field does not exist or holds no texts.
+        """
+        return words.index_words(self, fields)
+
+    def words_fields(self) -> list[str]:
+        """Fields that can be searched by words; empty without a full-text index."""
+        return self.consistent(lambda: words.words_fields(self.reader()))
+
     def optimize(self, *, keep: timedelta = writing.KEEP) -> None:
         """Merge small files, drop old versions, and leave a fresh cache so that opening is quick.
 
@@ -467,6 +486,8 @@ class Index(OpenIndex):
         diverse: bool = False,
         *,
         vector: VectorInput | None = None,
+        mode: str = "similarity",
+        words_weight: float = WORDS_WEIGHT,
     ) -> Hits:
         """Items that answer a text, an image, both, or a vector of your own; best first.
 
@@ -485,6 +506,9 @@ class Index(OpenIndex):
             minus: a text or an image that hits should not be similar to.
             diverse: hits that differ: one from each subtree of codes.
             vector: in place of text and image: (D,), or {"image": (D,), "text": (D,)}. In an index with an encoder, its output.
+            mode: "similarity", "words" (full-text search, BM25) or "hybrid" (both, fused by reciprocal ranks). The last two
+                need `index_words`. An item that the text names exactly (id, file name, indexed field) comes first.
+            words_weight: weight of words in a hybrid search; similarity has 1.
 
         Returns:
             The hits. Where the model was calibrated, each has the `probability` that it answers, and `hits.answerable` is the
@@ -494,7 +518,7 @@ class Index(OpenIndex):
             GeniusError: an argument is out of range, or `where` cannot be read.
         """
         query = Query(text, image, instruction, target_modality(target, modality), minus, vector)  # type: ignore[arg-type]
-        request = SearchRequest(k, where, min_score, beams, rerank, params, modality is not None, diverse)
+        request = SearchRequest(k, where, min_score, beams, rerank, params, modality is not None, diverse, mode, words_weight)
         return self.search_many([query], request)[0]
 
     def search_many(self, queries: Sequence[Query | ContentInput], request: SearchRequest = ANY) -> list[Hits]:
@@ -519,7 +543,7 @@ class Index(OpenIndex):
         Returns:
             The hits of each query.
         """
-        return searching.answer(self, queries, requests)
+        return words.answer(self, queries, requests)
 
     def vectors(self, batch: int = 256) -> Iterator[tuple[list[str], Tensor, list[Modality]]]:
         """Ids, stored vectors (n, D) and modalities of all items of one version.
