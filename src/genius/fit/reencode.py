@@ -219,6 +219,10 @@ class _Run:
         return done
 
     def _encode_rows(self, rows: Sequence[dict[str, Any]]) -> None:
+        empty = [row for row in rows if row["text"] is None and row["_image"] is None and row["_image_bytes"] is None]
+        for row in empty:
+            self.problems[_key(row)[1]] = f"{row['id']}: it was added as a vector, without an image or a text"
+        rows = [row for row in rows if row not in empty]
         if not rows:
             return
         items = [to_item(row) for row in rows]
@@ -310,7 +314,7 @@ class _Run:
             old = schema.field(name)
             new = pa.field(name, pa.list_(old.type.value_type, size), old.nullable)
             schema = schema.set(schema.get_field_index(name), new)
-        stored_again(model, schema, self._rows(model, good_rows(reader)), target)
+        stored_again(model, reader, schema, self._rows(model, good_rows(reader)), target)
         return self.count
 
     def _rows(self, model: Genius, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
