@@ -140,7 +140,8 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     outcomes: collections.Counter[str] = collections.Counter()
     locked = []
     switched = False
-    while outcomes["killed"] < options.kills:
+    until = time.monotonic() + 60 * options.minutes
+    while outcomes["killed"] < options.kills and time.monotonic() < until:
         process = launch(*(back if switched else change), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         try:
             output, _ = process.communicate(timeout=draw.uniform(0.3, 1.1) * whole_s * options.slower)
@@ -192,6 +193,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=600.0, help="End earlier than after --kills kills.")
     parser.add_argument("--slower", type=float, default=1.5, help="How much longer a switch takes under load.")
     parser.add_argument("--out", type=Path, default=Path("lab/durability/reencode.json"))
     options = parser.parse_args()

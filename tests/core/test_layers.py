@@ -21,6 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("search",),
     ("data",),
     ("index", "train"),
+    ("integrations",),
     ("fit", "evaluate", "serve", "export"),
     ("demo",),
     ("scale",),

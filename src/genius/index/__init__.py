@@ -328,7 +328,7 @@ class Index(OpenIndex):
         Raises:
             GeniusError: a field does not exist or holds no texts.
         """
-        return words.index_words(self, fields)
+        return self.following(lambda: words.index_words(self, fields))
 
     def words_fields(self) -> list[str]:
         """Fields that can be searched by words; empty without a full-text index."""
