@@ -123,7 +123,7 @@ def measure(fit: Fit, there: World, most: int) -> dict[str, Any]:
         asked, _ = model.embed(task.asked)
         rates = {"dense": hit_rate(nearest_rows(asked, z, 5), task)}
         for search in MEASURED_SEARCHES:
-            rates[search] = hit_rate(engine.search(asked, k=5, params=usual.named(search)).rows, task)
+            rates[search] = hit_rate(torch.from_numpy(engine.search(asked, k=5, params=usual.named(search)).rows), task)
         shares = {search: round(rates[search] / rates["dense"], 4) for search in MEASURED_SEARCHES}
         out[name] = {"questions": len(some), "hit@5": {k: round(v, 4) for k, v in rates.items()}, "share of dense": shares}
     return out

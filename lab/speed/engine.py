@@ -110,7 +110,7 @@ def run(config: BenchConfig, note: Note = lambda _: None) -> dict[str, Any]:
     }
     times = _take_turns(everyone, config.rounds, config.device, note)
     out = {name: _summary(walls, processors, config.batch) for name, (walls, processors) in times.items()}
-    touched = engine.search(placed, k=config.k, params=default).considered.float().mean().item()
+    touched = engine.search(placed, k=config.k, params=default).considered.mean()
     return {
         "ours": {"exact": out.pop("exact"), "default": {**out.pop("default"), "items_touched": touched}},
         "rivals": out,
