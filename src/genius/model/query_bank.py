@@ -48,7 +48,7 @@ class QueryBank:
         target: (n,) int64, the modality that each query wants; -1 unknown.
         probe_weight: (3, D) of the linear probe for the target modality; None: the bank has too few targets to fit one.
         probe_bias: (3,) of it.
-        real: Whether people or a data set asked them. Queries invented from items say nothing about hubs: they give no item bias.
+        real: Whether they come from people or a data set. Invented queries say nothing about hubs: they give no item bias.
     """
 
     z: Floats
@@ -81,7 +81,7 @@ class QueryBank:
             target: (n,) the modality of its positives, -1 unknown.
             size: Most queries that are kept.
             seed: Of the sample.
-            real: Whether they were asked, not invented.
+            real: Whether they come from people or a data set, not invented.
 
         Raises:
             GeniusError: If the shapes do not fit or a vector is not finite.

@@ -87,7 +87,7 @@ WORKING_SIDE = 1600
 ImageInput: TypeAlias = "Image.Image | str | Path | bytes"
 """An opened picture, a path to one, or the bytes of one."""
 
-# Bytes of memory per pixel while decoding, measured (lab/trust/memory.py): Pillow keeps RGB in 4 bytes, and some
+# Bytes of memory per pixel while decoding, measured (lab/results/trust/memory.json): Pillow keeps RGB in 4 bytes, and some
 # decoders hold the whole picture several times. HEIF's is an upper estimate, not measured.
 COST = {"WEBP": 17, "AVIF": 16, "HEIF": 16}
 USUAL_COST = 8

@@ -224,6 +224,11 @@ class SearchEngine:
     def pick(self, batch: QueryBatch, k: int, params: SearchParams) -> Plan:
         """The plan that serves a request.
 
+        Args:
+            batch: The queries.
+            k: Number of hits.
+            params: Settings of the search.
+
         Raises:
             GeniusError: If the plan that is given by name cannot serve it.
         """
@@ -269,7 +274,11 @@ class SearchEngine:
         return replace(batch, modality_log_probs=relative)  # items of the likeliest keep their similarity
 
     def modality_log_probs(self, z: Any) -> Floats:
-        """(Q, 3) log p(modality | query): by the bank's probe, or by the decoder's first step."""
+        """(Q, 3) log p(modality | query): by the bank's probe, or by the decoder's first step.
+
+        Args:
+            z: (Q, D) queries.
+        """
         if self.bank is not None:
             known = self.bank.modality_log_probs(as_numpy(z))
             if known is not None:

@@ -79,7 +79,11 @@ class CodeTrie:
         self._extra = placed.get("extra")
 
     def on(self, ops: Arrays) -> CodeTrie:
-        """This trie for other array operations (tensors of a device); itself if it is there."""
+        """This trie for the arrays of another device; itself if it is there.
+
+        Args:
+            ops: Array operations of the device.
+        """
         if ops is self.ops:
             return self
         moved = copy.copy(self)
@@ -289,11 +293,21 @@ class CodeTrie:
         return at
 
     def id_range(self, level: int, lo: Array, hi: Array) -> tuple[Array, Array]:
-        """Ranges in the space of `level` -> ranges of IDs."""
+        """Ranges in the space of `level` -> ranges of IDs.
+
+        Args:
+            level: Number of codes that the ranges have read.
+            lo: (R,) first place of each range.
+            hi: (R,) place after its last.
+        """
         return self._ids_from(level, lo), self._ids_from(level, hi)
 
     def positions(self, ids: Array) -> Array:
-        """First sorted positions of IDs."""
+        """First sorted positions of IDs.
+
+        Args:
+            ids: Numbers of IDs.
+        """
         if self._item_start is not None:
             return self.ops.int64(self._item_start[ids])
         if self._shared is None or self._extra is None:
@@ -301,7 +315,13 @@ class CodeTrie:
         return ids + self._extra[self.ops.searchsorted(self._shared, ids)]
 
     def item_range(self, level: int, lo: Array, hi: Array) -> tuple[Array, Array]:
-        """Ranges in the space of `level` -> ranges of sorted positions."""
+        """Ranges in the space of `level` -> ranges of sorted positions.
+
+        Args:
+            level: Number of codes that the ranges have read.
+            lo: (R,) first place of each range.
+            hi: (R,) place after its last.
+        """
         first, last = self.id_range(level, lo, hi)
         return self.positions(first), self.positions(last)
 
@@ -315,7 +335,14 @@ class CodeTrie:
         return self.ops.concatenate([self.ops.arange(1), counts])
 
     def items_below(self, level: int, lo: Array, hi: Array, before: Array | None = None) -> Array:
-        """Number of items below ranges in the space of `level`; with `before` of `count_before`, of allowed items."""
+        """Number of items below ranges in the space of `level`.
+
+        Args:
+            level: Number of codes that the ranges have read.
+            lo: (R,) first place of each range.
+            hi: (R,) place after its last.
+            before: Result of `count_before`: only allowed items count.
+        """
         first, last = self.item_range(level, lo, hi)
         if before is None:
             return last - first
@@ -352,7 +379,13 @@ class CodeTrie:
         return children[self.ops.nonzero(items > 0)]
 
     def rows_of(self, level: int, lo: Array, hi: Array) -> tuple[Array, Array]:
-        """Ranges (R,) in the space of `level` -> flat: which range, ascending, and the row of every item below it."""
+        """Ranges (R,) in the space of `level` -> flat: which range, ascending, and the row of every item below it.
+
+        Args:
+            level: Number of codes that the ranges have read.
+            lo: (R,) first place of each range.
+            hi: (R,) place after its last.
+        """
         first, last = self.item_range(level, lo, hi)
         owner, place = ragged(last - first, self.ops)
         return owner, self.ops.int64(self._order[first[owner] + place])
@@ -360,7 +393,11 @@ class CodeTrie:
     # -- IDs and prefixes --------------------------------------------------------------------------------------
 
     def codes_of_ids(self, ids: Array) -> Array:
-        """(n,) numbers of IDs -> (n, M) int64 codes."""
+        """(n,) numbers of IDs -> (n, M) int64 codes.
+
+        Args:
+            ids: Numbers of IDs.
+        """
         parts = [self.ops.int64(self._tails[ids])]
         node = ids
         for child, codes in zip(reversed(self._node_child), reversed(self._node_codes), strict=True):
@@ -369,7 +406,11 @@ class CodeTrie:
         return self.ops.concatenate(parts[::-1], 1)
 
     def ids_at(self, positions: Array) -> Array:
-        """The IDs of items by their sorted positions."""
+        """The IDs of items by their sorted positions.
+
+        Args:
+            positions: Sorted positions.
+        """
         if self._item_start is not None:
             return self.ops.searchsorted(self._item_start, positions, right=True) - 1
         if self._shared is None or self._extra is None:
@@ -381,7 +422,11 @@ class CodeTrie:
         return self.ops.where(last > alone, last, alone)
 
     def find(self, prefix: Sequence[int]) -> tuple[Array, Array]:
-        """The range (1,), (1,) below a prefix, in the space of level len(prefix); empty if no item has it."""
+        """The range (1,), (1,) below a prefix, in the space of level len(prefix); empty if no item has it.
+
+        Args:
+            prefix: Codes, from the first.
+        """
         if len(prefix) > self.levels:
             raise GeniusError(f"a prefix of {len(prefix)} codes in a trie of {self.levels} levels")
         lo, hi = self.root
@@ -392,18 +437,30 @@ class CodeTrie:
         return lo, hi
 
     def rows_below(self, prefix: Sequence[int]) -> Ints:
-        """Rows of the items whose codes start with `prefix`, in sorted order."""
+        """Rows of the items whose codes start with `prefix`, in sorted order.
+
+        Args:
+            prefix: Codes, from the first.
+        """
         return self.ops.host(self.rows_of(len(prefix), *self.find(prefix))[1])
 
     def children(self, prefix: Sequence[int]) -> tuple[Ints, Ints]:
-        """Codes that may follow `prefix`, ascending, and the number of items below each."""
+        """Codes that may follow `prefix`, ascending, and the number of items below each.
+
+        Args:
+            prefix: Codes, from the first.
+        """
         if len(prefix) >= self.levels:
             raise GeniusError(f"a full code of {self.levels} levels has no children")
         found = self.expand(len(prefix), *self.find(prefix))
         return self.ops.host(found.code), self.ops.host(found.items)
 
     def positions_of(self, rows: Any) -> Array:
-        """Sorted position of each item row; an unknown row is an error."""
+        """Sorted position of each item row; an unknown row is an error.
+
+        Args:
+            rows: Rows of items.
+        """
         wanted = np.atleast_1d(as_numpy(rows)).astype(np.int64)
         if self._inverse is None:  # built on the first call: beam search never needs it
             order = self.order
@@ -418,12 +475,20 @@ class CodeTrie:
         return self.ops.put(out)
 
     def codes_at(self, positions: Any) -> Ints:
-        """Codes (n, M) of the items at sorted positions."""
+        """Codes (n, M) of the items at sorted positions.
+
+        Args:
+            positions: Sorted positions.
+        """
         at = self.ops.put(as_numpy(positions).astype(np.int64))
         return self.ops.host(self.codes_of_ids(self.ids_at(at)))
 
     def codes_of(self, rows: Any) -> Ints:
-        """Codes (n, M) of item rows."""
+        """Codes (n, M) of item rows.
+
+        Args:
+            rows: Rows of items.
+        """
         return self.codes_at(self.positions_of(rows))
 
 
