@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save_file
 
 from genius.errors import GeniusError, said
-from genius.files import open_plain, write_whole
+from genius.files import open_regular, write_whole
 
 FILE = "queries.safetensors"
 FORMAT = "genius-queries-1"
@@ -227,7 +227,7 @@ def _numbers(values: Any) -> NDArray[Any]:
 def _read(path: Path) -> dict[str, NDArray[Any]]:
     """The arrays of a file, by name."""
     try:
-        with open_plain(path) as file:
+        with open_regular(path) as file:
             return load(file.read())
     except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
         raise GeniusError(f"cannot read the weights {path}: {said(error)}") from None
