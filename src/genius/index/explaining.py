@@ -26,6 +26,7 @@ from genius.index.folder import INSIDE
 from genius.index.opened import Live, OpenIndex
 from genius.index.reader import PAYLOAD
 from genius.index.results import Hit, Hits, PrefixView
+from genius.index.target import spread
 from genius.model.known_items import distances
 from genius.search import SearchEngine, SearchParams, SearchRequest
 from genius.search.beam import Trace
@@ -164,7 +165,7 @@ def explain(
     whole("shown", shown, 1, MOST)
     whole("rejected", rejected, 0, MOST)
     label = None if query.target is None else Modality(query.target).label
-    parts = [query] if request.strict else searching.spread([query], state.modalities())[0]
+    parts = [query] if request.strict else spread([query], state.modalities())[0]
     embedded = state.model.embed_queries(parts)
     traces: list[tuple[_Part, list[Code]]] = []
     answers: dict[str, Answer] = {}

@@ -51,6 +51,7 @@ class Hits(list[Hit]):
     answerable: float | None = None  # probability that the collection holds an answer at all; None: not calibrated
     plan: str | None = None  # how they were found: flat, scan or beam; None: there was nothing to search
     considered: int = 0  # items that were scored in any way to find them
+    target: Modality | None = None  # what was looked for: the target of the query, or the default one; None: every modality
     why: str | None = None  # where nothing was found: why, and what to do
 
     def _repr_html_(self) -> str:

@@ -105,6 +105,7 @@ class SearchRequest:
     params: SearchParams | None = None  # None: the model's own
     strict: bool = False  # the target is exactly the modality of the items, not everything that contains it
     diverse: bool = False  # at most one hit per code prefix
+    any_modality: bool = False  # a query without a target looks for items of every modality, not for the default target
 
     def __post_init__(self) -> None:
         whole("k", self.k, 1, MAX_K)

@@ -16,6 +16,7 @@ from typing import Any, TypeVar, cast
 
 from genius.errors import GeniusError, PictureError
 from genius.index import Index
+from genius.index.target import Target
 from genius.search import SearchRequest
 from genius.serve.auth import Caller, KeyRing, Keys
 from genius.serve.backend import LARGE_LANE, Backend, Found, Job, Missing
@@ -25,7 +26,7 @@ from genius.serve.errors import ApiError
 from genius.serve.logs import Metrics, event
 from genius.serve.schemas import SearchBody
 from genius.serve.settings import ServeConfig
-from genius.types import ImageInput, Modality, Query
+from genius.types import ImageInput, Query
 
 T = TypeVar("T")
 READERS = 4  # threads
@@ -145,18 +146,18 @@ class Service:
         minus = None
         if any(part is not None for part in unwanted):
             minus = Query(*unwanted)
-        wanted = body.modality or body.target
-        target = None if wanted is None else Modality.parse(wanted)
+        wanted = Target.parse(body.target, body.modality)
         request = SearchRequest(
             k=body.k,
             where=(body.where or "").strip() or None,
             min_score=body.min_score,
             beams=body.beams,
             rerank=body.rerank,
-            strict=body.modality is not None,
+            strict=wanted.strict,
             diverse=body.diverse,
+            any_modality=wanted.any_modality,
         )
-        query = Query(text, picture, body.instruction, target, minus)
+        query = Query(text, picture, body.instruction, wanted.modality, minus)
         return Job(query, request, backend, body.like, body.order_by, body.descending)
 
     async def _content(
