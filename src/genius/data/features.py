@@ -86,7 +86,17 @@ class FeatureSet:
         return self
 
     def task_name(self, task: int) -> str:
-        return self.names.get(int(task), "all" if task < 0 else f"task {task}")
+        """Name of a task for reports.
+
+        Args:
+            task: Its id; below 0: queries of no task.
+        """
+        task = int(task)
+        if task in self.names:
+            return self.names[task]
+        if task < 0:
+            return "all"
+        return f"task {task}"
 
     def positives(self) -> list[list[int]]:
         """The pool rows of each query's positives, in the order of the pairs."""
@@ -96,21 +106,31 @@ class FeatureSet:
         return out
 
     def pool_rows(self, task: int) -> Tensor:
-        """Rows of a task's own pool (all of them where none is named)."""
+        """Rows of a task's own pool (all of them where none is named).
+
+        Args:
+            task: Its id.
+        """
         rows = self.pools.get(int(task))
         if rows is None:
             return torch.arange(len(self.pool))
         return rows
 
     def take_queries(self, rows: Tensor | Sequence[int]) -> FeatureSet:
-        """A set with only these queries (and their pairs), over the same pool."""
+        """A set with only these queries (and their pairs), over the same pool.
+
+        Args:
+            rows: Rows of the queries to keep, in their new order.
+        """
         picked = torch.as_tensor(rows, dtype=torch.long)
         place = torch.full((len(self.queries),), -1, dtype=torch.long)
         place[picked] = torch.arange(len(picked))
         moved = place[self.pairs[:, 0]]
         pairs = torch.stack([moved, self.pairs[:, 1]], 1)[moved >= 0]
         ids = [self.query_ids[i] for i in picked.tolist()]
-        times = None if self.times is None else self.times[picked]
+        times = self.times
+        if times is not None:
+            times = times[picked]
         return FeatureSet(
             queries=self.queries[picked],
             pool=self.pool,
@@ -133,9 +153,12 @@ class FeatureSet:
     # -- our folder --------------------------------------------------------------------------------------------
 
     def save(self, directory: str | Path, dtype: torch.dtype | None = None, *, vectors: bool = True) -> None:
-        """Write the folder; `ids.json` comes last, so a folder with it is whole. `dtype` narrows the vectors.
+        """Write the folder. `ids.json` comes last, so a folder with it is whole.
 
-        `vectors=False` leaves the two files of vectors as they are (extraction has filled them in place).
+        Args:
+            directory: The folder; it is made if it is missing.
+            dtype: Precision of the stored vectors; None: as they are.
+            vectors: False leaves the two files of vectors as they are (extraction has filled them in place).
         """
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
@@ -160,10 +183,17 @@ class FeatureSet:
 
     @classmethod
     def load(cls, directory: str | Path) -> FeatureSet:
+        """Read a folder that `save` or `genius.data.extract.extract` wrote.
+
+        Args:
+            directory: The folder.
+        """
         directory = Path(directory)
         ids = _read_ids(directory)
         pairs = read_tensors(directory / PAIRS)
-        pools = read_tensors(directory / POOLS) if (directory / POOLS).is_file() else {}
+        pools: dict[str, Tensor] = {}
+        if (directory / POOLS).is_file():
+            pools = read_tensors(directory / POOLS)
         try:
             return cls(
                 queries=features_from_tensors(read_tensors(directory / QUERIES)),
@@ -181,7 +211,11 @@ class FeatureSet:
 
     @staticmethod
     def is_folder(directory: str | Path) -> bool:
-        """Whether `directory` looks like a saved feature set."""
+        """Whether `directory` looks like a saved feature set.
+
+        Args:
+            directory: A path.
+        """
         return all((Path(directory) / name).is_file() for name in (QUERIES, POOL, IDS))
 
     # -- the published files -----------------------------------------------------------------------------------
@@ -197,9 +231,15 @@ class FeatureSet:
         tasks: Mapping[str, int] | None = None,
         names: Mapping[int, str] | None = None,
     ) -> FeatureSet:
-        """Two published `*_IT_dict.pt` files, joined by `positives` (query id -> candidate ids) or by row `pairs`.
+        """Join two published `*_IT_dict.pt` files. Ids come back in M-BEIR's "dataset:number" form.
 
-        Ids come back in M-BEIR's "dataset:number" form. Unknown ids are an error with a count and an example.
+        Args:
+            query_pt: File of the queries.
+            pool_pt: File of the candidates.
+            positives: Query id -> candidate ids. Unknown ids are an error with a count and an example.
+            pairs: (P, 2) rows of queries and positives, in place of `positives`.
+            tasks: Query id -> task id.
+            names: Task id -> name.
         """
         queries, query_ids = read_published(query_pt, QUERIES_PER_DATASET)
         pool, pool_ids = read_published(pool_pt, CANDIDATES_PER_DATASET)
@@ -213,7 +253,12 @@ class FeatureSet:
         return cls(queries, pool, pairs.long(), query_ids, pool_ids, task_ids, dict(names or {}))
 
     def to_published(self, query_pt: str | Path, pool_pt: str | Path) -> None:
-        """Write both published files; the ids must have M-BEIR's "dataset:number" form."""
+        """Write both published files; the ids must have M-BEIR's "dataset:number" form.
+
+        Args:
+            query_pt: File of the queries.
+            pool_pt: File of the candidates.
+        """
         write_published(query_pt, self.queries, self.query_ids, QUERIES_PER_DATASET)
         write_published(pool_pt, self.pool, self.pool_ids, CANDIDATES_PER_DATASET)
 
@@ -225,7 +270,7 @@ def pairs_from_ids(positives: Mapping[str, Sequence[str]], query_ids: Sequence[s
     lost_queries = [q for q in positives if q not in query_row]
     lost_pool = [c for cands in positives.values() for c in cands if c not in pool_row]
     if lost_queries or lost_pool:
-        example = lost_queries[0] if lost_queries else lost_pool[0]
+        example = (lost_queries + lost_pool)[0]
         raise GeniusError(
             f"{len(lost_queries)} judged queries and {len(lost_pool)} of their positives have no features (first: {example!r})"
         )
@@ -258,9 +303,10 @@ def read_published(path: str | Path, per_dataset: int) -> tuple[Features, list[s
     numbers = body["id_to_index"]
     if not isinstance(numbers, dict) or not all(type(n) is int and n >= 0 for pair in numbers.items() for n in pair):
         raise GeniusError(f"{path} is not a published feature file: id_to_index does not give a row to every id")
-    if not all(isinstance(body[key], Tensor) and body[key].ndim == (1 if "mask" in key else 2) for key in keys - {"id_to_index"}):
+    dimensions = {"img": 2, "text": 2, "img_mask": 1, "text_mask": 1}
+    if not all(isinstance(body[key], Tensor) and body[key].ndim == count for key, count in dimensions.items()):
         raise GeniusError(f"{path} is not a published feature file: its features are not (rows, width) with (rows,) masks")
-    if len({len(body[key]) for key in keys - {"id_to_index"}}) != 1:
+    if len({len(body[key]) for key in dimensions}) != 1:
         raise GeniusError(f"{path} is not a published feature file: its parts differ in rows")
     entries = sorted((row, name) for name, row in numbers.items())
     rows = torch.tensor([row for row, _ in entries], dtype=torch.long)

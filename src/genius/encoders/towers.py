@@ -2,7 +2,7 @@
 
 A tower is an ONNX file or a torch module; neither is trained here. `Heads` map their vectors of any two widths (1280 for
 pictures and 384 for texts, say) into one; `genius.train.encoder` trains them with Eq. 2 on features extracted once. On disk
-an encoder of this kind is a folder: `encoder.json` (sizes and pixels), `heads.safetensors`, `image.onnx`, `text.onnx`,
+such an encoder is a folder: `encoder.json` (sizes and pixels), `heads.safetensors`, `image.onnx`, `text.onnx`,
 `tokenizer.json`. Torch modules have no file format of their own that is safe to read back, so an encoder built on them works
 but does not save.
 """
@@ -26,12 +26,16 @@ from torch import Tensor, nn
 
 from genius.config import from_dict
 from genius.encoders import write_spec
+from genius.encoders.base import device_of
 from genius.encoders.inputs import Pixels, Tokens
 from genius.errors import GeniusError, said
 from genius.features import Features
 from genius.weight_files import build, check_fit, fingerprint, read_shapes, read_tensors
 
-HEADS, IMAGE, TEXT, TOKENIZER = "heads.safetensors", "image.onnx", "text.onnx", "tokenizer.json"
+HEADS = "heads.safetensors"
+IMAGE = "image.onnx"
+TEXT = "text.onnx"
+TOKENIZER = "tokenizer.json"
 
 
 class Head(nn.Module):
@@ -55,22 +59,42 @@ class Head(nn.Module):
 
 
 class Heads(nn.Module):
-    """One head per modality."""
+    """One head per modality.
+
+    Args:
+        image_width: Of the image tower's vectors.
+        text_width: Of the text tower's vectors.
+        width: Of the result.
+        hidden: Of the layer between.
+        dropout: While training.
+    """
 
     def __init__(self, image_width: int, text_width: int, width: int, hidden: int = 1024, dropout: float = 0.0) -> None:
         super().__init__()
-        self.image_width, self.text_width, self.width, self.hidden_width = image_width, text_width, width, hidden
+        self.image_width = image_width
+        self.text_width = text_width
+        self.width = width
+        self.hidden_width = hidden
         self.image = Head(image_width, width, hidden, dropout)
         self.text = Head(text_width, width, hidden, dropout)
 
     def forward(self, towers: Features) -> Features:
-        """Raw tower vectors, (N, image_width) and (N, text_width) -> features of one width. Masks pass through."""
+        """Raw tower vectors, (N, image_width) and (N, text_width) -> features of one width. Masks pass through.
+
+        Args:
+            towers: Vectors of both towers with their masks.
+        """
         image, text = towers.masked()
         return Features(self.image(image), self.text(text), towers.image_mask, towers.text_mask)
 
     @torch.no_grad()
     def apply_chunked(self, towers: Features, chunk: int = 8192) -> Features:
-        """`forward` for any number of rows, without gradients, results on the CPU."""
+        """`forward` for any number of rows, without gradients, results on the CPU.
+
+        Args:
+            towers: Vectors of both towers with their masks.
+            chunk: Rows at a time.
+        """
         device = self.image.project.weight.device
         parts = [self(towers[i : i + chunk].to(device, torch.float32)).to("cpu") for i in range(0, max(len(towers), 1), chunk)]
         return Features.cat(parts)
@@ -99,7 +123,12 @@ class Tower(Protocol):
 
 
 class OnnxTower:
-    """An ONNX file run by onnxruntime. Of a (n, tokens, width) output the mean over unmasked tokens is taken."""
+    """An ONNX file run by onnxruntime. Of a (n, tokens, width) output the mean over unmasked tokens is taken.
+
+    Args:
+        path: The ONNX file.
+        threads: Of onnxruntime; 0: its own choice.
+    """
 
     def __init__(self, path: Path, threads: int = 0) -> None:
         try:
@@ -112,7 +141,7 @@ class OnnxTower:
         options.log_severity_level = 3
         try:
             self.session = onnxruntime.InferenceSession(str(path), options, providers=onnxruntime.get_available_providers())
-        except Exception as error:  # onnxruntime raises its own kinds, derived from Exception or RuntimeError
+        except Exception as error:  # onnxruntime raises its own classes, derived from Exception or RuntimeError
             raise GeniusError(f"cannot load the ONNX tower {path}: {said(error)}") from None
         self.inputs = [entry.name for entry in self.session.get_inputs()]
         width = self.session.get_outputs()[0].shape[-1]
@@ -123,7 +152,7 @@ class OnnxTower:
     def __call__(self, inputs: Mapping[str, Tensor]) -> Tensor:
         feed = self._feed(inputs)
         out = torch.from_numpy(np.ascontiguousarray(self.session.run(None, feed)[0])).float()
-        return out if out.ndim == 2 else mean_pool(out, inputs.get("attention_mask"))
+        return pooled(out, inputs.get("attention_mask"))
 
     def _feed(self, inputs: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
         """Inputs by name; a tower with one input takes the first, whatever it is called."""
@@ -144,27 +173,35 @@ class OnnxTower:
 
 
 class ModuleTower:
-    """A torch module as a tower. `call` says how it reads the inputs; by default the first one, alone."""
+    """A torch module as a tower.
+
+    Args:
+        module: The module.
+        width: Of its output.
+        call: How it reads the inputs; None: the first input alone.
+    """
 
     def __init__(
         self, module: nn.Module, width: int, call: Callable[[nn.Module, Mapping[str, Tensor]], Tensor] | None = None
     ) -> None:
-        self.module, self.width = module.eval().requires_grad_(False), width
+        self.module = module.eval().requires_grad_(False)
+        self.width = width
         self._call = call or (lambda module, inputs: module(next(iter(inputs.values()))))
 
     @torch.no_grad()
     def __call__(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        parameter = next(iter(self.module.parameters()), None)
-        device = parameter.device if parameter is not None else torch.device("cpu")
+        device = device_of(self.module)
         out = self._call(self.module, {name: value.to(device) for name, value in inputs.items()}).float().cpu()
-        return out if out.ndim == 2 else mean_pool(out, inputs.get("attention_mask"))
+        return pooled(out, inputs.get("attention_mask"))
 
     def digest(self) -> str:
         return fingerprint(self.module.state_dict())
 
 
-def mean_pool(states: Tensor, mask: Tensor | None) -> Tensor:
-    """(n, tokens, width) -> (n, width): the mean over real tokens."""
+def pooled(states: Tensor, mask: Tensor | None) -> Tensor:
+    """(n, tokens, width) -> (n, width): the mean over tokens that are no padding. (n, width) is returned as it is."""
+    if states.ndim == 2:
+        return states
     if mask is None:
         return states.mean(1)
     weights = mask.to(states)[..., None]  # (n, tokens, 1)
@@ -172,7 +209,15 @@ def mean_pool(states: Tensor, mask: Tensor | None) -> Tensor:
 
 
 class TowersEncoder(nn.Module):
-    """Image tower + text tower + heads, behind the encoder protocol."""
+    """Image tower + text tower + heads, behind the encoder protocol.
+
+    Args:
+        image: Image tower.
+        text: Text tower.
+        heads: Map both to one width.
+        pixels: Prepares images.
+        tokens: Prepares texts.
+    """
 
     def __init__(self, image: Tower, text: Tower, heads: Heads, pixels: Pixels, tokens: Tokens) -> None:
         super().__init__()
@@ -181,21 +226,38 @@ class TowersEncoder(nn.Module):
                 f"the heads were made for towers of width {heads.image_width} and {heads.text_width}, "
                 f"not {image.width} and {text.width}"
             )
-        self.image_tower, self.text_tower = image, text
-        self.heads, self.pixels, self.tokens, self.width = heads, pixels, tokens, heads.width
+        self.image_tower = image
+        self.text_tower = text
+        self.heads = heads
+        self.pixels = pixels
+        self.tokens = tokens
+        self.width = heads.width
         self.eval().requires_grad_(False)
 
     def prepare_image(self, picture: Image.Image) -> Image.Image:
+        """Reduce a picture to what the image tower reads.
+
+        Args:
+            picture: An RGB picture.
+        """
         return self.pixels.prepare(picture)
 
     def tower_images(self, images: Sequence[Image.Image]) -> Tensor:
-        """(n, image_width): before the heads. What `genius.train.encoder` trains the heads on."""
+        """(n, image_width): before the heads. What `genius.train.encoder` trains the heads on.
+
+        Args:
+            images: RGB pictures.
+        """
         if not images:
             return torch.empty(0, self.heads.image_width)
         return self.image_tower({"pixel_values": self.pixels(images)})
 
     def tower_texts(self, texts: Sequence[str]) -> Tensor:
-        """(n, text_width): before the heads."""
+        """(n, text_width): before the heads.
+
+        Args:
+            texts: Texts.
+        """
         if not texts:
             return torch.empty(0, self.heads.text_width)
         ids, mask = self.tokens(texts)
@@ -203,12 +265,22 @@ class TowersEncoder(nn.Module):
 
     @torch.no_grad()
     def encode_images(self, images: Sequence[Image.Image]) -> Tensor:
+        """(n, width): after the heads.
+
+        Args:
+            images: RGB pictures.
+        """
         vectors = self.tower_images(images)
         absent = torch.zeros(len(vectors), self.heads.text_width)
         return self._through_heads(vectors, absent, True).image
 
     @torch.no_grad()
     def encode_texts(self, texts: Sequence[str]) -> Tensor:
+        """(n, width): after the heads.
+
+        Args:
+            texts: Texts.
+        """
         vectors = self.tower_texts(texts)
         absent = torch.zeros(len(vectors), self.heads.image_width)
         return self._through_heads(absent, vectors, False).text
@@ -218,6 +290,11 @@ class TowersEncoder(nn.Module):
         return self.heads.apply_chunked(Features(image, text, mask, ~mask))
 
     def save(self, directory: Path) -> None:
+        """Write the encoder as a folder that `load` reads.
+
+        Args:
+            directory: The folder.
+        """
         if not isinstance(self.image_tower, OnnxTower) or not isinstance(self.text_tower, OnnxTower):
             raise GeniusError("an encoder over torch modules cannot be saved: export its towers to ONNX first")
         directory = Path(directory)
@@ -243,6 +320,12 @@ class TowersEncoder(nn.Module):
 
     @classmethod
     def load(cls, directory: Path, spec: dict[str, Any]) -> Self:
+        """Read a folder that `save` wrote.
+
+        Args:
+            directory: The folder.
+            spec: Its `encoder.json`.
+        """
         try:
             shapes = read_shapes(directory / HEADS)
             heads = build(lambda: Heads(**spec["heads"]), shapes, str(directory / HEADS))

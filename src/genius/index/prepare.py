@@ -22,6 +22,7 @@ from genius.encoders.base import OnError, OnPicture, encode_items
 from genius.errors import GeniusError
 from genius.features import Features, check_finite
 from genius.index import metadata as meta
+from genius.index.vectors import check_width, features_of_items
 from genius.model.genius import Genius
 from genius.pictures import WORKING_SIDE, loaded, open_ahead
 from genius.types import ImageInput, Item, format_text
@@ -44,7 +45,9 @@ def keep_picture(source: ImageInput, opened: Image.Image, thumbnail: int) -> Pic
 
     `thumbnail`: longest side in pixels, 0 for none.
     """
-    small = _jpeg(opened, thumbnail) if thumbnail else None
+    small = None
+    if thumbnail:
+        small = _jpeg(opened, thumbnail)
     if isinstance(source, str | Path):
         return Picture(path=str(Path(source).absolute()), thumbnail=small)
     if isinstance(source, bytes) and len(source) <= MAX_STORED:
@@ -81,7 +84,9 @@ MAX_HELD = 64 << 20  # bytes of items that are held in memory at a time, whateve
 
 def held_bytes(item: Item) -> int:
     """What an item keeps in memory: pictures that are no paths, and texts."""
-    picture = len(item.image) if isinstance(item.image, bytes) else 0
+    picture = 0
+    if isinstance(item.image, bytes):
+        picture = len(item.image)
     texts = (item.text or "", *(value for value in item.metadata.values() if isinstance(value, str)))
     return picture + sum(map(len, texts))
 
@@ -108,6 +113,17 @@ class Prepared:
             self.codes[keep],
             self.embeddings[keep],
             self.problems,
+        )
+
+    def joined(self, other: Prepared) -> Prepared:
+        return Prepared(
+            self.items + other.items,
+            self.metadata + other.metadata,
+            self.pictures + other.pictures,
+            self.stamps + other.stamps,
+            np.concatenate([self.codes, other.codes]),
+            np.concatenate([self.embeddings, other.embeddings]),
+            self.problems + other.problems,
         )
 
     def columns(self, first_seq: int, field_types: Mapping[str, meta.FieldType]) -> dict[str, Any]:
@@ -142,8 +158,20 @@ def prepare(
 
     Each picture is decoded once, in threads: the encoder's input and what is stored of it are made there.
     """
+    own = [item.vector is not None for item, _ in batch]
+    if features is None and any(own) and not all(own):
+        with_vectors = [one for one in batch if one[0].vector is not None]
+        without = [one for one in batch if one[0].vector is None]
+        parts = [prepare(model, part, thumbnails, on_error) for part in (with_vectors, without)]
+        return parts[0].joined(parts[1])
     sound, metadata, problems = storable(batch, on_error)
-    passes = _passes(batch) if features is None else [0] * len(batch)
+    if features is None and any(own):
+        sound, metadata, wrong = _of_width(model.config.width, batch, sound, metadata, on_error)
+        problems += wrong
+    if features is None and not any(own):
+        passes = _passes(batch)
+    else:
+        passes = [0] * len(batch)
     items = [batch[position][0] for position in sound]
     pictures = [Picture()] * len(items)
 
@@ -152,9 +180,12 @@ def prepare(
         assert image is not None
         pictures[row] = keep_picture(image, decoded, thumbnails)
 
-    if features is None:
+    if features is None and any(own):
+        kept, unread = _look(items, on_error, keep)
+        read = features_of_items([items[row] for row in kept], model.config.width)
+    elif features is None:
         if model.encoder is None:
-            raise GeniusError("this model has no encoder: it works on pre-extracted features only")
+            raise GeniusError("this index has no encoder for images and texts: give each item a vector")
         sizes = _sizes(passes, sound)
         read, kept, unread = encode_items(model.encoder, items, batch_size=sizes, on_error=on_error, on_picture=keep)
     else:
@@ -178,11 +209,17 @@ def _passes(batch: Sequence[Stamped]) -> list[int]:
     """For each item, which pass through the encoder it takes. A vector's last bits depend on who shares the pass, so that follows
     from the sources alone: workers who share them out, and one process that reads them all, make the same passes."""
     passes: list[int] = []
-    current, size, window = 0, 0, None
+    current = 0
+    size = 0
+    window = None
     for _, stamp in batch:
-        here = None if stamp is None else stamp.window
+        here = None
+        if stamp is not None:
+            here = stamp.window
         if size == AT_ONCE or here != window:
-            current, size, window = current + 1, 0, here
+            current = current + 1
+            size = 0
+            window = here
         passes.append(current)
         size += 1
     return passes
@@ -207,6 +244,23 @@ def storable(batch: Sequence[Stamped], on_error: OnError) -> tuple[list[int], li
                 raise
             problems.append(str(error) if repr(item.id) in str(error) else f"{item.id}: {error}")
     return positions, metadata, problems
+
+
+def _of_width(
+    width: int, batch: Sequence[Stamped], positions: Sequence[int], metadata: Sequence[dict[str, Any]], on_error: OnError
+) -> tuple[list[int], list[dict[str, Any]], list[str]]:
+    """`positions` and `metadata` of the items whose vectors have this width, and a line for each other."""
+    kept: list[int] = []
+    problems: list[str] = []
+    for place, position in enumerate(positions):
+        try:
+            check_width(batch[position][0], width)
+            kept.append(place)
+        except GeniusError as error:
+            if on_error == "raise":
+                raise
+            problems.append(str(error))
+    return [positions[place] for place in kept], [metadata[place] for place in kept], problems
 
 
 def _look(items: Sequence[Item], on_error: OnError, keep: OnPicture) -> tuple[list[int], list[str]]:
@@ -236,7 +290,9 @@ def _quantize(
     quantizer = model.quantizer
     if not len(features):
         return np.empty((0, quantizer.config.levels), np.uint16), np.empty((0, model.config.width), np.float16)
-    codes, vectors, start = [], [], 0
+    codes = []
+    vectors = []
+    start = 0
     for part in modality.split(list(sizes)):
         z, dense = model.embed(features[start : start + len(part)])
         check_finite(dense, "vectors of the encoder")

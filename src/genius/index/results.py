@@ -15,8 +15,9 @@ from genius.errors import GeniusError, Problems
 from genius.pictures import loaded
 from genius.types import Item, Modality
 
-DOUBT = 0.25  # below this probability of an answer people are told that there is probably none
-SIDE, SHOWN = 160, 24
+DOUBT = 0.25  # below this probability of an answer hits are marked as doubtful
+SIDE = 160
+SHOWN = 24
 HIT_STYLE = "display:inline-block;width:170px;margin:4px;vertical-align:top;font:12px sans-serif;overflow-wrap:anywhere"
 
 
@@ -29,7 +30,8 @@ class Hit:
     codes: tuple[int, ...]
     item: Item
     modality: Modality
-    probability: float | None = None  # that it answers the question (`genius.model.config`); None: not calibrated
+    probability: float | None = None  # that it is relevant to the query (`genius.model.config`); None: not calibrated
+    ranks: Mapping[str, int] | None = None  # in each ranking that was fused (`genius.index.words`); None: similarity alone
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; of a picture its path, where it has one."""
@@ -42,16 +44,18 @@ class Hit:
             "text": self.item.text,
             "image": str(self.item.image) if isinstance(self.item.image, str | Path) else None,
             "metadata": dict(self.item.metadata),
+            **({} if self.ranks is None else {"ranks": dict(self.ranks)}),
         }
 
 
 class Hits(list[Hit]):
-    """The hits of one question, best first."""
+    """The hits of one query, best first."""
 
     answerable: float | None = None  # probability that the collection holds an answer at all; None: not calibrated
     plan: str | None = None  # how they were found: flat, scan or beam; None: there was nothing to search
     considered: int = 0  # items that were scored in any way to find them
     target: Modality | None = None  # what was looked for: the target of the query, or the default one; None: every modality
+    fusion: Mapping[str, float] | None = None  # weights of the rankings that were fused; None: similarity alone
     why: str | None = None  # where nothing was found: why, and what to do
 
     def _repr_html_(self) -> str:
@@ -59,7 +63,9 @@ class Hits(list[Hit]):
         return grid(self)
 
     def __repr__(self) -> str:
-        return super().__repr__() if self or self.why is None else f"[]  # {self.why}"
+        if self or self.why is None:
+            return super().__repr__()
+        return f"[]  # {self.why}"
 
     @property
     def doubtful(self) -> bool:
@@ -77,6 +83,11 @@ class AddReport:
     problems: Problems = field(default_factory=Problems)  # the first ones; `problems.total` counts all
 
     def merge(self, other: AddReport) -> None:
+        """Add the counts of another report to this one.
+
+        Args:
+            other: The report.
+        """
         self.added += other.added
         self.existing += other.existing
         self.replaced += other.replaced
@@ -123,7 +134,9 @@ class PrefixView:
 def grid(hits: Hits) -> str:
     grid_cells = "".join(_hit_html(rank, hit) for rank, hit in enumerate(hits[:SHOWN], start=1))
     more = f"<p>... and {len(hits) - SHOWN} more</p>" if len(hits) > SHOWN else ""
-    return f"<div>{grid_cells}{more}</div>" if hits else f"<p>{html.escape(hits.why or 'nothing found')}</p>"
+    if hits:
+        return f"<div>{grid_cells}{more}</div>"
+    return f"<p>{html.escape(hits.why or 'nothing found')}</p>"
 
 
 def _hit_html(rank: int, hit: Any) -> str:

@@ -24,13 +24,15 @@ from genius.index.opened import RETRIES, Live, OpenIndex
 from genius.index.reader import PAYLOAD, Reader, Vanished
 from genius.index.results import Hit, Hits
 from genius.index.target import MODALITIES_OF, spread, with_default
+from genius.index.vectors import features_of_queries
 from genius.index.writing import OnError, check_ids, check_missing
 from genius.model.confidence import DEPTH, Confidence
+from genius.model.genius import Embedded, Genius
 from genius.search import SearchParams, SearchRequest
 from genius.search.params import MAX_K
 from genius.types import ContentInput, Item, Modality, Query
 
-WIDER = 8  # times as many hits are looked at for diverse ones
+WIDER = 8  # times as many hits are ranked for diverse ones
 
 
 def check(request: object) -> None:
@@ -55,7 +57,9 @@ class QueryVectors:
             if vectors is None and name == "dense":
                 continue
             if not isinstance(vectors, Tensor) or vectors.ndim != 2 or not vectors.is_floating_point():
-                shown = tuple(vectors.shape) if isinstance(vectors, Tensor) else type(vectors).__name__
+                shown = type(vectors).__name__
+                if isinstance(vectors, Tensor):
+                    shown = str(tuple(vectors.shape))
                 raise GeniusError(f"{name} must be a tensor of numbers (queries, {width}), got {shown}")
             if vectors.shape[1] != width:
                 raise GeniusError(f"{name} has vectors {vectors.shape[1]} wide; those of this index are {width} wide")
@@ -81,7 +85,9 @@ class _Search:
     @property
     def k(self) -> int:
         """Whether there is an answer shows in how the first hits differ."""
-        return self.request.k if self.confidence is None else max(self.request.k, DEPTH)
+        if self.confidence is None:
+            return self.request.k
+        return max(self.request.k, DEPTH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +121,17 @@ def answer(state: OpenIndex, queries: Sequence[Query | ContentInput], requests: 
     groups = []
     for request, places in alike.items():
         own = [given[place] for place in places]
-        groups.append((request, places, *((own, range(len(own))) if request.strict else spread(own, held))))
+        if request.strict:
+            some, owner = own, list(range(len(own)))
+        else:
+            some, owner = spread(own, held)
+        groups.append((request, places, some, owner))
     searched = [query for *_, some, _ in groups for query in some]
-    embedded = state.model.embed_queries(searched)
+    embedded = embed(state.model, searched)
     targets = torch.tensor([-1 if query.target is None else int(query.target) for query in searched])
     pictured = embedded.modality != Modality.TEXT
-    parts, first = [], 0
+    parts = []
+    first = 0
     for request, _, some, _ in groups:
         at = slice(first, first + len(some))
         vectors = QueryVectors(embedded.z[at], embedded.dense[at], targets[at], pictured[at], embedded.modality[at])
@@ -144,7 +155,9 @@ def answer(state: OpenIndex, queries: Sequence[Query | ContentInput], requests: 
     if not all(out):
         counts = state.consistent(lambda: describe(state.path, state.about, state.reader()))["modalities"]
         for one, query, request in zip(out, given, requests, strict=True):
-            one.why = None if one else why_nothing(query.target, request, counts)
+            one.why = None
+            if not one:
+                one.why = why_nothing(query.target, request, counts)
     return out
 
 
@@ -162,6 +175,36 @@ def _any_of_target(state: OpenIndex, target: Modality | None, where: str | None)
     return state.consistent(count) > 0
 
 
+def embed(model: Genius, queries: Sequence[Query]) -> Embedded:
+    """Vectors of queries: the encoder's, or their own.
+
+    Args:
+        model: Of the index.
+        queries: Texts, images, or vectors.
+
+    Raises:
+        GeniusError: If a vector has another width, or a query has none and there is no encoder.
+    """
+    own = [row for row, query in enumerate(queries) if query.vector is not None]
+    other = [row for row, query in enumerate(queries) if query.vector is None]
+    if other and model.encoder is None:
+        raise GeniusError(
+            "this index holds vectors only and has no encoder: search it with a vector, not with a text or an image"
+        )
+    if not own:
+        return model.embed_queries(queries)
+    features = features_of_queries([queries[row] for row in own], model.config.width)
+    z, dense = model.embed(features)
+    modality = features.modality.to(z.device)
+    if other:
+        encoded = model.embed_queries([queries[row] for row in other])
+        order = torch.tensor([*own, *other]).argsort()
+        z = torch.cat([z, encoded.z])[order]
+        dense = torch.cat([dense, encoded.dense])[order]
+        modality = torch.cat([modality, encoded.modality])[order]
+    return Embedded(z, dense, modality, list(range(len(queries))), [])
+
+
 def search(state: OpenIndex, groups: Sequence[tuple[QueryVectors, SearchRequest]]) -> list[list[Hits]]:
     """The hits of every query of every group, all of one version; what they show is read once for all."""
     with state.lock:
@@ -177,8 +220,12 @@ def search(state: OpenIndex, groups: Sequence[tuple[QueryVectors, SearchRequest]
 
 def _prepared(state: OpenIndex, live: Live, queries: QueryVectors, request: SearchRequest) -> _Search:
     params = request.settings(state.model)
-    allowed = _allowed(state, live, request.where, queries.targets) if len(queries.z) else None
-    confidence = None if queries.pictured is None else state.model.confidence(params.reranker)
+    allowed = None
+    if len(queries.z):
+        allowed = _allowed(state, live, request.where, queries.targets)
+    confidence = None
+    if queries.pictured is not None:
+        confidence = state.model.confidence(params.reranker)
     return _Search(queries, request, params, allowed, confidence)
 
 
@@ -237,11 +284,15 @@ def _hits(one: _Ranked, shown: dict[int, Item], modalities: dict[int, Modality])
 
 def _allowed(state: OpenIndex, live: Live, where: str | None, targets: Tensor | None) -> NDArray[np.bool_] | None:
     """(rows,) or (Q, rows) that may be found; None for all."""
-    mask = None if where is None else live.mask(compile_where(where, live.reader.columns))
+    mask = None
+    if where is not None:
+        mask = live.mask(compile_where(where, live.reader.columns))
     if targets is None or state.model.config.quantizer.labelled or bool((targets < 0).all()):
         return mask
     # this model's first code does not say the modality: the table does
-    everything = np.ones(len(live.seqs), bool) if mask is None else mask
+    everything = np.ones(len(live.seqs), bool)
+    if mask is not None:
+        everything = mask
     known = {target: live.mask(f"modality = '{Modality(target).label}'") for target in set(targets.tolist()) if target >= 0}
     return np.stack([everything & known[target] if target >= 0 else everything for target in targets.tolist()])
 
@@ -267,7 +318,9 @@ def stream(state: OpenIndex, columns: Sequence[str], where: str | None = None) -
         again = before > 0
         try:
             reader = state.reader()
-            sql = None if where is None else compile_where(where, reader.columns)
+            sql = None
+            if where is not None:
+                sql = compile_where(where, reader.columns)
             for row in reader.stream(columns, sql):
                 key = hash_id(row["id"])
                 if not again or key not in seen:
@@ -275,7 +328,10 @@ def stream(state: OpenIndex, columns: Sequence[str], where: str | None = None) -
                     yield row
             return
         except Vanished:
-            fruitless = fruitless + 1 if len(seen) == before else 0
+            if len(seen) == before:
+                fruitless += 1
+            else:
+                fruitless = 0
             if state.pinned is not None or fruitless > RETRIES:
                 raise
 
@@ -283,16 +339,24 @@ def stream(state: OpenIndex, columns: Sequence[str], where: str | None = None) -
 def display(reader: Reader, rows: list[dict[str, Any]]) -> list[Item]:
     """Items to look at: a picture that has no path is shown by its thumbnail."""
     bare = [row["_seq"] for row in rows if row["_image"] is None and row["modality"] != Modality.TEXT.label]
-    small = reader.rows(bare, ["_thumbnail"]) if bare else {}
+    small = {}
+    if bare:
+        small = reader.rows(bare, ["_thumbnail"])
     lacking = [seq for seq in bare if small[seq]["_thumbnail"] is None]
-    full = reader.rows(lacking, ["_image_bytes"]) if lacking else {}
+    full = {}
+    if lacking:
+        full = reader.rows(lacking, ["_image_bytes"])
     pictures = {seq: small[seq]["_thumbnail"] or full[seq]["_image_bytes"] for seq in bare}
     return [to_item({**row, "_image_bytes": pictures.get(row["_seq"])}) for row in rows]
 
 
 def to_item(row: dict[str, Any]) -> Item:
-    image = row["_image"] if row["_image"] is not None else row.get("_image_bytes")
-    return Item(row["id"], image=image, text=row["text"], metadata=meta.load(row["_metadata"]))
+    if row["_image"] is not None:
+        image = row["_image"]
+    else:
+        image = row.get("_image_bytes")
+    modality = Modality.parse(row["modality"])
+    return Item(row["id"], image=image, text=row["text"], metadata=meta.load(row["_metadata"]), modality=modality)
 
 
 def gather(answers: Sequence[Hits], owner: Sequence[int], k: int) -> list[Hits]:
@@ -363,6 +427,7 @@ def apart(hits: Hits, k: int) -> Hits:
     out.answerable = hits.answerable
     out.plan = hits.plan
     out.considered = hits.considered
+    out.target = hits.target
     return out
 
 
@@ -372,13 +437,20 @@ def why_nothing(target: Modality | None, request: SearchRequest, counts: Mapping
     if not held:
         return "nothing found: the index is empty; add files with genius index"
     if target is not None:
-        modalities = (target,) if request.strict else MODALITIES_OF[target]
+        modalities = MODALITIES_OF[target]
+        if request.strict:
+            modalities = (target,)
         if not any(counts.get(modality.label) for modality in modalities):
             wanted = {"image": "a picture", "text": "words", "pair": "a picture and words"}[target.label]
-            what = f"is of the modality {target.label}" if request.strict else f"has {wanted}"
+            if request.strict:
+                what = f"is of the modality {target.label}"
+            else:
+                what = f"has {wanted}"
             return f"nothing found: no item {what}, there are {held}; the target any looks for anything"
     if request.where is not None:
-        wanted = f" of what is wanted ({target.label})" if target is not None else ""
+        wanted = ""
+        if target is not None:
+            wanted = f" of what is wanted ({target.label})"
         return f"nothing found: nothing{wanted} matches the condition {request.where!r}; search without it, or change it"
     if request.min_score is not None:
         return f"nothing found: no answer scores {request.min_score:g} or more; lower the score, or leave it out"

@@ -75,7 +75,7 @@ def default_target(held: Collection[Modality]) -> Modality | None:
 
 
 def with_default(query: Query, request: SearchRequest, held: Collection[Modality]) -> Query:
-    """The query with the default target, where it names none: neither by a target nor by an instruction.
+    """The query with the default target, where it names none: neither by a target nor by an instruction or a vector.
 
     Args:
         query: The query as it was given.
@@ -83,6 +83,8 @@ def with_default(query: Query, request: SearchRequest, held: Collection[Modality
         held: Modalities of the items of the collection.
     """
     if query.target is not None or query.instruction is not None or request.any_modality:
+        return query
+    if query.vector is not None:  # a vector says nothing of modalities
         return query
     return replace(query, target=default_target(held))
 

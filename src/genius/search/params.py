@@ -29,6 +29,8 @@ SEARCHES: dict[str, dict[str, Any]] = {
 }
 """The searches that tables and programs name."""
 
+MODES = ("similarity", "words", "hybrid")
+WORDS_WEIGHT = 1.0
 MAX_K = 10_000  # also of beams
 MAX_RERANK = 100_000_000
 
@@ -58,17 +60,29 @@ class SearchParams:
 
     @classmethod
     def of_model(cls, model: Genius) -> SearchParams:
-        """A model's own defaults, from the `search` table of its config: what is not named there has the defaults above."""
+        """A model's own defaults, from the `search` table of its config: what is not named there has the defaults above.
+
+        Args:
+            model: The model.
+        """
         return cls.of_table(model.config.search)
 
     @classmethod
     def of_table(cls, table: dict[str, Any]) -> SearchParams:
-        """The same from such a table itself."""
+        """The same from such a table itself.
+
+        Args:
+            table: Field -> value.
+        """
         kept = {name: value for name, value in table.items() if name not in RETIRED}
         return from_dict(cls, kept, where="the model's search defaults")
 
     def named(self, search: str) -> SearchParams:
-        """These settings with what a search of `SEARCHES` is known by."""
+        """These settings with what a search of `SEARCHES` is known by.
+
+        Args:
+            search: A name of `SEARCHES`.
+        """
         return replace(self, **SEARCHES[search])
 
     @property
@@ -105,6 +119,8 @@ class SearchRequest:
     params: SearchParams | None = None  # None: the model's own
     strict: bool = False  # the target is exactly the modality of the items, not everything that contains it
     diverse: bool = False  # at most one hit per code prefix
+    mode: str = "similarity"  # or "words" (full text), or "hybrid" (both, fused by reciprocal ranks)
+    words_weight: float = WORDS_WEIGHT  # of the ranking by words in a hybrid search; similarity has the weight 1
     any_modality: bool = False  # a query without a target looks for items of every modality, not for the default target
 
     def __post_init__(self) -> None:
@@ -112,6 +128,11 @@ class SearchRequest:
         low = self.min_score
         if low is not None and (isinstance(low, bool) or not isinstance(low, int | float) or math.isnan(low)):
             raise GeniusError(f"min_score is not a number: {low!r}")
+        if self.mode not in MODES:
+            raise GeniusError(f"mode must be one of {', '.join(MODES)}, got {self.mode!r}")
+        weight = self.words_weight
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= 1000:
+            raise GeniusError(f"words_weight must be a number from 0 to 1,000, got {weight!r}")
         if self.beams is not None:
             whole("beams", self.beams, 1, MAX_K)
         if self.rerank is not None:
