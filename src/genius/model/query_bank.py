@@ -12,11 +12,16 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -33,6 +38,9 @@ MODALITIES = 3
 PENALTY = 1e-4  # on the squared weights of the probe
 TEMPERATURE = 0.05  # t of the item bias
 PSEUDO_QUERIES = 500  # a bias from n queries has the weight n / (n + this): a small bank corrects little
+MOST_WEIGHT = 2.0  # of a bias in a file
+LEAST_TEMPERATURE = 0.005
+NOTHING: Mapping[str, str] = MappingProxyType({})
 QUERIES_AT_ONCE = 1024  # compared with a block of items: 128 MB at 32,768 items
 
 
@@ -47,6 +55,8 @@ class QueryBank:
         probe_weight: (3, D) of the linear probe for the target modality; None: the bank has too few targets to fit one.
         probe_bias: (3,) of it.
         real: Whether they come from people or a data set. Invented queries say nothing about hubs: they give no item bias.
+        bias_weights: (3, 3) w of the item bias by query modality and target (`genius.model.bias_choice`); None: by their number.
+        bias_temperatures: (3, 3) t of the item bias; None: `TEMPERATURE`.
     """
 
     z: Tensor
@@ -55,6 +65,8 @@ class QueryBank:
     probe_weight: Tensor | None = None
     probe_bias: Tensor | None = None
     real: bool = True
+    bias_weights: NDArray[np.float32] | None = None
+    bias_temperatures: NDArray[np.float32] | None = None
 
     def __len__(self) -> int:
         return len(self.z)
@@ -119,7 +131,15 @@ class QueryBank:
         queries = int(((self.modality == query_modality) & (self.target == target)).sum())
         if queries < FEWEST:
             return 0.0
+        if self.bias_weights is not None:
+            return float(self.bias_weights[query_modality, target])
         return queries / (queries + PSEUDO_QUERIES)
+
+    def temperature(self, query_modality: int, target: int) -> float:
+        """t of `item_bias`."""
+        if self.bias_temperatures is None:
+            return TEMPERATURE
+        return float(self.bias_temperatures[query_modality, target])
 
     def item_bias(self, vectors: Tensor, query_modality: int, target: int) -> Tensor:
         """How similar items are to queries in general: b(x) = w t log mean over queries q of exp(q . x / t).
@@ -139,23 +159,36 @@ class QueryBank:
         if not weight:
             return torch.zeros(len(vectors), device=vectors.device)
         own = self.z[(self.modality == query_modality) & (self.target == target)].to(vectors.device)
+        temperature = self.temperature(query_modality, target)
         total = torch.full((len(vectors),), -torch.inf, device=vectors.device)
         for queries in own.split(QUERIES_AT_ONCE):
-            part = (queries @ vectors.T / TEMPERATURE).logsumexp(0)
+            part = (queries @ vectors.T / temperature).logsumexp(0)
             total = torch.logaddexp(total, part)
-        return weight * TEMPERATURE * (total - math.log(len(own)))
+        return weight * temperature * (total - math.log(len(own)))
 
     def digest(self) -> str:
-        """Hex digest of what the metric is made of."""
+        """Hex digest of what metric and item bias are made of."""
         digest = hashlib.sha256(self.z.half().contiguous().numpy().tobytes())
         digest.update(self.modality.contiguous().numpy().tobytes())
         digest.update(self.target.contiguous().numpy().tobytes())
+        for numbers in (self.bias_weights, self.bias_temperatures):
+            if numbers is not None:
+                digest.update(numbers.astype(np.float32).tobytes())
         return digest.hexdigest()[:32]
 
     # -- files -------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> None:
         """Write `queries.safetensors` into a model folder; it appears whole or not at all."""
+        write_whole(folder / FILE, self.write)
+
+    def write(self, path: Path, about: Mapping[str, str] = NOTHING) -> None:
+        """Write the file itself.
+
+        Args:
+            path: The file.
+            about: Further metadata of it.
+        """
         tensors = {
             "z": self.z.half().contiguous(),
             "modality": self.modality.to(torch.int8).contiguous(),
@@ -165,14 +198,17 @@ class QueryBank:
         if self.probe_weight is not None and self.probe_bias is not None:
             tensors["probe_weight"] = self.probe_weight.contiguous()
             tensors["probe_bias"] = self.probe_bias.contiguous()
-        write_whole(folder / FILE, lambda path: save_file(tensors, path, metadata={"format": FORMAT}))
+        if self.bias_weights is not None and self.bias_temperatures is not None:
+            tensors["bias_weights"] = torch.from_numpy(self.bias_weights.astype(np.float32))
+            tensors["bias_temperatures"] = torch.from_numpy(self.bias_temperatures.astype(np.float32))
+        save_file(tensors, path, metadata={"format": FORMAT, **about})
 
     @classmethod
     def load(cls, folder: Path, width: int) -> QueryBank | None:
-        """The bank of a model folder; None where it has none.
+        """The bank of a folder; None where it has none.
 
         Args:
-            folder: Of the model.
+            folder: Of a model or an index.
             width: D of the model.
 
         Raises:
@@ -181,6 +217,15 @@ class QueryBank:
         path = folder / FILE
         if not path.exists():
             return None
+        return cls.read(path, width)
+
+    @classmethod
+    def read(cls, path: Path, width: int) -> QueryBank:
+        """The bank of a file that `write` made.
+
+        Raises:
+            GeniusError: If the file is not a bank of this width.
+        """
         tensors = read_tensors(path)
         try:
             z = tensors["z"].float()
@@ -194,13 +239,27 @@ class QueryBank:
         weight = tensors.get("probe_weight")
         bias = tensors.get("probe_bias")
         real = bool(tensors.get("real", torch.ones(1)).all())
+        numbers = _bias_numbers(tensors, path)
         if weight is None or bias is None:
-            return cls(z, modality, target, real=real)
+            return cls(z, modality, target, None, None, real, *numbers)
         if weight.shape != (MODALITIES, width) or bias.shape != (MODALITIES,):
             raise GeniusError(f"{path} holds a probe of shape {tuple(weight.shape)}, expected {(MODALITIES, width)}")
         if not bool(torch.isfinite(weight).all() and torch.isfinite(bias).all()):
             raise GeniusError(f"{path} holds a probe that is not finite")
-        return cls(z, modality, target, weight.float(), bias.float(), real)
+        return cls(z, modality, target, weight.float(), bias.float(), real, *numbers)
+
+
+def _bias_numbers(stored: Mapping[str, Any], path: Path) -> tuple[NDArray[np.float32] | None, NDArray[np.float32] | None]:
+    """Weights and temperatures of the item bias, where a file has them."""
+    if "bias_weights" not in stored or "bias_temperatures" not in stored:
+        return None, None
+    weights = np.asarray(stored["bias_weights"], np.float32)
+    temperatures = np.asarray(stored["bias_temperatures"], np.float32)
+    right = weights.shape == temperatures.shape == (MODALITIES, MODALITIES)
+    right = right and bool(((weights >= 0) & (weights <= MOST_WEIGHT) & (temperatures >= LEAST_TEMPERATURE)).all())
+    if not right or not np.isfinite(temperatures).all():
+        raise GeniusError(f"{path} holds weights or temperatures of the item bias that are out of range")
+    return weights, temperatures
 
 
 def _check(z: Tensor, modality: Tensor, target: Tensor, where: str) -> None:

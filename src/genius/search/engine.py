@@ -51,6 +51,7 @@ class SearchEngine:
         on_host: Keep embeddings in host memory and bring to the device what a search compares.
         scorer: In place of the generator in a beam search (an ablation).
         bank: A sample of queries: the metric of a scan's codes, and a probe for the modality. None: the identity, the decoder.
+        bias_bank: Queries that item biases follow from, in place of those of `bank`.
         cache: Where the index of a scan is kept between processes; None: in memory only.
 
     Raises:
@@ -68,6 +69,7 @@ class SearchEngine:
         on_host: bool = False,
         scorer: CodeScorer | None = None,
         bank: QueryBank | None = None,
+        bias_bank: QueryBank | None = None,
         cache: ScanCache | None = None,
     ) -> None:
         for part in (generator, quantizer):
@@ -77,6 +79,7 @@ class SearchEngine:
         self.generator = generator
         self.scorer: CodeScorer = Decoder(generator) if scorer is None else scorer
         self.bank = bank
+        self.bias_bank = bias_bank or bank
         vectors: Vectors | None = None
         if isinstance(embeddings, np.ndarray | Tensor):
             vectors = StoredVectors.of(embeddings, self.device, on_host)
@@ -93,19 +96,19 @@ class SearchEngine:
     @cached_property
     def item_bias(self) -> ItemBias | None:
         """What the bank of queries says of each item; computed, extended or read when it is first asked for."""
-        if self.bank is None:
+        if self.bias_bank is None:
             return None
         if self._bias_before is not None:
             before = self._bias_before.item_bias
             self._bias_before = None
             if before is not None:
-                return before.extended(self.bank, self.collection)
-        identity = "" if self.cache is None else f"{self.cache.identity}-{self.bank.digest()}"
+                return before.extended(self.bias_bank, self.collection)
+        identity = "" if self.cache is None else f"{self.cache.identity}-{self.bias_bank.digest()}"
         if self.cache is not None:
             known = ItemBias.load(self.cache.folder, identity, self.device)
             if known is not None and len(known) == self.rows:
                 return known
-        made = ItemBias.build(self.bank, self.collection)
+        made = ItemBias.build(self.bias_bank, self.collection)
         if made is not None and self.cache is not None and self.cache.writable:
             with suppress(OSError, GeniusError):  # without room or permission it serves from memory
                 made.save(self.cache.folder, identity)
