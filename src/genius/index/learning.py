@@ -180,7 +180,7 @@ def _entry(state: OpenIndex, value: Any) -> LoggedQuery:
     clicked = value.get("clicked") or ()
     if isinstance(clicked, str):
         clicked = (clicked,)
-    if not all(isinstance(name, str) for name in clicked):
+    if not isinstance(clicked, list | tuple) or not all(isinstance(name, str) for name in clicked):
         raise GeniusError("'clicked' is not an id or a list of ids")
     if "vector" in value:
         vector = _vector(state, value)
@@ -340,23 +340,23 @@ class QueryLog:
         self.most = most
         self._lock = threading.Lock()
 
-    def add(self, z: Any, modality: Any, targets: Any) -> None:
+    def add(self, z: Any, modality: Any, targets: Sequence[Modality | None]) -> None:
         """Append queries.
 
         Args:
-            z: (Q, D).
+            z: (Q, D), an array or a tensor.
             modality: (Q,) what each consists of.
-            targets: (Q,) what each wants, -1 unknown.
+            targets: What each wants; None: unknown.
         """
         lines = []
-        for vector, own, target in zip(np.asarray(z, np.float16), modality.tolist(), targets.tolist(), strict=True):
+        for vector, own, target in zip(np.asarray(z.cpu()).astype(np.float16), modality.tolist(), targets, strict=True):
             body = {
                 "vector": base64.b64encode(vector.tobytes()).decode("ascii"),
                 "query_modality": Modality(own).label,
                 "fingerprint": self.fingerprint,
             }
-            if target >= 0:
-                body["target"] = Modality(target).label
+            if target is not None:
+                body["target"] = target.label
             lines.append(json.dumps(body) + "\n")
         with self._lock, contextlib.suppress(OSError):  # a full disk must not fail a search
             if self.path.exists() and self.path.stat().st_size >= self.most:

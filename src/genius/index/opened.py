@@ -360,6 +360,7 @@ class OpenIndex:
         self.key = cache.CacheKey(self.about.id, self.about.fingerprint, self.about.levels, self.about.width)
         self.commits = 0  # of this process
         self._swept = False  # what killed writers left was removed
+        self.query_log: Callable[[Any, Any, Sequence[Modality | None]], None] | None = None  # given each query (`QueryLog.add`)
         self._learned: QueryBank | None = None
         self._learned_stamp: tuple[int, int, int] | None = None  # of the file that it was read from
         if version is None:

@@ -117,12 +117,19 @@ class SearchRequest:
     params: SearchParams | None = None  # None: the model's own
     strict: bool = False  # the target is exactly the modality of the items, not everything that contains it
     diverse: bool = False  # at most one hit per code prefix
+    item_bias: bool | None = None  # in place of that in `params`
+    min_probability: float | None = None  # no hits where an answer exists with a lower probability
 
     def __post_init__(self) -> None:
         whole("k", self.k, 1, MAX_K)
         low = self.min_score
         if low is not None and (isinstance(low, bool) or not isinstance(low, int | float) or math.isnan(low)):
             raise GeniusError(f"min_score is not a number: {low!r}")
+        least = self.min_probability
+        if least is not None and (isinstance(least, bool) or not isinstance(least, int | float) or not 0 <= least <= 1):
+            raise GeniusError(f"min_probability must be from 0 to 1, got {least!r}")
+        if self.item_bias is not None and not isinstance(self.item_bias, bool):
+            raise GeniusError(f"item_bias must be True or False, got {self.item_bias!r}")
         if self.beams is not None:
             whole("beams", self.beams, 1, MAX_K)
         if self.rerank is not None:
@@ -142,6 +149,8 @@ class SearchRequest:
             chosen = replace(chosen, beams=self.beams)
         if self.rerank is not None:
             chosen = replace(chosen, rerank=self.rerank)
+        if self.item_bias is not None:
+            chosen = replace(chosen, item_bias=self.item_bias)
         whole("beams", chosen.beams, 1, MAX_K)  # a model's defaults come out of a file
         whole("rerank", chosen.rerank, 0, MAX_RERANK)
         return chosen

@@ -165,6 +165,8 @@ class Service:
             rerank=body.rerank,
             strict=body.modality is not None,
             diverse=body.diverse,
+            item_bias=body.item_bias,
+            min_probability=body.min_probability,
         )
         query = Query(text, picture, body.instruction, target, negative)
         return Job(query, request, backend, body.like, body.order_by, body.descending)
