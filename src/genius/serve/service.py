@@ -168,7 +168,8 @@ class Service:
             item_bias=body.item_bias,
             min_probability=body.min_probability,
         )
-        query = Query(text, picture, body.instruction, target, negative)
+        backend.check_query(body.vector)
+        query = Query(text, picture, body.instruction, target, negative, body.vector)
         return Job(query, request, backend, body.like, body.order_by, body.descending)
 
     async def _content(
