@@ -291,8 +291,8 @@ def _item_biases(
     if not params.item_bias or engine.item_bias is None:
         return [None] * len(hits)
     rows = live.find([hit.id for hit in hits])
-    places = torch.tensor([[rows.get(hit.id, 0) for hit in hits]], dtype=torch.long)
-    taken = engine.item_bias.take(torch.tensor([query_modality]), places)[0].tolist()
+    places = np.array([[rows.get(hit.id, 0) for hit in hits]], np.int64).reshape(1, -1)
+    taken = engine.item_bias.take(np.array([query_modality]), places)[0].tolist()
     return [round(value, 4) for value in taken]
 
 
@@ -419,7 +419,7 @@ def unlike(state: OpenIndex) -> dict[str, float]:
     if vectors is None or not len(alive):
         return {}
     picked = alive[np.linspace(0, len(alive) - 1, min(SAMPLE, len(alive))).astype(np.int64)]
-    z = vectors.take(torch.from_numpy(picked).to(model.device))
+    z = torch.from_numpy(vectors.arrays.host(vectors.take(picked))).to(model.device)
     codes = torch.from_numpy(live.codes_of(picked))
     found = reader.rows(live.seqs[picked], ["modality"])
     modalities = torch.tensor([int(Modality.parse(found[int(seq)]["modality"])) for seq in live.seqs[picked]])

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from genius.encoders.base import batched
@@ -241,8 +240,7 @@ def _embedded(state: OpenIndex, entries: Sequence[LoggedQuery], on_progress: Pro
         raise GeniusError("the encoder gave a query vector that is not finite; the index is unchanged")
     targets = _known_targets(state, vectors, np.array(target, np.int64))
     order = np.sort(np.random.default_rng(0).permutation(len(vectors))[:SIZE])
-    own_modality = torch.tensor(modality)[torch.from_numpy(order)]
-    bank = QueryBank(torch.from_numpy(vectors[order]), own_modality, torch.from_numpy(targets[order]))
+    bank = QueryBank(vectors[order], np.array(modality, np.int64)[order], targets[order])
     return bank, [owners[row] for row in order]
 
 
@@ -256,7 +254,7 @@ def _known_targets(state: OpenIndex, vectors: Floats, target: NDArray[np.int64])
         engine = state.current().engine()
     if engine is None:
         return target
-    log_probs = np.asarray(engine.modality_log_probs(torch.from_numpy(vectors[unknown])))
+    log_probs = np.asarray(engine.modality_log_probs(vectors[unknown]))
     target[unknown] = np.array(there)[log_probs[:, there].argmax(1)]
     return target
 
@@ -318,8 +316,7 @@ def _with_model(bank: QueryBank, known: QueryBank | None) -> QueryBank:
         bank.bias_weights[query, target] = known.bias_weight(query, target)
         bank.bias_temperatures[query, target] = known.temperature(query, target)
     arrays = [np.concatenate([np.asarray(getattr(part, name)) for part in parts]) for name in ("z", "modality", "target")]
-    tensors = [torch.from_numpy(array) for array in arrays]
-    return replace(bank, z=tensors[0], modality=tensors[1], target=tensors[2])
+    return replace(bank, z=arrays[0], modality=arrays[1], target=arrays[2])
 
 
 # -- collecting --------------------------------------------------------------------------------------------------
