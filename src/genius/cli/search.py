@@ -57,6 +57,13 @@ def search(
         int | None,
         typer.Option(help="Candidates re-ranked by embedding. 0: rank generated IDs by log-probability, as in the paper."),
     ] = None,
+    min_probability: Annotated[
+        float | None,
+        typer.Option(help="Return nothing if an answer exists with a lower probability (0 to 1; needs a calibrated model)."),
+    ] = None,
+    item_bias: Annotated[
+        bool, typer.Option("--item-bias/--no-item-bias", help="Correct scores by what was learned from queries.")
+    ] = True,
     negative: NegativeOption = None,
     diverse: Annotated[bool, typer.Option("--diverse", help="Return at most one result per code prefix.")] = False,
     open_first: Annotated[bool, typer.Option("--open", help="Open the image of the first result.")] = False,
@@ -88,7 +95,16 @@ def search(
         index.model.to(device)
         wanted = Target.parse(target, modality)
         request = SearchRequest(
-            k, where, min_score, beams, rerank, strict=wanted.strict, diverse=diverse, any_modality=wanted.any_modality
+            k,
+            where,
+            min_score,
+            beams,
+            rerank,
+            strict=wanted.strict,
+            diverse=diverse,
+            item_bias=None if item_bias else False,
+            min_probability=min_probability,
+            any_modality=wanted.any_modality,
         )
         query = Query(text, image, instruction, wanted.modality, _negative(negative))
         hits = index.search_many([query], request)[0]
@@ -259,6 +275,8 @@ def _lines(found: Explanation) -> Iterator[str]:
             fate = f"not in the beam from code {answer.lost_at + 1} on"
         yield f"{rank:3}  {hit.score:.4f}  {hit.id}{about(hit.item)}"
         yield f"     ID {' '.join(map(str, hit.codes))}   log-probabilities {likely}   {fate}"
+        if answer.item_bias is not None:
+            yield f"     item bias {answer.item_bias:+.4f}, taken off its similarity (learned from queries)"
 
 
 def _trace_lines(one: BeamTrace, plan: str | None) -> Iterator[str]:

@@ -128,6 +128,8 @@ def answer(state: OpenIndex, queries: Sequence[Query | ContentInput], requests: 
         groups.append((request, places, some, owner))
     searched = [query for *_, some, _ in groups for query in some]
     embedded = embed(state.model, searched)
+    if state.query_log is not None:
+        state.query_log(embedded.z, embedded.modality, [query.target for query in searched])
     targets = torch.tensor([-1 if query.target is None else int(query.target) for query in searched])
     pictured = embedded.modality != Modality.TEXT
     parts = []
@@ -152,11 +154,13 @@ def answer(state: OpenIndex, queries: Sequence[Query | ContentInput], requests: 
         if defaulted and not out[number] and not _any_of_target(state, given[number].target, request.where):
             out[number] = answer(state, [query], [replace(request, any_modality=True)])[0]
             given[number] = query
+    out = [probable(hits, request.min_probability) for hits, request in zip(out, requests, strict=True)]
     if not all(out):
         counts = state.consistent(lambda: describe(state.path, state.about, state.reader()))["modalities"]
         for one, query, request in zip(out, given, requests, strict=True):
-            one.why = None
-            if not one:
+            if one:
+                one.why = None
+            elif one.why is None:
                 one.why = why_nothing(query.target, request, counts)
     return out
 
@@ -408,6 +412,27 @@ def not_rising(values: Sequence[float]) -> list[float]:
             means.pop()
             sizes.pop()
     return [mean for mean, size in zip(means, sizes, strict=True) for _ in range(size)]
+
+
+def probable(hits: Hits, least: float | None) -> Hits:
+    """The hits, or none of them where the collection holds an answer with a lower probability than `least`.
+
+    Raises:
+        GeniusError: If a least probability is given and the model has none.
+    """
+    if least is None or not hits:
+        return hits
+    if hits.answerable is None:
+        raise GeniusError("min_probability needs a model with calibrated probabilities: this one, or this search, has none")
+    if hits.answerable >= least:
+        return hits
+    nothing = Hits()
+    nothing.answerable = hits.answerable
+    nothing.plan = hits.plan
+    nothing.considered = hits.considered
+    nothing.target = hits.target
+    nothing.why = f"nothing like that here: an answer exists with a probability of {hits.answerable:.2f}, below {least:g}"
+    return nothing
 
 
 def apart(hits: Hits, k: int) -> Hits:

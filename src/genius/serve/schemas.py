@@ -86,6 +86,10 @@ class SearchBody(Strict):
     beams: int | None = Field(None, ge=1, le=1000, description="Beam width; the model's default if absent.")
     rerank: int | None = Field(None, ge=0, le=100_000, description="Candidates to re-rank; the model's default if absent.")
     diverse: bool = Field(False, description="At most one result per code prefix.")
+    item_bias: bool | None = Field(None, description="False: do not correct scores by what was learned from queries.")
+    min_probability: float | None = Field(
+        None, ge=0, le=1, description="No results where an answer exists with a lower probability. Needs a calibrated model."
+    )
     minus: str | None = Field(None, max_length=8000, description="Text to steer away from.")
     minus_image: str | None = Field(
         None, description="Image to steer away from, as base64.", json_schema_extra={"contentEncoding": "base64"}

@@ -164,6 +164,8 @@ class Service:
             strict=wanted.strict,
             diverse=body.diverse,
             any_modality=wanted.any_modality,
+            item_bias=body.item_bias,
+            min_probability=body.min_probability,
         )
         backend.check_query(body.vector)
         query = Query(text, picture, body.instruction, wanted.modality, negative, body.vector)
