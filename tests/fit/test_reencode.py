@@ -61,7 +61,7 @@ def contents(index: Index) -> dict[str, object]:
 
 
 def best(index: Index) -> list[tuple[str, float]]:
-    return [(hit.id, round(hit.score, 4)) for hit in index.search(QUERY, k=5)]
+    return [(hit.id, round(hit.score, 4)) for hit in index.search(QUERY, k=5, target="any")]
 
 
 def test_items_stay_and_open_indexes_follow(index_path: Path) -> None:
@@ -191,7 +191,7 @@ def switch():
 
 def look():
     with Index.open(path) as index:
-        found = len(index.search("red round thing", k=50))
+        found = len(index.search("red round thing", k=50, target="any"))
         print(json.dumps([sorted(item.id for item in index.items()), found, check(path).ok]), flush=True)
 
 
@@ -263,7 +263,7 @@ def test_a_service_follows(index_path: Path) -> None:
     with testclient.TestClient(create_app(Index.open(index_path)), base_url="http://localhost") as client:
 
         def found() -> list[str]:
-            answer = client.post("/v1/search", json={"text": QUERY, "k": 5})
+            answer = client.post("/v1/search", json={"text": QUERY, "k": 5, "target": "any"})
             assert answer.status_code == 200, answer.text
             return [hit["id"] for hit in answer.json()["hits"]]
 
@@ -274,7 +274,7 @@ def test_a_service_follows(index_path: Path) -> None:
         assert client.get("/v1/items/t1").json()["codes"] != codes
         assert [item["id"] for item in client.get("/v1/items").json()["items"]] == ids
         with Index.open(index_path) as fresh:
-            assert found() == [hit.id for hit in fresh.search(QUERY, k=5)]
+            assert found() == [hit.id for hit in fresh.search(QUERY, k=5, target="any")]
         created = client.put("/v1/items/new", json={"text": "a small blue thing"})
         assert created.status_code == 201
         assert client.get("/readyz").status_code == 200

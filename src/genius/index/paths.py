@@ -34,11 +34,14 @@ ENCODED = "encoded"  # features of items on their way in, while a model is fitte
 REENCODED = "reencoded"  # features of all items by another encoder, until the index is switched to it
 STAGING = "staging"  # rows that several machines write, on their way in
 PUBLISHED = "published.json"  # where copies of it were put
+LEARNED = "queries.safetensors"  # queries that the index has learned from
 ORIGIN = "origin.json"  # the id of the index that this one was made from, to take its place
-OWN = frozenset({".lock", f"{TABLE}.lance", CACHE, ABOUT, LEDGER, ASIDE, MODEL, ENCODED, REENCODED, STAGING, PUBLISHED, ORIGIN})
+OWN = frozenset(
+    {".lock", f"{TABLE}.lance", CACHE, ABOUT, LEDGER, ASIDE, MODEL, ENCODED, REENCODED, STAGING, PUBLISHED, LEARNED, ORIGIN}
+)
 """Names at the top of an index folder."""
 
-HALF = tuple(f".{name}." for name in (ABOUT, LEDGER, ORIGIN))  # how the names of half-written files begin
+HALF = tuple(f".{name}." for name in (ABOUT, LEDGER, ORIGIN, LEARNED))  # how the names of half-written files begin
 MAX_SMALL = 1 << 20  # bytes of a small JSON file
 
 

@@ -21,7 +21,7 @@ from langchain_core.vectorstores import VectorStore
 
 from genius.errors import GeniusError
 from genius.index import Hit, Index
-from genius.index.searching import target_modality
+from genius.index.target import Target
 from genius.integrations.documents import fields_of, metadata_of, where_of
 from genius.search import SearchRequest
 from genius.types import Item, Query, name_of
@@ -144,6 +144,7 @@ class GeniusVectorStore(VectorStore):  # type: ignore[misc]
         self, query: str, k: int = 4, filter: Filter | None = None, **options: Any
     ) -> list[tuple[Document, float]]:
         """The same with scores: cosine similarities; higher is better."""
+        options.setdefault("target", "any")
         if self.embedding is None:
             hits = self.index.search(query, k=k, where=where_of(filter), **options)
         else:
@@ -156,6 +157,7 @@ class GeniusVectorStore(VectorStore):  # type: ignore[misc]
         self, embedding: list[float], k: int = 4, filter: Filter | None = None, **options: Any
     ) -> list[Document]:
         """Documents that are most similar to a vector."""
+        options.setdefault("target", "any")
         hits = self.index.search(vector=embedding, k=k, where=where_of(filter), **options)
         return [_document(hit.item) for hit in hits]
 
@@ -172,14 +174,15 @@ class GeniusRetriever(BaseRetriever):  # type: ignore[misc]
 
     index: Any  # an open `Index`
     k: int = 10
-    target: str | None = None  # image, text or pair
+    target: str | None = None  # image, text, pair or any; default: images, or texts if the index has no images
     where: str | None = None  # SQL filter over metadata
     diverse: bool = False
 
     def _get_relevant_documents(self, query: str, *, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
         assert isinstance(self.index, Index)
-        request = SearchRequest(self.k, self.where, diverse=self.diverse)
-        found = self.index.search_many([Query(query, target=target_modality(self.target, None))], request)[0]
+        wanted = Target.parse(self.target)
+        request = SearchRequest(self.k, self.where, diverse=self.diverse, any_modality=wanted.any_modality)
+        found = self.index.search_many([Query(query, target=wanted.modality)], request)[0]
         return [as_document(hit) for hit in found]
 
 

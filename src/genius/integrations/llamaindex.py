@@ -124,7 +124,7 @@ class GeniusVectorStore(BasePydanticVectorStore):  # type: ignore[misc]
             raise GeniusError(f"the mode {query.mode.value!r} is not one of {', '.join(mode.value for mode in MODES)}")
         if not len(self._index):
             return VectorStoreQueryResult(nodes=[], similarities=[], ids=[])
-        options: dict[str, Any] = {"mode": MODES[query.mode]}
+        options: dict[str, Any] = {"mode": MODES[query.mode], "target": "any"}
         if query.mode is not VectorStoreQueryMode.DEFAULT:
             options["text"] = query.query_str
             if not self._index.words_fields():
