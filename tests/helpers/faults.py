@@ -164,16 +164,17 @@ def lose_cache(folder: Path, model: Genius) -> None:
 
 
 def sources(folder: Path, model: Genius) -> None:
-    """Texts, and an encoder to index them with."""
-    (folder / "texts").mkdir()
+    """Texts, and an encoder to index them with. They lie where no call fails: a text that cannot be read is skipped and named."""
+    (folder.parent / "texts").mkdir(exist_ok=True)
     for number in range(5):
-        (folder / "texts" / f"{number}.txt").write_text(f"thing number {number}")
-    FakeEncoder().save(folder / "encoder")
+        (folder.parent / "texts" / f"{number}.txt").write_text(f"thing number {number}")
+    FakeEncoder().save(folder.parent / "encoder")
 
 
 def index_sources(folder: Path, model: Genius | None) -> None:
-    paths = [folder / "texts"]
-    index_with_encoder(paths, folder / "x.genius", str(folder / "encoder"), IngestConfig(), fit_config=FitConfig(seed=0))
+    paths = [folder.parent / "texts"]
+    uri = str(folder.parent / "encoder")
+    index_with_encoder(paths, folder / "x.genius", uri, IngestConfig(), fit_config=FitConfig(seed=0))
 
 
 def old_format(folder: Path, model: Genius) -> None:
@@ -231,7 +232,7 @@ def fit_in_advance(folder: Path) -> None:
     features = Features(torch.zeros_like(z), z, nothing, ~nothing)
     for seed in (0, 1):
         few = FitConfig(steps=1, iterations=2, seed=seed)
-        FITS[seed] = fit.fit_collection(features, None, encoder, fit.settled(str(folder / "encoder")), few)
+        FITS[seed] = fit.fit_collection(features, None, encoder, fit.settled(str(folder.parent / "encoder")), few)
 
     def known(*given: Any, **_: Any) -> Fit:
         return FITS[next(value.seed for value in given if isinstance(value, FitConfig))]
@@ -257,7 +258,7 @@ def bulk(folder: Path, model: Genius) -> None:
             writer.write(part, work.first[part.name])
 
     parts = BulkConfig(part_rows=2, thumbnails=0, device="cpu")
-    bulk_index([folder / "texts"], folder / "x.genius", model, IngestConfig(), parts, spread=in_turn)  # type: ignore[arg-type]
+    bulk_index([folder.parent / "texts"], folder / "x.genius", model, IngestConfig(), parts, spread=in_turn)  # type: ignore[arg-type]
 
 
 def model_of_old_format(folder: Path, model: Genius) -> Genius:
@@ -618,7 +619,7 @@ def _opens(path: Path, model: Genius) -> bool:
 
 def left_over(folder: Path) -> Iterator[str]:
     """Names that nobody needs any more."""
-    known = {"x.genius", "copy.genius", "new.genius", "other.genius", ".x.genius.previous", "texts", "encoder", "old"}
+    known = {"x.genius", "copy.genius", "new.genius", "other.genius", ".x.genius.previous", "old"}
     for path in folder.iterdir():
         if path.name not in known:
             yield path.name
