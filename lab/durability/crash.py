@@ -129,10 +129,10 @@ def kill_command(scratch: Path, kills: int, seed: int) -> dict[str, Any]:
 
 def _head(path: Path) -> int:
     try:
-        book = Ledger(path).read()
+        state = Ledger(path).read()
     except GeniusError:
         return -1
-    return 0 if book is None else book.head
+    return 0 if state is None else state.head
 
 
 # -- at the same time --------------------------------------------------------------------------------------------------

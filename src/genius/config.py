@@ -23,7 +23,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 def changed(config: Any) -> dict[str, Any]:
     """The fields of a dataclass that differ from their defaults, nested ones included, as JSON-ready values."""
     out: dict[str, Any] = {}
-    plain = to_dict(config)
+    values = to_dict(config)
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
@@ -32,9 +32,9 @@ def changed(config: Any) -> dict[str, Any]:
                 out[field.name] = inner
         elif field.default_factory is not dataclasses.MISSING:
             if value != field.default_factory():
-                out[field.name] = plain[field.name]
+                out[field.name] = values[field.name]
         elif value != field.default:
-            out[field.name] = plain[field.name]
+            out[field.name] = values[field.name]
     return out
 
 
@@ -43,7 +43,9 @@ def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     merged = dict(below)
     for name, value in above.items():
         old = merged.get(name)
-        merged[name] = merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+        if isinstance(old, dict) and isinstance(value, dict):
+            value = merge(old, value)
+        merged[name] = value
     return merged
 
 
@@ -89,7 +91,9 @@ def read_values(path: str | Path) -> Any:
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
-        return json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        if path.suffix == ".json":
+            return json.loads(text)
+        return tomllib.loads(text)
     except FileNotFoundError:
         raise GeniusError(f"no such config: {path}") from None
     except (OSError, ValueError) as error:
@@ -113,7 +117,9 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
             raise GeniusError(f"{where} must be one of {', '.join(map(repr, typing.get_args(hint)))}, got {value!r}")
         return value
     if dataclasses.is_dataclass(hint):
-        return value if isinstance(value, cast(type, hint)) else from_dict(cast(type, hint), value, where)
+        if isinstance(value, cast(type, hint)):
+            return value
+        return from_dict(cast(type, hint), value, where)
     if origin in (tuple, list):
         if not isinstance(value, list | tuple):
             raise GeniusError(f"{where} must be a list, got {value!r}")

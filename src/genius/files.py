@@ -44,10 +44,10 @@ def write_whole(path: Path, write: Callable[[Path], object], *, durable: bool = 
     except GeniusError:
         raise
     except Exception as error:  # libraries tell of the disk in errors of their own
-        plain = disk_problem(error)
-        if plain is None and not isinstance(error, OSError):
+        reason = disk_problem(error)
+        if reason is None and not isinstance(error, OSError):
             raise
-        raise GeniusError(f"cannot write {path}: {plain or getattr(error, 'strerror', None) or error}") from None
+        raise GeniusError(f"cannot write {path}: {reason or getattr(error, 'strerror', None) or error}") from None
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -69,9 +69,9 @@ _SIGNS = {
 
 
 def disk_problem(error: BaseException) -> str | None:
-    """A plain description if an error of any library reports a problem of the disk; else None."""
+    """A description if an error of any library reports a problem of the disk; else None."""
     text = str(error)
-    return next((plain for sign, plain in _SIGNS.items() if sign in text), None)
+    return next((description for sign, description in _SIGNS.items() if sign in text), None)
 
 
 # -- on the disk, not only in the operating system's memory ------------------------------------------------------
@@ -113,10 +113,10 @@ def sync_tree(files: Iterable[Path], directories: Iterable[Path]) -> None:
         list(pool.map(sync_directory, directories))
 
 
-def open_plain(path: Path) -> BufferedReader:
+def open_regular(path: Path) -> BufferedReader:
     """Open a file for reading. A pipe, which may block for ever, or a device, which may never end, is an OSError."""
     if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "not a plain file", str(path))
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     return path.open("rb")
 
 
@@ -135,7 +135,7 @@ def read_json(path: Path, limit: int = MAX_JSON) -> Any:
         FileNotFoundError: If there is no such file.
     """
     try:
-        with open_plain(path) as file:
+        with open_regular(path) as file:
             body = file.read(limit + 1)
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(str(path)) from None
@@ -160,4 +160,6 @@ def parse_json(text: str | bytes) -> Any:
 def url_of(path: str | Path) -> str | None:
     """The address in an object store that a path stands for; None for an ordinary path. (A `Path` drops one of its slashes.)"""
     found = re.fullmatch(r"s3:/{1,2}([^/].*)", str(path))
-    return f"s3://{found[1].rstrip('/')}" if found else None
+    if found is None:
+        return None
+    return f"s3://{found[1].rstrip('/')}"

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from genius.errors import GeniusError
-from genius.files import open_plain
+from genius.files import open_regular
 
 MAX_RECORDS = 50_000
 MAX_DIRECTORY = 16 << 20  # bytes of the zip directory
@@ -69,13 +69,15 @@ def read_torch_file(path: str | Path, select: Callable[[Any], Any] = lambda cont
     """
     path = Path(path)
     try:
-        with open_plain(path) as file:
+        with open_regular(path) as file:
             size = file.seek(0, 2)
             body = _check_archive(file, size)
         unknown = _check_pickle(body)
         content = select(_load(path, unknown))
         _check_tensors(content, size)
-        return content if mapped else copy.deepcopy(content)
+        if mapped:
+            return content
+        return copy.deepcopy(content)
     except GeniusError:
         raise
     except FileNotFoundError:
@@ -102,7 +104,9 @@ def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
     """
 
     def state_of(content: Any) -> dict[str, Any]:
-        state = content.get("model", content) if isinstance(content, dict) else None
+        state = None
+        if isinstance(content, dict):
+            state = content.get("model", content)
         if not isinstance(state, dict) or not state or not all(isinstance(name, str) for name in state):
             raise GeniusError(f"{path} holds no `model` state dict")
         return state
@@ -121,7 +125,7 @@ def _load(path: Path, unknown: set[str]) -> Any:
             warnings.simplefilter("ignore")  # of other pickle protocols
             return torch.load(str(path), map_location="cpu", weights_only=True, mmap=True)
     except Exception:  # torch raises almost anything for a broken file, and many lines of advice
-        raise _Refused("its pickle is broken, or holds something other than tensors and plain values") from None
+        raise _Refused("its pickle is broken, or holds something other than tensors, numbers and strings") from None
 
 
 def _new_dict(*_: object) -> dict[Any, Any]:
@@ -216,7 +220,7 @@ def _read_pickle(archive: zipfile.ZipFile, name: str, size: int) -> bytes:
 # -- the pickle --------------------------------------------------------------------------------------------------
 
 _STORAGES = frozenset(
-    f"torch.{kind}Storage" for kind in ("Double", "Float", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool")
+    f"torch.{dtype}Storage" for dtype in ("Double", "Float", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool")
 )
 _DICT = "collections.OrderedDict"
 _CALLS = frozenset(
@@ -227,11 +231,11 @@ _BLOCKED = ("os", "posix", "nt", "sys")
 
 # What a value on the pickle's stack is. A global is its name, so any other string.
 _MARK = "<mark>"
-_KEY = "<key>"  # a plain value that is cheap to hash
+_KEY = "<key>"  # a number, a string or None that is cheap to hash
 _EMPTY = "<empty tuple>"
 _OTHER = "<other>"
 
-_PLAIN = frozenset(
+_SCALARS = frozenset(
     ("NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINUNICODE", "SHORT_BINSTRING")
 )
 _CONTAINERS = frozenset(
@@ -266,9 +270,11 @@ def _check_pickle(body: bytes) -> set[str]:
                 stack.append(_check_global(argument, unknown))
             elif name == "EMPTY_TUPLE":
                 stack.append(_EMPTY)
-            elif name in _PLAIN:
-                cheap = not isinstance(argument, int) or abs(argument) < MAX_KEY
-                stack.append(_KEY if cheap else _OTHER)
+            elif name in _SCALARS:
+                value = _OTHER
+                if not isinstance(argument, int) or abs(argument) < MAX_KEY:
+                    value = _KEY
+                stack.append(value)
             elif name in ("REDUCE", "NEWOBJ"):
                 arguments = stack.pop()
                 _check_call(stack.pop(), arguments)

@@ -191,7 +191,8 @@ class Query:
                 raise GeniusError(f"{text[:40]!r} is not valid Unicode text")
         if self.target is not None:
             object.__setattr__(self, "target", Modality.parse(self.target))
-        object.__setattr__(self, "minus", None if self.minus is None else Query.of(self.minus))
+        if self.minus is not None:
+            object.__setattr__(self, "minus", Query.of(self.minus))
         if self.image is None and self.text is None:
             raise GeniusError("a query needs a text, an image, or both")
 
@@ -213,7 +214,9 @@ def modality_of(has_image: bool, has_text: bool) -> Modality:
         return Modality.PAIR
     if not has_image and not has_text:
         raise GeniusError("neither an image nor a text")
-    return Modality.IMAGE if has_image else Modality.TEXT
+    if has_image:
+        return Modality.IMAGE
+    return Modality.TEXT
 
 
 def coerce_content(value: ContentInput) -> dict[str, Any]:
@@ -228,7 +231,9 @@ def coerce_content(value: ContentInput) -> dict[str, Any]:
         return {"text": None, "image": value}
     if isinstance(value, str):
         looks_like_file = len(value) < 4096 and "\n" not in value and Path(value).suffix.lower() in IMAGE_SUFFIXES
-        return {"text": None, "image": value} if looks_like_file and Path(value).is_file() else {"text": value, "image": None}
+        if looks_like_file and Path(value).is_file():
+            return {"text": None, "image": value}
+        return {"text": value, "image": None}
     raise GeniusError(f"cannot use a {type(value).__name__} as text or image")
 
 
@@ -238,9 +243,13 @@ def name_of(item: Item) -> str | None:
         value = item.metadata.get(key)
         if isinstance(value, str) and value.strip():
             return value.strip()
-    path = PurePath(item.image) if isinstance(item.image, (str, PurePath)) else PurePath(item.id)
+    path = PurePath(item.id)
+    if isinstance(item.image, str | PurePath):
+        path = PurePath(item.image)
     words = [w for w in re.split(r"[\W\d_]+", path.stem) if len(w) > 2]
-    return None if NO_WORD.match(path.stem) or not words else " ".join(words)
+    if NO_WORD.match(path.stem) or not words:
+        return None
+    return " ".join(words)
 
 
 I, T, P = Modality.IMAGE, Modality.TEXT, Modality.PAIR  # noqa: E741 - the paper's letters
@@ -318,7 +327,9 @@ def format_text(text: str) -> str:
     if not text:
         return ""
     text = text[0].upper() + text[1:]
-    return text if text.endswith((".", "?", "!")) else text + "."
+    if not text.endswith((".", "?", "!")):
+        text += "."
+    return text
 
 
 def query_text(query: Query, instruction: str | None = None) -> str:

@@ -1,6 +1,6 @@
 """Weights on disk as safetensors, and modules built no larger than their weights. Files and configs may be untrusted.
 
-- The size of a file's header is checked before it is read. `digests.json` holds SHA-256 digests of the weight files beside it;
+- The size of a file's header is checked before it is read. `digests.json` holds SHA-256 digests of the weight files next to it;
   they are compared at loading. Configs have no digest, so that they can be edited: they are checked against the weights.
 - Small files hold matrices as int8 with one scale per row (`pack`) and other tensors as half precision; loading gives float32.
   Packing what `unpack` returned changes nothing, so a model keeps its fingerprint.
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from genius.errors import GeniusError, said
-from genius.files import open_plain, read_json, write_whole
+from genius.files import open_regular, read_json, write_whole
 
 MAX_HEADER = 16 << 20
 """Bytes. A header names the tensors: some hundred bytes each."""
@@ -72,7 +72,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 def _check_header(path: Path) -> None:
     try:
-        with open_plain(path) as file:
+        with open_regular(path) as file:
             start = file.read(8)
     except FileNotFoundError:
         raise GeniusError(f"cannot read the weights {path}: no such file") from None
@@ -80,7 +80,9 @@ def _check_header(path: Path) -> None:
         raise GeniusError(f"cannot read the weights {path}: {error.strerror or error}") from None
     length = int.from_bytes(start, "little")
     if len(start) < 8 or length > MAX_HEADER:
-        claim = f"its header claims {length:,} bytes" if len(start) == 8 else "it is cut off"
+        claim = "it is cut off"
+        if len(start) == 8:
+            claim = f"its header claims {length:,} bytes"
         raise GeniusError(f"cannot read the weights {path}: {claim}")
 
 
@@ -103,12 +105,14 @@ def check_digests(folder: Path) -> None:
         body = read_json(path, 1 << 20)
     except FileNotFoundError:
         return
-    noted = body.get("sha256") if isinstance(body, dict) else None
+    noted = None
+    if isinstance(body, dict):
+        noted = body.get("sha256")
     if not isinstance(noted, dict) or not all(isinstance(digest, str) for digest in noted.values()):
         raise GeniusError(f"{path} does not hold digests")
     for name, digest in noted.items():
         if Path(name).name != name:
-            raise GeniusError(f"{path} names {name!r}, which is no file beside it")
+            raise GeniusError(f"{path} names {name!r}, which is no file next to it")
         if not (folder / name).is_file():
             raise GeniusError(f"{folder / name} is missing: {DIGESTS} lists it")
         if _digest(folder / name) != digest:
@@ -121,7 +125,7 @@ def _covered(path: Path) -> bool:
 
 def _digest(path: Path) -> str:
     try:
-        with open_plain(path) as file:
+        with open_regular(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise GeniusError(f"cannot read {path}: {error.strerror or error}") from None
@@ -136,31 +140,33 @@ def pack(tensors: Mapping[str, Tensor], half: tuple[str, ...] = ()) -> dict[str,
     """
     out: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        plain = tensor.detach().cpu().float().contiguous()
-        if plain.ndim < 2 or plain.numel() < SMALL or any(word in name for word in half):
-            out[name] = plain.half()
+        weight = tensor.detach().cpu().float().contiguous()
+        if weight.ndim < 2 or weight.numel() < SMALL or any(word in name for word in half):
+            out[name] = weight.half()
             continue
-        rows = plain.flatten(1)
+        rows = weight.flatten(1)
         scale = (rows.abs().amax(dim=1, keepdim=True) / 127).half().clamp(min=6e-8)  # the least positive half
-        out[name] = (rows / scale.float()).round().clamp(-127, 127).to(torch.int8).view(plain.shape)
+        out[name] = (rows / scale.float()).round().clamp(-127, 127).to(torch.int8).view(weight.shape)
         out[name + SCALE] = scale[:, 0]
     return out
 
 
-def plain_names(stored: Mapping[str, object]) -> list[str]:
+def tensor_names(stored: Mapping[str, object]) -> list[str]:
     """Names of the tensors in a file, without the scales."""
     return [name for name in stored if not (name.endswith(SCALE) and name.removesuffix(SCALE) in stored)]
 
 
 def unpack(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The float32 tensors of a file that `pack`, or plain saving, wrote."""
+    """The float32 tensors of a file that `pack` or `save_file` wrote."""
     out = {}
-    for name in plain_names(stored):
+    for name in tensor_names(stored):
         scale = stored.get(name + SCALE)
         value = stored[name]
         if scale is not None and (value.ndim < 2 or scale.shape != value.shape[:1]):
             raise GeniusError(f"the weights {name} of shape {tuple(value.shape)} has scales of shape {tuple(scale.shape)}")
-        out[name] = value.float() if scale is None else value * scale.float().view(-1, *(1,) * (value.ndim - 1))
+        out[name] = value.float()
+        if scale is not None:
+            out[name] = value * scale.float().view(-1, *(1,) * (value.ndim - 1))
     return out
 
 
@@ -231,7 +237,8 @@ def fingerprint(
     digest = hashlib.sha256(json.dumps(settings or {}, sort_keys=True, default=str).encode())
     for name, tensor in sorted(tensors.items()):
         value = tensor.detach().cpu().contiguous()
-        value = value.float() if value.is_floating_point() else value
+        if value.is_floating_point():
+            value = value.float()
         digest.update(name.encode())
         digest.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
     for name, content in sorted((files or {}).items()):
@@ -269,7 +276,8 @@ def check_fit(module: nn.Module, shapes: Mapping[str, Sequence[int]], where: str
         GeniusError: With the first tensor that differs.
     """
     expected = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-    missing, unknown = sorted(expected.keys() - shapes.keys()), sorted(shapes.keys() - expected.keys())
+    missing = sorted(expected.keys() - shapes.keys())
+    unknown = sorted(shapes.keys() - expected.keys())
     wrong = sorted(name for name in expected.keys() & shapes.keys() if expected[name] != tuple(shapes[name]))
     if missing or unknown or wrong:
         first = (missing or unknown or wrong)[0]
@@ -328,11 +336,10 @@ def _size(args: Any, kwargs: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _length(args: Any, kwargs: Mapping[str, Any]) -> float:
-    if len(args) == 1:
-        start, end = 0, args[0]
-    elif args:
-        start, end = args[0], args[1]
-    else:
-        start, end = kwargs.get("start", 0), kwargs["end"]
-    step = args[2] if len(args) > 2 else kwargs.get("step", 1)
+    bounds = slice(*args)
+    start = bounds.start or kwargs.get("start", 0)
+    end = bounds.stop
+    if end is None:
+        end = kwargs["end"]
+    step = bounds.step or kwargs.get("step", 1)
     return float((end - start) / step)

@@ -39,12 +39,12 @@ def test_demo_indexes_searches_and_draws(tmp_path: Path) -> None:
     assert Image.open(tmp_path / "demo.png").size > (500, 500)
     photos = first["photos"]
     assert photos["photos"] >= 20 and photos["found"] > photos["photos"] // 2 and (tmp_path / photos["index"]).is_dir()
-    kinds = [entry["kind"] for entry in first["searches"]]
-    assert {"text -> image", "image -> image", "image + text -> image", "image -> text", "text -> pair"} <= set(kinds)
+    tasks = [entry["task"] for entry in first["searches"]]
+    assert {"text -> image", "image -> image", "image + text -> image", "image -> text", "text -> pair"} <= set(tasks)
     modality = {"image": 0, "text": 1, "pair": 2}
     for entry in first["searches"]:
-        wanted = modality[entry["kind"].rsplit(" ", 1)[1]]
-        assert entry["hits"] and {hit["codes"][0] for hit in entry["hits"]} == {wanted}, entry["kind"]
+        wanted = modality[entry["task"].rsplit(" ", 1)[1]]
+        assert entry["hits"] and {hit["codes"][0] for hit in entry["hits"]} == {wanted}, entry["task"]
     assert genius(tmp_path, "demo", "--limit", "150") == first  # the second run finds the index and gives the same answers
     hits = genius(tmp_path, "search", "demo.genius", "--text", "a face", "--target", "image", "-k", "5")["hits"]
     assert len(hits) == 5 and set(hits[0]) >= {"id", "score", "codes", "modality", "text", "metadata"}

@@ -102,7 +102,7 @@ def test_an_open_clip_that_is_not_read_is_named_in_one_line(
 def test_open_clip_without_safetensors(clip: Path, tmp_path: Path) -> None:
     folder = write_open_clip(clip, tmp_path / "oc")
     (folder / "open_clip_model.safetensors").unlink()
-    with pytest.raises(GeniusError, match="is missing; other kinds of weights are not read"):
+    with pytest.raises(GeniusError, match="is missing; weights in other formats are not read"):
         load_encoder(folder)
 
 

@@ -14,7 +14,7 @@ from genius import GeniusError, Item
 from genius.encoders import load_encoder
 from genius.encoders.base import encode_items
 from genius.encoders.inputs import Pixels, Tokens
-from genius.encoders.towers import Heads, ModuleTower, OnnxTower, TowersEncoder, mean_pool
+from genius.encoders.towers import Heads, ModuleTower, OnnxTower, TowersEncoder, pooled
 
 pytest.importorskip("onnxruntime")
 
@@ -93,7 +93,7 @@ def test_texts_are_pooled_over_real_tokens_only(encoder: TowersEncoder) -> None:
     padded = encoder.tower_texts(["blue", "a red bicycle in the same blue"])
     torch.testing.assert_close(alone[0], padded[0])
     states = torch.tensor([[[1.0], [3.0], [100.0]]])
-    assert mean_pool(states, torch.tensor([[1, 1, 0]])).item() == 2 and mean_pool(states, None).item() == pytest.approx(104 / 3)
+    assert pooled(states, torch.tensor([[1, 1, 0]])).item() == 2 and pooled(states, None).item() == pytest.approx(104 / 3)
 
 
 def test_heads_join_both_widths_and_the_pipeline_takes_it(encoder: TowersEncoder, pictures: list[Image.Image]) -> None:

@@ -39,7 +39,7 @@ def photos(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests are of the way, not of how well a decoder is fitted (lab/onramp.py)."""
+    """Tests are of the way, not of how well a decoder is fitted (docs/onramp.md)."""
     from genius.fit import FitConfig
 
     monkeypatch.setattr(FitConfig, "__init__", partialmethod(FitConfig.__init__, steps=20))

@@ -45,12 +45,12 @@ from genius.fit import folder as fit_folder
 from genius.fit.folder import _write_anew, index_with_encoder, refit
 from genius.index import commit, opened
 from genius.index.check import check
-from genius.index.folder import WriterLock, about_of, begin_replacement, open_store, read_about, swap
+from genius.index.folder import WriteLock, about_of, begin_replacement, open_store, read_about, swap
 from genius.index.ingest import IngestConfig
 from genius.index.paths import ORIGIN, remove
 from genius.index.repair import repair, restore, snapshot
 from genius.scale.bulk import BulkConfig, bulk_index
-from genius.scale.parts import PartWriter
+from genius.scale.parts import PartIndexer
 
 CLASSES = {"open": 1, "write": 2, "sync": 4, "rename": 8, "link": 16, "unlink": 32, "mkdir": 64, "read": 128, "mmap": 256}
 WRITES = sum(CLASSES[name] for name in ("open", "write", "sync", "rename", "link", "unlink", "mkdir"))
@@ -203,7 +203,7 @@ LOST: dict[str, tuple[Step, ...]] = {
 def replace_index(folder: Path, model: Genius) -> None:
     """What a refit does once it has a model."""
     path = folder / "x.genius"
-    with WriterLock(path / ".lock", 30.0).hold():
+    with WriteLock(path / ".lock", 30.0).hold():
         about = about_of(path)
         reader = open_store(path, about).at(open_store(path, about).latest())
         fresh = begin_replacement(path, about)
@@ -253,7 +253,7 @@ def bulk(folder: Path, model: Genius) -> None:
     """The workers' part is done here, one part after the other."""
 
     def in_turn(work: Any) -> None:
-        writer = PartWriter(*work.arguments())
+        writer = PartIndexer(*work.arguments())
         for part in work.parts:
             writer.write(part, work.first[part.name])
 

@@ -83,17 +83,17 @@ def about(index: Path, **changes: Any) -> None:
 
 def ledger(index: Path, *events: dict[str, Any], first: dict[str, Any] | None = None) -> None:
     """Another ledger, with the right checksums: the events in place of what follows the first line."""
-    book = Ledger(index).read()
-    assert book is not None
-    begin = {"ledger": 1, "about": dict(book.about), "nonce": "0"} if first is None else first
+    state = Ledger(index).read()
+    assert state is not None
+    begin = {"ledger": 1, "about": dict(state.about), "nonce": "0"} if first is None else first
     (index / "ledger.jsonl").write_bytes(b"".join(map(_line, (begin, *events))))
 
 
 def noted(index: Path, **changes: Any) -> dict[str, Any]:
     """What the ledger of an index says of its head, changed."""
-    book = Ledger(index).read()
-    assert book is not None
-    body = {"version": book.head, "items": book.items, "time": "", "files": dict(book.files), "shown": sorted(book.shown)}
+    state = Ledger(index).read()
+    assert state is not None
+    body = {"version": state.head, "items": state.items, "time": "", "files": dict(state.files), "shown": sorted(state.shown)}
     files = {**body["files"], **changes.pop("files", {})}  # type: ignore[dict-item]
     return {**body, "files": files, **changes}
 

@@ -1,6 +1,6 @@
 """A stranger's folder of more than 200 kinds of files: every good one is indexed, each bad one is named, nothing ends the run.
 
-`lab/trust/hostile_files.py` does the same with the real command and all kinds.
+The real command over all of them ran as a program; its result is lab/results/trust/hostile_files.json.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def test_a_target_is_what_people_mean_by_it(index: Index) -> None:
     [
         (None, False, {"image": 0, "text": 0, "pair": 0}, None, None, "the index is empty"),
         ("image", False, {"image": 0, "text": 3, "pair": 0}, None, None, "no item has a picture, there are 3 texts; leave"),
-        ("image", True, {"image": 0, "text": 0, "pair": 1}, None, None, "is of the kind image, there are 1 pair;"),
+        ("image", True, {"image": 0, "text": 0, "pair": 1}, None, None, "is of the modality image, there are 1 pair;"),
         ("pair", False, {"image": 2, "text": 0, "pair": 0}, None, None, "has a picture and words, there are 2 images"),
         (None, False, {"image": 2, "text": 0, "pair": 0}, "price < 1", None, "'price < 1'"),
         (None, False, {"image": 2, "text": 0, "pair": 0}, None, 0.9, "scores 0.9 or more"),

@@ -177,7 +177,7 @@ def test_items_survive_an_optimize_that_drops_their_version(index: Index, model:
 def test_a_second_process_may_not_write_meanwhile(index: Index) -> None:
     """The lock is the operating system's, through a library that has one on every system."""
     index.add(texts(0, 3))
-    with index.writer.hold():
+    with index.write_lock.hold():
         answer = processes.call(processes.add_with_patience, str(index.path), 0.2)
     assert "written by another process (pid" in answer and "waited 0.2 s" in answer
     assert processes.call(processes.add_with_patience, str(index.path), 5.0) == "added"

@@ -15,7 +15,7 @@ from crash import kill_and_check
 
 from genius import Genius, GeniusError, Index, Item
 from genius.index.commit import table_folder
-from genius.index.folder import WriterLock
+from genius.index.folder import WriteLock
 from genius.index.store import Store
 
 
@@ -79,7 +79,7 @@ def test_a_second_writer_waits_and_then_fails_clearly(index: Index, model: Geniu
     index.add([Item("a", text="a")])
     other = Index(index.path, model, lock_timeout=0.3)
     released = threading.Event()
-    with WriterLock(index.path / ".lock", 1).hold():
+    with WriteLock(index.path / ".lock", 1).hold():
         with pytest.raises(GeniusError, match=rf"written by another process \(pid {os.getpid()}\); waited 0.3 s"):
             other.add([Item("b", text="b")])
         assert other.search(text="a")[0].id == "a"  # reading needs no lock

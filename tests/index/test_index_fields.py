@@ -19,7 +19,7 @@ def shop(index: Index) -> Index:
 
 
 def test_fields_are_listed_with_their_items(shop: Index) -> None:
-    assert {f.name: (f.kind, f.items) for f in shop.fields()} == {
+    assert {f.name: (f.type, f.items) for f in shop.fields()} == {
         "price": ("number", 10),
         "size": ("text", 11),
         "sold": ("boolean", 10),
@@ -54,7 +54,7 @@ def test_drop_rename_and_retype_change_items_and_filters(shop: Index, model: Gen
         (lambda i: i.rename_field("price", "SIZE"), "there is a field 'size' already"),
         (lambda i: i.rename_field("price", "_seq"), "use a letter"),
         (lambda i: i.rename_field("price", "id"), "reserved"),
-        (lambda i: i.retype_field("price", "date"), "unknown kind 'date'"),
+        (lambda i: i.retype_field("price", "date"), "unknown field type 'date'"),
     ],
 )
 def test_what_cannot_be_is_one_line_and_changes_nothing(shop: Index, call: object, message: str) -> None:

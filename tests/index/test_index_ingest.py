@@ -299,7 +299,7 @@ def test_people_get_readable_answers(folder: Path, model_folder: Path, tmp_path:
     path = tmp_path / "my.genius"
     built = genius("index", folder, "-o", path, "--model", model_folder)
     assert built.exit_code == 1 and f"{path}: 3 items" in built.stdout
-    assert "3 entries skipped: correct them and run the same command again" in built.stderr
+    assert "3 entries skipped: correct what is named above and run the same command again" in built.stderr
     assert "3 added" in built.stderr and "skipped photos/broken.jpg" in built.stderr and ".mp4 (1)" in built.stderr
     found = genius("search", path, "--text", "a red square")
     assert found.exit_code == 0 and "photos/red.png  a red square" in found.stdout

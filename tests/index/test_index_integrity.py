@@ -326,12 +326,12 @@ def test_a_clean_up_that_was_broken_off_is_finished(busy: Index, model: Genius, 
     with pytest.raises(GeniusError, match="killed"):
         busy.optimize(keep=timedelta(0))
     monkeypatch.undo()
-    book = Ledger(busy.path).read()
-    assert book is not None and book.cleaning
+    state = Ledger(busy.path).read()
+    assert state is not None and state.cleaning
     assert check(busy.path).ok and contents(Index(busy.path, model)) == before
     Index(busy.path, model).add(texts(80, 81))
-    book = Ledger(busy.path).read()
-    assert book is not None and not book.cleaning and check(busy.path).ok
+    state = Ledger(busy.path).read()
+    assert state is not None and not state.cleaning and check(busy.path).ok
 
 
 def test_commits_are_synced_before_they_count(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:

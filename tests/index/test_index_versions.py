@@ -127,7 +127,7 @@ def test_searching_a_cached_index_does_not_load_the_database(tmp_path: Path) -> 
     index.optimize()
     code = (
         f"import sys; from genius import Index; index = Index.open({str(index.path)!r}); "
-        "assert len(index.search('w1')) == 10 and index.kinds(); index.advice(); "
+        "assert len(index.search('w1')) == 10 and index.modalities(); index.advice(); "
         "assert not {'lancedb', 'pyarrow', 'pandas', 'transformers', 'numba'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -10,43 +10,43 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genius.index.ledger import Book, Damaged, Ledger
+from genius.index.ledger import Damaged, Ledger, LedgerState
 
 ABOUT = {"format": 2, "id": "x"}
 
 
-def fill(folder: Path, changes: int = 4) -> list[Book]:
+def fill(folder: Path, changes: int = 4) -> list[LedgerState]:
     """A ledger with some changes; what it says after each."""
     ledger = Ledger(folder)
-    ledger.rewrite(Book(ABOUT, 1, 0, frozenset({1}), {"_versions/1.manifest": f"10:{'a' * 32}"}), durable=False)
-    books = [ledger.read()]
+    ledger.rewrite(LedgerState(ABOUT, 1, 0, frozenset({1}), {"_versions/1.manifest": f"10:{'a' * 32}"}), durable=False)
+    states = [ledger.read()]
     for version in range(2, changes + 2):
         if version == 3:
             ledger.append({"cleaning": True}, durable=False)
-            books.append(ledger.read())
+            states.append(ledger.read())
         ledger.acknowledge(version, version * 10, {f"data/{version}.lance": f"5:{'b' * 32}"}, durable=False)
-        books.append(ledger.read())
-    return [book for book in books if book is not None]
+        states.append(ledger.read())
+    return [state for state in states if state is not None]
 
 
 def test_it_says_what_was_written(tmp_path: Path) -> None:
     assert Ledger(tmp_path).read() is None
-    books = fill(tmp_path)
-    last = books[-1]
+    states = fill(tmp_path)
+    last = states[-1]
     assert (last.head, last.items, last.cleaning) == (5, 50, False) and len(last.files) == 5 and last.about == ABOUT
     assert Ledger(tmp_path).read() == last
 
 
 def test_cut_anywhere_it_is_an_earlier_one(tmp_path: Path) -> None:
     """What a crash leaves of a line was never acknowledged."""
-    books = fill(tmp_path)
+    states = fill(tmp_path)
     body = (tmp_path / "ledger.jsonl").read_bytes()
     first = body.index(b"\n", body.index(b"\n") + 1) + 1  # the two lines that appear together
     for end in range(first, len(body) + 1):
         (tmp_path / "ledger.jsonl").write_bytes(body[:end])
-        assert Ledger(tmp_path).read() in books, end
+        assert Ledger(tmp_path).read() in states, end
         (tmp_path / "ledger.jsonl").write_bytes(body[:end] + bytes(len(body) - end))  # room taken, bytes not written
-        assert Ledger(tmp_path).read() in books, end
+        assert Ledger(tmp_path).read() in states, end
 
 
 def test_any_flipped_bit_is_damage(tmp_path: Path) -> None:
@@ -73,9 +73,9 @@ def test_a_reader_follows_a_writer(steps: list[str]) -> None:
             if step == "append":
                 writer.acknowledge(number, number, {f"data/{number}": f"1:{'c' * 32}"}, durable=False)
             elif step == "rewrite":
-                book = writer.read()
-                assert book is not None
-                writer.rewrite(Book(ABOUT, book.head, book.items, book.shown), durable=False)
+                state = writer.read()
+                assert state is not None
+                writer.rewrite(LedgerState(ABOUT, state.head, state.items, state.shown), durable=False)
             elif step == "torn":
                 with (path / "ledger.jsonl").open("ab") as file:
                     file.write(b'0123456789abcdef {"version":')

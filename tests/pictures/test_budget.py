@@ -15,7 +15,7 @@ def test_never_more_than_the_capacity_unless_alone() -> None:
     budget, inside, worst, lock = Budget(100), [0], [0], threading.Lock()
 
     def use(size: int) -> None:
-        with budget.room(size):
+        with budget.reserve(size):
             with lock:
                 inside[0] += size
                 worst[0] = max(worst[0], inside[0])
@@ -31,11 +31,11 @@ def test_never_more_than_the_capacity_unless_alone() -> None:
 
 def test_a_large_one_is_not_passed_over() -> None:
     budget, order = Budget(100), []
-    first = budget.room(60)
+    first = budget.reserve(60)
     first.__enter__()
 
     def take(size: int) -> None:
-        with budget.room(size):
+        with budget.reserve(size):
             order.append(size)
 
     large = threading.Thread(target=take, args=(90,))
@@ -54,7 +54,7 @@ def test_a_large_one_is_not_passed_over() -> None:
 
 def test_room_is_free_again_after_an_error() -> None:
     budget = Budget(10)
-    with pytest.raises(ValueError), budget.room(10):
+    with pytest.raises(ValueError), budget.reserve(10):
         raise ValueError
     assert budget.used == 0
     give_back(10**9)  # harmless anywhere

@@ -30,9 +30,9 @@ def in_turn() -> Callable[..., Callable[[Any], None]]:
 
     def spread(parts: int = 10**9) -> Callable[[Any], None]:
         def run(work: Any) -> None:
-            from genius.scale.parts import PartWriter
+            from genius.scale.parts import PartIndexer
 
-            writer = PartWriter(*work.arguments())
+            writer = PartIndexer(*work.arguments())
             for number, part in enumerate(work.parts):
                 if number == parts:
                     raise Killed

@@ -40,7 +40,7 @@ def kill_a_worker(output: Path, killed: list[int]) -> None:
     deadline = time.monotonic() + 120
     while not list((Staging(output).folder / RECORDS).glob("*.json")) and time.monotonic() < deadline:
         time.sleep(0.01)
-    for pid in marked("ray::PartWriter")[:1]:
+    for pid in marked("ray::PartIndexer")[:1]:
         os.kill(pid, signal.SIGKILL)
         killed.append(pid)
 

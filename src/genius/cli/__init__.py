@@ -19,7 +19,7 @@ BROKEN_PIPE = 1  # after the reader of our output has gone, as in `genius ... | 
 
 
 def _interrupt(_: int, frame: FrameType | None) -> None:
-    """Ctrl-C. In the middle of an import the process ends at once: libraries turn a KeyboardInterrupt there into other errors.
+    """Ctrl-C. During an import the process ends at once: libraries turn a KeyboardInterrupt there into other errors.
 
     What is on disk stays whole: every write is safe against a kill.
     """

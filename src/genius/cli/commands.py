@@ -54,7 +54,10 @@ class Commands(TyperGroup):
             result = _explain(error)
         if not standalone_mode:
             return result
-        sys.exit(result if isinstance(result, int) else 0)
+        status = 0
+        if isinstance(result, int):
+            status = result
+        sys.exit(status)
 
     def invoke(self, ctx: Any) -> Any:
         try:

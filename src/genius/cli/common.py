@@ -1,4 +1,4 @@
-"""What commands share: errors as one line with an exit status, JSON or plain output, progress, and indexes in an object store."""
+"""What commands share: errors as one line with an exit status, JSON or text output, progress, and indexes in an object store."""
 
 from __future__ import annotations
 
@@ -149,8 +149,13 @@ def phases() -> Iterator[Callable[[str, int, int], None]]:
             return
         last = now
         speed = done[phase] / max(now - begun, 1e-9)
-        left = f", about {(total - done[phase]) / speed:,.0f} s left" if total > done[phase] and now > begun else ""
-        console.print(f"{phase}: {done[phase]:,}{f' of {total:,}' if total else ''} items{left}", highlight=False)
+        text = f"{phase}: {done[phase]:,}"
+        if total:
+            text += f" of {total:,}"
+        text += " items"
+        if total > done[phase] and now > begun:
+            text += f", about {(total - done[phase]) / speed:,.0f} s left"
+        console.print(text, highlight=False)
 
     yield line
 
@@ -174,7 +179,7 @@ def here(path: Path, follow: bool = False) -> Path:
 
 
 def sources_here(paths: list[Path], output: Path) -> list[Path]:
-    """Sources as local files: those in an object store are copied beside the index."""
+    """Sources as local files: those in an object store are copied next to the index."""
     if url_of(output) is not None:
         raise GeniusError(f"an index is written on a disk: index into a folder, then genius publish FOLDER {url_of(output)}")
     found = []

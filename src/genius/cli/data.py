@@ -118,7 +118,7 @@ def web(
 @command
 def check(
     dataset: Annotated[str, typer.Argument(help="mbeir:DIR, coco:DIR, flickr30k:DIR, pairs:FILE, images:DIR, or a path.")],
-    pictures: Annotated[str, typer.Option(help="there: every image file must exist. none: not looked at.")] = "there",
+    pictures: Annotated[str, typer.Option(help="there: every image file must exist. none: images are not checked.")] = "there",
     split: Annotated[str, typer.Option(help="Only this split; of M-BEIR, by default every split that is there.")] = "",
     as_json: JsonOption = False,
 ) -> None:
@@ -265,7 +265,8 @@ def extract(
     data = run(load_encoder(encoder, device, rank), collection, output, config, progress_line())
     if data is None:
         console.print(f"this process is done; other processes still work on {output}", highlight=False)
-        emit({"output": str(output), "complete": False}) if as_json else None
+        if as_json:
+            emit({"output": str(output), "complete": False})
         return
     if published:
         data.to_published(output / "query_IT_dict.pt", output / "cand_pool_IT_dict.pt")

@@ -65,7 +65,7 @@ def index(
     image_column: Annotated[
         str | None, typer.Option(help="Column with image paths or bytes in tables; default: image, image_path, ...")
     ] = None,
-    captions: Annotated[bool, typer.Option(help="Index a.jpg and a.txt beside it as one item.")] = True,
+    captions: Annotated[bool, typer.Option(help="Index a.jpg and a.txt next to it as one item.")] = True,
     content: Annotated[bool, typer.Option("--by-content", help="Detect changes by content, not by size and time.")] = False,
     exif: Annotated[
         bool, typer.Option("--exif", help="Store EXIF data as metadata: taken, camera, latitude, longitude.")
@@ -123,7 +123,8 @@ def index(
     if refit and done.fit is None:
         from genius.fit.folder import refit as fit_again
 
-        done = replace(done, fit=fit_again(output, say=None if as_json else note), hint=None)
+        say = None if as_json else note
+        done = replace(done, fit=fit_again(output, say=say), hint=None)
     if as_json:
         emit(done.to_dict(output))
     else:
@@ -259,7 +260,7 @@ def _changes(output: Path, paths: list[Path], config: IngestConfig, every: float
 
 
 def _exit_status(done: _Indexed) -> None:
-    """Exit status 1 if something was skipped or failed. The rest is in the index; the same command tries again."""
+    """Exit status 1 if something was skipped or failed. Everything else is in the index; the same command tries again."""
     if done.bulk is not None and done.bulk.failed:
         for line in done.bulk.failed[:SHOWN]:
             note(f"failed: {line}")
@@ -267,7 +268,7 @@ def _exit_status(done: _Indexed) -> None:
         raise typer.Exit(1)
     skipped = done.report.problems.total
     if skipped:
-        note(f"{counted(skipped, 'entry')} skipped: correct {'it' if skipped == 1 else 'them'} and run the same command again")
+        note(f"{counted(skipped, 'entry')} skipped: correct what is named above and run the same command again")
         raise typer.Exit(1)
 
 
@@ -296,14 +297,17 @@ def info(
     print(f"{path}: {items}, {body['bytes'] / 1e6:,.1f} MB, version {body['version']}")
     source = body["model"] or "not recorded"
     if source == INSIDE:
+        encoder = "?"
         known = load_knows(path / MODEL)
-        source = f"fitted to this collection, over {'?' if known is None else known.fit.get('encoder', '?')}"
+        if known is not None:
+            encoder = known.fit.get("encoder", "?")
+        source = f"fitted to this collection, over {encoder}"
     print(f"  model     {source} ({body['fingerprint'][:8]})")
     print(f"  IDs       {len(body['levels'])} codes of {' x '.join(map(str, body['levels']))}; embeddings of {body['width']}")
     if body["advice"] is not None:
         print(f"  note      {body['advice']}")
-    for name, kind in body["metadata"].items():
-        print(f"  metadata  {name} ({kind})")
+    for name, data_type in body["metadata"].items():
+        print(f"  metadata  {name} ({data_type})")
     for version in body.get("versions", []):
         print(f"  version   {version['version']}  {version['time'][:19]}  {counted(version['items'], 'item')}")
 
@@ -333,8 +337,10 @@ def delete(
     if bool(ids) == (where is not None):
         raise GeniusError("give ids to delete, or a condition with --where")
     with Index.open(path, model) as opened:
-        wanted = ids if ids else [item.id for item in opened.items(where)]
-        gone = opened.delete(wanted, missing="raise" if ids else "skip")
+        if ids:
+            gone = opened.delete(ids, missing="raise")
+        else:
+            gone = opened.delete([item.id for item in opened.items(where)], missing="skip")
         left = opened.count()
     tell({"deleted": gone, "items": left}, f"{gone} deleted, {left} left", as_json)
 
@@ -360,16 +366,18 @@ def optimize(
 
 def _as_json(shown: Shown) -> dict[str, Any]:
     hits = [{"id": h.id, "score": h.score, "codes": list(h.codes), "name": h.item.metadata.get("name")} for h in shown.hits]
-    return {"kind": shown.title, "text": shown.query.text, "hits": hits}
+    return {"task": shown.title, "text": shown.query.text, "hits": hits}
 
 
 def _photos(output: Path) -> dict[str, Any]:
     """Index and search sample photos, where a package with samples is installed."""
-    from genius.demo import ask_with_parts, sample_photos
+    from genius.demo import sample_photos, search_with_crops
 
     files = sample_photos()
     place = output.with_name(f"{output.stem}-photos{output.suffix}")
-    found = ask_with_parts(files, place) if files else []
+    found = []
+    if files:
+        found = search_with_crops(files, place)
     return {"index": str(place), "photos": len(files), "found": sum(one.photo == one.first for one in found)}
 
 
@@ -393,7 +401,9 @@ def demo(
     from genius.model.genius import Genius
 
     collection = demo_items()
-    items = collection[:: max(1, len(collection) // limit)] if limit else collection
+    items = collection
+    if limit:
+        items = collection[:: max(1, len(collection) // limit)]
     index = Index(output, Genius.from_pretrained(model, device=device))
     columns = (TextColumn("indexing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     if index.count() < len(items):
@@ -408,8 +418,12 @@ def demo(
         emit({**body, "searches": [_as_json(s) for s in shown]})
         return
     for s in shown:
-        picture = f"[{Path(str(s.query.image)).stem}]" if s.query.image is not None else ""
-        print(f"\n{s.title}:  {' + '.join(part for part in (picture, s.query.text) if part)}")
+        parts = []
+        if s.query.image is not None:
+            parts.append(f"[{Path(str(s.query.image)).stem}]")
+        if s.query.text:
+            parts.append(s.query.text)
+        print(f"\n{s.title}:  {' + '.join(parts)}")
         for hit in s.hits[:5]:
             print(f"  {hit.score:6.3f}  {'-'.join(map(str, hit.codes)):<28}  {hit.item.metadata.get('name', hit.id)}")
     if photos["photos"]:

@@ -78,28 +78,32 @@ def search(
 
       genius search my.genius "a bicycle" --negative "a child" --diverse --open
     """
-    from genius.index.searching import wanted_kind
+    from genius.index.searching import target_modality
     from genius.search import SearchRequest
 
     if words is not None and text is not None:
         raise GeniusError("give the query text once: after the index, or with --text")
-    text = words if text is None else text
-    check_asked(text, image)
+    text = text or words
+    check_query(text, image)
     with opened(path, model, version) as index:
         index.model.to(device)
         request = SearchRequest(k, where, min_score, beams, rerank, strict=modality is not None, diverse=diverse)
-        kind = wanted(index, target, modality)
-        query = Query(text, image, instruction, wanted_kind(kind, modality), None if negative is None else Query.of(negative))
+        default = default_target(index, target, modality)
+        query = Query(text, image, instruction, target_modality(default, modality), _negative(negative))
         hits = index.search_many([query], request)[0]
-        if not hits and target is None and modality is None and kind is not None:  # no image matched, and none was asked for
+        if not hits and target is None and modality is None and default is not None:  # no image matched: anything else will do
             hits = index.search_many([replace(query, target=None)], request)[0]
         hint = None if as_json else index.advice()
     if as_json:
-        body = {"hits": [hit.to_dict() for hit in hits], "answerable": hits.answerable, "doubtful": hits.doubtful}
-        emit(body if hits.why is None else {**body, "why": hits.why})
+        body: dict[str, Any] = {"hits": [hit.to_dict() for hit in hits], "answerable": hits.answerable, "doubtful": hits.doubtful}
+        if hits.why is not None:
+            body["why"] = hits.why
+        emit(body)
         return
     for rank, hit in enumerate(hits, start=1):
-        likely = "" if hit.probability is None else f"  {100 * hit.probability:3.0f} %"
+        likely = ""
+        if hit.probability is not None:
+            likely = f"  {100 * hit.probability:3.0f} %"
         print(f"{rank:3}  {hit.score:.4f}{likely}  {hit.id}{about(hit.item)}")
     if open_first and hits and isinstance(hits[0].item.image, str | Path):
         typer.launch(str(hits[0].item.image))
@@ -118,23 +122,35 @@ def opened(path: Path, model: str | None, version: int | None) -> Index:
     return Index.open(here(path), model, version=version)
 
 
-def wanted(index: Index, target: str | None, modality: str | None) -> str | None:
+def _negative(negative: str | None) -> Query | None:
+    if negative is None:
+        return None
+    return Query.of(negative)
+
+
+def default_target(index: Index, target: str | None, modality: str | None) -> str | None:
     """The target of a query: the one given, else images if the index has any."""
+    if target == "any":
+        return None
     if target is not None or modality is not None:
-        return None if target == "any" else target
-    return "image" if index.kinds() & {Modality.IMAGE, Modality.PAIR} else None
+        return target
+    if index.modalities() & {Modality.IMAGE, Modality.PAIR}:
+        return "image"
+    return None
 
 
-def check_asked(text: str | None, image: Path | None) -> None:
+def check_query(text: str | None, image: Path | None) -> None:
     if not (text and text.strip()) and image is None:
         raise GeniusError("the query is empty: give text, --image, or both")
 
 
 def about(item: Item) -> str:
     """An item's text and metadata, shortened for one line."""
-    text = " ".join(item.text.split()) if item.text else ""
-    parts = [text if len(text) <= 70 else text[:69] + "…", ", ".join(f"{key}={value}" for key, value in item.metadata.items())]
-    return "".join(f"  {part}" for part in parts if part)
+    text = " ".join((item.text or "").split())
+    if len(text) > 70:
+        text = text[:69] + "…"
+    metadata = ", ".join(f"{key}={value}" for key, value in item.metadata.items())
+    return "".join(f"  {part}" for part in (text, metadata) if part)
 
 
 @command
@@ -167,11 +183,11 @@ def duplicates(
         return
     for group in groups:
         print(f"{group.least:.4f}  {'  '.join(group.ids)}")
-    print(
-        f"{counted(len(groups), 'group')}, {counted(sum(len(group.ids) - 1 for group in groups), 'item')} more than needed"
-        if groups
-        else "no duplicates"
-    )
+    if not groups:
+        print("no duplicates")
+        return
+    superfluous = sum(len(group.ids) - 1 for group in groups)
+    print(f"{counted(len(groups), 'group')}, {counted(superfluous, 'item')} more than needed")
 
 
 @command
@@ -209,7 +225,7 @@ def explain(
 
       genius explain my.genius --prefix 0,12
     """
-    text = words if text is None else text
+    text = text or words
     if sum((bool(text or image), bool(ids), prefix is not None)) != 1:
         raise GeniusError("explain a query (text or --image), items (--id), or a code prefix (--prefix)")
     with opened(path, model, None) as index:
@@ -220,12 +236,12 @@ def explain(
         if ids:
             _explain_items(index, ids, neighbours, as_json)
             return
-        from genius.index.searching import wanted_kind
+        from genius.index.searching import target_modality
         from genius.search import SearchRequest
         from genius.types import Query
 
-        kind = wanted_kind(wanted(index, target, modality), modality)
-        query = Query(text, image, instruction, kind, None if negative is None else Query.of(negative))
+        default = target_modality(default_target(index, target, modality), modality)
+        query = Query(text, image, instruction, default, _negative(negative))
         request = SearchRequest(k, where, strict=modality is not None)
         found = index.explain(query, request, shown=beams, rejected=rejected)
     if as_json:
@@ -258,7 +274,9 @@ def _lines(found: Explanation) -> Iterator[str]:
 
 
 def _trace_lines(one: BeamTrace, plan: str | None) -> Iterator[str]:
-    target = "" if one.target is None else f" of the modality {one.target}"
+    target = ""
+    if one.target is not None:
+        target = f" of the modality {one.target}"
     if plan == "beam":
         yield f"beam search for IDs{target}:"
     else:
@@ -279,7 +297,9 @@ def _branch(node: dict[str, Any], depth: int) -> Iterator[str]:
         mark = " "
     else:
         mark = "x"
-    what = node["examples"][0] if alone and node["examples"] else ", ".join(node["words"])
+    what = ", ".join(node["words"])
+    if alone and node["examples"]:
+        what = node["examples"][0]
     items = counted(node["items"], "item", 9)
     yield f"{mark} {'  ' * depth}{code:<{max(1, 24 - 2 * depth)}} {likely:>7} {items}  {what}".rstrip()
     if not alone:
@@ -324,8 +344,8 @@ def _explain_prefix(index: Index, prefix: list[int | None], shown: int, as_json:
     if as_json:
         emit(view.to_dict())
         return
-    written = " ".join("*" if code is None else str(code) for code in prefix)
-    print(f"{counted(view.count, 'item')} under {written or 'everything'}")
+    shown_prefix = " ".join("*" if code is None else str(code) for code in prefix)
+    print(f"{counted(view.count, 'item')} under {shown_prefix or 'everything'}")
     for code, count in list(view.children.items())[:20]:
         print(f"  next code {code:>6}  {counted(count, 'item', 9)}".rstrip())
     for item in view.items:

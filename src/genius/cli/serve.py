@@ -133,10 +133,10 @@ def _collections(indexes: list[str], settings: ServeConfig) -> tuple[dict[str, P
 
     paths: dict[str, Path] = {}
     for given in indexes:
-        name, equals, rest = given.partition("=")
+        name, equals, folder = given.partition("=")
         path = Path(given)
         if equals and not path.exists():
-            path = Path(rest)
+            path = Path(folder)
         else:
             name = ""
         if url_of(path) is not None:
@@ -223,12 +223,12 @@ def mcp_server(index: Index) -> Any:
         from mcp.server.mcpserver.exceptions import ToolError
     except ImportError:
         raise GeniusError("genius mcp needs the package mcp: pip install 'genius-search[mcp]'") from None
-    from genius.index.searching import wanted_kind
+    from genius.index.searching import target_modality
     from genius.search import SearchRequest
     from genius.types import Query
 
     about = f"Searches {len(index):,} images and texts of {index.path.name} by meaning."
-    fields = ", ".join(f"{name} ({kind})" for name, kind in index.columns().items()) or "none"
+    fields = ", ".join(f"{name} ({data_type})" for name, data_type in index.columns().items()) or "none"
     server = MCPServer("genius", instructions=f"{about} Metadata fields for `where`: {fields}.")
 
     def search(
@@ -244,7 +244,7 @@ def mcp_server(index: Index) -> Any:
         target: image, text or pair. where: SQL filter over metadata, such as price < 50. minus: text to steer away from.
         """
         request = SearchRequest(max(1, min(count, MAX_HITS)), where)
-        query = Query(words or None, picture, None, wanted_kind(target, None), None if minus is None else Query.of(minus))
+        query = Query(words or None, picture, None, target_modality(target, None), None if minus is None else Query.of(minus))
         hits = index.search_many([query], request)[0]
         return {
             "hits": [hit.to_dict() for hit in hits],
@@ -255,15 +255,17 @@ def mcp_server(index: Index) -> Any:
     def show(id: str) -> dict[str, Any]:
         """One item by its id: text, metadata, path of its image, codes."""
         item = index.get(id)
-        image = str(item.image) if item.image is not None and not isinstance(item.image, bytes) else None
+        image = None
+        if isinstance(item.image, str | Path):
+            image = str(item.image)
         body = {"id": item.id, "modality": item.modality.label, "text": item.text, "image": image}
         return {**body, "metadata": dict(item.metadata), "codes": list(index.codes(id))}
 
     def explain(words: str, target: str | None = None) -> dict[str, Any]:
         """How the results of a search come about: the codes generated, their log-probabilities, what is below them."""
-        return index.explain(Query(words, target=wanted_kind(target, None))).to_dict()
+        return index.explain(Query(words, target=target_modality(target, None))).to_dict()
 
-    def told(tool: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    def with_errors(tool: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
         """The tool with its one-line errors passed on to the assistant."""
 
         @functools.wraps(tool)
@@ -276,5 +278,5 @@ def mcp_server(index: Index) -> Any:
         return call
 
     for tool in (search, show, explain):
-        server.add_tool(told(tool))
+        server.add_tool(with_errors(tool))
     return server

@@ -51,7 +51,8 @@ def train(
 
     if listing:
         known = builtin_about()
-        emit(known) if as_json else print("\n".join(f"{name:<20} {about}" for name, about in known.items()))
+        lines = "\n".join(f"{name:<20} {about}" for name, about in known.items())
+        tell(known, lines, as_json)
         return
     if fields:
         print(fields_page(), end="")
@@ -72,7 +73,7 @@ def train(
         from genius.scale.training import train_on_ray
 
         result = train_on_ray(settings, ray, workers, quiet or as_json)
-        emit({"output": settings.output, **result}) if as_json else print(settings.output)
+        tell({"output": settings.output, **result}, settings.output, as_json)
         return
     from genius.train import train as run
     from genius.train.journal import next_command, table, verdict
@@ -85,8 +86,10 @@ def train(
         fingerprint = trained.model.fingerprint()
         emit({"output": settings.output, "fingerprint": fingerprint, "metrics": trained.metrics, "verdict": judged})
         return
-    for line in (*table(values), *([] if judged is None else [judged])):
+    for line in table(values):
         print(line)
+    if judged is not None:
+        print(judged)
     print(f"the model is in {settings.output}")
     print(f"next: {next_command(settings.output, trained.model.encoder is not None, settings.data)}")
 
@@ -131,29 +134,35 @@ def fields_page() -> str:
         "",
         "Made by `genius train --fields` from the config itself. A field is set in a TOML file, or by `--set table.name=value`.",
     ]
-    for table, (title, kind) in tables.items():
+    for table, (title, config) in tables.items():
+        prefix = f"{table}." if table else ""
         lines += ["", f"## {title}", "", "| field | default | meaning |", "|---|---|---|"]
-        for name, (default, meaning) in _fields(kind).items():
-            lines.append(f"| `{table + '.' if table else ''}{name}` | `{default}` | {meaning} |")
+        for name, (default, meaning) in _fields(config).items():
+            lines.append(f"| `{prefix}{name}` | `{default}` | {meaning} |")
     return "\n".join([*lines, ""])
 
 
-def _fields(kind: type[Any]) -> dict[str, tuple[str, str]]:
+def _fields(config: type[Any]) -> dict[str, tuple[str, str]]:
     """Name -> (default, meaning), those of base classes first; a class may give a base's field another default."""
     found: dict[str, tuple[str, str]] = {}
-    for owner in reversed(kind.__mro__[:-1]):
+    for owner in reversed(config.__mro__[:-1]):
         above: list[str] = []
         for line in inspect.getsource(owner).splitlines():
             match = FIELD.match(line)
             if match is None:
-                above = [*above, line.strip("# ").strip()] if line.startswith("    # ") else []
+                if line.startswith("    # "):
+                    above.append(line.strip("# ").strip())
+                else:
+                    above = []
                 continue
-            name, _, default, beside = match.groups()
-            meaning = " ".join([*above, beside or ""]).strip().replace("|", "\\|")
+            name, _, default, comment = match.groups()
+            meaning = " ".join([*above, comment or ""]).strip().replace("|", "\\|")
             above = []
             if "default_factory" in default and name != "search":
                 continue  # a table of its own
-            found[name] = (default if "factory" not in default else "{}", meaning or found.get(name, ("", ""))[1])
+            if "factory" in default:
+                default = "{}"
+            found[name] = (default, meaning or found.get(name, ("", ""))[1])
     return found
 
 
@@ -190,10 +199,14 @@ def progress_line() -> Any:
         line = f"features of {part}: {done:,} of {total:,}"
         if passed > 1 and done > there:
             rate = (done - there) / passed
-            hours, rest = divmod(int((total - done) / rate), 3600)
-            line += f", {rate:,.0f} per second" + (f", {hours}:{rest // 60:02}:{rest % 60:02} left" if done < total else "")
-        redrawn = console.is_terminal and done < total
-        console.print(line.ljust(80) if redrawn else line, end="\r" if redrawn else "\n", highlight=False)
+            line += f", {rate:,.0f} per second"
+            if done < total:
+                minutes, seconds = divmod(int((total - done) / rate), 60)
+                line += f", {minutes // 60}:{minutes % 60:02}:{seconds:02} left"
+        if console.is_terminal and done < total:  # redrawn in place
+            console.print(line.ljust(80), end="\r", highlight=False)
+        else:
+            console.print(line, highlight=False)
 
     return show
 
@@ -261,8 +274,11 @@ def evaluate_command(
         dataset, split, seed=seed, queries=queries, candidates=candidates, cache=cache, device=device, progress=progress_line()
     )
     data = load_features(source, loaded, model)
+    chosen = list(names(methods))
+    if fused:
+        chosen.append("feature-fusion")
     config = EvalConfig(
-        methods=tuple(dict.fromkeys([*names(methods), *(["feature-fusion"] if fused else [])])),
+        methods=tuple(dict.fromkeys(chosen)),
         beams=numbers(beams),
         pools=names(pools),  # type: ignore[arg-type]
         tasks=names(tasks),
@@ -279,15 +295,15 @@ def evaluate_command(
     evaluation = evaluate(loaded, data, config, extra=extra, fused=other, progress=say)
     name = title or f"{Path(model).name or model} on {Path(dataset.partition(':')[2] or dataset).name}"
     call = "genius " + shlex.join(sys.argv[1:])
-    written: dict[str, str] = {}
+    files: dict[str, str] = {}
     if out is not None:
-        written = write_report(evaluation, out, data, title=name, command=call)
+        files = write_report(evaluation, out, data, title=name, command=call)
     if json:
-        emit({**evaluation.to_json(), "written": written})
+        emit({**evaluation.to_json(), "written": files})
         return
     print(markdown(evaluation, title=name, command=call))
-    for kind, path in written.items():
-        console.print(f"{kind}: {path}", highlight=False)
+    for what, path in files.items():
+        console.print(f"{what}: {path}", highlight=False)
 
 
 def named(entries: list[str] | None) -> dict[str, str]:

@@ -160,6 +160,6 @@ def publish(
     address = url_of(url)
     if address is None:
         raise GeniusError(f"not an address in an object store: {url} (s3://BUCKET/NAME.genius)")
-    book = send(path, address, alone)
-    body = {"index": str(path), "url": address, "version": book.head, "items": book.items}
-    tell(body, f"{address}: {counted(book.items, 'item')}, version {book.head}", as_json)
+    state = send(path, address, alone)
+    body = {"index": str(path), "url": address, "version": state.head, "items": state.items}
+    tell(body, f"{address}: {counted(state.items, 'item')}, version {state.head}", as_json)

@@ -90,9 +90,9 @@ class Pairs:
         known = self._items.setdefault(name, item)
         if (known.image, known.text) != (item.image, item.text):
             raise GeniusError(f"item {name!r} has two contents")
-        target = Modality.parse(row["target"]) if row.get("target") else item.modality
-        if target != item.modality:
-            raise GeniusError(f"target says {target.label}, item {name!r} is {item.modality.label}")
+        target = item.modality
+        if row.get("target") and Modality.parse(row["target"]) != target:
+            raise GeniusError(f"target says {Modality.parse(row['target']).label}, item {name!r} is {item.modality.label}")
         query_image = self._image(row.get("query_image"))
         query_text = _text(row.get("query_text"))
         modality = Query(text=query_text, image=query_image).modality
@@ -203,7 +203,9 @@ def _text(value: Any) -> str | None:
 def _digest(*parts: object) -> str:
     digest = hashlib.sha256()
     for part in parts:
-        digest.update(part if isinstance(part, bytes) else str(part).encode("utf-8", "surrogatepass"))
+        if not isinstance(part, bytes):
+            part = str(part).encode("utf-8", "surrogatepass")
+        digest.update(part)
         digest.update(b"\x00")
     return digest.hexdigest()[:16]
 
@@ -212,8 +214,9 @@ class Karpathy:
     """One split. Images are `ROOT/filepath/filename` (COCO) or below `ROOT/images`, `ROOT/flickr30k-images` or ROOT."""
 
     def __init__(self, root: str | Path, *, split: str = "test") -> None:
-        root = Path(root)
-        self._file = root if root.is_file() else self._find(root)
+        self._file = Path(root)
+        if not self._file.is_file():
+            self._file = self._find(self._file)
         self.root = self._file.parent
         try:
             body = parse_json(self._file.read_bytes())
@@ -221,7 +224,9 @@ class Karpathy:
             dataset = str(body.get("dataset", "coco"))
         except (ValueError, KeyError, TypeError):
             raise GeniusError(f"{self._file} is not a Karpathy split file") from None
-        wanted = TRAIN if split == "train" else {split}
+        wanted = {split}
+        if split == "train":
+            wanted = TRAIN
         self._images: list[dict[str, Any]] = [image for image in images if image.get("split") in wanted]
         if not self._images:
             raise GeniusError(f"{self._file} has no images of split {split!r}")

@@ -226,7 +226,9 @@ class Sample:
 
     def _pick_items(self, needed: set[str], most: int) -> set[str]:
         others = sorted((item.id for item in self.inner.pool() if item.id not in needed), key=self._place)
-        return needed | set(others if not most else others[: max(0, most - len(needed))])
+        if most:
+            others = others[: max(0, most - len(needed))]
+        return needed | set(others)
 
     def queries(self) -> Iterator[JudgedQuery]:
         return (judged for judged in self.inner.queries() if judged.id in self._query_ids)
@@ -236,7 +238,9 @@ class Sample:
 
     def local_pool(self, task: int) -> Iterator[str] | None:
         own = self.inner.local_pool(task)
-        return None if own is None else (name for name in own if name in self._kept)
+        if own is None:
+            return None
+        return (name for name in own if name in self._kept)
 
     def fingerprint(self) -> str:
         return hashlib.sha256(f"{self.inner.fingerprint()}:{self._sizes}:{self.seed}".encode()).hexdigest()[:24]

@@ -111,7 +111,9 @@ def extract(
         ("pool", POOL, len(plan.pool_ids), collection.pool()),
     ]
     with ExitStack() as stack:
-        workers = stack.enter_context(PictureWorkers(config.workers, sent_to_workers(encoder))) if config.workers else None
+        workers = None
+        if config.workers:
+            workers = stack.enter_context(PictureWorkers(config.workers, sent_to_workers(encoder)))
         for name, file, rows, stream in parts:
             lay_out(directory / file, rows, encoder.width, config.half)
             _Shards(directory, name, file, rows, encoder, config, workers, progress).fill(stream)
@@ -178,8 +180,11 @@ def _check_stamp(directory: Path, stamp: dict[str, Any]) -> None:
 
 def layout(rows: int, width: int, half: bool) -> tuple[bytes, dict[str, tuple[int, tuple[int, ...], Any]]]:
     """Header of a safetensors file with the four tensors, and (offset, shape, dtype) of each."""
-    number = np.float16 if half else np.float32
-    number_label = "F16" if half else "F32"
+    number: type[np.floating[Any]] = np.float32
+    number_label = "F32"
+    if half:
+        number = np.float16
+        number_label = "F16"
     table: dict[str, Any] = {}
     places: dict[str, tuple[int, tuple[int, ...], Any]] = {}
     start = 0
@@ -225,7 +230,7 @@ def _reserve(handle: int, size: int) -> None:
 
 
 def _disk_full(path: Path, error: OSError) -> GeniusError:
-    return GeniusError(f"cannot write {path}: {error.strerror or error}. What is done is kept: start again when there is room")
+    return GeniusError(f"cannot write {path}: {error.strerror or error}. What is done is kept: start again when there is space")
 
 
 @dataclass

@@ -86,7 +86,12 @@ class FeatureSet:
         return self
 
     def task_name(self, task: int) -> str:
-        return self.names.get(int(task), "all" if task < 0 else f"task {task}")
+        task = int(task)
+        if task in self.names:
+            return self.names[task]
+        if task < 0:
+            return "all"
+        return f"task {task}"
 
     def positives(self) -> list[list[int]]:
         """The pool rows of each query's positives, in the order of the pairs."""
@@ -110,7 +115,9 @@ class FeatureSet:
         moved = place[self.pairs[:, 0]]
         pairs = torch.stack([moved, self.pairs[:, 1]], 1)[moved >= 0]
         ids = [self.query_ids[i] for i in picked.tolist()]
-        times = None if self.times is None else self.times[picked]
+        times = self.times
+        if times is not None:
+            times = times[picked]
         return FeatureSet(
             queries=self.queries[picked],
             pool=self.pool,
@@ -163,7 +170,9 @@ class FeatureSet:
         directory = Path(directory)
         ids = _read_ids(directory)
         pairs = read_tensors(directory / PAIRS)
-        pools = read_tensors(directory / POOLS) if (directory / POOLS).is_file() else {}
+        pools: dict[str, Tensor] = {}
+        if (directory / POOLS).is_file():
+            pools = read_tensors(directory / POOLS)
         try:
             return cls(
                 queries=features_from_tensors(read_tensors(directory / QUERIES)),
@@ -225,7 +234,7 @@ def pairs_from_ids(positives: Mapping[str, Sequence[str]], query_ids: Sequence[s
     lost_queries = [q for q in positives if q not in query_row]
     lost_pool = [c for cands in positives.values() for c in cands if c not in pool_row]
     if lost_queries or lost_pool:
-        example = lost_queries[0] if lost_queries else lost_pool[0]
+        example = (lost_queries + lost_pool)[0]
         raise GeniusError(
             f"{len(lost_queries)} judged queries and {len(lost_pool)} of their positives have no features (first: {example!r})"
         )
@@ -258,9 +267,10 @@ def read_published(path: str | Path, per_dataset: int) -> tuple[Features, list[s
     numbers = body["id_to_index"]
     if not isinstance(numbers, dict) or not all(type(n) is int and n >= 0 for pair in numbers.items() for n in pair):
         raise GeniusError(f"{path} is not a published feature file: id_to_index does not give a row to every id")
-    if not all(isinstance(body[key], Tensor) and body[key].ndim == (1 if "mask" in key else 2) for key in keys - {"id_to_index"}):
+    dimensions = {"img": 2, "text": 2, "img_mask": 1, "text_mask": 1}
+    if not all(isinstance(body[key], Tensor) and body[key].ndim == count for key, count in dimensions.items()):
         raise GeniusError(f"{path} is not a published feature file: its features are not (rows, width) with (rows,) masks")
-    if len({len(body[key]) for key in keys - {"id_to_index"}}) != 1:
+    if len({len(body[key]) for key in dimensions}) != 1:
         raise GeniusError(f"{path} is not a published feature file: its parts differ in rows")
     entries = sorted((row, name) for name, row in numbers.items())
     rows = torch.tensor([row for row, _ in entries], dtype=torch.long)

@@ -196,7 +196,9 @@ class MBeir:
         self.files = query_files(self.root, split)
         self.times: dict[str, int] = {}  # of the union files: how often each query occurs
         there = sorted({key for file in self.files for key in self._tasks_in(file)}, key=order_of)
-        keys = sorted(there if tasks is None else tasks, key=order_of)
+        keys = there
+        if tasks is not None:
+            keys = sorted(tasks, key=order_of)
         unknown = [key for key in keys if key not in there]
         if unknown:
             raise GeniusError(f"{self.root} has no {split} queries for {unknown[0]}; it has {', '.join(there)}")
@@ -264,7 +266,9 @@ class MBeir:
     def instruction(self, query_id: str, task: Task) -> str:
         """One of the prompts for this query, the same in every run with this seed."""
         dataset = query_id.partition(":")[0]
-        number = int(dataset) if dataset.isdecimal() else -1
+        number = -1
+        if dataset.isdecimal():
+            number = int(dataset)
         prompts = self._prompts.get((number, task.query, task.target))
         if prompts is None:
             if self._prompts and task.key in ROWS:
@@ -360,11 +364,13 @@ def read_lines(path: Path) -> Iterator[Row]:
     return read_jsonl(path)
 
 
+ROW_OF_KEY = {"qid": "query", "did": "candidate"}
+
+
 def _string(row: Row, key: str, path: Path) -> str:
     name = str(row.get(key) or "")
     if not name:
-        what = "query" if key == "qid" else "candidate"
-        raise GeniusError(f"{path}: a {what} has no {key}")
+        raise GeniusError(f"{path}: a {ROW_OF_KEY[key]} has no {key}")
     return name
 
 

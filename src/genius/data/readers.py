@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from genius.errors import GeniusError, said
-from genius.files import open_plain, parse_json
+from genius.files import open_regular, parse_json
 from genius.types import is_unicode
 
 MAX_LINE = 64 << 20  # bytes
@@ -58,7 +58,7 @@ def cut_rows(path: Path, size: int) -> list[RowRange]:
         import pyarrow.parquet as pq
 
         try:
-            with open_plain(path), pq.ParquetFile(path, **_LIMITS) as file:
+            with open_regular(path), pq.ParquetFile(path, **_LIMITS) as file:
                 rows = int(file.metadata.num_rows)
         except (pa.ArrowException, OSError, MemoryError) as error:
             raise GeniusError(f"cannot read {path}: {said(error)}") from None
@@ -67,7 +67,7 @@ def cut_rows(path: Path, size: int) -> list[RowRange]:
         return [RowRange(0, 1 << 62)]
     cuts = [0]
     lines = 0
-    with open_plain(path) as file:
+    with open_regular(path) as file:
         for _ in _lines(file):
             lines += 1
             if lines % size == 0:
@@ -102,21 +102,25 @@ def read_rows(path: Path, part: RowRange | None = None) -> Iterator[tuple[int, R
 def read_jsonl_rows(path: Path, part: RowRange | None = None) -> Iterator[tuple[int, Row | str]]:
     """`read_rows` of lines of JSON objects."""
     part = part or RowRange(0, 1 << 62)
-    with open_plain(path) as file:
+    with open_regular(path) as file:
         file.seek(part.byte)
         for number, line in zip(range(part.first + 1, part.first + part.count + 1), _lines(file), strict=False):
             if isinstance(line, str):
                 yield number, line
                 continue
-            body = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-            if not body.strip():
+            if number == 1:
+                line = line.removeprefix(codecs.BOM_UTF8)
+            if not line.strip():
                 continue
             try:
-                row = parse_json(body)
+                row = parse_json(line)
             except ValueError as error:  # what is no UTF-8 is a ValueError, too
                 yield number, f"not JSON: {error}"
                 continue
-            yield number, row if isinstance(row, dict) else "not a JSON object"
+            if isinstance(row, dict):
+                yield number, row
+            else:
+                yield number, "not a JSON object"
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes | str]:
@@ -151,9 +155,11 @@ def _read_csv(path: Path, part: RowRange | None = None) -> Iterator[tuple[int, R
 def csv_rows(path: Path) -> Iterator[tuple[int, dict[str, str] | str]]:
     """Rows of texts; values beyond the header have the name None."""
     csv.field_size_limit(10_000_000)
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+    delimiter = ","
+    if path.suffix.lower() == ".tsv":
+        delimiter = "\t"
     # bytes that are not UTF-8 become lone surrogates, which are found below: a bad byte costs one row, not the file
-    with open_plain(path), path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+    with open_regular(path), path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         reader = csv.DictReader(_text_lines(file), delimiter=delimiter, restval="")
         if not all(map(is_unicode, reader.fieldnames or [])):
             raise GeniusError("the first line, which names the columns, is not UTF-8 text")
@@ -167,8 +173,10 @@ def csv_rows(path: Path) -> Iterator[tuple[int, dict[str, str] | str]]:
             except csv.Error as error:
                 yield number, f"not CSV: {error}"
                 continue
-            good = all(is_unicode(value) for name, value in row.items() if name is not None)
-            yield number, row if good else "not UTF-8 text"
+            if all(is_unicode(value) for name, value in row.items() if name is not None):
+                yield number, row
+            else:
+                yield number, "not UTF-8 text"
 
 
 def _text_lines(file: TextIO) -> Iterator[str]:
@@ -208,7 +216,7 @@ def _read_parquet(path: Path, part: RowRange | None = None) -> Iterator[tuple[in
 
     part = part or RowRange(0, 1 << 62)
     try:
-        with open_plain(path), pq.ParquetFile(path, **_LIMITS) as file:
+        with open_regular(path), pq.ParquetFile(path, **_LIMITS) as file:
             if len(file.schema_arrow.names) > MAX_COLUMNS:
                 raise GeniusError(f"{len(file.schema_arrow.names):,} columns; at most {MAX_COLUMNS}")
             groups, number = _groups(file.metadata, part)

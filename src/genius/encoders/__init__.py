@@ -70,15 +70,21 @@ HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.onnx", "*/*.json"
 def resolve(uri: str | Path) -> Path:
     """The local folder of a URI (for `uniir:` the file).
 
+    Args:
+        uri: Of an encoder or a model.
+
     Raises:
         GeniusError: If there is none.
     """
-    scheme, _, rest = str(uri).partition(":")
-    if scheme == "bundled" and rest:
-        return _bundled(rest)
-    if scheme == "hf-hub" and rest:
-        return _from_hub(rest)
-    path = Path(rest if scheme in ("local-dir", "uniir") and rest else str(uri)).expanduser()
+    scheme, _, name = str(uri).partition(":")
+    if scheme == "bundled" and name:
+        return _bundled(name)
+    if scheme == "hf-hub" and name:
+        return _from_hub(name)
+    path = Path(uri)
+    if scheme in ("local-dir", "uniir") and name:
+        path = Path(name)
+    path = path.expanduser()
     if not path.exists():
         raise GeniusError(f"no such model: {uri} (use a folder, local-dir:PATH, hf-hub:OWNER/NAME[@REVISION] or bundled:NAME)")
     return path
@@ -114,7 +120,7 @@ def _load(uri: str | Path) -> Encoder:
     if not (path / SPEC).is_file() and (path / "encoder" / SPEC).is_file():
         path = path / "encoder"
     if not (path / SPEC).is_file() and (path / "modules.json").is_file():
-        path = _picture_module(path)
+        path = _image_module(path)
     family, spec = read_spec(path)
     try:
         check_digests(path)
@@ -124,7 +130,11 @@ def _load(uri: str | Path) -> Encoder:
 
 
 def read_spec(directory: Path) -> tuple[str, dict[str, Any]]:
-    """Family and settings of a folder, from `encoder.json`, a transformers `config.json` or an open_clip config."""
+    """Family and settings of a folder, from `encoder.json`, a transformers `config.json` or an open_clip config.
+
+    Raises:
+        GeniusError: If the folder holds no encoder, or one of an unknown family.
+    """
     own = _read_json(directory / SPEC)
     if own is not None:
         family = own.get("family")
@@ -132,7 +142,7 @@ def read_spec(directory: Path) -> tuple[str, dict[str, Any]]:
             raise GeniusError(f"{directory / SPEC} names an unknown encoder family {family!r}; known: {', '.join(FAMILIES)}")
         return family, own
     foreign = _read_json(directory / "config.json")
-    model_type = None if foreign is None else foreign.get("model_type")
+    model_type = (foreign or {}).get("model_type")
     if model_type not in TRANSFORMERS_TYPES and (directory / OPEN_CLIP).is_file():
         return "open-clip", {}
     if foreign is None:
@@ -149,10 +159,12 @@ def read_spec(directory: Path) -> tuple[str, dict[str, Any]]:
     return TRANSFORMERS_TYPES[model_type], {}
 
 
-def _picture_module(directory: Path) -> Path:
+def _image_module(directory: Path) -> Path:
     """The image module of a sentence-transformers folder; only a `Normalize` layer may follow it."""
     listed = read_json(directory / "modules.json", MAX_CONFIG)
-    modules = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+    if not isinstance(listed, list):
+        listed = []
+    modules = [entry for entry in listed if isinstance(entry, dict)]
     types = [str(entry.get("type", "?")).rpartition(".")[2] for entry in modules]
     paths = [directory / Path(str(entry.get("path", ""))).name for entry in modules]
     if not modules:
@@ -169,7 +181,13 @@ def _picture_module(directory: Path) -> Path:
 
 
 def write_spec(directory: Path, family: str, settings: dict[str, Any] | None = None) -> None:
-    """Write `encoder.json` and `digests.json`. Call it last: a folder without them is no encoder."""
+    """Write `encoder.json` and `digests.json`. Call it last: a folder without them is no encoder.
+
+    Args:
+        directory: The encoder's folder.
+        family: A name in `FAMILIES`.
+        settings: What the family's `load` needs, as JSON-ready values.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     write_digests(directory)
     body = {"family": family, **(settings or {})}
@@ -179,7 +197,9 @@ def write_spec(directory: Path, family: str, settings: dict[str, Any] | None = N
 def bundled_names() -> list[str]:
     """Names of the bundled models."""
     root = _bundled_root()
-    return sorted(p.name for p in root.iterdir() if (p / "config.json").is_file()) if root.is_dir() else []
+    if not root.is_dir():
+        return []
+    return sorted(path.name for path in root.iterdir() if (path / "config.json").is_file())
 
 
 def _bundled_root() -> Path:

@@ -41,9 +41,13 @@ def find_device(name: str = "auto", share: int = 0) -> torch.device:
     Raises:
         GeniusError: If there is no such device.
     """
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    count = 0
+    if torch.cuda.is_available():
+        count = torch.cuda.device_count()
+    if name == "auto" and count:
+        return torch.device("cuda", share % count)
     if name == "auto":
-        return torch.device("cuda", share % count) if count else torch.device("cpu")
+        return torch.device("cpu")
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -241,7 +245,9 @@ def _encode(
                 on_picture(position, picture)
             return shrink(picture)  # type: ignore[no-any-return]
 
-    threads = THREADS if workers is None else workers.count
+    threads = THREADS
+    if workers is not None:
+        threads = workers.count
     for start, pictures in open_ahead([row.source for row in rows], load, batch_size, threads):
         batch = rows[start : start + len(pictures)]
         good: list[tuple[_Row, Image.Image | None]] = []
@@ -265,7 +271,9 @@ def sent_to_workers(encoder: object) -> Shrink:
     """The function that scales images down for this encoder, picklable: never the encoder with its weights."""
     pixels = getattr(encoder, "pixels", None)
     prepare = getattr(pixels, "prepare", None)
-    return prepare if callable(prepare) else _at_most
+    if callable(prepare):
+        return prepare  # type: ignore[no-any-return]
+    return _at_most
 
 
 def _at_most(picture: Image.Image) -> Image.Image:
@@ -285,10 +293,13 @@ def _joint(batch: _Batch, encoder: PairEncoder) -> Features:
 
 def _towers(batch: _Batch, encoder: Encoder) -> Features:
     n = len(batch)
-    image, text = torch.zeros(n, encoder.width), torch.zeros(n, encoder.width)
+    image = torch.zeros(n, encoder.width)
+    text = torch.zeros(n, encoder.width)
     image_mask = torch.tensor([picture is not None for _, picture in batch], dtype=torch.bool)
     text_mask = torch.tensor([bool(row.text) for row, _ in batch], dtype=torch.bool)
-    pairs = image_mask & text_mask if isinstance(encoder, PairEncoder) else torch.zeros(n, dtype=torch.bool)
+    pairs = torch.zeros(n, dtype=torch.bool)
+    if isinstance(encoder, PairEncoder):
+        pairs = image_mask & text_mask
     if pairs.any():
         assert isinstance(encoder, PairEncoder)
         rows = [batch[i] for i in pairs.nonzero()[:, 0].tolist()]

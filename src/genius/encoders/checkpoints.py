@@ -1,7 +1,7 @@
 """Checkpoints in other layouts than transformers': UniIR's CLIP-SF (`uniir:FILE`), and CLIP as open_clip publishes it.
 
 Both are OpenAI's CLIP layout (`openai_clip`) and give a `ClipEncoder`. A UniIR file is read by `genius.torch_file`, and has no
-tokenizer: it is looked for beside the file, then on a hub. A tokenizer without the model's special token is passed over, because
+tokenizer: it is searched next to the file, then on a hub. A tokenizer without the model's special token is passed over, because
 its ids would mean other words. open_clip models with towers of timm or a language model, or with another pooling, are refused.
 
 UniIR's other models, the paper's baselines, are read by `lab.uniir`, which registers itself (`register_uniir`).
@@ -103,7 +103,7 @@ def find_tokenizer(folder: Path, name: str, readers: dict[str, Callable[[Path], 
         return import_transformers().AutoTokenizer.from_pretrained(hub, trust_remote_code=False)
     except (OSError, ValueError):
         files = " or ".join(readers)
-        raise GeniusError(f"the checkpoint needs the tokenizer of {hub}: put its {files} beside it, in {folder}") from None
+        raise GeniusError(f"the checkpoint needs the tokenizer of {hub}: put its {files} next to it, in {folder}") from None
 
 
 def _candidates(
@@ -114,17 +114,21 @@ def _candidates(
             if not (place / file).is_file():
                 continue
             whole = (place / "tokenizer_config.json").is_file()  # a folder of transformers: it says all by itself
-            yield place / file, _by_class("AutoTokenizer") if whole else read
+            if whole:
+                read = _by_class("AutoTokenizer")
+            yield place / file, read
 
 
 def _words(path: Path) -> set[str]:
-    """What is in the file itself: a tokenizer object would already hold the special tokens that it was told."""
+    """The vocabulary of the file itself: a tokenizer object would already hold the special tokens that were passed to it."""
     if path.name == "tokenizer.json":
         from tokenizers import Tokenizer
 
         return set(Tokenizer.from_file(str(path)).get_vocab())
     text = path.read_text(encoding="utf-8")
-    return set(json.loads(text)) if path.suffix == ".json" else set(text.splitlines())
+    if path.suffix == ".json":
+        return set(json.loads(text))
+    return set(text.splitlines())
 
 
 def fast_tokenizer(special: dict[str, str]) -> Callable[[Path], Any]:
@@ -146,8 +150,10 @@ class OpenClipFolder:
         where = f"cannot load the open_clip encoder at {directory}"
         body = read_json(directory / CONFIG, 1 << 20)
         try:
-            model, pixels = body["model_cfg"], body.get("preprocess_cfg", {})
-            vision, text = dict(model["vision_cfg"]), dict(model["text_cfg"])
+            model = body["model_cfg"]
+            pixels = body.get("preprocess_cfg", {})
+            vision = dict(model["vision_cfg"])
+            text = dict(model["text_cfg"])
             _refuse_others(vision, text, pixels, where)
             heads = (int(vision["width"]) // int(vision.get("head_width", 64)), int(text["heads"]))
             picture = Pixels(
@@ -161,10 +167,12 @@ class OpenClipFolder:
             raise GeniusError(f"{where}: {CONFIG} lacks or spoils {error}") from None
         weights = next((directory / name for name in WEIGHTS if (directory / name).is_file()), None)
         if weights is None:
-            raise GeniusError(f"{where}: {WEIGHTS[0]} is missing; other kinds of weights are not read")
+            raise GeniusError(f"{where}: {WEIGHTS[0]} is missing; weights in other formats are not read")
         # a text tower of its own class has its names under "text."
         state = {name.removeprefix("text."): tensor for name, tensor in read_tensors(weights).items() if name != "logit_bias"}
-        activation = "quick_gelu" if model.get("quick_gelu", False) else "gelu"
+        activation = "gelu"
+        if model.get("quick_gelu", False):
+            activation = "quick_gelu"
         return ClipEncoder(clip_from_openai(state, str(weights), activation, heads), clip_tokenizer(directory), picture)
 
 

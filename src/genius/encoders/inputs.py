@@ -25,7 +25,7 @@ MAX_SIDE = 8192  # of what a tower may ask for: it comes out of a file, and ever
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 THIN = 16  # times the shorter side: a longer picture is cropped before it is resized, or it would grow without bound
-PREPARED = "genius-prepared"  # marks a picture that needs no more shrinking: by its size alone it cannot be told
+PREPARED = "genius-prepared"  # marks an image that needs no more scaling, which its size alone does not show
 FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC, "lanczos": Image.Resampling.LANCZOS}
 
 
@@ -33,7 +33,8 @@ class Tokens:
     """A tokenizer with a length limit; id 0 pads unless the file names another."""
 
     def __init__(self, tokenizer: Any, length: int) -> None:
-        self.tokenizer, self.length = tokenizer, length
+        self.tokenizer = tokenizer
+        self.length = length
         tokenizer.enable_truncation(length)
         if tokenizer.padding is None:
             tokenizer.enable_padding(pad_id=0)
@@ -55,7 +56,7 @@ class Tokens:
         return torch.tensor([row.ids for row in rows]), torch.tensor([row.attention_mask for row in rows])
 
     def largest(self) -> int:
-        """The largest id that may come out: a model's table of words must reach as far."""
+        """The largest id that may come out, which must be a row of the model's token embeddings."""
         padding = self.tokenizer.padding or {}
         ids: list[int] = list(self.tokenizer.get_vocab(with_added_tokens=True).values())
         return max([int(padding.get("pad_id", 0)), *ids])
@@ -73,7 +74,7 @@ class Pixels:
 
     size: int = 224  # side of the square input
     # crop: shorter side to `resize`, then the centre square (CLIP). squash: both sides to `size` (SigLIP).
-    # pad: longer side to `size`, the rest white, so that nothing is cut and nothing is distorted (drawings).
+    # pad: longer side to `size`, padded with white, so that nothing is cut and nothing is distorted (drawings).
     fit: Literal["crop", "squash", "pad"] = "crop"
     resize: int = 0  # shorter side before the crop; 0: `size`
     filter: Literal["bilinear", "bicubic", "lanczos"] = "bicubic"
@@ -90,7 +91,10 @@ class Pixels:
         """RGB picture -> RGB picture of `size` x `size`. One that was prepared before is returned as it is."""
         if picture.info.get(PREPARED) == self:
             return picture
-        small = self._fitted(picture if picture.mode == "RGB" else picture.convert("RGB"))
+        rgb = picture
+        if picture.mode != "RGB":
+            rgb = picture.convert("RGB")
+        small = self._fitted(rgb)
         small.info = {PREPARED: self}
         return small
 
@@ -109,10 +113,14 @@ class Pixels:
             return square
         short = self.resize or self.size
         # the longer side is cut off, not rounded, as torchvision and transformers do
-        new = (short, int(short * height / width)) if width <= height else (int(short * width / height), short)
-        left, top = (new[0] - self.size) // 2, (new[1] - self.size) // 2
+        new = (int(short * width / height), short)
+        if width <= height:
+            new = (short, int(short * height / width))
+        left = (new[0] - self.size) // 2
+        top = (new[1] - self.size) // 2
         if max(new) > THIN * short:
-            across, down = width / new[0], height / new[1]
+            across = width / new[0]
+            down = height / new[1]
             box = (left * across, top * down, (left + self.size) * across, (top + self.size) * down)
             return picture.resize((self.size, self.size), how, box=box)
         return picture.resize(new, how).crop((left, top, left + self.size, top + self.size))
@@ -122,15 +130,19 @@ class Pixels:
         if not pictures:
             return torch.empty(0, 3, self.size, self.size, device=device)
         stack = torch.from_numpy(np.stack([np.asarray(self.prepare(p), dtype=np.uint8) for p in pictures])).to(device)
-        mean, std = torch.tensor(self.mean, device=device) * 255, torch.tensor(self.std, device=device) * 255
+        mean = torch.tensor(self.mean, device=device) * 255
+        std = torch.tensor(self.std, device=device) * 255
         return ((stack.float() - mean) / std).permute(0, 3, 1, 2).contiguous()
 
     def to_preprocessor(self) -> dict[str, Any]:
         """The same as a transformers `preprocessor_config.json`."""
         crop = self.fit == "crop"
+        size = {"height": self.size, "width": self.size}
+        if crop:
+            size = {"shortest_edge": self.resize or self.size}
         return {
             "do_resize": True,
-            "size": {"shortest_edge": self.resize or self.size} if crop else {"height": self.size, "width": self.size},
+            "size": size,
             "resample": int(FILTERS[self.filter]),
             "do_center_crop": crop,
             "crop_size": {"height": self.size, "width": self.size},
@@ -152,21 +164,33 @@ def read_pixels(directory: Path, default_size: int) -> Pixels:
     try:
         body = read_json(path, 1 << 20)
         body = body.get("image_processor", body)
-        size, crop = body.get("size", default_size), body.get("crop_size")
+        size = body.get("size", default_size)
         filters = {int(value): name for name, value in FILTERS.items()}
         shared: dict[str, Any] = {
             "filter": filters.get(int(body.get("resample", 3)), "bicubic"),
-            "mean": tuple(body.get("image_mean", CLIP_MEAN)) if body.get("do_normalize", True) else (0.0, 0.0, 0.0),
-            "std": tuple(body.get("image_std", CLIP_STD)) if body.get("do_normalize", True) else (1.0, 1.0, 1.0),
+            "mean": tuple(body.get("image_mean", CLIP_MEAN)),
+            "std": tuple(body.get("image_std", CLIP_STD)),
         }
+        if not body.get("do_normalize", True):
+            shared |= {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
         if isinstance(size, dict) and "shortest_edge" not in size:
             if size["height"] != size["width"]:
                 raise GeniusError(f"{path}: only square inputs are read, not {size['height']} x {size['width']}")
             return Pixels(size=int(size["height"]), fit="squash", **shared)
-        short = int(size["shortest_edge"] if isinstance(size, dict) else size)
-        side = int(crop["height"] if isinstance(crop, dict) else crop) if crop and body.get("do_center_crop", True) else short
+        short = _side(size, "shortest_edge")
+        crop = body.get("crop_size")
+        side = short
+        if crop and body.get("do_center_crop", True):
+            side = _side(crop, "height")
         return Pixels(size=side, resize=short, **shared)
     except GeniusError:
         raise
     except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise GeniusError(f"cannot read {path}: {error}") from None
+
+
+def _side(size: Any, name: str) -> int:
+    """A side in pixels, which configs give as a number or as a table of named sides."""
+    if isinstance(size, dict):
+        size = size[name]
+    return int(size)

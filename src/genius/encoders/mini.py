@@ -22,10 +22,12 @@ from genius.config import from_dict
 from genius.encoders import SPEC, write_spec
 from genius.encoders.inputs import Pixels, Tokens
 from genius.errors import GeniusError
-from genius.weight_files import build, check_fit, fingerprint, pack, plain_names, read_shapes, read_tensors, unpack
+from genius.weight_files import build, check_fit, fingerprint, pack, read_shapes, read_tensors, tensor_names, unpack
 
-WEIGHTS, TOKENIZER = "weights.safetensors", "tokenizer.json"
-MEAN, STD = (0.7, 0.7, 0.7), (0.35, 0.35, 0.35)  # of drawings on white, roughly
+WEIGHTS = "weights.safetensors"
+TOKENIZER = "tokenizer.json"
+MEAN = (0.7, 0.7, 0.7)  # of drawings on white, roughly
+STD = (0.35, 0.35, 0.35)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class MiniConfig:
     image_residuals: int = 2  # residual blocks at a quarter and at an eighth of the side
     image_layers: int = 3  # transformer blocks on the grid of an eighth
     text_vocabulary: int = 16000
-    text_length: int = 64  # tokens; the rest is cut
+    text_length: int = 64  # tokens; longer texts are cut
     text_width: int = 256  # of the text transformer
     text_tokens: int = 0  # of the token table, if narrower: a table is most of a small tower; 0: text_width
     text_layers: int = 4
@@ -47,11 +49,11 @@ class MiniConfig:
     storage: Literal["int8", "float32"] = "float32"  # of the matrices on disk
 
     def __post_init__(self) -> None:
-        sizes = {name: value for name, value in asdict(self).items() if isinstance(value, int)}
-        allowed_none = ("text_tokens", "image_residuals", "image_layers", "text_layers")
-        wrong = next((name for name, value in sizes.items() if value < (0 if name in allowed_none else 1)), None)
-        if wrong is not None:
-            raise GeniusError(f"{wrong} must be positive, got {sizes[wrong]}")
+        may_be_zero = ("text_tokens", "image_residuals", "image_layers", "text_layers")
+        for name, value in asdict(self).items():
+            if not isinstance(value, int) or value > 0 or (value == 0 and name in may_be_zero):
+                continue
+            raise GeniusError(f"{name} must be positive, got {value}")
         if self.image_width % self.head_width or self.text_width % self.head_width:
             raise GeniusError(f"heads of {self.head_width} do not divide towers of {self.image_width} and {self.text_width}")
 
@@ -62,9 +64,12 @@ class Block(nn.Module):
     def __init__(self, width: int, head_width: int) -> None:
         super().__init__()
         self.heads = width // head_width
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.norm1 = nn.LayerNorm(width)
+        self.norm2 = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
         for last in (self.out, self.down):  # a block starts as nothing: deep stacks train from the first step
             nn.init.zeros_(last.weight)
             nn.init.zeros_(last.bias)
@@ -77,16 +82,20 @@ class Block(nn.Module):
 
 
 class Convolution(nn.Module):
-    """3 x 3, with batch normalisation while training. `fold` makes it one plain convolution, which is what ships."""
+    """3 x 3, with batch normalisation while training. `fold` makes it one convolution, which is what ships."""
 
     def __init__(self, before: int, after: int, stride: int, normed: bool) -> None:
         super().__init__()
         self.conv = nn.Conv2d(before, after, 3, stride=stride, padding=1)
-        self.norm: nn.BatchNorm2d | None = nn.BatchNorm2d(after) if normed else None
+        self.norm: nn.BatchNorm2d | None = None
+        if normed:
+            self.norm = nn.BatchNorm2d(after)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.conv(x)
-        return x if self.norm is None else self.norm(x)
+        if self.norm is not None:
+            x = self.norm(x)
+        return x  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def fold(self) -> None:
@@ -101,11 +110,12 @@ class Convolution(nn.Module):
 
 
 class Residual(nn.Module):
-    """Two convolutions beside the identity."""
+    """Two convolutions, added to the identity."""
 
     def __init__(self, width: int, normed: bool) -> None:
         super().__init__()
-        self.first, self.second = Convolution(width, width, 1, normed), Convolution(width, width, 1, normed)
+        self.first = Convolution(width, width, 1, normed)
+        self.second = Convolution(width, width, 1, normed)
         if self.second.norm is not None:
             nn.init.zeros_(self.second.norm.weight)  # starts as the identity
 
@@ -118,7 +128,8 @@ class ImageTower(nn.Module):
 
     def __init__(self, config: MiniConfig, normed: bool = False) -> None:
         super().__init__()
-        stem, width = config.image_stem, config.image_width
+        stem = config.image_stem
+        width = config.image_width
         self.stem = nn.Sequential(
             Convolution(3, stem // 2, 2, normed),
             nn.ReLU(),
@@ -159,7 +170,9 @@ class TextTower(nn.Module):
         narrow = config.text_tokens or width
         self.tokens = nn.Embedding(config.text_vocabulary, narrow)
         nn.init.normal_(self.tokens.weight, std=0.3)
-        self.widen = nn.Linear(narrow, width, bias=False) if narrow != width else nn.Identity()
+        self.widen: nn.Module = nn.Identity()
+        if narrow != width:
+            self.widen = nn.Linear(narrow, width, bias=False)
         self.positions = nn.Parameter(torch.randn(config.text_length, width) * 0.1)
         self.blocks = nn.ModuleList(Block(width, config.head_width) for _ in range(config.text_layers))
         self.norm = nn.LayerNorm(width)
@@ -185,9 +198,12 @@ class MiniEncoder(nn.Module):
 
     def __init__(self, config: MiniConfig, tokens: Tokens, normed: bool = False) -> None:
         super().__init__()
-        self.config, self.tokens, self.width = config, tokens, config.width
+        self.config = config
+        self.tokens = tokens
+        self.width = config.width
         self.pixels = Pixels(config.image_size, "pad", filter="bilinear", mean=MEAN, std=STD)
-        self.image, self.text = ImageTower(config, normed), TextTower(config)
+        self.image = ImageTower(config, normed)
+        self.text = TextTower(config)
         self.eval()
 
     @property
@@ -216,7 +232,9 @@ class MiniEncoder(nn.Module):
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         weights = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
-        save_file(pack(weights) if self.config.storage == "int8" else weights, directory / WEIGHTS)
+        if self.config.storage == "int8":
+            weights = pack(weights)
+        save_file(weights, directory / WEIGHTS)
         self.tokens.save(directory / TOKENIZER)
         write_spec(directory, "mini", {"config": asdict(self.config)})
 
@@ -227,7 +245,7 @@ class MiniEncoder(nn.Module):
         try:
             config = from_dict(MiniConfig, spec.get("config"), SPEC)
             shapes = read_shapes(path)
-            shapes = {name: shapes[name] for name in plain_names(shapes)}
+            shapes = {name: shapes[name] for name in tensor_names(shapes)}
             tokens = Tokens.load(directory / TOKENIZER, config.text_length)
             if tokens.largest() >= config.text_vocabulary:
                 raise GeniusError(f"the tokenizer has ids up to {tokens.largest()}, the model {config.text_vocabulary} words")

@@ -56,11 +56,14 @@ def _from_sentence_transformer(model: Any) -> ObjectEncoder:
     def encode(inputs: Sequence[Any]) -> Any:
         return model.encode(list(inputs), convert_to_tensor=True, show_progress_bar=False)
 
-    return ObjectEncoder(
-        model,
-        encode if "text" in modalities else None,
-        encode if "image" in modalities else None,
-    )
+    methods = dict.fromkeys(modalities, encode)
+    return ObjectEncoder(model, methods.get("text"), methods.get("image"))
+
+
+def _callable_or_none(method: Any) -> Any:
+    if callable(method):
+        return method
+    return None
 
 
 class ObjectEncoder:
@@ -75,8 +78,8 @@ class ObjectEncoder:
     def __init__(self, source: Any, texts: Any, images: Any) -> None:
         self.source = source
         self.name = type(source).__name__
-        self._texts = texts if callable(texts) else None
-        self._images = images if callable(images) else None
+        self._texts = _callable_or_none(texts)
+        self._images = _callable_or_none(images)
         self.width = self._find_width()
 
     def encode_texts(self, texts: Sequence[str]) -> Tensor:

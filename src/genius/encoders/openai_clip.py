@@ -37,14 +37,23 @@ def clip_from_openai(
     activation: str = "quick_gelu",
     attention: tuple[int, int] | None = None,
 ) -> Any:
-    """OpenAI-layout CLIP weights -> a transformers `CLIPModel`. All sizes are read off the tensors.
+    """OpenAI-layout CLIP weights -> a transformers `CLIPModel`. All sizes are read from the tensors.
 
-    `attention`: heads of the picture and of the text tower, where they are not one for 64 numbers as OpenAI's are."""
+    Args:
+        state: Tensors by name.
+        where: Begins errors.
+        activation: Of the MLPs, by transformers' name.
+        attention: Heads of the image tower and of the text tower; None: one per 64 channels, as OpenAI's.
+
+    Raises:
+        GeniusError: If the tensors are not a whole CLIP with a vision transformer.
+    """
     transformers = import_transformers()
     if "visual.conv1.weight" not in state or "visual.class_embedding" not in state:
-        resnet = any(name.startswith("visual.layer1") for name in state)
-        kind = "a ResNet CLIP" if resnet else f"no CLIP and no BLIP ({len(state)} tensors, first: {next(iter(state), '')})"
-        raise GeniusError(f"{where} holds {kind}; UniIR's models have a vision transformer in OpenAI's or BLIP's layout")
+        content = f"no CLIP and no BLIP ({len(state)} tensors, first: {next(iter(state), '')})"
+        if any(name.startswith("visual.layer1") for name in state):
+            content = "a ResNet CLIP"
+        raise GeniusError(f"{where} holds {content}; UniIR's models have a vision transformer in OpenAI's or BLIP's layout")
     refuse_unknown((name for name in state if not OPENAI_NAMES.fullmatch(name)), where, "OpenAI's CLIP")
     with reading_sizes(where, "a whole CLIP"):
         config = _config(transformers, state, where, activation, attention)
@@ -106,7 +115,8 @@ def _map(state: dict[str, Tensor]) -> dict[str, Tensor]:
             out[f"{ours}.{part}"] = state[f"{theirs}.{part}"]
     for theirs, ours in (("visual.transformer", "vision_model.encoder"), ("transformer", "text_model.encoder")):
         for layer in range(depth(state, re.escape(theirs) + r"\.resblocks\.(\d+)\.")):
-            block, target = f"{theirs}.resblocks.{layer}", f"{ours}.layers.{layer}"
+            block = f"{theirs}.resblocks.{layer}"
+            target = f"{ours}.layers.{layer}"
             for part in ("weight", "bias"):
                 for old, new in BLOCK.items():
                     out[f"{target}.{new}.{part}"] = state[f"{block}.{old}.{part}"]

@@ -2,7 +2,7 @@
 
 A tower is an ONNX file or a torch module; neither is trained here. `Heads` map their vectors of any two widths (1280 for
 pictures and 384 for texts, say) into one; `genius.train.encoder` trains them with Eq. 2 on features extracted once. On disk
-an encoder of this kind is a folder: `encoder.json` (sizes and pixels), `heads.safetensors`, `image.onnx`, `text.onnx`,
+such an encoder is a folder: `encoder.json` (sizes and pixels), `heads.safetensors`, `image.onnx`, `text.onnx`,
 `tokenizer.json`. Torch modules have no file format of their own that is safe to read back, so an encoder built on them works
 but does not save.
 """
@@ -26,12 +26,16 @@ from torch import Tensor, nn
 
 from genius.config import from_dict
 from genius.encoders import write_spec
+from genius.encoders.base import device_of
 from genius.encoders.inputs import Pixels, Tokens
 from genius.errors import GeniusError, said
 from genius.features import Features
 from genius.weight_files import build, check_fit, fingerprint, read_shapes, read_tensors
 
-HEADS, IMAGE, TEXT, TOKENIZER = "heads.safetensors", "image.onnx", "text.onnx", "tokenizer.json"
+HEADS = "heads.safetensors"
+IMAGE = "image.onnx"
+TEXT = "text.onnx"
+TOKENIZER = "tokenizer.json"
 
 
 class Head(nn.Module):
@@ -59,7 +63,10 @@ class Heads(nn.Module):
 
     def __init__(self, image_width: int, text_width: int, width: int, hidden: int = 1024, dropout: float = 0.0) -> None:
         super().__init__()
-        self.image_width, self.text_width, self.width, self.hidden_width = image_width, text_width, width, hidden
+        self.image_width = image_width
+        self.text_width = text_width
+        self.width = width
+        self.hidden_width = hidden
         self.image = Head(image_width, width, hidden, dropout)
         self.text = Head(text_width, width, hidden, dropout)
 
@@ -112,7 +119,7 @@ class OnnxTower:
         options.log_severity_level = 3
         try:
             self.session = onnxruntime.InferenceSession(str(path), options, providers=onnxruntime.get_available_providers())
-        except Exception as error:  # onnxruntime raises its own kinds, derived from Exception or RuntimeError
+        except Exception as error:  # onnxruntime raises its own classes, derived from Exception or RuntimeError
             raise GeniusError(f"cannot load the ONNX tower {path}: {said(error)}") from None
         self.inputs = [entry.name for entry in self.session.get_inputs()]
         width = self.session.get_outputs()[0].shape[-1]
@@ -123,7 +130,7 @@ class OnnxTower:
     def __call__(self, inputs: Mapping[str, Tensor]) -> Tensor:
         feed = self._feed(inputs)
         out = torch.from_numpy(np.ascontiguousarray(self.session.run(None, feed)[0])).float()
-        return out if out.ndim == 2 else mean_pool(out, inputs.get("attention_mask"))
+        return pooled(out, inputs.get("attention_mask"))
 
     def _feed(self, inputs: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
         """Inputs by name; a tower with one input takes the first, whatever it is called."""
@@ -149,22 +156,24 @@ class ModuleTower:
     def __init__(
         self, module: nn.Module, width: int, call: Callable[[nn.Module, Mapping[str, Tensor]], Tensor] | None = None
     ) -> None:
-        self.module, self.width = module.eval().requires_grad_(False), width
+        self.module = module.eval().requires_grad_(False)
+        self.width = width
         self._call = call or (lambda module, inputs: module(next(iter(inputs.values()))))
 
     @torch.no_grad()
     def __call__(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        parameter = next(iter(self.module.parameters()), None)
-        device = parameter.device if parameter is not None else torch.device("cpu")
+        device = device_of(self.module)
         out = self._call(self.module, {name: value.to(device) for name, value in inputs.items()}).float().cpu()
-        return out if out.ndim == 2 else mean_pool(out, inputs.get("attention_mask"))
+        return pooled(out, inputs.get("attention_mask"))
 
     def digest(self) -> str:
         return fingerprint(self.module.state_dict())
 
 
-def mean_pool(states: Tensor, mask: Tensor | None) -> Tensor:
-    """(n, tokens, width) -> (n, width): the mean over real tokens."""
+def pooled(states: Tensor, mask: Tensor | None) -> Tensor:
+    """(n, tokens, width) -> (n, width): the mean over tokens that are no padding. (n, width) is returned as it is."""
+    if states.ndim == 2:
+        return states
     if mask is None:
         return states.mean(1)
     weights = mask.to(states)[..., None]  # (n, tokens, 1)
@@ -181,8 +190,12 @@ class TowersEncoder(nn.Module):
                 f"the heads were made for towers of width {heads.image_width} and {heads.text_width}, "
                 f"not {image.width} and {text.width}"
             )
-        self.image_tower, self.text_tower = image, text
-        self.heads, self.pixels, self.tokens, self.width = heads, pixels, tokens, heads.width
+        self.image_tower = image
+        self.text_tower = text
+        self.heads = heads
+        self.pixels = pixels
+        self.tokens = tokens
+        self.width = heads.width
         self.eval().requires_grad_(False)
 
     def prepare_image(self, picture: Image.Image) -> Image.Image:

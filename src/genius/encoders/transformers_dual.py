@@ -37,7 +37,9 @@ class DualEncoder(nn.Module):
     def __init__(self, model: Any, tokenizer: Any, pixels: Pixels) -> None:
         super().__init__()
         self.model: Any
-        self.model, self.tokenizer, self.pixels = model, tokenizer, pixels
+        self.model = model
+        self.tokenizer = tokenizer
+        self.pixels = pixels
         self.width = self._width()
         self.eval().requires_grad_(False)
 
@@ -60,7 +62,7 @@ class DualEncoder(nn.Module):
             )
             tokenizer = load_tokenizer(directory)
             pixels = read_pixels(directory, model.config.vision_config.image_size)
-        except Exception as error:  # the library raises many kinds for an untrusted config
+        except Exception as error:  # the library raises many classes for an untrusted config
             raise GeniusError(f"{where}: {said(error)}") from None
         lacking = sorted(name for name in found["missing_keys"] if not name.endswith("position_ids"))
         if lacking:  # the library draws them at random, and a tower with one random layer still gives vectors
@@ -151,7 +153,7 @@ def load_tokenizer(directory: Path) -> Any:
     """The folder's own tokenizer; a class of its own that it may bring along is not run."""
     transformers = import_transformers()
     if not any(path.name in VOCABULARIES for path in directory.iterdir()):  # the library would make an empty one up
-        raise GeniusError("it has no tokenizer: put its tokenizer.json, or vocab.json and merges.txt, beside the weights")
+        raise GeniusError("it has no tokenizer: put its tokenizer.json, or vocab.json and merges.txt, next to the weights")
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     tokenizer(["An unheard-of wörd, 42 🎨"])  # some cannot read what they do not know: better said now than at a search
     return tokenizer

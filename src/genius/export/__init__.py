@@ -53,13 +53,16 @@ class Graph:
 
 def graphs(model: Genius) -> dict[str, Graph]:
     """Every part of a model by the name of its file."""
-    out = towers(model.encoder) if model.encoder is not None else {}
-    width, config = model.config.width, model.config.generator
-    vector = torch.zeros(1, width)
+    out: dict[str, Graph] = {}
+    if model.encoder is not None:
+        out |= towers(model.encoder)
+    config = model.config.generator
+    vector = torch.zeros(1, model.config.width)
     dense = model.config.rerank_embedding != "fused"
-    out["fusion"] = Graph(
-        Fuse(model.fusion, dense), {"image": vector, "text": vector + 1}, ("z", "dense") if dense else ("z",), {}
-    )
+    outputs: tuple[str, ...] = ("z",)
+    if dense:
+        outputs = ("z", "dense")
+    out["fusion"] = Graph(Fuse(model.fusion, dense), {"image": vector, "text": vector + 1}, outputs, {})
     codes = torch.zeros(2, config.levels, dtype=torch.long)
     out["reconstruct"] = Graph(Reconstruct(model.quantizer), {"codes": codes}, ("vector",), {"codes": {0: "items"}})
     out["start"] = Graph(Start(model.generator), {"z": vector}, ("cross",), {})
@@ -88,9 +91,13 @@ def towers(encoder: Encoder) -> dict[str, Graph]:
     image: nn.Module
     text: nn.Module
     if isinstance(encoder, MiniEncoder):
-        image, text, length = encoder.image, encoder.text, encoder.config.text_length
+        image = encoder.image
+        text = encoder.text
+        length = encoder.config.text_length
     elif isinstance(encoder, DualEncoder):
-        image, text, length = _Pooled(encoder, "_pool_images"), _Pooled(encoder, "_pool_texts"), encoder._length()
+        image = _Pooled(encoder, "_pool_images")
+        text = _Pooled(encoder, "_pool_texts")
+        length = encoder._length()
     else:
         raise GeniusError(
             f"the towers of a {type(encoder).__name__} cannot be exported: only those of CLIP, SigLIP and bundled:mini"
@@ -114,7 +121,8 @@ class _Pooled(nn.Module):
 
     def __init__(self, encoder: DualEncoder, method: str) -> None:
         super().__init__()
-        self.encoder, self.method = encoder, method
+        self.encoder = encoder
+        self.method = method
 
     def forward(self, *inputs: Tensor) -> Tensor:
         vector: Tensor = getattr(self.encoder, self.method)(*inputs)
@@ -126,13 +134,16 @@ class Fuse(nn.Module):
 
     def __init__(self, fusion: Fusion, dense: bool) -> None:
         super().__init__()
-        self.fusion, self.dense = fusion, dense
+        self.fusion = fusion
+        self.dense = dense
 
     def forward(self, image: Tensor, text: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         there = torch.ones(len(image), dtype=torch.bool)
         features = Features(image, text, there, there)
         z: Tensor = self.fusion(features)
-        return (z, score_fusion(features)) if self.dense else z
+        if self.dense:
+            return z, score_fusion(features)
+        return z
 
 
 class Reconstruct(nn.Module):
@@ -173,7 +184,9 @@ class Step(nn.Module):
     def forward(self, z: Tensor, cross: Tensor, codes: Tensor | None = None, past: Tensor | None = None) -> tuple[Tensor, Tensor]:
         if codes is None:
             codes = torch.empty(1, 0, dtype=torch.long)
-        read = [] if past is None else [KeysValues(layer[0], layer[1]) for layer in past]
+        read: list[KeysValues] = []
+        if past is not None:
+            read = [KeysValues(layer[0], layer[1]) for layer in past]
         state = DecoderState(z, [KeysValues(layer[:1], layer[1:]) for layer in cross], read)
         log_p, state = Decoder(self.generator, one_modality=True).next_log_probs(codes[None], state)
         return log_p[0], torch.stack([torch.stack([memory.keys, memory.values]) for memory in state.past])
@@ -183,7 +196,7 @@ def export_onnx(model: Genius, directory: Path) -> dict[str, int]:
     """Write every part of `model` as an ONNX file into `directory`: file name -> bytes."""
     try:
         import onnx
-        import onnxscript  # noqa: F401 - what torch writes graphs with
+        import onnxscript  # noqa: F401 - torch's exporter imports it
     except ImportError:
         raise GeniusError("ONNX files need onnx and onnxscript: pip install 'genius-search[export]'") from None
     directory.mkdir(parents=True, exist_ok=True)
@@ -211,7 +224,7 @@ class SharedWeights:
         self._places: dict[tuple[int, bytes], int] = {}  # type and content -> offset
 
     def take(self, model: Any) -> None:
-        """Move the weights of an ONNX model that are worth sharing out of it."""
+        """Move the weights of an ONNX model of at least `SHARED_FROM` bytes out of it."""
         from onnx.external_data_helper import set_external_data
 
         for tensor in model.graph.initializer:
@@ -258,7 +271,8 @@ def trace(graph: Graph) -> Any:
 
 def _smaller(body: Any, onnx: Any) -> Any:
     """The same model with its weights as int8 or half precision wherever that loses nothing."""
-    graph, before = body.graph, []
+    graph = body.graph
+    before = []
     for tensor in list(graph.initializer):
         if tensor.data_type != onnx.TensorProto.FLOAT:
             continue
@@ -277,13 +291,15 @@ def _smaller(body: Any, onnx: Any) -> Any:
         whole, scale = found
         graph.initializer.append(onnx.numpy_helper.from_array(whole, name + ".int8"))
         graph.initializer.append(onnx.numpy_helper.from_array(scale, name + SCALE))
-        plain = name if whole.shape == value.shape else name + ".rows"
-        # plain arithmetic: runtimes answer a DequantizeLinear before a product with one in whole numbers, which is another result
+        restored = name
+        if whole.shape != value.shape:
+            restored = name + ".rows"
+        # Cast and Mul: runtimes replace a DequantizeLinear before a product by an integer product, which is another result
         before.append(onnx.helper.make_node("Cast", [name + ".int8"], [name + ".whole"], to=onnx.TensorProto.FLOAT))
-        before.append(onnx.helper.make_node("Mul", [name + ".whole", name + SCALE], [plain]))
-        if plain != name:
+        before.append(onnx.helper.make_node("Mul", [name + ".whole", name + SCALE], [restored]))
+        if restored != name:
             graph.initializer.append(onnx.numpy_helper.from_array(np.array(value.shape, np.int64), name + ".shape"))
-            before.append(onnx.helper.make_node("Reshape", [plain, name + ".shape"], [name]))
+            before.append(onnx.helper.make_node("Reshape", [restored, name + ".shape"], [name]))
     nodes = list(graph.node)
     del graph.node[:]
     graph.node.extend([*before, *nodes])
@@ -296,12 +312,13 @@ def _smaller(body: Any, onnx: Any) -> Any:
 
 def _int8(value: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] | None:
     """Whole numbers and the scales of their rows or columns, if they give `value` exactly: tracing may turn a matrix over."""
-    value = np.array(value)  # the file's own bytes may not be written to
+    value = np.array(value)  # a copy: the file's own bytes are read-only
     for axis, rows in ((0, value), (value.ndim - 1, np.moveaxis(value, -1, 0)), (0, value.reshape(-1, value.shape[-1]))):
-        plain = torch.from_numpy(np.ascontiguousarray(rows))
-        packed = pack({"w": plain})
-        if "w" + SCALE in packed and torch.equal(unpack(packed)["w"], plain):
-            whole, scale = packed["w"].numpy(), packed["w" + SCALE].float().numpy()
+        matrix = torch.from_numpy(np.ascontiguousarray(rows))
+        packed = pack({"w": matrix})
+        if "w" + SCALE in packed and torch.equal(unpack(packed)["w"], matrix):
+            whole = packed["w"].numpy()
+            scale = packed["w" + SCALE].float().numpy()
             if axis:
                 return np.ascontiguousarray(np.moveaxis(whole, 0, -1)), scale
             return whole, scale.reshape(-1, *(1,) * (whole.ndim - 1))

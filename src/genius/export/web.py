@@ -74,7 +74,8 @@ class Sheets:
             self._open = Image.new("RGB", (COLUMNS * CELL, ROWS * CELL), "white")
         picture = Image.open(io.BytesIO(preview)).convert("RGB")
         picture.thumbnail((CELL - 2, CELL - 2), Image.Resampling.LANCZOS)
-        left, top = place % COLUMNS * CELL, place // COLUMNS * CELL
+        left = place % COLUMNS * CELL
+        top = place // COLUMNS * CELL
         self._open.paste(picture, (left + (CELL - picture.width) // 2, top + (CELL - picture.height) // 2))
         self._known[digest] = self.count
         self.count += 1
@@ -86,15 +87,17 @@ class Sheets:
         """Write the sheet that is not full yet."""
         if self._open is None:
             return
-        sheet, path = self._open, self.directory / f"sheet{self.sheets}.webp"
+        sheet = self._open
+        path = self.directory / f"sheet{self.sheets}.webp"
         write_whole(path, lambda target: sheet.save(target, format="WEBP", quality=QUALITY, method=6))
-        self.sheets, self._open = self.sheets + 1, None
+        self.sheets += 1
+        self._open = None
         self.bytes += path.stat().st_size
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written."""
+    """Counts and files of an export."""
 
     items: int
     pictures: int
@@ -135,8 +138,9 @@ def export_web(
     page = files("genius.export") / "tab"
     for name in PAGE:
         write_whole(directory / name, lambda path, name=name: path.write_bytes((page / name).read_bytes()))  # type: ignore[misc]
-    written = {str(path.relative_to(directory)): path.stat().st_size for path in sorted(directory.rglob("*")) if path.is_file()}
-    return Exported(len(items), sheets.count, written)
+    paths = [path for path in sorted(directory.rglob("*")) if path.is_file()]
+    sizes = {str(path.relative_to(directory)): path.stat().st_size for path in paths}
+    return Exported(len(items), sheets.count, sizes)
 
 
 def _check(model: Genius, index: Index) -> None:
@@ -156,7 +160,9 @@ def _check(model: Genius, index: Index) -> None:
 
 def _collection(index: Index, data: Path, sheets: Sheets, vectors: bool) -> tuple[list[dict[str, Any]], np.ndarray[Any, Any]]:
     """What is shown of each item, and all codes, in the order in which items were added."""
-    columns = ["_seq", "id", "text", "modality", "_metadata", "_codes", "_thumbnail", *(["_embedding"] if vectors else [])]
+    columns = ["_seq", "id", "text", "modality", "_metadata", "_codes", "_thumbnail"]
+    if vectors:
+        columns.append("_embedding")
     reader = index.reader()
     rows: list[tuple[int, dict[str, Any], list[int], Any]] = []
     for batch in reader.batches(columns):
@@ -164,7 +170,7 @@ def _collection(index: Index, data: Path, sheets: Sheets, vectors: bool) -> tupl
             shown = {"id": row["id"], "modality": int(Modality.parse(row["modality"]))}
             facts = meta.load(row["_metadata"])
             if row["text"]:
-                shown["text"] = row["text"] if len(row["text"]) <= TEXT else row["text"][: TEXT - 1] + "…"
+                shown["text"] = _cut(row["text"])
             if "name" in facts:
                 shown["name"] = str(facts["name"])
             if row["_thumbnail"] is not None:
@@ -177,18 +183,29 @@ def _collection(index: Index, data: Path, sheets: Sheets, vectors: bool) -> tupl
     return [row[1] for row in rows], np.array([row[2] for row in rows], np.int64)
 
 
+def _cut(text: str) -> str:
+    if len(text) > TEXT:
+        return text[: TEXT - 1] + "…"
+    return text
+
+
 def _about(model: Genius, index: Index, sheets: Sheets, vectors: bool) -> dict[str, Any]:
     generator = model.config.generator
     pixels = pixels_of(model.encoder)
     params = SearchParams.of_model(model)
     # rows between one modality's codebook of a level and the next one's
     own = [size * model.quantizer.config.has_modality_codebooks(level) for level, size in enumerate(generator.level_sizes)]
-    sure = model.confidence("embeddings" if vectors else "codes")
+    confidence = model.confidence("codes")
+    if vectors:
+        confidence = model.confidence("embeddings")
     modalities = list(Modality)
     probe = None  # of the modality that a query wants; without one the decoder's first step says it
     bank = model.queries
     if bank is not None and bank.probe_weight is not None and bank.probe_bias is not None:
-        probe = (bank.probe_weight, bank.probe_bias)
+        probe = {"weight": bank.probe_weight.tolist(), "bias": bank.probe_bias.tolist()}
+    instructions = None
+    if model.config.instructions:
+        instructions = [[instruction_for(query, target) for target in modalities] for query in modalities]
     return {
         "format": 2,
         "width": model.config.width,
@@ -196,10 +213,10 @@ def _about(model: Genius, index: Index, sheets: Sheets, vectors: bool) -> dict[s
         "own_codebooks": own,
         "pixels": {"size": pixels.size, "mean": list(pixels.mean), "std": list(pixels.std)},
         "search": {"beams": params.beams},
-        "probe": None if probe is None else {"weight": probe[0].tolist(), "bias": probe[1].tolist()},
+        "probe": probe,
         "vectors": vectors,
-        "confidence": None if sure is None else sure.to_dict(),
-        "instructions": [[instruction_for(q, t) for t in modalities] for q in modalities] if model.config.instructions else None,
+        "confidence": confidence and confidence.to_dict(),
+        "instructions": instructions,
         "sheets": {"count": sheets.sheets, "pictures": sheets.count, "cell": CELL, "columns": COLUMNS, "rows": ROWS},
         "model": model.fingerprint(),
     }

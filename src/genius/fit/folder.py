@@ -29,13 +29,13 @@ from safetensors.torch import save_file
 from genius.encoders.base import batched, encode_items
 from genius.errors import GeniusError, Problems, said
 from genius.features import Features
-from genius.files import read_json, write_whole
+from genius.files import disk_problem, read_json, write_whole
 from genius.fit import Fit, FitConfig, Say, Unfitted, fit_vectors, settled
 from genius.fit.invent import MOST, invent_queries
 from genius.index import Index, writing
 from genius.index.folder import (
     INSIDE,
-    WriterLock,
+    WriteLock,
     about_of,
     begin_replacement,
     describe_model,
@@ -217,7 +217,10 @@ def index_with_encoder(
         moved = queries.positives.clone()
         moved[queries.positives >= 0] = moved.new_tensor(rows)[queries.positives[queries.positives >= 0]]
         fit = unfitted.fit_features(_full(encoded), replace(queries, positives=moved), fit_config, on_step)
-        fit.model.save_pretrained(output / MODEL)
+        try:
+            fit.model.save_pretrained(output / MODEL)
+        except (OSError, SafetensorError) as error:
+            raise GeniusError(f"cannot write {output / MODEL}: {disk_problem(error) or said(error)}") from None
         fit.model.source = f"local-dir:{(output / MODEL).absolute()}"
     with Index(output, None if fit is None else fit.model, thumbnails=thumbnails) as index:
         _check_encoder(index, uri)
@@ -321,7 +324,7 @@ def refit(folder: Path, config: FitConfig | None = None, say: Say | None = None)
         raise GeniusError(f"{folder} was not made with --encoder, so there is nothing to refit: its model is {about.source}")
     old = load_model(folder, None, about)
     assert old.encoder is not None and old.config.encoder is not None
-    with WriterLock(folder / ".lock", 30.0).hold():
+    with WriteLock(folder / ".lock", 30.0).hold():
         store = open_store(folder, about)
         reader = store.at(store.latest())
         if not reader.count():

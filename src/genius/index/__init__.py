@@ -2,7 +2,7 @@
 others do the same.
 
 The public API of this package. `Index` owns the table (store.py), which is the truth, the live view (opened.py), which follows
-it, and the writer's lock. Every call sees one version: its filter, its search and the items it returns belong together. What a
+it, and the write lock. Every call sees one version: its filter, its search and the items it returns belong together. What a
 write has returned from survives any crash. Knows models and the search engine; knows nothing of HTTP or the command line.
 """
 
@@ -30,7 +30,7 @@ from genius.index.prepare import Stamped
 from genius.index.reader import PAYLOAD
 from genius.index.repair import Copied, snapshot
 from genius.index.results import AddReport, Hit, Hits, PrefixView
-from genius.index.searching import wanted_kind
+from genius.index.searching import target_modality
 from genius.index.writing import Field, OnError
 from genius.model.genius import Genius
 from genius.search import SearchParams, SearchRequest
@@ -259,18 +259,18 @@ class Index(OpenIndex):
         """
         return writing.rename_field(self, old, new)
 
-    def retype_field(self, name: str, kind: str, *, lossy: bool = False) -> int:
+    def retype_field(self, name: str, field_type: str, *, lossy: bool = False) -> int:
         """Give a metadata field another type.
 
         Args:
             name: of the field.
-            kind: "text", "number" or "boolean".
+            field_type: "text", "number" or "boolean".
             lossy: drop values that cannot be converted, instead of refusing.
 
         Returns:
             How many items have it then.
         """
-        return writing.retype_field(self, name, kind, lossy=lossy)
+        return writing.retype_field(self, name, field_type, lossy=lossy)
 
     # -- upkeep ------------------------------------------------------------------------------------------------
 
@@ -306,10 +306,14 @@ class Index(OpenIndex):
         Returns:
             One item for one id, else a list in the order of `ids`.
         """
-        wanted = [ids] if isinstance(ids, str) else ids
+        wanted = ids
+        if isinstance(ids, str):
+            wanted = [ids]
         rows = self._columns(writing.check_ids(wanted), [*PAYLOAD, "_image_bytes"], "raise" if isinstance(ids, str) else missing)
         items = [searching.to_item(rows[item_id]) for item_id in wanted if item_id in rows]
-        return items[0] if isinstance(ids, str) else items
+        if isinstance(ids, str):
+            return items[0]
+        return items
 
     def _columns(self, wanted: list[str], columns: Sequence[str], missing: OnError = "raise") -> dict[str, dict[str, Any]]:
         """Table columns of items by id."""
@@ -325,7 +329,9 @@ class Index(OpenIndex):
             A JPEG, or None if it has none.
         """
         value = self._columns([item_id], ["_thumbnail"])[item_id]["_thumbnail"]
-        return value if isinstance(value, bytes) else None
+        if isinstance(value, bytes):
+            return value
+        return None
 
     def codes(self, item_id: str) -> tuple[int, ...]:
         """The ID that the quantizer gave an item.
@@ -379,7 +385,10 @@ class Index(OpenIndex):
         fields = self.columns()
         if field is not None and field not in fields:
             raise GeniusError(f"no field {field!r}, there are: {', '.join(sorted(fields)) or 'none'}")
-        columns = ["id"] if field is None else ["id", field]
+        if field is None:
+            columns = ["id"]
+        else:
+            columns = ["id", field]
         for row in searching.stream(self, columns, where):
             yield row["id"], None if field is None else row[field]
 
@@ -394,9 +403,9 @@ class Index(OpenIndex):
         """
         return explaining.below(self, prefix, limit, offset, per_child)
 
-    def kinds(self) -> set[Modality]:
+    def modalities(self) -> set[Modality]:
         """Modalities of the items; one whose last item was just deleted may still be named."""
-        return self.consistent(super().kinds)
+        return self.consistent(super().modalities)
 
     def info(self) -> dict[str, Any]:
         """What this index is, for people and machines."""
@@ -448,7 +457,7 @@ class Index(OpenIndex):
         Raises:
             GeniusError: an argument is out of range, or `where` cannot be read.
         """
-        query = Query(text, image, instruction, wanted_kind(target, modality), None if minus is None else Query.of(minus))
+        query = Query(text, image, instruction, target_modality(target, modality), None if minus is None else Query.of(minus))
         request = SearchRequest(k, where, min_score, beams, rerank, params, modality is not None, diverse)
         return self.search_many([query], request)[0]
 
@@ -457,7 +466,7 @@ class Index(OpenIndex):
 
         Args:
             queries: each a `Query`, a text, an image, or {"text": ..., "image": ...}.
-            request: what is asked of all.
+            request: the settings of all queries.
 
         Returns:
             The hits of each query.
@@ -502,23 +511,23 @@ class Index(OpenIndex):
             z: (Q, D) what the decoder reads.
             dense: (Q, D) what stored vectors are compared with; None for `z`.
             targets: (Q,) modality codes, -1 for any; None for any.
-            request: what is asked of all.
+            request: the settings of all queries.
             pictured: (Q,) which queries have an image; probabilities depend on it, and without it there are none.
 
         Returns:
             The hits of each query.
         """
-        asked = searching.QueryVectors(z, dense, targets, pictured)
-        asked.check(self.about.width)
+        vectors = searching.QueryVectors(z, dense, targets, pictured)
+        vectors.check(self.about.width)
         searching.check(request)
-        return self.consistent(lambda: searching.search(self, [(asked, request)]))[0]
+        return self.consistent(lambda: searching.search(self, [(vectors, request)]))[0]
 
     def explain(self, query: Query, request: SearchRequest = THREE, *, shown: int = 5, rejected: int = 3) -> Explanation:
         """How the hits of a query came about: at every step the codes kept and the best rejected, with log-probability and words.
 
         Args:
             query: the query.
-            request: how many hits, and all else that a search may be asked.
+            request: how many hits, and other settings.
             shown: beams of every step that are shown besides those that lead to hits.
             rejected: codes of every step that were not kept.
         """

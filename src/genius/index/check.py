@@ -19,7 +19,7 @@ from genius.index import cache, commit
 from genius.index import metadata as meta
 from genius.index.commit import hint_of, table_folder, versions_on_disk
 from genius.index.folder import About, about_of
-from genius.index.ledger import ROW, SUM, VECTORS, Book, Ledger, row_sums, size_in
+from genius.index.ledger import ROW, SUM, VECTORS, Ledger, LedgerState, row_sums, size_in
 from genius.index.paths import ASIDE, LEDGER, refuse_foreign
 from genius.index.reader import Reader
 from genius.index.store import Store
@@ -72,9 +72,11 @@ def check(folder: str | Path, fast: bool = False) -> CheckReport:
 
     If others change the index meanwhile, what looks like damage may be a file that is being cleaned away: it is read again.
     """
-    folder, started = Path(folder), time.monotonic()
+    folder = Path(folder)
+    started = time.monotonic()
     for _ in range(ATTEMPTS):
-        report, before = _look(folder, fast), time.monotonic()
+        report = _look(folder, fast)
+        before = time.monotonic()
         if report.ok or _mark(folder) == report.ledger:
             break
     report.seconds = before - started
@@ -88,11 +90,11 @@ def _look(folder: Path, fast: bool) -> CheckReport:
     except GeniusError as error:
         report.problems.append(str(error))
         return report
-    about, book = _describe(folder, report)
-    if book is not None:
-        _files(folder, book, report)
+    about, state = _describe(folder, report)
+    if state is not None:
+        _files(folder, state, report)
     if about is not None and not report.problems:
-        _table(folder, about, book, report)
+        _table(folder, about, state, report)
     return report
 
 
@@ -104,9 +106,10 @@ def _mark(folder: Path) -> tuple[int, int, int] | None:
     return about.st_ino, about.st_size, about.st_mtime_ns
 
 
-def _describe(folder: Path, report: CheckReport) -> tuple[About | None, Book | None]:
+def _describe(folder: Path, report: CheckReport) -> tuple[About | None, LedgerState | None]:
     """`genius.json` and the ledger, each against itself and against the other."""
-    about, book = None, None
+    about = None
+    state = None
     if not table_folder(folder).exists():
         about_of(folder)  # "no index at ..."
         report.problems.append("items.lance is missing: the items are gone")
@@ -115,44 +118,45 @@ def _describe(folder: Path, report: CheckReport) -> tuple[About | None, Book | N
     except GeniusError as error:
         report.problems.append(str(error))
     try:
-        book = Ledger(folder).read()
+        state = Ledger(folder).read()
     except GeniusError as error:
         report.problems.append(str(error))
         return about, None
-    if book is None and (about is None or about.format > 1):
+    if state is None and (about is None or about.format > 1):
         report.problems.append("ledger.jsonl is missing")
-    if book is None and about is not None and about.format == 1:
+    if state is None and about is not None and about.format == 1:
         report.notes.append("an index of format 1: no checksums yet; the next change, or genius repair, adds them")
-    if book is not None and about is not None and about.format > 1 and json.dumps(book.about) != json.dumps(about.to_dict()):
+    if state is not None and about is not None and about.format > 1 and json.dumps(state.about) != json.dumps(about.to_dict()):
         report.problems.append("genius.json and ledger.jsonl are not of the same index")
-    return about, book
+    return about, state
 
 
-def _files(folder: Path, book: Book, report: CheckReport) -> None:
-    report.version, report.files = book.head, len(book.files)
-    report.bytes = sum(size_in(noted) for noted in book.files.values())
-    report.problems += commit.differences(folder, book.files, deep=not report.fast, tolerate_missing=book.cleaning)
-    if book.head not in versions_on_disk(folder):
-        report.problems.append(commit.missing_head(folder, book))
+def _files(folder: Path, state: LedgerState, report: CheckReport) -> None:
+    report.version = state.head
+    report.files = len(state.files)
+    report.bytes = sum(size_in(noted) for noted in state.files.values())
+    report.problems += commit.differences(folder, state.files, deep=not report.fast, tolerate_missing=state.cleaning)
+    if state.head not in versions_on_disk(folder):
+        report.problems.append(commit.missing_head(folder, state))
     if hint_of(folder) not in (None, max(versions_on_disk(folder), default=0)):
         report.notes.append(f"items.lance/{commit.VERSIONS}/{commit.HINT} is stale, as after a kill; nothing trusts it")
-    stray = [version for version in versions_on_disk(folder) if version > book.head]
+    stray = [version for version in versions_on_disk(folder) if version > state.head]
     if stray:
         report.notes.append(f"version {stray[-1]} was never acknowledged: a writer died; the next one sets it aside")
-    if book.cleaning:
+    if state.cleaning:
         report.notes.append("a clean-up was broken off; the next writer finishes it")
     if (folder / ASIDE).is_dir():
         report.notes.append(f"{ASIDE}/ holds what writers left that died before their change was acknowledged")
 
 
-def _table(folder: Path, about: About, book: Book | None, report: CheckReport) -> None:
+def _table(folder: Path, about: About, state: LedgerState | None, report: CheckReport) -> None:
     try:
         store = Store(folder)
         reader = store.at(store.latest())
         report.version = reader.version
         count = reader.count()
-        if book is not None and count != book.items:
-            report.problems.append(f"the table holds {counted(count, 'item')}, not the {book.items} that were acknowledged")
+        if state is not None and count != state.items:
+            report.problems.append(f"the table holds {counted(count, 'item')}, not the {state.items} that were acknowledged")
         caches = _caches(folder, about, report)
         if not report.fast:
             _rows(reader, about, caches, report)
@@ -179,7 +183,9 @@ def _caches(folder: Path, about: About, report: CheckReport) -> dict[str, cache.
             noted = cache.read_base(path)
             wrong = cache.damage(path, noted["files"], FAST_LIMIT if report.fast else 2**63)
             report.problems += [f"{name}/{file} is not as it was written (it is built anew when needed)" for file in wrong]
-            loaded = None if wrong else cache.load(path, key)
+            loaded = None
+            if not wrong:
+                loaded = cache.load(path, key)
             if loaded is not None:
                 good[name] = loaded
             elif not wrong:
@@ -206,7 +212,8 @@ def _goes(path: Path) -> bool:
 def _rows(reader: Reader, about: About, caches: dict[str, cache.Base], report: CheckReport) -> None:
     """Every row: its checksum, its codes and vectors, its metadata against the columns, and what caches say of it."""
     names = [*ROW, *VECTORS, *reader.columns] + ([SUM] if SUM in reader.schema.names else [])
-    seqs, hashes = [], []
+    seqs = []
+    hashes = []
     doubtful: set[str] = set()
     for batch in reader.batches(names):
         ids = batch.column("id").to_pylist()
@@ -218,7 +225,10 @@ def _rows(reader: Reader, about: About, caches: dict[str, cache.Base], report: C
         doubtful |= {name for name, base in caches.items() if not _agrees(base, batch)}
     report.problems += [f"{name} differs from the table (delete it: it is built anew)" for name in sorted(doubtful)]
     for what, parts in (("rows have the same number", seqs), ("items have the same id", hashes)):
-        values = np.concatenate(parts) if parts else np.empty(0)
+        if parts:
+            values = np.concatenate(parts)
+        else:
+            values = np.empty(0)
         if len(np.unique(values)) < len(values):
             report.problems.append(f"{len(values) - len(np.unique(values))} {what} as another")
 
@@ -241,8 +251,8 @@ def _bad_rows(batch: pa.RecordBatch, about: About, columns: meta.Columns) -> lis
         except (ValueError, TypeError):
             found.append((i, "its metadata cannot be read"))
             continue
-        for name, kind in columns.items():
-            if values[name][i] != meta.column_values([stored], name, kind)[0]:
+        for name, field_type in columns.items():
+            if values[name][i] != meta.column_values([stored], name, field_type)[0]:
                 found.append((i, f"the column {name!r} and its metadata differ"))
     return found
 

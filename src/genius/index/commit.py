@@ -1,6 +1,6 @@
 """When a change of the table counts: its files are on the disk, have checksums, and stand in the ledger. Until then, no.
 
-Knows files and the ledger; LanceDB only by how it names its files. The caller holds the writer's lock.
+Knows files and the ledger; LanceDB only by how it names its files. The caller holds the write lock.
 
 A writer that dies between LanceDB's commit and the ledger's line leaves versions that nobody acknowledged. The next writer
 sets them aside (`aside/`): with the power gone in between, such a version may lack half its bytes, and nothing tells.
@@ -21,10 +21,11 @@ from pathlib import Path
 
 from genius.errors import GeniusError
 from genius.files import parse_json, sync_tree
-from genius.index.ledger import Book, Damaged, Ledger, file_sum, size_in
+from genius.index.ledger import Damaged, Ledger, LedgerState, file_sum, size_in
 from genius.index.paths import ASIDE, TABLE, remove
 
-VERSIONS, HINT = "_versions", "latest_version_hint.json"
+VERSIONS = "_versions"
+HINT = "latest_version_hint.json"
 ENDINGS = {".lance": b"LANC", ".manifest": b"LANC", ".arrow": b"ARROW1"}  # of files that are whole
 DATA_FILE = re.compile(r"data/[0-9A-Za-z_-]+\.lance")
 VERIFY_UP_TO = 1 << 30
@@ -53,7 +54,9 @@ def hint_of(folder: Path) -> int | None:
     """The version that LanceDB notes as its newest; never trusted, stale after a kill. None: there is no note; -1: nonsense."""
     try:
         noted = parse_json((table_folder(folder) / VERSIONS / HINT).read_bytes())
-        return int(noted["version"]) if list(noted) == ["version"] else -1
+        if list(noted) == ["version"]:
+            return int(noted["version"])
+        return -1
     except OSError:
         return None
     except (ValueError, TypeError):
@@ -89,8 +92,8 @@ def holds_data(folder: Path) -> bool:
 
 def acknowledge(folder: Path, ledger: Ledger, version: int, items: int, durable: bool) -> None:
     """Sync and sum up what is new, then write the line that makes it count."""
-    book = ledger.read() or Book()
-    fresh = [name for name in table_files(folder) if name not in book.files]
+    state = ledger.read() or LedgerState()
+    fresh = [name for name in table_files(folder) if name not in state.files]
     sums = record(folder, fresh, durable)
     ledger.acknowledge(version, items, sums, durable)
 
@@ -145,11 +148,12 @@ def clear_aside(folder: Path, keep: timedelta) -> None:
 def view_without_strays(folder: Path, head: int) -> tempfile.TemporaryDirectory[str]:
     """The table without versions that nobody acknowledged, as links in a temporary folder.
 
-    LanceDB looks at the newest version first, whichever is asked for; after a power cut that one may be half a file, and who
+    LanceDB looks at the newest version first, whichever is opened; after a power cut that one may be half a file, and who
     only reads may not put it away.
     """
     view = tempfile.TemporaryDirectory(prefix="genius-view-")
-    root, source = table_folder(Path(view.name)), table_folder(folder).absolute()
+    root = table_folder(Path(view.name))
+    source = table_folder(folder).absolute()
     (root / VERSIONS).mkdir(parents=True)
     for path in source.iterdir():
         if path.name != VERSIONS:
@@ -162,12 +166,12 @@ def view_without_strays(folder: Path, head: int) -> tempfile.TemporaryDirectory[
 
 def forget_cleaned(folder: Path, ledger: Ledger, durable: bool) -> None:
     """After files of old versions were removed: a ledger of those that are left."""
-    book = ledger.read()
-    if book is not None:
+    state = ledger.read()
+    if state is not None:
         there = set(table_files(folder))
-        files = {name: s for name, s in book.files.items() if name in there}
-        shown = book.shown & set(versions_on_disk(folder))
-        ledger.rewrite(replace(book, files=files, shown=shown, cleaning=False), durable)
+        files = {name: s for name, s in state.files.items() if name in there}
+        shown = state.shown & set(versions_on_disk(folder))
+        ledger.rewrite(replace(state, files=files, shown=shown, cleaning=False), durable)
 
 
 @contextlib.contextmanager
@@ -188,26 +192,26 @@ def verify(folder: Path, ledger: Ledger) -> None:
     looks at them. While another process cleans up, files may be gone a moment before the ledger says so: it is read again.
     """
     for _ in range(10):
-        book = ledger.read()
-        if book is None:
+        state = ledger.read()
+        if state is None:
             return
-        used = {name: s for name, s in book.files.items() if name.startswith(("data/", "_deletions/", "_indices/"))}
-        used |= {name: s for name, s in book.files.items() if name == manifest_name(book.head)}
+        used = {name: s for name, s in state.files.items() if name.startswith(("data/", "_deletions/", "_indices/"))}
+        used |= {name: s for name, s in state.files.items() if name == manifest_name(state.head)}
         deep = sum(size_in(s) for s in used.values()) <= VERIFY_UP_TO
-        problems = differences(folder, used, deep, tolerate_missing=book.cleaning)
-        if manifest_name(book.head) not in book.files or not (table_folder(folder) / manifest_name(book.head)).is_file():
-            problems.insert(0, missing_head(folder, book))
+        problems = differences(folder, used, deep, tolerate_missing=state.cleaning)
+        if manifest_name(state.head) not in state.files or not (table_folder(folder) / manifest_name(state.head)).is_file():
+            problems.insert(0, missing_head(folder, state))
         if not problems:
             return
-        if ledger.read() is book:
+        if ledger.read() is state:
             break
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     raise Damaged(f"{folder} is damaged: {problems[0]}{more}; genius check {folder} lists all, genius repair {folder} mends it")
 
 
-def missing_head(folder: Path, book: Book) -> str:
-    newest = max((v for v in versions_on_disk(folder) if v < book.head), default=0)
-    return f"version {book.head}, the last that was acknowledged, is not there (the newest before it: {newest or 'none'})"
+def missing_head(folder: Path, state: LedgerState) -> str:
+    newest = max((v for v in versions_on_disk(folder) if v < state.head), default=0)
+    return f"version {state.head}, the last that was acknowledged, is not there (the newest before it: {newest or 'none'})"
 
 
 def differences(folder: Path, files: Mapping[str, str], deep: bool, tolerate_missing: bool = False) -> list[str]:

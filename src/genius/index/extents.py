@@ -58,14 +58,16 @@ class Extents:
         if len(self.runs) <= FEW:
             return [self._map(table, width, *run) for run in self.runs[:, 1:].tolist()], None
         # vectors of a file whose offsets differ by whole vectors are one array, whatever lies between them
-        kinds, group = np.unique(np.stack([number, offset % size], axis=1), axis=0, return_inverse=True)
+        alignments, group = np.unique(np.stack([number, offset % size], axis=1), axis=0, return_inverse=True)
         group = group.reshape(-1)
-        begin = np.full(len(kinds), np.iinfo(np.int64).max)
-        end = np.zeros(len(kinds), np.int64)
+        begin = np.full(len(alignments), np.iinfo(np.int64).max)
+        end = np.zeros(len(alignments), np.int64)
         np.minimum.at(begin, group, offset)
         np.maximum.at(end, group, offset + rows * size)
         lengths = (end - begin) // size
-        segments = [self._map(table, width, int(lengths[i]), int(kinds[i, 0]), int(begin[i])) for i in range(len(kinds))]
+        segments = [
+            self._map(table, width, int(lengths[i]), int(alignments[i, 0]), int(begin[i])) for i in range(len(alignments))
+        ]
         starts = np.cumsum(lengths) - lengths
         places = starts[group] + (offset - begin[group]) // size  # (R,) of the first row of each run
         order = np.repeat(places - first, rows) + np.arange(int(rows.sum()))
@@ -104,7 +106,9 @@ class Finder:
             run = self._matching(vectors[done:])
             if not run:
                 self._at = self._find(vectors[done].tobytes())
-                run = self._matching(vectors[done:]) if self.whole else 0
+                run = 0
+                if self.whole:
+                    run = self._matching(vectors[done:])
             number, offset = self._at
             own = rows[done : done + run]
             self.file[own] = number
@@ -122,7 +126,9 @@ class Finder:
             return 0
         there = np.frombuffer(self._maps[number][offset : offset + count * self.size], np.uint16).reshape(count, -1)
         same = (there == vectors[:count].view(np.uint16)).all(axis=1)
-        return count if same.all() else int(np.argmin(same))
+        if same.all():
+            return count
+        return int(np.argmin(same))
 
     def _find(self, body: bytes) -> tuple[int, int]:
         """The next place that holds these bytes: soon after the last, else anywhere in this file or another."""

@@ -19,7 +19,7 @@ import re
 from dataclasses import dataclass
 
 from genius.errors import GeniusError
-from genius.index.metadata import BUILT_IN, Columns, Kind
+from genius.index.metadata import BUILT_IN, Columns, FieldType
 from genius.types import is_unicode
 
 MAX_LENGTH = 100_000  # characters
@@ -27,7 +27,11 @@ MAX_DEPTH = 20  # brackets and NOTs inside each other
 MAX_WILDCARDS = 8  # of one LIKE pattern: matching time grows with each
 COMPARISONS = ("=", "!=", "<>", "<=", ">=", "<", ">")
 KEYWORDS = frozenset({"and", "or", "not", "in", "is", "null", "like", "ilike", "between", "true", "false"})
-FUNCTIONS: dict[str, tuple[Kind, Kind]] = {"lower": ("text", "text"), "upper": ("text", "text"), "length": ("text", "number")}
+FUNCTIONS: dict[str, tuple[FieldType, FieldType]] = {
+    "lower": ("text", "text"),
+    "upper": ("text", "text"),
+    "length": ("text", "number"),
+}
 TESTS = frozenset({"starts_with", "ends_with", "contains"})
 
 _TOKEN = re.compile(
@@ -44,14 +48,14 @@ _TOKEN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class _Token:
-    kind: str  # number, string, quoted, word, symbol, end
+    category: str  # number, string, quoted, word, symbol, end
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Value:
     sql: str
-    kind: Kind
+    type: FieldType
     literal: bool
 
 
@@ -66,7 +70,7 @@ def compile_where(where: str, columns: Columns) -> str:
     try:
         parser = _Parser(_tokens(where), {**BUILT_IN, **columns})
         sql = parser.expression(0)
-        if parser.peek().kind != "end":
+        if parser.peek().category != "end":
             raise GeniusError(f"where: unexpected {parser.peek().text!r}")
     except GeniusError as error:  # one line, however long the words in it
         raise GeniusError(" ".join(str(error).split())[:300]) from None
@@ -75,14 +79,15 @@ def compile_where(where: str, columns: Columns) -> str:
 
 def _tokens(where: str) -> list[_Token]:
     tokens: list[_Token] = []
-    at, end = 0, len(where.rstrip())
+    at = 0
+    end = len(where.rstrip())
     while at < end:
         match = _TOKEN.match(where, at)
         if match is None or match.lastgroup is None:
-            rest = where[at:].strip()
-            raise GeniusError(
-                f"where: unclosed quote at {rest[:20]!r}" if rest[0] in "'\"`" else f"where: unexpected {rest[0]!r}"
-            )
+            remaining = where[at:].strip()
+            if remaining[0] in "'\"`":
+                raise GeniusError(f"where: unclosed quote at {remaining[:20]!r}")
+            raise GeniusError(f"where: unexpected {remaining[0]!r}")
         tokens.append(_Token(match.lastgroup, match.group(match.lastgroup)))
         at = match.end()
     tokens.append(_Token("end", "the end"))
@@ -109,13 +114,15 @@ class _Parser:
     def take(self, *words: str) -> bool:
         """Consume these keywords if they come next."""
         ahead = self.tokens[self.at : self.at + len(words)]
-        if len(ahead) == len(words) and all(t.kind == "word" and t.text.lower() == w for t, w in zip(ahead, words, strict=True)):
+        if len(ahead) == len(words) and all(
+            t.category == "word" and t.text.lower() == w for t, w in zip(ahead, words, strict=True)
+        ):
             self.at += len(words)
             return True
         return False
 
     def symbol(self, text: str) -> bool:
-        if self.peek().kind == "symbol" and self.peek().text == text:
+        if self.peek().category == "symbol" and self.peek().text == text:
             self.at += 1
             return True
         return False
@@ -132,20 +139,26 @@ class _Parser:
         parts = [self.term(depth)]
         while self.take("or"):
             parts.append(self.term(depth))
-        return parts[0] if len(parts) == 1 else "(" + " OR ".join(parts) + ")"
+        if len(parts) == 1:
+            return parts[0]
+        return "(" + " OR ".join(parts) + ")"
 
     def term(self, depth: int) -> str:
         parts = [self.factor(depth)]
         while self.take("and"):
             parts.append(self.factor(depth))
-        return parts[0] if len(parts) == 1 else "(" + " AND ".join(parts) + ")"
+        if len(parts) == 1:
+            return parts[0]
+        return "(" + " AND ".join(parts) + ")"
 
     def factor(self, depth: int) -> str:
         negated = False
         while self.take("not"):
             negated = not negated
         inner = self.predicate(depth)
-        return f"(NOT {inner})" if negated else inner
+        if negated:
+            return f"(NOT {inner})"
+        return inner
 
     def predicate(self, depth: int) -> str:
         if self.symbol("("):
@@ -160,11 +173,11 @@ class _Parser:
 
     def comparison(self, left: _Value) -> str:
         token = self.peek()
-        if token.kind == "symbol" and token.text in COMPARISONS:
+        if token.category == "symbol" and token.text in COMPARISONS:
             self.next()
             right = self.value(0)
-            self.same_kind(left, right)
-            if left.kind == "boolean" and token.text not in ("=", "!=", "<>"):
+            self.check_same_type(left, right)
+            if left.type == "boolean" and token.text not in ("=", "!=", "<>"):
                 raise GeniusError(f"where: booleans have no order, {token.text!r} does not apply")
             return f"({left.sql} {token.text} {right.sql})"
         if self.take("is"):
@@ -181,16 +194,18 @@ class _Parser:
                 raise GeniusError(f"where: expected AND in BETWEEN, found {self.peek().text!r}")
             high = self.literal_like(left)
             both = f"({left.sql} >= {low.sql} AND {left.sql} <= {high.sql})"
-            return f"(NOT {both})" if negation else both
+            if negation:
+                return f"(NOT {both})"
+            return both
         for operator in ("like", "ilike"):
             if self.take(operator):
                 pattern = self.literal_like(left)
-                if left.kind != "text":
-                    raise GeniusError(f"where: {operator.upper()} needs text, {left.sql} is a {left.kind}")
+                if left.type != "text":
+                    raise GeniusError(f"where: {operator.upper()} needs text, {left.sql} is a {left.type}")
                 if sum(pattern.sql.count(c) for c in "%_") > MAX_WILDCARDS:
                     raise GeniusError(f"where: a LIKE pattern may have {MAX_WILDCARDS} wildcards")
                 return f"({left.sql} {negation}{operator.upper()} {pattern.sql})"
-        if left.kind == "boolean" and not negation:
+        if left.type == "boolean" and not negation:
             return left.sql
         raise GeniusError(f"where: expected a comparison after {left.sql}, found {self.peek().text!r}")
 
@@ -206,30 +221,30 @@ class _Parser:
         """starts_with(column, 'x') and its sisters."""
         name = self.peek().text.lower()
         called = self.tokens[min(self.at + 1, len(self.tokens) - 1)]
-        if self.peek().kind != "word" or name not in TESTS or called.text != "(":
+        if self.peek().category != "word" or name not in TESTS or called.text != "(":
             return None
         self.at += 2
         column = self.value(0)
         self.expect(",")
         part = self.literal_like(column)
         self.expect(")")
-        if column.kind != "text":
-            raise GeniusError(f"where: {name} needs text, {column.sql} is a {column.kind}")
+        if column.type != "text":
+            raise GeniusError(f"where: {name} needs text, {column.sql} is a {column.type}")
         return f"{name}({column.sql}, {part.sql})"
 
     # -- values ------------------------------------------------------------------------------------------------
 
     def value(self, depth: int) -> _Value:
         token = self.next()
-        if token.kind == "number":
+        if token.category == "number":
             return _number(token.text, "")
-        if token.kind == "symbol" and token.text in ("-", "+") and self.peek().kind == "number":
+        if token.category == "symbol" and token.text in ("-", "+") and self.peek().category == "number":
             return _number(self.next().text, "-" if token.text == "-" else "")
-        if token.kind == "string":
+        if token.category == "string":
             return _Value(token.text, "text", True)
-        if token.kind == "quoted":
+        if token.category == "quoted":
             return self.column(token.text[1:-1])
-        if token.kind == "word":
+        if token.category == "word":
             word = token.text.lower()
             if word in ("true", "false"):
                 return _Value(word.upper(), "boolean", True)
@@ -239,8 +254,8 @@ class _Parser:
                 inner = self.value(depth + 1)
                 self.expect(")")
                 takes, gives = FUNCTIONS[word]
-                if inner.kind != takes:
-                    raise GeniusError(f"where: {word} needs {takes}, {inner.sql} is a {inner.kind}")
+                if inner.type != takes:
+                    raise GeniusError(f"where: {word} needs {takes}, {inner.sql} is a {inner.type}")
                 return _Value(f"{word}({inner.sql})", gives, False)
             if word not in KEYWORDS:
                 return self.column(token.text)
@@ -259,13 +274,13 @@ class _Parser:
     def literal_like(self, left: _Value) -> _Value:
         value = self.value(0)
         if not value.literal:
-            raise GeniusError(f"where: expected a plain value, found {value.sql}")
-        self.same_kind(left, value)
+            raise GeniusError(f"where: expected a single value, found {value.sql}")
+        self.check_same_type(left, value)
         return value
 
-    def same_kind(self, left: _Value, right: _Value) -> None:
-        if left.kind != right.kind:
-            raise GeniusError(f"where: {left.sql} is a {left.kind}, {right.sql} a {right.kind}")
+    def check_same_type(self, left: _Value, right: _Value) -> None:
+        if left.type != right.type:
+            raise GeniusError(f"where: {left.sql} is a {left.type}, {right.sql} a {right.type}")
 
 
 def _number(text: str, sign: str) -> _Value:

@@ -1,6 +1,6 @@
 """Files and folders -> an index. Finds what can be indexed, skips what has not changed, says what it skipped and why.
 
-Pictures and text files become one item each; a picture and a text of the same name beside it become one pair.
+Pictures and text files become one item each; a picture and a text of the same name next to it become one pair.
 Tables give an item a row. Ids are paths relative to the folder that was given, so a second run finds them again.
 """
 
@@ -37,10 +37,10 @@ class IngestConfig:
     """How files become items."""
 
     columns: TableColumns = field(default_factory=TableColumns)  # of tables
-    captions: bool = True  # a.jpg with a.txt beside it is one pair
+    captions: bool = True  # a.jpg with a.txt next to it is one pair
     by_content: bool = False  # notice changes by content rather than by size and time
     prune: bool = False  # delete items whose file, or row, is gone
-    outside: bool = False  # follow links, ../ and absolute paths that leave the given folder: it may be a stranger's
+    outside: bool = False  # follow links, ../ and absolute paths that leave the given folder: it may be untrusted
     batch_size: int = 256  # items a commit
     exif: bool = False  # when, where and with what a photo was taken becomes metadata
 
@@ -54,12 +54,14 @@ class IngestReport:
     unchanged: int = 0
     deleted: int = 0
     problems: Problems = field(default_factory=Problems)  # a line for each item that was skipped: the first; `total` counts
-    ignored: Counter[str] = field(default_factory=Counter)  # files of other kinds, by suffix
+    ignored: Counter[str] = field(default_factory=Counter)  # files that cannot be indexed, by suffix
     doubtful: set[str] = field(default_factory=set)  # files that could not be read in full: nothing of them is pruned
     seconds: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        rate = (self.added + self.replaced) / self.seconds if self.seconds else 0.0
+        rate = 0.0
+        if self.seconds:
+            rate = (self.added + self.replaced) / self.seconds
         return {
             "added": self.added,
             "replaced": self.replaced,
@@ -68,7 +70,7 @@ class IngestReport:
             "skipped": self.problems.total,
             "problems": list(self.problems),
             "problems_left_out": self.problems.left_out,
-            "ignored": {printable(kind): count for kind, count in self.ignored.items()},
+            "ignored": {printable(suffix): count for suffix, count in self.ignored.items()},
             "seconds": round(self.seconds, 3),
             "items_per_second": round(rate, 1),
         }
@@ -82,7 +84,7 @@ class Found:
     name: str
     root: Path  # what it must not lead out of
     caption: Path | None = None
-    stretch: RowRange | None = None  # of a table: these rows, not all
+    rows: RowRange | None = None  # of a table: these rows, not all
 
 
 def ingest(
@@ -93,7 +95,8 @@ def ingest(
 ) -> IngestReport:
     """Index files and folders; `on_progress` hears of items as they are done, whether written, unchanged or skipped."""
     config = config or IngestConfig()
-    report, started = IngestReport(), time.monotonic()
+    report = IngestReport()
+    started = time.monotonic()
     tell = on_progress or (lambda _: None)
     seen: set[str] = set()
     found = list(find_files(paths, config, report))
@@ -114,7 +117,8 @@ def ingest(
 
 
 def _count(report: IngestReport, total: AddReport) -> None:
-    report.added, report.replaced = total.added, total.replaced
+    report.added = total.added
+    report.replaced = total.replaced
     report.problems += total.problems
 
 
@@ -128,7 +132,7 @@ def find_files(paths: Sequence[str | Path], config: IngestConfig, report: Ingest
     for given in map(Path, paths):
         root = given.absolute()
         if root.is_file():
-            if kind_of_file(root) is None:
+            if file_type(root) is None:
                 raise GeniusError(f"{given}: cannot index {root.suffix or 'such'} files")
             yield Found(root, root.name, root.parent.resolve())
         elif root.is_dir():
@@ -152,23 +156,30 @@ def _leads_out(path: Path, root: Path, report: IngestReport) -> bool:
 
 
 def _pair_up(named: Path, root: Path, files: list[Path], captions: bool, ignored: Counter[str]) -> Iterator[Found]:
-    pictured = {p.with_suffix("") for p in files if kind_of_file(p) == "image"} if captions else set()
-    texts = {p.with_suffix(""): p for p in reversed(files) if kind_of_file(p) == "text"} if captions else {}
+    with_image: set[Path] = set()
+    caption_of: dict[Path, Path] = {}
+    if captions:
+        with_image = {path.with_suffix("") for path in files if file_type(path) == "image"}
+        caption_of = {path.with_suffix(""): path for path in reversed(files) if file_type(path) == "text"}
     for path in files:
-        kind = kind_of_file(path)
-        if kind is None:
+        type_ = file_type(path)
+        stem = path.with_suffix("")
+        if type_ is None:
             ignored[path.suffix.lower() or path.name] += 1
-        elif kind != "text" or path.with_suffix("") not in pictured:
-            caption = texts.get(path.with_suffix("")) if kind == "image" else None
-            yield Found(path, f"{named.name}/{path.relative_to(root).as_posix()}", named, caption)
+            continue
+        name = f"{named.name}/{path.relative_to(root).as_posix()}"
+        if type_ == "image":
+            yield Found(path, name, named, caption_of.get(stem))
+        elif type_ == "table" or stem not in with_image:
+            yield Found(path, name, named)
 
 
-def kind_of_file(path: Path) -> str | None:
+def file_type(path: Path) -> str | None:
     """image, text or table; None for what cannot be indexed."""
     suffix = path.suffix.lower()
-    for kind, suffixes in (("image", IMAGE_SUFFIXES), ("text", TEXT_SUFFIXES), ("table", TABLE_SUFFIXES)):
+    for type_, suffixes in (("image", IMAGE_SUFFIXES), ("text", TEXT_SUFFIXES), ("table", TABLE_SUFFIXES)):
         if suffix in suffixes:
-            return kind
+            return type_
     return None
 
 
@@ -185,7 +196,7 @@ def read_items(
     begun = 0  # where the files began that come since the last table
     for number, file in enumerate(found):
         try:
-            if kind_of_file(file.path) == "table":
+            if file_type(file.path) == "table":
                 begun = number + 1
                 for row, item, mark in _table(file, config, report, tell):
                     yield item, Stamp(str(file.path), mark, (number, (row - 1) // WINDOW))
@@ -200,16 +211,19 @@ def read_items(
 
 def _single(file: Found, config: IngestConfig) -> tuple[Item, str]:
     mark = file_mark(file.path, config.by_content)
-    if kind_of_file(file.path) == "text":
+    if file_type(file.path) == "text":
         text = _read_text(file.path)
         if not text:
             raise GeniusError("empty")
         return Item(file.name, text=text), mark
-    words = None
+    caption = None
     if file.caption is not None:  # one that is empty says nothing of its picture, which is an item all the same
-        words, mark = _read_text(file.caption), f"{mark}+{file_mark(file.caption, config.by_content)}"
-    about = exif_of(file.path) if config.exif else {}
-    return Item(file.name, image=file.path, text=words, metadata=about), mark
+        caption = _read_text(file.caption)
+        mark = f"{mark}+{file_mark(file.caption, config.by_content)}"
+    metadata = {}
+    if config.exif:
+        metadata = exif_of(file.path)
+    return Item(file.name, image=file.path, text=caption, metadata=metadata), mark
 
 
 def _read_text(path: Path) -> str:
@@ -227,17 +241,18 @@ def _table(
     """Row number, item and mark."""
     bad = in_a_row = 0
     try:
-        for number, row in read_rows(file.path, file.stretch):
+        for number, row in read_rows(file.path, file.rows):
             try:
                 item, mark = _row_item(file, number, row, config)
             except (GeniusError, OSError, ValueError, TypeError, ArithmeticError, RecursionError) as error:
-                bad, in_a_row = bad + 1, in_a_row + 1
+                bad += 1
+                in_a_row += 1
                 if bad <= NAMED_ROWS:
                     report.problems.append(f"{file.name}, row {number}: {error}")
                 report.doubtful.add(str(file.path))
                 tell(1)
                 if in_a_row >= MAX_BAD:
-                    raise GeniusError(f"{in_a_row:,} rows in a row cannot be used: the rest of the file is left out") from None
+                    raise GeniusError(f"{in_a_row:,} rows in a row cannot be used: all further rows are left out") from None
                 continue
             in_a_row = 0
             yield number, item, mark
@@ -250,7 +265,7 @@ def _row_item(file: Found, number: int, row: Row | str, config: IngestConfig) ->
     if isinstance(row, str):
         raise GeniusError(row)
     item = to_item(row, config.columns, file.path.parent, f"{file.name}#{number}")
-    if item.text is not None and len(item.text) > MAX_TEXT:  # said again when it is written; here, to let go of it
+    if item.text is not None and len(item.text) > MAX_TEXT:  # refused by the index too; here, so that it is not held
         raise GeniusError(f"the text has {len(item.text):,} characters, more than {MAX_TEXT:,}")
     mark = _row_mark(row)
     if isinstance(item.image, Path):
@@ -278,7 +293,9 @@ def _row_mark(row: dict[str, Any]) -> str:
 
 
 def _for_digest(value: Any) -> str:
-    return hashlib.blake2b(value, digest_size=16).hexdigest() if isinstance(value, bytes) else str(value)
+    if isinstance(value, bytes):
+        return hashlib.blake2b(value, digest_size=16).hexdigest()
+    return str(value)
 
 
 # -- comparing with the index ----------------------------------------------------------------------------------
@@ -300,7 +317,8 @@ def changed_items(
         held += held_bytes(item)
         if len(chunk) == LOOK_UP or held > MAX_HELD:
             yield from compare(index, chunk, report, tell)
-            chunk, held = [], 0
+            chunk = []
+            held = 0
     yield from compare(index, chunk, report, tell)
 
 

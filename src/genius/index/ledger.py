@@ -74,20 +74,27 @@ def text_sum(text: str) -> str:
 
 def row_sums(rows: pa.Table | pa.RecordBatch) -> NDArray[np.int64]:
     """(n,) one checksum a row, over everything that is stored of an item but the columns made from its metadata."""
-    batches = [rows] if not hasattr(rows, "to_batches") else rows.to_batches()
+    if not hasattr(rows, "to_batches"):
+        batches = [rows]
+    else:
+        batches = rows.to_batches()
     parts = [_batch_sums(batch) for batch in batches if batch.num_rows]
-    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+    if parts:
+        return np.concatenate(parts)
+    return np.empty(0, np.int64)
 
 
 def _batch_sums(batch: pa.RecordBatch) -> NDArray[np.int64]:
-    plain = [batch.column(batch.schema.get_field_index(name)).to_pylist() for name in ROW]
+    columns = [batch.column(batch.schema.get_field_index(name)).to_pylist() for name in ROW]
     vectors = [_bytes(batch.column(batch.schema.get_field_index(name))) for name in VECTORS]
     out = np.empty(batch.num_rows, np.uint64)
     for i in range(batch.num_rows):
         digest = xxhash.xxh3_64()
-        for column in plain:
+        for column in columns:
             value = column[i]
-            body = b"" if value is None else value if isinstance(value, bytes) else str(value).encode()
+            body = b""
+            if value is not None:
+                body = value if isinstance(value, bytes) else str(value).encode()
             digest.update(f"{-1 if value is None else len(body)}:".encode())  # so that nothing moves from column to column
             digest.update(body)
         for matrix in vectors:
@@ -126,7 +133,7 @@ class Damaged(GeniusError):
 
 
 @dataclass(frozen=True, slots=True)
-class Book:
+class LedgerState:
     """What a ledger says when read to its end."""
 
     about: Mapping[str, Any] = field(default_factory=dict)
@@ -146,37 +153,40 @@ class Ledger:
         self._seen: tuple[int, int, int] | None = None  # inode, size, time
         self._header = b""  # the first line, which no two ledgers share
         self._end = 0  # of the last whole line
-        self._book = Book()
+        self._ledger_state = LedgerState()
 
-    def read(self) -> Book | None:
+    def read(self) -> LedgerState | None:
         """Everything up to the last whole line; None if there is no ledger. A few microseconds if nothing is new."""
         with self._lock:
             try:
                 about = self.path.stat()
                 seen = (about.st_ino, about.st_size, about.st_mtime_ns)
                 if seen == self._seen:
-                    return self._book
+                    return self._ledger_state
                 if about.st_size > MAX_LEDGER or not stat.S_ISREG(about.st_mode):
                     raise Damaged(self._damage("its size"))
                 with self.path.open("rb") as file:
                     same = self._header != b"" and file.read(len(self._header)) == self._header
-                    start = self._end if same else 0
+                    start = 0
+                    if same:
+                        start = self._end
                     file.seek(start)
                     body = file.read()
             except FileNotFoundError:
                 return None
             except OSError as error:
                 raise GeniusError(f"cannot read {self.path}: {error.strerror or error}") from None
-            self._book, used = self._fold(self._book if start else Book(), body)
+            self._ledger_state, used = self._fold(self._ledger_state if start else LedgerState(), body)
             if not start:
                 self._header = body[: body.index(b"\n") + 1]
-            self._end, self._seen = start + used, seen
-            return self._book
+            self._end = start + used
+            self._seen = seen
+            return self._ledger_state
 
-    def _fold(self, book: Book, body: bytes) -> tuple[Book, int]:
+    def _fold(self, state: LedgerState, body: bytes) -> tuple[LedgerState, int]:
         """The book after these lines, and how many bytes they have. A last line without an end was never acknowledged."""
         whole = body.rfind(b"\n") + 1
-        if not body.endswith(b"\0"):  # room that was taken for a line and never filled
+        if not body.endswith(b"\0"):  # space that was allocated for a line and never filled
             try:
                 _parse(body[whole:-1])
             except ValueError:
@@ -186,18 +196,18 @@ class Ledger:
         for line in body[:whole].split(b"\n")[:-1]:
             try:
                 event = _parse(line)
-                book = _after(book, event, first=not book.about)
+                state = _after(state, event, first=not state.about)
             except (ValueError, KeyError, TypeError, AttributeError):
                 raise Damaged(self._damage(f"the line that begins with {line[:16]!r}")) from None
-        if not book.about:
+        if not state.about:
             raise Damaged(self._damage("its first line"))
-        return book, whole
+        return state, whole
 
     def _damage(self, what: str) -> str:
         folder = self.path.parent
         return f"{folder} is damaged: {self.path.name} is not as it was written ({what}); genius repair {folder}"
 
-    # -- writing (the caller holds the writer's lock) ------------------------------------------------------------
+    # -- writing (the caller holds the write lock) ------------------------------------------------------------
 
     def append(self, event: Mapping[str, Any], durable: bool) -> None:
         """Add a line. It is on the disk when this returns, if `durable`.
@@ -238,16 +248,16 @@ class Ledger:
     def acknowledge(self, version: int, items: int, files: Mapping[str, str], durable: bool) -> None:
         self.append({"version": version, "items": items, "time": _now(), "files": dict(files)}, durable)
 
-    def rewrite(self, book: Book, durable: bool) -> None:
+    def rewrite(self, state: LedgerState, durable: bool) -> None:
         """Begin anew: what the book says, in two lines."""
         events = [
-            {"ledger": LEDGER_FORMAT, "about": dict(book.about), "nonce": secrets.token_hex(8)},
+            {"ledger": LEDGER_FORMAT, "about": dict(state.about), "nonce": secrets.token_hex(8)},
             {
-                "version": book.head,
-                "items": book.items,
+                "version": state.head,
+                "items": state.items,
                 "time": _now(),
-                "files": dict(sorted(book.files.items())),
-                "shown": sorted(book.shown),
+                "files": dict(sorted(state.files.items())),
+                "shown": sorted(state.shown),
             },
         ]
         body = b"".join(map(_line, events))
@@ -269,23 +279,23 @@ def _parse(line: bytes) -> dict[str, Any]:
     return event
 
 
-def _after(book: Book, event: Mapping[str, Any], first: bool) -> Book:
+def _after(state: LedgerState, event: Mapping[str, Any], first: bool) -> LedgerState:
     if first:
         if event["ledger"] != LEDGER_FORMAT or not isinstance(event["about"], dict):
             raise ValueError("format")
-        return replace(book, about=event["about"])
+        return replace(state, about=event["about"])
     if "cleaning" in event:
-        return replace(book, cleaning=True)
+        return replace(state, cleaning=True)
     head = _version(event["version"])
     for name, noted in event["files"].items():
         if _NAME.fullmatch(name) is None or ".." in name.split("/") or _NOTED.fullmatch(noted) is None:
             raise ValueError("a file that is not below the table")
     return replace(
-        book,
+        state,
         head=head,
         items=_version(event["items"]),
-        shown=book.shown | {head, *map(_version, event.get("shown", ()))},
-        files={**book.files, **event["files"]},
+        shown=state.shown | {head, *map(_version, event.get("shown", ()))},
+        files={**state.files, **event["files"]},
         cleaning=False,
     )
 

@@ -1,9 +1,9 @@
 """What an item may carry: which keys and values metadata has, how they become columns that `where` can read, and how a row of
 somebody's table becomes an item.
 
-Every key is a column of one kind: text, number (64-bit float) or boolean. The values as given also travel as JSON, so an item
+Every key is a column of one type: text, number (64-bit float) or boolean. The values as given also travel as JSON, so an item
 comes back exactly as it was added; the columns are for filters only. Also here: what the index table's other columns are, and how
-columns of values become its rows. Of somebody's table, which columns are the id, the text and the image is told or guessed from
+columns of values become its rows. Of somebody's table, which columns are the id, the text and the image is given or guessed from
 their names; all others become metadata. Knows nothing of file formats.
 """
 
@@ -31,11 +31,11 @@ from genius.types import Item, is_unicode
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Kind: TypeAlias = Literal["text", "number", "boolean"]
-Columns: TypeAlias = Mapping[str, Kind]
+FieldType: TypeAlias = Literal["text", "number", "boolean"]
+Columns: TypeAlias = Mapping[str, FieldType]
 """Metadata column -> what it holds."""
 
-BUILT_IN: dict[str, Kind] = {"id": "text", "text": "text", "modality": "text"}
+BUILT_IN: dict[str, FieldType] = {"id": "text", "text": "text", "modality": "text"}
 """Columns of every index that `where` may name besides metadata."""
 
 RESERVED = frozenset({*BUILT_IN, "image"})
@@ -54,7 +54,7 @@ def check_metadata(item_id: str, metadata: Mapping[str, Any]) -> dict[str, str |
         if value is None:
             continue
         check_key(key, f"item {item_id!r}: ")
-        if kind_of(value) is None:
+        if field_type_of(value) is None:
             raise GeniusError(
                 f"item {item_id!r}: metadata {key!r} must be a string, number or boolean, got {type(value).__name__}"
             )
@@ -83,46 +83,50 @@ def check_unicode(text: str, what: str) -> None:
         raise GeniusError(f"{what} is not valid Unicode text")
 
 
-def kind_of(value: object) -> Kind | None:
+def field_type_of(value: object) -> FieldType | None:
     if isinstance(value, bool):
         return "boolean"
     if isinstance(value, int | float):
         return "number"
-    return "text" if isinstance(value, str) else None
+    if isinstance(value, str):
+        return "text"
+    return None
 
 
-def new_columns(known: Columns, rows: Iterable[tuple[str, Mapping[str, Any]]]) -> tuple[dict[str, Kind], dict[str, str]]:
+def new_columns(known: Columns, rows: Iterable[tuple[str, Mapping[str, Any]]]) -> tuple[dict[str, FieldType], dict[str, str]]:
     """Columns that the metadata of (item id, metadata) rows adds to `known`; one line for each id that does not fit."""
     columns = dict(known)
     spelling = {name.lower(): name for name in columns}
-    fresh: dict[str, Kind] = {}
+    fresh: dict[str, FieldType] = {}
     conflicts: dict[str, str] = {}
     for item_id, metadata in rows:
-        kinds = {key: kind_of(value) for key, value in metadata.items()}
-        for key, kind in kinds.items():
+        field_types = {key: field_type_of(value) for key, value in metadata.items()}
+        for key, field_type in field_types.items():
             same = spelling.get(key.lower(), key)
             if same != key:  # SQL does not tell them apart
                 conflicts[item_id] = f"item {item_id!r}: metadata {key!r} differs only in case from {same!r}"
-            elif columns.get(key, kind) != kind:
+            elif columns.get(key, field_type) != field_type:
                 conflicts[item_id] = (
                     f"item {item_id!r}: metadata {key!r} is a {columns[key]} in this index, not {metadata[key]!r}"
                 )
-        added = [key for key in kinds if key not in columns]
+        added = [key for key in field_types if key not in columns]
         if len(columns) + len(added) > MAX_KEYS:
             conflicts[item_id] = f"item {item_id!r}: an index may have {MAX_KEYS} metadata keys, {added[0]!r} would be one more"
         if item_id not in conflicts:
             for key in added:
-                kind = kinds[key]
-                assert kind is not None  # check_metadata ran
-                columns[key] = fresh[key] = kind
+                field_type = field_types[key]
+                assert field_type is not None  # check_metadata ran
+                columns[key] = fresh[key] = field_type
                 spelling[key.lower()] = key
     return fresh, conflicts
 
 
-def column_values(metadata: Sequence[Mapping[str, Any]], key: str, kind: Kind) -> list[Any]:
+def column_values(metadata: Sequence[Mapping[str, Any]], key: str, field_type: FieldType) -> list[Any]:
     """One column's values over a batch of items, None where absent."""
     values = [row.get(key) for row in metadata]
-    return [None if v is None else float(v) for v in values] if kind == "number" else values
+    if field_type == "number":
+        return [None if v is None else float(v) for v in values]
+    return values
 
 
 def dump(metadata: Mapping[str, Any]) -> str:
@@ -132,7 +136,9 @@ def dump(metadata: Mapping[str, Any]) -> str:
 def load(text: str | None) -> dict[str, Any]:
     """The metadata that was stored; one line if it is not what `dump` writes."""
     try:
-        return dict(parse_json(text)) if text else {}
+        if text:
+            return dict(parse_json(text))
+        return {}
     except (ValueError, TypeError):
         raise GeniusError("the stored metadata of an item cannot be read; genius check names it") from None
 
@@ -163,12 +169,12 @@ def item_schema(levels: int, width: int) -> pa.Schema:
     )
 
 
-def metadata_schema(columns: Mapping[str, Kind]) -> pa.Schema:
+def metadata_schema(columns: Mapping[str, FieldType]) -> pa.Schema:
     """Metadata columns as the table has them."""
     import pyarrow as pa
 
     types = {"text": pa.string(), "number": pa.float64(), "boolean": pa.bool_()}
-    return pa.schema([pa.field(name, types[kind]) for name, kind in columns.items()])
+    return pa.schema([pa.field(name, types[field_type]) for name, field_type in columns.items()])
 
 
 def arrow_rows(schema: pa.Schema, columns: Mapping[str, Any]) -> pa.Table:
@@ -216,14 +222,18 @@ def to_item(row: Mapping[str, Any], columns: TableColumns, folder: Path, fallbac
         shown = ", ".join(map(repr, sorted(row)[:12]))
         raise GeniusError(f"no text or image column among {shown}: name one (--text-column, --image-column)")
     taken = {name for name in names.values() if name is not None}
-    value = row.get(names["id"]) if names["id"] is not None else None
-    text = row.get(names["text"]) if names["text"] is not None else None
+    value = None
+    if names["id"] is not None:
+        value = row.get(names["id"])
+    text = None
+    if names["text"] is not None:
+        text = row.get(names["text"])
     metadata = {}
     for name, entry in row.items():
         if name not in taken:
-            plain = _plain(entry)
-            if plain is not None:
-                metadata[_key(name)] = plain
+            simple = _metadata_value(entry)
+            if simple is not None:
+                metadata[_key(name)] = simple
     return Item(
         id=fallback_id if value is None or value == "" else _text(value, "id"),
         image=None if names["image"] is None else _image(row.get(names["image"]), folder),
@@ -243,11 +253,11 @@ def _text(value: Any, what: str) -> str:
     return str(value)
 
 
-def _column(row: Mapping[str, Any], told: str | None, guesses: tuple[str, ...], what: str) -> str | None:
-    if told is not None:
-        if told not in row:
-            raise GeniusError(f"no {what} column {told!r}; there are {', '.join(map(repr, sorted(row)[:12]))}")
-        return told
+def _column(row: Mapping[str, Any], given: str | None, guesses: tuple[str, ...], what: str) -> str | None:
+    if given is not None:
+        if given not in row:
+            raise GeniusError(f"no {what} column {given!r}; there are {', '.join(map(repr, sorted(row)[:12]))}")
+        return given
     lower = {name.lower(): name for name in reversed(list(row))}
     return next((lower[guess] for guess in guesses if guess in lower), None)
 
@@ -256,7 +266,8 @@ def _image(value: Any, folder: Path) -> Path | bytes | None:
     if value is None or value == "":
         return None
     if isinstance(value, Mapping):  # how datasets libraries write pictures into Parquet
-        inner, path = value.get("bytes"), value.get("path")
+        inner = value.get("bytes")
+        path = value.get("path")
         if isinstance(inner, bytes) and inner:
             return inner
         if inner or not isinstance(path, str | None):
@@ -276,14 +287,18 @@ def _image(value: Any, folder: Path) -> Path | bytes | None:
     return folder / value
 
 
-def _plain(value: Any) -> str | int | float | bool | None:
-    """A value as metadata takes it; what has no plain form is written as JSON, raw bytes are left out."""
+def _metadata_value(value: Any) -> str | int | float | bool | None:
+    """A value as metadata takes it; other values become JSON, raw bytes are left out."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int):
-        return value if abs(value) <= EXACT else str(value)
+        if abs(value) <= EXACT:
+            return value
+        return str(value)
     if isinstance(value, float | Decimal):
-        return float(value) if math.isfinite(value) else None
+        if math.isfinite(value):
+            return float(value)
+        return None
     if isinstance(value, datetime | date | time):
         return value.isoformat()
     if isinstance(value, bytes):
@@ -299,4 +314,6 @@ def _key(name: str) -> str:
     key = re.sub(r"\W+", "_", name).strip("_")[:60] or "column"
     if not key[0].isalpha():
         key = f"c_{key}"
-    return f"{key}_" if key.lower() in RESERVED else key
+    if key.lower() in RESERVED:
+        return f"{key}_"
+    return key

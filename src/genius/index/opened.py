@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from genius.errors import GeniusError
 from genius.index import cache
 from genius.index.cache import Base, build_trie
-from genius.index.folder import FORMAT, WriterLock, about_of, clear, open_or_create, upgrade
+from genius.index.folder import FORMAT, WriteLock, about_of, clear, open_or_create, upgrade
 from genius.index.reader import Reader, Vanished
 from genius.model.genius import Genius
 from genius.search import CodeTrie, ScanCache, SearchEngine
@@ -46,7 +46,7 @@ class HistoryDiverged(GeniusError):
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class CommittedRows:
     """Rows that this process wrote in one change."""
 
     seqs: NDArray[np.int64]  # (n,)
@@ -66,9 +66,9 @@ class Live:
         self.dead: NDArray[np.bool_] = np.zeros(base.items, bool)
         self.delta_codes: NDArray[np.uint16] = np.empty((0, base.trie.levels), np.uint16)
         self.delta_ids: dict[str, int] = {}
-        self._written: list[tuple[int, NDArray[np.float16]]] = []  # vectors that this process just wrote: first row, (n, D)
+        self._unsearched: list[tuple[int, NDArray[np.float16]]] = []  # vectors that this process just wrote: first row, (n, D)
         self._masks: dict[str, NDArray[np.bool_]] = {}  # of this version, by condition
-        self._kinds: set[int] | None = None  # of this version
+        self._modalities: set[int] | None = None  # of this version
         self._engine: SearchEngine | None = None
         self._folded = 0  # rows that the engine's first trie stands for; the others are its second
         self._stale = True  # rows were added or died since the engine was made
@@ -87,7 +87,10 @@ class Live:
             return None
         present = reader.seqs()
         live.dead = ~_within(live.seqs, present)
-        return live if live.alive == len(present) else None  # some of the table's rows are not here: another story
+        # some of the table's rows are not here: another story
+        if live.alive == len(present):
+            return live
+        return None
 
     @property
     def version(self) -> int:
@@ -109,7 +112,9 @@ class Live:
 
     # -- moving to a newer version -----------------------------------------------------------------------------
 
-    def advance(self, reader: Reader, gone: Sequence[int] = (), trust: bool = True, written: Written | None = None) -> None:
+    def advance(
+        self, reader: Reader, gone: Sequence[int] = (), trust: bool = True, committed: CommittedRows | None = None
+    ) -> None:
         """Become version `reader.version`.
 
         Args:
@@ -118,12 +123,14 @@ class Live:
             trust: that the table continues what was seen of it; otherwise all rows are compared.
             written: the rows that are new, if this process wrote them and nobody wrote in between; otherwise they are read.
         """
-        known = int(self.seqs[-1]) if len(self.seqs) else -1
-        if written is None:
+        known = -1
+        if len(self.seqs):
+            known = int(self.seqs[-1])
+        if committed is None:
             parts = list(reader.codes(f"_seq > {known}"))  # seqs only grow: what is new is larger
         else:
-            parts = [(written.seqs, written.ids, written.codes)]
-            self._hold(len(self.seqs), written.vectors)
+            parts = [(committed.seqs, committed.ids, committed.codes)]
+            self._hold(len(self.seqs), committed.vectors)
         self.dead[np.asarray(gone, np.int64)] = True
         if parts:
             seqs, codes = (np.concatenate([part[i] for part in parts]) for i in (0, 2))
@@ -140,17 +147,18 @@ class Live:
                 raise HistoryDiverged(f"version {reader.version} holds {reader.count()} items where {self.alive} were expected")
         self.reader = reader
         self._masks.clear()
-        self._kinds, self._stale = None, True
+        self._modalities = None
+        self._stale = True
 
-    def kinds(self, labelled: bool) -> set[int]:
+    def modalities(self, labelled: bool) -> set[int]:
         """Kinds of the items of this version, from first codes that say it (`labelled`), or from the table."""
-        if self._kinds is None:
+        if self._modalities is None:
             if labelled:
                 old = self.base.trie.children(())[0] if self.base.items else np.empty(0, np.int64)
-                self._kinds = {int(kind) for part in (old, self.delta_codes[:, 0]) for kind in np.unique(part)}
+                self._modalities = {int(modality) for part in (old, self.delta_codes[:, 0]) for modality in np.unique(part)}
             else:
-                self._kinds = {int(kind) for kind in Modality if self.reader.count(f"modality = '{kind.label}'")}
-        return self._kinds
+                self._modalities = {int(modality) for modality in Modality if self.reader.count(f"modality = '{modality.label}'")}
+        return self._modalities
 
     def engine(self) -> SearchEngine | None:
         """The engine at this version; None while nothing was ever added. Brought up to date here, so that a long
@@ -162,7 +170,8 @@ class Live:
         if self._engine is None:
             if not rows:
                 return None
-            self._engine, self._stale = self._new_engine(), True
+            self._engine = self._new_engine()
+            self._stale = True
         if self._stale:
             known = self._engine.rows
             folding = rows - self._folded > max(MERGE_FROM, MERGE_SHARE * rows)
@@ -187,8 +196,12 @@ class Live:
             trie = build_trie(self.delta_codes, self._level_sizes)
             vectors = self._vectors(0)
             self._folded = len(self.seqs)
-        bank = self.model.queries if self.model.config.rerank_embedding == "fused" else None
-        scans = self.scans if self.base.items else None
+        bank = None
+        if self.model.config.rerank_embedding == "fused":
+            bank = self.model.queries
+        scans = None
+        if self.base.items:
+            scans = self.scans
         return SearchEngine(self.model.generator, self.model.quantizer, trie, vectors, self.model.device, bank=bank, cache=scans)
 
     def _living_trie(self) -> CodeTrie:
@@ -201,8 +214,8 @@ class Live:
 
     def _vectors(self, first: int) -> NDArray[np.float16]:
         """(n, D) embeddings of rows from `first` on; zeros for rows that are gone already."""
-        held = [(row, vectors) for row, vectors in self._written if row >= first]
-        self._written.clear()  # the engine has them from here on
+        held = [(row, vectors) for row, vectors in self._unsearched if row >= first]
+        self._unsearched.clear()  # the engine has them from here on
         whole = bool(held) and held[0][0] == first and held[-1][0] + len(held[-1][1]) == len(self.seqs)
         if whole:
             return np.concatenate([vectors for _, vectors in held])
@@ -213,12 +226,12 @@ class Live:
 
     def _hold(self, first: int, vectors: NDArray[np.float16]) -> None:
         """Keep vectors that were just written for the next search, unless a long run of additions has made them too many."""
-        follows = self._written and self._written[-1][0] + len(self._written[-1][1]) == first
+        follows = self._unsearched and self._unsearched[-1][0] + len(self._unsearched[-1][1]) == first
         if not follows:
-            self._written.clear()
-        self._written.append((first, vectors))
-        if sum(part.nbytes for _, part in self._written) > MAX_HELD:
-            self._written.clear()
+            self._unsearched.clear()
+        self._unsearched.append((first, vectors))
+        if sum(part.nbytes for _, part in self._unsearched) > MAX_HELD:
+            self._unsearched.clear()
 
     # -- rows --------------------------------------------------------------------------------------------------
 
@@ -269,11 +282,15 @@ class Live:
 
     def below(self, prefix: tuple[int | None, ...]) -> NDArray[np.int64]:
         """Living rows whose codes start with `prefix`, in the order they were added; None is any code, and looks at all below."""
-        known = prefix[: prefix.index(None)] if None in prefix else prefix
-        below = (
-            self.base.trie.rows_below(tuple(code for code in known if code is not None)) if self.base.items else np.empty(0, int)
-        )
-        below = below[self._match(self.codes_of(below), prefix)] if None in prefix else below
+        known = prefix
+        if None in prefix:
+            known = prefix[: prefix.index(None)]
+        if self.base.items:
+            below = self.base.trie.rows_below(tuple(code for code in known if code is not None))
+        else:
+            below = np.empty(0, int)
+        if None in prefix:
+            below = below[self._match(self.codes_of(below), prefix)]
         match = self._match(self.delta_codes, prefix)
         rows = np.concatenate([np.sort(below), np.flatnonzero(match) + self.base.items])
         alive: NDArray[np.int64] = rows[~self.dead[rows]]
@@ -282,8 +299,9 @@ class Live:
     @staticmethod
     def _match(codes: NDArray[Any], prefix: tuple[int | None, ...]) -> NDArray[np.bool_]:
         """(N,) which of `codes` (N, M) start with `prefix`."""
-        asked = [(level, code) for level, code in enumerate(prefix) if code is not None]
-        levels, wanted = [level for level, _ in asked], np.array([code for _, code in asked], np.int64)
+        given = [(level, code) for level, code in enumerate(prefix) if code is not None]
+        levels = [level for level, _ in given]
+        wanted = np.array([code for _, code in given], np.int64)
         same: NDArray[np.bool_] = (codes[:, levels] == wanted).all(axis=1)
         return same
 
@@ -320,8 +338,8 @@ class OpenIndex:
         self.read_only = read_only or version is not None
         self.thumbnails = thumbnails
         self.lock = threading.RLock()
-        self.writer = WriterLock(path / ".lock", lock_timeout)
-        self.about, self.model, self.store = open_or_create(path, model, create and not self.read_only, self.writer, durable)
+        self.write_lock = WriteLock(path / ".lock", lock_timeout)
+        self.about, self.model, self.store = open_or_create(path, model, create and not self.read_only, self.write_lock, durable)
         self.key = cache.CacheKey(self.about.id, self.about.fingerprint, self.about.levels, self.about.width)
         self.commits = 0  # of this process
         self._swept = False  # what killed writers left was removed
@@ -342,9 +360,11 @@ class OpenIndex:
             return live
         if not self.read_only and reader.count() >= CACHE_FROM:
             try:
-                with self.writer.hold():  # one process builds; the next finds it
+                with self.write_lock.hold():  # one process builds; the next finds it
                     live = self._from_cache(reader)
-                    return live if live is not None else self.rebuild(reader)
+                    if live is not None:
+                        return live
+                    return self.rebuild(reader)
             except GeniusError:
                 pass  # a busy writer or a read-only folder: do without a cache
         return self._in_memory(reader)
@@ -362,31 +382,35 @@ class OpenIndex:
         if count - cached.items > REBUILD_SHARE * count:
             return None
         live = Live.verified(self.model, cached, reader)
-        return None if live is None or live.wasteful else self._with_scans(live)
+        if live is None or live.wasteful:
+            return None
+        return self._with_scans(live)
 
     def _with_scans(self, live: Live) -> Live:
         """The search side with the place in its cache where the product codes of its base are kept."""
         base = live.base
         if base.cached:
-            queries = "" if self.model.queries is None else self.model.queries.digest()
+            queries = ""
+            if self.model.queries is not None:
+                queries = self.model.queries.digest()
             identity = f"{self.key.index}:{self.key.fingerprint}:{base.version}:{base.manifest}:{queries}"
             live.scans = ScanCache(self.cache / str(base.version) / "scan", identity, not self.read_only)
         return live
 
     def rebuild(self, reader: Reader) -> Live:
-        """A search side without history, and its cache on disk. The caller holds the writer's lock."""
+        """A search side without history, and its cache on disk. The caller holds the write lock."""
         base = cache.build_cached(reader, self.key, self.cache)
         cache.forget(self.cache, keep=base.version)
         return self._with_scans(Live(self.model, base, reader))
 
     # -- one version at a time ---------------------------------------------------------------------------------
 
-    def current(self, gone: Sequence[int] = (), written: Written | None = None) -> Live:
+    def current(self, gone: Sequence[int] = (), committed: CommittedRows | None = None) -> Live:
         """The search side at the newest version. Call with `lock` held.
 
         Args:
             gone: rows this process just deleted.
-            written: rows this process just wrote; it still holds the writer's lock.
+            written: rows this process just wrote; it still holds the write lock.
         """
         if self.pinned is None:
             self._refuse_another()
@@ -394,7 +418,7 @@ class OpenIndex:
             if latest != self.live.version:
                 reader = self.store.at(latest)
                 try:
-                    self.live.advance(reader, gone, self.store.continues(self.live.reader), written)
+                    self.live.advance(reader, gone, self.store.continues(self.live.reader), committed)
                 except HistoryDiverged:
                     self.live = self._in_memory(reader)
                 if self.live.wasteful:
@@ -420,10 +444,10 @@ class OpenIndex:
         with self.lock:
             return self.current().reader
 
-    def kinds(self) -> set[Modality]:
+    def modalities(self) -> set[Modality]:
         """Kinds of items that there may be; one whose last item was just deleted may still be named."""
         with self.lock:
-            return {Modality(kind) for kind in self.current().kinds(self.model.config.quantizer.labelled)}
+            return {Modality(modality) for modality in self.current().modalities(self.model.config.quantizer.labelled)}
 
     def consistent(self, call: Callable[[], T]) -> T:
         """Run a read; again, on what is newest then, if another process cleaned its version away meanwhile."""
@@ -439,10 +463,12 @@ class OpenIndex:
     def change(self) -> Iterator[None]:
         """Alone among writers; what is written inside counts, as a whole and on the disk, when the block ends."""
         self.check_writable()
-        with self.writer.hold():
+        with self.write_lock.hold():
             if self.about.format < FORMAT:
                 about = about_of(self.path)  # another process may have done it meanwhile
-                self.about = upgrade(self.path, about, self.store) if about.format < FORMAT else about
+                self.about = about
+                if about.format < FORMAT:
+                    self.about = upgrade(self.path, about, self.store)
             self._refuse_another()
             if not self._swept:
                 clear(self.path, self.about)
@@ -453,11 +479,13 @@ class OpenIndex:
 
     def _refuse_another(self) -> None:
         """One line if another index, perhaps of another model, has taken the place of the one that was opened."""
-        book = self.store.ledger.read()
-        if book is not None and book.about.get("id") != self.about.id:
+        state = self.store.ledger.read()
+        if state is not None and state.about.get("id") != self.about.id:
             raise GeniusError(f"{self.path} was replaced by another index since it was opened: open it again")
 
     def check_writable(self) -> None:
         if self.read_only:
-            pinned = f" at version {self.pinned}" if self.pinned is not None else ""
+            pinned = ""
+            if self.pinned is not None:
+                pinned = f" at version {self.pinned}"
             raise GeniusError(f"{self.path} is open read-only{pinned}")

@@ -1,9 +1,9 @@
-"""The whole collection at a look: which items are nearly the same, and a plane where alike ones lie near each other.
+"""The collection as a whole: which items are duplicates, and a map of a sample of items in two dimensions.
 
-Doubles: each item is searched for, and what is found very near is its double. The plane shows a sample of items. UMAP draws it
-where the extra `map` is installed, the two directions in which vectors differ most do otherwise, and until UMAP is done. What a
-plane can show of many directions is little: near here is a hint, not an answer. Kinds are centred one by one, since they lie
-apart in every model and would otherwise fill the plane with that alone.
+Duplicates: each item is the query of a search, and what is very similar is its duplicate. The map is drawn by UMAP where the
+extra `map` is installed, else (and until UMAP is done) by the first two principal components. Two dimensions keep little of many:
+distance on the map is a hint, not a similarity. Modalities are centred separately: they lie apart in every model, and would
+otherwise be all that the map shows.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ def duplicates(index: Index, threshold: float = 0.97, near: int = 5) -> Iterator
         return name
 
     request = SearchRequest(near + 1, min_score=threshold)
-    for names, vectors, kinds in index.vectors(AT_ONCE):
-        found = index.search_embedded(vectors, targets=torch.tensor([int(kind) for kind in kinds]), request=request)
+    for names, vectors, modalities in index.vectors(AT_ONCE):
+        targets = torch.tensor([int(modality) for modality in modalities])
+        found = index.search_embedded(vectors, targets=targets, request=request)
         for name, hits in zip(names, found, strict=True):
             for hit in hits:
                 if hit.id != name:
@@ -68,7 +69,7 @@ def duplicates(index: Index, threshold: float = 0.97, near: int = 5) -> Iterator
 MOST = 1500  # items: enough to zoom into, and quick to draw
 TITLE = 120  # letters of an item's words
 AMONG = 5  # neighbours between which an item is put that the sample does not hold
-REST = 9  # times as long as a drawing took: an index that changes all the time is drawn a tenth of it
+PAUSE = 9  # times as long as a drawing took: an index that changes all the time is drawn a tenth of the time
 COLUMNS = ("_seq", "id", "text", "modality", "_metadata", "_codes", "_embedding")
 Row = dict[str, Any]
 
@@ -92,8 +93,8 @@ class Plane:
     version: int
     method: Literal["umap", "pca"]
     rows: Sequence[Row]
-    vectors: torch.Tensor  # (n, D) unit, their kinds centred
-    centres: torch.Tensor  # (3, D) of the kinds
+    vectors: torch.Tensor  # (n, D) unit, centred by modality
+    centres: torch.Tensor  # (3, D) means of the modalities
     places: torch.Tensor  # (n, 2)
 
     def placed(self, alive: np.ndarray) -> list[Placed]:
@@ -103,8 +104,8 @@ class Plane:
 
     def located(self, rows: Sequence[Row]) -> list[Placed]:
         """Any items: in their own place, or amid those of the sample that are nearest to them."""
-        vectors, kinds = _vectors(rows)
-        scores, near = (_centred(vectors, kinds, self.centres) @ self.vectors.T).topk(min(AMONG, len(self.vectors)))
+        vectors, modalities = _vectors(rows)
+        scores, near = (_centred(vectors, modalities, self.centres) @ self.vectors.T).topk(min(AMONG, len(self.vectors)))
         amid = (self.places[near] * (20.0 * scores).softmax(1)[..., None]).sum(1).tolist()
         own = {row["_seq"]: place for row, place in zip(self.rows, self.places.tolist(), strict=True)}
         return [_placed(row, own.get(row["_seq"], guess)) for row, guess in zip(rows, amid, strict=True)]
@@ -114,7 +115,8 @@ class Planes:
     """The plane of an index as it is now: kept for its version, drawn better in the background."""
 
     def __init__(self, index: Index, most: int = MOST) -> None:
-        self._index, self._most = index, most
+        self._index = index
+        self._most = most
         self._lock = threading.Lock()
         self._plane: Plane | None = None
         self._running: flatten.Flattening | None = None
@@ -135,8 +137,9 @@ class Planes:
             drawing = self._drawing is not None and self._drawing.is_alive()
             rested = time.monotonic() >= self._rested
             if stale and rested and not drawing and not self._given_up and len(alive) >= flatten.FEWEST:
-                self._drawing, drawing = threading.Thread(target=self._draw, name="genius-plane", daemon=True), True
+                self._drawing = threading.Thread(target=self._draw, name="genius-plane", daemon=True)
                 self._drawing.start()
+                drawing = True
             return plane, alive, drawing
 
     def _draw(self) -> None:
@@ -157,12 +160,14 @@ class Planes:
             return
         with self._lock:
             self._plane = replace(sample, method="umap", places=places)
-            self._rested = time.monotonic() + REST * (time.monotonic() - began)
+            self._rested = time.monotonic() + PAUSE * (time.monotonic() - began)
 
     def locate(self, plane: Plane, ids: Sequence[str]) -> list[Placed]:
         """Items by id, wherever they belong on the plane; unknown ids are left out."""
         rows = list(self._index._columns(list(ids), COLUMNS, "skip").values())
-        return plane.located(rows) if rows else []
+        if not rows:
+            return []
+        return plane.located(rows)
 
     def wait(self) -> None:
         """Until nothing is being drawn."""
@@ -187,10 +192,13 @@ def _sampled(index: Index, most: int) -> Plane:
     version, alive, reader = _live(index)
     picked = alive[np.unique(np.linspace(0, len(alive) - 1, min(most, len(alive))).astype(np.int64))]
     rows = list(reader.rows(picked, COLUMNS).values())
-    vectors, kinds = _vectors(rows)
-    own = [vectors[kinds == int(kind)] for kind in Modality]
-    centres = torch.stack([(part if len(part) else vectors).mean(0) for part in own])
-    centred = _centred(vectors, kinds, centres)
+    vectors, modalities = _vectors(rows)
+    means = []
+    for modality in Modality:
+        own = vectors[modalities == int(modality)]
+        means.append(own.mean(0) if len(own) else vectors.mean(0))
+    centres = torch.stack(means)
+    centred = _centred(vectors, modalities, centres)
     slim = [{name: value for name, value in row.items() if name != "_embedding"} for row in rows]
     return Plane(version, "pca", slim, centred, centres, principal(centred))
 
@@ -206,12 +214,12 @@ def _vectors(rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
     return vectors, torch.tensor([int(Modality.parse(row["modality"])) for row in rows])
 
 
-def _centred(vectors: torch.Tensor, kinds: torch.Tensor, centres: torch.Tensor) -> torch.Tensor:
-    return F.normalize(vectors - centres[kinds], dim=1)
+def _centred(vectors: torch.Tensor, modalities: torch.Tensor, centres: torch.Tensor) -> torch.Tensor:
+    return F.normalize(vectors - centres[modalities], dim=1)
 
 
 def principal(centred: torch.Tensor) -> torch.Tensor:
-    """(n, D) -> (n, 2) by the first two principal directions, half by rank, so that crowds can be told apart."""
+    """(n, D) -> (n, 2) by the first two principal directions, half by rank, so that crowds stay apart."""
     if len(centred) < 3:
         return torch.full((len(centred), 2), 0.5)
     _, _, directions = torch.linalg.svd(centred.T @ centred)
@@ -224,5 +232,6 @@ def principal(centred: torch.Tensor) -> torch.Tensor:
 
 def _within(flat: torch.Tensor) -> torch.Tensor:
     """Stretched to 0 to 1 in both directions; the farthest hundredth of each side stands at the edge."""
-    low, high = flat.quantile(0.01, 0), flat.quantile(0.99, 0)
+    low = flat.quantile(0.01, 0)
+    high = flat.quantile(0.99, 0)
     return ((flat - low) / (high - low).clamp(min=1e-9)).clamp(0, 1) * 0.96 + 0.02

@@ -32,7 +32,7 @@ from genius.index.folder import (
     FORMAT,
     INSIDE,
     About,
-    WriterLock,
+    WriteLock,
     about_of,
     describe_model,
     finish_swap,
@@ -43,7 +43,7 @@ from genius.index.folder import (
     upgrade,
     write_about,
 )
-from genius.index.ledger import Book, Ledger, file_sum
+from genius.index.ledger import Ledger, LedgerState, file_sum
 from genius.index.paths import ABOUT, CACHE, LEDGER, MODEL, ORIGIN, is_sibling, refuse_foreign, remove, write_origin
 from genius.index.reader import Reader, Vanished, good_rows, readable_rows, resealed, whole_schema
 from genius.index.store import Store
@@ -72,7 +72,8 @@ class Copied:
 
 def snapshot(source: str | Path, target: str | Path, version: int | None = None) -> Copied:
     """Copy an index, at its newest version or an older one, into a new folder. It appears whole or not at all."""
-    source, target = Path(source), Path(target)
+    source = Path(source)
+    target = Path(target)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise GeniusError(f"{target} is there already: choose another path for the copy")
     about = about_of(source)
@@ -81,30 +82,36 @@ def snapshot(source: str | Path, target: str | Path, version: int | None = None)
     make_folder(temporary)
     try:
         write_origin(temporary, about.id)
-        with _being_written(temporary):
+        with _snapshot_lock(temporary):
             return _retried(source, about, version, lambda reader: _copy(source, about, reader, temporary, target))
     finally:
         if temporary.exists():
             remove(temporary, target, about.id)
 
 
-def _being_written(folder: Path) -> contextlib.AbstractContextManager[None]:
+def _snapshot_lock(folder: Path) -> contextlib.AbstractContextManager[None]:
     """Holds a lock by which others see that a snapshot is being written. Windows cannot rename a folder with an open file."""
-    return contextlib.nullcontext() if sys.platform == "win32" else WriterLock(folder / ".lock", 30.0).hold()
+    if sys.platform == "win32":
+        return contextlib.nullcontext()
+    return WriteLock(folder / ".lock", 30.0).hold()
 
 
 def sweep_snapshots(parent: Path, owner: str) -> None:
     """Remove what killed snapshots of the index with the id `owner` left in a folder."""
     try:
-        names = [] if sys.platform == "win32" else [path.name for path in parent.iterdir()]
+        names = []
+        if sys.platform != "win32":
+            names = [path.name for path in parent.iterdir()]
     except OSError:
         return
     for name in names:
         found = re.fullmatch(r"\.(.+)\.\d+-[0-9a-f]{8}", name)
-        target = None if found is None else parent / found[1]
+        target = None
+        if found is not None:
+            target = parent / found[1]
         if target is None or not is_sibling(parent / name, target, owner):
             continue
-        with contextlib.suppress(GeniusError), WriterLock(parent / name / ".lock", 0.0).hold():
+        with contextlib.suppress(GeniusError), WriteLock(parent / name / ".lock", 0.0).hold():
             remove(parent / name, target, owner)
 
 
@@ -131,7 +138,7 @@ def _copy(source: Path, about: About, reader: Reader, temporary: Path, target: P
     described = replace(about, id=uuid.uuid4().hex, format=FORMAT, copied=copied)
     schema = whole_schema(reader)
     store = Store.fill(temporary, schema, resealed(good_rows(reader), schema))
-    book = store.begin_ledger(described.to_dict())
+    state = store.begin_ledger(described.to_dict())
     write_about(temporary, described)
     try:
         if about.source == INSIDE:
@@ -147,7 +154,7 @@ def _copy(source: Path, about: About, reader: Reader, temporary: Path, target: P
         sync_directory(target.parent)
     except OSError as error:
         raise GeniusError(f"{target} is made, but a power cut may take its name away: {error.strerror or error}") from None
-    return Copied(source, target, reader.version, book.items)
+    return Copied(source, target, reader.version, state.items)
 
 
 def _copy_model(source: Path, target: Path) -> None:
@@ -166,7 +173,8 @@ def restore(source: str | Path, target: str | Path, version: int | None = None, 
     A new folder becomes a copy. An index that exists gets the snapshot's items in place of all of its own, in one change
     that processes which search it follow by themselves; what it held stays an older version for as long as those are kept.
     """
-    source, target = Path(source), Path(target)
+    source = Path(source)
+    target = Path(target)
     there = read_about(target)
     if there is None:
         return snapshot(source, target, version)
@@ -179,7 +187,7 @@ def restore(source: str | Path, target: str | Path, version: int | None = None, 
 
 
 def _replace(source: Path, reader: Reader, target: Path) -> Copied:
-    with WriterLock(target / ".lock", 30.0).hold():
+    with WriteLock(target / ".lock", 30.0).hold():
         there = about_of(target)
         store = open_store(target, there)
         if there.format < FORMAT:
@@ -222,26 +230,30 @@ def repair(folder: str | Path, model: Genius | str | Path | None = None) -> Repa
     refuse_foreign(folder)
     if not holds_data(folder) and not (folder / LEDGER).exists():
         raise GeniusError(f"no index at {folder}, or none that ever held an item: there is nothing to bring back")
-    with WriterLock(folder / ".lock", 30.0).hold():
+    with WriteLock(folder / ".lock", 30.0).hold():
         if not _is_sound(folder):
             _clear_caches(folder, report)
         if _is_sound(folder):
             report.done.append("the table is as it was written")
             store = Store.open(folder)
             store.recover()
-            report.version, report.items = store.latest(), store.at(store.latest()).count()
+            report.version = store.latest()
+            report.items = store.at(store.latest()).count()
             return report
         remove(table_folder(folder) / VERSIONS / HINT, folder)
-        book = _book(folder, report)
-        store, version, whole = _newest_readable(folder, book, report)
-        about = _about(folder, book, model, store.peek(version), report)
+        state = _ledger_state(folder, report)
+        store, version, whole = _newest_readable(folder, state, report)
+        about = _about(folder, state, model, store.peek(version), report)
         described = about.to_dict()
-        fresh = _as_it_is(store, book, described) if whole else None
+        fresh = None
+        if whole:
+            fresh = _as_it_is(store, state, described)
         if fresh is None:
-            fresh = _salvage(store, version, book, described, report)
+            fresh = _salvage(store, version, state, described, report)
         write_about(folder, about)
         report.done.append(f"wrote {ABOUT} and {LEDGER}")
-        report.version, report.items = fresh.head, fresh.items
+        report.version = fresh.head
+        report.items = fresh.items
     return report
 
 
@@ -258,7 +270,7 @@ def _clear_caches(folder: Path, report: RepairReport) -> None:
         report.done.append("removed cache/: it is built anew when needed")
 
 
-def _book(folder: Path, report: RepairReport) -> Book | None:
+def _ledger_state(folder: Path, report: RepairReport) -> LedgerState | None:
     try:
         return Ledger(folder).read()
     except GeniusError:
@@ -269,15 +281,18 @@ def _book(folder: Path, report: RepairReport) -> Book | None:
 # -- which version -----------------------------------------------------------------------------------------------
 
 
-def _newest_readable(folder: Path, book: Book | None, report: RepairReport) -> tuple[Store, int, bool]:
+def _newest_readable(folder: Path, state: LedgerState | None, report: RepairReport) -> tuple[Store, int, bool]:
     """The version to bring back, and whether all of its rows are sound. Newer ones are set aside.
 
     The newest that opens; an older one only if it is whole and has more sound rows than can be read of that.
     """
-    limit = book.head if book is not None else 2**63
+    if state is not None:
+        limit = state.head
+    else:
+        limit = 2**63
     found = [version for version in reversed(versions_on_disk(folder)) if version <= limit]
-    if book is not None and (not found or found[0] != book.head):
-        report.lost.append(f"version {book.head}, with {counted(book.items, 'item')}, is not there any more")
+    if state is not None and (not found or found[0] != state.head):
+        report.lost.append(f"version {state.head}, with {counted(state.items, 'item')}, is not there any more")
     for version in found:
         set_aside(folder, version)
         try:
@@ -289,12 +304,13 @@ def _newest_readable(folder: Path, book: Book | None, report: RepairReport) -> t
             continue
         if not _is_whole(reader):
             sound = sum(int(batch.num_rows) for batch in readable_rows(reader, lambda _: None))
-            older = _older(store, [v for v in found if v < version and (book is None or v in book.shown)], sound)
+            older = _older(store, [v for v in found if v < version and (state is None or v in state.shown)], sound)
             if older is not None:
                 readable = f"only {sound} of {counted(total, 'item')} of version {version} can be read"
                 report.lost.append(f"{readable}: version {older} has more")
                 set_aside(folder, older)
-                store, version = Store(folder), older
+                store = Store(folder)
+                version = older
                 reader = store.peek(version)
         report.done.append(f"took version {version}")
         return store, version, _is_whole(reader)
@@ -320,24 +336,28 @@ def _is_whole(reader: Reader) -> bool:
         return False
 
 
-def _passed(store: Store, book: Book | None) -> int:
+def _passed(store: Store, state: LedgerState | None) -> int:
     """The version to go beyond: the last that the ledger says was acknowledged, if that can be believed."""
     newest = max(versions_on_disk(store.folder), default=0)
-    return 0 if book is None else min(book.head, newest + BELIEVED)
+    if state is None:
+        return 0
+    return min(state.head, newest + BELIEVED)
 
 
-def _as_it_is(store: Store, book: Book | None, described: dict[str, Any]) -> Book | None:
+def _as_it_is(store: Store, state: LedgerState | None, described: dict[str, Any]) -> LedgerState | None:
     """A new ledger for a table whose rows are all sound; None if it cannot be written to. Row indexes may be damaged: they go."""
     try:
         store.drop_indices()
         store.prepare_sums()
-        store.pass_by(_passed(store, book))
+        store.pass_by(_passed(store, state))
         return store.begin_ledger(described)
     except GeniusError:
         return None
 
 
-def _salvage(store: Store, version: int, book: Book | None, described: dict[str, Any], report: RepairReport) -> Book:
+def _salvage(
+    store: Store, version: int, state: LedgerState | None, described: dict[str, Any], report: RepairReport
+) -> LedgerState:
     """Write the sound rows as a new version, with new numbers."""
     reader = store.peek(version)
     schema = whole_schema(reader)
@@ -348,22 +368,24 @@ def _salvage(store: Store, version: int, book: Book | None, described: dict[str,
         set_aside(store.folder, version)
         raise
     report.done.append("wrote the items that can be read as a new version")
-    store.pass_by(_passed(store, book))
+    store.pass_by(_passed(store, state))
     return store.begin_ledger(described)
 
 
 # -- which model -------------------------------------------------------------------------------------------------
 
 
-def _about(folder: Path, book: Book | None, model: Genius | str | Path | None, reader: Reader, report: RepairReport) -> About:
+def _about(
+    folder: Path, state: LedgerState | None, model: Genius | str | Path | None, reader: Reader, report: RepairReport
+) -> About:
     """`genius.json` as it is, else from the ledger, else from the model that is named."""
     known: About | None = None
     try:
         known = read_about(folder)
     except GeniusError:
         report.done.append(f"{ABOUT} is missing or damaged")
-    if known is None and book is not None:
-        known = About.from_dict(book.about)
+    if known is None and state is not None:
+        known = About.from_dict(state.about)
         report.done.append(f"{ABOUT} comes from {LEDGER}")
     if model is None:
         if known is None:
@@ -398,7 +420,9 @@ def _check_model(model: Genius, reader: Reader, report: RepairReport) -> None:
         report.done.append("no item to compare the model with: it is taken at your word")
         return
     embedded = model.embed_items([item for item, _ in texts])
-    labels = embedded.modality if config.labelled else None
+    labels = None
+    if config.labelled:
+        labels = embedded.modality
     same = sum(a == b for a, b in zip(model.quantizer.encode(embedded.z, labels).tolist(), (c for _, c in texts), strict=True))
     if same < 0.75 * len(texts):
         raise GeniusError(f"the model gives {len(texts) - same} of {len(texts)} items other codes than they have: name another")

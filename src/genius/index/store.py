@@ -25,15 +25,16 @@ from typing import TYPE_CHECKING, Any
 from genius.errors import GeniusError
 from genius.index import commit
 from genius.index.commit import manifest_name, table_folder
-from genius.index.ledger import SUM, Book, Damaged, Ledger, file_sum
-from genius.index.metadata import Kind, arrow_rows, item_schema, metadata_schema
+from genius.index.ledger import SUM, Damaged, Ledger, LedgerState, file_sum
+from genius.index.metadata import FieldType, arrow_rows, item_schema, metadata_schema
 from genius.index.paths import TABLE
 from genius.index.reader import Reader, Tally, Vanished, database_errors, good_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-POSITION_BITS, SEQ_SHIFT = 20, 36
+POSITION_BITS = 20
+SEQ_SHIFT = 36
 MAX_BATCH = 1 << POSITION_BITS
 NEVER = timedelta(days=36_500)
 INDEX_FROM = 10_000  # rows; a smaller table is scanned as quickly
@@ -46,9 +47,14 @@ class _Opened:
     def __init__(self, folder: Path, view: Path | TemporaryDirectory[str]) -> None:
         import lancedb
 
-        self.folder, self.view = folder, None if isinstance(view, Path) else view
+        self.folder = folder
+        self.view = None
+        path = view
+        if not isinstance(view, Path):
+            self.view = view
+            path = Path(view.name)
         with database_errors(f"open the index {folder}"):
-            self.database: Any = lancedb.connect(view if isinstance(view, Path) else Path(view.name))
+            self.database: Any = lancedb.connect(path)
             self.table: Any = self.database.open_table(TABLE)  # for the writer
             self.watch: Any = self.database.open_table(TABLE)  # for seeing what is newest, by any thread
 
@@ -81,12 +87,12 @@ class Store:
                 try:
                     self._opened = _Opened(self.folder, self.folder)
                 except GeniusError:
-                    book = None
+                    state = None
                     with suppress(GeniusError):
-                        book = self.ledger.read()
-                    if book is None or max(commit.versions_on_disk(self.folder), default=0) <= book.head:
+                        state = self.ledger.read()
+                    if state is None or max(commit.versions_on_disk(self.folder), default=0) <= state.head:
                         raise
-                    self._opened = _Opened(self.folder, commit.view_without_strays(self.folder, book.head))
+                    self._opened = _Opened(self.folder, commit.view_without_strays(self.folder, state.head))
             return self._opened
 
     @property
@@ -115,13 +121,13 @@ class Store:
         import lancedb
         import pyarrow as pa
 
-        written = Tally()
+        tally = Tally()
         with database_errors(f"create an index at {folder}"):
-            reader = pa.RecordBatchReader.from_batches(schema, written.counting(rows))
+            reader = pa.RecordBatchReader.from_batches(schema, tally.counting(rows))
             lancedb.connect(folder).create_table(TABLE, data=reader, schema=schema)
         commit.refuse_cut_off(folder, ())
         store = cls(folder, durable)
-        store.verify_written(written)
+        store.verify_rows(tally)
         return store
 
     @classmethod
@@ -134,24 +140,26 @@ class Store:
 
     def latest(self) -> int:
         """The newest version that was acknowledged; some microseconds."""
-        book = self.ledger.read()
-        if book is not None:
-            return book.head
+        state = self.ledger.read()
+        if state is not None:
+            return state.head
         with database_errors("read the index"):  # an index of format 1
             self._watch.checkout_latest()
             return int(self._watch.version)
 
     def at(self, version: int) -> Reader:
         try:
-            book = self.ledger.read()
-            if book is not None and version not in book.shown:
+            state = self.ledger.read()
+            if state is not None and version not in state.shown:
                 raise Vanished(f"there is no version {version} of {self.folder} (genius info --versions lists them)")
             noted = self._check_manifest(version)
-            return self.peek(version) if noted is None else self._reader(version, noted)
+            if noted is None:
+                return self.peek(version)
+            return self._reader(version, noted)
         except Vanished:
-            book = self.ledger.read()
-            if book is not None and book.head == version:
-                gone = commit.missing_head(self.folder, book)
+            state = self.ledger.read()
+            if state is not None and state.head == version:
+                gone = commit.missing_head(self.folder, state)
                 raise Damaged(f"{self.folder} is damaged: {gone}; genius repair {self.folder}") from None
             raise
 
@@ -177,8 +185,11 @@ class Store:
 
     def _check_manifest(self, version: int) -> str | None:
         """The noted checksum of the file that defines a version, after comparing; None: none was noted."""
-        book, name = self.ledger.read(), manifest_name(version)
-        noted = None if book is None else book.files.get(name)
+        state = self.ledger.read()
+        name = manifest_name(version)
+        noted = None
+        if state is not None:
+            noted = state.files.get(name)
         if noted is None:
             return None
         try:
@@ -205,7 +216,7 @@ class Store:
 
     def versions(self) -> list[dict[str, Any]]:
         """Those that can be opened. A change may take several steps of the table: only the last is a version."""
-        book = self.ledger.read()
+        state = self.ledger.read()
         with database_errors("list versions"):
             self._watch.checkout_latest()
             return [
@@ -215,10 +226,10 @@ class Store:
                     "items": int(v["metadata"].get("total_rows", -1)),
                 }
                 for v in self._watch.list_versions()
-                if book is None or int(v["version"]) in book.shown
+                if state is None or int(v["version"]) in state.shown
             ]
 
-    # -- writing (the caller holds the writer's lock) -------------------------------------------
+    # -- writing (the caller holds the write lock) -------------------------------------------
 
     @contextmanager
     def change(self) -> Iterator[None]:
@@ -236,16 +247,16 @@ class Store:
 
     def recover(self) -> list[int]:
         """Put away what a writer left that died before its change was acknowledged; versions of it."""
-        book = self.ledger.read()
-        if book is None:
+        state = self.ledger.read()
+        if state is None:
             raise Damaged(f"{self.folder} has no ledger; genius repair {self.folder}")
-        if not (table_folder(self.folder) / manifest_name(book.head)).is_file():
-            gone = commit.missing_head(self.folder, book)
+        if not (table_folder(self.folder) / manifest_name(state.head)).is_file():
+            gone = commit.missing_head(self.folder, state)
             raise Damaged(f"{self.folder} is damaged: {gone}; genius repair {self.folder}")
-        stray = commit.set_aside(self.folder, book.head)
+        stray = commit.set_aside(self.folder, state.head)
         if stray or (self._opened is not None and self._opened.view is not None):
             self._connect()
-        if book.cleaning:
+        if state.cleaning:
             commit.forget_cleaned(self.folder, self.ledger, self.durable)
         return stray
 
@@ -257,23 +268,26 @@ class Store:
             yield self._table
 
     def _acknowledge(self) -> None:
-        version, book = self.newest(), self.ledger.read()
-        if book is None or version != book.head:
+        version = self.newest()
+        state = self.ledger.read()
+        if state is None or version != state.head:
             with database_errors("count"):
                 items = int(self._table.count_rows())
             commit.acknowledge(self.folder, self.ledger, version, items, self.durable)
 
-    def begin_ledger(self, about: Mapping[str, Any], version: int | None = None) -> Book:
+    def begin_ledger(self, about: Mapping[str, Any], version: int | None = None) -> LedgerState:
         """A new ledger for what is on the disk, at a version (the newest): of a new index, an older one, or a repaired one."""
-        commit.set_aside(self.folder, self.newest() if version is None else version)
+        if version is None:
+            version = self.newest()
+        commit.set_aside(self.folder, version)
         self._connect()
         sums = commit.record(self.folder, commit.table_files(self.folder), self.durable)
         with database_errors("count"):
             head = self.newest()
             shown = frozenset(commit.versions_on_disk(self.folder))  # what was one before there were ledgers still is
-            book = Book(about, head, int(self._table.count_rows()), shown, sums)
-        self.ledger.rewrite(book, self.durable)
-        return book
+            state = LedgerState(about, head, int(self._table.count_rows()), shown, sums)
+        self.ledger.rewrite(state, self.durable)
+        return state
 
     def newest(self) -> int:
         """The newest version on the disk, acknowledged or not."""
@@ -294,7 +308,7 @@ class Store:
             if SUM not in table.schema.names:
                 table.add_columns(pa.schema([pa.field(SUM, pa.int64())]))
 
-    def add_columns(self, columns: Mapping[str, Kind]) -> None:
+    def add_columns(self, columns: Mapping[str, FieldType]) -> None:
         with self._newest_table("add metadata columns") as table:
             table.add_columns(metadata_schema(columns))
 
@@ -360,18 +374,18 @@ class Store:
         import pyarrow as pa
 
         before = set(commit.table_files(self.folder))
-        written = Tally()
+        tally = Tally()
         with self._newest_table("write items") as table:
-            table.add(pa.RecordBatchReader.from_batches(schema, written.counting(rows)), mode="overwrite")
+            table.add(pa.RecordBatchReader.from_batches(schema, tally.counting(rows)), mode="overwrite")
         commit.refuse_cut_off(self.folder, before)
-        self.verify_written(written)
-        return written.rows
+        self.verify_rows(tally)
+        return tally.rows
 
-    def verify_written(self, written: Tally, where: str | None = None) -> None:
+    def verify_rows(self, expected: Tally, where: str | None = None) -> None:
         """Read rows of the newest version back from the disk and compare them with their checksums, and with what was written.
 
         Args:
-            written: count and checksums of the rows, taken on their way in.
+            expected: count and checksums of the rows, taken on their way in.
             where: a condition that only these rows meet; None for all rows.
 
         Raises:
@@ -385,9 +399,9 @@ class Store:
             raise GeniusError(
                 f"what was just written to {self.folder} cannot be read back ({error}); it does not count"
             ) from None
-        if found != written:
+        if found != expected:
             raise GeniusError(
-                f"{self.folder} holds {found.rows} rows where {written.rows} were just written, or others; they do not count"
+                f"{self.folder} holds {found.rows} rows where {expected.rows} were just written, or others; they do not count"
             )
 
     def delete(self, seqs: Sequence[int]) -> None:

@@ -21,8 +21,8 @@ from genius.errors import GeniusError, counted
 from genius.features import Features
 from genius.index import metadata as meta
 from genius.index.ledger import ROW, SUM, VECTORS, row_sums
-from genius.index.metadata import Kind
-from genius.index.opened import OpenIndex, Written
+from genius.index.metadata import FieldType
+from genius.index.opened import CommittedRows, OpenIndex
 from genius.index.prepare import AT_ONCE, MAX_HELD, Prepared, Stamped, held_bytes, prepare
 from genius.index.reader import Reader
 from genius.index.results import AddReport
@@ -51,7 +51,9 @@ def write(
     total = AddReport()
     at = 0
     for batch in batched(items, batch_size):
-        part = None if features is None else features[slice(at, at + len(batch))]
+        part = None
+        if features is not None:
+            part = features[slice(at, at + len(batch))]
         if part is not None and len(part) != len(batch):
             raise GeniusError(f"features end at row {at + len(part)}, but there are more items")
         at += len(batch)
@@ -66,17 +68,29 @@ def batched(items: Iterable[Stamped], size: int) -> Iterator[list[Stamped]]:
     """At most `size` items a batch, fewer where they are large, and where a batch would end within one pass of the encoder."""
     batch: list[Stamped] = []
     held = 0
-    window, count = None, 0  # items of the window that we are in
+    window = None
+    count = 0  # items of the window that we are in
     for pair in items:
         if not isinstance(pair[0], Item):
             raise GeniusError(f"expected an Item, got {type(pair[0]).__name__}")
-        here = None if pair[1] is None else pair[1].window
-        window, count = here, count + 1 if here == window else 1
+        here = None
+        if pair[1] is not None:
+            here = pair[1].window
+        if here != window:
+            window = here
+            count = 0
+        count += 1
         batch.append(pair)
         held += held_bytes(pair[0])
         while len(batch) == size or held > MAX_HELD:
-            begun = 0 if here is None else count % AT_ONCE  # items of a pass that is not full
-            end = len(batch) - begun if begun < len(batch) else len(batch)
+            # items of a pass that is not full
+            begun = 0
+            if here is not None:
+                begun = count % AT_ONCE
+            if begun < len(batch):
+                end = len(batch) - begun
+            else:
+                end = len(batch)
             yield batch[:end]
             batch = batch[end:]
             held = sum(held_bytes(item) for item, _ in batch)
@@ -95,13 +109,15 @@ def _write_batch(
         if replace or item.id not in chosen:  # add: the first wins; upsert: the last
             chosen[item.id] = position
     if not replace:  # do not read pictures of what is there already
-        there = state.consistent(lambda: state.find(list(chosen)))  # without the writer's lock: others may clean up meanwhile
+        there = state.consistent(lambda: state.find(list(chosen)))  # without the write lock: others may clean up meanwhile
         report.existing += len(there)
         chosen = {item_id: position for item_id, position in chosen.items() if item_id not in there}
     if not chosen:
         return report
     positions = list(chosen.values())
-    part = None if features is None else features[torch.tensor(positions)]
+    part = None
+    if features is not None:
+        part = features[torch.tensor(positions)]
     ready = prepare(state.model, [batch[p] for p in positions], state.thumbnails, on_error, part)
     commit(state, ready, replace, on_error, report)
     return report
@@ -111,7 +127,7 @@ def commit(state: OpenIndex, ready: Prepared, replace: bool, on_error: OnError, 
     """Write prepared items; counts go to `report`."""
     report.problems += ready.problems
     gone: list[int] = []
-    with state.writer.hold():
+    with state.write_lock.hold():
         with state.change():
             with state.lock:
                 live = state.sure([item.id for item in ready.items])
@@ -137,12 +153,12 @@ def commit(state: OpenIndex, ready: Prepared, replace: bool, on_error: OnError, 
                 state.store.add_columns(fresh)
             table = state.store.table(ready.columns(first, {**columns, **fresh}))
             seqs = np.arange(first, first + len(ready.items))
-            written = Written(seqs, [item.id for item in ready.items], ready.codes, ready.embeddings)
+            committed = CommittedRows(seqs, [item.id for item in ready.items], ready.codes, ready.embeddings)
             if gone:
                 state.store.replace(table)
             else:
                 state.store.append(table)
-        follow(state, gone, written)
+        follow(state, gone, committed)
         report.added += len(ready.items) - len(gone)
         report.replaced += len(gone)
         state.commits += 1
@@ -150,20 +166,20 @@ def commit(state: OpenIndex, ready: Prepared, replace: bool, on_error: OnError, 
             _tidy(state)
 
 
-def _new_columns(columns: meta.Columns, ready: Prepared) -> tuple[dict[str, meta.Kind], dict[str, str]]:
+def _new_columns(columns: meta.Columns, ready: Prepared) -> tuple[dict[str, meta.FieldType], dict[str, str]]:
     return meta.new_columns(columns, ((item.id, row) for item, row in zip(ready.items, ready.metadata, strict=True)))
 
 
 def _without_unused(
     state: OpenIndex, reader: Reader, ready: Prepared, replaced: list[int]
-) -> tuple[meta.Columns, dict[str, meta.Kind], dict[str, str]]:
+) -> tuple[meta.Columns, dict[str, meta.FieldType], dict[str, str]]:
     """Columns of the table, those to be added, and what still does not fit, once fields that nobody has are dropped.
 
     Items that this change replaces do not count, unless some of its items cannot be written: theirs would stay.
     """
     for leaving in (replaced, []):
         free = unused_fields(reader, leaving)
-        columns = {name: kind for name, kind in reader.columns.items() if name not in free}
+        columns = {name: field_type for name, field_type in reader.columns.items() if name not in free}
         fresh, conflicts = _new_columns(columns, ready)
         if not conflicts:
             break
@@ -172,10 +188,10 @@ def _without_unused(
     return columns, fresh, conflicts
 
 
-def follow(state: OpenIndex, gone: list[int], written: Written | None = None) -> None:
+def follow(state: OpenIndex, gone: list[int], committed: CommittedRows | None = None) -> None:
     """Bring the search side up to date. The commit is safe already: trouble here is the next reader's to report."""
     with contextlib.suppress(GeniusError, OSError), state.lock:
-        state.current(gone, written)
+        state.current(gone, committed)
 
 
 def _tidy(state: OpenIndex) -> None:
@@ -188,7 +204,7 @@ def _tidy(state: OpenIndex) -> None:
 def delete(state: OpenIndex, ids: str | Iterable[str], missing: OnError) -> int:
     state.check_writable()
     wanted = check_ids([ids] if isinstance(ids, str) else ids)
-    with state.writer.hold():
+    with state.write_lock.hold():
         with state.change():
             with state.lock:
                 live = state.sure(wanted)
@@ -204,7 +220,7 @@ def delete(state: OpenIndex, ids: str | Iterable[str], missing: OnError) -> int:
 
 def optimize(state: OpenIndex, keep: timedelta) -> None:
     state.check_writable()
-    with state.writer.hold():
+    with state.write_lock.hold():
         with state.change():  # brings an index of an earlier format up to date
             pass
         state.store.compact(keep)
@@ -231,7 +247,7 @@ def check_missing(wanted: Iterable[str], found: dict[str, int], missing: OnError
             raise GeniusError(f"no item {unknown[0]!r}{more} in this index")
 
 
-KINDS: tuple[Kind, ...] = ("text", "number", "boolean")
+FIELD_TYPES: tuple[FieldType, ...] = ("text", "number", "boolean")
 REWRITTEN = 200_000  # rows whose new metadata is written together
 SHOWN = 3  # ids of items that stand in the way
 
@@ -241,21 +257,23 @@ class Field:
     """A metadata field: what it holds, and how many items have it."""
 
     name: str
-    kind: Kind
+    type: FieldType
     items: int
 
     def to_dict(self) -> dict[str, Any]:
-        return {"name": self.name, "kind": self.kind, "items": self.items}
+        return {"name": self.name, "type": self.type, "kind": self.type, "items": self.items}
 
 
 def fields_of(reader: Reader) -> list[Field]:
-    return [Field(name, kind, reader.count(f"`{name}` IS NOT NULL")) for name, kind in reader.columns.items()]
+    return [Field(name, field_type, reader.count(f"`{name}` IS NOT NULL")) for name, field_type in reader.columns.items()]
 
 
 def unused_fields(reader: Reader, replaced: Sequence[int] = ()) -> list[str]:
     """Fields that no item has, other than those (by `_seq`) that are about to be replaced."""
-    rest = f" AND _seq NOT IN ({', '.join(map(str, replaced))})" if replaced else ""
-    return [name for name in reader.columns if not reader.count(f"`{name}` IS NOT NULL{rest}")]
+    others = ""
+    if replaced:
+        others = f" AND _seq NOT IN ({', '.join(map(str, replaced))})"
+    return [name for name in reader.columns if not reader.count(f"`{name}` IS NOT NULL{others}")]
 
 
 def drop_field(state: OpenIndex, name: str) -> int:
@@ -273,25 +291,25 @@ def rename_field(state: OpenIndex, old: str, new: str) -> int:
     meta.check_key(new)
     with state.change():
         reader = _reader(state)
-        kind = _known(reader, old)
+        field_type = _known(reader, old)
         taken = next((name for name in reader.columns if name.lower() == new.lower() and name != old), None)
         if taken is not None:
             raise GeniusError(f"there is a field {taken!r} already: drop it first, or choose another name")
         if new == old:
             return 0
         state.store.drop_columns([old])
-        state.store.add_columns({new: kind})
-        return _rewrite(state, reader, old, lambda row: row.update({new: row.pop(old)}), {new: kind})
+        state.store.add_columns({new: field_type})
+        return _rewrite(state, reader, old, lambda row: row.update({new: row.pop(old)}), {new: field_type})
 
 
-def retype_field(state: OpenIndex, name: str, kind: str, *, lossy: bool = False) -> int:
-    """Make a field hold another kind; how many items have it then.
+def retype_field(state: OpenIndex, name: str, field_type: str, *, lossy: bool = False) -> int:
+    """Make a field hold values of another type; how many items have it then.
 
-    Values that cannot become that kind are an error which counts them, or are dropped with `lossy`.
+    Values that cannot become that type are an error which counts them, or are dropped with `lossy`.
     """
-    target = next((k for k in KINDS if k == kind), None)
+    target = next((k for k in FIELD_TYPES if k == field_type), None)
     if target is None:
-        raise GeniusError(f"unknown kind {kind!r}: a field holds text, number or boolean")
+        raise GeniusError(f"unknown field type {field_type!r}: a field holds text, number or boolean")
     with state.change():
         reader = _reader(state)
         if _known(reader, name) == target:
@@ -313,23 +331,29 @@ def retype_field(state: OpenIndex, name: str, kind: str, *, lossy: bool = False)
         return _rewrite(state, reader, name, change, {name: target}) - len(bad)
 
 
-def convert(value: Any, kind: Kind) -> str | int | float | bool | None:
-    """A metadata value as another kind; None if it has none."""
-    if kind == "text":
-        return ("true" if value else "false") if isinstance(value, bool) else str(value)
-    if kind == "boolean":
+def convert(value: Any, field_type: FieldType) -> str | int | float | bool | None:
+    """A metadata value as another type; None if it has none."""
+    if field_type == "text":
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        return str(value)
+    if field_type == "boolean":
         spelled = {"true": True, "false": False, "1": True, "0": False, "1.0": True, "0.0": False}
         return spelled.get(str(value).strip().lower())
     if isinstance(value, bool):
         return int(value)
     try:
         number = float(value)
-        whole = int(value) if isinstance(value, str) and value.strip().lstrip("+-").isdecimal() else None
+        whole = None
+        if isinstance(value, str) and value.strip().lstrip("+-").isdecimal():
+            whole = int(value)
     except (ValueError, OverflowError):
         return None
     if number != number or abs(number) == float("inf") or (whole is not None and abs(whole) > meta.EXACT):
         return None
-    return number if whole is None else whole
+    if whole is None:
+        return number
+    return whole
 
 
 # -- rows --------------------------------------------------------------------------------------------------------
@@ -340,11 +364,11 @@ def _reader(state: OpenIndex) -> Reader:
         return state.current().reader
 
 
-def _known(reader: Reader, name: str) -> Kind:
-    kind = reader.columns.get(name)
-    if kind is None:
+def _known(reader: Reader, name: str) -> FieldType:
+    field_type = reader.columns.get(name)
+    if field_type is None:
         raise GeniusError(f"no field {name!r}; there are: {', '.join(sorted(reader.columns)) or 'none'}")
-    return kind
+    return field_type
 
 
 def _values(reader: Reader, name: str) -> Iterator[tuple[dict[str, Any], Any]]:
@@ -354,13 +378,18 @@ def _values(reader: Reader, name: str) -> Iterator[tuple[dict[str, Any], Any]]:
 
 
 def _rewrite(
-    state: OpenIndex, reader: Reader, name: str, change: Callable[[dict[str, Any]], object], columns: Mapping[str, Kind | None]
+    state: OpenIndex,
+    reader: Reader,
+    name: str,
+    change: Callable[[dict[str, Any]], object],
+    columns: Mapping[str, FieldType | None],
 ) -> int:
     """Change the stored metadata of every item that has the field, with its checksum and the column made from it."""
     import pyarrow as pa
 
-    made = [key for key, kind in columns.items() if kind is not None]
-    done, waiting = 0, _Changes(made)
+    made = [key for key, field_type in columns.items() if field_type is not None]
+    done = 0
+    waiting = _Changes(made)
     for batch in reader.matching([*ROW, *VECTORS], f"`{name}` IS NOT NULL"):
         stored = [meta.load(text) for text in batch.column("_metadata").to_pylist()]
         for row in stored:

@@ -67,10 +67,12 @@ WEB_TYPES = {
 }
 """Formats that browsers show without conversion."""
 
-NAMES = f"PNG, JPEG, WebP, GIF, BMP, AVIF{', HEIC' if HEIF else ''} or TIFF"
+NAMES = "PNG, JPEG, WebP, GIF, BMP, AVIF or TIFF"
+if HEIF:
+    NAMES = "PNG, JPEG, WebP, GIF, BMP, AVIF, HEIC or TIFF"
 
 
-LARGE = 16_000_000  # bytes: freed blocks of this size are worth giving back
+LARGE = 16_000_000  # bytes: freed blocks of this size are given back
 _left_over = threading.Event()  # something large was decoded since the last `tidy`
 
 MAX_PIXELS = 64_000_000
@@ -85,13 +87,19 @@ WORKING_SIDE = 1600
 ImageInput: TypeAlias = "Image.Image | str | Path | bytes"
 """An opened picture, a path to one, or the bytes of one."""
 
-# Bytes of memory per pixel while decoding, measured (lab/trust/memory.py): Pillow keeps RGB in 4 bytes, and some
+# Bytes of memory per pixel while decoding, measured (lab/results/trust/memory.json): Pillow keeps RGB in 4 bytes, and some
 # decoders hold the whole picture several times. HEIF's is an upper estimate, not measured.
 COST = {"WEBP": 17, "AVIF": 16, "HEIF": 16}
-USUAL_COST, NARROW_COST = 8, 4  # NARROW: modes of one byte per pixel
+USUAL_COST = 8
+NARROW_COST = 4  # modes of one byte per pixel
 PROGRESSIVE_COST = 7  # libjpeg keeps the coefficients of the whole picture, however small it is decoded
 
-MAKE, MODEL, CHANGED, DETAILS, PLACE = 271, 272, 306, 0x8769, 0x8825
+# EXIF tags
+MAKE = 271
+MODEL = 272
+CHANGED = 306
+DETAILS = 0x8769
+PLACE = 0x8825
 TAKEN = 36867
 DATE = re.compile(r"(\d{4}):(\d\d):(\d\d) (\d\d):(\d\d):(\d\d)")
 
@@ -106,9 +114,10 @@ class Budget:
         self._changed = threading.Condition()
 
     @contextmanager
-    def room(self, size: int) -> Iterator[None]:
+    def reserve(self, size: int) -> Iterator[None]:
         """Wait until `size` more bytes fit; they are free again at the end."""
-        taken, ticket = min(size, self.capacity), object()
+        taken = min(size, self.capacity)
+        ticket = object()
         with self._changed:
             self._line.append(ticket)
             try:
@@ -138,7 +147,7 @@ _trim = _find_trim()
 
 
 def give_back(freed: int) -> None:
-    """Return free memory to the system if `freed` bytes are worth the milliseconds. Does nothing where libc cannot."""
+    """Return free memory to the system if `freed` bytes justify the milliseconds. Does nothing where libc cannot."""
     if _trim is not None and freed >= LARGE:
         _left_over.set()
         _trim(0)
@@ -183,12 +192,13 @@ def load_image(source: ImageInput, *, least: int | None = None, name: str = "the
 @contextmanager
 def loaded(source: ImageInput, *, least: int | None = None, name: str = "the image") -> Iterator[Image.Image]:
     """As `load_image`, with its share of the memory budget held until the end of the block."""
-    name = str(source) if isinstance(source, str | Path) else name
-    if isinstance(source, str | Path) and Path(source).suffix.lower() == SVG:
-        from genius.pictures.svg import draw_svg  # starts processes: only where there are drawings
+    if isinstance(source, str | Path):
+        name = str(source)
+        if Path(source).suffix.lower() == SVG:
+            from genius.pictures.svg import draw_svg  # starts processes: only where there are drawings
 
-        yield draw_svg(Path(source))
-        return
+            yield draw_svg(Path(source))
+            return
     own = not isinstance(source, Image.Image)  # a caller's picture stays as it is
     with opened(source, name) as picture, decoded(picture, least, name, own=own) as rgb:
         yield rgb
@@ -202,7 +212,12 @@ def opened(source: ImageInput, name: str) -> Iterator[Image.Image]:
             yield source
             return
         _register_heif()
-        picture = Image.open(io.BytesIO(source) if isinstance(source, bytes) else Path(source), formats=FORMATS)
+        file: io.BytesIO | Path
+        if isinstance(source, bytes):
+            file = io.BytesIO(source)
+        else:
+            file = Path(source)
+        picture = Image.open(file, formats=FORMATS)
         try:
             yield picture
         finally:
@@ -218,7 +233,7 @@ def opened(source: ImageInput, name: str) -> Iterator[Image.Image]:
         if not HEIF and Path(name).suffix.lower() in HEIF_SUFFIXES:
             raise PictureError(f"cannot read {name}: {HEIF_HINT}") from None
         raise PictureError(f"cannot read {name} as an image: it is no {NAMES}") from None
-    except Exception as error:  # Pillow raises many kinds for broken files
+    except Exception as error:  # Pillow raises many types for broken files
         raise PictureError(f"cannot read {name} as an image: {str(error) or type(error).__name__}") from None
 
 
@@ -251,7 +266,7 @@ def decoded(
     factor = 1
     if least is not None:
         factor = max(1, min(width, height) // least)
-    with DECODING.room(cost):
+    with DECODING.reserve(cost):
         picture.load()
         yield _upright(picture, to_rgb(picture, factor))
 
@@ -283,7 +298,9 @@ def _upright(picture: Image.Image, small: Image.Image) -> Image.Image:
         8: Image.Transpose.ROTATE_90,
     }
     turn = turns.get(picture.getexif().get(0x0112, 1))
-    return small if turn is None else small.transpose(turn)
+    if turn is None:
+        return small
+    return small.transpose(turn)
 
 
 def exif_of(path: Path) -> dict[str, str | float]:
@@ -300,17 +317,20 @@ def exif_of(path: Path) -> dict[str, str | float]:
     try:
         with opened(path, str(path)) as picture:
             body = picture.getexif()
-            details, place = dict(body.get_ifd(DETAILS)), dict(body.get_ifd(PLACE))
-            plain = {key: body.get(key) for key in (MAKE, MODEL, CHANGED)}
+            details = dict(body.get_ifd(DETAILS))
+            place = dict(body.get_ifd(PLACE))
+            tags = {key: body.get(key) for key in (MAKE, MODEL, CHANGED)}
     except PictureError:
         return {}  # reported when it is encoded
     out: dict[str, str | float] = {}
-    date = DATE.match(str(details.get(TAKEN) or plain[CHANGED] or ""))
+    date = DATE.match(str(details.get(TAKEN) or tags[CHANGED] or ""))
     if date is not None:
         year, month, day, *clock = date.groups()
         out["taken"] = f"{year}-{month}-{day}T{':'.join(clock)}"
-    make, model = (_words(plain[key]) for key in (MAKE, MODEL))
-    camera = model if model.lower().startswith(make.lower()) else f"{make} {model}".strip()
+    make, model = (_words(tags[key]) for key in (MAKE, MODEL))
+    camera = model
+    if not model.lower().startswith(make.lower()):
+        camera = f"{make} {model}".strip()
     if camera:
         out["camera"] = camera
     for name, side, value, most in (("latitude", 1, 2, 90.0), ("longitude", 3, 4, 180.0)):
@@ -365,8 +385,10 @@ def open_ahead(
 
     def attempt(position: int) -> T | GeniusError | None:
         source = sources[position]
+        if source is None:
+            return None
         try:
-            return None if source is None else open_one(position, source)
+            return open_one(position, source)
         except GeniusError as error:
             return error
 
@@ -403,7 +425,8 @@ class PictureWorkers:
     """
 
     def __init__(self, count: int, shrink: Shrink) -> None:
-        self.count, self.shrink = count, shrink
+        self.count = count
+        self.shrink = shrink
         # spawned, not forked: a fork of a process with threads or a GPU may hang
         self._pool = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
 
@@ -417,7 +440,7 @@ class PictureWorkers:
     def __enter__(self) -> PictureWorkers:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 

@@ -1,12 +1,13 @@
 """Renders SVG files with resvg in separate processes, so that a drawing that crashes, hangs or fills memory costs one picture.
 
 Two parts: `draw_svg` with the worker processes it keeps, and the program that such a process runs
-(`python -m genius.pictures.svg`): it reads drawings on standard input and writes pixels, under limits of memory, time and files.
+(`python -m genius.pictures.svg`): it reads drawings from standard input and returns pixels on standard output. Its memory, time
+and files are limited.
 
 Why not `ProcessPoolExecutor`: killing one of its processes breaks the pool for all other drawings, and with the spawn method it
-runs the caller's script a second time. A plain child has neither fault.
+runs the caller's script a second time. A child process of our own has neither fault.
 
-A drawing is parsed and written again without its document type, so the renderer sees exactly what was checked: no entities, no
+A drawing is parsed and serialised again without its document type, so the renderer sees exactly what was checked: no entities, no
 references that leave the drawing, no nesting that would overflow its stack.
 """
 
@@ -36,7 +37,7 @@ MAX_BYTES = 16_000_000  # of the file, and of what its entities unfold to
 PICTURES = ("image", "feImage")  # elements whose reference the renderer would open as a file
 
 MEMORY = 1_000_000_000  # bytes of address space
-STACK = 128_000_000  # of the thread that draws: room for MAX_DEPTH levels many times over
+STACK = 128_000_000  # of the thread that draws: enough for MAX_DEPTH levels many times over
 REQUEST = struct.Struct(">IIf")  # bytes of the file, side in pixels, seconds it may take; the file follows
 RESPONSE = struct.Struct(">cIII")  # status, sides of the picture, bytes that follow: RGB pixels or an error message
 OK = b"P"
@@ -45,7 +46,7 @@ NEEDS_RESVG = "reading SVG needs resvg-py: pip install 'genius-search[svg]'"
 
 
 def clean_svg(data: bytes) -> str:
-    """Write a drawing again as plain XML without document type and outside references.
+    """Serialise a drawing as XML without document type and outside references.
 
     Raises:
         GeniusError: If it is not valid XML, nested too deep, or refers to files.
@@ -53,18 +54,18 @@ def clean_svg(data: bytes) -> str:
     parser = expat.ParserCreate("utf-8")  # whatever the file says: the renderer reads UTF-8, too
     parser.buffer_text = True
     parser.ordered_attributes = True
-    writer = _Writer()
-    parser.StartElementHandler = writer.start
-    parser.EndElementHandler = writer.end
-    parser.CharacterDataHandler = writer.text
+    clean = _CleanXml()
+    parser.StartElementHandler = clean.start
+    parser.EndElementHandler = clean.end
+    parser.CharacterDataHandler = clean.text
     try:
         parser.Parse(data, True)
     except expat.ExpatError as error:
         raise GeniusError(f"not valid XML: {expat.ErrorString(error.code)}, line {error.lineno}") from None
-    return "".join(writer.parts)
+    return "".join(clean.parts)
 
 
-class _Writer:
+class _CleanXml:
     def __init__(self) -> None:
         self.parts: list[str] = []
         self._depth = 0
@@ -116,7 +117,9 @@ def _limit() -> None:
     limits = {resource.RLIMIT_AS: MEMORY, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_CORE: 0}
     for name, most in limits.items():
         hard = resource.getrlimit(name)[1]
-        value = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        value = most
+        if hard != resource.RLIM_INFINITY:
+            value = min(most, hard)
         resource.setrlimit(name, (value, value))
 
 
@@ -199,7 +202,9 @@ class _Worker:
             code = self.close()
             if late.is_set():
                 raise _Failed(f"it took longer than {seconds:g} s to draw") from None
-            cause = f"signal {-code}" if code < 0 else f"status {code}"
+            cause = f"status {code}"
+            if code < 0:
+                cause = f"signal {-code}"
             raise _Failed(f"the process that drew it crashed ({cause})") from None
         finally:
             timer.cancel()

@@ -16,7 +16,10 @@ DEEP = ("I;16", "I;16B", "I;16L", "I;16N", "I", "F")  # modes with more than 8 b
 
 def to_rgb(picture: Image.Image, factor: int = 1) -> Image.Image:
     """An RGB picture, each side divided by `factor` (rounded up): every pixel is the mean of `factor` x `factor`."""
-    low, high = _range(picture) if picture.mode in DEEP else (0.0, 255.0)
+    low = 0.0
+    high = 255.0
+    if picture.mode in DEEP:
+        low, high = _range(picture)
     width, height = picture.size
     rows = max(1, BAND // (width * factor)) * factor
     if rows >= height:
@@ -29,7 +32,9 @@ def to_rgb(picture: Image.Image, factor: int = 1) -> Image.Image:
 
 
 def _reduced(picture: Image.Image, factor: int) -> Image.Image:
-    return picture.reduce(factor) if factor > 1 else picture
+    if factor == 1:
+        return picture
+    return picture.reduce(factor)
 
 
 def _flat(picture: Image.Image, low: float, high: float) -> Image.Image:
@@ -50,19 +55,26 @@ def _range(picture: Image.Image) -> tuple[float, float]:
     """
     import numpy as np
 
-    least, most = math.inf, -math.inf
+    if picture.mode.startswith("I;16"):
+        return 0.0, 65535.0
+    least = math.inf
+    most = -math.inf
     rows = max(1, BAND // picture.width)
     for top in range(0, picture.height, rows):  # in bands, and not by getextrema: that one trips over NaN
         values = np.asarray(picture.crop((0, top, picture.width, min(top + rows, picture.height))))
         finite = values[np.isfinite(values)]
         if finite.size:
-            least, most = min(least, float(finite.min())), max(most, float(finite.max()))
-    if picture.mode.startswith("I;16"):
-        return 0.0, 65535.0
-    for white in (65535.0,) if picture.mode == "I" else (1.0, 255.0):
+            least = min(least, float(finite.min()))
+            most = max(most, float(finite.max()))
+    ranges: tuple[float, ...] = (1.0, 255.0)
+    if picture.mode == "I":
+        ranges = (65535.0,)
+    for white in ranges:
         if least >= 0 and most <= white:
             return 0.0, white
-    return (least, most) if most > least else (0.0, 1.0)
+    if most > least:
+        return least, most
+    return 0.0, 1.0
 
 
 def _eight_bits(picture: Image.Image, low: float, high: float) -> Image.Image:

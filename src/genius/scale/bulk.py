@@ -29,18 +29,18 @@ from genius.files import write_whole
 from genius.index import Index
 from genius.index import metadata as meta
 from genius.index.commit import table_folder
-from genius.index.folder import WriterLock
+from genius.index.folder import WriteLock
 from genius.index.ingest import IngestConfig, IngestReport
 from genius.index.opened import Live
-from genius.index.reader import Reader, good_rows
+from genius.index.reader import Reader, database_errors, good_rows
 from genius.index.writing import follow
 from genius.scale import connected, load_ray
-from genius.scale.parts import DATA, Part, PartWriter, Record, Staging, cut
+from genius.scale.parts import DATA, Part, PartIndexer, Record, Staging, cut
 
 AT_ONCE = 10_000  # rows named in one condition
 IN_FLIGHT = 2  # parts that a worker has: one that it does, and the next
 TRIES = 3  # workers that a part may outlive
-SILENCE = 120.0  # seconds without any worker after which people are told that we wait
+SILENCE = 120.0  # seconds without any worker after which a message says that we wait
 
 Tell = Callable[[int, int], None]
 """Hears of items that are done since the last call, and of how many there are in all (0: unknown)."""
@@ -63,11 +63,12 @@ def was_taken_in(index: Index, staging: Staging) -> bool:
 
 def take_in(index: Index, staging: Staging, records: Sequence[Record]) -> Taken:
     """Commit records. Call it again after any crash: it happens once (`was_taken_in`)."""
-    taken, gone = Taken(), [0][:0]
+    taken = Taken()
+    gone = [0][:0]
     filled = sorted((record for record in records if record.rows), key=lambda record: record.first)
     if not filled:
         return taken
-    with index.writer.hold():
+    with index.write_lock.hold():
         with index.change():
             with index.lock:
                 live = index.current()
@@ -95,18 +96,18 @@ def take_in(index: Index, staging: Staging, records: Sequence[Record]) -> Taken:
     return taken
 
 
-def _columns(known: meta.Columns, records: Sequence[Record]) -> tuple[dict[str, meta.Kind], dict[str, set[str]]]:
+def _columns(known: meta.Columns, records: Sequence[Record]) -> tuple[dict[str, meta.FieldType], dict[str, set[str]]]:
     """Metadata columns that the table lacks; and of each record those that contradict the table or an earlier one."""
     columns = dict(known)
     spelling = {name.lower(): name for name in columns}
-    fresh: dict[str, meta.Kind] = {}
+    fresh: dict[str, meta.FieldType] = {}
     contradicted: dict[str, set[str]] = {}
     for record in records:
-        for name, kind in record.kinds.items():
+        for name, field_type in record.field_types.items():
             if name not in columns and name.lower() not in spelling and len(columns) < meta.MAX_KEYS:
-                columns[name] = fresh[name] = kind
+                columns[name] = fresh[name] = field_type
                 spelling[name.lower()] = name
-            elif columns.get(name) != kind:
+            elif columns.get(name) != field_type:
                 contradicted.setdefault(record.name, set()).add(name)
     return fresh, contradicted
 
@@ -119,15 +120,17 @@ def _fragments(record: Record, contradicted: Mapping[str, set[str]]) -> list[Map
 def _move_in(index: Index, staging: Staging, records: Sequence[Record]) -> None:
     """The same files under a second name, in the table's folder; where a file system has no links, copies."""
     target = table_folder(index.path) / DATA
-    target.mkdir(exist_ok=True)
-    for name, size in (file for record in records for file in record.files()):
-        source, place = staging.folder / DATA / name, target / name
-        if place.exists() and place.stat().st_size == size:
-            continue  # of an attempt that was killed here
-        try:
-            os.link(source, place)
-        except OSError:
-            write_whole(place, lambda path, source=source: shutil.copyfile(source, path))  # type: ignore[misc]
+    with database_errors("add items"):
+        target.mkdir(exist_ok=True)
+        for name, size in (file for record in records for file in record.files()):
+            source = staging.folder / DATA / name
+            place = target / name
+            if place.exists() and place.stat().st_size == size:
+                continue  # of an attempt that was killed here
+            try:
+                os.link(source, place)
+            except OSError:
+                write_whole(place, lambda path, source=source: shutil.copyfile(source, path))  # type: ignore[misc]
 
 
 def _read_back(index: Index, records: Sequence[Record]) -> None:
@@ -142,7 +145,7 @@ def _read_back(index: Index, records: Sequence[Record]) -> None:
 
 
 def _unfit(reader: Reader, records: Sequence[Record], contradicted: Mapping[str, set[str]], problems: Problems) -> set[int]:
-    """Rows whose metadata is of another kind than the column has by now."""
+    """Rows whose metadata is of another type than the column has by now."""
     unfit: set[int] = set()
     for record in records:
         wrong = contradicted.get(record.name)
@@ -235,8 +238,8 @@ def bulk_index(
     report = BulkReport(IngestReport())
     with Index(output.absolute(), model, thumbnails=config.thumbnails) as index:
         staging = Staging(index.path)
-        staging.folder.mkdir(exist_ok=True)
-        with WriterLock(staging.folder / ".lock", 0.0).hold():
+        staging.create()
+        with WriteLock(staging.folder / ".lock", 0.0).hold():
             if was_taken_in(index, staging):
                 staging.clear()
             salt = f"{index.about.fingerprint}|{config.thumbnails}"
@@ -244,21 +247,42 @@ def bulk_index(
             with index.change():
                 first = staging.begin(parts, index.store)
             todo = [part for part in parts if staging.record(part, first[part.name]) is None]
-            report.parts, report.resumed = len(parts), len(parts) - len(todo)
+            report.parts = len(parts)
+            report.resumed = len(parts) - len(todo)
             if todo:
                 (spread or _on_ray)(_Work(index.path, ingest, config, todo, first, tell, say, report))
-            records = [record for part in parts if (record := staging.record(part, first[part.name])) is not None]
+            records = _records(staging, parts, first, report.failed)
             taken = take_in(index, staging, records)
-            staging.clear()
-        report.items = index.count()
+            try:
+                staging.clear()
+                report.items = index.count()
+            except GeniusError as error:
+                raise GeniusError(f"{error}; the change is made: all items are in {output}") from None
     for record in records:
         report.report.problems += record.problems
         report.report.problems.total += record.problems_total - len(record.problems)
         report.report.unchanged += record.unchanged
     report.report.problems += taken.problems
-    report.report.added, report.report.replaced = taken.added, taken.replaced
+    report.report.added = taken.added
+    report.report.replaced = taken.replaced
     report.report.seconds = monotonic() - started
     return report
+
+
+def _records(staging: Staging, parts: Sequence[Part], first: Mapping[str, int], failed: Sequence[str]) -> list[Record]:
+    """The records of all parts but those that failed and are named.
+
+    Raises:
+        GeniusError: A part was done, but its record cannot be read: without it its items would be left out in silence.
+    """
+    records = []
+    for part in parts:
+        record = staging.record(part, first[part.name])
+        if record is not None:
+            records.append(record)
+        elif not any(line.startswith(f"{part}: ") for line in failed):
+            raise GeniusError(f"{part} was indexed, but that cannot be read back; nothing was added: run it again")
+    return records
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +299,7 @@ class _Work:
     report: BulkReport
 
     def arguments(self) -> tuple[Path, IngestConfig, int, str]:
-        """Of a `PartWriter`."""
+        """Of a `PartIndexer`."""
         return self.index, self.ingest, self.config.thumbnails, self.config.device
 
 
@@ -288,15 +312,20 @@ class _Run:
     """The driver's loop: never more than `IN_FLIGHT` parts at a worker, and none at one that has not started yet."""
 
     def __init__(self, ray: Any, work: _Work) -> None:
-        self.ray, self.work, self.report = ray, work, work.report
-        config, parts = work.config, work.parts
+        self.ray = ray
+        self.work = work
+        self.report = work.report
+        config = work.config
+        parts = work.parts
         resources = ray.cluster_resources()
         gpus = int(resources.get("GPU", 0)) if config.device != "cpu" else 0
         self.wanted = min(config.workers or gpus or max(1, int(resources.get("CPU", 1))), len(parts))
         options = {"num_gpus": 1} if gpus else {"num_cpus": 1}
-        self.make = ray.remote(**options, max_restarts=0)(PartWriter)
+        self.make = ray.remote(**options, max_restarts=0)(PartIndexer)
         self.queue = deque((part, 0) for part in parts)
-        self.total = sum(part.items for part in parts) if all(part.items for part in parts) else 0
+        self.total = 0
+        if all(part.items for part in parts):
+            self.total = sum(part.items for part in parts)
         self.pending: dict[Any, tuple[Any, Part | None, int]] = {}  # reference -> worker, part (None: it starts), tries
         self.workers: dict[Any, int] = {}  # that have started -> parts in flight
         self.deaths = 0  # since a part was last done
@@ -304,17 +333,17 @@ class _Run:
     def run(self) -> None:
         for _ in range(self.wanted):
             self._start()
-        heard = monotonic()
+        last_reply = monotonic()
         try:
             while self.queue or any(part is not None for _, part, _ in self.pending.values()):
                 done, _ = self.ray.wait(list(self.pending), num_returns=1, timeout=5.0)
                 if done:
-                    heard = monotonic()
+                    last_reply = monotonic()
                     self._settle(done[0])
                     self._feed()
-                elif not self.workers and monotonic() - heard > SILENCE:
+                elif not self.workers and monotonic() - last_reply > SILENCE:
                     self.work.say("waiting for a worker: has the cluster any processor or GPU free?")
-                    heard = monotonic()
+                    last_reply = monotonic()
         finally:
             for worker in {*self.workers, *(worker for worker, _, _ in self.pending.values())}:
                 self.ray.kill(worker)  # also one that still waits for a place to start, and may never get it

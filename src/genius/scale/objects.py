@@ -31,8 +31,8 @@ from urllib.parse import urlsplit
 from genius.errors import GeniusError
 from genius.files import read_json, write_whole
 from genius.index.commit import manifest_name, table_folder
-from genius.index.folder import WriterLock, about_of
-from genius.index.ledger import Book, Ledger, size_in
+from genius.index.folder import WriteLock, about_of
+from genius.index.ledger import Ledger, LedgerState, size_in
 from genius.index.paths import ABOUT, LEDGER, MODEL, PUBLISHED
 
 CLAIMS = "publishing"  # folder of who publishes at the moment
@@ -46,7 +46,8 @@ class Place:
     def __init__(self, url: str) -> None:
         from pyarrow import fs
 
-        self.url, self.root = url, url.removeprefix("s3://")
+        self.url = url
+        self.root = url.removeprefix("s3://")
         endpoint = urlsplit(os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or "")
         options: dict[str, Any] = {"scheme": endpoint.scheme, "endpoint_override": endpoint.netloc} if endpoint.netloc else {}
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
@@ -116,7 +117,9 @@ def fetch_sources(url: str, folder: Path) -> Path:
     target = folder / place.root
     if single:
         about = place.store.get_file_info(place.root)
-        found, place.root, target = {target.name: (about.size, about.mtime_ns or 0)}, str(Path(place.root).parent), target.parent
+        found = {target.name: (about.size, about.mtime_ns or 0)}
+        place.root = str(Path(place.root).parent)
+        target = target.parent
     for name, (size, time) in found.items():
         path = (target / name).resolve()
         if not path.is_relative_to(target.resolve()):
@@ -135,32 +138,33 @@ def fetch_sources(url: str, folder: Path) -> Path:
 # -- an index ------------------------------------------------------------------------------------------------------
 
 
-def publish(folder: Path, url: str, alone: bool = False) -> Book:
+def publish(folder: Path, url: str, alone: bool = False) -> LedgerState:
     """Copy an index to the store, or bring the copy there up to date; what it says now. Writers wait meanwhile.
 
     `alone`: the caller knows that nobody else publishes there; claims in the store are of those who were killed."""
     about_of(folder)
     place = Place(url)
-    with WriterLock(folder / ".lock", 30.0).hold(), _claim(place, alone):
-        book = Ledger(folder).read()
-        if book is None:
+    with WriteLock(folder / ".lock", 30.0).hold(), _claim(place, alone):
+        state = Ledger(folder).read()
+        if state is None:
             raise GeniusError(f"{folder} is of an earlier format: genius optimize {folder} brings it up to date")
-        there, before = {name: about for name, about in place.files().items() if not _is_claim(name)}, _book(place)
-        _refuse_another(folder, place, book, before, there)
+        there = {name: about for name, about in place.files().items() if not _is_claim(name)}
+        before = _ledger_state(place)
+        _refuse_another(folder, place, state, before, there)
         table = table_folder(folder)
-        for name in sorted(book.files, key=lambda name: name.startswith("_versions")):  # what defines a version after its data
-            if there.get(f"{table.name}/{name}", (-1, 0))[0] != size_in(book.files[name]):
+        for name in sorted(state.files, key=lambda name: name.startswith("_versions")):  # what defines a version after its data
+            if there.get(f"{table.name}/{name}", (-1, 0))[0] != size_in(state.files[name]):
                 place.send(table / name, f"{table.name}/{name}")
         for path in [folder / ABOUT, *sorted((folder / MODEL).rglob("*"))]:
             if path.is_file():
                 place.send(path, path.relative_to(folder).as_posix())
         place.send(folder / LEDGER, LEDGER)  # from here on the new version counts
-        noted = {**_published(folder), place.url: _mark(book)}
+        noted = {**_published(folder), place.url: _mark(state)}
         write_whole(folder / PUBLISHED, lambda path: path.write_text(json.dumps(noted)))
         for name in there:
-            if name.startswith(f"{table.name}/") and name.removeprefix(f"{table.name}/") not in book.files:
+            if name.startswith(f"{table.name}/") and name.removeprefix(f"{table.name}/") not in state.files:
                 place.remove(name)
-    return book
+    return state
 
 
 @contextmanager
@@ -186,16 +190,16 @@ def _is_claim(name: str) -> bool:
     return name.startswith(f"{CLAIMS}/")
 
 
-def _refuse_another(folder: Path, place: Place, book: Book, before: Book | None, there: dict[str, Any]) -> None:
+def _refuse_another(folder: Path, place: Place, state: LedgerState, before: LedgerState | None, there: dict[str, Any]) -> None:
     """Unless nothing is there, or a version of this very index, or what was published from here last (and cleaned up since)."""
     if before is None:
         if there:
             raise GeniusError(f"{place.url} holds something else ({next(iter(there))!r}): choose another place")
         return
-    if before.about["id"] != book.about["id"]:
+    if before.about["id"] != state.about["id"]:
         raise GeniusError(f"{place.url} holds another index: choose another place")
     name = manifest_name(before.head)
-    ours = before.head in book.shown and book.files.get(name) == before.files.get(name)
+    ours = before.head in state.shown and state.files.get(name) == before.files.get(name)
     if not ours and _published(folder).get(place.url) != _mark(before):
         raise GeniusError(f"{place.url} holds changes that this copy of the index does not have: somebody else publishes there")
 
@@ -209,11 +213,11 @@ def _published(folder: Path) -> dict[str, str]:
         return {}
 
 
-def _mark(book: Book) -> str:
-    return f"{book.head} {book.files.get(manifest_name(book.head))}"
+def _mark(state: LedgerState) -> str:
+    return f"{state.head} {state.files.get(manifest_name(state.head))}"
 
 
-def _book(place: Place) -> Book | None:
+def _ledger_state(place: Place) -> LedgerState | None:
     body = place.read(LEDGER)
     if body is None:
         return None
@@ -222,7 +226,7 @@ def _book(place: Place) -> Book | None:
         return Ledger(Path(folder)).read()
 
 
-def fetch_index(url: str, folder: Path) -> Book:
+def fetch_index(url: str, folder: Path) -> LedgerState:
     """Bring a local copy of a published index up to date. Who has it open moves on by itself, to whole versions only."""
     place = Place(url)
     for _ in range(TRIES):
@@ -233,12 +237,12 @@ def fetch_index(url: str, folder: Path) -> Book:
     raise GeniusError(f"{url} changes faster than it can be copied, or files of it are missing")
 
 
-def _fetch(place: Place, folder: Path) -> Book:
-    book = _book(place)
-    if book is None:
+def _fetch(place: Place, folder: Path) -> LedgerState:
+    state = _ledger_state(place)
+    if state is None:
         raise GeniusError(f"no index at {place.url} (genius publish INDEX {place.url} puts one there)")
     table = table_folder(folder)
-    for name, noted in book.files.items():
+    for name, noted in state.files.items():
         path = table / name
         if not path.is_file() or path.stat().st_size != size_in(noted):
             place.fetch(f"{table.name}/{name}", path)
@@ -248,13 +252,13 @@ def _fetch(place: Place, folder: Path) -> Book:
     with tempfile.TemporaryDirectory() as scratch:
         place.fetch(LEDGER, Path(scratch) / LEDGER)
         found = Ledger(Path(scratch)).read()
-        if found is None or found.head != book.head:
+        if found is None or found.head != state.head:
             raise FileNotFoundError(LEDGER)  # published again meanwhile
         write_whole(folder / LEDGER, lambda path: shutil.copyfile(Path(scratch) / LEDGER, path))
     for path in table.rglob("*"):
-        if path.is_file() and path.relative_to(table).as_posix() not in book.files:
+        if path.is_file() and path.relative_to(table).as_posix() not in state.files:
             path.unlink()
-    return book
+    return state
 
 
 def local_copy(url: str) -> Path:
@@ -262,7 +266,7 @@ def local_copy(url: str) -> Path:
     cache = Path(os.environ.get("GENIUS_CACHE") or Path.home() / ".cache" / "genius")
     folder = cache / f"{hashlib.blake2b(url.encode(), digest_size=8).hexdigest()}-{Path(url).name}"
     folder.mkdir(parents=True, exist_ok=True)
-    with WriterLock(folder / ".fetching", 600.0).hold():
+    with WriteLock(folder / ".fetching", 600.0).hold():
         fetch_index(url, folder)
     return folder
 

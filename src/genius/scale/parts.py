@@ -2,7 +2,7 @@
 
 A part is some files, or a stretch of rows of a table. Its name is made of what is in it (files, their size and time, rows) and
 of what is done to it (settings, the model): a second run finds the same names for the same work, and only those. Ray's own
-blocks differ from run to run. A worker (`PartWriter`) reads a part, encodes and quantizes what is new in it, and leaves rows and
+blocks differ from run to run. A worker (`PartIndexer`) reads a part, encodes and quantizes what is new in it, and leaves rows and
 a record in `staging/` inside the index's folder, out of sight of readers and other writers, until one commit takes all of them
 in. A record appears whole, after its data files are on the disk, under its part's name: which records are there is all that a
 second run needs to know. Files without a record are what killed workers left. Knows nothing of Ray: the same objects work in a
@@ -35,10 +35,11 @@ from genius.index import Index
 from genius.index import metadata as meta
 from genius.index.cache import hash_id
 from genius.index.commit import table_folder
-from genius.index.ingest import Found, IngestConfig, IngestReport, changed_items, file_mark, find_files, kind_of_file, read_items
-from genius.index.metadata import Kind, arrow_rows, metadata_schema
+from genius.index.ingest import Found, IngestConfig, IngestReport, changed_items, file_mark, file_type, find_files, read_items
+from genius.index.metadata import FieldType, arrow_rows, metadata_schema
 from genius.index.paths import STAGING
 from genius.index.prepare import prepare
+from genius.index.reader import database_errors
 from genius.index.store import POSITION_BITS, SEQ_SHIFT, Store
 from genius.index.writing import batched
 
@@ -48,7 +49,9 @@ if TYPE_CHECKING:
 
 MAX_PARTS = 1 << 15  # of one job: each part has its own range of row numbers
 MAX_ROWS = 1 << 20
-JOB, RECORDS, DATA = "job.json", "records", "data"
+JOB = "job.json"
+RECORDS = "records"
+DATA = "data"
 
 HELD = 128 << 20  # bytes of finished rows, after which they go to a file
 
@@ -62,10 +65,13 @@ class Part:
     items: int  # about how many, for the time left; 0: unknown
 
     def __str__(self) -> str:
-        first, last = self.files[0], self.files[-1]
-        if first.stretch is not None and len(self.files) == 1:
-            return f"{first.name}, rows from {first.stretch.first + 1:,} on"
-        return first.name if first is last else f"{first.name} to {last.name}"
+        first = self.files[0]
+        last = self.files[-1]
+        if first.rows is not None and len(self.files) == 1:
+            return f"{first.name}, rows from {first.rows.first + 1:,} on"
+        if first is last:
+            return first.name
+        return f"{first.name} to {last.name}"
 
 
 def cut(paths: Sequence[str | Path], config: IngestConfig, rows: int, salt: str, report: IngestReport) -> list[Part]:
@@ -85,11 +91,11 @@ def cut(paths: Sequence[str | Path], config: IngestConfig, rows: int, salt: str,
 def _groups(found: Iterator[Found], rows: int) -> Iterator[tuple[list[Found], int]]:
     single: list[Found] = []
     for file in found:
-        if kind_of_file(file.path) == "table":
+        if file_type(file.path) == "table":
             if single:
                 yield single, len(single)
                 single = []
-            yield from _stretches(file, rows)
+            yield from _row_ranges(file, rows)
             continue
         single.append(file)
         if len(single) == rows:
@@ -99,22 +105,24 @@ def _groups(found: Iterator[Found], rows: int) -> Iterator[tuple[list[Found], in
         yield single, len(single)
 
 
-def _stretches(file: Found, rows: int) -> Iterator[tuple[list[Found], int]]:
+def _row_ranges(file: Found, rows: int) -> Iterator[tuple[list[Found], int]]:
     try:
-        stretches = cut_rows(file.path, rows)
+        row_ranges = cut_rows(file.path, rows)
     except (GeniusError, OSError):
         yield [file], 0
         return
-    for stretch in stretches:
-        yield [replace(file, stretch=stretch)], stretch.count if stretch.count <= rows else 0
+    for row_range in row_ranges:
+        yield [replace(file, rows=row_range)], row_range.count if row_range.count <= rows else 0
 
 
 def _part(files: Sequence[Found], items: int, about: str, config: IngestConfig) -> Part:
     digest = hashlib.blake2b(about.encode(), digest_size=12)
     for file in files:
         marks = [_mark(path, config) for path in (file.path, file.caption) if path is not None]
-        stretch = None if file.stretch is None else asdict(file.stretch)
-        digest.update(repr((str(file.path), file.name, marks, stretch)).encode("utf-8", "backslashreplace"))
+        row_range = None
+        if file.rows is not None:
+            row_range = asdict(file.rows)
+        digest.update(repr((str(file.path), file.name, marks, row_range)).encode("utf-8", "backslashreplace"))
     return Part(digest.hexdigest(), tuple(files), items)
 
 
@@ -133,7 +141,7 @@ class Record:
     first: int  # `_seq` of its first row
     rows: int
     fragments: Sequence[Mapping[str, Any]] = ()  # Lance's notes of the data files, each with the names of its columns
-    kinds: Mapping[str, Kind] = field(default_factory=dict)  # metadata columns of these rows
+    field_types: Mapping[str, FieldType] = field(default_factory=dict)  # metadata columns of these rows
     unchanged: int = 0  # items that the index holds already as they are
     problems: Sequence[str] = ()
     problems_total: int = 0
@@ -149,10 +157,14 @@ class Staging:
     def __init__(self, index: Path) -> None:
         self.folder = index / STAGING
 
+    def create(self) -> None:
+        with database_errors(f"write to {self.folder}"):
+            self.folder.mkdir(exist_ok=True)
+
     # -- the job -----------------------------------------------------------------------------------------------
 
     def begin(self, parts: Sequence[Part], store: Store) -> dict[str, int]:
-        """First `_seq` of each part. Those that an earlier run gave out stay; the caller holds the writer's lock in a change."""
+        """First `_seq` of each part. Those that an earlier run gave out stay; the caller holds the write lock in a change."""
         job = self._job()
         if job is None:
             job = {"first": store.reserve(), "start": secrets.randbelow(MAX_PARTS), "numbers": {}}
@@ -167,7 +179,9 @@ class Staging:
     def range(self) -> tuple[int, int] | None:
         """The row numbers that belong to the job that is under way, if there is one."""
         job = self._job()
-        return None if job is None else (job["first"], job["first"] + (1 << SEQ_SHIFT))
+        if job is None:
+            return None
+        return (job["first"], job["first"] + (1 << SEQ_SHIFT))
 
     def _job(self) -> dict[str, Any] | None:
         try:
@@ -178,8 +192,9 @@ class Staging:
 
     def clear(self) -> None:
         """After a commit. The job goes first: what is left of a removal that was killed belongs to nobody."""
-        (self.folder / JOB).unlink(missing_ok=True)
-        sync_directory(self.folder)
+        with database_errors(f"write to {self.folder}"):
+            (self.folder / JOB).unlink(missing_ok=True)
+            sync_directory(self.folder)
         for name in (RECORDS, DATA):
             shutil.rmtree(self.folder / name, ignore_errors=True)
 
@@ -189,23 +204,28 @@ class Staging:
         """The record of a part, of this job (its rows begin with `first`), whose files are all there, whole."""
         try:
             body = read_json(self.folder / RECORDS / f"{part.name}.json")
+            if "kinds" in body:  # the name of this field up to 0.1
+                body["field_types"] = body.pop("kinds")
             record = Record(**body)
             whole = all((self.folder / DATA / name).stat().st_size == size for name, size in record.files())
-            return record if whole and record.first == first and len(self.hashes(record)) == record.rows else None
-        except (FileNotFoundError, TypeError, ValueError):  # GeniusError is a ValueError
+            if whole and record.first == first and len(self.hashes(record)) == record.rows:
+                return record
+            return None
+        except (OSError, TypeError, ValueError):  # GeniusError is a ValueError
             return None
 
     def hashes(self, record: Record) -> NDArray[np.uint64]:
         """(rows,) of the ids."""
-        found: NDArray[np.uint64] = np.load(self.folder / RECORDS / f"{record.name}.npy")
+        with database_errors(f"read {self.folder}"):
+            found: NDArray[np.uint64] = np.load(self.folder / RECORDS / f"{record.name}.npy")
         return found
 
     def write_rows(self, rows: pa.Table, storage_version: str) -> list[dict[str, Any]]:
         """Data files of these rows, on the disk."""
         from lance.fragment import write_fragments
 
-        written = write_fragments(rows, str(self.folder), data_storage_version=storage_version)
-        fragments = [{"fragment": fragment.to_json(), "names": rows.schema.names} for fragment in written]
+        files = write_fragments(rows, str(self.folder), data_storage_version=storage_version)
+        fragments = [{"fragment": fragment.to_json(), "names": rows.schema.names} for fragment in files]
         for fragment in fragments:
             for file in fragment["fragment"]["files"]:
                 sync_file(self.folder / DATA / file["path"])
@@ -224,7 +244,7 @@ class Staging:
         write_whole(place / f"{record.name}.json", lambda path: path.write_text(json.dumps(body)), durable=True)
 
 
-class PartWriter:
+class PartIndexer:
     """Opens the index once, with its model, and does one part after the other."""
 
     def __init__(self, index: Path, config: IngestConfig, thumbnails: int, device: str) -> None:
@@ -232,9 +252,11 @@ class PartWriter:
 
         self.index = Index.open(index, read_only=True)
         self.index.model.to(device)
-        self.config, self.thumbnails = config, thumbnails
+        self.config = config
+        self.thumbnails = thumbnails
         self.staging = Staging(index)
-        self.storage_version: str = lance.dataset(str(table_folder(index))).data_storage_version
+        with database_errors("read the index"):
+            self.storage_version: str = lance.dataset(str(table_folder(index))).data_storage_version
 
     def ready(self) -> str:
         """Answers once the model is loaded: where it runs."""
@@ -245,9 +267,10 @@ class PartWriter:
         started = time.process_time()
         report = IngestReport()
         reader = self.index.reader()
-        known, schema = reader.columns, reader.schema
+        known = reader.columns
+        schema = reader.schema
         own = [schema.field(name) for name in schema.names if name in meta.BUILT_IN or name.startswith("_")]
-        kinds: dict[str, meta.Kind] = {}
+        field_types: dict[str, meta.FieldType] = {}
         tables: list[pa.Table] = []
         fragments: list[dict[str, Any]] = []
         hashes: list[int] = []
@@ -256,24 +279,24 @@ class PartWriter:
             ready = prepare(self.index.model, batch, self.thumbnails, "skip")
             report.problems += ready.problems
             fresh, conflicts = meta.new_columns(
-                {**known, **kinds}, ((item.id, row) for item, row in zip(ready.items, ready.metadata, strict=True))
+                {**known, **field_types}, ((item.id, row) for item, row in zip(ready.items, ready.metadata, strict=True))
             )
             report.problems += conflicts.values()
             ready = ready.without(conflicts)
-            kinds.update(fresh)
-            kinds.update({key: known[key] for row in ready.metadata for key in row if key in known})
+            field_types.update(fresh)
+            field_types.update({key: known[key] for row in ready.metadata for key in row if key in known})
             if len(hashes) + len(ready.items) > MAX_ROWS:
                 report.problems.append(f"{part}: more than {MAX_ROWS:,} rows in one part; split the file")
                 break
-            columns = ready.columns(first + len(hashes), kinds)
-            tables.append(arrow_rows(_with(own, kinds), columns))
+            columns = ready.columns(first + len(hashes), field_types)
+            tables.append(arrow_rows(_with(own, field_types), columns))
             hashes += [hash_id(item.id) for item in ready.items]
             if sum(table.nbytes for table in tables) > HELD:
                 fragments += self._flush(tables)
         fragments += self._flush(tables)
         problems = report.problems
         record = Record(
-            part.name, first, len(hashes), fragments, kinds, report.unchanged, list(problems), problems.total
+            part.name, first, len(hashes), fragments, field_types, report.unchanged, list(problems), problems.total
         )  # fmt: skip
         self.staging.write_record(record, np.array(hashes, np.uint64))
         return len(hashes) + report.unchanged + problems.total, time.process_time() - started
@@ -281,15 +304,19 @@ class PartWriter:
     def _flush(self, tables: list[pa.Table]) -> list[dict[str, Any]]:
         import pyarrow as pa
 
-        rows = pa.concat_tables(tables, promote_options="default") if tables else None
+        rows = None
+        if tables:
+            rows = pa.concat_tables(tables, promote_options="default")
         tables.clear()
-        return [] if rows is None or not rows.num_rows else self.staging.write_rows(rows, self.storage_version)
+        if rows is None or not rows.num_rows:
+            return []
+        return self.staging.write_rows(rows, self.storage_version)
 
 
-def _with(own: list[pa.Field], kinds: dict[str, meta.Kind]) -> pa.Schema:
+def _with(own: list[pa.Field], field_types: dict[str, meta.FieldType]) -> pa.Schema:
     import pyarrow as pa
 
-    return pa.schema([*own, *metadata_schema(kinds)])
+    return pa.schema([*own, *metadata_schema(field_types)])
 
 
 def _ignore(_: int) -> None:

@@ -311,7 +311,7 @@ class SearchEngine:
     def trace(
         self,
         z: Tensor,
-        asked: Tensor,
+        ids: Tensor,
         *,
         params: SearchParams | None = None,
         target: int = -1,
@@ -322,7 +322,7 @@ class SearchEngine:
 
         Args:
             z: (1, D).
-            asked: (n, M) IDs whose log-probabilities are wanted, found or not.
+            ids: (n, M) IDs whose log-probabilities are wanted, found or not.
             params: Its beams count.
             target: Given modality, -1 unknown.
             allowed: (N,) bool over item rows.
@@ -335,7 +335,7 @@ class SearchEngine:
             self.collection.trie.to(self.device),
             batch.z,
             params.beams,
-            ids=asked,
+            ids=ids,
             target=target,
             allowed=batch.allowed,
             rejected=rejected,

@@ -248,11 +248,11 @@ class CodeTrie:
     def _bound(self, level: int, lo: Tensor, hi: Tensor, wanted: Tensor) -> Tensor:
         """(n,) first place of each range whose code is at least `wanted`; its end if there is none. Binary search."""
         for _ in range(int((hi - lo).max().item()).bit_length() if len(lo) else 0):
-            middle = (lo + hi) // 2
+            midpoint = (lo + hi) // 2
             open_ = lo < hi
-            smaller = open_ & (self._code_at(level, middle.clamp(max=self._space(level) - 1)) < wanted)
-            lo = torch.where(smaller, middle + 1, lo)
-            hi = torch.where(open_ & ~smaller, middle, hi)
+            smaller = open_ & (self._code_at(level, midpoint.clamp(max=self._space(level) - 1)) < wanted)
+            lo = torch.where(smaller, midpoint + 1, lo)
+            hi = torch.where(open_ & ~smaller, midpoint, hi)
         return lo
 
     # -- ranges ------------------------------------------------------------------------------------------------
@@ -426,15 +426,15 @@ class _SortedCodes:
         """codes (N, M) integers, already known to be in range."""
         self.fields: list[tuple[int, int, int]] = []  # of each level: word, shift, mask
         words: list[Tensor] = []
-        room = 0
+        free_bits = 0
         for level, size in enumerate(sizes):
             bits = max(int(size - 1).bit_length(), 1)
-            if bits > room:
+            if bits > free_bits:
                 words.append(codes[:, level].to(torch.int64, copy=True))
-                room = WORD - bits
+                free_bits = WORD - bits
             else:
                 words[-1] = words[-1].bitwise_left_shift_(bits).bitwise_or_(codes[:, level].to(torch.int64))
-                room -= bits
+                free_bits -= bits
             self.fields.append((len(words) - 1, bits, (1 << bits) - 1))
         shift = 0
         above = len(words)
@@ -480,7 +480,7 @@ def _first_difference(column: Column, levels: int, items: int) -> Tensor:
 
 
 def _as_tensor(array: Array, device: torch.device) -> Tensor:
-    """A memory-mapped or plain array as a tensor, without a copy on the CPU; unsigned numbers as signed ones of their bits."""
+    """A memory-mapped or ordinary array as a tensor, without a copy on the CPU; unsigned numbers as signed ones of their bits."""
     signed = {np.dtype(np.uint16): np.int16, np.dtype(np.uint32): np.int32}.get(array.dtype)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # read-only maps are only ever read

@@ -12,7 +12,7 @@ from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 
 from genius.index import Hit, Index
-from genius.index.searching import wanted_kind
+from genius.index.searching import target_modality
 from genius.search import SearchRequest
 from genius.types import Query, name_of
 
@@ -28,7 +28,7 @@ class GeniusRetriever(BaseRetriever):  # type: ignore[misc]
 
     def _get_relevant_documents(self, query: str, *, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
         assert isinstance(self.index, Index)
-        asked = Query(query, target=wanted_kind(self.target, None))
+        asked = Query(query, target=target_modality(self.target, None))
         request = SearchRequest(self.k, self.where, diverse=self.diverse)
         return [as_document(hit) for hit in self.index.search_many([asked], request)[0]]
 

@@ -45,10 +45,10 @@ def save_checkpoint(
         for path in temporary.iterdir():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
-    except (OSError, RuntimeError, SafetensorError) as error:  # torch's writer has its own words for a full disk
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch words it in its own way for a full disk
         shutil.rmtree(temporary, ignore_errors=True)
         reason = str(getattr(error, "strerror", None) or error).splitlines()[0]
-        kept = "What is done is kept: start again when there is room"
+        kept = "What is done is kept: start again when there is space"
         raise GeniusError(f"cannot write the checkpoint {target}: {reason}. {kept}") from None
     if target.exists():
         shutil.rmtree(target)
@@ -70,8 +70,10 @@ def _cpu(state: Any) -> Any:
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
-    found = sorted(folder.glob(f"{PREFIX}*")) if folder.is_dir() else []
-    return found[-1] if found else None
+    found = sorted(folder.glob(f"{PREFIX}*"))
+    if not found:
+        return None
+    return found[-1]
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]:

@@ -253,7 +253,9 @@ class TrainConfig:
                 raise GeniusError(f"{name}.batch {stage.batch} and run.accumulate {self.run.accumulate} do not fit together")
         for rule in RULES:
             switch = _value(self, rule.switch)
-            for name in rule.ignored if rule.off(switch) else ():
+            if not rule.off(switch):
+                continue
+            for name in rule.ignored:
                 if _value(self, name) != _default(name):
                     raise _no_effect(name, rule.switch, switch)
 
@@ -312,7 +314,10 @@ def _default(name: str) -> Any:
 def _value(config: Any, name: str) -> Any:
     """A field by its dotted name; None where a table, such as `search`, does not have it."""
     for part in name.split("."):
-        config = config.get(part) if isinstance(config, dict) else getattr(config, part)
+        if isinstance(config, dict):
+            config = config.get(part)
+        else:
+            config = getattr(config, part)
     return config
 
 
@@ -394,13 +399,18 @@ def _above(below: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
             for name in rule.ignored:
                 table, _, key = name.rpartition(".")
                 if not _has(values, name) and _has(merged, name):
-                    (merged[table] if table else merged).pop(key)
+                    holder = merged
+                    if table:
+                        holder = merged[table]
+                    holder.pop(key)
     return merged
 
 
 def _has(values: dict[str, Any], name: str) -> bool:
     table, _, key = name.rpartition(".")
-    inner = values.get(table) if table else values
+    inner: Any = values
+    if table:
+        inner = values.get(table)
     return isinstance(inner, dict) and key in inner
 
 

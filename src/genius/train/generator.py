@@ -228,7 +228,9 @@ class Augmentation:
 
     def draw(self, rows: int, width: int, device: torch.device, seed: int) -> Tensor:
         """mu of a whole batch (B, 1) or (B, D), a function of `seed`: the same however many processes share it."""
-        shape = (rows, width) if self.form == "sqrt-per-dimension" else (rows, 1)
+        shape = (rows, 1)
+        if self.form == "sqrt-per-dimension":
+            shape = (rows, width)
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(seed)
             alpha = torch.full(shape, self.alpha, device=device)
@@ -243,7 +245,9 @@ class Augmentation:
             mixed = mu.sqrt() * query + (1 - mu).sqrt() * target
         else:
             mixed = mu * query + (1 - mu) * target  # Eq. 11
-        return mixed if self.form == "linear" else F.normalize(mixed, dim=1)
+        if self.form == "linear":
+            return mixed
+        return F.normalize(mixed, dim=1)
 
 
 @dataclass

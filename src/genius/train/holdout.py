@@ -34,8 +34,12 @@ class Split(NamedTuple):
 
     def map(self, change: Callable[[FeatureSet], FeatureSet]) -> Split:
         """The same split of changed features."""
-        offsets = None if self.offsets is None else change(self.offsets)
-        validation = None if self.validation is None else change(self.validation)
+        offsets = self.offsets
+        if offsets is not None:
+            offsets = change(offsets)
+        validation = self.validation
+        if validation is not None:
+            validation = change(validation)
         return Split(change(self.train), offsets, validation, self.linked_by)
 
 
@@ -63,7 +67,9 @@ def split_given(train: FeatureSet, held_out: FeatureSet, seed: int) -> Split:
 
 
 def _unless_empty(data: FeatureSet) -> FeatureSet | None:
-    return data if len(data.queries) else None
+    if len(data.queries):
+        return data
+    return None
 
 
 def _in_three(data: FeatureSet, wanted: int, seed: int) -> tuple[FeatureSet, FeatureSet, FeatureSet, str]:
@@ -112,7 +118,8 @@ def components(nodes: int, edges: Tensor) -> Tensor:
     label = torch.arange(nodes)
     if not len(edges):
         return label
-    left, right = edges[:, 0], edges[:, 1]
+    left = edges[:, 0]
+    right = edges[:, 1]
     while True:
         low = torch.minimum(label[left], label[right])
         new = label.scatter_reduce(0, left, low, "amin").scatter_reduce(0, right, low, "amin")
@@ -144,7 +151,9 @@ def _same_content(data: FeatureSet, text_only: Tensor) -> Tensor:
 
 def digest(features: Features, content: str, chunk: int = 8192) -> Tensor:
     """(N,) int64, equal for equal vectors: an exact sum of the vectors' bits times fixed odd numbers, modulo 2^64."""
-    vectors = features.image if content == "image" else features.text
+    vectors = features.text
+    if content == "image":
+        vectors = features.image
     weight = torch.randint(2**62, (vectors.shape[1],), generator=torch.Generator().manual_seed(0)) * 2 + 1
     parts = [(part.float().contiguous().view(torch.int32).long() * weight).sum(1) for part in vectors.split(chunk)]
     return torch.cat([torch.empty(0, dtype=torch.long), *parts])

@@ -166,9 +166,9 @@ def make_optimizer(stage: Stage, config: StageConfig) -> torch.optim.AdamW:
     """AdamW with weight decay on matrices only (norms, biases and position tables have none)."""
     trained = [(name, p) for name, p in stage.named_parameters() if p.requires_grad]
     decayed = [p for name, p in trained if p.ndim >= 2 and "position_bias" not in name]
-    plain = [p for name, p in trained if p.ndim < 2 or "position_bias" in name]
-    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-    fused = trained[0][1].is_cuda if trained else False
+    undecayed = [p for name, p in trained if p.ndim < 2 or "position_bias" in name]
+    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": undecayed, "weight_decay": 0.0}]
+    fused = any(p.is_cuda for _, p in trained)
     return torch.optim.AdamW(groups, lr=config.lr, betas=stage.schedule.betas, eps=stage.schedule.eps, fused=fused)
 
 

@@ -206,7 +206,9 @@ class Rows:
     def __init__(self, features: Features, device: torch.device) -> None:
         self.device = device
         self.whole = 4 * len(features) * (features.image.shape[1] + features.text.shape[1]) <= HELD
-        self.features = features.to(device, torch.float32) if self.whole else features
+        self.features = features
+        if self.whole:
+            self.features = features.to(device, torch.float32)
         self.modality = features.modality.to(device)  # (N,)
 
     def __len__(self) -> int:
@@ -215,8 +217,9 @@ class Rows:
     def __getitem__(self, rows: Tensor | slice) -> Features:
         if self.whole:
             return self.features[rows]
-        place = rows.to(self.features.image.device) if isinstance(rows, Tensor) else rows
-        return self.features[place].to(self.device, torch.float32)
+        if isinstance(rows, Tensor):
+            rows = rows.to(self.features.image.device)
+        return self.features[rows].to(self.device, torch.float32)
 
 
 class Points(Protocol):
@@ -244,8 +247,9 @@ class Embedded:
     def __getitem__(self, rows: Tensor | slice, /) -> Tensor:
         if self.kept is not None:
             return self.kept[rows]
-        wanted = torch.arange(len(self))[rows] if isinstance(rows, slice) else rows
-        return torch.cat([self.embed(self.rows[part]) for part in wanted.split(EMBEDDED)])
+        if isinstance(rows, slice):
+            rows = torch.arange(len(self))[rows]
+        return torch.cat([self.embed(self.rows[part]) for part in rows.split(EMBEDDED)])
 
 
 class PairBatch(NamedTuple):

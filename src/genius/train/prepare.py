@@ -45,7 +45,9 @@ def settle_sizes(config: TrainConfig, data: FeatureSet, runtime: Runtime) -> Tra
             train = "heads"
         runtime.journal.note(f"encoder.train = {train}")
     if not width:
-        width = HEADS_WIDTH if train == "heads" else feature_width
+        width = feature_width
+        if train == "heads":
+            width = HEADS_WIDTH
         runtime.journal.note(f"width = {width}")
     if not sizes:
         sizes = choose_level_sizes(torch.bincount(data.pool.modality, minlength=3).tolist())
@@ -110,7 +112,9 @@ def hold_out(config: TrainConfig, data: FeatureSet, runtime: Runtime) -> Split:
 
 
 def _queries(part: FeatureSet | None) -> int:
-    return 0 if part is None else len(part.queries)
+    if part is None:
+        return 0
+    return len(part.queries)
 
 
 # -- the folder of a run -------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ def quantizer_config(model: ModelConfig) -> QuantizerConfig:
         published_revival=model.constants.published_revival,
         encode_sweeps=model.encode_sweeps,
         settled=SETTLED,
-        own_books_from=int(model.constants.modality_codebooks and given and not model.shared),
+        modality_codebooks_from=int(model.constants.modality_codebooks and given and not model.shared),
     )
 
 
@@ -172,7 +172,9 @@ class QuantizerStage(PairStage):
             return
         size = len(self.pool)
         device = self.pool.device
-        count = size if pool_only else size + len(self.queries)
+        count = size
+        if not pool_only:
+            count += len(self.queries)
         picked = torch.arange(count)
         if count > KMEANS_SAMPLE:  # drawn before anything is embedded: z of everything would not fit on a GPU
             picked = torch.randperm(count, generator=torch.Generator().manual_seed(self.seed))[:KMEANS_SAMPLE]
@@ -187,14 +189,18 @@ class QuantizerStage(PairStage):
             rows = picked[queries] - size
             z[queries] = self.embed_rows(self.queries, rows)
             modality[queries] = self.pool.modality[self.positives.rows[self.positives.starts[rows]]]
-        again = pool_only and self.recipe.refit
+        sweeps = 0
+        vectors_per_code = 0
+        if pool_only and self.recipe.refit:
+            sweeps = JOINT_SWEEPS
+            vectors_per_code = VECTORS_PER_CODE
         self.quantizer.initialise(
             z,
             modality,
             self.config.kmeans_iterations,
             self.seed,
-            JOINT_SWEEPS if again else 0,
-            VECTORS_PER_CODE if again else 0,
+            sweeps,
+            vectors_per_code,
         )
 
     @torch.no_grad()
@@ -217,7 +223,8 @@ class QuantizerStage(PairStage):
         out["distinct_ids"] = torch.unique(codes, dim=0).shape[0] / max(codes.shape[0], 1)
         if self.held_out is None:
             return out
-        queries, pool = self.embed(self.held_out.queries), self.embed(self.held_out.pool)
+        queries = self.embed(self.held_out.queries)
+        pool = self.embed(self.held_out.pool)
         codes = self.quantizer.encode(pool, self.held_out.pool.modality.to(pool.device))
         out.update(dense_hits(queries, pool, self.held_out))
         out.update(dense_hits(queries, nn.functional.normalize(self.quantizer.decode(codes), dim=1), self.held_out, "codes"))
@@ -263,7 +270,7 @@ def prefix_recall(
 
 def collapsed_levels(quantizer: ResidualQuantizer, codes: Tensor) -> dict[str, str]:
     """A line for the first level after the modality whose codes (N, M) use less than a tenth of its codebook."""
-    first = 1 if quantizer.config.labelled else 0
+    first = int(quantizer.config.labelled)
     for level, values in enumerate(quantizer.statistics(codes)):
         usable = min(quantizer.config.level_sizes[level], len(codes))
         if level < first or values["perplexity"] >= COLLAPSED * usable:

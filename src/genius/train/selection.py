@@ -28,7 +28,9 @@ class Selection:
         self.stage = stage
         self.decay = decay
         self.patience = patience
-        self.average: dict[str, Tensor] = self._copy() if decay > 0 else {}
+        self.average: dict[str, Tensor] = {}
+        if decay > 0:
+            self.average = self._copy()
         self.best: dict[str, Tensor] = {}
         self.value = float("-inf")  # of the best weights
         self.waited = 0  # validations since
@@ -53,7 +55,9 @@ class Selection:
     @contextmanager
     def kept(self) -> Iterator[None]:
         """Inside the context, the stage has the weights that would be kept."""
-        before = self._copy() if self.average else {}
+        before = {}
+        if self.average:
+            before = self._copy()
         self._put(self.average)
         try:
             yield
@@ -72,7 +76,10 @@ class Selection:
 
     def finish(self) -> None:
         """Put the kept weights into the stage."""
-        self._put(self.best if self.patience and self.best else self.average)
+        if self.patience and self.best:
+            self._put(self.best)
+        else:
+            self._put(self.average)
 
     @torch.no_grad()
     def _put(self, weights: Mapping[str, Tensor]) -> None:

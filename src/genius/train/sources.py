@@ -95,7 +95,9 @@ def _from_collection(config: TrainConfig, runtime: Runtime, folder: Path) -> tup
     if isinstance(encoder, torch.nn.Module):
         encoder.to(runtime.device)
     if config.encoder.train == "auto":  # encoders of frozen towers train heads; others are used as they are
-        chosen = "heads" if hasattr(encoder, "tower_images") else "none"
+        chosen = "none"
+        if hasattr(encoder, "tower_images"):
+            chosen = "heads"
         config = that_trains(config, chosen)
     if config.encoder.train == "towers":
         from genius.train.encoder import TowersStage
@@ -104,7 +106,9 @@ def _from_collection(config: TrainConfig, runtime: Runtime, folder: Path) -> tup
         loop = with_steps(config.encoder, stage.order.count)
         finish(stage, lambda: run_stage(stage, loop, runtime, folder / "encoder"), runtime, folder)
         stage.requires_grad_(False)
-    reader: Any = Towers(encoder) if config.encoder.train == "heads" else encoder
+    reader: Any = encoder
+    if config.encoder.train == "heads":
+        reader = Towers(encoder)
     options = ExtractConfig(half=False, rank=runtime.rank, world=runtime.world)
     runtime.journal.note(f"features: {config.data} through {config.encoder_uri}")
     data = extract(reader, collection, folder / "features", options)
@@ -215,7 +219,9 @@ def join_heads(encoder: Encoder, heads: Heads) -> None:
     towers: Any = encoder
     own = getattr(towers, "heads", None)
     if own is None or (own.image_width, own.text_width) != (heads.image_width, heads.text_width):
-        found = "has no towers" if own is None else f"has towers of {own.image_width} and {own.text_width}"
+        found = "has no towers"
+        if own is not None:
+            found = f"has towers of {own.image_width} and {own.text_width}"
         raise GeniusError(
             f"the model's heads are made for towers of width {heads.image_width} and {heads.text_width}, and this encoder {found}"
         )
@@ -250,8 +256,9 @@ def attach_encoder(
         raise GeniusError(f"the model {folder} has an encoder already")
     encoder = load_encoder(uri)
     checked = []
-    known = None if features is None else FeatureSet.load(features)
-    if known is not None:
+    known = None
+    if features is not None:
+        known = FeatureSet.load(features)
         check_widths(encoder, known.pool.image.shape[1], known.pool.text.shape[1], uri)
         if check_stamp(encoder, Path(str(features)), uri):
             checked.append("the features' stamp")

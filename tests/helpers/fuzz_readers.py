@@ -1,4 +1,4 @@
-"""Targets of `lab.trust.fuzz`: conditions, JSONL, CSV, Parquet, files of torch.save. Bytes in, nothing or `GeniusError` out."""
+"""Targets of `test_fuzz`: conditions, JSONL, CSV, Parquet, files of torch.save. Bytes in, nothing or `GeniusError` out."""
 
 from __future__ import annotations
 
@@ -14,11 +14,6 @@ WORDS = (
     "AND", "OR", "NOT", "IN", "IS", "NULL", "LIKE", "ILIKE", "BETWEEN", "TRUE", "FALSE", "price", "shop", "sold", "id", "text",
     "lower(", "upper(", "length(", "starts_with(", "ends_with(", "contains(", "modality", "<", "<=", ">", ">=", "=", "!=", "<>",
     "(", ")", ",", "'", "''", '"', "`", "%", "_", "-", "+", "1e308", "0.5", ";", "--", "\\",
-)  # fmt: skip
-
-MODULES = (
-    "genius.index.filters", "genius.index.metadata", "genius.data.readers", "genius.torch_file",
-    "genius.files",
 )  # fmt: skip
 
 
