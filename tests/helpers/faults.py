@@ -503,7 +503,8 @@ class Injector:
         except GeniusError as problem:
             error = str(problem)
         except BaseException as problem:
-            bare = f"{type(problem).__name__}: {problem}"
+            place = traceback.extract_tb(problem.__traceback__)[-1]
+            bare = f"{type(problem).__name__}: {problem} ({Path(place.filename).name}:{place.lineno}, {place.name})"
         finally:
             calls = self.library.fault_stop()
         fired = bool(self.library.fault_fired())

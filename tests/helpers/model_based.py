@@ -48,7 +48,7 @@ SHARED = [f"s{number}" for number in range(16)]
 FIXED: State = {f"f{number}": (f"fixed {number}", number) for number in range(8)}
 SECONDS = 120.0
 CHANGES = ("add", "upsert", "delete", "restore")
-CALLS = {"writes": 70, "reads": 160}  # a kill comes at one of so many calls
+CALLS = {"writes": 50, "reads": 40}  # a kill comes at one of so many calls
 
 
 # -- what operations do to a dictionary --------------------------------------------------------------------------
@@ -148,7 +148,7 @@ def drawn(seed: int, number: int) -> dict[str, Operation]:
     for name in READERS:
         for _ in range(draw.randint(0, 2)):
             chosen.setdefault(name, {"do": "several", "each": []})["each"].append(_reading(draw))
-    if draw.random() < 0.09 and chosen:
+    if draw.random() < 0.25 and chosen:
         name = draw.choice(sorted(chosen))
         group = "reads" if name in READERS or draw.random() < 0.2 else "writes"
         chosen[name]["kill"] = [group, draw.randint(1, CALLS[group])]
@@ -435,7 +435,11 @@ class Run:
         if found not in self.states:
             wrong.append("the index does not hold what was acknowledged")
         wrong += check(path).problems
-        wrong += [f"left over: {name}" for name in faults.left_over(self.folder) if name not in ("model", "last.genius") and name[:5] != "copy-"]
+        wrong += [
+            f"left over: {name}"
+            for name in faults.left_over(self.folder)
+            if name not in ("model", "last.genius") and name[:5] != "copy-"
+        ]
         return wrong
 
     def _worker(self, name: str) -> Worker:
@@ -514,9 +518,7 @@ class Run:
             if answer not in [expected(operation, state) for state in during]:
                 self._note(name, operation, f"answers {answer}, which is true of no state of this round")
         self.states = final
-        killed = [
-            change for change in changes if change.killed and change.operation["do"] in CHANGES
-        ]
+        killed = [change for change in changes if change.killed and change.operation["do"] in CHANGES]
         if len(final) > 1 or killed:
             self._look(final)
         if killed:

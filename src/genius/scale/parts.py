@@ -224,12 +224,13 @@ class Staging:
         """Data files of these rows, on the disk."""
         from lance.fragment import write_fragments
 
-        files = write_fragments(rows, str(self.folder), data_storage_version=storage_version)
-        fragments = [{"fragment": fragment.to_json(), "names": rows.schema.names} for fragment in files]
-        for fragment in fragments:
-            for file in fragment["fragment"]["files"]:
-                sync_file(self.folder / DATA / file["path"])
-        sync_directory(self.folder / DATA)
+        with database_errors(f"write to {self.folder}"):
+            files = write_fragments(rows, str(self.folder), data_storage_version=storage_version)
+            fragments = [{"fragment": fragment.to_json(), "names": rows.schema.names} for fragment in files]
+            for fragment in fragments:
+                for file in fragment["fragment"]["files"]:
+                    sync_file(self.folder / DATA / file["path"])
+            sync_directory(self.folder / DATA)
         return fragments
 
     def write_record(self, record: Record, hashes: NDArray[np.uint64]) -> None:
