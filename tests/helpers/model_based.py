@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import logging
 import os
 import random
 import select
@@ -30,11 +31,13 @@ from typing import Any
 
 import faults
 from fake_encoder import fake_model, register
+from starlette.testclient import TestClient
 
 from genius import Genius, GeniusError, Index, Item
 from genius.index import opened
 from genius.index.check import check
 from genius.index.repair import restore, snapshot
+from genius.serve.app import create_app
 
 State = dict[str, tuple[str, int]]  # id -> text and n
 Frozen = frozenset[tuple[str, tuple[str, int]]]
@@ -136,8 +139,14 @@ def reachable(start: State, changes: list[Change]) -> tuple[list[State], list[St
 # -- what a round does -------------------------------------------------------------------------------------------
 
 
-def drawn(seed: int, number: int) -> dict[str, Operation]:
-    """The operations of a round by process; "kill": classes of calls and which of them ends the process."""
+def drawn(seed: int, number: int, kills: float) -> dict[str, Operation]:
+    """The operations of a round by process; "kill": classes of calls and which of them ends the process.
+
+    Args:
+        seed: Of the run.
+        number: Of the round.
+        kills: Share of rounds in which a process is to be killed, if it makes so many calls.
+    """
     draw = random.Random(f"{seed} {number}")
     chosen: dict[str, Operation] = {}
     for name in WRITERS:
@@ -148,7 +157,7 @@ def drawn(seed: int, number: int) -> dict[str, Operation]:
     for name in READERS:
         for _ in range(draw.randint(0, 2)):
             chosen.setdefault(name, {"do": "several", "each": []})["each"].append(_reading(draw))
-    if draw.random() < 0.25 and chosen:
+    if draw.random() < kills and chosen:
         name = draw.choice(sorted(chosen))
         group = "reads" if name in READERS or draw.random() < 0.2 else "writes"
         chosen[name]["kill"] = [group, draw.randint(1, CALLS[group])]
@@ -256,12 +265,6 @@ class Service:
     """Does operations through the HTTP API, in its own process."""
 
     def __init__(self, folder: Path, model: Genius) -> None:
-        import logging
-
-        from starlette.testclient import TestClient
-
-        from genius.serve.app import create_app
-
         logging.disable(logging.CRITICAL)
         index = Index.open(folder / "x.genius", model, lock_timeout=60)
         self.client = TestClient(create_app(index), base_url="http://localhost")
@@ -389,8 +392,9 @@ class Findings:
 class Run:
     """A seeded run below a folder. The process must have been started with `faults.preloaded`."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder: Path, seed: int, kills: float = 0.25) -> None:
         register()
+        self.share_of_kills = kills
         self.folder = folder.resolve()
         fake_model().save_pretrained(self.folder / "model")
         self.model = Genius.from_pretrained(self.folder / "model")
@@ -408,7 +412,7 @@ class Run:
         assert ended == 0
         try:
             while self.findings.operations < operations and not self.findings.violations:
-                self._round(drawn(self.findings.seed, self.findings.rounds))
+                self._round(drawn(self.findings.seed, self.findings.rounds, self.share_of_kills))
                 self.findings.rounds += 1
         finally:
             for worker in self.workers.values():
