@@ -5,9 +5,9 @@
 Every operation (`tests/helpers/faults.py`) is run once from each of its states to count its calls; then the n-th call fails for
 every n and in every way: an error once or for good, a full disk once or for good, a short write or read, an error although it was
 done, a kill. Each injection is one line of the log; what is in the log is not run again, so a run that was ended goes on. The
-first state of every operation comes first. Several runs may share the work with `--only` and logs of their own, which are then put
-into one file. `--again` runs the violations of the log once more, and replaces their lines.
-`--summary` only sums the log up.
+first state of every operation comes first. Several runs may share the work with `--only` and logs of their own,
+which are then put into one file. `--again` runs the violations of the log once more, and replaces their lines. `--summary` only
+sums the log up.
 """
 
 from __future__ import annotations

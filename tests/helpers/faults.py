@@ -634,15 +634,12 @@ def left_over(folder: Path) -> Iterator[str]:
         yield str(path.relative_to(folder))
 
 
-if __name__ == "__main__":  # a sample, for the suite: FOLDER SEED NUMBER -> lines of violations
+if __name__ == "__main__":  # a sample, for the suite: FOLDER SEED -> lines of violations, one injection for each operation
     import random
 
     injector = Injector(Path(sys.argv[1]))
     draw = random.Random(int(sys.argv[2]))
-    wanted = int(sys.argv[3])
-    names = sorted(OPERATIONS)
-    for number in range(wanted):
-        chosen = names[number % len(names)]
+    for chosen in OPERATIONS:
         state_name = draw.choice(sorted(OPERATIONS[chosen].states))
         group_name = draw.choice(("writes", "writes", "reads"))
         every = injector.ways(chosen, state_name, group_name)
@@ -651,4 +648,4 @@ if __name__ == "__main__":  # a sample, for the suite: FOLDER SEED NUMBER -> lin
         _, wrong = injector.inject(chosen, state_name, group_name, at, way)
         if wrong is not None:
             print(f"{chosen}, {state_name}, {group_name} {at} of {len(every)}, {way}: {wrong}", flush=True)
-    print("finished", wanted, flush=True)
+    print("finished", flush=True)

@@ -78,22 +78,44 @@ def snapshot(source: str | Path, target: str | Path, version: int | None = None)
         raise GeniusError(f"{target} is there already: choose another path for the copy")
     about = about_of(source)
     sweep_snapshots(target.absolute().parent, about.id)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}")
-    make_folder(temporary)
-    try:
-        write_origin(temporary, about.id)
-        with _snapshot_lock(temporary):
-            return _retried(source, about, version, lambda reader: _copy(source, about, reader, temporary, target))
-    finally:
-        if temporary.exists():
-            remove(temporary, target, about.id)
+    with _temporary_folder(target, about.id) as temporary:
+        return _retried(source, about, version, lambda reader: _copy(source, about, reader, temporary, target))
 
 
-def _snapshot_lock(folder: Path) -> contextlib.AbstractContextManager[None]:
-    """Holds a lock by which others see that a snapshot is being written. Windows cannot rename a folder with an open file."""
-    if sys.platform == "win32":
-        return contextlib.nullcontext()
-    return WriteLock(folder / ".lock", 30.0).hold()
+@contextlib.contextmanager
+def _temporary_folder(target: Path, owner: str) -> Iterator[Path]:
+    """A folder beside `target` for a snapshot of the index with the id `owner`; it is removed unless it was renamed."""
+    with contextlib.ExitStack() as held:
+        folder = _locked_folder(target, held)
+        try:
+            write_origin(folder, owner)
+            yield folder
+        finally:
+            if folder.exists():
+                remove(folder, target, owner)
+
+
+def _locked_folder(target: Path, held: contextlib.ExitStack) -> Path:
+    """A new folder beside `target`, with a lock that tells other snapshots to leave it alone.
+
+    Before the lock is held, another snapshot may take the folder for a killed one's and remove it: then the next name is tried.
+    Windows cannot rename a folder with an open file, so nothing is locked or swept there.
+    """
+    for attempt in range(ATTEMPTS):
+        folder = target.with_name(f".{target.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}")
+        try:
+            make_folder(folder)
+            if sys.platform == "win32":
+                return folder
+            held.enter_context(WriteLock(folder / ".lock", 30.0).hold())
+        except GeniusError:
+            if folder.exists() or attempt == ATTEMPTS - 1:
+                raise
+            continue
+        if (folder / ".lock").exists():
+            return folder
+        held.close()
+    raise GeniusError(f"cannot write {target}: others remove folders beside it")
 
 
 def sweep_snapshots(parent: Path, owner: str) -> None:
