@@ -27,7 +27,7 @@ from genius.errors import GeniusError, Problems, counted
 from genius.files import sync_directory, sync_tree
 from genius.index import cache
 from genius.index.check import check
-from genius.index.commit import HINT, VERSIONS, holds_data, set_aside, table_folder, versions_on_disk
+from genius.index.commit import HINT, VERSIONS, holds_data, put_back, set_aside, table_folder, versions_on_disk
 from genius.index.folder import (
     FORMAT,
     INSIDE,
@@ -315,11 +315,11 @@ def _newest_readable(folder: Path, state: LedgerState | None, report: RepairRepo
     found = [version for version in reversed(versions_on_disk(folder)) if version <= limit]
     if state is not None and (not found or found[0] != state.head):
         report.lost.append(f"version {state.head}, with {counted(state.items, 'item')}, is not there any more")
+    passed_over: list[int] = []
     for version in found:
-        set_aside(folder, version)
+        passed_over += set_aside(folder, version)
         try:
-            store = Store(folder)
-            reader = store.peek(version)
+            store, reader = _opened(folder, version)
             total = reader.count()
         except GeniusError as error:
             report.lost.append(f"version {version} cannot be opened ({error})")
@@ -336,7 +336,22 @@ def _newest_readable(folder: Path, state: LedgerState | None, report: RepairRepo
                 reader = store.peek(version)
         report.done.append(f"took version {version}")
         return store, version, _is_whole(reader)
+    put_back(folder, passed_over)  # where the disk fails just now, a later repair finds them
     raise GeniusError(f"no version of {folder} can be read: restore it from a snapshot (genius restore)")
+
+
+def _opened(folder: Path, version: int) -> tuple[Store, Reader]:
+    """The table at a version. Tried more than once: a disk that fails for a moment must not cost a version."""
+    for attempt in range(ATTEMPTS):
+        try:
+            store = Store(folder)
+            reader = store.peek(version)
+            reader.count()
+            return store, reader
+        except GeniusError:
+            if attempt == ATTEMPTS - 1:
+                raise
+    raise AssertionError("unreachable")
 
 
 def _older(store: Store, versions: list[int], sound: int) -> int | None:
