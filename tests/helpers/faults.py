@@ -95,7 +95,7 @@ def contents(index: Index) -> Contents:
     """All items, each once, and that a search finds exactly them."""
     listed = list(index.items())
     items = {item.id: [item.text, dict(item.metadata)] for item in listed}
-    found = [hit.id for hit in index.search("thing number 3", k=1000)]
+    found = [hit.id for hit in index.search("thing number 3", target="any", k=1000)]
     if len(items) != len(listed) or len(items) != len(index):
         raise AssertionError(f"{len(listed)} items are listed, {len(items)} have ids of their own, {len(index)} are counted")
     if sorted(found) != sorted(items):

@@ -254,7 +254,7 @@ class Library:
         return sorted([item.id, item.text, item.metadata["n"]] for item in self.index.items())
 
     def _search(self, operation: Operation) -> Answer:
-        hits = self.index.search("thing 7", k=1000, where=_where(operation))
+        hits = self.index.search("thing 7", target="any", k=1000, where=_where(operation))
         return sorted([hit.id, hit.item.text, hit.item.metadata["n"]] for hit in hits)
 
     def _count(self, operation: Operation) -> Answer:
@@ -296,7 +296,7 @@ class Service:
         if do == "delete":
             return 0 if self._call("DELETE", f"/v1/items/{operation['ids'][0]}") is None else 1
         if do == "search":
-            body = self._call("POST", "/v1/search", {"text": "thing 7", "k": 1000, "where": _where(operation)})
+            body = self._call("POST", "/v1/search", {"text": "thing 7", "target": "any", "k": 1000, "where": _where(operation)})
             return sorted([hit["id"], hit["text"], hit["metadata"]["n"]] for hit in body["hits"])
         if do == "get":
             found = [self._call("GET", f"/v1/items/{item_id}") for item_id in operation["ids"]]

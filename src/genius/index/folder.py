@@ -15,7 +15,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from inspect import signature
 from pathlib import Path
@@ -25,6 +25,7 @@ from filelock import FileLock, Timeout
 
 from genius.errors import GeniusError
 from genius.files import open_regular, parse_json, sync_directory, sync_tree, write_whole
+from genius.index import learned
 from genius.index.commit import holds_data
 from genius.index.ledger import Damaged, seal, unseal
 from genius.index.paths import (
@@ -367,6 +368,22 @@ def describe(folder: Path, about: About, reader: Reader) -> dict[str, Any]:
         "version": reader.version,
         "created": about.created,
         "bytes": _size(folder),
+        "learned": _learned(folder, about),
+    }
+
+
+def _learned(folder: Path, about: About) -> dict[str, Any] | None:
+    """What the index has learned from queries; None: nothing, or nothing of this model."""
+    bank = learned.load(folder, about.fingerprint, about.width, None)
+    if bank is None:
+        return None
+    found = learned.describe(folder)
+    return {
+        "queries": len(bank),
+        "time": found.get("learned"),
+        "version": int(found.get("version", "0")),
+        "chosen_by": found.get("chosen_by"),
+        "directions": [asdict(direction) for direction in learned.directions_of(bank)],
     }
 
 
@@ -418,6 +435,21 @@ def describe_model(model: Genius, folder: Path | None = None) -> About:
     if folder is not None and source == f"local-dir:{(folder / MODEL).absolute()}":
         source = INSIDE
     return About(uuid.uuid4().hex, source, model.fingerprint(), config.level_sizes, config.width, created)
+
+
+def save_inside(folder: Path, model: Genius) -> None:
+    """Save a model into the folder of an index that will be made with it, which then finds it wherever it is moved.
+
+    Args:
+        folder: Of the index; made if it is not there.
+        model: Its `source` becomes the folder.
+    """
+    make_folder(folder)
+    try:
+        model.save_pretrained(folder / MODEL)
+    except OSError as error:
+        raise GeniusError(f"cannot write {folder / MODEL}: {error.strerror or error}") from None
+    model.source = f"local-dir:{(folder / MODEL).absolute()}"
 
 
 def make_folder(folder: Path) -> None:

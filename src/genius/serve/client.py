@@ -27,6 +27,7 @@ from pydantic import BaseModel, ValidationError
 from genius.errors import GeniusError
 from genius.serve.schemas import (
     AddResponse,
+    AnyTarget,
     CodesResponse,
     DeleteResponse,
     ExplainResponse,
@@ -116,7 +117,7 @@ class GeniusClient:
         *,
         like: str | None = None,
         instruction: str | None = None,
-        target: Target | None = None,
+        target: AnyTarget | None = None,
         modality: Target | None = None,
         k: int = 10,
         where: str | None = None,
@@ -136,7 +137,8 @@ class GeniusClient:
             image: Query image: path, bytes or `PIL.Image`.
             like: Id of an indexed item to use as the query's image (or text).
             instruction: What is wanted, in words.
-            target: Modality to return: image (anything with an image), text (anything with a text) or pair.
+            target: Modality to return: image (anything with an image), text (anything with a text), pair or any. Default: images,
+                or texts if the collection has no images.
             modality: Exactly this modality, in place of `target`.
             k: Number of hits.
             where: SQL filter over metadata.
@@ -189,7 +191,7 @@ class GeniusClient:
         *,
         like: str | None = None,
         instruction: str | None = None,
-        target: Target | None = None,
+        target: AnyTarget | None = None,
         modality: Target | None = None,
         k: int = 3,
         where: str | None = None,
@@ -198,8 +200,17 @@ class GeniusClient:
     ) -> ExplainResponse:
         """How the results of a query come about: the codes generated, their log-probabilities, and what is below them.
 
-        The arguments are those of `search`: `text`, `image`, `like`, `instruction`, `target`, `modality`, `k`, `where`, `minus`,
-        `minus_like`.
+        Args:
+            text: Query text.
+            image: Query image.
+            like: Id of an indexed item to use as the query.
+            instruction: What kind of result is wanted, in words.
+            target: Modality to return.
+            modality: Exactly this modality, in place of `target`.
+            k: Number of hits that are explained.
+            where: SQL filter over metadata.
+            minus: Text or image to steer away from.
+            minus_like: Id of an indexed item to steer away from.
         """
         query = {"text": text, "like": like, "instruction": instruction, "target": target, "modality": modality}
         fields = _query_body(image, minus, minus_like=minus_like, **query, k=k, where=where)
@@ -261,29 +272,53 @@ class GeniusClient:
         return AddResponse(added=total.added + done.added, unchanged=total.unchanged + done.unchanged, count=done.count)
 
     def put(self, item: Item) -> PutResponse:
-        """Add an item, or replace the one with its id."""
+        """Add an item, or replace the one with its id.
+
+        Args:
+            item: The item.
+        """
         return self._call(PutResponse, "PUT", self._path("items", item.id), _body(item))
 
     def delete(self, item_id: str) -> DeleteResponse:
-        """Delete the item `item_id`."""
+        """Delete an item.
+
+        Args:
+            item_id: Its id.
+        """
         return self._call(DeleteResponse, "DELETE", self._path("items", item_id))
 
     def get(self, item_id: str) -> ItemDetail:
-        """The item `item_id`, its codes, and how many items share each prefix of its ID."""
+        """An item, its codes, and how many items share each prefix of its ID.
+
+        Args:
+            item_id: Its id.
+        """
         return self._call(ItemDetail, "GET", self._path("items", item_id))
 
     def image(self, item_id: str) -> bytes:
-        """The image of the item `item_id`, as the bytes of a file."""
+        """The image of an item, as the bytes of a file.
+
+        Args:
+            item_id: Its id.
+        """
         return self._send("GET", self._path("images", item_id)).content
 
     def thumbnail(self, item_id: str) -> bytes:
-        """A small JPEG of the image of the item `item_id`."""
+        """A small JPEG of the image of an item.
+
+        Args:
+            item_id: Its id.
+        """
         return self._send("GET", self._path("thumbnails", item_id)).content
 
     # -- overview ----------------------------------------------------------------------------------------------
 
     def codes(self, prefix: Sequence[int] | str = ()) -> CodesResponse:
-        """Items below a `prefix` of codes; the first codes without one."""
+        """Items below a prefix of codes.
+
+        Args:
+            prefix: Codes, from the first; without one: the first codes.
+        """
         if not isinstance(prefix, str):
             prefix = "-".join(str(int(code)) for code in prefix)
         return self._call(CodesResponse, "GET", self._path("codes", prefix))
@@ -300,7 +335,11 @@ class GeniusClient:
             return False
 
     def wait_until_ready(self, timeout_s: float = 60.0) -> None:
-        """Return once the server is ready; an error after `timeout_s` seconds."""
+        """Return once the server is ready.
+
+        Args:
+            timeout_s: Seconds after which it is an error.
+        """
         deadline = time.monotonic() + timeout_s
         while not self.ready():
             if time.monotonic() > deadline:

@@ -13,8 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_vali
 from genius.pictures import NAMES
 
 Target = Literal["image", "text", "pair"]
+AnyTarget = Literal["image", "text", "pair", "any"]
 EXACT = 2**53  # larger integers are not exact in JSON, nor in the index
 HARD_MAX_K = 1000
+MAX_WIDTH = 16_384  # of vectors
 
 # Control characters in an id would make logs and URLs ambiguous; "." and ".." cannot stand in a URL at all.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -54,7 +56,7 @@ class Strict(BaseModel):
 
 
 class SearchBody(Strict):
-    """A query. At least one of `text`, `image` and `like`."""
+    """A query: at least one of `text`, `image` and `like`, or a `vector`."""
 
     text: str | None = Field(None, max_length=8000, description="Query text.")
     image: str | None = Field(
@@ -65,8 +67,18 @@ class SearchBody(Strict):
     like: ItemId | None = Field(
         None, description="Id of an indexed item to use as the image (or, without one, the text) of this query."
     )
+    vector: list[float] | None = Field(
+        None,
+        min_length=1,
+        max_length=MAX_WIDTH,
+        description="A vector of your own, compared by cosine, in place of text and image.",
+    )
     instruction: str | None = Field(None, max_length=2000, description="What is wanted, in words.")
-    target: Target | None = Field(None, description="image: anything with an image; text: anything with a text; pair: both.")
+    target: AnyTarget | None = Field(
+        None,
+        description="image: anything with an image; text: anything with a text; pair: both; any. Default: images, or texts if "
+        "the collection has no images; with an instruction, any.",
+    )
     modality: Target | None = Field(None, description="Exactly this modality, in place of `target`.")
     k: int = Field(10, ge=1, le=HARD_MAX_K, description="Number of results.")
     where: str | None = Field(None, max_length=2000, description="SQL filter over metadata: `price < 50 AND colour = 'red'`.")
@@ -74,6 +86,10 @@ class SearchBody(Strict):
     beams: int | None = Field(None, ge=1, le=1000, description="Beam width; the model's default if absent.")
     rerank: int | None = Field(None, ge=0, le=100_000, description="Candidates to re-rank; the model's default if absent.")
     diverse: bool = Field(False, description="At most one result per code prefix.")
+    item_bias: bool | None = Field(None, description="False: do not correct scores by what was learned from queries.")
+    min_probability: float | None = Field(
+        None, ge=0, le=1, description="No results where an answer exists with a lower probability. Needs a calibrated model."
+    )
     minus: str | None = Field(None, max_length=8000, description="Text to steer away from.")
     minus_image: str | None = Field(
         None, description="Image to steer away from, as base64.", json_schema_extra={"contentEncoding": "base64"}
@@ -88,8 +104,12 @@ class SearchBody(Strict):
 
     @model_validator(mode="after")
     def _has_query(self) -> SearchBody:
-        if not (self.text or "").strip() and self.image is None and self.like is None:
-            raise ValueError("send a text, an image, or 'like' with an item's id")
+        content = bool((self.text or "").strip()) or self.image is not None or self.like is not None
+        if not content and self.vector is None:
+            raise ValueError("send a text, an image, 'like' with an item's id, or a vector")
+        negative = self.minus is not None or self.minus_image is not None or self.minus_like is not None
+        if self.vector is not None and (content or negative):
+            raise ValueError("send either a vector, or a text and an image")
         if self.image is not None and self.like is not None:
             raise ValueError("send either an image or 'like', not both")
         if self.minus_image is not None and self.minus_like is not None:
@@ -106,10 +126,14 @@ class SearchBatch(Strict):
 
 
 class ItemBody(Strict):
-    """The content of an item. At least one of `text` and `image`."""
+    """The content of an item. At least one of `text`, `image` and `vector`."""
 
     text: str | None = Field(None, max_length=100_000)
     image: str | None = Field(None, description="Image as base64.", json_schema_extra={"contentEncoding": "base64"})
+    vector: list[float] | None = Field(
+        None, min_length=1, max_length=MAX_WIDTH, description="A vector of your own in place of the encoder's."
+    )
+    modality: Target | None = Field(None, description="Of an item that is only a vector; text if absent.")
     metadata: dict[str, Scalar] = Field(
         default_factory=dict, max_length=64, description="Flat fields for `where` and for display."
     )
@@ -138,8 +162,8 @@ class ItemBody(Strict):
 
     @model_validator(mode="after")
     def _has_content(self) -> ItemBody:
-        if not (self.text or "").strip() and self.image is None:
-            raise ValueError("an item needs a text, an image, or both")
+        if not (self.text or "").strip() and self.image is None and self.vector is None:
+            raise ValueError("an item needs a text, an image or a vector")
         return self
 
 
@@ -379,6 +403,7 @@ class InfoResponse(BaseModel):
     items: int
     level_sizes: list[int]
     fields: dict[str, str] = Field(description="Metadata fields that `where` may name, with their types.")
+    default_target: Target | None = Field(None, description="What a search without a target looks for; null: nothing is here.")
     needs_key: bool = Field(description="Whether keys are configured.")
     scopes: list[Literal["read", "write"]] = Field(description="What your key may do.")
     key: str | None = Field(None, description="The name of your key.")
