@@ -60,6 +60,15 @@ def search(
     ] = None,
     negative: NegativeOption = None,
     diverse: Annotated[bool, typer.Option("--diverse", help="Return at most one result per code prefix.")] = False,
+    mode: Annotated[
+        str, typer.Option(help="similarity; words: full-text search (BM25); hybrid: both, fused by reciprocal ranks.")
+    ] = "similarity",
+    words_weight: Annotated[
+        float | None, typer.Option(help="Weight of words in a hybrid search; similarity has 1. Default: 1.")
+    ] = None,
+    vector: Annotated[
+        Path | None, typer.Option(help="A .npy file with the query's vector, for an index of your own vectors.")
+    ] = None,
     open_first: Annotated[bool, typer.Option("--open", help="Open the image of the first result.")] = False,
     version: Annotated[int | None, typer.Option(help="Search an older version (genius info --versions).")] = None,
     model: ModelOption = None,
@@ -77,6 +86,10 @@ def search(
       genius search my.genius --text bicycle --where "price < 500" --json
 
       genius search my.genius "a bicycle" --negative "a child" --diverse --open
+
+      genius search my.genius "IMG_0412.jpg" --mode words
+
+      genius search my.genius "oak table" --mode hybrid
     """
     from genius.index.searching import target_modality
     from genius.search import SearchRequest
@@ -84,12 +97,19 @@ def search(
     if words is not None and text is not None:
         raise GeniusError("give the query text once: after the index, or with --text")
     text = text or words
-    check_query(text, image)
+    if vector is None:
+        check_query(text, image)
     with opened(path, model, version) as index:
         index.model.to(device)
-        request = SearchRequest(k, where, min_score, beams, rerank, strict=modality is not None, diverse=diverse)
-        default = default_target(index, target, modality)
-        query = Query(text, image, instruction, target_modality(default, modality), _negative(negative))
+        strict = modality is not None
+        request = SearchRequest(k, where, min_score, beams, rerank, strict=strict, diverse=diverse, mode=mode)
+        if words_weight is not None:
+            request = replace(request, words_weight=words_weight)
+        default = None if target == "any" else target
+        if mode == "similarity" and vector is None:
+            default = default_target(index, target, modality)
+        wanted = target_modality(default, modality)
+        query = Query(text, image, instruction, wanted, _negative(negative), _query_vector(vector))
         hits = index.search_many([query], request)[0]
         if not hits and target is None and modality is None and default is not None:  # no image matched: anything else will do
             hits = index.search_many([replace(query, target=None)], request)[0]
@@ -120,6 +140,14 @@ def opened(path: Path, model: str | None, version: int | None) -> Index:
     from genius.index import Index
 
     return Index.open(here(path), model, version=version)
+
+
+def _query_vector(path: Path | None) -> Any:
+    if path is None:
+        return None
+    from genius.fit.vectors import read_vector
+
+    return read_vector(path)
 
 
 def _negative(negative: str | None) -> Query | None:

@@ -490,12 +490,16 @@ async def info(request: Request) -> Response:
         key = call.caller.name
     count = await call.count()
     fields = await call.read(index.columns)
+    words: list[str] = []
+    if hasattr(index, "words_fields"):  # an index on disk
+        words = await call.read(index.words_fields)
     return answer(
         InfoResponse(
             version=__version__,
             items=count,
             level_sizes=list(index.about.levels),
             fields=fields,
+            words=words,
             needs_key=bool(call.service.keys),
             scopes=[role for role in call.caller.scopes if role == "read" or not call.service.config.read_only],
             key=key,

@@ -165,8 +165,10 @@ class Service:
             rerank=body.rerank,
             strict=body.modality is not None,
             diverse=body.diverse,
+            mode=body.mode,
+            words_weight=body.words_weight,
         )
-        backend.check_query(body.vector)
+        backend.check_query(body.vector, body.mode)
         query = Query(text, picture, body.instruction, target, negative, body.vector)
         return Job(query, request, backend, body.like, body.order_by, body.descending)
 
