@@ -29,6 +29,7 @@ Scalar = (
     | Annotated[int, Field(strict=True, ge=-EXACT, le=EXACT)]
     | Annotated[float, Field(strict=True, allow_inf_nan=False)]
     | Annotated[str, StringConstraints(strict=True, max_length=10_000)]
+    | Annotated[list[Annotated[str, StringConstraints(strict=True, max_length=10_000)]], Field(max_length=256)]
     | None
 )
 
@@ -160,6 +161,9 @@ class ItemBody(Strict):
                 raise ValueError(f"{name[:80]!r} is not a field name: a letter, then letters, digits or _, at most 64")
             if isinstance(content, str):
                 _no_nul(content)
+            if isinstance(content, list):
+                for entry in content:
+                    _no_nul(entry)
         return value
 
     @model_validator(mode="after")
