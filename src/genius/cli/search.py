@@ -58,6 +58,13 @@ def search(
         int | None,
         typer.Option(help="Candidates re-ranked by embedding. 0: rank generated IDs by log-probability, as in the paper."),
     ] = None,
+    min_probability: Annotated[
+        float | None,
+        typer.Option(help="Return nothing if an answer exists with a lower probability (0 to 1; needs a calibrated model)."),
+    ] = None,
+    item_bias: Annotated[
+        bool, typer.Option("--item-bias/--no-item-bias", help="Correct scores by what was learned from queries.")
+    ] = True,
     negative: NegativeOption = None,
     diverse: Annotated[bool, typer.Option("--diverse", help="Return at most one result per code prefix.")] = False,
     mode: Annotated[
@@ -101,8 +108,18 @@ def search(
         check_query(text, image)
     with opened(path, model, version) as index:
         index.model.to(device)
-        strict = modality is not None
-        request = SearchRequest(k, where, min_score, beams, rerank, strict=strict, diverse=diverse, mode=mode)
+        request = SearchRequest(
+            k,
+            where,
+            min_score,
+            beams,
+            rerank,
+            strict=modality is not None,
+            diverse=diverse,
+            mode=mode,
+            item_bias=None if item_bias else False,
+            min_probability=min_probability,
+        )
         if words_weight is not None:
             request = replace(request, words_weight=words_weight)
         default = None if target == "any" else target
@@ -299,6 +316,8 @@ def _lines(found: Explanation) -> Iterator[str]:
             fate = f"not in the beam from code {answer.lost_at + 1} on"
         yield f"{rank:3}  {hit.score:.4f}  {hit.id}{about(hit.item)}"
         yield f"     ID {' '.join(map(str, hit.codes))}   log-probabilities {likely}   {fate}"
+        if answer.item_bias is not None:
+            yield f"     item bias {answer.item_bias:+.4f}, taken off its similarity (learned from queries)"
 
 
 def _trace_lines(one: BeamTrace, plan: str | None) -> Iterator[str]:

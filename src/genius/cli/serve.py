@@ -46,6 +46,9 @@ def serve(
     tls_cert: Path | None = typer.Option(None, help="Certificate (PEM, with its chain) to serve HTTPS; needs --tls-key."),
     tls_key: Path | None = typer.Option(None, help="The certificate's private key (PEM, no password)."),
     audit: Path | None = typer.Option(None, help="File that gets the log lines of changes: who, what, when, status."),
+    query_log: Path | None = typer.Option(
+        None, help="File that gets the vectors of queries (no text, no image; at most 64 MB), for genius learn. Off by default."
+    ),
     read_only: bool = typer.Option(False, "--read-only", help="Refuse all changes over HTTP."),
     config: Path | None = typer.Option(None, help="TOML or JSON file with limits and time limits (docs/serving.md lists them)."),
     queue: int | None = typer.Option(None, help="Searches that may wait before the response is 503."),
@@ -88,6 +91,7 @@ def serve(
             "tls_cert": tls_cert and str(tls_cert),
             "tls_key": tls_key and str(tls_key),
             "audit": audit and str(audit),
+            "query_log": query_log and str(query_log),
         },
     )
     known = KeyRing.load(keys).current()
@@ -155,6 +159,7 @@ def _open_app(
     """The app over freshly opened indexes. Workers call it in their own processes."""
     from genius.encoders.base import find_device
     from genius.index import Index
+    from genius.index.learning import QueryLog
     from genius.serve.app import create_app
     from genius.serve.auth import KeyRing
 
@@ -163,6 +168,8 @@ def _open_app(
     for name, path in paths.items():
         index = Index(path, model, create=create, read_only=settings.read_only)
         index.model.to(where)
+        if settings.query_log:
+            index.query_log = QueryLog(settings.query_log, index.about.fingerprint).add
         opened[name] = index
     return create_app(opened, settings, KeyRing.load(keys))
 

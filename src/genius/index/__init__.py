@@ -22,10 +22,11 @@ from torch import Tensor
 from genius.encoders.base import batched
 from genius.errors import GeniusError, counted
 from genius.features import Features
-from genius.index import exchange, explaining, searching, words, writing
+from genius.index import exchange, explaining, learned, learning, searching, words, writing
 from genius.index.explaining import Explanation
 from genius.index.filters import compile_where
 from genius.index.folder import describe, read_about, save_inside
+from genius.index.learned import Learned
 from genius.index.opened import OpenIndex
 from genius.index.prepare import Stamped
 from genius.index.reader import PAYLOAD
@@ -348,6 +349,43 @@ class Index(OpenIndex):
         """
         writing.optimize(self, keep)
 
+    def learn(
+        self,
+        queries: Iterable[Query | ContentInput | Mapping[str, Any]],
+        *,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> Learned:
+        """Learn from queries which items are similar to every query: their scores are corrected from then on (item bias).
+
+        Takes the place of what was learned before. Equal queries count once; no text and no image is kept.
+
+        Args:
+            queries: Each a text, an image, a `Query`, or a mapping with the fields of a search request (`text`, `image`,
+                `instruction`, `target`), or `vector` and `query_modality`; with `clicked`, the ids of items that answered it, or
+                without. At least 64 different ones of one direction, such as text -> image.
+            on_progress: Called with the number of queries that were embedded.
+
+        Returns:
+            What was learned of each direction. A weight of 0 means no correction: the queries are few, disagree, or rank
+            the clicked items no better with it.
+
+        Raises:
+            GeniusError: If there are too few different queries, or one cannot be read; the index is unchanged.
+        """
+        return learning.learn(self, queries, on_progress)
+
+    def forget(self) -> bool:
+        """Drop what was learned from queries.
+
+        Returns:
+            Whether there was anything.
+        """
+        self.check_writable()
+        with self.write_lock.hold():
+            there = learned.forget(self.path)
+        self.follow_learned()
+        return there
+
     # -- reading -----------------------------------------------------------------------------------------------
 
     @overload
@@ -534,6 +572,8 @@ class Index(OpenIndex):
         vector: VectorInput | None = None,
         mode: str = "similarity",
         words_weight: float = WORDS_WEIGHT,
+        item_bias: bool | None = None,
+        min_probability: float | None = None,
     ) -> Hits:
         """Items that answer a text, an image, both, or a vector of your own; best first.
 
@@ -555,6 +595,8 @@ class Index(OpenIndex):
             mode: "similarity", "words" (full-text search, BM25) or "hybrid" (both, fused by reciprocal ranks). The last two
                 need `index_words`. An item that the text names exactly (id, file name, indexed field) comes first.
             words_weight: weight of words in a hybrid search; similarity has 1.
+            item_bias: False: scores are not corrected by what was learned from queries; None: as the model's settings say.
+            min_probability: no hits where the collection holds an answer with a lower probability; needs a calibrated model.
 
         Returns:
             The hits. Where the model was calibrated, each has the `probability` that it answers, and `hits.answerable` is the
@@ -564,7 +606,20 @@ class Index(OpenIndex):
             GeniusError: an argument is out of range, or `where` cannot be read.
         """
         query = Query(text, image, instruction, target_modality(target, modality), minus, vector)  # type: ignore[arg-type]
-        request = SearchRequest(k, where, min_score, beams, rerank, params, modality is not None, diverse, mode, words_weight)
+        request = SearchRequest(
+            k,
+            where,
+            min_score,
+            beams,
+            rerank,
+            params,
+            modality is not None,
+            diverse,
+            mode,
+            words_weight,
+            item_bias,
+            min_probability,
+        )
         return self.search_many([query], request)[0]
 
     def search_many(self, queries: Sequence[Query | ContentInput], request: SearchRequest = ANY) -> list[Hits]:
@@ -610,6 +665,7 @@ class Index(OpenIndex):
         request: SearchRequest = ANY,
         *,
         pictured: Tensor | None = None,
+        modality: Tensor | None = None,
     ) -> list[Hits]:
         """Search with vectors in place of texts and images.
 
@@ -619,11 +675,12 @@ class Index(OpenIndex):
             targets: (Q,) modality codes, -1 for any; None for any.
             request: the settings of all queries.
             pictured: (Q,) which queries have an image; probabilities depend on it, and without it there are none.
+            modality: (Q,) what each query consists of; the item bias depends on it, and without it there is none.
 
         Returns:
             The hits of each query.
         """
-        vectors = searching.QueryVectors(z, dense, targets, pictured)
+        vectors = searching.QueryVectors(z, dense, targets, pictured, modality)
         vectors.check(self.about.width)
         searching.check(request)
         return self.consistent(lambda: searching.search(self, [(vectors, request)]))[0]

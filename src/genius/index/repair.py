@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from genius.errors import GeniusError, Problems, counted
 from genius.files import sync_directory, sync_tree
-from genius.index import cache
+from genius.index import cache, learned
 from genius.index.check import check
 from genius.index.commit import HINT, VERSIONS, holds_data, set_aside, table_folder, versions_on_disk
 from genius.index.folder import (
@@ -44,7 +44,7 @@ from genius.index.folder import (
     write_about,
 )
 from genius.index.ledger import Ledger, LedgerState, file_sum
-from genius.index.paths import ABOUT, CACHE, LEDGER, MODEL, ORIGIN, is_sibling, refuse_foreign, remove, write_origin
+from genius.index.paths import ABOUT, CACHE, LEARNED, LEDGER, MODEL, ORIGIN, is_sibling, refuse_foreign, remove, write_origin
 from genius.index.reader import Reader, Vanished, good_rows, readable_rows, resealed, whole_schema
 from genius.index.store import Store
 from genius.model.genius import Genius
@@ -144,6 +144,8 @@ def _copy(source: Path, about: About, reader: Reader, temporary: Path, target: P
     try:
         if about.source == INSIDE:
             _copy_model(source / MODEL, temporary / MODEL)
+        if learned.stamp(source) is not None:
+            _copy_file(source / LEARNED, temporary / LEARNED)
         remove(temporary / ORIGIN, temporary)
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.exists():
@@ -156,6 +158,14 @@ def _copy(source: Path, about: About, reader: Reader, temporary: Path, target: P
     except OSError as error:
         raise GeniusError(f"{target} is made, but a power cut may take its name away: {error.strerror or error}") from None
     return Copied(source, target, reader.version, state.items)
+
+
+def _copy_file(source: Path, target: Path) -> None:
+    """Copy a file; it is on the disk and has the checksum of its original when this returns."""
+    shutil.copyfile(source, target)
+    if file_sum(source) != file_sum(target):
+        raise GeniusError(f"{source} cannot be copied: {target} reads back as something else")
+    sync_tree([target], [target.parent])
 
 
 def _copy_model(source: Path, target: Path) -> None:

@@ -132,6 +132,8 @@ def answer(state: OpenIndex, queries: Sequence[Query | ContentInput], requests: 
         groups.append((request, places, some, owner))
     searched = [query for *_, some, _ in groups for query in some]
     embedded = embed(state.model, searched)
+    if state.query_log is not None:
+        state.query_log(embedded.z, embedded.modality, [query.target for query in searched])
     targets = torch.tensor([-1 if query.target is None else int(query.target) for query in searched])
     pictured = embedded.modality != Modality.TEXT
     parts = []
@@ -147,11 +149,13 @@ def answer(state: OpenIndex, queries: Sequence[Query | ContentInput], requests: 
     for (request, places, _, owner), hits in zip(groups, found, strict=True):
         answers.update(zip(places, gather(hits, owner, request.k), strict=True))
     out = [apart(answers[i], asks.k) if asks.diverse else answers[i] for i, asks in enumerate(requests)]
+    out = [probable(hits, request.min_probability) for hits, request in zip(out, requests, strict=True)]
     if not all(out):
         counts = state.consistent(lambda: describe(state.path, state.about, state.reader()))["modalities"]
         for one, query, request in zip(out, given, requests, strict=True):
-            one.why = None
-            if not one:
+            if one:
+                one.why = None
+            elif one.why is None:
                 one.why = why_nothing(query.target, request, counts)
     return out
 
@@ -230,8 +234,8 @@ def _run(live: Live, search: _Search) -> list[_Ranked]:
         allowed=search.allowed,
         modality=queries.modality,
     )
-    rows = result.rows.cpu().numpy()
-    scores = result.scores.cpu().numpy()
+    rows = result.rows
+    scores = result.scores
     considered = result.considered.tolist()
     ranked = []
     for query in range(len(rows)):
@@ -380,6 +384,26 @@ def _together(parts: Sequence[Hits], k: int) -> Hits:
     sure = [hits.answerable for hits in parts if hits.answerable is not None]
     whole.answerable = max(sure, default=None)  # there is an answer if there is one of either modality
     return whole
+
+
+def probable(hits: Hits, least: float | None) -> Hits:
+    """The hits, or none of them where the collection holds an answer with a lower probability than `least`.
+
+    Raises:
+        GeniusError: If a least probability is given and the model has none.
+    """
+    if least is None or not hits:
+        return hits
+    if hits.answerable is None:
+        raise GeniusError("min_probability needs a model with calibrated probabilities: this one, or this search, has none")
+    if hits.answerable >= least:
+        return hits
+    nothing = Hits()
+    nothing.answerable = hits.answerable
+    nothing.plan = hits.plan
+    nothing.considered = hits.considered
+    nothing.why = f"nothing like that here: an answer exists with a probability of {hits.answerable:.2f}, below {least:g}"
+    return nothing
 
 
 def apart(hits: Hits, k: int) -> Hits:

@@ -69,8 +69,9 @@ def model_for_vectors(width: int, seed: int = 0) -> Genius:
 
 def neutral_queries(width: int) -> QueryBank:
     """Stands for queries of which nothing is known: every modality is equally likely, no item has a bias."""
-    none = torch.empty(0, dtype=torch.long)
-    return QueryBank(torch.empty(0, width), none, none, torch.zeros(3, width), torch.zeros(3), real=False)
+    none = np.empty(0, np.int64)
+    no_weight = np.zeros((3, width), np.float32)
+    return QueryBank(np.empty((0, width), np.float32), none, none, no_weight, no_weight[:, 0], real=False)
 
 
 def features_of_items(items: Sequence[Item], width: int) -> Features:

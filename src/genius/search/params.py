@@ -1,4 +1,4 @@
-"""How to search: settings. Plain data, checked when it is built.
+"""How to search: settings, checked when they are built.
 
 `SearchRequest` is what people ask for; the model's defaults and a filter turn it into `SearchParams`, how the engine searches.
 What passes through a search (queries, candidates, results) is in `genius.search.types`.
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from genius.config import from_dict
 from genius.errors import GeniusError
-from genius.model.genius import Genius
 from genius.search.rerankers import check_name
+
+if TYPE_CHECKING:  # settings are read where no model is loaded
+    from genius.model.genius import Genius
 
 PLANS = ("auto", "flat", "scan", "beam")
 RETIRED = frozenset({"geometry", "finish", "leaves", "generator", "normalizer"})  # settings of old models, read and ignored
@@ -87,7 +89,7 @@ class SearchParams:
 
     @property
     def generates(self) -> bool:
-        """Whether a beam search is asked for, by name or as the paper's search."""
+        """Whether a beam search is wanted, by name or as the paper's search."""
         return self.plan == "beam" or (self.plan == "auto" and (self.rerank == 0 or self.reranker == "none"))
 
     def __post_init__(self) -> None:
@@ -108,7 +110,7 @@ def whole(name: str, value: object, low: int, high: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SearchRequest:
-    """What is asked of a search beside its queries. Built once, checked when it is built, and handed on as it is: by Python,
+    """What a search is to return, for any queries. Built once, checked when it is built, and handed on as it is: by Python,
     the command line and HTTP to the index."""
 
     k: int = 10  # hits per query
@@ -121,6 +123,8 @@ class SearchRequest:
     diverse: bool = False  # at most one hit per code prefix
     mode: str = "similarity"  # or "words" (full text), or "hybrid" (both, fused by reciprocal ranks)
     words_weight: float = WORDS_WEIGHT  # of the ranking by words in a hybrid search; similarity has the weight 1
+    item_bias: bool | None = None  # in place of that in `params`
+    min_probability: float | None = None  # no hits where an answer exists with a lower probability
 
     def __post_init__(self) -> None:
         whole("k", self.k, 1, MAX_K)
@@ -132,6 +136,11 @@ class SearchRequest:
         weight = self.words_weight
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= 1000:
             raise GeniusError(f"words_weight must be a number from 0 to 1,000, got {weight!r}")
+        least = self.min_probability
+        if least is not None and (isinstance(least, bool) or not isinstance(least, int | float) or not 0 <= least <= 1):
+            raise GeniusError(f"min_probability must be from 0 to 1, got {least!r}")
+        if self.item_bias is not None and not isinstance(self.item_bias, bool):
+            raise GeniusError(f"item_bias must be True or False, got {self.item_bias!r}")
         if self.beams is not None:
             whole("beams", self.beams, 1, MAX_K)
         if self.rerank is not None:
@@ -151,6 +160,8 @@ class SearchRequest:
             chosen = replace(chosen, beams=self.beams)
         if self.rerank is not None:
             chosen = replace(chosen, rerank=self.rerank)
+        if self.item_bias is not None:
+            chosen = replace(chosen, item_bias=self.item_bias)
         whole("beams", chosen.beams, 1, MAX_K)  # a model's defaults come out of a file
         whole("rerank", chosen.rerank, 0, MAX_RERANK)
         return chosen

@@ -89,6 +89,10 @@ class SearchBody(Strict):
         description="words: full-text search (BM25); hybrid: both, fused by reciprocal ranks. `/v1/info` has `words`.",
     )
     words_weight: float = Field(WORDS_WEIGHT, ge=0, le=1000, description="Weight of words in a hybrid search; similarity has 1.")
+    item_bias: bool | None = Field(None, description="False: do not correct scores by what was learned from queries.")
+    min_probability: float | None = Field(
+        None, ge=0, le=1, description="No results where an answer exists with a lower probability. Needs a calibrated model."
+    )
     minus: str | None = Field(None, max_length=8000, description="Text to steer away from.")
     minus_image: str | None = Field(
         None, description="Image to steer away from, as base64.", json_schema_extra={"contentEncoding": "base64"}

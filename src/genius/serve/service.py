@@ -167,6 +167,8 @@ class Service:
             diverse=body.diverse,
             mode=body.mode,
             words_weight=body.words_weight,
+            item_bias=body.item_bias,
+            min_probability=body.min_probability,
         )
         backend.check_query(body.vector, body.mode)
         query = Query(text, picture, body.instruction, target, negative, body.vector)
