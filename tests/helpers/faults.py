@@ -74,7 +74,7 @@ def things(first: int, last: int) -> list[Item]:
 def contents(index: Index) -> Contents:
     """All items, and that a search finds exactly them."""
     items = {item.id: [item.text, dict(item.metadata)] for item in index.items()}
-    found = {hit.id for hit in index.search("thing number 3", k=1000)}
+    found = {hit.id for hit in index.search("thing number 3", target="any", k=1000)}
     if found != items.keys():
         raise AssertionError(f"a search finds {sorted(found)}, the table holds {sorted(items)}")
     return items

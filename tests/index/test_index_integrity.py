@@ -39,7 +39,7 @@ def contents(index: Index) -> dict[str, tuple[object, ...]]:
 
 
 def everything(index: Index) -> dict[str, tuple[object, ...]]:
-    return {h.id: (h.item.text, h.codes) for h in index.search(text="word1", k=10_000, beams=10_000, rerank=10**6)}
+    return {h.id: (h.item.text, h.codes) for h in index.search(text="word1", target="any", k=10_000, beams=10_000, rerank=10**6)}
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import typer
 from genius.cli.common import command, emit, note
 from genius.cli.index import DeviceOption, IndexArgument, JsonOption, ModelOption
 from genius.errors import GeniusError, counted
-from genius.types import Item, Modality, Query
+from genius.types import Item, Query
 
 if TYPE_CHECKING:
     from genius.index import Index
@@ -82,7 +82,7 @@ def search(
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Search an index with text, an image, or both. Without --target, results have images if any item has one.
+    """Search an index with text, an image, or both. Without --target: images, or texts where no item has an image.
 
     Examples:
 
@@ -98,7 +98,7 @@ def search(
 
       genius search my.genius "oak table" --mode hybrid
     """
-    from genius.index.searching import target_modality
+    from genius.index.target import Target
     from genius.search import SearchRequest
 
     if words is not None and text is not None:
@@ -108,28 +108,24 @@ def search(
         check_query(text, image)
     with opened(path, model, version) as index:
         index.model.to(device)
+        wanted = Target.parse(target, modality)
         request = SearchRequest(
             k,
             where,
             min_score,
             beams,
             rerank,
-            strict=modality is not None,
+            strict=wanted.strict,
             diverse=diverse,
             mode=mode,
             item_bias=None if item_bias else False,
             min_probability=min_probability,
+            any_modality=wanted.any_modality,
         )
         if words_weight is not None:
             request = replace(request, words_weight=words_weight)
-        default = None if target == "any" else target
-        if mode == "similarity" and vector is None:
-            default = default_target(index, target, modality)
-        wanted = target_modality(default, modality)
-        query = Query(text, image, instruction, wanted, _negative(negative), _query_vector(vector))
+        query = Query(text, image, instruction, wanted.modality, _negative(negative), _query_vector(vector))
         hits = index.search_many([query], request)[0]
-        if not hits and target is None and modality is None and default is not None:  # no image matched: anything else will do
-            hits = index.search_many([replace(query, target=None)], request)[0]
         hint = None if as_json else index.advice()
     if as_json:
         body: dict[str, Any] = {"hits": [hit.to_dict() for hit in hits], "answerable": hits.answerable, "doubtful": hits.doubtful}
@@ -171,17 +167,6 @@ def _negative(negative: str | None) -> Query | None:
     if negative is None:
         return None
     return Query.of(negative)
-
-
-def default_target(index: Index, target: str | None, modality: str | None) -> str | None:
-    """The target of a query: the one given, else images if the index has any."""
-    if target == "any":
-        return None
-    if target is not None or modality is not None:
-        return target
-    if index.modalities() & {Modality.IMAGE, Modality.PAIR}:
-        return "image"
-    return None
 
 
 def check_query(text: str | None, image: Path | None) -> None:
@@ -281,13 +266,13 @@ def explain(
         if ids:
             _explain_items(index, ids, neighbours, as_json)
             return
-        from genius.index.searching import target_modality
+        from genius.index.target import Target
         from genius.search import SearchRequest
         from genius.types import Query
 
-        default = target_modality(default_target(index, target, modality), modality)
-        query = Query(text, image, instruction, default, _negative(negative))
-        request = SearchRequest(k, where, strict=modality is not None)
+        wanted = Target.parse(target, modality)
+        query = Query(text, image, instruction, wanted.modality, _negative(negative))
+        request = SearchRequest(k, where, strict=wanted.strict, any_modality=wanted.any_modality)
         found = index.explain(query, request, shown=beams, rejected=rejected)
     if as_json:
         emit(found.to_dict())

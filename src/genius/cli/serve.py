@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -230,28 +231,43 @@ def mcp_server(index: Index) -> Any:
         from mcp.server.mcpserver.exceptions import ToolError
     except ImportError:
         raise GeniusError("genius mcp needs the package mcp: pip install 'genius-search[mcp]'") from None
-    from genius.index.searching import target_modality
+    from genius.index.target import Target
     from genius.search import SearchRequest
     from genius.types import Query
+    from genius.version import __version__
+
+    parameters: dict[str, list[str]] = {}
+
+    class Server(MCPServer):  # type: ignore[misc]
+        """Refuses arguments that a tool does not have: the protocol's package drops them without a word."""
+
+        async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
+            known = parameters.get(name, list(arguments))
+            unknown = [argument for argument in arguments if argument not in known]
+            if unknown:
+                raise ToolError(f"{name} has no argument {unknown[0]!r}, only {', '.join(known)}")
+            return await super().call_tool(name, arguments, context)
 
     about = f"Searches {len(index):,} images and texts of {index.path.name} by meaning."
     fields = ", ".join(f"{name} ({data_type})" for name, data_type in index.columns().items()) or "none"
-    server = MCPServer("genius", instructions=f"{about} Metadata fields for `where`: {fields}.")
+    server = Server("genius", instructions=f"{about} Metadata fields for `where`: {fields}.", version=__version__)
 
     def search(
-        words: str,
-        count: int = 10,
+        text: str | None = None,
+        image: str | None = None,
+        k: int = 10,
         target: str | None = None,
         where: str | None = None,
-        picture: str | None = None,
         minus: str | None = None,
     ) -> dict[str, Any]:
-        """Find items with text (words), an image (picture: a path), or an image changed as the text says. Best first.
+        """Find items with a text, an image (a path on this machine), or an image changed as the text says. Best first.
 
-        target: image, text or pair. where: SQL filter over metadata, such as price < 50. minus: text to steer away from.
+        target: image, text, pair or any; default: images, or texts if there are no images. k: number of results, at most 50.
+        where: SQL filter over metadata, such as price < 50. minus: text to steer away from.
         """
-        request = SearchRequest(max(1, min(count, MAX_HITS)), where)
-        query = Query(words or None, picture, None, target_modality(target, None), None if minus is None else Query.of(minus))
+        wanted = Target.parse(target)
+        request = SearchRequest(max(1, min(k, MAX_HITS)), where, any_modality=wanted.any_modality)
+        query = Query(text or None, image or None, None, wanted.modality, None if minus is None else Query.of(minus))
         hits = index.search_many([query], request)[0]
         return {
             "hits": [hit.to_dict() for hit in hits],
@@ -268,9 +284,11 @@ def mcp_server(index: Index) -> Any:
         body = {"id": item.id, "modality": item.modality.label, "text": item.text, "image": image}
         return {**body, "metadata": dict(item.metadata), "codes": list(index.codes(id))}
 
-    def explain(words: str, target: str | None = None) -> dict[str, Any]:
-        """How the results of a search come about: the codes generated, their log-probabilities, what is below them."""
-        return index.explain(Query(words, target=target_modality(target, None))).to_dict()
+    def explain(text: str | None = None, image: str | None = None, target: str | None = None) -> dict[str, Any]:
+        """How the results of a search come about: the plan that ran, the codes generated, their log-probabilities."""
+        wanted = Target.parse(target)
+        query = Query(text or None, image or None, None, wanted.modality)
+        return index.explain(query, SearchRequest(3, any_modality=wanted.any_modality)).to_dict()
 
     def with_errors(tool: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
         """The tool with its one-line errors passed on to the assistant."""
@@ -286,4 +304,5 @@ def mcp_server(index: Index) -> Any:
 
     for tool in (search, show, explain):
         server.add_tool(with_errors(tool))
+        parameters[tool.__name__] = list(inspect.signature(tool).parameters)
     return server

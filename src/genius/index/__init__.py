@@ -9,6 +9,7 @@ write has returned from survives any crash. Knows models and the search engine; 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from itertools import islice
@@ -32,7 +33,7 @@ from genius.index.prepare import Stamped
 from genius.index.reader import PAYLOAD
 from genius.index.repair import Copied, snapshot
 from genius.index.results import AddReport, Hit, Hits, PrefixView
-from genius.index.searching import target_modality
+from genius.index.target import Target
 from genius.index.vectors import model_for_vectors
 from genius.index.writing import Field, OnError
 from genius.model.genius import Genius
@@ -581,7 +582,8 @@ class Index(OpenIndex):
             text: words of the query.
             image: its image: a path, bytes or a PIL image.
             instruction: what is wanted, in words of your own.
-            target: "image" (anything with an image), "text" (anything with text) or "pair" (both); None for anything.
+            target: "image" (anything with an image), "text" (anything with text), "pair" (both) or "any". Default: images, or
+                texts in a collection without images; with an `instruction`, every modality.
             k: hits to return.
             where: SQL over metadata, applied inside of the search: k hits come back if k items match.
             min_score: leave out hits that score lower.
@@ -605,7 +607,8 @@ class Index(OpenIndex):
         Raises:
             GeniusError: an argument is out of range, or `where` cannot be read.
         """
-        query = Query(text, image, instruction, target_modality(target, modality), minus, vector)  # type: ignore[arg-type]
+        wanted = Target.parse(target, modality)
+        query = Query(text, image, instruction, wanted.modality, minus, vector)  # type: ignore[arg-type]
         request = SearchRequest(
             k,
             where,
@@ -613,12 +616,13 @@ class Index(OpenIndex):
             beams,
             rerank,
             params,
-            modality is not None,
+            wanted.strict,
             diverse,
             mode,
             words_weight,
             item_bias,
             min_probability,
+            wanted.any_modality,
         )
         return self.search_many([query], request)[0]
 
@@ -697,7 +701,8 @@ class Index(OpenIndex):
         if not isinstance(query, Query):
             raise GeniusError(f"explain takes a Query, got {type(query).__name__}")
         hits = self.search_many([query], request)[0]
-        return self.consistent(lambda: explaining.explain(self, query, hits, request=request, shown=shown, rejected=rejected))
+        searched = replace(query, target=hits.target)
+        return self.consistent(lambda: explaining.explain(self, searched, hits, request=request, shown=shown, rejected=rejected))
 
 
 def _stamped(items: Iterable[Item | Mapping[str, Any]]) -> Iterator[Stamped]:

@@ -26,6 +26,7 @@ from genius.index.folder import INSIDE
 from genius.index.opened import Live, OpenIndex
 from genius.index.reader import PAYLOAD
 from genius.index.results import Hit, Hits, PrefixView
+from genius.index.target import spread
 from genius.model.known_items import distances
 from genius.search import SearchEngine, SearchParams, SearchRequest
 from genius.search.beam import Trace
@@ -187,7 +188,7 @@ def explain(
     if request.strict:
         parts = [query]
     else:
-        parts = searching.spread([query], state.modalities())[0]
+        parts = spread([query], state.modalities())[0]
     embedded = searching.embed(state.model, parts)
     traces: list[tuple[_Part, list[Code]]] = []
     answers: dict[str, Answer] = {}

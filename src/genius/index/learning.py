@@ -27,6 +27,7 @@ from genius.files import open_regular, parse_json
 from genius.index import learned, searching
 from genius.index.learned import Learned
 from genius.index.opened import OpenIndex
+from genius.index.target import spread
 from genius.model.bias_choice import FEWEST_JUDGED, Judged, choose_crossed, directions, fitting, part_of, shrink
 from genius.model.query_bank import FEWEST, MODALITIES, SIZE, QueryBank
 from genius.types import ContentInput, Modality, Query
@@ -219,12 +220,12 @@ def _embedded(state: OpenIndex, entries: Sequence[LoggedQuery], on_progress: Pro
     done = 0
     for part in batched(enumerate(entries), BATCH):
         worded = [(number, entry.query) for number, entry in part if entry.query is not None]
-        spread, owner = searching.spread([query for _, query in worded], there)
-        if spread:
-            embedded = state.model.embed_queries(spread)
+        searched, owner = spread([query for _, query in worded], there)
+        if searched:
+            embedded = state.model.embed_queries(searched)
             z.append(embedded.dense.float().cpu().numpy())
             modality += embedded.modality.tolist()
-            target += [-1 if query.target is None else int(query.target) for query in spread]
+            target += [-1 if query.target is None else int(query.target) for query in searched]
             owners += [worded[place][0] for place in owner]
         for number, entry in part:
             if entry.vector is not None:

@@ -125,6 +125,7 @@ class SearchRequest:
     words_weight: float = WORDS_WEIGHT  # of the ranking by words in a hybrid search; similarity has the weight 1
     item_bias: bool | None = None  # in place of that in `params`
     min_probability: float | None = None  # no hits where an answer exists with a lower probability
+    any_modality: bool = False  # a query without a target looks for items of every modality, not for the default target
 
     def __post_init__(self) -> None:
         whole("k", self.k, 1, MAX_K)

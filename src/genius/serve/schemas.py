@@ -14,6 +14,7 @@ from genius.pictures import NAMES
 from genius.search.params import WORDS_WEIGHT
 
 Target = Literal["image", "text", "pair"]
+AnyTarget = Literal["image", "text", "pair", "any"]
 EXACT = 2**53  # larger integers are not exact in JSON, nor in the index
 Mode = Literal["similarity", "words", "hybrid"]
 HARD_MAX_K = 1000
@@ -76,7 +77,11 @@ class SearchBody(Strict):
         description="A vector of your own, compared by cosine, in place of text and image.",
     )
     instruction: str | None = Field(None, max_length=2000, description="What is wanted, in words.")
-    target: Target | None = Field(None, description="image: anything with an image; text: anything with a text; pair: both.")
+    target: AnyTarget | None = Field(
+        None,
+        description="image: anything with an image; text: anything with a text; pair: both; any. Default: images, or texts if "
+        "the collection has no images; with an instruction, any.",
+    )
     modality: Target | None = Field(None, description="Exactly this modality, in place of `target`.")
     k: int = Field(10, ge=1, le=HARD_MAX_K, description="Number of results.")
     where: str | None = Field(None, max_length=2000, description="SQL filter over metadata: `price < 50 AND colour = 'red'`.")
@@ -418,6 +423,7 @@ class InfoResponse(BaseModel):
     level_sizes: list[int]
     fields: dict[str, str] = Field(description="Metadata fields that `where` may name, with their types.")
     words: list[str] = Field(default_factory=list, description="Fields that modes words and hybrid search; empty: neither works.")
+    default_target: Target | None = Field(None, description="What a search without a target looks for; null: nothing is here.")
     needs_key: bool = Field(description="Whether keys are configured.")
     scopes: list[Literal["read", "write"]] = Field(description="What your key may do.")
     key: str | None = Field(None, description="The name of your key.")
