@@ -45,7 +45,9 @@ def test_modes_on_the_command_line(make_index: Callable[..., Index]) -> None:
     result = CliRunner().invoke(app, ["optimize", str(index.path), "--words", *model])
     assert result.exit_code == 0, result.output
     for mode in ("words", "hybrid"):
-        result = CliRunner().invoke(app, ["search", str(index.path), "umbrella", "--mode", mode, "--json", *model])
+        result = CliRunner().invoke(
+            app, ["search", str(index.path), "umbrella", "--mode", mode, "--target", "any", "--json", *model]
+        )
         assert result.exit_code == 0 and json.loads(result.stdout)["hits"][0]["id"] == "manual.txt", result.output
     result = CliRunner().invoke(app, ["search", str(index.path), "umbrella", "--mode", "grep", *model])
     assert result.exit_code == 2 and "mode must be one of" in result.output
