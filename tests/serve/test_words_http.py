@@ -25,9 +25,9 @@ def test_modes_over_http_and_in_the_shell(make_index: Callable[..., Index], make
     assert [hit["id"] for hit in body["hits"]] == ["notes/IMG_0412.txt"] and body["hits"][0]["ranks"] == {"words": 1}
     body = web.post("/v1/search", json={"text": "IMG_0412.txt", "mode": "hybrid", "words_weight": 2.0, "k": 2}).json()
     assert body["hits"][0]["id"] == "notes/IMG_0412.txt" and len(body["hits"]) == 2
-    assert body["fusion"] == {"similarity": 1.0, "words": 2.0, "rank_constant": 60}
+    assert body["fusion"] == {"similarity": 1.0, "words": 2.0, "rank_constant": 5.0}
     explained = web.post("/v1/explain", json={"text": "umbrella", "mode": "hybrid"}).json()
-    assert "words 1" in explained["summary"]
+    assert "words 4" in explained["summary"]
     for bad in ({"text": "a", "mode": "grep"}, {"mode": "words"}, {"text": "a", "words_weight": -1}):
         assert web.post("/v1/search", json=bad).status_code == 422
     plain = web.post("/v1/search", json={"text": "umbrella"}).json()

@@ -71,7 +71,7 @@ def search(
         str, typer.Option(help="similarity; words: full-text search (BM25); hybrid: both, fused by reciprocal ranks.")
     ] = "similarity",
     words_weight: Annotated[
-        float | None, typer.Option(help="Weight of words in a hybrid search; similarity has 1. Default: 1.")
+        float | None, typer.Option(help="Weight of words in a hybrid search; similarity has 1. Default: 4.")
     ] = None,
     vector: Annotated[
         Path | None, typer.Option(help="A .npy file with the query's vector, for an index of your own vectors.")
