@@ -2,7 +2,7 @@
 
 The collection: product photos with titles, as image-text pairs, under the bundled model. Queries by words: two to four words of a
 title in random order; the product, or one of the same title, is to be found. Queries by image: a crop of a photo. The default
-weight of words and the rank constant were chosen on the validation queries of seed 0, which the file has, too; test queries are of
+weight of words and the rank constant were chosen on validation queries of seed 0, which the file has, too; test queries are of
 other products. BM25 is computed here, over titles.
 
     python -m lab.hybrid ../shared/data/fashion/products-0.parquet --out lab/results/hybrid.json

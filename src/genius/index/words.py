@@ -4,8 +4,8 @@ The full-text index is part of the table, so it has the table's versions and che
 are compared one by one until `optimize` takes them in: nothing is missed. Only writers make it (`Index.index_words`).
 
 Reciprocal rank fusion (Cormack et al., SIGIR 2009): score(x) = sum over rankings of w / (c + rank of x). Items with the same BM25
-score share a rank, so that similarity decides between them. An item whose id, file name or indexed field is exactly the text comes
-before all others. Knows rankings and the table; nothing of models.
+score share a rank, so that similarity decides between them. An item whose id, file name or indexed field is exactly the text
+comes before all others. Knows rankings and the table; nothing of models.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from genius.search import SearchRequest
 from genius.search.params import MAX_K
 from genius.types import ContentInput, Modality, Query
 
-# c of the fusion. It was 60 in the publication, where rankings were of like quality; there the fused ranking loses five of a hundred
-# caption words that BM25 alone finds. 5 and the weight 4 are chosen on validation queries (lab.hybrid).
+# c of the fusion. The published 60 suits rankings of like quality; with it and the weight 4, words of captions were found less often
+# than by BM25 alone. 5 and 4 are chosen on validation queries (lab.hybrid).
 RANK_CONSTANT = 5
 SAME_SCORE = 1e-4  # BM25 scores that differ by less are equal
 DEPTH = 100  # hits of each ranking that are fused, at least
