@@ -142,6 +142,7 @@ class Faiss(Algorithm):
         self.settings = settings
         self.refine = refine
         self.build = build
+        self.base: Any = None
 
     def fit_ood(self, train: Floats, learn: Floats, learn_neighbors: NDArray[np.int32]) -> None:
         if KEPT is None:
