@@ -31,6 +31,7 @@ from genius.train.holdout import split_given
 from genius.train.journal import Journal
 from genius.train.loop import Runtime, make_accelerator, run_stage
 from genius.train.quantizer import QuantizerStage
+from lab import current_commit
 from lab.accuracy import METHODS, Bench, Data
 from lab.icons.vectors import load
 
@@ -84,6 +85,7 @@ def main() -> None:
         "data": "icons",
         "device": device,
         "date": datetime.date.today().isoformat(),
+        "commit": current_commit(),
         "changes": CHANGES,
         "config_name": "builtin:default",
     }

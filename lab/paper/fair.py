@@ -48,6 +48,7 @@ from genius.train.journal import METRICS, Journal
 from genius.train.loop import Runtime, Stage, make_accelerator, run_stage
 from genius.train.prepare import count_steps
 from genius.train.quantizer import QuantizerStage
+from lab import current_commit
 from lab.accuracy import fashion, icons, without
 from lab.paper.fair_results import Results
 from lab.paper.fair_rows import BASE, Row, before_stage_3, grouped, pool_of, rows_of
@@ -320,6 +321,7 @@ def main() -> None:
     asked = [row for row in rows if not wanted or row.name in wanted]
     about = {
         "date": datetime.date.today().isoformat(),
+        "commit": current_commit(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {os.cpu_count()} cores",
         "settings": {"data": args.data, "products": args.products, "base": "builtin:paper", "same": {**SAME, **overrides}},
     }
