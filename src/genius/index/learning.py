@@ -220,9 +220,9 @@ def _embedded(state: OpenIndex, entries: Sequence[LoggedQuery], on_progress: Pro
     done = 0
     for part in batched(enumerate(entries), BATCH):
         worded = [(number, entry.query) for number, entry in part if entry.query is not None]
-        spread, owner = spread([query for _, query in worded], there)
-        if spread:
-            embedded = state.model.embed_queries(spread)
+        parts, owner = spread([query for _, query in worded], there)
+        if parts:
+            embedded = state.model.embed_queries(parts)
             z.append(embedded.dense.float().cpu().numpy())
             modality += embedded.modality.tolist()
             target += [-1 if query.target is None else int(query.target) for query in spread]
