@@ -225,7 +225,7 @@ def _embedded(state: OpenIndex, entries: Sequence[LoggedQuery], on_progress: Pro
             embedded = state.model.embed_queries(parts)
             z.append(embedded.dense.float().cpu().numpy())
             modality += embedded.modality.tolist()
-            target += [-1 if query.target is None else int(query.target) for query in spread]
+            target += [-1 if query.target is None else int(query.target) for query in parts]
             owners += [worded[place][0] for place in owner]
         for number, entry in part:
             if entry.vector is not None:
