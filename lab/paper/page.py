@@ -53,7 +53,7 @@ CORRECTIONS = """## Corrections of earlier statements
   code of content, and a code of content alone gains more than the difference. In all rows the modality is given. The
   paper's learned first code (`modality_code = "nearest"`) has not been compared at this size.
 - Supplement, Figure 1: ties counted as hits. Without L_cl all reconstructions nearly coincide, and the share of
-  nearest positives was printed as 21.2 %. Ties no longer count.
+  nearest positives was printed as 21.2 %. Ties no longer count, and the table was measured again.
 - Where two tables of the paper print one cell differently, `lab/paper/printed.py` names both, and reports mark the
   cell.
 """

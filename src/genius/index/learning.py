@@ -220,12 +220,12 @@ def _embedded(state: OpenIndex, entries: Sequence[LoggedQuery], on_progress: Pro
     done = 0
     for part in batched(enumerate(entries), BATCH):
         worded = [(number, entry.query) for number, entry in part if entry.query is not None]
-        parts, owner = spread([query for _, query in worded], there)
-        if parts:
-            embedded = state.model.embed_queries(parts)
+        queries, owner = spread([query for _, query in worded], there)
+        if queries:
+            embedded = state.model.embed_queries(queries)
             z.append(embedded.dense.float().cpu().numpy())
             modality += embedded.modality.tolist()
-            target += [-1 if query.target is None else int(query.target) for query in parts]
+            target += [-1 if query.target is None else int(query.target) for query in queries]
             owners += [worded[place][0] for place in owner]
         for number, entry in part:
             if entry.vector is not None:
