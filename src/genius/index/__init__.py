@@ -22,7 +22,7 @@ from torch import Tensor
 from genius.encoders.base import batched
 from genius.errors import GeniusError, counted
 from genius.features import Features
-from genius.index import explaining, learned, learning, searching, words, writing
+from genius.index import explaining, learned, learning, names, searching, words, writing
 from genius.index.explaining import Explanation
 from genius.index.filters import compile_where
 from genius.index.folder import describe, read_about, save_inside
@@ -264,7 +264,19 @@ class Index(OpenIndex):
         Returns:
             How many were deleted.
         """
-        return writing.delete(self, ids, missing)
+        with self.write_lock.hold():
+            wanted = writing.check_ids([ids] if isinstance(ids, str) else ids)
+            self.check_writable()
+            self._keep_deleted(wanted)
+            return writing.delete(self, wanted, missing)
+
+    def _keep_deleted(self, ids: list[str]) -> None:
+        """Note which of these came from files, so that indexing their folder again does not bring them back."""
+        rows = self._columns(ids, ["_source"], "skip")
+        from_files = {item_id for item_id, row in rows.items() if row["_source"] is not None}
+        kept = names.deleted_ids(self.path)
+        if not from_files <= kept:
+            names.keep_deleted(self.path, kept | from_files)
 
     # -- metadata fields ---------------------------------------------------------------------------------------
 

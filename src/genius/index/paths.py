@@ -34,6 +34,7 @@ ENCODED = "encoded"  # features of items on their way in, while a model is fitte
 STAGING = "staging"  # rows that several machines write, on their way in
 PUBLISHED = "published.json"  # where copies of it were put
 LEARNED = "queries.safetensors"  # queries that the index has learned from
+DELETED = "deleted.json"  # ids of files that people deleted: they stay deleted when their folder is indexed again
 ORIGIN = "origin.json"  # the id of the index that this one was made from, to take its place
 OWN = frozenset({".lock", f"{TABLE}.lance", CACHE, ABOUT, LEDGER, ASIDE, MODEL, ENCODED, STAGING, PUBLISHED, LEARNED, ORIGIN})
 """Names at the top of an index folder."""
