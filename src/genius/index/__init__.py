@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, overload
 
@@ -22,7 +23,7 @@ from torch import Tensor
 from genius.encoders.base import batched
 from genius.errors import GeniusError, counted
 from genius.features import Features
-from genius.index import explaining, learned, learning, names, searching, words, writing
+from genius.index import exchange, explaining, learned, learning, names, searching, words, writing
 from genius.index.explaining import Explanation
 from genius.index.filters import compile_where
 from genius.index.folder import describe, read_about, save_inside
@@ -37,12 +38,13 @@ from genius.index.vectors import model_for_vectors
 from genius.index.writing import Field, OnError
 from genius.model.genius import Genius
 from genius.search import SearchParams, SearchRequest
-from genius.search.params import WORDS_WEIGHT
+from genius.search.params import WORDS_WEIGHT, whole
 from genius.types import ContentInput, ImageInput, Item, Modality, Query, VectorInput
 
 __all__ = ["AddReport", "Hit", "Hits", "Index", "PrefixView"]
 
 ANY = SearchRequest()  # ten answers, as the model likes to search
+ORDERED_AT_ONCE = 256  # items that are read together when they are listed in an order
 THREE = SearchRequest(3)  # answers that are explained
 
 
@@ -156,6 +158,10 @@ class Index(OpenIndex):
 
     def __contains__(self, item_id: object) -> bool:
         return isinstance(item_id, str) and self.consistent(lambda: item_id in self.find([item_id]))
+
+    def __iter__(self) -> Iterator[Item]:
+        """All items of one version (`items`)."""
+        return self.items()
 
     def __repr__(self) -> str:
         return f"Index({str(self.path)!r}, {counted(self.count(), 'item')}, version {self.version})"
@@ -461,16 +467,56 @@ class Index(OpenIndex):
         """Metadata keys that `where` can name, and what each holds: text, number or boolean."""
         return self.consistent(lambda: dict(self.reader().columns))
 
-    def items(self, where: str | None = None) -> Iterator[Item]:
+    def items(
+        self, where: str | None = None, *, order_by: str | None = None, descending: bool = False, limit: int | None = None
+    ) -> Iterator[Item]:
         """Every item of one version, in no promised order; images without a path come as stored bytes.
 
         If another process drops that version meanwhile (`optimize(keep=0)`), the rest is of the newest; each id comes once.
 
         Args:
             where: only items that match this condition over metadata.
+            order_by: a metadata field, or "id"; items without the field come last.
+            descending: largest first.
+            limit: items at most; None for all.
+
+        Raises:
+            GeniusError: there is no such field, or `where` cannot be read.
         """
-        for row in searching.stream(self, [*PAYLOAD, "_image_bytes"], where):
+        if limit is not None:
+            whole("limit", limit, 0, 2**31)
+        if order_by is not None:
+            yield from self._ordered_items(where, order_by, descending, limit)
+            return
+        for row in islice(searching.stream(self, [*PAYLOAD, "_image_bytes"], where), limit):
             yield searching.to_item(row)
+
+    def _ordered_items(self, where: str | None, order_by: str, descending: bool, limit: int | None) -> Iterator[Item]:
+        field = None if order_by == "id" else order_by
+        pairs = [(value, item_id) for item_id, value in self.values(field, where)]
+        if field is None:
+            pairs = [(item_id, item_id) for _, item_id in pairs]
+        having = sorted((pair for pair in pairs if pair[0] is not None), reverse=descending)
+        names = [item_id for _, item_id in having] + sorted(item_id for value, item_id in pairs if value is None)
+        for part in batched(names[:limit], ORDERED_AT_ONCE):
+            yield from self.get(part, missing="skip")
+
+    def to_dataset(self, where: str | None = None, *, vectors: bool = False) -> Any:
+        """The items as a Hugging Face `datasets.Dataset`; `genius.index.exchange.items_of_dataset` reads one.
+
+        Args:
+            where: only items that match this condition over metadata.
+            vectors: whether each row has the stored vector, too.
+
+        Raises:
+            GeniusError: `datasets` is not installed.
+        """
+        stored: dict[str, list[float]] | None = None
+        if vectors:
+            stored = {}
+            for names, part, _ in self.vectors():
+                stored.update(zip(names, part.tolist(), strict=True))
+        return exchange.dataset_of(self.items(where), self.consistent(lambda: self.reader().columns), stored)
 
     def values(self, field: str | None = None, where: str | None = None) -> Iterator[tuple[str, Any]]:
         """Id and one metadata value of every item, in no promised order. Reads those two columns only.

@@ -56,7 +56,8 @@ def database_errors(doing: str) -> Iterator[None]:
         problem = disk_problem(error)
         if problem is not None:
             raise GeniusError(f"cannot {doing}: {problem}; nothing that was there is lost") from None
-        if re.search(r"not ?found|no such file|no longer exists", text, re.IGNORECASE):
+        # the last of them is ours, wrapped by LanceDB where it reads rows that we copy
+        if re.search(r"not ?found|no such file|no longer exists|a file of this version is gone", text, re.IGNORECASE):
             raise Vanished(f"cannot {doing}: a file of this version is gone") from None
         short = re.sub(r",? ?/\S+\.rs:\d+(:\d+)?", "", text)
         raise GeniusError(f"cannot {doing}: {short[:300]}") from None
@@ -152,7 +153,12 @@ class Reader:
     @cached_property
     def _opened(self) -> tuple[Any, Columns, object]:
         table, folder = self._opening()
-        field_types: dict[str, FieldType] = {"string": "text", "double": "number", "bool": "boolean"}
+        field_types: dict[str, FieldType] = {
+            "string": "text",
+            "double": "number",
+            "bool": "boolean",
+            "list<item: string>": "texts",
+        }
         own = [field for field in table.schema if field.name not in BUILT_IN and not field.name.startswith("_")]
         strange = next((field for field in own if str(field.type) not in field_types), None)
         if strange is not None:

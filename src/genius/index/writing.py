@@ -332,7 +332,9 @@ def retype_field(state: OpenIndex, name: str, field_type: str, *, lossy: bool = 
 
 
 def convert(value: Any, field_type: FieldType) -> str | int | float | bool | None:
-    """A metadata value as another type; None if it has none."""
+    """A metadata value as another type; None if it has none, as a list."""
+    if isinstance(value, list):
+        return None
     if field_type == "text":
         if isinstance(value, bool):
             return "true" if value else "false"

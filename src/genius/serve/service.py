@@ -163,11 +163,13 @@ class Service:
             rerank=body.rerank,
             strict=wanted.strict,
             diverse=body.diverse,
+            mode=body.mode,
+            words_weight=body.words_weight,
             any_modality=wanted.any_modality,
             item_bias=body.item_bias,
             min_probability=body.min_probability,
         )
-        backend.check_query(body.vector)
+        backend.check_query(body.vector, body.mode)
         query = Query(text, picture, body.instruction, wanted.modality, negative, body.vector)
         return Job(query, request, backend, body.like, body.order_by, body.descending)
 
