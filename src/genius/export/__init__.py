@@ -138,8 +138,8 @@ class Fuse(nn.Module):
         self.dense = dense
 
     def forward(self, image: Tensor, text: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        there = torch.ones(len(image), dtype=torch.bool)
-        features = Features(image, text, there, there)
+        present = torch.ones_like(image[:, 0], dtype=torch.bool)
+        features = Features(image, text, present, present)
         z: Tensor = self.fusion(features)
         if self.dense:
             return z, score_fusion(features)

@@ -42,7 +42,7 @@ class ModalityLogProbs(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         decoder = Decoder(self.generator)
-        before_first = torch.empty(z.shape[0], 1, 0, dtype=torch.long)
+        before_first = z.new_empty((z.shape[0], 1, 0), dtype=torch.long)
         log_probs, _ = decoder.next_log_probs(before_first, decoder.start(z))
         return log_probs[:, 0]
 

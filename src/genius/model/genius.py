@@ -30,17 +30,8 @@ from genius.model.known_items import Knows, load_knows, save_knows
 from genius.model.quantizer import Fusion, ResidualQuantizer, build_quantizer, score_fusion
 from genius.model.query_bank import QueryBank
 from genius.types import Item, Query
-from genius.weight_files import (
-    build,
-    check_digests,
-    check_fit,
-    pack,
-    read_shapes,
-    read_tensors,
-    tensor_names,
-    unpack,
-    write_digests,
-)
+from genius.weight_digests import check_digests, write_digests
+from genius.weight_files import build, check_fit, pack, read_shapes, read_tensors, tensor_names, unpack
 
 WEIGHTS, ENCODER = "model.safetensors", "encoder"
 
