@@ -41,7 +41,7 @@ from genius.train.holdout import split
 
 METHODS = (
     "dense",
-    "dense-told",
+    "dense-given",
     "genius",
     "genius-r",
     "default",
@@ -51,9 +51,9 @@ METHODS = (
     "no-decoder-default",
     "codes",
 )
-FEW = ("dense", "dense-told", "genius", "genius-r", "default")
-TOLD = ("dense", "dense-told", "genius", "genius-r", "default")
-LARGE = ("dense", "dense-told", "genius", "genius-r", "default")
+FEW = ("dense", "dense-given", "genius", "genius-r", "default")
+TOLD = ("dense", "dense-given", "genius", "genius-r", "default")
+LARGE = ("dense", "dense-given", "genius", "genius-r", "default")
 RERANK = 2500  # items that the default search may look at
 MOST = 60  # items that GENIUS^R may look at
 WIDE = 200  # beams of a second GENIUS and GENIUS^R, whose likeliest MOST items count
@@ -186,7 +186,7 @@ class Bench:
         fixed = {"pools": ("universal",), "rerank": RERANK, "depth": 10, "survival": 0, "most": MOST, "batch": AT_ONCE}
         settings = EvalConfig(methods=methods, target=target, seed=seed, **fixed)  # type: ignore[arg-type]
         yield from summaries(evaluate(trained.model, test, settings))
-        wide = dataclasses.replace(settings, methods=("dense", "dense-told", "genius", "genius-r"), beams=(WIDE,))
+        wide = dataclasses.replace(settings, methods=("dense", "dense-given", "genius", "genius-r"), beams=(WIDE,))
         for name, found in summaries(evaluate(trained.model, test, wide)):
             if name in ("genius", "genius-r"):
                 yield f"{name}@{WIDE}", found
@@ -201,13 +201,13 @@ class Bench:
 
 def summaries(found: Evaluation) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each method's hit@5 of every task, its share of dense, and intervals of the shares."""
-    told = "dense-told" in found.methods
+    given = "dense-given" in found.methods
     for method in found.methods:
         rows = [r for r in found.results if r.method == method]
         out: dict[str, Any] = {"hit@5": {r.task: round(r.metrics["hit@5"], 4) for r in rows}}
-        for reference in ("dense", "dense-told") if told else ("dense",):
+        for reference in ("dense", "dense-given") if given else ("dense",):
             shares = {r.task: _share(found, r.task, method, reference, r.pool) for r in rows}
-            suffix = "" if reference == "dense" else "_of_told"
+            suffix = "" if reference == "dense" else "_of_dense_given"
             out[f"share{suffix}"] = {task: [round(v, 4) for v in values] for task, values in shares.items()}
             out[f"mean{suffix}"] = round(float(np.mean([v[0] for v in shares.values()])), 4)
             out[f"worst{suffix}"] = round(min(v[0] for v in shares.values()), 4)

@@ -18,7 +18,7 @@ PAGES = (ROOT / "README.md", ROOT / "docs" / "index.md")
 MARKS = re.compile(r"(<!-- facts -->\n).*?(<!-- /facts -->)", re.DOTALL)
 OURS = {
     "dense": "dense, exhaustive",
-    "dense-told": "dense, exhaustive, target modality given",
+    "dense-given": "dense, exhaustive, target modality given",
     "default": "**default** (`Flat` or `Scan`, re-ranked by embeddings)",
     "default-codes": "default, codes only: no vectors stored",
     "genius": "GENIUS: `Beam`, 50 beams, ranked by log-probability",

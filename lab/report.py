@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "lab" / "results", ROOT / "docs" / "results" / "accuracy.md"
 NAMES = {
     "dense": "dense, exhaustive",
-    "dense-told": "dense, exhaustive, target modality given",
+    "dense-given": "dense, exhaustive, target modality given",
     "genius": "**GENIUS**: 50 beams, ranked by log-probability",
     "genius-r": "**GENIUS^R**: the same beams, re-ranked by embeddings",
     "genius@200": "GENIUS with 200 beams",
@@ -59,7 +59,7 @@ def table(line: dict[str, Any], current: bool) -> list[str]:
         worst = min(found["share"].items(), key=lambda entry: entry[1][0])
         interval = f"{worst[1][1]:.2f} - {worst[1][2]:.2f}"
         share = "1" if name == "dense" else f"{found['mean']:.3f} / {found['worst']:.3f} ({interval})"
-        given = f"{found['mean_of_told']:.3f} / {found['worst_of_told']:.3f}"
+        given = f"{found['mean_of_dense_given']:.3f} / {found['worst_of_dense_given']:.3f}"
         out.append(f"| {NAMES[name]} | {share} | {given} | {found['touched']:,.0f} | {found['bytes']:,.0f} |")
     out += ["", *folded("hit@5 in percent, by task"), ""]
     out += ["| search | " + " | ".join(tasks) + " |", "|---|" + "---:|" * len(tasks)]

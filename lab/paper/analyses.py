@@ -159,7 +159,7 @@ def code_cards(
             pictures[f"{name}-{len(results)}.png"] = _card(written, chosen, counts, items)
     header = ["codes", *(f"{kind.label}s" for kind in Modality), "the word that tells them apart", "in its texts", "in all texts"]
     body = table(header, [[r["codes"], *map(str, r["counts"].values()), *_told(r["telling"])] for r in results])
-    if model.config.quantizer.own_books_from:
+    if model.config.quantizer.modality_codebooks_from:
         body += "\n\nEvery kind has codebooks of its own in this model, so the same code in two kinds says nothing: "
         body += "`builtin:paper` shares them."
     return Table(name, title, body, {"candidates": len(data.pool)}, results, pictures)

@@ -36,11 +36,11 @@ def main() -> None:
     torch.manual_seed(7)
     shape = {"d_model": 32, "layers": 2, "heads": 2, "d_kv": 16, "d_ff": 48, "prefix_tokens": 4}
     generator = GeneratorConfig(16, LEVELS, **shape, normalizer="level", head="codebooks")  # type: ignore[arg-type]
-    quantizer = QuantizerConfig(16, LEVELS, own_books_from=1, encode_sweeps=2)
+    quantizer = QuantizerConfig(16, LEVELS, modality_codebooks_from=1, encode_sweeps=2)
     model = Genius(GeniusConfig(FusionConfig(16, 24, 24), quantizer, generator))
     with torch.no_grad():  # as after training: nothing is zero
         for name, weight in model.generator.codebook_head.named_parameters():
-            if name.startswith("bend"):
+            if name.startswith("residual_shift"):
                 weight += 0.05 * torch.randn_like(weight)
     kind = torch.arange(60) % 3
     items = Features(torch.randn(60, 16), torch.randn(60, 16), kind != 1, kind != 0)

@@ -42,7 +42,7 @@ PLANS = [
 def test_every_plan_finds_on_a_gpu_what_it_finds_on_a_cpu(params: SearchParams, on_host: bool) -> None:
     """With targets, a filter for all and one for each query, deletions and additions."""
     torch.manual_seed(0)
-    quantizer = ResidualQuantizer(QuantizerConfig(width=64, level_sizes=SIZES, own_books_from=1))
+    quantizer = ResidualQuantizer(QuantizerConfig(width=64, level_sizes=SIZES, modality_codebooks_from=1))
     for name, buffer in quantizer.named_buffers():
         if name.startswith("codes"):
             buffer.copy_(torch.randn_like(buffer) * 0.1)

@@ -181,7 +181,7 @@ def config_cases() -> list[Case]:
             ("encode_sweeps", 10**9),
             ("encode_beam", -1),
             ("modality_code", "x"),
-            ("own_books_from", 1),
+            ("modality_codebooks_from", 1),
             ("shared", True),
         )
     ]

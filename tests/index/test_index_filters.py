@@ -146,7 +146,7 @@ def test_noise_is_compiled_or_refused_with_one_line(parts: list[str]) -> None:
         ("shop = 'open", "unclosed quote"),
         ("price", "expected a comparison"),
         ("price IN ()", "expected a column or a value"),
-        ("price IN (price)", "plain value"),
+        ("price IN (price)", "single value"),
         ("sold > false", "no order"),
         ("x" * 200_000, "more than"),
         ("CASE WHEN sold THEN true END", "unknown column 'CASE'"),

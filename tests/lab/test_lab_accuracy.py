@@ -56,7 +56,7 @@ def test_a_run_measures_every_part(tmp_path: Path) -> None:
     body = json.loads((tmp_path / "out.json").read_text())
     assert [line["name"] for line in body["lines"]] == ["all items", "all items", "filled", "20 % added"]
     for name, found in body["lines"][0]["methods"].items():
-        assert set(found["share"]) == set(found["share_of_told"]) == set(found["hit@5"]) and found["bytes"] > 0, name
+        assert set(found["share"]) == set(found["share_of_dense_given"]) == set(found["hit@5"]) and found["bytes"] > 0, name
 
 
 def test_the_page_is_what_the_files_say() -> None:

@@ -15,7 +15,7 @@ from genius.errors import GeniusError
 from genius.features import Features
 from genius.model.config import GeniusConfig
 from genius.model.generator import SIZES, Generator, GeneratorConfig, by_modality
-from genius.model.genius import Genius, as_one_number, for_each_kind
+from genius.model.genius import Genius, as_one_number, for_each_modality
 from genius.model.quantizer import FusionConfig, QuantizerConfig, ResidualQuantizer
 
 LEVELS = (3, 6, 5)
@@ -130,7 +130,7 @@ def test_stepping_with_the_cache_equals_one_pass(kind: str) -> None:
     tied = "codebooks" in kind
     sizes = {"d_model": 16, "layers": 2, "heads": 2, "d_kv": 8, "d_ff": 24, "prefix_tokens": 3}
     config = GeneratorConfig(8, LEVELS, **sizes, normalizer="level" if tied else kind, head="codebooks" if tied else "table")  # type: ignore[arg-type]
-    quantizer = ResidualQuantizer(QuantizerConfig(8, LEVELS, own_books_from=int(kind == "own codebooks")))
+    quantizer = ResidualQuantizer(QuantizerConfig(8, LEVELS, modality_codebooks_from=int(kind == "own codebooks")))
     generator = Generator(config, quantizer).eval()
     z, codes = torch.randn(4, 8), torch.stack([torch.randint(k, (4,)) for k in LEVELS], 1)
     with torch.no_grad():
@@ -149,7 +149,7 @@ def test_stepping_with_the_cache_equals_one_pass(kind: str) -> None:
 def test_an_untrained_head_is_nearness_with_a_temperature() -> None:
     """Before training, the likeliest code is the nearest one, at every level and for every modality's own books."""
     torch.manual_seed(0)
-    quantizer = ResidualQuantizer(QuantizerConfig(8, (3, 20, 20), own_books_from=1))
+    quantizer = ResidualQuantizer(QuantizerConfig(8, (3, 20, 20), modality_codebooks_from=1))
     config = GeneratorConfig(8, (3, 20, 20), **SIZES["tiny"], prefix_tokens=2, normalizer="level", head="codebooks")  # type: ignore[arg-type]
     generator = Generator(config, quantizer).eval()
     z, modality = torch.nn.functional.normalize(torch.randn(60, 8), dim=1), torch.arange(60) % 3
@@ -161,12 +161,12 @@ def test_an_untrained_head_is_nearness_with_a_temperature() -> None:
 
 def test_weights_from_before_each_kind_had_its_own_scale_load_and_keep_their_bytes() -> None:
     """Their fingerprint must stay, or indexes built with them would not open."""
-    quantizer = ResidualQuantizer(QuantizerConfig(8, (3, 20, 20), own_books_from=1))
+    quantizer = ResidualQuantizer(QuantizerConfig(8, (3, 20, 20), modality_codebooks_from=1))
     config = GeneratorConfig(8, (3, 20, 20), **SIZES["tiny"], prefix_tokens=2, normalizer="level", head="codebooks")  # type: ignore[arg-type]
     generator = Generator(config, quantizer)
     old = {"codebook_head.log_scale": torch.tensor([0.1, 0.2]), "codebook_head.norm_weight": torch.tensor([0.3, 0.4])}
     wanted = generator.state_dict()
-    generator.load_state_dict(wanted | for_each_kind(old, wanted))
+    generator.load_state_dict(wanted | for_each_modality(old, wanted))
     scales = [generator.codebook_head.scale(level, kind).item() for level in (1, 2) for kind in range(3)]
     assert scales == pytest.approx([7.389] * 3 + [54.598] * 3, rel=1e-3)
     for name, tensor in old.items():
@@ -190,7 +190,7 @@ def test_weights_of_the_first_version_are_loaded_and_have_the_same_fingerprint(t
 def test_a_tied_head_does_not_grow_with_the_codebooks() -> None:
     counts = []
     for size in (16, 256):
-        quantizer = ResidualQuantizer(QuantizerConfig(8, (3, size, size), own_books_from=1))
+        quantizer = ResidualQuantizer(QuantizerConfig(8, (3, size, size), modality_codebooks_from=1))
         config = GeneratorConfig(8, (3, size, size), **SIZES["tiny"], prefix_tokens=2, normalizer="level", head="codebooks")  # type: ignore[arg-type]
         counts.append(sum(p.numel() for p in Generator(config, quantizer).parameters()))
     assert counts[0] == counts[1]

@@ -23,7 +23,7 @@ def clouds(n: int, width: int = 16, seed: int = 0) -> tuple[Tensor, Tensor]:
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10_000), own_from=st.integers(1, 2))
 def test_codes_match_brute_force_in_the_modalitys_own_tables(seed: int, own_from: int) -> None:
-    quantizer = ResidualQuantizer(QuantizerConfig(16, (3, 4, 5), own_books_from=own_from))
+    quantizer = ResidualQuantizer(QuantizerConfig(16, (3, 4, 5), modality_codebooks_from=own_from))
     z, modality = clouds(9, seed=seed)
     codes = quantizer.encode(z, modality)
     for row in range(9):
@@ -41,7 +41,7 @@ def test_three_tables_rebuild_more_at_the_same_bits() -> None:
     z, modality = clouds(6000)
     errors = []
     for own_from in (0, 2, 1):
-        quantizer = ResidualQuantizer(QuantizerConfig(16, (3, 16, 16, 16), own_books_from=own_from))
+        quantizer = ResidualQuantizer(QuantizerConfig(16, (3, 16, 16, 16), modality_codebooks_from=own_from))
         quantizer.initialise(z[:3000], modality[:3000])
         new, kind = z[3000:], modality[3000:]  # not seen by k-means
         codes = quantizer.encode(new, kind)
@@ -52,7 +52,7 @@ def test_three_tables_rebuild_more_at_the_same_bits() -> None:
 
 def test_a_step_moves_only_the_tables_of_what_it_saw() -> None:
     z, modality = clouds(600)
-    quantizer = ResidualQuantizer(QuantizerConfig(16, (3, 8, 8), own_books_from=1))
+    quantizer = ResidualQuantizer(QuantizerConfig(16, (3, 8, 8), modality_codebooks_from=1))
     quantizer.initialise(z, modality)
     before = quantizer.codebook(2).clone().view(3, 8, 16)
     quantized = quantizer.quantize(z[modality == 1], modality[modality == 1])
@@ -65,7 +65,7 @@ def test_a_modality_of_few_items_learns_from_all() -> None:
     z, modality = clouds(2000)
     modality[modality == 2] = 0
     modality[:5] = 2
-    quantizer = ResidualQuantizer(QuantizerConfig(16, (3, 16, 16), own_books_from=1))
+    quantizer = ResidualQuantizer(QuantizerConfig(16, (3, 16, 16), modality_codebooks_from=1))
     quantizer.initialise(z, modality)
     later, _ = clouds(500, seed=0)
     kind = torch.full((500,), 2)
@@ -76,13 +76,13 @@ def test_a_modality_of_few_items_learns_from_all() -> None:
 
 def test_own_codebooks_need_a_told_modality() -> None:
     for change in ({"modality_code": "nearest"}, {"modality_code": "none"}, {"shared": True}):
-        with pytest.raises(GeniusError, match="own_books_from"):
-            QuantizerConfig(8, (3, 4, 4), own_books_from=1, **change)  # type: ignore[arg-type]
+        with pytest.raises(GeniusError, match="modality_codebooks_from"):
+            QuantizerConfig(8, (3, 4, 4), modality_codebooks_from=1, **change)  # type: ignore[arg-type]
 
 
 def test_dead_codes_are_revived_from_their_own_modality() -> None:
     """Pictures lie along the first axis, texts along the second: no code of pictures may end up among the texts."""
-    quantizer = ResidualQuantizer(QuantizerConfig(4, (3, 6), own_books_from=1))
+    quantizer = ResidualQuantizer(QuantizerConfig(4, (3, 6), modality_codebooks_from=1))
     quantizer.get_buffer("unused_1").fill_(1e6)
     random = torch.Generator().manual_seed(0)
     modality = torch.arange(60) % 2

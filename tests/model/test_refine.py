@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -32,7 +33,7 @@ def error(quantizer: ResidualQuantizer, z: Tensor, codes: Tensor) -> Tensor:
 )
 def test_choosing_again_never_makes_it_worse_and_keeps_the_prefix(seed: int, own: int, kind: str, settled: int) -> None:
     sizes, own = (SIZES[1:], 0) if kind == "none" else (SIZES, own)
-    config = QuantizerConfig(16, sizes, own_books_from=own, modality_code=kind, settled=settled)  # type: ignore[arg-type]
+    config = QuantizerConfig(16, sizes, modality_codebooks_from=own, modality_code=kind, settled=settled)  # type: ignore[arg-type]
     quantizer = ResidualQuantizer(config)
     z, modality = clouds(60, seed=seed)
     told = None if kind == "none" else modality
@@ -81,7 +82,8 @@ def test_codes_are_those_of_the_plain_way(
     tabled: bool, seed: int, own: int, kind: str, settled: int, sweeps: int, sizes: tuple[int, ...], at_once: int
 ) -> None:
     own = own if kind in ("given", "classifier") else 0
-    config = QuantizerConfig(16, (3, *sizes), modality_code=kind, own_books_from=own, settled=settled, encode_sweeps=sweeps)  # type: ignore[arg-type]
+    fields: dict[str, Any] = {"modality_code": kind, "modality_codebooks_from": own, "settled": settled, "encode_sweeps": sweeps}
+    config = QuantizerConfig(16, (3, *sizes), **fields)
     quantizer = ResidualQuantizer(config)
     z, modality = clouds(40, seed=seed)
     told = modality if config.labelled else None
@@ -92,7 +94,7 @@ def test_codes_are_those_of_the_plain_way(
 
 def test_a_chosen_code_is_the_best_one_beside_the_others() -> None:
     """Brute force over the last level, which is chosen last."""
-    quantizer = ResidualQuantizer(QuantizerConfig(16, SIZES, own_books_from=1, encode_sweeps=2))
+    quantizer = ResidualQuantizer(QuantizerConfig(16, SIZES, modality_codebooks_from=1, encode_sweeps=2))
     z, modality = clouds(80)
     quantizer.initialise(z, modality, together=2)
     codes = quantizer.encode(z, modality)
@@ -104,7 +106,7 @@ def test_a_chosen_code_is_the_best_one_beside_the_others() -> None:
 
 def test_what_is_settled_keeps_its_vectors_and_the_next_level_does_not() -> None:
     z, modality = clouds(200)
-    quantizer = ResidualQuantizer(QuantizerConfig(16, SIZES, own_books_from=1, settled=3))
+    quantizer = ResidualQuantizer(QuantizerConfig(16, SIZES, modality_codebooks_from=1, settled=3))
     quantizer.initialise(z, modality)
     before = [quantizer.codebook(level).clone() for level in range(len(SIZES))]
     fit_together(quantizer, z, quantizer.encode(z, modality), sweeps=2)
@@ -113,7 +115,7 @@ def test_what_is_settled_keeps_its_vectors_and_the_next_level_does_not() -> None
 
 @pytest.mark.parametrize("own", [0, 1, 2])
 def test_fitting_together_lowers_the_error_of_the_same_codes(own: int) -> None:
-    quantizer = ResidualQuantizer(QuantizerConfig(16, SIZES, own_books_from=own))
+    quantizer = ResidualQuantizer(QuantizerConfig(16, SIZES, modality_codebooks_from=own))
     z, modality = clouds(1500)
     quantizer.initialise(z, modality)
     codes, before = quantizer.encode(z, modality), [book.clone() for book in quantizer.codebooks]
@@ -130,7 +132,7 @@ def test_both_rebuild_more_at_the_same_bits() -> None:
     z, modality = clouds(200)  # few items a code, as in a real collection
     errors = []
     for together, sweeps in ((0, 0), (3, 1)):
-        quantizer = ResidualQuantizer(QuantizerConfig(16, SIZES, own_books_from=1, encode_sweeps=sweeps))
+        quantizer = ResidualQuantizer(QuantizerConfig(16, SIZES, modality_codebooks_from=1, encode_sweeps=sweeps))
         quantizer.initialise(z, modality, together=together)
         errors.append(error(quantizer, z, quantizer.encode(z, modality)).mean())
         assert torch.allclose(quantizer.get_buffer("sums_3"), quantizer.codebook(3) * quantizer.get_buffer("sizes_3")[:, None])
@@ -144,11 +146,11 @@ def test_a_modality_of_few_items_keeps_room_for_others() -> None:
     seen, later = every[:40], every[40:]
     errors = {}
     for between in (0, 8):
-        quantizer = ResidualQuantizer(QuantizerConfig(16, (3, 16, 16, 16), own_books_from=1))
+        quantizer = ResidualQuantizer(QuantizerConfig(16, (3, 16, 16, 16), modality_codebooks_from=1))
         quantizer.initialise(seen, torch.full((40,), 2), between=between)
         first = quantizer.codebook_of(1, 2)
         errors[between] = error(quantizer, later, quantizer.encode(later, torch.full((len(later),), 2))).mean()
     assert errors[8] < 0.9 * errors[0]
-    plain = ResidualQuantizer(QuantizerConfig(16, (3, 16, 16, 16), own_books_from=1))
+    plain = ResidualQuantizer(QuantizerConfig(16, (3, 16, 16, 16), modality_codebooks_from=1))
     plain.initialise(seen, torch.full((40,), 2))
     assert torch.equal(plain.codebook_of(1, 2), first)  # the first code is of the items themselves

@@ -34,25 +34,26 @@ def tiny_generator(
         normalizer="level" if tied else head,  # type: ignore[arg-type]
         head="codebooks" if tied else "table",
     )
-    quantizer = tiny_quantizer(level_sizes, width, own_books_from=1 if head == "own-codebooks" else 0)
+    quantizer = tiny_quantizer(level_sizes, width, modality_codebooks_from=1 if head == "own-codebooks" else 0)
     generator = Generator(config, quantizer).eval()
     with torch.no_grad():  # nothing that is zero or one by chance of its start
         for name, weight in generator.named_parameters():
             if "norm" in name and "norm_weight" not in name:
                 weight.uniform_(0.5, 1.5)
-            if any(part in name for part in ("bend", "log_scale", "norm_weight")):
-                weight += 0.1 * torch.randn_like(weight) / (FAST if weight.ndim == 1 and "bend" not in name else 1)
+            if any(part in name for part in ("residual_shift", "log_scale", "norm_weight")):
+                weight += 0.1 * torch.randn_like(weight) / (FAST if weight.ndim == 1 and "residual_shift" not in name else 1)
     return generator
 
 
-def tiny_quantizer(level_sizes: tuple[int, ...], width: int = 8, own_books_from: int = 0) -> ResidualQuantizer:
-    return ResidualQuantizer(QuantizerConfig(width=width, level_sizes=level_sizes, own_books_from=own_books_from))
+def tiny_quantizer(level_sizes: tuple[int, ...], width: int = 8, modality_codebooks_from: int = 0) -> ResidualQuantizer:
+    config = QuantizerConfig(width=width, level_sizes=level_sizes, modality_codebooks_from=modality_codebooks_from)
+    return ResidualQuantizer(config)
 
 
 def book_at(quantizer: ResidualQuantizer, level: int, prefix: tuple[int, ...]) -> Tensor:
     """The codebook that a code at `level` is read from, after this prefix."""
     book = quantizer.codebook(level)
-    own = quantizer.config.own_books_from
+    own = quantizer.config.modality_codebooks_from
     return book.view(3, -1, book.shape[1])[prefix[0]] if own and level >= own else book
 
 
@@ -81,7 +82,7 @@ def codebook_logits(generator: Generator, z: Tensor, prefix: tuple[int, ...], st
         return head.modality_out(state)  # type: ignore[no-any-return]
     quantizer = head.quantizer
     left = z - sum((book_at(quantizer, i, prefix)[c] for i, c in enumerate(prefix)), torch.zeros_like(z))
-    r = left + head.bend[level - 1](state)
+    r = left + head.residual_shift[level - 1](state)
     own = (level - 1) * head.modalities + (prefix[0] if quantizer.config.has_modality_codebooks(level) else 0)
     a, b = torch.exp(FAST * head.log_scale[own]), FAST * head.norm_weight[own]
     book = book_at(quantizer, level, prefix)

@@ -157,11 +157,11 @@ def test_reranked_beams_sort_the_beams_items(seed: int, items: int, beams: int) 
         assert found.considered.tolist() == [len(rows)]
 
 
-@pytest.mark.parametrize("own_books_from", [0, 1])
-def test_codes_rank_by_what_they_stand_for(own_books_from: int) -> None:
+@pytest.mark.parametrize("modality_codebooks_from", [0, 1])
+def test_codes_rank_by_what_they_stand_for(modality_codebooks_from: int) -> None:
     """Exhaustive search of reconstructions, with vectors stored or not."""
     codes, _, z = collection(3, 60)
-    own = tiny_quantizer(SIZES, own_books_from=own_books_from)
+    own = tiny_quantizer(SIZES, modality_codebooks_from=modality_codebooks_from)
     unit = F.normalize(own.decode(torch.from_numpy(codes)), dim=1)
     engine = SearchEngine(GENERATOR, own, CodeTrie.build(codes, SIZES), unit)
     by_codes = engine.search(z, k=5, params=SearchParams(reranker="codes"))

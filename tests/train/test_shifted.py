@@ -16,7 +16,7 @@ ITEMS = 90
 @pytest.fixture(scope="module")
 def quantizer() -> ResidualQuantizer:
     torch.manual_seed(0)
-    made = ResidualQuantizer(QuantizerConfig(width=16, level_sizes=(3, 8, 8, 8), own_books_from=1))
+    made = ResidualQuantizer(QuantizerConfig(width=16, level_sizes=(3, 8, 8, 8), modality_codebooks_from=1))
     made.initialise(F.normalize(torch.randn(300, 16), dim=1), torch.arange(300) % 3)
     return made
 

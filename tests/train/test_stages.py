@@ -145,7 +145,7 @@ def test_the_correction_of_the_similarity_is_penalised(tmp_path: Path) -> None:
     stage.eval()
     loss, logs = stage(batch)
     assert logs["correction"] == 0 and torch.equal(loss, logs["ce"])
-    bends = [p for name, p in stage.named_parameters() if ".bend." in name and p.ndim == 2]
+    bends = [p for name, p in stage.named_parameters() if ".residual_shift." in name and p.ndim == 2]
     for weight in bends:
         torch.nn.init.normal_(weight)
     loss, logs = stage(batch)

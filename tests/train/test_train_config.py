@@ -177,7 +177,7 @@ def test_the_recommended_recipe_follows_the_data(tmp_path: Path, monkeypatch: py
     trained = train(config, data, quiet=True)
     assert trained.model.config.width == data.pool.width and trained.heads is None
     quantizer = trained.model.config.quantizer
-    assert (quantizer.own_books_from, quantizer.encode_sweeps, quantizer.settled) == (1, 3, 3)
+    assert (quantizer.modality_codebooks_from, quantizer.encode_sweeps, quantizer.settled) == (1, 3, 3)
     assert asked == [(0, 0), (3, 8)]  # only the last codebooks are fitted together, with points between few items
     found = Genius.from_pretrained(tmp_path / "model").encode(data.pool)
     assert found.shape == (len(data.pool), 9)

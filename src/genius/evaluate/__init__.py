@@ -1,5 +1,4 @@
-"""Evaluation: one model, one feature set, several methods, local and universal pools, in one run (`evaluate`); metrics, methods
-and reports are beside it.
+"""Evaluation: one model, one feature set, several methods, local and universal pools, in one run (`evaluate`).
 
 Every result is bound to the pool it was searched in. A task-specific result is searched in that task's pool (its own trie, its
 own beams), never filtered out of the union's: that is bug B1 of the published code. Reads features and models; knows nothing of
@@ -25,7 +24,7 @@ from genius.evaluate.methods import (
     Backend,
     CodesExhaustive,
     Dense,
-    DenseTold,
+    DenseGivenTarget,
     FeatureFusion,
     Ints,
     Method,
@@ -38,24 +37,27 @@ from genius.ranking import Floats, bootstrap_interval, bootstrap_interval_of_ave
 from genius.search import SEARCHES, SearchParams
 from genius.types import Modality
 
-PoolKind = Literal["local", "universal"]
+PoolScope = Literal["local", "universal"]
 UNIVERSAL = "universal"
 SURVIVAL = ("genius", "no-decoder")  # methods that follow gold prefixes
 METHODS: dict[str, str] = {
     "dense": "exhaustive over the model's re-ranking vectors (Faiss or torch): the ceiling of re-ranking",
-    "dense-told": "the same among items of the wanted modality alone: dense that is told the kind",
+    "dense-given": "the same among items of the target modality alone: dense search that is given the target",
     "score-fusion": "exhaustive over the encoder's own vectors (CLIP-SF, BLIP-SF)",
     "feature-fusion": "exhaustive over vectors an encoder fused itself (CLIP-FF, BLIP-FF); needs their features",
-    "genius": "plain GENIUS: every code written, B beams, ranked by log p and nothing else",
+    "genius": "GENIUS: every code generated, B beams, ranked by log p and nothing else",
     "genius-r": "GENIUS^R: the items of those beams, re-ranked by embeddings",
     "genius-codes": "the same, re-ranked by codes: no vector is stored",
-    "default": "the search engine's default: one decoder row and a scan of codes, the best re-ranked by embeddings",
+    "default": "the search engine's default: all vectors compared, or a scan of codes re-ranked by embeddings",
     "default-codes": "the same, re-ranked by codes: no vector is stored",
-    "no-decoder": "as genius, but nearness alone writes: what a decoder must beat",
-    "no-decoder-r": "as genius-r, but nearness alone writes",
-    "no-decoder-default": "as default, but nearness alone writes",
+    "no-decoder": "as genius, but similarity alone scores codes: what a decoder must beat",
+    "no-decoder-r": "as genius-r, but similarity alone scores codes",
+    "no-decoder-default": "as default, but without the decoder and the query bank",
+    "default-no-bias": "as default, without the item bias",
     "codes": "exhaustive over the codes' reconstructions: no vector is stored, nothing is decoded",
 }
+
+OLD_METHODS = {"dense-told": "dense-given"}  # names of earlier versions, still accepted
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +66,13 @@ class EvalConfig:
 
     methods: tuple[str, ...] = ("dense", "genius", "genius-r", "default", "no-decoder-r", "codes")
     beams: tuple[int, ...] = (50,)  # each beam method runs once for each
-    pools: tuple[PoolKind, ...] = ("local", "universal")  # task-specific and universal retrieval
+    pools: tuple[PoolScope, ...] = ("local", "universal")  # task-specific and universal retrieval
     tasks: tuple[str, ...] = ()  # keys to keep; empty: all
     cutoffs: tuple[int, ...] = (1, 5, 10)  # k of hit@k and recall@k, besides those that a task names itself
     depth: int = 50  # items ranked for every query; at least the largest cut-off
     most: int = 0  # items of the likeliest beams that a beam method re-ranks; 0: those of all its beams
     rerank: int | None = None  # budget of the default search; None: the model's own
-    target: Literal["unknown", "given"] = "unknown"  # given: tell the search which modality is wanted (not the paper's way)
+    target: Literal["unknown", "given"] = "unknown"  # given: the search knows the target modality (not the paper's setting)
     backend: Backend = "auto"  # of the exhaustive methods
     reference: str = "dense"  # the method that others are tested against
     bootstrap: int = 1000  # resamples behind the confidence intervals; 0: none
@@ -119,7 +121,7 @@ class Evaluation:
         raise GeniusError(f"no result for {method} on {task} in the {pool} pool")
 
     def of(self, method: str, pool: str) -> list[Result]:
-        """A method's results in one kind of pool, task by task."""
+        """A method's results in local or universal pools, task by task."""
         return [result for result in self.results if (result.method, result.pool) == (method, pool)]
 
     @property
@@ -164,21 +166,21 @@ def evaluate(
     say("embedding queries and pool")
     space = Space(model, data, target=config.target)
     methods = [*build_methods(space, config, fused), *extra]
-    about = {**about_run(model, data, config), "queries": sum(map(len, rows.values()))}  # those asked, not all there are
+    about = {**about_run(model, data, config), "queries": sum(map(len, rows.values()))}  # those searched, not all there are
     evaluation = Evaluation(tasks, [], about, query_rows=rows)
     depth = max(config.depth, *config.cutoffs, *(k for task in tasks for k in task.cutoffs))
-    kinds = config.pools
-    if not data.pools and "universal" in kinds and "local" in kinds:
+    scopes = config.pools
+    if not data.pools and "universal" in scopes and "local" in scopes:
         say("the tasks have no pools of their own: the universal pool is the only one")
-        kinds = ("universal",)
-    for kind in kinds:
-        for pool, members in _searches(data, tasks, kind):
+        scopes = ("universal",)
+    for scope in scopes:
+        for pool, members in _searches(data, tasks, scope):
             queries = np.concatenate([rows[task.key] for task in members])
             answers = {}
             for method in methods:
                 say(f"{method.label}: {len(queries)} queries in {len(pool):,} {pool.name} candidates")
                 answers[method.label] = method.answer(space, pool, queries, min(depth, len(pool)))
-            _judge(evaluation, space, pool, kind, members, rows, answers, config)
+            _judge(evaluation, space, pool, scope, members, rows, answers, config)
     evaluation.results.sort(key=lambda r: (config.pools.index(r.pool), [t.key for t in tasks].index(r.task)))
     return evaluation
 
@@ -218,14 +220,16 @@ def _task(data: FeatureSet, key: str, rows: Ints, config: EvalConfig) -> Task:
     positives = data.pairs[np.isin(data.pairs[:, 0].numpy(), rows), 1]
     target = Modality(int(data.pool.modality[positives].mode().values))
     query = data.queries[slice(int(rows[0]), int(rows[0]) + 1)]
-    asks = Modality.IMAGE if bool(query.image_mask[0]) and not bool(query.text_mask[0]) else None
-    asks = asks if asks is not None else Modality.PAIR if bool(query.image_mask[0]) else Modality.TEXT
-    return Task(key, key, asks, target, config.cutoffs, 5 if 5 in config.cutoffs else config.cutoffs[0])
+    query_modality = Modality(int(query.modality[0]))
+    main = config.cutoffs[0]
+    if 5 in config.cutoffs:
+        main = 5
+    return Task(key, key, query_modality, target, config.cutoffs, main)
 
 
-def _searches(data: FeatureSet, tasks: Sequence[Task], kind: PoolKind) -> list[tuple[Pool, list[Task]]]:
+def _searches(data: FeatureSet, tasks: Sequence[Task], scope: PoolScope) -> list[tuple[Pool, list[Task]]]:
     """Which pool is searched for which tasks: one for all, or each task its own."""
-    if kind == "universal":
+    if scope == "universal":
         return [(Pool(UNIVERSAL, np.arange(len(data.pool))), list(tasks))]
     number = {data.task_name(n): n for n in set(data.tasks.tolist())}
     return [(Pool(task.key, np.unique(data.pool_rows(number[task.key]).numpy())), [task]) for task in tasks]
@@ -233,17 +237,20 @@ def _searches(data: FeatureSet, tasks: Sequence[Task], kind: PoolKind) -> list[t
 
 def build_methods(space: Space, config: EvalConfig, fused: FeatureSet | None = None) -> list[Method]:
     """The methods by name; beam methods once for each number of beams."""
-    unknown = [name for name in config.methods if name not in METHODS]
+    methods = [OLD_METHODS.get(name, name) for name in config.methods]
+    unknown = [name for name in methods if name not in METHODS]
     if unknown:
         raise GeniusError(f"unknown method {unknown[0]!r}; there are {', '.join(METHODS)}")
     decodings = Decodings(config.batch)
-    changes: dict[str, Any] = {} if config.rerank is None else {"rerank": config.rerank}
+    changes: dict[str, Any] = {}
+    if config.rerank is not None:
+        changes["rerank"] = config.rerank
     out: list[Method] = []
-    for name in config.methods:
+    for name in methods:
         if name == "dense":
             out.append(Dense(config.backend))
-        elif name == "dense-told":
-            out.append(DenseTold(config.backend))
+        elif name == "dense-given":
+            out.append(DenseGivenTarget(config.backend))
         elif name == "score-fusion":
             out.append(ScoreFusion(config.backend))
         elif name == "feature-fusion":
@@ -253,7 +260,10 @@ def build_methods(space: Space, config: EvalConfig, fused: FeatureSet | None = N
         elif name == "codes":
             out.append(CodesExhaustive(config.backend))
         elif "default" in name:
-            params = replace(SearchParams.of_model(space.model).named(name.removeprefix("no-decoder-")), **changes)
+            search = name.removeprefix("no-decoder-").removesuffix("-no-bias")
+            params = replace(SearchParams.of_model(space.model).named(search), **changes)
+            if name.endswith("-no-bias"):
+                params = replace(params, item_bias=False)
             out.append(EngineMethod(name, params, decoder=not name.startswith("no-decoder")))
         else:
             out += [_beam_method(name, beams, len(config.beams) > 1, decodings, config) for beams in config.beams]
@@ -261,9 +271,13 @@ def build_methods(space: Space, config: EvalConfig, fused: FeatureSet | None = N
 
 
 def _beam_method(name: str, beams: int, several: bool, decodings: Decodings, config: EvalConfig) -> BeamMethod:
-    label = f"{name}@{beams}" if several else name
+    label = name
+    if several:
+        label = f"{name}@{beams}"
     search = SEARCHES[name.replace("no-decoder", "genius")]
-    sample = config.survival if name in SURVIVAL else 0
+    sample = 0
+    if name in SURVIVAL:
+        sample = config.survival
     return BeamMethod(label, decodings, beams, search["reranker"], not name.startswith("no-decoder"), sample, most=config.most)
 
 
@@ -274,7 +288,7 @@ def _judge(
     evaluation: Evaluation,
     space: Space,
     pool: Pool,
-    kind: PoolKind,
+    scope: PoolScope,
     tasks: Sequence[Task],
     rows: dict[str, Ints],
     answers: dict[str, Answer],
@@ -293,13 +307,13 @@ def _judge(
                 raise GeniusError(f"{label} returned rows outside the pool {pool.name!r}")
             cutoffs = sorted({*task.cutoffs, *config.cutoffs})
             values[label] = per_query(judge(answer.rows[part], positives), cutoffs)
-            evaluation.main_values[task.key, label, kind] = values[label][main]
+            evaluation.main_values[task.key, label, scope] = values[label][main]
             ranked = answer.rows[part]
-            evaluation.runs[task.key, label, kind] = (np.where(ranked >= 0, pool.rows[ranked], -1), answer.scores[part])
+            evaluation.runs[task.key, label, scope] = (np.where(ranked >= 0, pool.rows[ranked], -1), answer.scores[part])
         p_values = _p_values(values, main, config)
         for label, answer in answers.items():
             evaluation.results.append(
-                _result(task, label, kind, pool, answer, part, values[label], p_values.get(label), main, config)
+                _result(task, label, scope, pool, answer, part, values[label], p_values.get(label), main, config)
             )
 
 
@@ -318,7 +332,7 @@ def _p_values(values: dict[str, dict[str, Floats]], main: str, config: EvalConfi
 def _result(
     task: Task,
     label: str,
-    kind: PoolKind,
+    scope: PoolScope,
     pool: Pool,
     answer: Answer,
     part: slice,
@@ -331,23 +345,29 @@ def _result(
     if config.bootstrap:
         intervals = {name: bootstrap_interval(own, samples=config.bootstrap, seed=config.seed) for name, own in values.items()}
     whole = len(answer.rows)
-    reached = None if answer.reached is None else answer.reached[part]
-    if reached is not None:
-        reached = reached[~np.isnan(reached)]  # NaN: not looked at
+    candidate_recall = None
+    if answer.reached is not None:
+        reached = answer.reached[part]
+        reached = reached[~np.isnan(reached)]  # NaN: not in the sample
+        if len(reached):
+            candidate_recall = float(reached.mean())
+    queries_per_second = float("inf")
+    if answer.seconds > 0:
+        queries_per_second = whole / answer.seconds
     return Result(
         task=task.key,
         method=label,
-        pool=kind,
+        pool=scope,
         pool_digest=pool.digest,
         pool_size=len(pool),
         queries=part.stop - part.start,
         metrics={name: float(own.mean()) for name, own in values.items()},
         intervals=intervals,
         p_value=p_value,
-        queries_per_second=whole / answer.seconds if answer.seconds > 0 else float("inf"),
+        queries_per_second=queries_per_second,
         bytes_per_item=answer.bytes_per_item,
         touched=float(answer.touched[part].mean()),
-        candidate_recall=None if reached is None or len(reached) == 0 else float(reached.mean()),
+        candidate_recall=candidate_recall,
         survival=answer.survival,
         main=main,
     )
@@ -361,6 +381,9 @@ def about_run(model: Genius, data: FeatureSet, config: EvalConfig) -> dict[str, 
 
     import torch
 
+    device = f"CPU, {os.cpu_count()} cores"
+    if model.device.type == "cuda":
+        device = torch.cuda.get_device_name(model.device)
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         "model": model.fingerprint(),
@@ -369,7 +392,7 @@ def about_run(model: Genius, data: FeatureSet, config: EvalConfig) -> dict[str, 
         "unjudged": len(data.queries) - len(torch.unique(data.pairs[:, 0])),  # queries without a positive: left out
         "candidates": len(data.pool),
         "config": asdict(config),
-        "device": torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else f"CPU, {os.cpu_count()} cores",
+        "device": device,
         "python": platform.python_version(),
         "torch": torch.__version__,
     }

@@ -78,17 +78,20 @@ class IdSource:
     def of(cls, space: Space, *, decoder: bool = True) -> IdSource:
         model = space.model
         sizes = model.config.quantizer.level_sizes
-        scorer = None if decoder else NoDecoder(model.quantizer)
+        scorer = None
+        if not decoder:
+            scorer = NoDecoder(model.quantizer)
         return cls(model.generator, model.quantizer, space.codes, sizes, space.query_z, scorer=scorer)
 
     @property
     def scores_codes(self) -> Generator | CodeScorer:
-        return self.generator if self.scorer is None else self.scorer
+        return self.scorer or self.generator
 
     def batch(self, space: Space, queries: Tensor) -> QueryBatch:
         """Some of the queries, by row (n,)."""
-        unknown = torch.full((len(queries),), -1, device=space.device)
-        target = unknown if space.target is None or not self.labelled else space.target[queries]
+        target = torch.full((len(queries),), -1, device=space.device)
+        if space.target is not None and self.labelled:
+            target = space.target[queries]
         return QueryBatch(self.queries[queries], space.query_dense[queries], target)
 
 
@@ -158,7 +161,8 @@ class BeamMethod:
             candidates = Candidates(candidates.rows[:, : self.most], candidates.scores[:, : self.most], considered)
         scores = rerank.find(self.reranker)(batch, candidates, collection)
         rows, values = rerank.top_k(candidates.rows, scores, k)
-        ranked, ranked_scores = rows.cpu().numpy(), values.double().cpu().numpy()
+        ranked = rows.cpu().numpy()
+        ranked_scores = values.double().cpu().numpy()
         seconds = found.seconds + time.perf_counter() - start
         stored = found.trie.nbytes / max(len(pool), 1)
         if self.reranker == "embeddings":
@@ -235,12 +239,19 @@ class EngineMethod:
     params: SearchParams
     batch: int = 128
     decoder: bool = True  # False: similarity alone scores codes
-    sample: int = 200  # queries on which all candidates are asked for, to see whether a positive was among them
+    sample: int = 200  # queries on which all candidates are returned, to see whether a positive was among them
 
     def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> Answer:
         model = space.model
         trie = CodeTrie.build(space.codes[pool.rows], model.config.quantizer.level_sizes)
-        vectors = space.stored(pool) if self.params.reranker == "embeddings" else None
+        vectors = None
+        if self.params.reranker == "embeddings":
+            vectors = space.stored(pool)
+        scorer = None
+        bank = model.queries
+        if not self.decoder:
+            scorer = NoDecoder(model.quantizer)
+            bank = None
         engine = SearchEngine(
             model.generator,
             model.quantizer,
@@ -248,8 +259,8 @@ class EngineMethod:
             vectors,
             space.device,
             on_host=space.place != space.device,
-            scorer=None if self.decoder else NoDecoder(model.quantizer),
-            bank=model.queries if self.decoder else None,
+            scorer=scorer,
+            bank=bank,
         )
         rows = np.full((len(queries), k), -1, np.int64)
         scores = np.full((len(queries), k), -np.inf)
@@ -272,12 +283,15 @@ class EngineMethod:
 
     def _search(self, engine: SearchEngine, space: Space, queries: Ints, k: int) -> tuple[Ints, npt.NDArray[np.float64], Ints]:
         chosen = torch.from_numpy(queries).to(space.device)
+        target = None
+        if space.target is not None:
+            target = space.target[chosen]
         found = engine.search(
             space.query_z[chosen],
             k=k,
             params=self.params,
             dense=space.query_dense[chosen],
-            target=None if space.target is None else space.target[chosen],
+            target=target,
             modality=space.data.queries.modality.to(space.device)[chosen],
         )
         return found.rows.cpu().numpy(), found.scores.double().cpu().numpy(), found.considered.cpu().numpy()

@@ -61,7 +61,7 @@ class Answer:
     touched: Ints  # (Q,) items compared with the query one by one
     seconds: float  # of the search alone, features given
     bytes_per_item: float  # what the method keeps for an item while it searches
-    # (Q,) 1 if some positive was among the candidates, else 0; NaN: not looked at. None: all items are candidates
+    # (Q,) 1 if some positive was among the candidates, else 0; NaN: not in the sample. None: all items are candidates
     reached: npt.NDArray[np.float64] | None = None
     note: str = ""
     survival: list[float] = field(default_factory=list)  # per level, on a sample
@@ -83,23 +83,32 @@ class Space:
     def __init__(
         self, model: Genius, data: FeatureSet, *, half: bool | None = None, target: str = "unknown", chunk: int = 4096
     ) -> None:
-        self.model, self.data = model, data
+        self.model = model
+        self.data = data
         self.device = model.device
         self.positives: list[list[int]] = data.positives()
         self.query_z, self.query_dense = model.embed(data.queries)
-        self.query_plain: Tensor | None = None  # the encoder's own embedding, made when a method asks
-        # vectors of a large pool are kept in fp16, as the published index does, and a very large pool's beside the device
+        self.query_score_fusion: Tensor | None = None  # the encoder's own embedding, made when a method needs it
+        # vectors of a large pool are kept in fp16, as the published index does, and a very large pool's in host memory
         size = len(data.pool) * model.config.width
-        self.dtype = torch.float16 if (size > 2**28 if half is None else half) else torch.float32
-        self.place = self.device if size * self.dtype.itemsize <= HELD else torch.device("cpu")
+        if half is None:
+            half = size > 2**28
+        self.dtype = torch.float32
+        if half:
+            self.dtype = torch.float16
+        self.place = self.device
+        if size * self.dtype.itemsize > HELD:
+            self.place = torch.device("cpu")
         self.codes, self.dense = self._embed_pool()
         self.modality = data.pool.modality
-        self.target: Tensor | None = self.wanted().to(self.device) if target == "given" else None
+        self.target: Tensor | None = None
+        if target == "given":
+            self.target = self.wanted().to(self.device)
 
     def _embed_pool(self, chunk: int = 4096) -> tuple[Ints, Tensor]:
-        width, n = self.model.config.width, len(self.data.pool)
+        n = len(self.data.pool)
         codes = np.empty((n, self.model.config.quantizer.levels), np.int64)
-        dense = torch.empty(n, width, dtype=self.dtype, device=self.place)
+        dense = torch.empty(n, self.model.config.width, dtype=self.dtype, device=self.place)
         for i in range(0, n, chunk):
             part = self.data.pool[slice(i, i + chunk)]
             z, ranked = self.model.embed(part)
@@ -108,8 +117,10 @@ class Space:
         return codes, dense
 
     def stored(self, pool: Pool) -> Tensor:
-        """(n, D) the same of a whole pool, where they lie: on the device, or beside it where there are many."""
-        return self.dense if len(pool) == len(self.dense) else self.dense[torch.from_numpy(pool.rows).to(self.place)]
+        """(n, D) the same of a whole pool, where they lie: on the device, or in host memory where there are many."""
+        if len(pool) == len(self.dense):
+            return self.dense
+        return self.dense[torch.from_numpy(pool.rows).to(self.place)]
 
     def vectors(self, rows: Ints) -> Tensor:
         """(n, D) what the model re-ranks with, of these rows of the pool, on its device."""
@@ -119,19 +130,19 @@ class Space:
         """(Q,) the modality that each query's positives have; -1 where they differ or there are none."""
         out = torch.full((len(self.data.queries),), -1, dtype=torch.long)
         for query, rows in enumerate(self.positives):
-            kinds = set(self.modality[rows].tolist())
-            if len(kinds) == 1:
-                out[query] = kinds.pop()
+            modalities = set(self.modality[rows].tolist())
+            if len(modalities) == 1:
+                out[query] = modalities.pop()
         return out
 
-    def plain_queries(self) -> Tensor:
+    def score_fusion_queries(self) -> Tensor:
         """(Q, D) the encoder's own unit vectors (score fusion, Eq. 2)."""
-        if self.query_plain is None:
-            self.query_plain = score_fusion(self.data.queries.to(self.device, torch.float32))
-        return self.query_plain
+        if self.query_score_fusion is None:
+            self.query_score_fusion = score_fusion(self.data.queries.to(self.device, torch.float32))
+        return self.query_score_fusion
 
     def local_positives(self, pool: Pool, queries: Ints) -> list[list[int]]:
-        """Positives as rows of the pool. Some may lie in another task's pool (OVEN's and InfoSeek's questions name each
+        """Positives as rows of the pool. Some may lie in another task's pool (OVEN's and InfoSeek's queries name each
         other's candidates); a query with none in this one is an error: the pool is not its task's."""
         place = np.full(len(self.data.pool), -1, np.int64)
         place[pool.rows] = np.arange(len(pool))
@@ -167,11 +178,14 @@ def exhaustive(
     query_rows: int = 1024,
 ) -> tuple[Tensor, Tensor]:
     """Inner products of queries (Q, D) with `size` pool rows: (Q, k) rows and scores, best first, -1 where N < k."""
-    n, device = queries.shape[0], queries.device
+    n = queries.shape[0]
+    device = queries.device
     spare = min(k + SPARE, size)
     best_scores = torch.full((n, spare), -torch.inf, device=device)
     best_rows = torch.full((n, spare), -1, dtype=torch.long, device=device)
-    search = _faiss_block if pick_backend(backend, device) == "faiss" else _torch_block
+    search = _torch_block
+    if pick_backend(backend, device) == "faiss":
+        search = _faiss_block
     for start in range(0, size, block_rows):
         vectors = block(start, min(start + block_rows, size)).to(device, torch.float32)
         for q in range(0, n, query_rows):
@@ -179,7 +193,8 @@ def exhaustive(
             joined = torch.cat([best_scores[q : q + query_rows], scores], 1)
             ids = torch.cat([best_rows[q : q + query_rows], rows + start], 1)
             top = joined.topk(spare, dim=1)
-            best_scores[q : q + query_rows], best_rows[q : q + query_rows] = top.values, ids.gather(1, top.indices)
+            best_scores[q : q + query_rows] = top.values
+            best_rows[q : q + query_rows] = ids.gather(1, top.indices)
     return _settle(queries, block, best_rows, k, block_rows)
 
 
@@ -199,7 +214,9 @@ def _settle(queries: Tensor, block: Block, rows: Tensor, k: int, block_rows: int
     """Score the proposals again in double precision; order by score, then by row."""
     rows = rows.sort(1).values  # by row, so that the stable sort below keeps that order among equal scores
     scores = torch.full(rows.shape, -torch.inf, dtype=torch.float64, device=rows.device)
-    last = int(rows.max()) if rows.numel() else -1
+    last = -1
+    if rows.numel():
+        last = int(rows.max())
     for start in range(0, last + 1, block_rows):
         stop = min(start + block_rows, last + 1)
         inside = (rows >= start) & (rows < stop)
@@ -208,7 +225,8 @@ def _settle(queries: Tensor, block: Block, rows: Tensor, k: int, block_rows: int
             continue
         vectors = block(start, stop).to(queries.device, torch.float32)
         for part in torch.arange(len(owner), device=rows.device).split(8192):
-            q, p = owner[part], place[part]
+            q = owner[part]
+            p = place[part]
             products = (queries[q].double() * vectors[rows[q, p] - start].double()).sum(1)
             scores[q, p] = products
     order = scores.sort(dim=1, descending=True, stable=True)
@@ -228,7 +246,8 @@ def _search(queries: Tensor, block: Block, pool: Pool, k: int, backend: Backend,
         import faiss  # noqa: F401  # before the clock runs
     start = time.perf_counter()
     rows, scores = exhaustive(queries, block, len(pool), k, backend=backend)
-    ranked, values = rows.cpu().numpy(), scores.double().cpu().numpy()
+    ranked = rows.cpu().numpy()
+    values = scores.double().cpu().numpy()
     seconds = time.perf_counter() - start
     return Answer(ranked, values, np.full(len(ranked), len(pool), np.int64), seconds, bytes_per_item)
 
@@ -237,33 +256,41 @@ class Dense:
     """Exhaustive over the vectors that the model re-ranks with: the ceiling of its re-ranking."""
 
     def __init__(self, backend: Backend = "auto", label: str = "dense") -> None:
-        self.backend, self.label = backend, label
+        self.backend = backend
+        self.label = label
 
     def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> Answer:
-        asked = space.query_dense[torch.from_numpy(queries).to(space.device)]
+        chosen = space.query_dense[torch.from_numpy(queries).to(space.device)]
         size = space.dense.shape[1] * space.dense.element_size()
-        return _search(asked, lambda a, b: space.vectors(pool.rows[a:b]).float(), pool, k, self.backend, size)
+        return _search(chosen, lambda a, b: space.vectors(pool.rows[a:b]).float(), pool, k, self.backend, size)
 
 
-class DenseTold:
-    """The same among the items of the wanted modality alone: dense search that is told the kind, as a user's filter would."""
+class DenseGivenTarget:
+    """The same among the items of the target modality alone: dense search that is given the target, as by a filter."""
 
-    def __init__(self, backend: Backend = "auto", label: str = "dense-told") -> None:
-        self.backend, self.label = backend, label
+    def __init__(self, backend: Backend = "auto", label: str = "dense-given") -> None:
+        self.backend = backend
+        self.label = label
 
     def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> Answer:
         rows = np.full((len(queries), k), -1, np.int64)
-        scores, touched, seconds = np.full((len(queries), k), -np.inf), np.zeros(len(queries), np.int64), 0.0
-        told = space.wanted() if space.target is None else space.target.cpu()
-        wanted, bytes_per_item = told[torch.from_numpy(queries)].numpy(), 0.0
-        for kind in np.unique(wanted):
-            mine = np.flatnonzero(wanted == kind)
-            own = np.flatnonzero((space.modality[pool.rows].numpy() == kind) | (kind < 0))  # -1: answers of several kinds
+        scores = np.full((len(queries), k), -np.inf)
+        touched = np.zeros(len(queries), np.int64)
+        seconds = 0.0
+        bytes_per_item = 0.0
+        targets = space.wanted()[torch.from_numpy(queries)].numpy()
+        for target in np.unique(targets):
+            mine = np.flatnonzero(targets == target)
+            own = np.arange(len(pool))
+            if target >= 0:  # -1: positives of several modalities
+                own = np.flatnonzero(space.modality[pool.rows].numpy() == target)
             part = Dense(self.backend).answer(space, Pool(pool.name, pool.rows[own]), queries[mine], min(k, len(own)))
             real = part.rows >= 0
             rows[mine, : part.rows.shape[1]] = np.where(real, own[part.rows.clip(min=0)], -1)
             scores[mine, : part.rows.shape[1]] = part.scores
-            touched[mine], seconds, bytes_per_item = len(own), seconds + part.seconds, part.bytes_per_item
+            touched[mine] = len(own)
+            seconds += part.seconds
+            bytes_per_item = part.bytes_per_item
         return Answer(rows, scores, touched, seconds, bytes_per_item)
 
 
@@ -271,25 +298,28 @@ class ScoreFusion:
     """The encoder's own embedding, image + text (Eq. 2): CLIP-SF and BLIP-SF of the tables, with their encoder."""
 
     def __init__(self, backend: Backend = "auto", label: str = "score-fusion") -> None:
-        self.backend, self.label = backend, label
+        self.backend = backend
+        self.label = label
 
     def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> Answer:
-        asked = space.plain_queries()[torch.from_numpy(queries).to(space.device)]
-        return _search(asked, _fused_block(space.data.pool, pool, space.device), pool, k, self.backend, asked.shape[1] * 4)
+        chosen = space.score_fusion_queries()[torch.from_numpy(queries).to(space.device)]
+        return _search(chosen, _fused_block(space.data.pool, pool, space.device), pool, k, self.backend, chosen.shape[1] * 4)
 
 
 class FeatureFusion:
     """Vectors that an encoder fused itself (CLIP-FF, BLIP-FF): a feature set extracted with `--fusion feature`."""
 
     def __init__(self, features: FeatureSet, backend: Backend = "auto", label: str = "feature-fusion") -> None:
-        self.features, self.backend, self.label = features, backend, label
+        self.features = features
+        self.backend = backend
+        self.label = label
 
     def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> Answer:
         if self.features.query_ids != space.data.query_ids or self.features.pool_ids != space.data.pool_ids:
-            raise GeniusError("the feature-fusion features are of other queries or candidates than the rest of the run")
-        asked = self.features.queries[torch.from_numpy(queries)].to(space.device, torch.float32)
+            raise GeniusError("the feature-fusion features are of other queries or candidates than the others of the run")
+        chosen = self.features.queries[torch.from_numpy(queries)].to(space.device, torch.float32)
         block = _fused_block(self.features.pool, pool, space.device)
-        return _search(score_fusion(asked), block, pool, k, self.backend, self.features.pool.width * 4)
+        return _search(score_fusion(chosen), block, pool, k, self.backend, self.features.pool.width * 4)
 
 
 def _fused_block(features: Features, pool: Pool, device: torch.device) -> Block:
@@ -301,7 +331,8 @@ class CodesExhaustive:
     """Every item by its codes' reconstruction: no vector is stored, nothing is decoded. The ceiling of the codes."""
 
     def __init__(self, backend: Backend = "auto", label: str = "codes") -> None:
-        self.backend, self.label = backend, label
+        self.backend = backend
+        self.label = label
 
     def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> Answer:
         quantizer = space.model.quantizer
@@ -310,8 +341,8 @@ class CodesExhaustive:
         def block(a: int, b: int) -> Tensor:
             return F.normalize(quantizer.decode(codes[a:b].to(space.device)).float(), dim=1)
 
-        asked = space.query_z[torch.from_numpy(queries).to(space.device)]
-        return _search(asked, block, pool, k, self.backend, code_bits(space.model.config.quantizer.level_sizes) / 8)
+        chosen = space.query_z[torch.from_numpy(queries).to(space.device)]
+        return _search(chosen, block, pool, k, self.backend, code_bits(space.model.config.quantizer.level_sizes) / 8)
 
 
 def code_bits(level_sizes: tuple[int, ...]) -> int:

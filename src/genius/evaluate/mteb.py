@@ -31,11 +31,15 @@ class GeniusSearch:
     def __init__(
         self, model: str | Genius, *, params: SearchParams | None = None, name: str | None = None, chunk: int = 2048
     ) -> None:
-        self.model = model if isinstance(model, Genius) else Genius.from_pretrained(model)
+        default_name = "genius/model"
+        if isinstance(model, str):
+            default_name = f"genius/{model.rsplit('/', 1)[-1]}"
+            model = Genius.from_pretrained(model)
+        self.model = model
         if self.model.encoder is None:
             raise GeniusError("MTEB hands over pictures and texts: the model needs its encoder")
         self.params = params or SearchParams.of_model(self.model)
-        self.name = name or f"genius/{model.rsplit('/', 1)[-1] if isinstance(model, str) else 'model'}"
+        self.name = name or default_name
         self.chunk = chunk  # rows whose pictures are in memory at once
         self._ids: list[str] = []
         self._engine: SearchEngine | None = None
@@ -47,7 +51,8 @@ class GeniusSearch:
         batch = int((encode_kwargs or {}).get("batch_size", 64))
         assert self.model.encoder is not None
         ids: list[str] = []
-        codes, dense = [], []
+        codes = []
+        dense = []
         for rows in _chunks(corpus, self.chunk):
             items = [_item(row) for row in rows]
             features, _kept, _problems = encode_items(self.model.encoder, items, batch_size=batch)
@@ -82,10 +87,12 @@ class GeniusSearch:
         place = {name: row for row, name in enumerate(self._ids)}
         out: dict[str, dict[str, float]] = {}
         for rows in _chunks(queries, self.chunk):
-            asked = [_query(row, target) for row in rows]
-            z, dense = self.model.embed(encode_queries(self.model.encoder, asked, batch_size=batch))
+            batch_queries = [_query(row, target) for row in rows]
+            z, dense = self.model.embed(encode_queries(self.model.encoder, batch_queries, batch_size=batch))
             names = [str(row["id"]) for row in rows]
-            allowed = None if top_ranked is None else _allowed(names, top_ranked, place, len(self._ids))
+            allowed = None
+            if top_ranked is not None:
+                allowed = _allowed(names, top_ranked, place, len(self._ids))
             found = self._engine.search(z, k=min(top_k, len(self._ids)), params=self.params, dense=dense, allowed=allowed)
             for name, items, scores in zip(names, found.rows.tolist(), found.scores.tolist(), strict=True):
                 out[name] = {self._ids[row]: float(score) for row, score in zip(items, scores, strict=True) if row >= 0}
@@ -93,7 +100,7 @@ class GeniusSearch:
 
     @property
     def mteb_model_meta(self) -> Any:
-        """What MTEB writes beside the results."""
+        """What MTEB stores with the results."""
         try:
             from mteb.models import ModelMeta
         except ImportError:
@@ -127,10 +134,15 @@ def _item(row: Mapping[str, Any]) -> Item:
 def _query(row: Mapping[str, Any], target: Modality | None) -> Query:
     text = row.get("text") or row.get("query")
     if isinstance(text, list):  # a conversation: what was said last
-        text = text[-1]["content"] if isinstance(text[-1], Mapping) else str(text[-1])
-    plain = Query(text=text or None, image=row.get("image"))
-    instruction = row.get("instruction") or (instruction_for(plain.modality, target) if target is not None else None)
-    return Query(text=plain.text, image=plain.image, instruction=instruction)
+        text = text[-1]
+        if isinstance(text, Mapping):
+            text = text["content"]
+        text = str(text)
+    query = Query(text=text or None, image=row.get("image"))
+    instruction = row.get("instruction")
+    if not instruction and target is not None:
+        instruction = instruction_for(query.modality, target)
+    return Query(text=query.text, image=query.image, instruction=instruction or None)
 
 
 def _target(metadata: Any) -> Modality | None:

@@ -1,6 +1,6 @@
 """An `Evaluation` as Markdown (in the paper's order), JSON, TREC files and plots.
 
-Only writes what the evaluation says. Plots need matplotlib and are left out, with a word, where it is missing.
+Only shows what the evaluation says. Plots need matplotlib and are left out, with a word, where it is missing.
 """
 
 from __future__ import annotations
@@ -19,18 +19,21 @@ from genius.data.features import FeatureSet
 from genius.evaluate import Evaluation, Result
 
 TITLES = {
-    "dense": "Dense", "dense-told": "Dense, told the kind",
+    "dense": "Dense", "dense-given": "Dense, target given",
     "score-fusion": "Score fusion", "feature-fusion": "Feature fusion", "genius": "GENIUS",
     "genius-r": "GENIUS^R", "genius-codes": "GENIUS + codes", "no-decoder": "No decoder", "no-decoder-r": "No decoder, re-ranked",
     "no-decoder-default": "No decoder, default",
-    "default": "Default", "default-codes": "Default, codes", "codes": "Codes alone",
+    "default": "Default", "default-codes": "Default, codes", "default-no-bias": "Default, no item bias", "codes": "Codes alone",
 }  # fmt: skip
 POOL_TITLES = {"local": "Task-specific pools", "universal": "Universal pool"}
 
 
 def method_title(label: str) -> str:
     name, at, beams = label.partition("@")
-    return TITLES.get(name, name) + (f", {beams} beams" if at else "")
+    title = TITLES.get(name, name)
+    if at:
+        title += f", {beams} beams"
+    return title
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -40,7 +43,9 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def percent(value: float | None, digits: int = 1) -> str:
-    return "–" if value is None or np.isnan(value) else f"{100 * value:.{digits}f}"
+    if value is None or np.isnan(value):
+        return "–"
+    return f"{100 * value:.{digits}f}"
 
 
 # -- Markdown ------------------------------------------------------------------------------------------------------
@@ -93,8 +98,11 @@ def main_rows(evaluation: Evaluation, pool: str) -> tuple[list[str], list[list[s
     last = ""
     for task in evaluation.tasks:
         direction = _direction(task)
-        row = ["" if direction == last else direction, task.dataset, f"R@{task.main}"]
+        shown = direction
+        if direction == last:
+            shown = ""
         last = direction
+        row = [shown, task.dataset, f"R@{task.main}"]
         rows.append(row + [main_cell(evaluation.find(task.key, method, pool)) for method in methods])
     rows.append(["**Average**", "", "", *(average_cell(evaluation, method, pool) for method in methods)])
     return ["Task", "Dataset", "k", *(method_title(m) for m in methods)], rows
@@ -115,10 +123,13 @@ def average_cell(evaluation: Evaluation, method: str, pool: str) -> str:
 
 def main_cell(result: Result, *, mark: bool = True) -> str:
     """The main metric in percent, half its interval, and a star where it differs from the reference."""
-    star = "*" if mark and result.p_value is not None and result.p_value < 0.05 else ""
+    cell = percent(result.metrics[result.main])
     interval = result.intervals.get(result.main)
-    spread = f" ±{50 * (interval[1] - interval[0]):.1f}" if interval else ""
-    return f"{percent(result.metrics[result.main])}{spread}{star}"
+    if interval:
+        cell += f" ±{50 * (interval[1] - interval[0]):.1f}"
+    if mark and result.p_value is not None and result.p_value < 0.05:
+        cell += "*"
+    return cell
 
 
 def _detail_table(evaluation: Evaluation, pool: str) -> str:
@@ -140,13 +151,16 @@ def _cost_table(evaluation: Evaluation, pool: str) -> str:
     for method in evaluation.methods:
         own = evaluation.of(method, pool)
         reached = [r.candidate_recall for r in own if r.candidate_recall is not None]
+        candidate_recall = "all"
+        if reached:
+            candidate_recall = percent(float(np.mean(reached)))
         rows.append(
             [
                 method_title(method),
                 f"{_per_second(own):,.1f}",
                 f"{np.mean([r.bytes_per_item for r in own]):,.1f}",
                 f"{np.mean([r.touched for r in own]):,.0f}",
-                percent(float(np.mean(reached))) if reached else "all",
+                candidate_recall,
             ]
         )
     return table(["Cost", "queries/s", "bytes/item kept", "items compared/query", "candidate recall"], rows)
@@ -155,7 +169,9 @@ def _cost_table(evaluation: Evaluation, pool: str) -> str:
 def _per_second(results: Sequence[Result]) -> float:
     """Queries over seconds of all searches together: a search shared by several tasks is counted once for each query."""
     seconds = sum(r.queries / r.queries_per_second for r in results)
-    return sum(r.queries for r in results) / seconds if seconds else float("inf")
+    if not seconds:
+        return float("inf")
+    return sum(r.queries for r in results) / seconds
 
 
 def _survival_table(evaluation: Evaluation, pool: str) -> str:
@@ -182,20 +198,21 @@ def write_report(
     runs: bool = True,
     plots: bool = True,
 ) -> dict[str, str]:
-    """results.md, results.json, runs/ and qrels/ (TREC), plots/. Returns what was written where."""
+    """results.md, results.json, runs/ and qrels/ (TREC), plots/. Returns where each is."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "results.md").write_text(markdown(evaluation, title=title, command=command), encoding="utf-8")
     (directory / "results.json").write_text(json.dumps(evaluation.to_json(), indent=1) + "\n", encoding="utf-8")
-    written = {"markdown": str(directory / "results.md"), "json": str(directory / "results.json")}
+    paths = {"markdown": str(directory / "results.md"), "json": str(directory / "results.json")}
     if runs:
         _write_trec(evaluation, directory, data)
-        written["runs"], written["qrels"] = str(directory / "runs"), str(directory / "qrels")
+        paths["runs"] = str(directory / "runs")
+        paths["qrels"] = str(directory / "qrels")
     if plots:
         found = plot(evaluation, directory / "plots")
         if found:
-            written["plots"] = str(directory / "plots")
-    return written
+            paths["plots"] = str(directory / "plots")
+    return paths
 
 
 def _write_trec(evaluation: Evaluation, directory: Path, data: FeatureSet) -> None:
@@ -205,7 +222,9 @@ def _write_trec(evaluation: Evaluation, directory: Path, data: FeatureSet) -> No
         rows = evaluation.query_rows[task.key]
         ids = [data.query_ids[i] for i in rows]
         name = _safe(task.key)
-        own = set(data.pool_rows(number[task.key]).tolist()) if task.key in number else None
+        own = None
+        if task.key in number:
+            own = set(data.pool_rows(number[task.key]).tolist())
         for pool in evaluation.pools:  # a local pool does not hold the answers that lie in another task's
             inside = [[row for row in positives[i] if own is None or pool != "local" or row in own] for i in rows]
             write_qrels(directory / "qrels" / f"{name}.{pool}.trec", ids, data.pool_ids, inside)
@@ -234,7 +253,7 @@ def plot(evaluation: Evaluation, directory: Path) -> list[Path]:
     import matplotlib.pyplot as plt
 
     directory.mkdir(parents=True, exist_ok=True)
-    written = []
+    saved = []
     for pool in evaluation.pools:
         for name, draw in (("quality", _plot_quality), ("trade-off", _plot_trade_off), ("survival", _plot_survival)):
             figure, axes = plt.subplots(figsize=(9, 4.5))
@@ -242,13 +261,14 @@ def plot(evaluation: Evaluation, directory: Path) -> list[Path]:
                 axes.set_title(f"{POOL_TITLES.get(pool, pool)}: {name}")
                 figure.tight_layout()
                 figure.savefig(directory / f"{pool}-{name}.png", dpi=110)
-                written.append(directory / f"{pool}-{name}.png")
+                saved.append(directory / f"{pool}-{name}.png")
             plt.close(figure)
-    return written
+    return saved
 
 
 def _plot_quality(evaluation: Evaluation, pool: str, axes: Any) -> bool:
-    methods, tasks = evaluation.methods, evaluation.tasks
+    methods = evaluation.methods
+    tasks = evaluation.tasks
     width = 0.8 / len(methods)
     for i, method in enumerate(methods):
         values = [100 * evaluation.find(t.key, method, pool).metrics[f"hit@{t.main}"] for t in tasks]
@@ -262,7 +282,8 @@ def _plot_quality(evaluation: Evaluation, pool: str, axes: Any) -> bool:
 def _plot_trade_off(evaluation: Evaluation, pool: str, axes: Any) -> bool:
     for method in evaluation.methods:
         own = evaluation.of(method, pool)
-        speed, quality = _per_second(own), 100 * evaluation.average(method, pool)
+        speed = _per_second(own)
+        quality = 100 * evaluation.average(method, pool)
         axes.scatter([speed], [quality])
         axes.annotate(f"{method_title(method)} ({np.mean([r.bytes_per_item for r in own]):,.0f} B)", (speed, quality), fontsize=7)
     axes.set_xscale("log")
@@ -303,7 +324,7 @@ def write_run(
             for rank, (row, score) in enumerate(zip(ranked, values, strict=True), 1):
                 if row < 0:
                     break
-                last = min(float(score), float(np.nextafter(last, -np.inf))) if np.isfinite(last) else float(score)
+                last = min(float(score), float(np.nextafter(last, -np.inf)))
                 out.write(f"{query} Q0 {pool_ids[row]} {rank} {last!r} {tag}\n")
 
 

@@ -53,14 +53,17 @@ class Source:
 
     def collection(self) -> Collection:
         whole = open_collection(self.name, split=self.split, seed=self.seed)
-        return Sample(whole, queries=self.queries, candidates=self.candidates, seed=self.seed) if self.candidates else whole
+        if not self.candidates:
+            return whole
+        return Sample(whole, queries=self.queries, candidates=self.candidates, seed=self.seed)
 
     def extract(self, encoder: Encoder, config: ExtractConfig | None = None) -> FeatureSet:
         """Features by `encoder`, from the cache where they are there."""
         collection = self.collection()
         name = f"{collection.name}-{self.split}-{encoder.fingerprint()[:12]}-{collection.fingerprint()[:12]}"
-        fused = "-fused" if config is not None and config.fusion == "feature" else ""
-        folder = (self.cache or cache_folder()) / (name + fused)
+        if config is not None and config.fusion == "feature":
+            name += "-fused"
+        folder = (self.cache or cache_folder()) / name
         data = extract(encoder, collection, folder, config, self.progress)
         if data is None:
             raise GeniusError(f"other processes are still extracting into {folder}")
@@ -70,7 +73,9 @@ class Source:
 def features_folder(name: str) -> Path | None:
     """The folder, where `name` says features rather than a dataset or an encoder."""
     path = Path(name.removeprefix("features:"))
-    return path if name.startswith("features:") or FeatureSet.is_folder(path) else None
+    if name.startswith("features:") or FeatureSet.is_folder(path):
+        return path
+    return None
 
 
 def load_features(source: Source, model: Genius, model_uri: str) -> FeatureSet:
@@ -102,9 +107,12 @@ def load_other(what: str, source: Source, data: FeatureSet, *, fusing: bool = Fa
             raise GeniusError(f"{what} has two towers and fuses nothing itself: give it as --dense NAME={what}")
         if isinstance(encoder, nn.Module):
             encoder.to(source.device)
-        other = source.extract(encoder, ExtractConfig(fusion="feature" if isinstance(encoder, PairEncoder) else "towers"))
+        config = ExtractConfig(fusion="towers")
+        if isinstance(encoder, PairEncoder):
+            config = ExtractConfig(fusion="feature")
+        other = source.extract(encoder, config)
     if other.query_ids != data.query_ids or other.pool_ids != data.pool_ids:
-        raise GeniusError(f"{what}: these features are of other queries or candidates than the rest of the run")
+        raise GeniusError(f"{what}: these features are of other queries or candidates than the others of the run")
     return other
 
 
@@ -125,7 +133,7 @@ def fit_to_model(data: FeatureSet, model: Genius, model_uri: str) -> FeatureSet:
 
 
 def encode_file(model: Genius, features: Path, output: Path) -> Codes:
-    """Codes of every row of a published feature file, written to `output` (.npy, int64)."""
+    """Codes of every row of a published feature file, saved as `output` (.npy, int64)."""
     rows, _ = read_published(features, CANDIDATES_PER_DATASET)
     if len(rows) == 0:
         raise GeniusError(f"{features} holds no rows")
@@ -135,7 +143,7 @@ def encode_file(model: Genius, features: Path, output: Path) -> Codes:
 
 
 def read_codes(path: Path, model: Genius) -> Codes:
-    """Codes written by `encode_file` (or the published index), checked against the model."""
+    """Codes saved by `encode_file` (or the published index), checked against the model."""
     try:
         codes = np.load(path, allow_pickle=False)
     except FileNotFoundError:

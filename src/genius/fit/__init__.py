@@ -158,7 +158,7 @@ def fit_vectors(
         learn, held_out = queries.split(config.seed)
     shape = _shape(z.shape[1], modality, config)
     several = len(modality.unique()) > 1  # one modality needs no codebooks of its own
-    quantizer = ResidualQuantizer(replace(quantizer_config(shape), own_books_from=int(several)))
+    quantizer = ResidualQuantizer(replace(quantizer_config(shape), modality_codebooks_from=int(several)))
     tell(f"codes for {counted(len(z), 'item')}: {' x '.join(map(str, shape.level_sizes))}")
     sample = torch.randperm(len(z), generator=torch.Generator().manual_seed(config.seed))[: config.sample].sort().values
     quantizer.initialise(z[sample], modality[sample], config.iterations, config.seed, together=1)
@@ -254,7 +254,7 @@ def _fit_decoder(frozen: Frozen, quantizer: ResidualQuantizer, shape: ModelConfi
     no_data = FeatureSet(no_features, no_features, torch.empty(0, 2, dtype=torch.long), [], [])
     loop = GeneratorStageConfig(steps=config.steps, batch=config.batch, lr=config.lr)
     stage = GeneratorStage(no_data, frozen, None, quantizer, shape, loop, config.seed)
-    stage.generator.codebook_head.bend.requires_grad_(False)  # no correction of the similarity: it stays zero
+    stage.generator.codebook_head.residual_shift.requires_grad_(False)  # no correction of the similarity: it stays zero
     with tempfile.TemporaryDirectory() as folder:
         runtime = Runtime(OneProcess(), Journal(Path(folder), quiet=quiet), config.seed, RunConfig(patience=0))
         run_stage(stage, loop, runtime, Path(folder) / stage.name)
@@ -336,10 +336,10 @@ class Unfitted:
 
 def settled(uri: str) -> str:
     """The URI of an encoder as a model may name it from anywhere: paths are absolute."""
-    scheme, colon, rest = uri.partition(":")
+    scheme, colon, location = uri.partition(":")
     if colon and scheme in ("hf-hub", "bundled"):
         return uri
     if not colon or scheme not in ("local-dir", "uniir"):
         scheme = "local-dir"
-        rest = uri
-    return f"{scheme}:{Path(rest).expanduser().absolute()}"
+        location = uri
+    return f"{scheme}:{Path(location).expanduser().absolute()}"

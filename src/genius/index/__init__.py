@@ -306,10 +306,14 @@ class Index(OpenIndex):
         Returns:
             One item for one id, else a list in the order of `ids`.
         """
-        wanted = [ids] if isinstance(ids, str) else ids
+        wanted = ids
+        if isinstance(ids, str):
+            wanted = [ids]
         rows = self._columns(writing.check_ids(wanted), [*PAYLOAD, "_image_bytes"], "raise" if isinstance(ids, str) else missing)
         items = [searching.to_item(rows[item_id]) for item_id in wanted if item_id in rows]
-        return items[0] if isinstance(ids, str) else items
+        if isinstance(ids, str):
+            return items[0]
+        return items
 
     def _columns(self, wanted: list[str], columns: Sequence[str], missing: OnError = "raise") -> dict[str, dict[str, Any]]:
         """Table columns of items by id."""
@@ -325,7 +329,9 @@ class Index(OpenIndex):
             A JPEG, or None if it has none.
         """
         value = self._columns([item_id], ["_thumbnail"])[item_id]["_thumbnail"]
-        return value if isinstance(value, bytes) else None
+        if isinstance(value, bytes):
+            return value
+        return None
 
     def codes(self, item_id: str) -> tuple[int, ...]:
         """The ID that the quantizer gave an item.
@@ -379,7 +385,10 @@ class Index(OpenIndex):
         fields = self.columns()
         if field is not None and field not in fields:
             raise GeniusError(f"no field {field!r}, there are: {', '.join(sorted(fields)) or 'none'}")
-        columns = ["id"] if field is None else ["id", field]
+        if field is None:
+            columns = ["id"]
+        else:
+            columns = ["id", field]
         for row in searching.stream(self, columns, where):
             yield row["id"], None if field is None else row[field]
 
@@ -457,7 +466,7 @@ class Index(OpenIndex):
 
         Args:
             queries: each a `Query`, a text, an image, or {"text": ..., "image": ...}.
-            request: what is asked of all.
+            request: the settings of all queries.
 
         Returns:
             The hits of each query.
@@ -502,7 +511,7 @@ class Index(OpenIndex):
             z: (Q, D) what the decoder reads.
             dense: (Q, D) what stored vectors are compared with; None for `z`.
             targets: (Q,) modality codes, -1 for any; None for any.
-            request: what is asked of all.
+            request: the settings of all queries.
             pictured: (Q,) which queries have an image; probabilities depend on it, and without it there are none.
 
         Returns:
@@ -518,7 +527,7 @@ class Index(OpenIndex):
 
         Args:
             query: the query.
-            request: how many hits, and all else that a search may be asked.
+            request: how many hits, and other settings.
             shown: beams of every step that are shown besides those that lead to hits.
             rejected: codes of every step that were not kept.
         """

@@ -56,7 +56,7 @@ MAX_SEGMENTS = 64  # arrays that a search visits; of more, a copy of the vectors
 
 def hash_id(item_id: str) -> int:
     """64 bits of an id; equal hashes are verified against the table."""
-    body = item_id.encode("utf-8", "surrogatepass")  # no such id can be stored, but one may be asked for
+    body = item_id.encode("utf-8", "surrogatepass")  # no such id can be stored, but one may be looked up
     return int.from_bytes(hashlib.blake2b(body, digest_size=8).digest(), "little")
 
 
@@ -91,7 +91,9 @@ class Base:
 
     def vectors_of(self, rows: NDArray[np.int64]) -> NDArray[np.float16]:
         """(n, D) vectors of rows."""
-        places = rows if self.order is None else self.order[rows]
+        places = rows
+        if self.order is not None:
+            places = self.order[rows]
         starts = np.cumsum([0, *(len(segment) for segment in self.segments)])
         out = np.empty((len(rows), self.segments[0].shape[1]), np.float16)
         for start, segment in zip(starts, self.segments, strict=False):
@@ -142,11 +144,14 @@ def build(reader: Reader, level_sizes: tuple[int, ...], width: int, folder: Path
     seqs = seqs[order]
     by_hash = np.argsort(hashes[order], kind="stable")
     trie = build_trie(codes[order], level_sizes)
-    extents = None if index is None else _find(reader, seqs, width, index)
+    extents = None
+    if index is not None:
+        extents = _find(reader, seqs, width, index)
     if extents is not None and index is not None:
         segments, places = extents.mapped(table_folder(index), width)
     else:
-        segments, places = [_copy(reader, seqs, width, folder)], None
+        segments = [_copy(reader, seqs, width, folder)]
+        places = None
     return Base(
         reader.version,
         seqs,
@@ -196,7 +201,7 @@ def _find(reader: Reader, seqs: NDArray[np.int64], width: int, index: Path) -> E
 
 
 def _new_file(path: Path, shape: tuple[int, int]) -> NDArray[np.float16]:
-    """A new array in a file. Its room is taken at once: running out while writing to a map would kill the process."""
+    """A new array in a file. Its space is allocated at once: running out while writing to a map would kill the process."""
     array: NDArray[np.float16] = np.lib.format.open_memmap(path, mode="w+", dtype=np.float16, shape=shape)
     if hasattr(os, "posix_fallocate"):
         with path.open("r+b") as file:
@@ -226,7 +231,7 @@ class CacheKey:
 
 
 def build_cached(reader: Reader, key: CacheKey, root: Path) -> Base:
-    """Build and leave a cache behind in `root`, the index's cache folder; without room or permission, build in memory."""
+    """Build and leave a cache behind in `root`, the index's cache folder; without disk space or permission, build in memory."""
     try:
         if root.is_symlink():
             raise OSError(f"{root} is a link")
@@ -249,7 +254,9 @@ def build_cached(reader: Reader, key: CacheKey, root: Path) -> Base:
         except (OSError, GeniusError, SafetensorError):
             return base  # complete, if not saved; a map of a file that is removed below stays valid
         saved = load(target, key)
-        return base if saved is None else saved
+        if saved is None:
+            return base
+        return saved
     finally:
         remove(scratch, root.parent)
 
@@ -299,12 +306,17 @@ def load(folder: Path, key: CacheKey) -> Base | None:
         arrays = {name: _mapped(folder / f"{name}.npy", items) for name in ("seqs", "hashes", "hash_rows")}
         trie = load_trie(folder / "trie.safetensors")
         segments, order, extents = _load_vectors(folder, about, key.width)
-        stored = sum(len(segment) for segment in segments) if order is None else len(order)
+        if order is None:
+            stored = sum(len(segment) for segment in segments)
+        else:
+            stored = len(order)
         if any(len(array) != items for array in arrays.values()) or trie.items != items or stored != items:
             return None
         if about["format"] == 3:
             arrays["hashes"] = short_hash(arrays["hashes"])
-        shown = Shown.open(arrays["seqs"], folder) if about["format"] == FORMAT else None
+        shown = None
+        if about["format"] == FORMAT:
+            shown = Shown.open(arrays["seqs"], folder)
         return Base(
             int(about["version"]),
             arrays["seqs"],

@@ -72,9 +72,11 @@ def check(folder: str | Path, fast: bool = False) -> CheckReport:
 
     If others change the index meanwhile, what looks like damage may be a file that is being cleaned away: it is read again.
     """
-    folder, started = Path(folder), time.monotonic()
+    folder = Path(folder)
+    started = time.monotonic()
     for _ in range(ATTEMPTS):
-        report, before = _look(folder, fast), time.monotonic()
+        report = _look(folder, fast)
+        before = time.monotonic()
         if report.ok or _mark(folder) == report.ledger:
             break
     report.seconds = before - started
@@ -106,7 +108,8 @@ def _mark(folder: Path) -> tuple[int, int, int] | None:
 
 def _describe(folder: Path, report: CheckReport) -> tuple[About | None, LedgerState | None]:
     """`genius.json` and the ledger, each against itself and against the other."""
-    about, state = None, None
+    about = None
+    state = None
     if not table_folder(folder).exists():
         about_of(folder)  # "no index at ..."
         report.problems.append("items.lance is missing: the items are gone")
@@ -129,7 +132,8 @@ def _describe(folder: Path, report: CheckReport) -> tuple[About | None, LedgerSt
 
 
 def _files(folder: Path, state: LedgerState, report: CheckReport) -> None:
-    report.version, report.files = state.head, len(state.files)
+    report.version = state.head
+    report.files = len(state.files)
     report.bytes = sum(size_in(noted) for noted in state.files.values())
     report.problems += commit.differences(folder, state.files, deep=not report.fast, tolerate_missing=state.cleaning)
     if state.head not in versions_on_disk(folder):
@@ -179,7 +183,9 @@ def _caches(folder: Path, about: About, report: CheckReport) -> dict[str, cache.
             noted = cache.read_base(path)
             wrong = cache.damage(path, noted["files"], FAST_LIMIT if report.fast else 2**63)
             report.problems += [f"{name}/{file} is not as it was written (it is built anew when needed)" for file in wrong]
-            loaded = None if wrong else cache.load(path, key)
+            loaded = None
+            if not wrong:
+                loaded = cache.load(path, key)
             if loaded is not None:
                 good[name] = loaded
             elif not wrong:
@@ -206,7 +212,8 @@ def _goes(path: Path) -> bool:
 def _rows(reader: Reader, about: About, caches: dict[str, cache.Base], report: CheckReport) -> None:
     """Every row: its checksum, its codes and vectors, its metadata against the columns, and what caches say of it."""
     names = [*ROW, *VECTORS, *reader.columns] + ([SUM] if SUM in reader.schema.names else [])
-    seqs, hashes = [], []
+    seqs = []
+    hashes = []
     doubtful: set[str] = set()
     for batch in reader.batches(names):
         ids = batch.column("id").to_pylist()
@@ -218,7 +225,10 @@ def _rows(reader: Reader, about: About, caches: dict[str, cache.Base], report: C
         doubtful |= {name for name, base in caches.items() if not _agrees(base, batch)}
     report.problems += [f"{name} differs from the table (delete it: it is built anew)" for name in sorted(doubtful)]
     for what, parts in (("rows have the same number", seqs), ("items have the same id", hashes)):
-        values = np.concatenate(parts) if parts else np.empty(0)
+        if parts:
+            values = np.concatenate(parts)
+        else:
+            values = np.empty(0)
         if len(np.unique(values)) < len(values):
             report.problems.append(f"{len(values) - len(np.unique(values))} {what} as another")
 

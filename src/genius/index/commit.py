@@ -24,7 +24,8 @@ from genius.files import parse_json, sync_tree
 from genius.index.ledger import Damaged, Ledger, LedgerState, file_sum, size_in
 from genius.index.paths import ASIDE, TABLE, remove
 
-VERSIONS, HINT = "_versions", "latest_version_hint.json"
+VERSIONS = "_versions"
+HINT = "latest_version_hint.json"
 ENDINGS = {".lance": b"LANC", ".manifest": b"LANC", ".arrow": b"ARROW1"}  # of files that are whole
 DATA_FILE = re.compile(r"data/[0-9A-Za-z_-]+\.lance")
 VERIFY_UP_TO = 1 << 30
@@ -53,7 +54,9 @@ def hint_of(folder: Path) -> int | None:
     """The version that LanceDB notes as its newest; never trusted, stale after a kill. None: there is no note; -1: nonsense."""
     try:
         noted = parse_json((table_folder(folder) / VERSIONS / HINT).read_bytes())
-        return int(noted["version"]) if list(noted) == ["version"] else -1
+        if list(noted) == ["version"]:
+            return int(noted["version"])
+        return -1
     except OSError:
         return None
     except (ValueError, TypeError):
@@ -145,11 +148,12 @@ def clear_aside(folder: Path, keep: timedelta) -> None:
 def view_without_strays(folder: Path, head: int) -> tempfile.TemporaryDirectory[str]:
     """The table without versions that nobody acknowledged, as links in a temporary folder.
 
-    LanceDB looks at the newest version first, whichever is asked for; after a power cut that one may be half a file, and who
+    LanceDB looks at the newest version first, whichever is opened; after a power cut that one may be half a file, and who
     only reads may not put it away.
     """
     view = tempfile.TemporaryDirectory(prefix="genius-view-")
-    root, source = table_folder(Path(view.name)), table_folder(folder).absolute()
+    root = table_folder(Path(view.name))
+    source = table_folder(folder).absolute()
     (root / VERSIONS).mkdir(parents=True)
     for path in source.iterdir():
         if path.name != VERSIONS:

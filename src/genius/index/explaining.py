@@ -36,7 +36,7 @@ Prefix = tuple[int, ...]
 SAMPLED_ITEMS = 24  # items below a code whose words are counted
 WORDS = 3  # shown of a code
 EXAMPLES = 3
-MOST = 50  # beams and rejected codes of a level that may be asked for
+MOST = 50  # beams and rejected codes of a level that may be listed
 PLANS = {"flat": "vectors compared", "scan": "items scanned", "beam": "items below its beams"}
 TEXT = Modality.TEXT.label
 EMPTY_WORDS = frozenset(
@@ -92,7 +92,9 @@ class BeamTrace:
             node = {**asdict(code), "children": []}
             nodes[code.prefix] = node
             above = nodes.get(code.prefix[:-1])
-            siblings = roots if above is None else above["children"]
+            siblings = roots
+            if above is not None:
+                siblings = above["children"]
             siblings.append(node)
         return roots
 
@@ -114,7 +116,7 @@ class Explanation:
     traces: list[BeamTrace]  # one for each target modality that was searched
     plan: str | None  # the plan that found the hits: flat, scan or beam; None: there was nothing to search
     considered: int = 0  # items that it scored in any way
-    target: str | None = None  # the modality that was asked for; None: any
+    target: str | None = None  # the target modality; None: any
     answerable: float | None = None
     doubtful: bool = False
     pictures: frozenset[str] = field(default=frozenset())  # ids among the examples that have an image
@@ -124,7 +126,9 @@ class Explanation:
     def summary(self) -> str:
         """In one line, the plan that really ran."""
         did = PLANS.get(self.plan or "")
-        plan = "none (nothing to search)" if did is None else f"{self.plan} ({self.considered:,} {did})"
+        plan = "none (nothing to search)"
+        if did is not None:
+            plan = f"{self.plan} ({self.considered:,} {did})"
         return f"plan: {plan} · target: {self.target or 'any modality'}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -163,8 +167,13 @@ def explain(
     """
     whole("shown", shown, 1, MOST)
     whole("rejected", rejected, 0, MOST)
-    label = None if query.target is None else Modality(query.target).label
-    parts = [query] if request.strict else searching.spread([query], state.modalities())[0]
+    label = None
+    if query.target is not None:
+        label = Modality(query.target).label
+    if request.strict:
+        parts = [query]
+    else:
+        parts = searching.spread([query], state.modalities())[0]
     embedded = state.model.embed_queries(parts)
     traces: list[tuple[_Part, list[Code]]] = []
     answers: dict[str, Answer] = {}
@@ -211,13 +220,17 @@ def _traced(
     request: SearchRequest,
     rejected: int,
 ) -> _Part:
-    label = None if query.target is None else Modality(query.target).label
+    label = None
+    if query.target is not None:
+        label = Modality(query.target).label
     wanted = torch.tensor([-1 if query.target is None else int(query.target)])
     allowed = searching._allowed(state, live, request.where, wanted)
     if allowed is not None and allowed.ndim == 2:
         allowed = allowed[0]
     ids = torch.tensor([hit.codes for hit in hits], dtype=torch.long).view(-1, len(state.about.levels))
-    target = int(wanted) if state.model.config.quantizer.labelled else -1
+    target = -1
+    if state.model.config.quantizer.labelled:
+        target = int(wanted)
     params = request.settings(state.model)
     found = engine.trace(z, ids, params=params, target=target, allowed=allowed, rejected=rejected)
     return _Part(label, target >= 0, found)
@@ -238,7 +251,9 @@ def _shown(part: _Part, ids: Sequence[Prefix], shown: int) -> list[Code]:
             if one.prefix not in wanted:
                 continue
             kept = rank <= len(step.kept)
-            log_p = None if step.given else one.log_p
+            log_p = None
+            if not step.given:
+                log_p = one.log_p
             out.append(Code(one.prefix, log_p, one.total, one.items, kept, rank if kept else None, one.prefix in below))
     return out
 
@@ -279,7 +294,10 @@ def _describe(live: Live, prefixes: Iterable[Prefix]) -> tuple[dict[Prefix, Abou
     for prefix in prefixes:
         below = live.below(prefix)
         rows[prefix] = below[:: max(1, math.ceil(len(below) / SAMPLED_ITEMS))]
-    seqs = np.unique(np.concatenate([live.seqs[own] for own in rows.values()])) if rows else np.empty(0, np.int64)
+    if rows:
+        seqs = np.unique(np.concatenate([live.seqs[own] for own in rows.values()]))
+    else:
+        seqs = np.empty(0, np.int64)
     found = live.reader.rows(seqs, PAYLOAD)
     items = {
         int(seq): searching.to_item({**row, "_image_bytes": b"" if row["modality"] != TEXT else None})
@@ -315,7 +333,8 @@ def words_of(item: Item) -> set[str]:
 
 def below(state: OpenIndex, prefix: Sequence[int | None], limit: int, offset: int, per_child: int) -> PrefixView:
     """What lives under the first codes of an ID, None for any code, of one version."""
-    wanted, levels = tuple(prefix), state.about.levels
+    wanted = tuple(prefix)
+    levels = state.about.levels
     for name, value in (("limit", limit), ("offset", offset), ("per_child", per_child)):
         whole(name, value, -(2**31), 2**31)
     if not all(code is None or (isinstance(code, int | np.integer) and not isinstance(code, bool)) for code in wanted):
@@ -341,13 +360,15 @@ def _below(state: OpenIndex, wanted: tuple[int | None, ...], limit: int, offset:
         if per_child and children:
             firsts = [rows[np.flatnonzero(following == code)[:per_child]] for code in list(children)[:64]]
             shown = np.unique(np.concatenate([shown, *firsts]))
-        shown_codes, seqs, reader = live.codes_of(shown), live.seqs[shown], live.reader
+        shown_codes = live.codes_of(shown)
+        seqs = live.seqs[shown]
+        reader = live.reader
     found = reader.rows(seqs, PAYLOAD)
     items = searching.display(reader, [found[int(seq)] for seq in seqs])
     return PrefixView(wanted, len(rows), children, items, [tuple(row) for row in shown_codes.tolist()])
 
 
-SAMPLE = 400  # items that are looked at
+SAMPLE = 400  # items that are sampled
 OUTGROWN = 4  # times as many items as codes were fitted to
 NAMES = {"image": "pictures", "text": "texts", "pair": "pictures with texts"}
 HELP = "a model fitted to them finds more: genius index FILES -o NEW.genius --encoder hf-hub:openai/clip-vit-base-patch32"
@@ -360,9 +381,12 @@ def unlike(state: OpenIndex) -> dict[str, float]:
         return {}
     with state.lock:
         live = state.current()
-        alive, engine = np.flatnonzero(~live.dead), live.engine()
+        alive = np.flatnonzero(~live.dead)
+        engine = live.engine()
         reader = live.reader
-    vectors = None if engine is None else engine.collection.vectors
+    vectors = None
+    if engine is not None:
+        vectors = engine.collection.vectors
     if vectors is None or not len(alive):
         return {}
     picked = alive[np.linspace(0, len(alive) - 1, min(SAMPLE, len(alive))).astype(np.int64)]

@@ -106,7 +106,9 @@ class Finder:
             run = self._matching(vectors[done:])
             if not run:
                 self._at = self._find(vectors[done].tobytes())
-                run = self._matching(vectors[done:]) if self.whole else 0
+                run = 0
+                if self.whole:
+                    run = self._matching(vectors[done:])
             number, offset = self._at
             own = rows[done : done + run]
             self.file[own] = number
@@ -124,7 +126,9 @@ class Finder:
             return 0
         there = np.frombuffer(self._maps[number][offset : offset + count * self.size], np.uint16).reshape(count, -1)
         same = (there == vectors[:count].view(np.uint16)).all(axis=1)
-        return count if same.all() else int(np.argmin(same))
+        if same.all():
+            return count
+        return int(np.argmin(same))
 
     def _find(self, body: bytes) -> tuple[int, int]:
         """The next place that holds these bytes: soon after the last, else anywhere in this file or another."""

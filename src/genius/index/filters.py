@@ -79,14 +79,15 @@ def compile_where(where: str, columns: Columns) -> str:
 
 def _tokens(where: str) -> list[_Token]:
     tokens: list[_Token] = []
-    at, end = 0, len(where.rstrip())
+    at = 0
+    end = len(where.rstrip())
     while at < end:
         match = _TOKEN.match(where, at)
         if match is None or match.lastgroup is None:
-            rest = where[at:].strip()
-            raise GeniusError(
-                f"where: unclosed quote at {rest[:20]!r}" if rest[0] in "'\"`" else f"where: unexpected {rest[0]!r}"
-            )
+            remaining = where[at:].strip()
+            if remaining[0] in "'\"`":
+                raise GeniusError(f"where: unclosed quote at {remaining[:20]!r}")
+            raise GeniusError(f"where: unexpected {remaining[0]!r}")
         tokens.append(_Token(match.lastgroup, match.group(match.lastgroup)))
         at = match.end()
     tokens.append(_Token("end", "the end"))
@@ -138,20 +139,26 @@ class _Parser:
         parts = [self.term(depth)]
         while self.take("or"):
             parts.append(self.term(depth))
-        return parts[0] if len(parts) == 1 else "(" + " OR ".join(parts) + ")"
+        if len(parts) == 1:
+            return parts[0]
+        return "(" + " OR ".join(parts) + ")"
 
     def term(self, depth: int) -> str:
         parts = [self.factor(depth)]
         while self.take("and"):
             parts.append(self.factor(depth))
-        return parts[0] if len(parts) == 1 else "(" + " AND ".join(parts) + ")"
+        if len(parts) == 1:
+            return parts[0]
+        return "(" + " AND ".join(parts) + ")"
 
     def factor(self, depth: int) -> str:
         negated = False
         while self.take("not"):
             negated = not negated
         inner = self.predicate(depth)
-        return f"(NOT {inner})" if negated else inner
+        if negated:
+            return f"(NOT {inner})"
+        return inner
 
     def predicate(self, depth: int) -> str:
         if self.symbol("("):
@@ -187,7 +194,9 @@ class _Parser:
                 raise GeniusError(f"where: expected AND in BETWEEN, found {self.peek().text!r}")
             high = self.literal_like(left)
             both = f"({left.sql} >= {low.sql} AND {left.sql} <= {high.sql})"
-            return f"(NOT {both})" if negation else both
+            if negation:
+                return f"(NOT {both})"
+            return both
         for operator in ("like", "ilike"):
             if self.take(operator):
                 pattern = self.literal_like(left)
@@ -265,7 +274,7 @@ class _Parser:
     def literal_like(self, left: _Value) -> _Value:
         value = self.value(0)
         if not value.literal:
-            raise GeniusError(f"where: expected a plain value, found {value.sql}")
+            raise GeniusError(f"where: expected a single value, found {value.sql}")
         self.check_same_type(left, value)
         return value
 

@@ -1,4 +1,4 @@
-"""The index folder: `genius.json` says which model an index belongs to; the table and its ledger lie beside it.
+"""The index folder: `genius.json` says which model an index belongs to; the table and its ledger lie next to it.
 
 Knows how a folder becomes an index, how an index of an earlier format becomes one of today's, how it refuses another model;
 that one writer at a time works in it, on every system, and how one folder takes the place of another (`swap`): a kill at any
@@ -101,7 +101,7 @@ class WriteLock:
         return lock
 
     def _sign(self, owner: str) -> None:
-        """Say who holds the lock: a courtesy, for which there may be no room, or (Windows) no permission."""
+        """Say who holds the lock: a courtesy, for which there may be no space, or (Windows) no permission."""
         with contextlib.suppress(OSError):
             self.path.write_text(owner)
 
@@ -112,9 +112,9 @@ class WriteLock:
 
 
 def swap(folder: Path, fresh: Path) -> None:
-    """Put the whole folder `fresh`, which lies beside `folder`, in its place. The caller holds the lock of `folder`.
+    """Put the whole folder `fresh`, which lies next to `folder`, in its place. The caller holds the lock of `folder`.
 
-    The old index stays beside it for one generation (`.NAME.previous`); the generation before that is deleted. A kill between the
+    The old index stays for one generation (`.NAME.previous`); the generation before that is deleted. A kill between the
     two renames leaves both folders whole, and `finish_swap` does the second rename.
 
     Args:
@@ -144,7 +144,7 @@ def swap(folder: Path, fresh: Path) -> None:
 
 
 def begin_replacement(folder: Path, about: About) -> Path:
-    """A new folder beside an index, to take its place; what earlier attempts left is removed. The caller holds the lock."""
+    """A new folder next to an index, to take its place; what earlier attempts left is removed. The caller holds the lock."""
     clear(folder, about)
     previous = previous_of(folder)
     if (previous.is_symlink() or previous.exists()) and not is_sibling(previous, folder, origin_of(folder)):
@@ -159,7 +159,7 @@ def begin_replacement(folder: Path, about: About) -> Path:
 
 
 def clear(folder: Path, about: About) -> None:
-    """Remove what killed writers left: replacements beside the index, half-written files in it. The caller holds the lock, so
+    """Remove what killed writers left: replacements next to the index, half-written files in it. The caller holds the lock, so
     none of them is still being written."""
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
@@ -231,7 +231,9 @@ class About:
             "width": self.width,
             "created": self.created,
         }
-        return {**body, "copied": dict(self.copied)} if self.copied else body
+        if self.copied:
+            return {**body, "copied": dict(self.copied)}
+        return body
 
     @classmethod
     def from_dict(cls, body: Mapping[str, Any]) -> About:
@@ -264,7 +266,9 @@ def read_about(folder: Path) -> About | None:
     except (FileNotFoundError, NotADirectoryError):
         if holds_data(folder):
             raise Damaged(f"{folder} holds a table with items but no {ABOUT}: {mend}") from None
-        return read_about(folder) if _appears(folder) else None
+        if _appears(folder):
+            return read_about(folder)
+        return None
     except (OSError, UnicodeDecodeError) as error:
         raise Damaged(f"cannot read {path}: {error}; {mend}") from None
     try:
@@ -322,7 +326,10 @@ def open_or_create(
 ) -> tuple[About, Genius, Store]:
     if create:
         finish_swap(folder)
-    about = read_about(folder) if create else about_of(folder)
+    if create:
+        about = read_about(folder)
+    else:
+        about = about_of(folder)
     loaded = load_model(folder, model, about)
     if about is None:
         about = _create(folder, loaded, lock, durable)
@@ -381,19 +388,24 @@ def load_model(folder: Path, model: Genius | str | Path | None, about: About | N
             raise GeniusError(f"no index at {folder}: creating one needs a model")
         if about.source is None:
             raise GeniusError(f"{folder} does not say where its model lies: name it (--model)")
-        model = folder / MODEL if about.source == INSIDE else about.source
+        if about.source == INSIDE:
+            model = folder / MODEL
+        else:
+            model = about.source
     return Genius.from_pretrained(model)
 
 
 def source_of(model: Genius) -> str | None:
     """The URI a model came from; paths absolute, so that the index opens from any folder."""
-    source = getattr(model, "source", None)
+    source: str | None = getattr(model, "source", None)
     if source is None:
         return None
-    scheme, _, rest = source.partition(":")
+    scheme, _, location = source.partition(":")
     if scheme == "local-dir":
-        return f"local-dir:{Path(rest).absolute()}"
-    return source if rest and scheme in ("bundled", "hf-hub") else f"local-dir:{Path(source).absolute()}"
+        return f"local-dir:{Path(location).absolute()}"
+    if location and scheme in ("bundled", "hf-hub"):
+        return source
+    return f"local-dir:{Path(source).absolute()}"
 
 
 def describe_model(model: Genius, folder: Path | None = None) -> About:
@@ -415,7 +427,7 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for path in (folder, *missing):
             sync_directory(path.absolute().parent)
-        # half-written files of ours are no strangers: another process may be creating the same index, or was killed at it
+        # half-written files of ours do not count as foreign: another process may be creating the same index, or was killed at it
         foreign = sorted(p.name for p in folder.iterdir() if p.name not in OWN and not p.name.startswith(HALF))
     except OSError as error:
         raise GeniusError(f"cannot create an index at {folder}: {error.strerror or error}") from None

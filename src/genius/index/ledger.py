@@ -74,9 +74,14 @@ def text_sum(text: str) -> str:
 
 def row_sums(rows: pa.Table | pa.RecordBatch) -> NDArray[np.int64]:
     """(n,) one checksum a row, over everything that is stored of an item but the columns made from its metadata."""
-    batches = [rows] if not hasattr(rows, "to_batches") else rows.to_batches()
+    if not hasattr(rows, "to_batches"):
+        batches = [rows]
+    else:
+        batches = rows.to_batches()
     parts = [_batch_sums(batch) for batch in batches if batch.num_rows]
-    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+    if parts:
+        return np.concatenate(parts)
+    return np.empty(0, np.int64)
 
 
 def _batch_sums(batch: pa.RecordBatch) -> NDArray[np.int64]:
@@ -87,7 +92,9 @@ def _batch_sums(batch: pa.RecordBatch) -> NDArray[np.int64]:
         digest = xxhash.xxh3_64()
         for column in columns:
             value = column[i]
-            body = b"" if value is None else value if isinstance(value, bytes) else str(value).encode()
+            body = b""
+            if value is not None:
+                body = value if isinstance(value, bytes) else str(value).encode()
             digest.update(f"{-1 if value is None else len(body)}:".encode())  # so that nothing moves from column to column
             digest.update(body)
         for matrix in vectors:
@@ -160,7 +167,9 @@ class Ledger:
                     raise Damaged(self._damage("its size"))
                 with self.path.open("rb") as file:
                     same = self._header != b"" and file.read(len(self._header)) == self._header
-                    start = self._end if same else 0
+                    start = 0
+                    if same:
+                        start = self._end
                     file.seek(start)
                     body = file.read()
             except FileNotFoundError:
@@ -170,13 +179,14 @@ class Ledger:
             self._ledger_state, used = self._fold(self._ledger_state if start else LedgerState(), body)
             if not start:
                 self._header = body[: body.index(b"\n") + 1]
-            self._end, self._seen = start + used, seen
+            self._end = start + used
+            self._seen = seen
             return self._ledger_state
 
     def _fold(self, state: LedgerState, body: bytes) -> tuple[LedgerState, int]:
         """The book after these lines, and how many bytes they have. A last line without an end was never acknowledged."""
         whole = body.rfind(b"\n") + 1
-        if not body.endswith(b"\0"):  # room that was taken for a line and never filled
+        if not body.endswith(b"\0"):  # space that was allocated for a line and never filled
             try:
                 _parse(body[whole:-1])
             except ValueError:

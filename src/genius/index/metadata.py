@@ -3,7 +3,7 @@ somebody's table becomes an item.
 
 Every key is a column of one type: text, number (64-bit float) or boolean. The values as given also travel as JSON, so an item
 comes back exactly as it was added; the columns are for filters only. Also here: what the index table's other columns are, and how
-columns of values become its rows. Of somebody's table, which columns are the id, the text and the image is told or guessed from
+columns of values become its rows. Of somebody's table, which columns are the id, the text and the image is given or guessed from
 their names; all others become metadata. Knows nothing of file formats.
 """
 
@@ -88,7 +88,9 @@ def field_type_of(value: object) -> FieldType | None:
         return "boolean"
     if isinstance(value, int | float):
         return "number"
-    return "text" if isinstance(value, str) else None
+    if isinstance(value, str):
+        return "text"
+    return None
 
 
 def new_columns(known: Columns, rows: Iterable[tuple[str, Mapping[str, Any]]]) -> tuple[dict[str, FieldType], dict[str, str]]:
@@ -122,7 +124,9 @@ def new_columns(known: Columns, rows: Iterable[tuple[str, Mapping[str, Any]]]) -
 def column_values(metadata: Sequence[Mapping[str, Any]], key: str, field_type: FieldType) -> list[Any]:
     """One column's values over a batch of items, None where absent."""
     values = [row.get(key) for row in metadata]
-    return [None if v is None else float(v) for v in values] if field_type == "number" else values
+    if field_type == "number":
+        return [None if v is None else float(v) for v in values]
+    return values
 
 
 def dump(metadata: Mapping[str, Any]) -> str:
@@ -132,7 +136,9 @@ def dump(metadata: Mapping[str, Any]) -> str:
 def load(text: str | None) -> dict[str, Any]:
     """The metadata that was stored; one line if it is not what `dump` writes."""
     try:
-        return dict(parse_json(text)) if text else {}
+        if text:
+            return dict(parse_json(text))
+        return {}
     except (ValueError, TypeError):
         raise GeniusError("the stored metadata of an item cannot be read; genius check names it") from None
 
@@ -216,8 +222,12 @@ def to_item(row: Mapping[str, Any], columns: TableColumns, folder: Path, fallbac
         shown = ", ".join(map(repr, sorted(row)[:12]))
         raise GeniusError(f"no text or image column among {shown}: name one (--text-column, --image-column)")
     taken = {name for name in names.values() if name is not None}
-    value = row.get(names["id"]) if names["id"] is not None else None
-    text = row.get(names["text"]) if names["text"] is not None else None
+    value = None
+    if names["id"] is not None:
+        value = row.get(names["id"])
+    text = None
+    if names["text"] is not None:
+        text = row.get(names["text"])
     metadata = {}
     for name, entry in row.items():
         if name not in taken:
@@ -256,7 +266,8 @@ def _image(value: Any, folder: Path) -> Path | bytes | None:
     if value is None or value == "":
         return None
     if isinstance(value, Mapping):  # how datasets libraries write pictures into Parquet
-        inner, path = value.get("bytes"), value.get("path")
+        inner = value.get("bytes")
+        path = value.get("path")
         if isinstance(inner, bytes) and inner:
             return inner
         if inner or not isinstance(path, str | None):
@@ -277,13 +288,17 @@ def _image(value: Any, folder: Path) -> Path | bytes | None:
 
 
 def _metadata_value(value: Any) -> str | int | float | bool | None:
-    """A value as metadata takes it; what has no plain form is written as JSON, raw bytes are left out."""
+    """A value as metadata takes it; other values become JSON, raw bytes are left out."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int):
-        return value if abs(value) <= EXACT else str(value)
+        if abs(value) <= EXACT:
+            return value
+        return str(value)
     if isinstance(value, float | Decimal):
-        return float(value) if math.isfinite(value) else None
+        if math.isfinite(value):
+            return float(value)
+        return None
     if isinstance(value, datetime | date | time):
         return value.isoformat()
     if isinstance(value, bytes):
@@ -299,4 +314,6 @@ def _key(name: str) -> str:
     key = re.sub(r"\W+", "_", name).strip("_")[:60] or "column"
     if not key[0].isalpha():
         key = f"c_{key}"
-    return f"{key}_" if key.lower() in RESERVED else key
+    if key.lower() in RESERVED:
+        return f"{key}_"
+    return key

@@ -87,7 +87,10 @@ class Live:
             return None
         present = reader.seqs()
         live.dead = ~_within(live.seqs, present)
-        return live if live.alive == len(present) else None  # some of the table's rows are not here: another story
+        # some of the table's rows are not here: another story
+        if live.alive == len(present):
+            return live
+        return None
 
     @property
     def version(self) -> int:
@@ -120,7 +123,9 @@ class Live:
             trust: that the table continues what was seen of it; otherwise all rows are compared.
             written: the rows that are new, if this process wrote them and nobody wrote in between; otherwise they are read.
         """
-        known = int(self.seqs[-1]) if len(self.seqs) else -1
+        known = -1
+        if len(self.seqs):
+            known = int(self.seqs[-1])
         if committed is None:
             parts = list(reader.codes(f"_seq > {known}"))  # seqs only grow: what is new is larger
         else:
@@ -142,7 +147,8 @@ class Live:
                 raise HistoryDiverged(f"version {reader.version} holds {reader.count()} items where {self.alive} were expected")
         self.reader = reader
         self._masks.clear()
-        self._modalities, self._stale = None, True
+        self._modalities = None
+        self._stale = True
 
     def modalities(self, labelled: bool) -> set[int]:
         """Kinds of the items of this version, from first codes that say it (`labelled`), or from the table."""
@@ -164,7 +170,8 @@ class Live:
         if self._engine is None:
             if not rows:
                 return None
-            self._engine, self._stale = self._new_engine(), True
+            self._engine = self._new_engine()
+            self._stale = True
         if self._stale:
             known = self._engine.rows
             folding = rows - self._folded > max(MERGE_FROM, MERGE_SHARE * rows)
@@ -189,8 +196,12 @@ class Live:
             trie = build_trie(self.delta_codes, self._level_sizes)
             vectors = self._vectors(0)
             self._folded = len(self.seqs)
-        bank = self.model.queries if self.model.config.rerank_embedding == "fused" else None
-        scans = self.scans if self.base.items else None
+        bank = None
+        if self.model.config.rerank_embedding == "fused":
+            bank = self.model.queries
+        scans = None
+        if self.base.items:
+            scans = self.scans
         return SearchEngine(self.model.generator, self.model.quantizer, trie, vectors, self.model.device, bank=bank, cache=scans)
 
     def _living_trie(self) -> CodeTrie:
@@ -271,11 +282,15 @@ class Live:
 
     def below(self, prefix: tuple[int | None, ...]) -> NDArray[np.int64]:
         """Living rows whose codes start with `prefix`, in the order they were added; None is any code, and looks at all below."""
-        known = prefix[: prefix.index(None)] if None in prefix else prefix
-        below = (
-            self.base.trie.rows_below(tuple(code for code in known if code is not None)) if self.base.items else np.empty(0, int)
-        )
-        below = below[self._match(self.codes_of(below), prefix)] if None in prefix else below
+        known = prefix
+        if None in prefix:
+            known = prefix[: prefix.index(None)]
+        if self.base.items:
+            below = self.base.trie.rows_below(tuple(code for code in known if code is not None))
+        else:
+            below = np.empty(0, int)
+        if None in prefix:
+            below = below[self._match(self.codes_of(below), prefix)]
         match = self._match(self.delta_codes, prefix)
         rows = np.concatenate([np.sort(below), np.flatnonzero(match) + self.base.items])
         alive: NDArray[np.int64] = rows[~self.dead[rows]]
@@ -285,7 +300,8 @@ class Live:
     def _match(codes: NDArray[Any], prefix: tuple[int | None, ...]) -> NDArray[np.bool_]:
         """(N,) which of `codes` (N, M) start with `prefix`."""
         given = [(level, code) for level, code in enumerate(prefix) if code is not None]
-        levels, wanted = [level for level, _ in given], np.array([code for _, code in given], np.int64)
+        levels = [level for level, _ in given]
+        wanted = np.array([code for _, code in given], np.int64)
         same: NDArray[np.bool_] = (codes[:, levels] == wanted).all(axis=1)
         return same
 
@@ -346,7 +362,9 @@ class OpenIndex:
             try:
                 with self.write_lock.hold():  # one process builds; the next finds it
                     live = self._from_cache(reader)
-                    return live if live is not None else self.rebuild(reader)
+                    if live is not None:
+                        return live
+                    return self.rebuild(reader)
             except GeniusError:
                 pass  # a busy writer or a read-only folder: do without a cache
         return self._in_memory(reader)
@@ -364,13 +382,17 @@ class OpenIndex:
         if count - cached.items > REBUILD_SHARE * count:
             return None
         live = Live.verified(self.model, cached, reader)
-        return None if live is None or live.wasteful else self._with_scans(live)
+        if live is None or live.wasteful:
+            return None
+        return self._with_scans(live)
 
     def _with_scans(self, live: Live) -> Live:
         """The search side with the place in its cache where the product codes of its base are kept."""
         base = live.base
         if base.cached:
-            queries = "" if self.model.queries is None else self.model.queries.digest()
+            queries = ""
+            if self.model.queries is not None:
+                queries = self.model.queries.digest()
             identity = f"{self.key.index}:{self.key.fingerprint}:{base.version}:{base.manifest}:{queries}"
             live.scans = ScanCache(self.cache / str(base.version) / "scan", identity, not self.read_only)
         return live
@@ -444,7 +466,9 @@ class OpenIndex:
         with self.write_lock.hold():
             if self.about.format < FORMAT:
                 about = about_of(self.path)  # another process may have done it meanwhile
-                self.about = upgrade(self.path, about, self.store) if about.format < FORMAT else about
+                self.about = about
+                if about.format < FORMAT:
+                    self.about = upgrade(self.path, about, self.store)
             self._refuse_another()
             if not self._swept:
                 clear(self.path, self.about)
@@ -461,5 +485,7 @@ class OpenIndex:
 
     def check_writable(self) -> None:
         if self.read_only:
-            pinned = f" at version {self.pinned}" if self.pinned is not None else ""
+            pinned = ""
+            if self.pinned is not None:
+                pinned = f" at version {self.pinned}"
             raise GeniusError(f"{self.path} is open read-only{pinned}")

@@ -2,7 +2,7 @@
 
 An index folder may come from somebody else. So nothing in it may lead out of it: a link, a pipe, a socket or a device anywhere
 below the folder is refused before anything is read (`refuse_foreign`). Deletion proves first that the path lies in the index, or
-is a folder beside it that this index made (`remove`). Knows names and files; nothing of tables, models or ledgers.
+is a folder next to it that this index made (`remove`). Knows names and files; nothing of tables, models or ledgers.
 
 Beside an index `NAME` there may be
 
@@ -42,7 +42,7 @@ MAX_SMALL = 1 << 20  # bytes of a small JSON file
 
 
 def refuse_foreign(folder: Path) -> None:
-    """Refuse a folder that holds anything but plain files and plain folders.
+    """Refuse a folder that holds anything but regular files and folders.
 
     Args:
         folder: an index, or where one would be.
@@ -58,7 +58,7 @@ def refuse_foreign(folder: Path) -> None:
                     if entry.is_dir(follow_symlinks=False):
                         waiting.append(entry.path)
                     elif not entry.is_file(follow_symlinks=False):
-                        raise GeniusError(f"{entry.path} is {_what(entry)}: an index holds plain files and folders only")
+                        raise GeniusError(f"{entry.path} is {_what(entry)}: an index holds regular files and folders only")
         except (FileNotFoundError, NotADirectoryError):
             continue  # there is no index, or another process has removed this folder meanwhile
         except OSError as error:
@@ -66,16 +66,18 @@ def refuse_foreign(folder: Path) -> None:
 
 
 def _what(entry: os.DirEntry[str]) -> str:
-    return "a link" if entry.is_symlink() else "a pipe, a socket or a device"
+    if entry.is_symlink():
+        return "a link"
+    return "a pipe, a socket or a device"
 
 
 def remove(path: Path, index: Path, owner: str | None = None) -> None:
     """Delete a file or folder of an index. What is not there, or cannot be removed now, is left to the next time.
 
     Args:
-        path: what to delete: inside of `index`, or beside it.
+        path: what to delete: inside of `index`, or next to it.
         index: the folder of the index.
-        owner: the id of the index that made `path`; needed for what lies beside.
+        owner: the id of the index that made `path`; needed for what lies next to it.
 
     Raises:
         GeniusError: the path is not provably the index's own, or a link leads to it.
@@ -97,7 +99,7 @@ def remove(path: Path, index: Path, owner: str | None = None) -> None:
             raise GeniusError(f"cannot remove {path}: {error.strerror or error}") from None
 
 
-# -- folders beside an index -------------------------------------------------------------------------------------
+# -- folders next to an index -------------------------------------------------------------------------------------
 
 
 def previous_of(folder: Path) -> Path:
@@ -111,7 +113,7 @@ def replacement_of(folder: Path) -> Path:
 
 
 def siblings(folder: Path) -> list[Path]:
-    """Folders beside an index with names that only replacements and snapshots give."""
+    """Folders next to an index with names that only replacements and snapshots give."""
     parent = folder.absolute().parent
     try:
         return sorted(path for path in parent.iterdir() if _pattern(folder).fullmatch(path.name))
@@ -124,7 +126,7 @@ def _pattern(folder: Path) -> re.Pattern[str]:
 
 
 def is_sibling(path: Path, folder: Path, owner: str | None) -> bool:
-    """Whether `path`, beside the index `folder`, was made from the index with the id `owner`, and is nothing but that."""
+    """Whether `path`, next to the index `folder`, was made from the index with the id `owner`, and is nothing but that."""
     if path.absolute().parent != folder.absolute().parent or _pattern(folder).fullmatch(path.name) is None:
         return False
     if path.is_symlink() or not path.is_dir():
@@ -171,5 +173,9 @@ def _text(path: Path, *names: str) -> str | None:
         return None
     value = body
     for name in names:
-        value = value.get(name) if isinstance(value, dict) else None
-    return value if isinstance(value, str) else None
+        if not isinstance(value, dict):
+            return None
+        value = value.get(name)
+    if isinstance(value, str):
+        return value
+    return None

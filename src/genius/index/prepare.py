@@ -44,7 +44,9 @@ def keep_picture(source: ImageInput, opened: Image.Image, thumbnail: int) -> Pic
 
     `thumbnail`: longest side in pixels, 0 for none.
     """
-    small = _jpeg(opened, thumbnail) if thumbnail else None
+    small = None
+    if thumbnail:
+        small = _jpeg(opened, thumbnail)
     if isinstance(source, str | Path):
         return Picture(path=str(Path(source).absolute()), thumbnail=small)
     if isinstance(source, bytes) and len(source) <= MAX_STORED:
@@ -81,7 +83,9 @@ MAX_HELD = 64 << 20  # bytes of items that are held in memory at a time, whateve
 
 def held_bytes(item: Item) -> int:
     """What an item keeps in memory: pictures that are no paths, and texts."""
-    picture = len(item.image) if isinstance(item.image, bytes) else 0
+    picture = 0
+    if isinstance(item.image, bytes):
+        picture = len(item.image)
     texts = (item.text or "", *(value for value in item.metadata.values() if isinstance(value, str)))
     return picture + sum(map(len, texts))
 
@@ -143,7 +147,10 @@ def prepare(
     Each picture is decoded once, in threads: the encoder's input and what is stored of it are made there.
     """
     sound, metadata, problems = storable(batch, on_error)
-    passes = _passes(batch) if features is None else [0] * len(batch)
+    if features is None:
+        passes = _passes(batch)
+    else:
+        passes = [0] * len(batch)
     items = [batch[position][0] for position in sound]
     pictures = [Picture()] * len(items)
 
@@ -178,11 +185,17 @@ def _passes(batch: Sequence[Stamped]) -> list[int]:
     """For each item, which pass through the encoder it takes. A vector's last bits depend on who shares the pass, so that follows
     from the sources alone: workers who share them out, and one process that reads them all, make the same passes."""
     passes: list[int] = []
-    current, size, window = 0, 0, None
+    current = 0
+    size = 0
+    window = None
     for _, stamp in batch:
-        here = None if stamp is None else stamp.window
+        here = None
+        if stamp is not None:
+            here = stamp.window
         if size == AT_ONCE or here != window:
-            current, size, window = current + 1, 0, here
+            current = current + 1
+            size = 0
+            window = here
         passes.append(current)
         size += 1
     return passes
@@ -236,7 +249,9 @@ def _quantize(
     quantizer = model.quantizer
     if not len(features):
         return np.empty((0, quantizer.config.levels), np.uint16), np.empty((0, model.config.width), np.float16)
-    codes, vectors, start = [], [], 0
+    codes = []
+    vectors = []
+    start = 0
     for part in modality.split(list(sizes)):
         z, dense = model.embed(features[start : start + len(part)])
         check_finite(dense, "vectors of the encoder")

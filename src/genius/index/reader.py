@@ -29,10 +29,12 @@ if TYPE_CHECKING:
 
 FEW_BYTES = 16 << 20
 PAYLOAD = ("_seq", "id", "text", "modality", "_image", "_metadata")
-"""What a hit shows; pictures are fetched only where asked for."""
+"""What a hit shows; pictures are fetched on demand."""
 
 
-SHOWN, SHOWN_STARTS, SHOWN_PLACES = "shown.bin", "shown_starts.npy", "shown_places.npy"
+SHOWN = "shown.bin"
+SHOWN_STARTS = "shown_starts.npy"
+SHOWN_PLACES = "shown_places.npy"
 SHOWN_ROWS = 32  # of a block
 
 
@@ -61,7 +63,7 @@ def database_errors(doing: str) -> Iterator[None]:
 
 
 class Shown:
-    """What hits show of every row of one version, in files beside the table: found without LanceDB, whose import alone takes
+    """What hits show of every row of one version, in files next to the table: found without LanceDB, whose import alone takes
     longer than a search. Rows lie in compressed blocks, in the order of the table."""
 
     def __init__(
@@ -86,7 +88,9 @@ class Shown:
         for seq, row in zip(wanted, np.searchsorted(self.seqs, np.array(wanted, np.int64)).tolist(), strict=True):
             if row == len(self.seqs) or self.seqs[row] != seq:
                 continue
-            place = row if self.places is None else int(self.places[row])
+            place = row
+            if self.places is not None:
+                place = int(self.places[row])
             number, position = divmod(place, SHOWN_ROWS)
             if number not in blocks:
                 begin, end = self.starts[number : number + 2].tolist()
@@ -98,8 +102,13 @@ class Shown:
     def open(cls, seqs: NDArray[np.int64], folder: Path) -> Shown:
         """What `write` left in a folder."""
         starts = np.load(folder / SHOWN_STARTS)
-        places = np.load(folder / SHOWN_PLACES) if (folder / SHOWN_PLACES).exists() else None
-        body = np.memmap(folder / SHOWN, np.uint8, mode="r").view(np.ndarray) if len(seqs) else np.empty(0, np.uint8)
+        places = None
+        if (folder / SHOWN_PLACES).exists():
+            places = np.load(folder / SHOWN_PLACES)
+        if len(seqs):
+            body = np.memmap(folder / SHOWN, np.uint8, mode="r").view(np.ndarray)
+        else:
+            body = np.empty(0, np.uint8)
         return cls(seqs, places, starts, body)
 
     @staticmethod
@@ -165,7 +174,10 @@ class Reader:
     def seqs(self, where: str | None = None) -> np.ndarray:
         """(n,) int64 `_seq` of the matching rows, ascending."""
         parts = [batch.column("_seq").to_numpy() for batch in self._scan(["_seq"], where)]
-        found = np.concatenate(parts) if parts else np.empty(0, np.int64)
+        if parts:
+            found = np.concatenate(parts)
+        else:
+            found = np.empty(0, np.int64)
         found.sort()
         return found
 
@@ -255,7 +267,9 @@ def whole_schema(reader: Reader) -> Any:
     import pyarrow as pa
 
     schema = reader.schema
-    return schema if SUM in schema.names else schema.append(pa.field(SUM, pa.int64()))
+    if SUM in schema.names:
+        return schema
+    return schema.append(pa.field(SUM, pa.int64()))
 
 
 class Tally:
@@ -317,7 +331,8 @@ def resealed(batches: Iterator[pa.RecordBatch], schema: Any, first_seq: int | No
 
 def readable_rows(reader: Reader, lost: Callable[[str], object]) -> Iterator[pa.RecordBatch]:
     """All rows that can be read and have their checksum; `lost` hears of the others. Reads around damage by halving."""
-    total, few = reader.count(), reader.few()
+    total = reader.count()
+    few = reader.few()
     for first in range(0, total, few):
         yield from _readable(reader, first, min(few, total - first), lost)
 

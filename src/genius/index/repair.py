@@ -72,7 +72,8 @@ class Copied:
 
 def snapshot(source: str | Path, target: str | Path, version: int | None = None) -> Copied:
     """Copy an index, at its newest version or an older one, into a new folder. It appears whole or not at all."""
-    source, target = Path(source), Path(target)
+    source = Path(source)
+    target = Path(target)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise GeniusError(f"{target} is there already: choose another path for the copy")
     about = about_of(source)
@@ -81,27 +82,33 @@ def snapshot(source: str | Path, target: str | Path, version: int | None = None)
     make_folder(temporary)
     try:
         write_origin(temporary, about.id)
-        with _being_written(temporary):
+        with _snapshot_lock(temporary):
             return _retried(source, about, version, lambda reader: _copy(source, about, reader, temporary, target))
     finally:
         if temporary.exists():
             remove(temporary, target, about.id)
 
 
-def _being_written(folder: Path) -> contextlib.AbstractContextManager[None]:
+def _snapshot_lock(folder: Path) -> contextlib.AbstractContextManager[None]:
     """Holds a lock by which others see that a snapshot is being written. Windows cannot rename a folder with an open file."""
-    return contextlib.nullcontext() if sys.platform == "win32" else WriteLock(folder / ".lock", 30.0).hold()
+    if sys.platform == "win32":
+        return contextlib.nullcontext()
+    return WriteLock(folder / ".lock", 30.0).hold()
 
 
 def sweep_snapshots(parent: Path, owner: str) -> None:
     """Remove what killed snapshots of the index with the id `owner` left in a folder."""
     try:
-        names = [] if sys.platform == "win32" else [path.name for path in parent.iterdir()]
+        names = []
+        if sys.platform != "win32":
+            names = [path.name for path in parent.iterdir()]
     except OSError:
         return
     for name in names:
         found = re.fullmatch(r"\.(.+)\.\d+-[0-9a-f]{8}", name)
-        target = None if found is None else parent / found[1]
+        target = None
+        if found is not None:
+            target = parent / found[1]
         if target is None or not is_sibling(parent / name, target, owner):
             continue
         with contextlib.suppress(GeniusError), WriteLock(parent / name / ".lock", 0.0).hold():
@@ -166,7 +173,8 @@ def restore(source: str | Path, target: str | Path, version: int | None = None, 
     A new folder becomes a copy. An index that exists gets the snapshot's items in place of all of its own, in one change
     that processes which search it follow by themselves; what it held stays an older version for as long as those are kept.
     """
-    source, target = Path(source), Path(target)
+    source = Path(source)
+    target = Path(target)
     there = read_about(target)
     if there is None:
         return snapshot(source, target, version)
@@ -229,19 +237,23 @@ def repair(folder: str | Path, model: Genius | str | Path | None = None) -> Repa
             report.done.append("the table is as it was written")
             store = Store.open(folder)
             store.recover()
-            report.version, report.items = store.latest(), store.at(store.latest()).count()
+            report.version = store.latest()
+            report.items = store.at(store.latest()).count()
             return report
         remove(table_folder(folder) / VERSIONS / HINT, folder)
         state = _ledger_state(folder, report)
         store, version, whole = _newest_readable(folder, state, report)
         about = _about(folder, state, model, store.peek(version), report)
         described = about.to_dict()
-        fresh = _as_it_is(store, state, described) if whole else None
+        fresh = None
+        if whole:
+            fresh = _as_it_is(store, state, described)
         if fresh is None:
             fresh = _salvage(store, version, state, described, report)
         write_about(folder, about)
         report.done.append(f"wrote {ABOUT} and {LEDGER}")
-        report.version, report.items = fresh.head, fresh.items
+        report.version = fresh.head
+        report.items = fresh.items
     return report
 
 
@@ -274,7 +286,10 @@ def _newest_readable(folder: Path, state: LedgerState | None, report: RepairRepo
 
     The newest that opens; an older one only if it is whole and has more sound rows than can be read of that.
     """
-    limit = state.head if state is not None else 2**63
+    if state is not None:
+        limit = state.head
+    else:
+        limit = 2**63
     found = [version for version in reversed(versions_on_disk(folder)) if version <= limit]
     if state is not None and (not found or found[0] != state.head):
         report.lost.append(f"version {state.head}, with {counted(state.items, 'item')}, is not there any more")
@@ -294,7 +309,8 @@ def _newest_readable(folder: Path, state: LedgerState | None, report: RepairRepo
                 readable = f"only {sound} of {counted(total, 'item')} of version {version} can be read"
                 report.lost.append(f"{readable}: version {older} has more")
                 set_aside(folder, older)
-                store, version = Store(folder), older
+                store = Store(folder)
+                version = older
                 reader = store.peek(version)
         report.done.append(f"took version {version}")
         return store, version, _is_whole(reader)
@@ -323,7 +339,9 @@ def _is_whole(reader: Reader) -> bool:
 def _passed(store: Store, state: LedgerState | None) -> int:
     """The version to go beyond: the last that the ledger says was acknowledged, if that can be believed."""
     newest = max(versions_on_disk(store.folder), default=0)
-    return 0 if state is None else min(state.head, newest + BELIEVED)
+    if state is None:
+        return 0
+    return min(state.head, newest + BELIEVED)
 
 
 def _as_it_is(store: Store, state: LedgerState | None, described: dict[str, Any]) -> LedgerState | None:
@@ -402,7 +420,9 @@ def _check_model(model: Genius, reader: Reader, report: RepairReport) -> None:
         report.done.append("no item to compare the model with: it is taken at your word")
         return
     embedded = model.embed_items([item for item, _ in texts])
-    labels = embedded.modality if config.labelled else None
+    labels = None
+    if config.labelled:
+        labels = embedded.modality
     same = sum(a == b for a, b in zip(model.quantizer.encode(embedded.z, labels).tolist(), (c for _, c in texts), strict=True))
     if same < 0.75 * len(texts):
         raise GeniusError(f"the model gives {len(texts) - same} of {len(texts)} items other codes than they have: name another")

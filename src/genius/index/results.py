@@ -15,8 +15,9 @@ from genius.errors import GeniusError, Problems
 from genius.pictures import loaded
 from genius.types import Item, Modality
 
-DOUBT = 0.25  # below this probability of an answer people are told that there is probably none
-SIDE, SHOWN = 160, 24
+DOUBT = 0.25  # below this probability of an answer hits are marked as doubtful
+SIDE = 160
+SHOWN = 24
 HIT_STYLE = "display:inline-block;width:170px;margin:4px;vertical-align:top;font:12px sans-serif;overflow-wrap:anywhere"
 
 
@@ -29,7 +30,7 @@ class Hit:
     codes: tuple[int, ...]
     item: Item
     modality: Modality
-    probability: float | None = None  # that it answers the question (`genius.model.config`); None: not calibrated
+    probability: float | None = None  # that it is relevant to the query (`genius.model.config`); None: not calibrated
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; of a picture its path, where it has one."""
@@ -46,7 +47,7 @@ class Hit:
 
 
 class Hits(list[Hit]):
-    """The hits of one question, best first."""
+    """The hits of one query, best first."""
 
     answerable: float | None = None  # probability that the collection holds an answer at all; None: not calibrated
     plan: str | None = None  # how they were found: flat, scan or beam; None: there was nothing to search
@@ -58,7 +59,9 @@ class Hits(list[Hit]):
         return grid(self)
 
     def __repr__(self) -> str:
-        return super().__repr__() if self or self.why is None else f"[]  # {self.why}"
+        if self or self.why is None:
+            return super().__repr__()
+        return f"[]  # {self.why}"
 
     @property
     def doubtful(self) -> bool:
@@ -122,7 +125,9 @@ class PrefixView:
 def grid(hits: Hits) -> str:
     grid_cells = "".join(_hit_html(rank, hit) for rank, hit in enumerate(hits[:SHOWN], start=1))
     more = f"<p>... and {len(hits) - SHOWN} more</p>" if len(hits) > SHOWN else ""
-    return f"<div>{grid_cells}{more}</div>" if hits else f"<p>{html.escape(hits.why or 'nothing found')}</p>"
+    if hits:
+        return f"<div>{grid_cells}{more}</div>"
+    return f"<p>{html.escape(hits.why or 'nothing found')}</p>"
 
 
 def _hit_html(rank: int, hit: Any) -> str:

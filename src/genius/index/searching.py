@@ -30,7 +30,7 @@ from genius.search import SearchParams, SearchRequest
 from genius.search.params import MAX_K
 from genius.types import ContentInput, Item, Modality, Query
 
-WIDER = 8  # times as many hits are looked at for diverse ones
+WIDER = 8  # times as many hits are ranked for diverse ones
 
 MEANT = {
     Modality.IMAGE: (Modality.IMAGE, Modality.PAIR),
@@ -61,7 +61,9 @@ class QueryVectors:
             if vectors is None and name == "dense":
                 continue
             if not isinstance(vectors, Tensor) or vectors.ndim != 2 or not vectors.is_floating_point():
-                shown = tuple(vectors.shape) if isinstance(vectors, Tensor) else type(vectors).__name__
+                shown = type(vectors).__name__
+                if isinstance(vectors, Tensor):
+                    shown = str(tuple(vectors.shape))
                 raise GeniusError(f"{name} must be a tensor of numbers (queries, {width}), got {shown}")
             if vectors.shape[1] != width:
                 raise GeniusError(f"{name} has vectors {vectors.shape[1]} wide; those of this index are {width} wide")
@@ -87,7 +89,9 @@ class _Search:
     @property
     def k(self) -> int:
         """Whether there is an answer shows in how the first hits differ."""
-        return self.request.k if self.confidence is None else max(self.request.k, DEPTH)
+        if self.confidence is None:
+            return self.request.k
+        return max(self.request.k, DEPTH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +123,17 @@ def answer(state: OpenIndex, queries: Sequence[Query | ContentInput], requests: 
     groups = []
     for request, places in alike.items():
         own = [given[place] for place in places]
-        groups.append((request, places, *((own, range(len(own))) if request.strict else spread(own, state.modalities()))))
+        if request.strict:
+            some, owner = own, list(range(len(own)))
+        else:
+            some, owner = spread(own, state.modalities())
+        groups.append((request, places, some, owner))
     searched = [query for *_, some, _ in groups for query in some]
     embedded = state.model.embed_queries(searched)
     targets = torch.tensor([-1 if query.target is None else int(query.target) for query in searched])
     pictured = embedded.modality != Modality.TEXT
-    parts, first = [], 0
+    parts = []
+    first = 0
     for request, _, some, _ in groups:
         at = slice(first, first + len(some))
         vectors = QueryVectors(embedded.z[at], embedded.dense[at], targets[at], pictured[at], embedded.modality[at])
@@ -139,7 +148,9 @@ def answer(state: OpenIndex, queries: Sequence[Query | ContentInput], requests: 
     if not all(out):
         counts = state.consistent(lambda: describe(state.path, state.about, state.reader()))["modalities"]
         for one, query, request in zip(out, given, requests, strict=True):
-            one.why = None if one else why_nothing(query.target, request, counts)
+            one.why = None
+            if not one:
+                one.why = why_nothing(query.target, request, counts)
     return out
 
 
@@ -158,8 +169,12 @@ def search(state: OpenIndex, groups: Sequence[tuple[QueryVectors, SearchRequest]
 
 def _prepared(state: OpenIndex, live: Live, queries: QueryVectors, request: SearchRequest) -> _Search:
     params = request.settings(state.model)
-    allowed = _allowed(state, live, request.where, queries.targets) if len(queries.z) else None
-    confidence = None if queries.pictured is None else state.model.confidence(params.reranker)
+    allowed = None
+    if len(queries.z):
+        allowed = _allowed(state, live, request.where, queries.targets)
+    confidence = None
+    if queries.pictured is not None:
+        confidence = state.model.confidence(params.reranker)
     return _Search(queries, request, params, allowed, confidence)
 
 
@@ -218,11 +233,15 @@ def _hits(one: _Ranked, shown: dict[int, Item], modalities: dict[int, Modality])
 
 def _allowed(state: OpenIndex, live: Live, where: str | None, targets: Tensor | None) -> NDArray[np.bool_] | None:
     """(rows,) or (Q, rows) that may be found; None for all."""
-    mask = None if where is None else live.mask(compile_where(where, live.reader.columns))
+    mask = None
+    if where is not None:
+        mask = live.mask(compile_where(where, live.reader.columns))
     if targets is None or state.model.config.quantizer.labelled or bool((targets < 0).all()):
         return mask
     # this model's first code does not say the modality: the table does
-    everything = np.ones(len(live.seqs), bool) if mask is None else mask
+    everything = np.ones(len(live.seqs), bool)
+    if mask is not None:
+        everything = mask
     known = {target: live.mask(f"modality = '{Modality(target).label}'") for target in set(targets.tolist()) if target >= 0}
     return np.stack([everything & known[target] if target >= 0 else everything for target in targets.tolist()])
 
@@ -248,7 +267,9 @@ def stream(state: OpenIndex, columns: Sequence[str], where: str | None = None) -
         again = before > 0
         try:
             reader = state.reader()
-            sql = None if where is None else compile_where(where, reader.columns)
+            sql = None
+            if where is not None:
+                sql = compile_where(where, reader.columns)
             for row in reader.stream(columns, sql):
                 key = hash_id(row["id"])
                 if not again or key not in seen:
@@ -256,7 +277,10 @@ def stream(state: OpenIndex, columns: Sequence[str], where: str | None = None) -
                     yield row
             return
         except Vanished:
-            fruitless = fruitless + 1 if len(seen) == before else 0
+            if len(seen) == before:
+                fruitless += 1
+            else:
+                fruitless = 0
             if state.pinned is not None or fruitless > RETRIES:
                 raise
 
@@ -264,15 +288,22 @@ def stream(state: OpenIndex, columns: Sequence[str], where: str | None = None) -
 def display(reader: Reader, rows: list[dict[str, Any]]) -> list[Item]:
     """Items to look at: a picture that has no path is shown by its thumbnail."""
     bare = [row["_seq"] for row in rows if row["_image"] is None and row["modality"] != Modality.TEXT.label]
-    small = reader.rows(bare, ["_thumbnail"]) if bare else {}
+    small = {}
+    if bare:
+        small = reader.rows(bare, ["_thumbnail"])
     lacking = [seq for seq in bare if small[seq]["_thumbnail"] is None]
-    full = reader.rows(lacking, ["_image_bytes"]) if lacking else {}
+    full = {}
+    if lacking:
+        full = reader.rows(lacking, ["_image_bytes"])
     pictures = {seq: small[seq]["_thumbnail"] or full[seq]["_image_bytes"] for seq in bare}
     return [to_item({**row, "_image_bytes": pictures.get(row["_seq"])}) for row in rows]
 
 
 def to_item(row: dict[str, Any]) -> Item:
-    image = row["_image"] if row["_image"] is not None else row.get("_image_bytes")
+    if row["_image"] is not None:
+        image = row["_image"]
+    else:
+        image = row.get("_image_bytes")
     return Item(row["id"], image=image, text=row["text"], metadata=meta.load(row["_metadata"]))
 
 
@@ -280,13 +311,18 @@ def target_modality(target: Modality | str | int | None, modality: Modality | st
     """What is looked for: `target` as people mean it, or exactly a `modality`; one of them says it, or neither."""
     if target is not None and modality is not None:
         raise GeniusError("target and modality both say what is wanted: use one of them")
-    wanted = modality if target is None else target
-    return None if wanted is None else Modality.parse(wanted)
+    wanted = target
+    if target is None:
+        wanted = modality
+    if wanted is None:
+        return None
+    return Modality.parse(wanted)
 
 
 def spread(queries: Sequence[Query], there: Collection[Modality]) -> tuple[list[Query], list[int]]:
     """One query for each target modality that the index holds (`there`), and which of `queries` each belongs to."""
-    searched, owner = [], []
+    searched = []
+    owner = []
     for number, query in enumerate(queries):
         modalities: Sequence[Modality | None] = [None]
         if query.target is not None:
@@ -339,13 +375,20 @@ def why_nothing(target: Modality | None, request: SearchRequest, counts: Mapping
     if not held:
         return "nothing found: the index is empty; add files with genius index"
     if target is not None:
-        modalities = (target,) if request.strict else MEANT[target]
+        modalities = MEANT[target]
+        if request.strict:
+            modalities = (target,)
         if not any(counts.get(modality.label) for modality in modalities):
             wanted = {"image": "a picture", "text": "words", "pair": "a picture and words"}[target.label]
-            what = f"is of the modality {target.label}" if request.strict else f"has {wanted}"
+            if request.strict:
+                what = f"is of the modality {target.label}"
+            else:
+                what = f"has {wanted}"
             return f"nothing found: no item {what}, there are {held}; leave the target out to look for anything"
     if request.where is not None:
-        wanted = f" of what is wanted ({target.label})" if target is not None else ""
+        wanted = ""
+        if target is not None:
+            wanted = f" of what is wanted ({target.label})"
         return f"nothing found: nothing{wanted} matches the condition {request.where!r}; search without it, or change it"
     if request.min_score is not None:
         return f"nothing found: no answer scores {request.min_score:g} or more; lower the score, or leave it out"

@@ -33,7 +33,8 @@ from genius.index.reader import Reader, Tally, Vanished, database_errors, good_r
 if TYPE_CHECKING:
     import pyarrow as pa
 
-POSITION_BITS, SEQ_SHIFT = 20, 36
+POSITION_BITS = 20
+SEQ_SHIFT = 36
 MAX_BATCH = 1 << POSITION_BITS
 NEVER = timedelta(days=36_500)
 INDEX_FROM = 10_000  # rows; a smaller table is scanned as quickly
@@ -46,9 +47,14 @@ class _Opened:
     def __init__(self, folder: Path, view: Path | TemporaryDirectory[str]) -> None:
         import lancedb
 
-        self.folder, self.view = folder, None if isinstance(view, Path) else view
+        self.folder = folder
+        self.view = None
+        path = view
+        if not isinstance(view, Path):
+            self.view = view
+            path = Path(view.name)
         with database_errors(f"open the index {folder}"):
-            self.database: Any = lancedb.connect(view if isinstance(view, Path) else Path(view.name))
+            self.database: Any = lancedb.connect(path)
             self.table: Any = self.database.open_table(TABLE)  # for the writer
             self.watch: Any = self.database.open_table(TABLE)  # for seeing what is newest, by any thread
 
@@ -115,13 +121,13 @@ class Store:
         import lancedb
         import pyarrow as pa
 
-        written = Tally()
+        tally = Tally()
         with database_errors(f"create an index at {folder}"):
-            reader = pa.RecordBatchReader.from_batches(schema, written.counting(rows))
+            reader = pa.RecordBatchReader.from_batches(schema, tally.counting(rows))
             lancedb.connect(folder).create_table(TABLE, data=reader, schema=schema)
         commit.refuse_cut_off(folder, ())
         store = cls(folder, durable)
-        store.verify_rows(written)
+        store.verify_rows(tally)
         return store
 
     @classmethod
@@ -147,7 +153,9 @@ class Store:
             if state is not None and version not in state.shown:
                 raise Vanished(f"there is no version {version} of {self.folder} (genius info --versions lists them)")
             noted = self._check_manifest(version)
-            return self.peek(version) if noted is None else self._reader(version, noted)
+            if noted is None:
+                return self.peek(version)
+            return self._reader(version, noted)
         except Vanished:
             state = self.ledger.read()
             if state is not None and state.head == version:
@@ -177,8 +185,11 @@ class Store:
 
     def _check_manifest(self, version: int) -> str | None:
         """The noted checksum of the file that defines a version, after comparing; None: none was noted."""
-        state, name = self.ledger.read(), manifest_name(version)
-        noted = None if state is None else state.files.get(name)
+        state = self.ledger.read()
+        name = manifest_name(version)
+        noted = None
+        if state is not None:
+            noted = state.files.get(name)
         if noted is None:
             return None
         try:
@@ -257,7 +268,8 @@ class Store:
             yield self._table
 
     def _acknowledge(self) -> None:
-        version, state = self.newest(), self.ledger.read()
+        version = self.newest()
+        state = self.ledger.read()
         if state is None or version != state.head:
             with database_errors("count"):
                 items = int(self._table.count_rows())
@@ -265,7 +277,9 @@ class Store:
 
     def begin_ledger(self, about: Mapping[str, Any], version: int | None = None) -> LedgerState:
         """A new ledger for what is on the disk, at a version (the newest): of a new index, an older one, or a repaired one."""
-        commit.set_aside(self.folder, self.newest() if version is None else version)
+        if version is None:
+            version = self.newest()
+        commit.set_aside(self.folder, version)
         self._connect()
         sums = commit.record(self.folder, commit.table_files(self.folder), self.durable)
         with database_errors("count"):
@@ -360,18 +374,18 @@ class Store:
         import pyarrow as pa
 
         before = set(commit.table_files(self.folder))
-        written = Tally()
+        tally = Tally()
         with self._newest_table("write items") as table:
-            table.add(pa.RecordBatchReader.from_batches(schema, written.counting(rows)), mode="overwrite")
+            table.add(pa.RecordBatchReader.from_batches(schema, tally.counting(rows)), mode="overwrite")
         commit.refuse_cut_off(self.folder, before)
-        self.verify_rows(written)
-        return written.rows
+        self.verify_rows(tally)
+        return tally.rows
 
-    def verify_rows(self, written: Tally, where: str | None = None) -> None:
+    def verify_rows(self, expected: Tally, where: str | None = None) -> None:
         """Read rows of the newest version back from the disk and compare them with their checksums, and with what was written.
 
         Args:
-            written: count and checksums of the rows, taken on their way in.
+            expected: count and checksums of the rows, taken on their way in.
             where: a condition that only these rows meet; None for all rows.
 
         Raises:
@@ -385,9 +399,9 @@ class Store:
             raise GeniusError(
                 f"what was just written to {self.folder} cannot be read back ({error}); it does not count"
             ) from None
-        if found != written:
+        if found != expected:
             raise GeniusError(
-                f"{self.folder} holds {found.rows} rows where {written.rows} were just written, or others; they do not count"
+                f"{self.folder} holds {found.rows} rows where {expected.rows} were just written, or others; they do not count"
             )
 
     def delete(self, seqs: Sequence[int]) -> None:

@@ -51,7 +51,9 @@ def write(
     total = AddReport()
     at = 0
     for batch in batched(items, batch_size):
-        part = None if features is None else features[slice(at, at + len(batch))]
+        part = None
+        if features is not None:
+            part = features[slice(at, at + len(batch))]
         if part is not None and len(part) != len(batch):
             raise GeniusError(f"features end at row {at + len(part)}, but there are more items")
         at += len(batch)
@@ -66,17 +68,29 @@ def batched(items: Iterable[Stamped], size: int) -> Iterator[list[Stamped]]:
     """At most `size` items a batch, fewer where they are large, and where a batch would end within one pass of the encoder."""
     batch: list[Stamped] = []
     held = 0
-    window, count = None, 0  # items of the window that we are in
+    window = None
+    count = 0  # items of the window that we are in
     for pair in items:
         if not isinstance(pair[0], Item):
             raise GeniusError(f"expected an Item, got {type(pair[0]).__name__}")
-        here = None if pair[1] is None else pair[1].window
-        window, count = here, count + 1 if here == window else 1
+        here = None
+        if pair[1] is not None:
+            here = pair[1].window
+        if here != window:
+            window = here
+            count = 0
+        count += 1
         batch.append(pair)
         held += held_bytes(pair[0])
         while len(batch) == size or held > MAX_HELD:
-            begun = 0 if here is None else count % AT_ONCE  # items of a pass that is not full
-            end = len(batch) - begun if begun < len(batch) else len(batch)
+            # items of a pass that is not full
+            begun = 0
+            if here is not None:
+                begun = count % AT_ONCE
+            if begun < len(batch):
+                end = len(batch) - begun
+            else:
+                end = len(batch)
             yield batch[:end]
             batch = batch[end:]
             held = sum(held_bytes(item) for item, _ in batch)
@@ -101,7 +115,9 @@ def _write_batch(
     if not chosen:
         return report
     positions = list(chosen.values())
-    part = None if features is None else features[torch.tensor(positions)]
+    part = None
+    if features is not None:
+        part = features[torch.tensor(positions)]
     ready = prepare(state.model, [batch[p] for p in positions], state.thumbnails, on_error, part)
     commit(state, ready, replace, on_error, report)
     return report
@@ -254,7 +270,9 @@ def fields_of(reader: Reader) -> list[Field]:
 
 def unused_fields(reader: Reader, replaced: Sequence[int] = ()) -> list[str]:
     """Fields that no item has, other than those (by `_seq`) that are about to be replaced."""
-    others = f" AND _seq NOT IN ({', '.join(map(str, replaced))})" if replaced else ""
+    others = ""
+    if replaced:
+        others = f" AND _seq NOT IN ({', '.join(map(str, replaced))})"
     return [name for name in reader.columns if not reader.count(f"`{name}` IS NOT NULL{others}")]
 
 
@@ -316,7 +334,9 @@ def retype_field(state: OpenIndex, name: str, field_type: str, *, lossy: bool = 
 def convert(value: Any, field_type: FieldType) -> str | int | float | bool | None:
     """A metadata value as another type; None if it has none."""
     if field_type == "text":
-        return ("true" if value else "false") if isinstance(value, bool) else str(value)
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        return str(value)
     if field_type == "boolean":
         spelled = {"true": True, "false": False, "1": True, "0": False, "1.0": True, "0.0": False}
         return spelled.get(str(value).strip().lower())
@@ -324,12 +344,16 @@ def convert(value: Any, field_type: FieldType) -> str | int | float | bool | Non
         return int(value)
     try:
         number = float(value)
-        whole = int(value) if isinstance(value, str) and value.strip().lstrip("+-").isdecimal() else None
+        whole = None
+        if isinstance(value, str) and value.strip().lstrip("+-").isdecimal():
+            whole = int(value)
     except (ValueError, OverflowError):
         return None
     if number != number or abs(number) == float("inf") or (whole is not None and abs(whole) > meta.EXACT):
         return None
-    return number if whole is None else whole
+    if whole is None:
+        return number
+    return whole
 
 
 # -- rows --------------------------------------------------------------------------------------------------------
@@ -364,7 +388,8 @@ def _rewrite(
     import pyarrow as pa
 
     made = [key for key, field_type in columns.items() if field_type is not None]
-    done, waiting = 0, _Changes(made)
+    done = 0
+    waiting = _Changes(made)
     for batch in reader.matching([*ROW, *VECTORS], f"`{name}` IS NOT NULL"):
         stored = [meta.load(text) for text in batch.column("_metadata").to_pylist()]
         for row in stored:

@@ -49,7 +49,7 @@ class QuantizerConfig:
     settled: int = 2  # the first levels, which are never chosen again, nor moved when levels are fitted to each other
     # > 0: from this level on every modality has codebooks of its own. A code follows the modality's code, so three
     # codebooks cost no bit of the ID, and texts do not share codes with images. 0: one codebook per level, as the paper.
-    own_books_from: int = 0
+    modality_codebooks_from: int = 0
     family: str = "residual"  # name of a registered quantizer (`genius.model.quantizer.register`)
 
     def __post_init__(self) -> None:
@@ -62,8 +62,10 @@ class QuantizerConfig:
             raise GeniusError("a shared codebook needs levels of equal size")
         if self.settled < 1:
             raise GeniusError(f"settled is {self.settled}; the modality at least is never chosen again")
-        if self.own_books_from and (self.shared or not self.labelled):
-            raise GeniusError("codebooks of each modality (own_books_from) need a given modality code, and are not shared")
+        if self.modality_codebooks_from and (self.shared or not self.labelled):
+            raise GeniusError(
+                "codebooks of each modality (modality_codebooks_from) need a given modality code, and are not shared"
+            )
 
     @property
     def levels(self) -> int:
@@ -76,7 +78,7 @@ class QuantizerConfig:
 
     def has_modality_codebooks(self, level: int) -> bool:
         """Whether every modality has a codebook of its own at this level."""
-        return 0 < self.own_books_from <= level and level > 0
+        return 0 < self.modality_codebooks_from <= level and level > 0
 
 
 def similarity(vectors: Tensor, centroids: Tensor, halves: Tensor) -> Tensor:
@@ -280,13 +282,15 @@ def fit_codebooks(
     z = z.float()
     items = len(z)
     residual = z
-    if between and modality is not None and quantizer.config.own_books_from:
+    if between and modality is not None and quantizer.config.modality_codebooks_from:
         points, modality_of_points = _points_of_small_modalities(quantizer, z, modality, between, seed)
         residual = torch.cat([z, points])
         modality = torch.cat([modality, modality_of_points])
     codes = []
     for level in range(quantizer.config.levels):
-        seen = items if level < BETWEEN_FROM else len(residual)
+        seen = len(residual)
+        if level < BETWEEN_FROM:
+            seen = items
         if not (quantizer.config.shared and level > 1):
             modality_of_seen = None if modality is None else modality[:seen]
             _fit_level(quantizer, level, residual[:seen], modality_of_seen, iterations, seed + level)

@@ -150,7 +150,8 @@ def _sigmoid(x: Floats) -> Floats:
 
 def _logistic(features: Floats, labels: Floats) -> tuple[float, ...]:
     """Weights of a logistic regression with a little shrinkage, so that an empty group stays finite."""
-    x, y = torch.from_numpy(features), torch.from_numpy(labels)
+    x = torch.from_numpy(features)
+    y = torch.from_numpy(labels)
     weights = torch.zeros(x.shape[1], dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.LBFGS([weights], max_iter=500, tolerance_grad=1e-9, line_search_fn="strong_wolfe")
 

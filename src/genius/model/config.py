@@ -40,6 +40,7 @@ _FIRST_RELEASE: dict[str, Any] = {
     "search": {},
 }  # fmt: skip
 _RETIRED = {"quantizer": {"encode_beam": 1}}  # fields that older models name, and the only value that still has a meaning
+_RENAMED = {"quantizer": {"own_books_from": "modality_codebooks_from"}}  # name in the first release -> name today
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +74,32 @@ class GeniusConfig:
 
 def identity(config: GeniusConfig) -> dict[str, Any]:
     """The part of the configuration that decides codes and embeddings: search defaults may change freely."""
-    return merge(_FIRST_RELEASE, changed(dataclasses.replace(config, search={}, encoder=None, confidence={})))
+    values = changed(dataclasses.replace(config, search={}, encoder=None, confidence={}))
+    for part, names in _RENAMED.items():
+        for first, today in names.items():
+            if today in values.get(part, {}):
+                values[part][first] = values[part].pop(today)
+    return merge(_FIRST_RELEASE, values)
 
 
-def _without_retired(body: Any, path: Path) -> Any:
-    for part, names in _RETIRED.items():
-        table = body.get(part) if isinstance(body, dict) else None
+def _current_fields(body: Any, path: Path) -> Any:
+    """A config of any version with the fields of this one."""
+    if not isinstance(body, dict):
+        return body
+    for part, values in _RETIRED.items():
+        table = body.get(part)
         if not isinstance(table, dict):
             continue
-        for name, value in names.items():
+        for name, value in values.items():
             if table.pop(name, value) != value:
                 raise GeniusError(f"{path}: {part}.{name} is no longer supported: this model needs version 0.1")
+    for part, names in _RENAMED.items():
+        table = body.get(part)
+        if not isinstance(table, dict):
+            continue
+        for first, today in names.items():
+            if first in table:
+                table.setdefault(today, table.pop(first))
     return body
 
 
@@ -94,12 +110,13 @@ def read_config(directory: Path) -> GeniusConfig:
     except FileNotFoundError:
         raise GeniusError(f"no GENIUS model at {directory}: {CONFIG} is missing") from None
     if not isinstance(body, dict) or "model" not in body:
-        encoder = isinstance(body, dict) and "model_type" in body
-        hint = f"; if it is an encoder such as a CLIP: genius index FILES --encoder {directory}" if encoder else ""
+        hint = ""
+        if isinstance(body, dict) and "model_type" in body:
+            hint = f"; if it is an encoder such as a CLIP: genius index FILES --encoder {directory}"
         raise GeniusError(f"{path} is not a GENIUS model's config{hint}")
     if body.get("format") != FORMAT:
         raise GeniusError(f"{path} has format {body.get('format')!r}; this version reads {FORMAT}")
-    config = from_dict(GeniusConfig, _without_retired(body["model"], path), where=str(path))
+    config = from_dict(GeniusConfig, _current_fields(body["model"], path), where=str(path))
     sweeps = config.quantizer.encode_sweeps  # work, which no weight's shape bounds
     if not 0 <= sweeps <= MAX_WORK:
         raise GeniusError(f"{path}: encode_sweeps is {sweeps}; from 0 to {MAX_WORK} makes sense")
@@ -108,10 +125,12 @@ def read_config(directory: Path) -> GeniusConfig:
 
 def encoder_uri(directory: Path, uri: str) -> str:
     """The encoder that a model's config names. A pickle must lie in the model's own folder: configs are untrusted."""
-    scheme, _, rest = uri.partition(":")
-    if scheme in ("bundled", "hf-hub") and rest:
+    scheme, _, location = uri.partition(":")
+    if scheme in ("bundled", "hf-hub") and location:
         return uri
-    named = Path(rest if scheme in ("local-dir", "uniir") and rest else uri)
+    named = Path(uri)
+    if scheme in ("local-dir", "uniir") and location:
+        named = Path(location)
     if scheme != "uniir" and named.suffix not in (".pth", ".pt", ".bin"):
         return uri
     inside = (directory / named).resolve()

@@ -1,7 +1,7 @@
 """Generator: z -> probability of the next code, given the codes so far (paper 4.3).
 
 A T5 decoder (self-attention with relative positions, cross-attention to N prefix vectors made from z, RMSNorm, no biases),
-written here in plain torch: the published weights load one to one. It is the only decoder of the package: training reads whole
+implemented here in torch: the published weights load one to one. It is the only decoder of the package: training reads whole
 IDs at once, search reads one code at a time with the keys and values of the codes before (`genius.search.decoder`). Knows
 nothing of tries: which codes exist is the search's business.
 
@@ -43,7 +43,10 @@ ByModality = Sequence[tuple[int | Tensor, Rows]]
 
 FAST = 20.0  # a_l and b_l are read as this times a parameter: Adam then moves them as fast as two numbers a level may move
 START_SCALE = 2.5  # log a_l before training
-OLD_HEAD, HEAD = "nearness.", "codebook_head."  # what the weights of `CodebookHead` were called up to version 0.1, and are called
+HEAD = "codebook_head."  # prefix of the weights of `CodebookHead`
+# names of weights today -> in the first release, whose files are still read and whose names fingerprints are made of
+FIRST_NAMES = {f"{HEAD}residual_shift.": "nearness.bend.", HEAD: "nearness."}
+OTHER_NAMES = {f"{HEAD}bend.": f"{HEAD}residual_shift."}  # names of versions in between -> today
 
 
 def by_modality(modality: Tensor) -> ByModality:
@@ -64,8 +67,10 @@ class CodebookHead(nn.Module):
         self.modality_in = nn.Embedding(self.level_sizes[0], d_model)
         self.modality_out = nn.Linear(d_model, self.level_sizes[0])
         self.read = nn.ModuleList(nn.Linear(width, d_model) for _ in range(later - 1))  # the last code is never read
-        self.bend = nn.ModuleList(nn.Linear(d_model, width) for _ in range(later))  # U_l
-        self.modalities = 3 if quantizer.config.own_books_from else 1
+        self.residual_shift = nn.ModuleList(nn.Linear(d_model, width) for _ in range(later))  # U_l
+        self.modalities = 1
+        if quantizer.config.modality_codebooks_from:
+            self.modalities = 3
         # level after level, a number for each modality; a row of numbers, no matrix, since matrices decay in training
         self.log_scale = nn.Parameter(torch.full((later * self.modalities,), START_SCALE / FAST))  # log a_l / FAST
         self.norm_weight = nn.Parameter(torch.full((later * self.modalities,), 1 / FAST))  # b_l / FAST
@@ -74,7 +79,7 @@ class CodebookHead(nn.Module):
                 assert isinstance(layer, nn.Linear)
                 size = quantizer.codebook(level).square().mean().sqrt().clamp(min=1e-6)
                 layer.weight /= size.cpu()  # codes of every level are read as tokens of like size
-            for layer in self.bend:
+            for layer in self.residual_shift:
                 assert isinstance(layer, nn.Linear)
                 nn.init.zeros_(layer.weight)
                 nn.init.zeros_(layer.bias)
@@ -89,7 +94,7 @@ class CodebookHead(nn.Module):
 
     def correction(self, states: Tensor) -> Tensor:
         """Mean |U_l h|^2 over states (B, M, d_model) before each code: how far the decoder moves the residual."""
-        far = [layer(states[:, level]).float().square().sum(1).mean() for level, layer in enumerate(self.bend, start=1)]
+        far = [layer(states[:, level]).float().square().sum(1).mean() for level, layer in enumerate(self.residual_shift, start=1)]
         return torch.stack(far).mean()
 
     def scale(self, level: int, modality: int | Tensor) -> Tensor:
@@ -97,23 +102,28 @@ class CodebookHead(nn.Module):
         return (FAST * self._number(self.log_scale, level, modality)).exp()
 
     def _number(self, numbers: Tensor, level: int, modality: int | Tensor) -> Tensor:
-        own = modality if self.quantizer.config.has_modality_codebooks(level) else 0
-        place = (level - 1) * self.modalities + own
-        return numbers.index_select(0, place) if isinstance(place, Tensor) else numbers[place]
+        place: int | Tensor = (level - 1) * self.modalities
+        if self.quantizer.config.has_modality_codebooks(level):
+            place = place + modality
+        if isinstance(place, Tensor):
+            return numbers.index_select(0, place)
+        return numbers[place]
 
     def _codebook(self, level: int, modality: int | Tensor) -> Tensor:
         """(K, width) the rows that codes of a level stand for, of one modality's items."""
-        if isinstance(modality, int) or not self.quantizer.config.has_modality_codebooks(level):
-            return self.quantizer.codebook_of(level, 0 if isinstance(modality, Tensor) else modality)
-        books = self.quantizer.codebook(level).unflatten(0, (3, -1))
-        own: Tensor = books.index_select(0, modality.view(1))[0]
+        if isinstance(modality, int):
+            return self.quantizer.codebook_of(level, modality)
+        if not self.quantizer.config.has_modality_codebooks(level):
+            return self.quantizer.codebook_of(level, 0)
+        codebooks = self.quantizer.codebook(level).unflatten(0, (3, -1))
+        own: Tensor = codebooks.index_select(0, modality.view(1))[0]
         return own
 
     def logits(self, level: int, hidden: Tensor, residual: Tensor, rows: ByModality) -> Tensor:
         """(R, K_level) of states (R, d_model) and residuals (R, width), z minus the codes so far; float32."""
         if level == 0:
             return self.modality_out(hidden).float()  # type: ignore[no-any-return]
-        moved: Tensor = residual.float() + self.bend[level - 1](hidden).float()  # r
+        moved: Tensor = residual.float() + self.residual_shift[level - 1](hidden).float()  # r
         with torch.autocast(moved.device.type, enabled=False):
             if not self.quantizer.config.has_modality_codebooks(level):
                 return self._logits_of(level, 0, moved)
@@ -126,16 +136,16 @@ class CodebookHead(nn.Module):
             return out
 
     def _logits_of(self, level: int, modality: int | Tensor, moved: Tensor) -> Tensor:
-        book = self._codebook(level, modality)
+        codebook = self._codebook(level, modality)
         scale = self.scale(level, modality)
-        bias = -scale * FAST * self._number(self.norm_weight, level, modality) * book.square().sum(1)
-        return torch.addmm(bias, 2 * scale * moved, book.T)
+        bias = -scale * FAST * self._number(self.norm_weight, level, modality) * codebook.square().sum(1)
+        return torch.addmm(bias, 2 * scale * moved, codebook.T)
 
     def residuals(self, z: Tensor, codes: Tensor) -> list[Tensor]:
         """z minus the codes before each level: M tensors (B, width)."""
         out = [z]
         for level in range(codes.shape[1] - 1):
-            out.append(out[-1] - self.quantizer.vectors(level, codes[:, level], codes[:, 0] if level else None))
+            out.append(out[-1] - self.quantizer.vectors(level, codes[:, level], codes[:, 0]))
         return out
 
 
@@ -222,7 +232,9 @@ class Attention(nn.Module):
     def __init__(self, config: GeneratorConfig) -> None:
         super().__init__()
         inner = config.heads * config.d_kv
-        self.heads, self.d_kv, self.dropout = config.heads, config.d_kv, config.dropout
+        self.heads = config.heads
+        self.d_kv = config.d_kv
+        self.dropout = config.dropout
         self.q = nn.Linear(config.d_model, inner, bias=False)
         self.k = nn.Linear(config.d_model, inner, bias=False)
         self.v = nn.Linear(config.d_model, inner, bias=False)
@@ -255,8 +267,10 @@ class Block(nn.Module):
 
     def __init__(self, config: GeneratorConfig) -> None:
         super().__init__()
-        self.self_norm, self.self_attention = RMSNorm(config.d_model), Attention(config)
-        self.cross_norm, self.cross_attention = RMSNorm(config.d_model), Attention(config)
+        self.self_norm = RMSNorm(config.d_model)
+        self.self_attention = Attention(config)
+        self.cross_norm = RMSNorm(config.d_model)
+        self.cross_attention = Attention(config)
         self.ff_norm = RMSNorm(config.d_model)
         self.ff_in = nn.Linear(config.d_model, config.d_ff, bias=False)
         self.ff_out = nn.Linear(config.d_ff, config.d_model, bias=False)
@@ -315,7 +329,7 @@ class Generator(nn.Module):
     def init_from_codebooks(self, codebooks: list[Tensor], scale: float) -> None:
         """Start each code's token at scale * W e / |e| with one random W, as published (scale 100 there)."""
         random = nn.Linear(self.config.width, self.config.d_model, bias=False, device=self.tokens.weight.device)
-        rows = torch.cat([F.normalize(book.to(self.tokens.weight), dim=1) for book in codebooks])
+        rows = torch.cat([F.normalize(codebook.to(self.tokens.weight), dim=1) for codebook in codebooks])
         self.tokens.weight[SPECIALS:] = scale * random(rows)
 
     @property
@@ -340,7 +354,8 @@ class Generator(nn.Module):
         query = torch.arange(past, past + length, device=device)[:, None]
         key = torch.arange(past + length, device=device)[None, :]
         distance = (query - key).clamp(min=0)
-        half, buckets = self.config.buckets // 2, self.config.buckets
+        buckets = self.config.buckets
+        half = buckets // 2
         growth = torch.log(distance.clamp(min=1).float() / half) / math.log(self.config.max_distance / half)
         far = half + (growth * (buckets - half)).long()
         bucket = torch.where(distance < half, distance, far.clamp(max=buckets - 1))
@@ -384,10 +399,15 @@ class Generator(nn.Module):
             Final hidden states, of the shape of `x`, and the grown keys and values.
         """
         x = self.dropout(x)
-        bias = self.bias(x.shape[1], 0 if past is None else past[0].keys.shape[2]).to(x.dtype)
+        read = 0
+        past_of_layer: Sequence[KeysValues | None] = [None] * len(self.blocks)
+        if past is not None:
+            read = past[0].keys.shape[2]
+            past_of_layer = past
+        bias = self.bias(x.shape[1], read).to(x.dtype)
         grown = []
         for i, block in enumerate(self.blocks):
-            x, memory = block(x, cross[i], bias, None if past is None else past[i])
+            x, memory = block(x, cross[i], bias, past_of_layer[i])
             grown.append(memory)
         return self.dropout(self.final_norm(x)), grown
 
@@ -414,12 +434,16 @@ class Generator(nn.Module):
         """(R, width) z minus the codes so far (R, l), where the head reads it."""
         if self.config.head == "table":
             return None
-        return z - self.codebook_head.quantizer.decode_prefix(codes) if codes.shape[1] else z
+        if not codes.shape[1]:
+            return z
+        return z - self.codebook_head.quantizer.decode_prefix(codes)
 
     def next_log_probs(self, z: Tensor, codes: Tensor) -> Tensor:
         """log p of every next code after codes (B, l): (B, K_l). Reads all from the start; search keeps what it has read."""
         hidden, _ = self.hidden(self.inputs(codes), self.cross_memory(z))
-        rows = by_modality(codes[:, 0]) if codes.shape[1] else ()
+        rows: ByModality = ()
+        if codes.shape[1]:
+            rows = by_modality(codes[:, 0])
         return self.log_probs(codes.shape[1], hidden[:, -1], self.residual(z, codes), rows)
 
     # -- training ----------------------------------------------------------------------------------------------
@@ -435,11 +459,14 @@ class Generator(nn.Module):
 
         `rows`: which rows are of which modality, where the caller knows (a sorted batch keeps fixed shapes); `states`, where
         it has them."""
-        hidden = self.states(z, codes) if states is None else states
+        hidden = states
+        if hidden is None:
+            hidden = self.states(z, codes)
         residuals: list[Tensor] | list[None] = [None] * self.config.levels
         if self.config.head == "codebooks":
             residuals = self.codebook_head.residuals(z, codes)
-            rows = by_modality(codes[:, 0]) if rows is None else rows
+            if rows is None:
+                rows = by_modality(codes[:, 0])
         return [self.log_probs(level, hidden[:, level], residuals[level], rows or ()) for level in range(self.config.levels)]
 
     def forward(self, z: Tensor, codes: Tensor) -> Tensor:
@@ -450,15 +477,21 @@ class Generator(nn.Module):
 
 def current_name(name: str) -> str:
     """Today's name of a weight, by the one it has in a file of any version."""
-    return name.replace(OLD_HEAD, HEAD)
+    for today, first in FIRST_NAMES.items():
+        name = name.replace(first, today)
+    for other, today in OTHER_NAMES.items():
+        name = name.replace(other, today)
+    return name
 
 
 def first_name(name: str) -> str:
     """The name that a weight had in the first version: fingerprints are made of these, and must not change."""
-    return name.replace(HEAD, OLD_HEAD)
+    for today, first in FIRST_NAMES.items():
+        name = name.replace(today, first)
+    return name
 
 
 def _rename_head(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
     """Before weights are loaded: give those of old files today's names."""
-    for name in [name for name in state if name.startswith(prefix + OLD_HEAD)]:
+    for name in [name for name in state if name.startswith(prefix) and current_name(name) != name]:
         state[current_name(name)] = state.pop(name)

@@ -33,7 +33,8 @@ from genius.types import Item, Query
 from genius.weight_digests import check_digests, write_digests
 from genius.weight_files import build, check_fit, pack, read_shapes, read_tensors, tensor_names, unpack
 
-WEIGHTS, ENCODER = "model.safetensors", "encoder"
+WEIGHTS = "model.safetensors"
+ENCODER = "encoder"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +106,14 @@ class Genius:
 
     def __repr__(self) -> str:
         sizes = " x ".join(map(str, self.config.quantizer.level_sizes))
-        encoder = "no encoder" if self.encoder is None else f"encoder {type(self.encoder).__name__}"
+        encoder = "no encoder"
+        if self.encoder is not None:
+            encoder = f"encoder {type(self.encoder).__name__}"
         return f"Genius({self.source or 'not saved'!r}, {self.config.width} wide, IDs of {sizes}, {encoder})"
 
     @property
     def fusion(self) -> Fusion:
-        """Two vectors of an item or a question -> one, z."""
+        """Two vectors of an item or a query -> one, z."""
         return self.network.fusion
 
     @property
@@ -150,18 +153,21 @@ class Genius:
         """What an encoder gave -> (z, dense), unit vectors (N, D): what codes are made of, and what re-ranking compares.
 
         Args:
-            features: N items or questions as two vectors each and which of them are there.
+            features: N items or queries as two vectors each and which of them are there.
             chunk: rows at a time, so that memory does not grow with N.
         """
         features.check(self.config.width)
-        z, dense = [], []
+        z = []
+        dense = []
         for i in range(0, max(len(features), 1), chunk):
             part = features[i : i + chunk].to(self.device, torch.float32)
             z.append(self.fusion(part))
             if self.config.rerank_embedding != "fused":
                 dense.append(score_fusion(part))
         fused = torch.cat(z)
-        return fused, torch.cat(dense) if dense else fused  # not a second copy of what may be gigabytes
+        if not dense:
+            return fused, fused  # not a second copy of what may be gigabytes
+        return fused, torch.cat(dense)
 
     def confidence(self, reranker: str) -> Confidence | None:
         """How scores become probabilities; None where the model was not calibrated for it.
@@ -170,7 +176,9 @@ class Genius:
             reranker: where the scores come from: embeddings, codes or none.
         """
         weights = self.config.confidence.get(reranker)
-        return None if weights is None else Confidence.read(weights)
+        if weights is None:
+            return None
+        return Confidence.read(weights)
 
     def encode(self, features: Features) -> Tensor:
         """Codes (N, M) of items, int64.
@@ -197,11 +205,11 @@ class Genius:
         return Embedded(z, dense, features.modality.to(self.device), kept, problems)
 
     def embed_queries(self, queries: Sequence[Query], *, batch_size: int = 64) -> Embedded:
-        """Vectors of questions; their instructions, or those of the kinds they ask for, are part of them.
+        """Vectors of queries; their instructions, or those of their target modalities, are part of them.
 
         Args:
             queries: what to embed. What is not wanted (`Query.minus`) is taken out of each.
-            batch_size: questions that the encoder takes at a time.
+            batch_size: queries that the encoder takes at a time.
 
         >>> model = Genius.from_pretrained("bundled:mini")
         >>> wanted, unwanted = model.embed_queries([Query("a bicycle", minus="a child"), Query("a child")]).z
@@ -209,8 +217,8 @@ class Genius:
         True
         """
         unwanted = [query.minus for query in queries if query.minus is not None]
-        asked = [*queries, *unwanted]
-        features = encode_queries(self._encoder(), asked, batch_size=batch_size, instructions=self.config.instructions)
+        both = [*queries, *unwanted]
+        features = encode_queries(self._encoder(), both, batch_size=batch_size, instructions=self.config.instructions)
         z, dense = self.embed(features)
         if unwanted:
             rows = torch.tensor([row for row, query in enumerate(queries) if query.minus is not None])
@@ -232,12 +240,15 @@ class Genius:
         True
         """
         digest = hashlib.sha256(json.dumps(identity(self.config), sort_keys=True).encode())
-        kinds = self.generator.codebook_head.modalities if self.generator.config.head == "codebooks" else 1
+        modalities = 1
+        if self.generator.config.head == "codebooks":
+            modalities = self.generator.codebook_head.modalities
         for name, tensor in sorted((first_name(name), tensor) for name, tensor in self.network.state_dict().items()):
             digest.update(name.encode())
-            numbers = as_one_number(current_name(name), tensor.detach(), kinds).cpu().contiguous()
+            numbers = as_one_number(current_name(name), tensor.detach(), modalities).cpu().contiguous()
             digest.update(numbers.view(torch.uint8).numpy().tobytes())
-        digest.update((self.encoder.fingerprint() if self.encoder is not None else "").encode())
+        if self.encoder is not None:
+            digest.update(self.encoder.fingerprint().encode())
         return digest.hexdigest()[:32]
 
     def save_pretrained(self, directory: str | Path, *, dtype: torch.dtype = torch.float32, encoder: bool = True) -> None:
@@ -245,8 +256,8 @@ class Genius:
 
         Args:
             directory: where; it is made if it is not there.
-            dtype: of the weights. `torch.int8` writes about a quarter of the bytes.
-            encoder: whether an encoder of its own is written, too.
+            dtype: of the weights. `torch.int8` takes about a quarter of the bytes.
+            encoder: whether an encoder of its own is saved, too.
 
         >>> import tempfile
         >>> Genius.from_pretrained("bundled:mini").save_pretrained(folder := tempfile.mkdtemp())
@@ -318,15 +329,12 @@ class Genius:
         shapes = {current_name(name): shapes[name] for name in tensor_names(shapes)}
         model = build(lambda: cls(config), shapes, str(path))
         own = model.network.state_dict()
-        check_fit(
-            model.network,
-            {name: own[name].shape if one_for_all(name, shape, own) else shape for name, shape in shapes.items()},
-            str(path),
-        )
+        expected = {name: own[name].shape for name, shape in shapes.items() if one_for_all(name, shape, own)}
+        check_fit(model.network, shapes | expected, str(path))
         check_digests(directory)
         try:
             weights = {current_name(name): tensor for name, tensor in unpack(read_tensors(path)).items()}
-            model.network.load_state_dict(for_each_kind(weights, own))
+            model.network.load_state_dict(for_each_modality(weights, own))
         except GeniusError as error:
             raise GeniusError(f"cannot load the model at {directory}: {error}") from None
         model._try(directory)
@@ -336,7 +344,8 @@ class Genius:
             model._take(load_encoder(encoder_uri(directory, config.encoder)))
         elif (directory / ENCODER).is_dir():
             model._take(load_encoder(f"local-dir:{directory / ENCODER}"))
-        model.source, model.knows = str(source), load_knows(directory)
+        model.source = str(source)
+        model.knows = load_knows(directory)
         model.queries = QueryBank.load(directory, config.width)
         return model.to(device)
 
@@ -345,7 +354,10 @@ class Genius:
         blank = torch.zeros(1, self.config.width)
         try:
             z, _ = self.embed(Features(blank, blank, torch.tensor([True]), torch.tensor([True])))
-            codes = self.quantizer.encode(z, torch.zeros(1, dtype=torch.long) if self.config.quantizer.labelled else None)
+            modality = None
+            if self.config.quantizer.labelled:
+                modality = torch.zeros(1, dtype=torch.long)
+            codes = self.quantizer.encode(z, modality)
             with torch.no_grad():
                 self.generator(z, codes)
         except Exception as error:  # whatever a config of nonsense leads to
@@ -353,35 +365,38 @@ class Genius:
 
 
 def _away(vectors: Tensor, rows: Tensor, queries: int) -> Tensor:
-    """(Q, D) unit vectors of questions, those of `rows` without what they share with the unwanted ones that follow them."""
-    asked, unwanted = vectors[:queries].clone(), vectors[queries:]
-    wanted = asked[rows]
+    """(Q, D) unit vectors of queries, those of `rows` without what they share with the unwanted ones that follow them."""
+    kept = vectors[:queries].clone()
+    unwanted = vectors[queries:]
+    wanted = kept[rows]
     left = wanted - (wanted * unwanted).sum(1, keepdim=True).clamp(min=0) * unwanted
     if bool((left.norm(dim=1) < 1e-3).any()):
         raise GeniusError("what is wanted and what is not are the same: nothing is left to look for")
-    asked[rows] = F.normalize(left, dim=1)
-    return asked
+    kept[rows] = F.normalize(left, dim=1)
+    return kept
 
 
-# -- weights from before every kind had its own a_l and b_l --------------------------------------------------
+# -- weights from before every modality had its own a_l and b_l --------------------------------------------------
 
 SCALES = (f"{HEAD}log_scale", f"{HEAD}norm_weight")
 
 
 def one_for_all(name: str, shape: Sequence[int], wanted: Mapping[str, Tensor]) -> bool:
-    """Whether a weight is from before every kind had its own a_l and b_l: one number a level."""
+    """Whether a weight is from before every modality had its own a_l and b_l: one number per level."""
     return name.endswith(SCALES) and name in wanted and [3 * size for size in shape] == list(wanted[name].shape)
 
 
-def for_each_kind(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights of today from such ones: all kinds of a level take its number."""
-    old = {name for name, tensor in tensors.items() if one_for_all(name, tensor.shape, wanted)}
-    return {name: tensor.repeat_interleave(3) if name in old else tensor for name, tensor in tensors.items()}
+def for_each_modality(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights of today from such ones: all modalities of a level take its number."""
+    old = [name for name, tensor in tensors.items() if one_for_all(name, tensor.shape, wanted)]
+    return {**tensors, **{name: tensors[name].repeat_interleave(3) for name in old}}
 
 
-def as_one_number(name: str, tensor: Tensor, kinds: int) -> Tensor:
-    """A weight as it was before that, if its `kinds` do not differ: what fingerprints are made of must not change."""
+def as_one_number(name: str, tensor: Tensor, modalities: int) -> Tensor:
+    """A weight as it was before that, if modalities do not differ: what fingerprints are made of must not change."""
     if not name.endswith(SCALES):
         return tensor
-    by_kind = tensor.view(-1, kinds)
-    return by_kind[:, 0] if bool((by_kind == by_kind[:, :1]).all()) else tensor
+    by_modality = tensor.view(-1, modalities)
+    if bool((by_modality == by_modality[:, :1]).all()):
+        return by_modality[:, 0]
+    return tensor

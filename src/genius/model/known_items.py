@@ -36,26 +36,26 @@ class Knows:
     """Statistics of a model's own items."""
 
     items: int  # that codes were fitted to
-    reach: Mapping[str, float]  # modality -> distance of z to its reconstruction that `USUAL` of these items keep
+    usual_distance: Mapping[str, float]  # modality -> distance of z to its reconstruction that `USUAL` of these items keep
     about: str = ""  # what these items are, in a few words
     fit: Mapping[str, Any] = field(default_factory=dict)  # of a model fitted without pairs: how, and what it keeps
 
     def to_dict(self) -> dict[str, Any]:
-        return {"items": self.items, "reach": dict(self.reach), "about": self.about, "fit": dict(self.fit)}
+        return {"items": self.items, "usual_distance": dict(self.usual_distance), "about": self.about, "fit": dict(self.fit)}
 
     def strange(self, distance: Tensor, modality: Tensor) -> dict[str, float]:
-        """Modality -> share of these items beyond `reach`, for modalities that look unlike the model's own items.
+        """Modality -> share of these items beyond `usual_distance`, for modalities that look unlike the model's own items.
 
         Args:
             distance: (N,) of items to their reconstructions (`distances`).
             modality: (N,) of the items.
         """
         out = {}
-        for label, reach in self.reach.items():
+        for label, limit in self.usual_distance.items():
             own = distance[modality == int(Modality.parse(label))]
             if len(own) < FEW:
                 continue
-            share = (own > reach + MARGIN).float().mean().item()
+            share = (own > limit + MARGIN).float().mean().item()
             if share >= STRANGE:
                 out[label] = share
         return out
@@ -71,12 +71,12 @@ def distances(quantizer: ResidualQuantizer, z: Tensor, codes: Tensor) -> Tensor:
 def knows(quantizer: ResidualQuantizer, z: Tensor, modality: Tensor, codes: Tensor, about: str = "") -> Knows:
     """Statistics of the items that a model was fitted to, or of items like them."""
     distance = distances(quantizer, z, codes)
-    reach = {}
+    usual_distance = {}
     for value in Modality:
         own = distance[modality == int(value)]
         if len(own) >= FEW:
-            reach[value.label] = round(torch.quantile(own[:100_000], USUAL).item(), 4)
-    return Knows(len(z), reach, about)
+            usual_distance[value.label] = round(torch.quantile(own[:100_000], USUAL).item(), 4)
+    return Knows(len(z), usual_distance, about)
 
 
 def save_knows(directory: Path, known: Knows) -> None:
@@ -92,7 +92,8 @@ def load_knows(directory: Path) -> Knows | None:
     except FileNotFoundError:
         return None
     try:
-        reach = {Modality.parse(str(label)).label: float(value) for label, value in body["reach"].items()}
-        return Knows(int(body["items"]), reach, str(body.get("about", "")), dict(body.get("fit", {})))
+        stored = body.get("usual_distance", body.get("reach"))  # "reach": its name in the first release
+        usual_distance = {Modality.parse(str(label)).label: float(value) for label, value in stored.items()}
+        return Knows(int(body["items"]), usual_distance, str(body.get("about", "")), dict(body.get("fit", {})))
     except (GeniusError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
         raise GeniusError(f"{path} is not what it should be: it says how closely codes describe their items") from None

@@ -132,7 +132,8 @@ def _decoder(gen: dict[str, Tensor], layers: int) -> dict[str, Tensor]:
         "generator.final_norm.weight": gen[f"{t5}.final_layer_norm.weight"],
     }
     for i in range(layers):
-        theirs, ours = f"{t5}.block.{i}.layer", f"generator.blocks.{i}"
+        theirs = f"{t5}.block.{i}.layer"
+        ours = f"generator.blocks.{i}"
         for matrix in "qkvo":
             out[f"{ours}.self_attention.{matrix}.weight"] = gen[f"{theirs}.0.SelfAttention.{matrix}.weight"]
             out[f"{ours}.cross_attention.{matrix}.weight"] = gen[f"{theirs}.1.EncDecAttention.{matrix}.weight"]

@@ -114,7 +114,7 @@ class ResidualQuantizer(Codebooks):
         """
         self._check(z, modality)
         codes = torch.empty(len(z), self.config.levels, dtype=torch.long, device=z.device)
-        if not self.config.own_books_from or modality is None:
+        if not self.config.modality_codebooks_from or modality is None:
             self._encode_rows(z, modality, torch.arange(len(z), device=z.device), None, codes)
             return codes
         for value in range(3):
@@ -197,7 +197,9 @@ class ResidualQuantizer(Codebooks):
                     continue
                 candidates = gather(residuals[number].detach())
                 own = candidates[gather(codes[:, 0]) == modality]
-                self._revive(number, block, dead, own if len(own) else candidates)
+                if not len(own):
+                    own = candidates
+                self._revive(number, block, dead, own)
 
     def _blocks(self, number: int) -> list[tuple[int, slice]]:
         """Modality (-1: all) and rows of each part of a codebook."""
@@ -240,8 +242,10 @@ class ResidualQuantizer(Codebooks):
         if _several_processes():
             dist.broadcast(picks, src=0)
         sizes = self.get_buffer(f"sizes_{number}")[block]
-        weight = 2.0 if self.config.published_revival else sizes.mean().clamp(min=1e-3)
-        self.get_buffer(f"codes_{number}")[block][rows] = picks  # slices are views: this writes into the buffers
+        weight = sizes.mean().clamp(min=1e-3)
+        if self.config.published_revival:
+            weight = torch.full_like(weight, 2.0)
+        self.get_buffer(f"codes_{number}")[block][rows] = picks  # slices are views: this fills the buffers
         self.get_buffer(f"sums_{number}")[block][rows] = picks * weight
         sizes[rows] = weight
         self.get_buffer(f"unused_{number}")[block][rows] = 0
@@ -310,7 +314,9 @@ class _RowEncoder:
         self.config = config
         self.codebooks = codebooks
         self.halves = [codebook.square().sum(1) / 2 for codebook in codebooks]
-        self.again = levels[config.settled :] if config.encode_sweeps else levels[:0]  # levels that are chosen again
+        self.again = levels[:0]  # levels that are chosen again
+        if config.encode_sweeps:
+            self.again = levels[config.settled :]
         self.starts: dict[int, int] = {}  # level -> first row of it in the joined codebooks
         codes_again = 0
         for level in self.again:
@@ -429,7 +435,7 @@ def register(family: str, build: Build) -> Build:
 
 
 def build_quantizer(config: QuantizerConfig) -> ResidualQuantizer:
-    """The quantizer that a config names; one of an installed package is imported when it is first asked for.
+    """The quantizer that a config names; one of an installed package is imported when it is first needed.
 
     Raises:
         GeniusError: If nobody registered it.

@@ -46,7 +46,7 @@ class QueryBank:
         target: (n,) int64, the modality that each query wants; -1 unknown.
         probe_weight: (3, D) of the linear probe for the target modality; None: the bank has too few targets to fit one.
         probe_bias: (3,) of it.
-        real: Whether people or a data set asked them. Queries invented from items say nothing about hubs: they give no item bias.
+        real: Whether they come from people or a data set. Invented queries say nothing about hubs: they give no item bias.
     """
 
     z: Tensor
@@ -73,7 +73,7 @@ class QueryBank:
             target: (n,) the modality of its positives, -1 unknown.
             size: Most queries that are kept.
             seed: Of the sample.
-            real: Whether they were asked, not invented.
+            real: Whether they come from people or a data set, not invented.
 
         Raises:
             GeniusError: If the shapes do not fit or a vector is not finite.
@@ -96,8 +96,8 @@ class QueryBank:
         Args:
             target: A modality; -1, or one that few queries want: all queries.
         """
-        own = self.z[self.target == target] if target >= 0 else self.z
-        if len(own) < FEWEST:
+        own = self.z[self.target == target]
+        if target < 0 or len(own) < FEWEST:
             own = self.z
         second_moment = own.T @ own / max(len(own), 1)
         mean_diagonal = second_moment.diagonal().mean()
@@ -117,7 +117,9 @@ class QueryBank:
         if not self.real:
             return 0.0
         queries = int(((self.modality == query_modality) & (self.target == target)).sum())
-        return queries / (queries + PSEUDO_QUERIES) if queries >= FEWEST else 0.0
+        if queries < FEWEST:
+            return 0.0
+        return queries / (queries + PSEUDO_QUERIES)
 
     def item_bias(self, vectors: Tensor, query_modality: int, target: int) -> Tensor:
         """How similar items are to queries in general: b(x) = w t log mean over queries q of exp(q . x / t).
@@ -218,7 +220,8 @@ def _fit_probe(z: Tensor, target: Tensor) -> tuple[Tensor | None, Tensor | None]
     if int((counts >= FEWEST).sum()) < 2:
         return None, None
     known = target >= 0
-    inputs, labels = z[known], target[known]
+    inputs = z[known]
+    labels = target[known]
     weight = torch.zeros(MODALITIES, z.shape[1], requires_grad=True)
     bias = torch.zeros(MODALITIES, requires_grad=True)
     optimizer = torch.optim.LBFGS([weight, bias], max_iter=100, line_search_fn="strong_wolfe")

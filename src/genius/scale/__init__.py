@@ -2,7 +2,7 @@
 one on this machine for as long as a command lasts.
 
 Knows Ray, and is imported by the command line alone, behind an option: nothing here is needed, or loaded, without it. The work
-itself is that of the rooms below (`index`, `train`, `serve`); here it is only spread.
+itself is that of the packages below (`index`, `train`, `serve`); here it is only spread.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ from genius.scale.parts import DATA, Part, PartIndexer, Record, Staging, cut
 AT_ONCE = 10_000  # rows named in one condition
 IN_FLIGHT = 2  # parts that a worker has: one that it does, and the next
 TRIES = 3  # workers that a part may outlive
-SILENCE = 120.0  # seconds without any worker after which people are told that we wait
+SILENCE = 120.0  # seconds without any worker after which a message says that we wait
 
 Tell = Callable[[int, int], None]
 """Hears of items that are done since the last call, and of how many there are in all (0: unknown)."""
@@ -63,7 +63,8 @@ def was_taken_in(index: Index, staging: Staging) -> bool:
 
 def take_in(index: Index, staging: Staging, records: Sequence[Record]) -> Taken:
     """Commit records. Call it again after any crash: it happens once (`was_taken_in`)."""
-    taken, gone = Taken(), [0][:0]
+    taken = Taken()
+    gone = [0][:0]
     filled = sorted((record for record in records if record.rows), key=lambda record: record.first)
     if not filled:
         return taken
@@ -121,7 +122,8 @@ def _move_in(index: Index, staging: Staging, records: Sequence[Record]) -> None:
     target = table_folder(index.path) / DATA
     target.mkdir(exist_ok=True)
     for name, size in (file for record in records for file in record.files()):
-        source, place = staging.folder / DATA / name, target / name
+        source = staging.folder / DATA / name
+        place = target / name
         if place.exists() and place.stat().st_size == size:
             continue  # of an attempt that was killed here
         try:
@@ -244,7 +246,8 @@ def bulk_index(
             with index.change():
                 first = staging.begin(parts, index.store)
             todo = [part for part in parts if staging.record(part, first[part.name]) is None]
-            report.parts, report.resumed = len(parts), len(parts) - len(todo)
+            report.parts = len(parts)
+            report.resumed = len(parts) - len(todo)
             if todo:
                 (spread or _on_ray)(_Work(index.path, ingest, config, todo, first, tell, say, report))
             records = [record for part in parts if (record := staging.record(part, first[part.name])) is not None]
@@ -256,7 +259,8 @@ def bulk_index(
         report.report.problems.total += record.problems_total - len(record.problems)
         report.report.unchanged += record.unchanged
     report.report.problems += taken.problems
-    report.report.added, report.report.replaced = taken.added, taken.replaced
+    report.report.added = taken.added
+    report.report.replaced = taken.replaced
     report.report.seconds = monotonic() - started
     return report
 
@@ -288,15 +292,20 @@ class _Run:
     """The driver's loop: never more than `IN_FLIGHT` parts at a worker, and none at one that has not started yet."""
 
     def __init__(self, ray: Any, work: _Work) -> None:
-        self.ray, self.work, self.report = ray, work, work.report
-        config, parts = work.config, work.parts
+        self.ray = ray
+        self.work = work
+        self.report = work.report
+        config = work.config
+        parts = work.parts
         resources = ray.cluster_resources()
         gpus = int(resources.get("GPU", 0)) if config.device != "cpu" else 0
         self.wanted = min(config.workers or gpus or max(1, int(resources.get("CPU", 1))), len(parts))
         options = {"num_gpus": 1} if gpus else {"num_cpus": 1}
         self.make = ray.remote(**options, max_restarts=0)(PartIndexer)
         self.queue = deque((part, 0) for part in parts)
-        self.total = sum(part.items for part in parts) if all(part.items for part in parts) else 0
+        self.total = 0
+        if all(part.items for part in parts):
+            self.total = sum(part.items for part in parts)
         self.pending: dict[Any, tuple[Any, Part | None, int]] = {}  # reference -> worker, part (None: it starts), tries
         self.workers: dict[Any, int] = {}  # that have started -> parts in flight
         self.deaths = 0  # since a part was last done

@@ -46,7 +46,8 @@ class Place:
     def __init__(self, url: str) -> None:
         from pyarrow import fs
 
-        self.url, self.root = url, url.removeprefix("s3://")
+        self.url = url
+        self.root = url.removeprefix("s3://")
         endpoint = urlsplit(os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or "")
         options: dict[str, Any] = {"scheme": endpoint.scheme, "endpoint_override": endpoint.netloc} if endpoint.netloc else {}
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
@@ -116,7 +117,9 @@ def fetch_sources(url: str, folder: Path) -> Path:
     target = folder / place.root
     if single:
         about = place.store.get_file_info(place.root)
-        found, place.root, target = {target.name: (about.size, about.mtime_ns or 0)}, str(Path(place.root).parent), target.parent
+        found = {target.name: (about.size, about.mtime_ns or 0)}
+        place.root = str(Path(place.root).parent)
+        target = target.parent
     for name, (size, time) in found.items():
         path = (target / name).resolve()
         if not path.is_relative_to(target.resolve()):
@@ -145,7 +148,8 @@ def publish(folder: Path, url: str, alone: bool = False) -> LedgerState:
         state = Ledger(folder).read()
         if state is None:
             raise GeniusError(f"{folder} is of an earlier format: genius optimize {folder} brings it up to date")
-        there, before = {name: about for name, about in place.files().items() if not _is_claim(name)}, _ledger_state(place)
+        there = {name: about for name, about in place.files().items() if not _is_claim(name)}
+        before = _ledger_state(place)
         _refuse_another(folder, place, state, before, there)
         table = table_folder(folder)
         for name in sorted(state.files, key=lambda name: name.startswith("_versions")):  # what defines a version after its data

@@ -48,7 +48,9 @@ if TYPE_CHECKING:
 
 MAX_PARTS = 1 << 15  # of one job: each part has its own range of row numbers
 MAX_ROWS = 1 << 20
-JOB, RECORDS, DATA = "job.json", "records", "data"
+JOB = "job.json"
+RECORDS = "records"
+DATA = "data"
 
 HELD = 128 << 20  # bytes of finished rows, after which they go to a file
 
@@ -62,10 +64,13 @@ class Part:
     items: int  # about how many, for the time left; 0: unknown
 
     def __str__(self) -> str:
-        first, last = self.files[0], self.files[-1]
+        first = self.files[0]
+        last = self.files[-1]
         if first.rows is not None and len(self.files) == 1:
             return f"{first.name}, rows from {first.rows.first + 1:,} on"
-        return first.name if first is last else f"{first.name} to {last.name}"
+        if first is last:
+            return first.name
+        return f"{first.name} to {last.name}"
 
 
 def cut(paths: Sequence[str | Path], config: IngestConfig, rows: int, salt: str, report: IngestReport) -> list[Part]:
@@ -113,8 +118,10 @@ def _part(files: Sequence[Found], items: int, about: str, config: IngestConfig) 
     digest = hashlib.blake2b(about.encode(), digest_size=12)
     for file in files:
         marks = [_mark(path, config) for path in (file.path, file.caption) if path is not None]
-        stretch = None if file.rows is None else asdict(file.rows)
-        digest.update(repr((str(file.path), file.name, marks, stretch)).encode("utf-8", "backslashreplace"))
+        row_range = None
+        if file.rows is not None:
+            row_range = asdict(file.rows)
+        digest.update(repr((str(file.path), file.name, marks, row_range)).encode("utf-8", "backslashreplace"))
     return Part(digest.hexdigest(), tuple(files), items)
 
 
@@ -167,7 +174,9 @@ class Staging:
     def range(self) -> tuple[int, int] | None:
         """The row numbers that belong to the job that is under way, if there is one."""
         job = self._job()
-        return None if job is None else (job["first"], job["first"] + (1 << SEQ_SHIFT))
+        if job is None:
+            return None
+        return (job["first"], job["first"] + (1 << SEQ_SHIFT))
 
     def _job(self) -> dict[str, Any] | None:
         try:
@@ -193,7 +202,9 @@ class Staging:
                 body["field_types"] = body.pop("kinds")
             record = Record(**body)
             whole = all((self.folder / DATA / name).stat().st_size == size for name, size in record.files())
-            return record if whole and record.first == first and len(self.hashes(record)) == record.rows else None
+            if whole and record.first == first and len(self.hashes(record)) == record.rows:
+                return record
+            return None
         except (FileNotFoundError, TypeError, ValueError):  # GeniusError is a ValueError
             return None
 
@@ -234,7 +245,8 @@ class PartIndexer:
 
         self.index = Index.open(index, read_only=True)
         self.index.model.to(device)
-        self.config, self.thumbnails = config, thumbnails
+        self.config = config
+        self.thumbnails = thumbnails
         self.staging = Staging(index)
         self.storage_version: str = lance.dataset(str(table_folder(index))).data_storage_version
 
@@ -247,7 +259,8 @@ class PartIndexer:
         started = time.process_time()
         report = IngestReport()
         reader = self.index.reader()
-        known, schema = reader.columns, reader.schema
+        known = reader.columns
+        schema = reader.schema
         own = [schema.field(name) for name in schema.names if name in meta.BUILT_IN or name.startswith("_")]
         field_types: dict[str, meta.FieldType] = {}
         tables: list[pa.Table] = []
@@ -283,9 +296,13 @@ class PartIndexer:
     def _flush(self, tables: list[pa.Table]) -> list[dict[str, Any]]:
         import pyarrow as pa
 
-        rows = pa.concat_tables(tables, promote_options="default") if tables else None
+        rows = None
+        if tables:
+            rows = pa.concat_tables(tables, promote_options="default")
         tables.clear()
-        return [] if rows is None or not rows.num_rows else self.staging.write_rows(rows, self.storage_version)
+        if rows is None or not rows.num_rows:
+            return []
+        return self.staging.write_rows(rows, self.storage_version)
 
 
 def _with(own: list[pa.Field], field_types: dict[str, meta.FieldType]) -> pa.Schema:

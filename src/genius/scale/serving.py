@@ -1,6 +1,6 @@
 """`genius serve INDEX --ray`: replicas of our own app on many machines, behind a front that never fails a request for them.
 
-A replica opens the index, which its machine must see, for reading, and is asked nothing before that is done. It follows new
+A replica opens the index, which its machine must see, for reading, and gets no request before that is done. It follows new
 versions by itself, whole ones only, as every open index does; another index or model is rolled out by running the command again
 with the same name: new replicas first load and pass their health check, old ones finish what they have. The front holds no
 model: it passes requests on, asks another replica when one dies over a request (all they do is read), and says 503 with
@@ -31,8 +31,8 @@ from genius.serve.auth import ENVIRONMENT, KeyRing, check_exposure
 from genius.serve.errors import error_response
 from genius.serve.settings import ServeConfig
 
-TRIES = 3  # replicas that are asked before a request is given up
-AGAIN_S = 0.2  # before the next is asked
+TRIES = 3  # replicas that are tried before a request is given up
+AGAIN_S = 0.2  # before the next is tried
 
 Answer = tuple[int, Sequence[tuple[bytes, bytes]], bytes]
 """Status, headers, body."""
@@ -66,7 +66,9 @@ class Replica:
 
     async def answer(self, scope: Mapping[str, Any], body: bytes) -> Answer:
         """What the app answers to a request whose body is all here."""
-        status, headers, parts = 500, [], []
+        status = 500
+        headers = []
+        parts = []
         sent = False
 
         async def receive() -> dict[str, Any]:
@@ -79,7 +81,8 @@ class Replica:
         async def send(message: Any) -> None:
             nonlocal status, headers
             if message["type"] == "http.response.start":
-                status, headers = message["status"], [(bytes(name), bytes(value)) for name, value in message["headers"]]
+                status = message["status"]
+                headers = [(bytes(name), bytes(value)) for name, value in message["headers"]]
             else:
                 parts.append(message.get("body", b""))
 
@@ -95,7 +98,8 @@ class Front:
     """Passes requests on."""
 
     def __init__(self, replicas: Any, max_body_bytes: int) -> None:
-        self.replicas, self.limit = replicas, max_body_bytes
+        self.replicas = replicas
+        self.limit = max_body_bytes
 
     async def __call__(self, request: Request) -> Response:
         from ray.exceptions import RayActorError, RayError, RayTaskError
@@ -156,7 +160,9 @@ def application(arguments: dict[str, str]) -> Any:
     if "index" not in arguments or not arguments.keys() <= known:
         raise GeniusError(f"arguments are {', '.join(sorted(known))}, of which index is needed; got {sorted(arguments)}")
     least, most = replica_counts(arguments.get("replicas", "1"))
-    keys = Path(arguments["keys"]) if "keys" in arguments else None
+    keys = None
+    if "keys" in arguments:
+        keys = Path(arguments["keys"])
     config = ReplicaConfig(least=least, most=most, device=arguments.get("device", "cpu"))
     settings = ServeConfig(read_only=True, host="0.0.0.0")
     check_exposure(settings, KeyRing.load(keys).current())

@@ -99,7 +99,9 @@ def _absolute(config: TrainConfig) -> TrainConfig:
 def _reason(error: BaseException) -> str:
     """The worker's own words, out of what Ray wraps them in."""
     failures = getattr(error, "worker_failures", None)
-    inner = next(iter(failures.values())) if failures else error
+    inner = error
+    if failures:
+        inner = next(iter(failures.values()))
     lines = [line.strip() for line in str(inner).splitlines() if line.strip()]
     named = [line for line in lines if "GeniusError" in line]
     return (named[-1].partition("GeniusError:")[2].strip() if named else lines[-1] if lines else type(inner).__name__)[:300]

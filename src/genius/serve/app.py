@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import cache
@@ -70,7 +71,10 @@ def create_app(
         An ASGI app that any server can run.
     """
     config = config or ServeConfig()
-    collections = index if isinstance(index, Mapping) else {collection_name(getattr(index, "path", "")): index}
+    if isinstance(index, Mapping):
+        collections = index
+    else:
+        collections = {collection_name(getattr(index, "path", "")): index}
     service = Service(collections, config, keys or Keys())
 
     @asynccontextmanager
@@ -107,8 +111,8 @@ def create_app(
 
 def collection_name(path: str | Path) -> str:
     """The name of a collection that was given none: its folder's, without the suffix."""
-    stem = Path(path).stem
-    return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in stem).strip("._-")[:64] or "default"
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", Path(path).stem)
+    return name.strip("._-")[:64] or "default"
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:

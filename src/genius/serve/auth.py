@@ -54,7 +54,18 @@ class Key:
 
     @classmethod
     def make(cls, role: str, key: str, where: str, name: str | None = None, expires: str | None = None) -> Key:
-        """A key as it is written; `where` is named in errors, which never show the key itself."""
+        """A key from its text form.
+
+        Args:
+            role: read, write or admin.
+            key: The key, or `sha256:` and the digest of one.
+            where: Place that errors name; they never show the key itself.
+            name: What logs call it; by default the role and part of the digest.
+            expires: Date (valid until its end, UTC) or time.
+
+        Raises:
+            GeniusError: A part is not valid.
+        """
         if role not in GRANTS:
             raise GeniusError(f"{where}: unknown role {role!r}, use 'read' or 'write'")
         if re.fullmatch(r"sha256:[0-9a-fA-F]{64}", key):
@@ -65,8 +76,10 @@ class Key:
             digest = _digest(key)
         if name is not None and not re.fullmatch(r"[\w.@-]{1,64}", name):
             raise GeniusError(f"{where}: a key's name has letters, digits and . _ - @, at most 64")
-        until = None if expires is None else _parse_expiry(expires, where)
-        return cls(digest, role, name or f"{role}-{digest[:4].hex()}", until)
+        expiry = None
+        if expires is not None:
+            expiry = _parse_expiry(expires, where)
+        return cls(digest, role, name or f"{role}-{digest[:4].hex()}", expiry)
 
     @property
     def scopes(self) -> tuple[Role, ...]:
@@ -93,12 +106,16 @@ class Keys:
     @classmethod
     def load(cls, file: Path | None = None, environ: Mapping[str, str] | None = None) -> Keys:
         """Keys of the file and of the environment together."""
-        variables = os.environ if environ is None else environ
-        parts = re.split(r"[,\s]+", variables.get(ENVIRONMENT, "").strip())
-        pairs = [part.partition(":") for part in parts if part]
-        from_environment = cls.parse([(role, key) for role, _, key in pairs], ENVIRONMENT).entries
-        from_file = () if file is None else _read_key_file(file)
-        return cls((*from_file, *from_environment))
+        if environ is None:
+            environ = os.environ
+        entries: list[Key] = []
+        if file is not None:
+            entries += _read_key_file(file)
+        for part in re.split(r"[,\s]+", environ.get(ENVIRONMENT, "")):
+            if part:
+                role, _, key = part.partition(":")
+                entries.append(Key.make(role, key, ENVIRONMENT))
+        return cls(tuple(entries))
 
     def find(self, presented: str | None) -> Key | None:
         """The presented key, with its strongest role if it is listed twice. All keys are compared, in constant time."""
@@ -159,7 +176,7 @@ class KeyRing:
         return about.st_mtime_ns, about.st_size, about.st_ino
 
 
-def _read_key_file(file: Path) -> tuple[Key, ...]:
+def _read_key_file(file: Path) -> list[Key]:
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -176,7 +193,7 @@ def _read_key_file(file: Path) -> tuple[Key, ...]:
         keys.append(Key.make(words[0], words[1], where, options.get("name"), options.get("expires")))
     if not keys:
         raise GeniusError(f"the key file {file} holds no key")
-    return tuple(keys)
+    return keys
 
 
 def _digest(key: str) -> bytes:
@@ -208,7 +225,9 @@ class Caller:
     @property
     def owner(self) -> str:
         """Whose share of the work a request belongs to."""
-        return self.name if self.keyed else self.address
+        if self.keyed:
+            return self.name
+        return self.address
 
 
 def presented_key(headers: Mapping[str, str]) -> str | None:
@@ -226,7 +245,9 @@ def identify(keys: Keys, headers: Mapping[str, str], address: str) -> Caller:
     presented = presented_key(headers)
     key = keys.find(presented)
     if key is None:
-        problem = "this server needs an API key" if presented is None else "this API key is not known"
+        problem = "this API key is not known"
+        if presented is None:
+            problem = "this server needs an API key"
         raise ApiError(401, f"{problem}: send 'Authorization: Bearer KEY'")
     if key.expired():
         raise ApiError(401, f"this API key has expired, on {key.expires:%Y-%m-%d}")
@@ -240,23 +261,26 @@ def authorize(caller: Caller, needed: Role) -> None:
 
 
 def guard_open_server(config: ServeConfig, headers: Mapping[str, str], method: str) -> None:
-    """Without keys, refuse other web sites: a page elsewhere must not reach a local server through the browser.
+    """Without keys, refuse other web sites: a page elsewhere must not use a local server through the browser.
 
     DNS rebinding shows in the Host header, a cross-site form in Origin or Sec-Fetch-Site.
     """
     host_header = headers.get("host", "")
-    host = urlsplit(f"//{host_header}").hostname if _is_plain(host_header) else None
+    host = None
+    if _is_address(host_header):
+        host = urlsplit(f"//{host_header}").hostname
     if host not in LOCAL_HOSTS and host not in config.allowed_hosts and host != config.host:
         raise ApiError(403, "this server has no API keys and answers only to local names: use localhost, or set keys")
     if method in ("GET", "HEAD", "OPTIONS"):
         return
     origin = headers.get("origin")
-    same_origin = origin is None or (_is_plain(origin) and urlsplit(origin).netloc == host_header)
+    same_origin = origin is None or (_is_address(origin) and urlsplit(origin).netloc == host_header)
     if not same_origin or headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         raise ApiError(403, "requests from other web sites are refused")
 
 
-def _is_plain(value: str) -> bool:
+def _is_address(value: str) -> bool:
+    """Whether a header has only characters of an address or URL, so that it can be parsed."""
     return bool(re.fullmatch(r"[\w.:/\[\]-]+", value))
 
 
@@ -289,4 +313,6 @@ def client_of(scope: AsgiScope) -> str:
 def owner_of(scope: AsgiScope) -> str:
     """Whose share of the work a request belongs to: the key's, once it is known, or the address's."""
     caller = scope.get("state", {}).get("caller")
-    return caller.owner if isinstance(caller, Caller) else client_of(scope)
+    if isinstance(caller, Caller):
+        return caller.owner
+    return client_of(scope)

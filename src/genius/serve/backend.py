@@ -38,6 +38,7 @@ from genius.serve.schemas import (
     ListResponse,
     MapResponse,
     PlacedOut,
+    SearchResult,
     Target,
 )
 from genius.types import ImageInput, Item, Modality, Query
@@ -86,22 +87,14 @@ class Job:
 
     @property
     def lane(self) -> str:
-        """The type of work. Lanes have equal shares of the time, so that nobody's settings delay plain searches."""
+        """The type of work. Lanes have equal shares of the time, so that nobody's settings delay other searches."""
         if self.large or self.request.diverse or not self.request.adaptive:
             return LARGE_LANE
         if self.batched:
             return "batch"
-        return "plain" if self.request.where is None else "filtered"
-
-
-@dataclass(frozen=True)
-class Found:
-    """Results of one search."""
-
-    hits: list[HitOut]
-    answerable: float | None = None
-    doubtful: bool = False
-    why: str | None = None
+        if self.request.where is not None:
+            return "filtered"
+        return "search"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +112,9 @@ class Page:
         value, item_id = key
         if value is None:
             return (True, 0, item_id)
-        return (False, _Reversed(value) if self.descending else value, item_id)
+        if self.descending:
+            value = _Reversed(value)
+        return (False, value, item_id)
 
     def cursor(self, key: SortKey) -> str:
         """A key as text for a URL."""
@@ -171,7 +166,7 @@ class Backend:
 
     # -- search ------------------------------------------------------------------------------------------------
 
-    def run(self, jobs: Sequence[Job]) -> list[Found | BaseException]:
+    def run(self, jobs: Sequence[Job]) -> list[SearchResult | BaseException]:
         """One pass for jobs of one group. If it fails, each runs alone, so that only the failing query fails."""
         try:
             return list(self._search(jobs))
@@ -180,17 +175,21 @@ class Backend:
                 return [error]
             return [self.run([job])[0] for job in jobs]
 
-    def _search(self, jobs: Sequence[Job]) -> list[Found]:
-        k = max(job.fetched for job in jobs)
+    def _search(self, jobs: Sequence[Job]) -> list[SearchResult]:
+        largest_k = max(job.fetched for job in jobs)
         requests = []
         for job in jobs:
-            own_k = job.fetched if job.request.diverse else k  # the best k of more are the best k, but not when diverse
-            requests.append(replace(job.request, k=own_k, min_score=None))
+            k = largest_k
+            if job.request.diverse:  # the best k of more are the best k, but not when diverse
+                k = job.fetched
+            requests.append(replace(job.request, k=k, min_score=None))
         results = self.index.search_each([job.query for job in jobs], requests)
-        return [self._found(job, hits) for job, hits in zip(jobs, results, strict=True)]
+        return [self._search_result(job, hits) for job, hits in zip(jobs, results, strict=True)]
 
-    def _found(self, job: Job, results: Hits) -> Found:
-        lowest = -math.inf if job.request.min_score is None else job.request.min_score
+    def _search_result(self, job: Job, results: Hits) -> SearchResult:
+        lowest = -math.inf
+        if job.request.min_score is not None:
+            lowest = job.request.min_score
         wanted = (hit for hit in results if hit.id != job.exclude and hit.score >= lowest)
         hits = []
         for hit in islice(wanted, job.request.k):
@@ -201,7 +200,7 @@ class Backend:
         why = results.why
         if results and not hits:
             why = f"nothing found: no result scores {lowest:g} or more; lower min_score, or leave it out"
-        return Found(hits, results.answerable, results.doubtful, why)
+        return SearchResult(hits=hits, answerable=results.answerable, doubtful=results.doubtful, why=why)
 
     def _ordered(self, hits: list[HitOut], field: str, descending: bool) -> list[HitOut]:
         """Hits by a metadata field; those without it last, by score."""
@@ -225,14 +224,15 @@ class Backend:
         for result in body["answers"]:
             result.pop("image")  # a path of the server
             has_image = result["modality"] != Modality.TEXT.label
-            result["thumbnail_url"] = self._url("thumbnails", result["id"]) if has_image else None
+            result["thumbnail_url"] = self._url("thumbnails", result["id"], has_image)
         return body
 
     def like(self, item_id: str, text: str | None) -> tuple[str | None, ImageInput | None]:
         """Text and image of a query "like this item", or "like this, but TEXT"."""
         item = self._item(item_id)
         if item.image is None:
-            return (f"{item.text} {text}" if text else item.text), None
+            texts = [part for part in (item.text, text) if part]
+            return " ".join(texts), None
         source: ImageInput = item.image
         if isinstance(source, str | Path) and not Path(source).is_file():  # moved: use the stored thumbnail
             thumbnail = self.index.thumbnail(item_id)
@@ -279,14 +279,15 @@ class Backend:
                 start = bisect.bisect_right(keys, page.order(page.after), key=page.order)
             except TypeError:
                 raise GeniusError("cursor: not one of a listing in this order") from None
-        chosen = keys[start : start + page.limit]
-        items = self.index.get([item_id for _, item_id in chosen], missing="skip") if chosen else []
-        more = start + page.limit < len(keys)
-        return ListResponse(
-            items=[ListedItem(**self._shown(item)) for item in items],
-            total=len(keys),
-            next_cursor=page.cursor(chosen[-1]) if more else None,
-        )
+        end = start + page.limit
+        items: Sequence[Item] = ()
+        if keys[start:end]:
+            items = self.index.get([item_id for _, item_id in keys[start:end]], missing="skip")
+        next_cursor = None
+        if end < len(keys):
+            next_cursor = page.cursor(keys[end - 1])
+        listed = [ListedItem(**self._shown(item)) for item in items]
+        return ListResponse(items=listed, total=len(keys), next_cursor=next_cursor)
 
     def _sorted_keys(self, page: Page) -> list[SortKey]:
         """(value, id) of all matching items in order. Kept for the version: building them reads the whole collection."""
@@ -333,11 +334,13 @@ class Backend:
                 media_type = WEB_TYPES.get(picture.format or "")
             if media_type is None:
                 return _png(load_image(source, least=WORKING_SIDE)), "image/png"
-            return (source if isinstance(source, bytes) else Path(source).open("rb")), media_type
+            if isinstance(source, bytes):
+                return source, media_type
+            return Path(source).open("rb"), media_type
         except (OSError, PictureError):
-            gone = isinstance(source, str | Path) and not Path(source).is_file()
-            problem = "is no longer there" if gone else "cannot be read any more"
-            raise Missing(f"the picture of {item_id!r} {problem}") from None
+            if isinstance(source, str | Path) and not Path(source).is_file():
+                raise Missing(f"the picture of {item_id!r} is no longer there") from None
+            raise Missing(f"the picture of {item_id!r} cannot be read any more") from None
 
     def thumbnail(self, item_id: str, side: int) -> tuple[bytes, str]:
         """The stored thumbnail, or one made now."""
@@ -361,7 +364,9 @@ class Backend:
         plane, alive, drawing = self.planes.now()
         if plane is None:
             return MapResponse(count=0, method="pca", drawing=False, items=[], found=[])
-        found = [self._placed(at) for at in self.planes.locate(plane, ids)] if ids else []
+        found = []
+        if ids:
+            found = [self._placed(at) for at in self.planes.locate(plane, ids)]
         items = [self._placed(at) for at in plane.placed(alive)]
         return MapResponse(count=len(alive), method=plane.method, drawing=drawing, items=items, found=found)
 
@@ -373,7 +378,9 @@ class Backend:
 
     def browse(self, prefix: tuple[int, ...], most: int = CHILDREN) -> CodesResponse:
         """Items below a prefix of codes, and at most `most` next codes with examples, the fullest first."""
-        each = EXAMPLES if prefix else START_EXAMPLES
+        each = EXAMPLES
+        if not prefix:
+            each = START_EXAMPLES
         view = self.index.below(prefix, limit=ITEMS, per_child=each)
         if prefix and view.count == 0:
             raise Missing(f"no item below {join(prefix)}")
@@ -381,8 +388,9 @@ class Backend:
         for item, codes in zip(view.items, view.codes, strict=True):
             shown.append(ItemOut(**self._shown(item), codes=[int(code) for code in codes]))
         examples: dict[int, list[ItemOut]] = {}
-        for example in shown if view.children else ():
-            examples.setdefault(example.codes[len(prefix)], []).append(example)
+        if view.children:
+            for example in shown:
+                examples.setdefault(example.codes[len(prefix)], []).append(example)
         children = [
             ChildCode(code=code, prefix=join((*prefix, code)), count=count, examples=examples.get(code, [])[:each])
             for code, count in list(view.children.items())[:most]
@@ -419,7 +427,10 @@ class Backend:
 
     # -- presentation ------------------------------------------------------------------------------------------
 
-    def _url(self, route: str, item_id: str) -> str:
+    def _url(self, route: str, item_id: str, has_image: bool = True) -> str | None:
+        """Path of an item's image or thumbnail; None for an item without an image."""
+        if not has_image:
+            return None
         return f"{self.base}/{route}/{quote(item_id, safe='')}"
 
     def _shown(self, item: Item) -> dict[str, Any]:
@@ -430,8 +441,8 @@ class Backend:
             "modality": item.modality.label,
             "text": item.text,
             "metadata": dict(item.metadata),
-            "image_url": self._url("images", item.id) if has_image else None,
-            "thumbnail_url": self._url("thumbnails", item.id) if has_image else None,
+            "image_url": self._url("images", item.id, has_image),
+            "thumbnail_url": self._url("thumbnails", item.id, has_image),
         }
 
     def _placed(self, placed: Placed) -> PlacedOut:
@@ -441,7 +452,7 @@ class Backend:
             modality=label,
             title=placed.title,
             codes=list(placed.codes),
-            thumbnail_url=None if placed.modality is Modality.TEXT else self._url("thumbnails", placed.id),
+            thumbnail_url=self._url("thumbnails", placed.id, placed.modality is not Modality.TEXT),
             x=round(placed.x, 4),
             y=round(placed.y, 4),
         )
@@ -453,7 +464,9 @@ def join(prefix: Sequence[int]) -> str:
 
 def parse_prefix(text: str, level_sizes: Sequence[int]) -> tuple[int, ...]:
     """`"2-17-301"` -> (2, 17, 301), within what the model's codebooks hold."""
-    parts = text.split("-") if text else []
+    if not text:
+        return ()
+    parts = text.split("-")
     if any(not (part.isascii() and part.isdigit() and len(part) <= 6) for part in parts):
         raise GeniusError("a prefix is codes joined by '-', such as 2-17-301")
     if len(parts) > len(level_sizes):

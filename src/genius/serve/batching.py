@@ -155,7 +155,10 @@ class PassSize:
     _long: int = 0  # passes in a row that took too long
 
     def learn(self, jobs: int, took: float) -> None:
-        self._long = self._long + 1 if took > self.seconds else 0
+        if took > self.seconds:
+            self._long += 1
+        else:
+            self._long = 0
         if self._long and (jobs > 1 or self._long > 1):  # a single slow job may have been a cold start
             self.most = max(1, int(jobs * self.seconds / took))
         elif jobs >= self.most and took < self.seconds / 2:
@@ -230,6 +233,14 @@ class Batcher(Generic[J, R]):
     def submit(self, job: J, timeout_s: float, owner: str = "") -> Future[tuple[R, int]]:
         """Queue a job.
 
+        Args:
+            job: What `run` gets.
+            timeout_s: Seconds it may wait; then its future fails with `Expired`.
+            owner: Whose share of the time it takes.
+
+        Returns:
+            A future of the result and the number of jobs in its pass.
+
         Raises:
             QueueFull: At once, rather than letting anyone wait in vain.
             Closed: The batcher is closing.
@@ -261,8 +272,8 @@ class Batcher(Generic[J, R]):
     @property
     def stuck_s(self) -> float:
         """Age of the longest running pass; 0 when idle."""
-        since = min(list(self._running.values()), default=None)
-        return 0.0 if since is None else time.monotonic() - since
+        now = time.monotonic()
+        return now - min(list(self._running.values()), default=now)
 
     def close(self, timeout_s: float) -> bool:
         """Take no new jobs, finish the queued ones, stop. False if that took longer than `timeout_s`."""
@@ -318,7 +329,9 @@ class Batcher(Generic[J, R]):
 
     def _size(self, lane: str) -> PassSize:
         if lane not in self._sizes:
-            first = 1 if lane in self._cautious else self._max_batch
+            first = self._max_batch
+            if lane in self._cautious:
+                first = 1
             self._sizes[lane] = PassSize(first, self._max_batch, self._pass_s)
         return self._sizes[lane]
 

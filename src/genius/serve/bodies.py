@@ -12,7 +12,7 @@ import binascii
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 import pydantic_core
@@ -59,7 +59,7 @@ class Arrivals:
         return max(0, size - self._free)
 
     def grow(self, owner: str, before: int, after: int) -> None:
-        """A body of `owner` has grown from `before` to `after` bytes; 503 if there is no room for it."""
+        """A body of `owner` has grown from `before` to `after` bytes; 503 if that is too much."""
         more = self.counted(after) - self.counted(before)
         self._held[owner] += more
         if more and (self.held > self._capacity or self._held[owner] > self._capacity // 2):
@@ -140,8 +140,11 @@ class BodyLimit:
 # -- images ----------------------------------------------------------------------------------------------------
 
 
-def decode_base64(value: str, config: ServeConfig) -> bytes:
-    """Base64 (plain or a data: URL) to bytes. A link or a path is refused: nothing is fetched, nothing is opened."""
+def decode_base64(value: str | None, config: ServeConfig) -> bytes | None:
+    """Base64, or a data: URL of it, to bytes. None stays None. A link or a path is refused: nothing is
+    fetched, nothing is opened."""
+    if value is None:
+        return None
     if value.startswith("data:"):
         head, comma, value = value.partition(",")
         if not comma or not head.endswith(";base64"):
@@ -168,9 +171,11 @@ def decode_image(data: bytes, config: ServeConfig, shrink: Callable[[Image.Image
     given back before the next begins."""
     with _uploaded(data, config) as image:
         large = _peak_bytes(image) > DECODING.capacity // 4
-    turn = _large_images if large else nullcontext()
-    with turn, _uploaded(data, config) as image, decoded(image, config.query_side) as rgb:
-        return shrink(rgb)
+    with ExitStack() as stack:
+        if large:
+            stack.enter_context(_large_images)
+        image = stack.enter_context(_uploaded(data, config))
+        return shrink(stack.enter_context(decoded(image, config.query_side)))
 
 
 @contextmanager
@@ -263,7 +268,8 @@ async def read_form(request: Request) -> tuple[dict[str, str], bytes | None]:
                 if name != "image":
                     raise ApiError(422, f"{name}: unexpected file, only 'image' may be one")
                 data = await value.read()
-                image = data if data or value.filename else None
+                if data or value.filename:
+                    image = data
             elif value != "":
                 if name in fields:
                     raise ApiError(422, f"{name}: given twice")
@@ -280,7 +286,7 @@ async def _read(
     content_type = media_type(request)
     if _is_json(content_type):
         body = await read_json(request, model)
-        return body, None if body.image is None else decode_base64(body.image, config)
+        return body, decode_base64(body.image, config)
     if content_type != "multipart/form-data":
         raise ApiError(415, "send application/json or multipart/form-data")
     fields, image = await read_form(request)
@@ -330,7 +336,7 @@ async def read_items(request: Request, config: ServeConfig) -> list[tuple[ItemIn
     body = await read_json(request, ItemsRequest)
     if len(body.items) > config.max_items:
         raise ApiError(413, f"items: at most {config.max_items} in one request")
-    return [(item, None if item.image is None else decode_base64(item.image, config)) for item in body.items]
+    return [(item, decode_base64(item.image, config)) for item in body.items]
 
 
 async def read_item(request: Request, config: ServeConfig) -> tuple[ItemBody, bytes | None]:

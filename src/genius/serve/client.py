@@ -83,10 +83,16 @@ class GeniusClient:
             transport: How requests travel (httpx), for tests and proxies.
             collection: Name of a collection, for a server with several; by default its first.
         """
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        headers = {}
+        if api_key:
+            headers["Authorization"] = f"Bearer {api_key}"
+        trusted: ssl.SSLContext | bool = True
+        if certificate is not None:
+            trusted = ssl.create_default_context(cafile=certificate)
+        self._base = "/v1"
+        if collection is not None:
+            self._base = f"/v1/collections/{quote(collection, safe='')}"
         self.retries = retries
-        self._base = "/v1" if collection is None else f"/v1/collections/{quote(collection, safe='')}"
-        trusted = ssl.create_default_context(cafile=certificate) if certificate is not None else True
         self._http = httpx.Client(
             base_url=url.rstrip("/"), headers=headers, timeout=timeout_s, verify=trusted, transport=transport
         )
@@ -152,7 +158,7 @@ class GeniusClient:
         query = {"text": text, "like": like, "instruction": instruction, "target": target, "modality": modality}
         wanted = {"k": k, "where": where, "min_score": min_score, "beams": beams, "rerank": rerank, "diverse": diverse or None}
         order = {"order_by": order_by, "descending": descending or None}
-        body = _query_body(image, minus, minus_like, **query, **wanted, **order)
+        body = _query_body(image, minus, minus_like=minus_like, **query, **wanted, **order)
         return self._call(SearchResponse, "POST", f"{self._base}/search", body)
 
     def search_many(self, queries: Sequence[str | Mapping[str, Any]], **options: Any) -> list[SearchResult]:
@@ -167,9 +173,9 @@ class GeniusClient:
         """
         bodies = []
         for query in queries:
-            fields = {**options, **({"text": query} if isinstance(query, str) else query)}
-            image, minus, minus_like = (fields.pop(name, None) for name in ("image", "minus", "minus_like"))
-            bodies.append(_query_body(image, minus, minus_like, **fields))
+            if isinstance(query, str):
+                query = {"text": query}
+            bodies.append(_query_body(**{**options, **query}))
         results: list[SearchResult] = []
         for start in range(0, len(bodies), BATCH_QUERIES):
             part = {"queries": bodies[start : start + BATCH_QUERIES]}
@@ -196,20 +202,31 @@ class GeniusClient:
         `minus_like`.
         """
         query = {"text": text, "like": like, "instruction": instruction, "target": target, "modality": modality}
-        fields = _query_body(image, minus, minus_like, **query, k=k, where=where)
+        fields = _query_body(image, minus, minus_like=minus_like, **query, k=k, where=where)
         return self._call(ExplainResponse, "POST", f"{self._base}/explain", fields)
 
     # -- items -------------------------------------------------------------------------------------------------
 
     def add(self, items: Iterable[Item], *, batch_size: int = 50) -> AddResponse:
-        """Add `items`, `batch_size` per request. Existing ids stay as they are. Images are uploaded."""
+        """Add items. Existing ids stay as they are. Images are uploaded.
+
+        Args:
+            items: With `text`, `image` or both.
+            batch_size: Items per request.
+
+        Returns:
+            How many were new, how many were there, and how many the index holds now.
+        """
         total = AddResponse(added=0, unchanged=0, count=0)
         batch: list[dict[str, Any]] = []
         for item in items:
             batch.append({"id": item.id, **_body(item)})
             if len(batch) == batch_size:
-                total, batch = self._add(total, batch), []
-        return self._add(total, batch) if batch else total
+                total = self._add(total, batch)
+                batch = []
+        if batch:
+            total = self._add(total, batch)
+        return total
 
     def items(
         self,
@@ -230,8 +247,8 @@ class GeniusClient:
         Yields:
             Items in order; those without the field last.
         """
-        asked = {"limit": page_size, "where": where, "order_by": order_by, "descending": descending or None}
-        parameters = {name: str(value) for name, value in asked.items() if value is not None}
+        given = {"limit": page_size, "where": where, "order_by": order_by, "descending": descending or None}
+        parameters = {name: str(value) for name, value in given.items() if value is not None}
         while True:
             page = self._call(ListResponse, "GET", f"{self._base}/items?{urlencode(parameters)}")
             yield from page.items
@@ -263,12 +280,13 @@ class GeniusClient:
         """A small JPEG of the image of the item `item_id`."""
         return self._send("GET", self._path("thumbnails", item_id)).content
 
-    # -- the rest ----------------------------------------------------------------------------------------------
+    # -- overview ----------------------------------------------------------------------------------------------
 
     def codes(self, prefix: Sequence[int] | str = ()) -> CodesResponse:
         """Items below a `prefix` of codes; the first codes without one."""
-        text = prefix if isinstance(prefix, str) else "-".join(str(int(code)) for code in prefix)
-        return self._call(CodesResponse, "GET", f"{self._base}/codes/{quote(text, safe='')}" if text else f"{self._base}/codes")
+        if not isinstance(prefix, str):
+            prefix = "-".join(str(int(code)) for code in prefix)
+        return self._call(CodesResponse, "GET", self._path("codes", prefix))
 
     def info(self) -> InfoResponse:
         """What the server holds and accepts."""
@@ -305,9 +323,9 @@ class GeniusClient:
         attempt = 0
         while True:
             try:
-                answer = self._http.request(method, path, json=body) if body is not None else self._http.request(method, path)
+                answer = self._http.request(method, path, json=body)
             except httpx.ConnectError as error:
-                problem = ServerError(f"cannot reach {self._http.base_url}: {error}")
+                problem = ServerError(f"cannot connect to {self._http.base_url}: {error}")
             except httpx.HTTPError as error:
                 raise ServerError(f"{method} {path}: {error or type(error).__name__}") from None
             else:
@@ -325,11 +343,13 @@ class GeniusClient:
 def _problem(answer: httpx.Response) -> ServerError:
     try:
         error = answer.json()["error"]
-        message, request_id = str(error["message"]), str(error["request_id"])
+        problem = ServerError(str(error["message"]), answer.status_code, str(error["request_id"]))
     except (ValueError, KeyError, TypeError):  # a proxy in between
-        message, request_id = f"the server answered {answer.status_code}", ""
+        problem = ServerError(f"the server answered {answer.status_code}", answer.status_code)
     after = answer.headers.get("retry-after", "")
-    return ServerError(message, answer.status_code, request_id, float(after) if after.isdigit() else None)
+    if after.isdigit():
+        problem.retry_after = float(after)
+    return problem
 
 
 def _body(item: Item) -> dict[str, Any]:
@@ -341,13 +361,16 @@ def _body(item: Item) -> dict[str, Any]:
     return body
 
 
-def _query_body(image: ImageInput | None, minus: ContentInput | None, minus_like: str | None, **fields: Any) -> dict[str, Any]:
+def _query_body(image: ImageInput | None = None, minus: ContentInput | None = None, **fields: Any) -> dict[str, Any]:
     """A query as JSON: what was not given is not sent."""
-    unwanted = {"text": None, "image": None} if minus is None else coerce_content(minus)
-    pictures = {"image": image, "minus_image": unwanted["image"]}
-    sent = {name: _base64(picture) for name, picture in pictures.items() if picture is not None}
-    said = {**fields, "minus": unwanted["text"], "minus_like": minus_like}
-    return {name: value for name, value in said.items() if value is not None} | sent
+    if image is not None:
+        fields["image"] = _base64(image)
+    if minus is not None:
+        negative = coerce_content(minus)
+        fields["minus"] = negative["text"]
+        if negative["image"] is not None:
+            fields["minus_image"] = _base64(negative["image"])
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _base64(image: ImageInput) -> str:

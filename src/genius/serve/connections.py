@@ -33,7 +33,7 @@ MAX_TINY_PIECES = 256  # of a body, before they must average at least MIN_PIECE_
 MIN_PIECE_BYTES = 64
 MAX_PIPELINED = 64  # requests that wait on one connection
 SEND_TIMEOUT_S = 30.0  # without a byte read by the client while a response waits
-LINGER_S = 5.0  # reading (and dropping) the rest of a refused body, so that its sender sees the response
+LINGER_S = 5.0  # reading (and dropping) what remains of a refused body, so that its sender sees the response
 SPARE_CONNECTIONS = 128  # above the limit, if every other connection is being served; more are reset
 
 
@@ -79,10 +79,11 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.address = address_of(self.client[0]) if self.client else ""
+        if self.client:
+            self.address = address_of(self.client[0])
         self._start_timer(self._settings.header_timeout_s, self._headers_late)
         if len(self.connections) > self._settings.max_connections:
-            self._make_room()
+            self._close_longest_waiting()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
@@ -146,7 +147,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._body_open = False
         super().on_message_complete()
-        if self.cycle.response_complete:  # the rest of a refused body: the connection is idle now
+        if self.cycle.response_complete:  # the end of a refused body: the connection is idle now
             self._head_open = True
             self._start_timer(self._settings.keep_alive_s, self.transport.close)
 
@@ -202,7 +203,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.cycle.message_event.set()
         self.transport.close()
 
-    def _make_room(self) -> None:
+    def _close_longest_waiting(self) -> None:
         """Close the connection that has waited longest, of the address with most, in place of this one."""
         proxies = {address_of(proxy) for proxy in self._settings.trusted_proxies}
         others = cast("set[LimitedProtocol]", self.connections) - {self}

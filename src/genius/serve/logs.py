@@ -55,8 +55,9 @@ class Metrics:
         self.writes = Counter("genius_written_items_total", "Items added, replaced or deleted.", ["operation"], registry=r)
 
     def observe_request(self, method: str, route: str, status: int, seconds: float) -> None:
-        label = method if method in METHODS else "other"
-        self.requests.labels(label, route, str(status)).inc()
+        if method not in METHODS:
+            method = "other"
+        self.requests.labels(method, route, str(status)).inc()
         self.seconds.labels(route).observe(seconds)
 
     def observe_batch(self, size: int, seconds: float) -> None:
@@ -131,7 +132,9 @@ class Observe:
             await self.app(scope, receive, send)
             return
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-        request_id = given.decode() if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        request_id = uuid.uuid4().hex
+        if _REQUEST_ID.fullmatch(given):
+            request_id = given.decode()
         scope["request_id"] = request_id
         started = time.perf_counter()
         status = 500
@@ -171,9 +174,12 @@ class Observe:
             self.metrics.observe_request(scope["method"], _route(scope), status, seconds)
             state = scope.get("state", {})
             caller = state.get("caller")
+            level = logging.INFO
+            if scope["path"] in QUIET:
+                level = logging.DEBUG
             event(
                 "request",
-                logging.DEBUG if scope["path"] in QUIET else logging.INFO,
+                level,
                 method=scope["method"],
                 path=scope["path"],
                 status=status,
@@ -191,5 +197,6 @@ def _route(scope: Scope) -> str:
     template = str(getattr(scope.get("route"), "path_format", None) or "other")
     if template == "other" or template.startswith("/v1") or not scope["path"].startswith("/v1/"):
         return template
-    named = "collection" in scope.get("path_params", {})
-    return ("/v1/collections/{collection}" if named else "/v1") + template
+    if "collection" in scope.get("path_params", {}):
+        return "/v1/collections/{collection}" + template
+    return "/v1" + template

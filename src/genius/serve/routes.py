@@ -44,7 +44,6 @@ from genius.serve.schemas import (
     SearchBatchResponse,
     SearchBody,
     SearchResponse,
-    SearchResult,
     check_id,
 )
 from genius.serve.service import Service
@@ -65,7 +64,7 @@ system_router = APIRouter(tags=["system"])
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a route works with: the service, the collection it was asked for, and the caller."""
+    """What a route works with: the service, the collection of its path, and the caller."""
 
     service: Service
     backend: Backend
@@ -87,11 +86,10 @@ def allowed(request: Request, role: Role) -> Call:
     caller = identify(keys, request.headers, client_of(request.scope))
     request.state.caller = caller  # for the log, and for shares of memory
     authorize(caller, role)
-    name = request.path_params.get("collection")
-    backend = service.backend if name is None else service.backends.get(name)
-    if backend is None:
+    name = request.path_params.get("collection", service.backend.name)
+    if name not in service.backends:
         raise ApiError(404, f"no collection {name!r}")
-    return Call(service, backend, caller)
+    return Call(service, service.backends[name], caller)
 
 
 def service_of(request: Request) -> Service:
@@ -132,9 +130,9 @@ def path_id(item_id: str) -> str:
         raise ApiError(422, str(error)) from None
 
 
-def answer(model: BaseModel, status: int = 200) -> Response:
+def answer(model: BaseModel) -> Response:
     """A model as JSON, serialised once."""
-    return Response(model.model_dump_json(), status, media_type="application/json")
+    return Response(model.model_dump_json(), media_type="application/json")
 
 
 def body_doc(model: type[BaseModel], examples: dict[str, Any], form: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -190,9 +188,9 @@ async def search(request: Request) -> Response:
     call = allowed(request, "read")
     call.service.check_open()
     body, image = await read_search(request, call.service.config)
-    found, batch = await unless_gone(request, call.service.search(call.backend, body, image, call.caller))
+    result, batch = await unless_gone(request, call.service.search(call.backend, body, image, call.caller))
     took = round((time.perf_counter() - started) * 1000, 3)
-    return answer(SearchResponse(**vars(found), took_ms=took, batch_size=batch))
+    return answer(SearchResponse(**vars(result), took_ms=took, batch_size=batch))
 
 
 @collection_router.post(
@@ -209,9 +207,9 @@ async def search_batch(request: Request) -> Response:
     call = allowed(request, "read")
     call.service.check_open()
     bodies = await read_batch(request, call.service.config)
-    found = await unless_gone(request, call.service.search_batch(call.backend, bodies, call.caller))
+    results = await unless_gone(request, call.service.search_batch(call.backend, bodies, call.caller))
     took = round((time.perf_counter() - started) * 1000, 3)
-    return answer(SearchBatchResponse(results=[SearchResult(**vars(one)) for one in found], took_ms=took))
+    return answer(SearchBatchResponse(results=results, took_ms=took))
 
 
 @collection_router.post(
@@ -276,7 +274,9 @@ async def list_items(
     most = call.service.config.max_items
     if limit > most:
         raise ApiError(422, f"limit: at most {most} here")
-    after = None if cursor is None else Page.parse_cursor(cursor)
+    after = None
+    if cursor is not None:
+        after = Page.parse_cursor(cursor)
     page = Page(limit, after, (where or "").strip() or None, order_by, descending)
     return answer(await call.read(lambda: call.backend.list_items(page), "list"))
 
@@ -297,7 +297,7 @@ async def add(request: Request) -> Response:
     changing(request, "add", [])
     bodies = await read_items(request, call.service.config)
     changing(request, "add", [body.id for body, _ in bodies])
-    await call.service.check_images([image for _, image in bodies if image is not None], call.caller)
+    await call.service.check_images([image for _, image in bodies], call.caller)
     items = [_item(body, body.id, image) for body, image in bodies]
     new, old = await call.service.write("add", lambda: call.backend.add(items), call.caller, len(items))
     return answer(AddResponse(added=new, unchanged=old, count=await call.count()))
@@ -320,10 +320,13 @@ async def put(request: Request, item_id: PathId) -> Response:
     name = path_id(item_id)
     changing(request, "put", [name])
     body, image = await read_item(request, call.service.config)
-    await call.service.check_images([] if image is None else [image], call.caller)
+    await call.service.check_images([image], call.caller)
     item = _item(body, name, image)
     created = await call.service.write("put", lambda: call.backend.put(item), call.caller)
-    return answer(PutResponse(id=name, created=created, count=await call.count()), 201 if created else 200)
+    response = answer(PutResponse(id=name, created=created, count=await call.count()))
+    if created:
+        response.status_code = 201
+    return response
 
 
 @collection_router.delete(
@@ -397,12 +400,12 @@ def _image_response(request: Request, data: bytes | BinaryIO, media_type: str) -
         "Cache-Control": "private, max-age=60",
         "Content-Security-Policy": "default-src 'none'; sandbox",  # shown as an image, whatever is in it
     }
-    unchanged = request.headers.get("if-none-match") == headers["ETag"]
-    if isinstance(data, bytes):
-        return Response(status_code=304, headers=headers) if unchanged else Response(data, 200, headers, media_type)
-    if unchanged:
-        data.close()
+    if request.headers.get("if-none-match") == headers["ETag"]:
+        if not isinstance(data, bytes):
+            data.close()
         return Response(status_code=304, headers=headers)
+    if isinstance(data, bytes):
+        return Response(data, 200, headers, media_type)
     return StreamingResponse(_chunks(data, length), 200, {**headers, "Content-Length": str(length)}, media_type)
 
 
@@ -472,7 +475,12 @@ async def info(request: Request) -> Response:
     """Number of items, fields that a filter may name, limits of a request, and what your key may do."""
     call = allowed(request, "read")
     index = call.backend.index
-    advise = getattr(index, "advice", None)  # of an index on disk
+    advice = None
+    if hasattr(index, "advice"):  # an index on disk
+        advice = await call.read(index.advice)
+    key = None
+    if call.caller.keyed:
+        key = call.caller.name
     count = await call.count()
     fields = await call.read(index.columns)
     return answer(
@@ -483,8 +491,8 @@ async def info(request: Request) -> Response:
             fields=fields,
             needs_key=bool(call.service.keys),
             scopes=[role for role in call.caller.scopes if role == "read" or not call.service.config.read_only],
-            key=call.caller.name if call.caller.keyed else None,
-            advice=None if advise is None else await call.read(advise),
+            key=key,
+            advice=advice,
             limits=Limits(**call.service.limits()),
         )
     )

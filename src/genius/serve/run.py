@@ -28,7 +28,7 @@ from genius.serve import logs
 from genius.serve.connections import Options
 from genius.serve.settings import ServeConfig
 
-OPEN_FILES = 8192  # a connection is an open file, and some systems allow only 256 unless asked
+OPEN_FILES = 8192  # a connection is an open file, and some systems allow only 256 by default
 SEND_BUFFER_BYTES = 256 * 1024  # of a connection: a client that reads nothing gets no more made for it
 WORKER_TIMEOUT_S = 60  # for a worker to answer its supervisor, and for a replacement to be ready
 
@@ -143,18 +143,20 @@ def check_tls(certificate: str, key: str) -> None:
 
 
 def bind(config: ServeConfig) -> socket.socket:
-    """A listening socket, and room for as many open files as connections need."""
+    """A listening socket; raises the limit of open files to what connections need."""
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+        wanted = OPEN_FILES
+        if hard != resource.RLIM_INFINITY:
+            wanted = min(OPEN_FILES, hard)
         if soft != resource.RLIM_INFINITY and soft < wanted:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     try:
         found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, place = found[0]
-        listener = socket.socket(family, kind, protocol)
+        family, socket_type, protocol, _, place = found[0]
+        listener = socket.socket(family, socket_type, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         listener.bind(place)
@@ -167,9 +169,12 @@ def bind(config: ServeConfig) -> socket.socket:
 
 def address(listener: socket.socket, config: ServeConfig) -> str:
     host, port = listener.getsockname()[:2]
-    scheme = "https" if config.tls_cert else "http"
-    shown = f"[{host}]" if ":" in host else host
-    return f"{scheme}://{shown}:{port}"
+    if ":" in host:
+        host = f"[{host}]"
+    scheme = "http"
+    if config.tls_cert:
+        scheme = "https"
+    return f"{scheme}://{host}:{port}"
 
 
 def leave(status: int) -> NoReturn:

@@ -16,7 +16,7 @@ Target = Literal["image", "text", "pair"]
 EXACT = 2**53  # larger integers are not exact in JSON, nor in the index
 HARD_MAX_K = 1000
 
-# Control characters in an id would make logs and URLs ambiguous; "." and ".." cannot be written in a URL at all.
+# Control characters in an id would make logs and URLs ambiguous; "." and ".." cannot stand in a URL at all.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _FIELD = re.compile(r"[^\W\d_]\w{0,63}")
 
@@ -119,7 +119,9 @@ class ItemBody(Strict):
     @field_validator("metadata", mode="before")
     @classmethod
     def _exact(cls, value: Any) -> Any:
-        for name, content in value.items() if isinstance(value, dict) else ():
+        if not isinstance(value, dict):
+            return value  # pydantic says what is wrong
+        for name, content in value.items():
             if isinstance(content, int) and abs(content) > EXACT:  # else it would pass as an inexact float
                 raise ValueError(f"{str(name)[:80]!r} is beyond 2^53: send it as a string")
         return value

@@ -1,6 +1,6 @@
 """The running service: collections behind queues for searches, image decoding, reads and writes.
 
-Knows time limits and what to respond when there is no room. The routes only translate to and from HTTP.
+Knows time limits and what to respond when queues are full. The routes only translate to and from HTTP.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from genius.errors import GeniusError, PictureError
 from genius.index import Index
 from genius.search import SearchRequest
 from genius.serve.auth import Caller, KeyRing, Keys
-from genius.serve.backend import LARGE_LANE, Backend, Found, Job, Missing
+from genius.serve.backend import LARGE_LANE, Backend, Job, Missing
 from genius.serve.batching import Batcher, Closed, Expired, QueueFull
 from genius.serve.bodies import Arrivals, check_images, decode_base64, decode_image
 from genius.serve.errors import ApiError
 from genius.serve.logs import Metrics, event
-from genius.serve.schemas import SearchBody
+from genius.serve.schemas import SearchBody, SearchResult
 from genius.serve.settings import ServeConfig
 from genius.types import ImageInput, Modality, Query
 
@@ -39,6 +39,10 @@ class Task:
     work: Callable[[], Any]
     lane: str = ""
 
+    @property
+    def group(self) -> Task:
+        return self
+
 
 class Service:
     """Collections, queues, keys and metrics of one process.
@@ -51,14 +55,18 @@ class Service:
 
     def __init__(self, collections: Mapping[str, Index], config: ServeConfig, keys: Keys | KeyRing) -> None:
         self.config = config
-        self.ring = keys if isinstance(keys, KeyRing) else KeyRing(keys)
+        if isinstance(keys, Keys):
+            keys = KeyRing(keys)
+        self.ring = keys
         self.metrics = Metrics()
         self.arrivals = Arrivals(config.max_inflight_bytes, config.small_body_bytes)
         self.backends: dict[str, Backend] = {}
         for name, index in collections.items():
             if not re.fullmatch(COLLECTION_NAME, name):
                 raise GeniusError(f"{name!r} is no collection name: letters, digits, '.', '_' and '-', at most 64")
-            base = f"/v1/collections/{name}" if self.backends else "/v1"
+            base = "/v1"
+            if self.backends:
+                base = f"/v1/collections/{name}"
             self.backends[name] = Backend(index, config.query_side, name, base)
         if not self.backends:
             raise GeniusError("a service needs at least one collection")
@@ -68,7 +76,7 @@ class Service:
             queue_size=config.queue_size,
             linger_s=config.linger_ms / 1000,
             pass_s=config.pass_s,
-            group=lambda job: job.group if isinstance(job, Job) else job,
+            group=lambda job: job.group,
             lane=lambda job: job.lane,
             cautious=(LARGE_LANE,),
             on_batch=self.metrics.observe_batch,
@@ -91,30 +99,30 @@ class Service:
 
     # -- search ------------------------------------------------------------------------------------------------
 
-    async def search(self, backend: Backend, body: SearchBody, image: bytes | None, caller: Caller) -> tuple[Found, int]:
+    async def search(self, backend: Backend, body: SearchBody, image: bytes | None, caller: Caller) -> tuple[SearchResult, int]:
         """Results and the number of queries in the pass, or an ApiError that says what to do."""
         with self._explaining_failures():
             async with asyncio.timeout(self.config.timeout_s) as limit:
                 job = await self._job(backend, body, image, caller.owner)
                 future = self.batcher.submit(job, _left(limit), caller.owner)
-                return cast(tuple[Found, int], await asyncio.wrap_future(future))
+                return cast(tuple[SearchResult, int], await asyncio.wrap_future(future))
 
-    async def search_batch(self, backend: Backend, bodies: Sequence[SearchBody], caller: Caller) -> list[Found]:
+    async def search_batch(self, backend: Backend, bodies: Sequence[SearchBody], caller: Caller) -> list[SearchResult]:
         """Results of several queries, in their order. All or nothing: the first failure is the response, and names its query."""
         with self._explaining_failures():
             async with asyncio.timeout(self.config.timeout_s) as limit:
-                futures: list[asyncio.Future[tuple[Found, int]]] = []
+                futures: list[asyncio.Future[tuple[SearchResult, int]]] = []
                 try:
                     for number, body in enumerate(bodies):
                         with _naming(number):
-                            image = None if body.image is None else decode_base64(body.image, self.config)
+                            image = decode_base64(body.image, self.config)
                             job = replace(await self._job(backend, body, image, caller.owner), batched=True)
                         futures.append(asyncio.wrap_future(self.batcher.submit(job, _left(limit), caller.owner)))
-                    found = []
+                    results = []
                     for number, future in enumerate(futures):
                         with _naming(number):
-                            found.append((await future)[0])
-                    return found
+                            results.append((await future)[0])
+                    return results
                 finally:
                     for future in futures:
                         future.cancel()
@@ -140,13 +148,15 @@ class Service:
 
     async def _job(self, backend: Backend, body: SearchBody, image: bytes | None, owner: str) -> Job:
         text, picture = await self._content(backend, body.text, image, body.like, owner)
-        unwanted_image = None if body.minus_image is None else decode_base64(body.minus_image, self.config)
-        unwanted = await self._content(backend, body.minus, unwanted_image, body.minus_like, owner)
-        minus = None
-        if any(part is not None for part in unwanted):
-            minus = Query(*unwanted)
-        wanted = body.modality or body.target
-        target = None if wanted is None else Modality.parse(wanted)
+        negative_image = decode_base64(body.minus_image, self.config)
+        negative_content = await self._content(backend, body.minus, negative_image, body.minus_like, owner)
+        negative = None
+        if any(part is not None for part in negative_content):
+            negative = Query(*negative_content)
+        label = body.modality or body.target
+        target = None
+        if label is not None:
+            target = Modality.parse(label)
         request = SearchRequest(
             k=body.k,
             where=(body.where or "").strip() or None,
@@ -156,7 +166,7 @@ class Service:
             strict=body.modality is not None,
             diverse=body.diverse,
         )
-        query = Query(text, picture, body.instruction, target, minus)
+        query = Query(text, picture, body.instruction, target, negative)
         return Job(query, request, backend, body.like, body.order_by, body.descending)
 
     async def _content(
@@ -184,11 +194,12 @@ class Service:
                 future = self.reading.submit(Task(work, lane), self.config.timeout_s, caller.owner)
                 return cast(T, (await asyncio.wrap_future(future))[0])
 
-    async def check_images(self, images: Sequence[bytes], caller: Caller) -> None:
-        """Refuse images by their headers before anything is written. A broken one is found when it is decoded, and then
-        nothing is written either."""
-        if images:
-            await self.read(lambda: check_images(images, self.config), caller)
+    async def check_images(self, images: Sequence[bytes | None], caller: Caller) -> None:
+        """Refuse images by their headers before anything is stored. A broken one is found when it is decoded, and then
+        nothing is stored either."""
+        present = [image for image in images if image is not None]
+        if present:
+            await self.read(lambda: check_images(present, self.config), caller)
 
     async def write(self, operation: str, work: Callable[[], T], caller: Caller, items: int = 1) -> T:
         """Run a write: one at a time, a short queue, a time limit."""

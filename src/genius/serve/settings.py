@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from genius.errors import GeniusError
+
+MAY_BE_ZERO = frozenset({"port", "linger_ms", "drain_s", "small_body_bytes"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,38 +54,17 @@ class ServeConfig:
     allowed_hosts: tuple[str, ...] = ()  # Host names accepted without keys, besides local ones (DNS rebinding guard)
 
     def __post_init__(self) -> None:
-        for name in (
-            "max_body_bytes",
-            "max_image_bytes",
-            "max_inflight_bytes",
-            "max_pixels",
-            "max_k",
-            "max_items",
-            "max_queries",
-            "max_explain_beams",
-            "max_connections",
-            "query_side",
-            "decoders",
-            "max_batch",
-            "queue_size",
-            "max_writes",
-            "timeout_s",
-            "pass_s",
-            "write_timeout_s",
-            "header_timeout_s",
-            "keep_alive_s",
-            "body_timeout_s",
-            "body_stall_s",
-            "thumbnail_side",
-        ):
-            if not getattr(self, name) > 0:
-                raise GeniusError(f"{name} must be more than 0, got {getattr(self, name)}")
-        for name in ("linger_ms", "drain_s", "small_body_bytes"):
-            if getattr(self, name) < 0:
-                raise GeniusError(f"{name} must not be negative, got {getattr(self, name)}")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not isinstance(value, int | float) or isinstance(value, bool):
+                continue
+            if value < 0:
+                raise GeniusError(f"{field.name} must not be negative, got {value}")
+            if field.name not in MAY_BE_ZERO and not value > 0:  # NaN, too
+                raise GeniusError(f"{field.name} must be more than 0, got {value}")
         if self.log_level.lower() not in ("debug", "info", "warning", "error"):
             raise GeniusError(f"log_level must be debug, info, warning or error, got {self.log_level!r}")
-        if not 0 <= self.port <= 65535:
+        if self.port > 65535:
             raise GeniusError(f"port must be 0 to 65535, got {self.port}")
 
     @property

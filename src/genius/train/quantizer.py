@@ -44,7 +44,7 @@ def quantizer_config(model: ModelConfig) -> QuantizerConfig:
         published_revival=model.constants.published_revival,
         encode_sweeps=model.encode_sweeps,
         settled=SETTLED,
-        own_books_from=int(model.constants.modality_codebooks and given and not model.shared),
+        modality_codebooks_from=int(model.constants.modality_codebooks and given and not model.shared),
     )
 
 
