@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from genius.fit import FitConfig, fit_vectors
-from genius.model.quantizer import Fusion, FusionConfig
+from genius.model.config import FusionConfig
+from genius.model.quantizer import Fusion
 from genius.search import CodeTrie, SearchEngine, SearchParams
 from lab.front.algorithms import Algorithm, Floats, Ints, Setting, grid
 

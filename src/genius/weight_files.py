@@ -26,12 +26,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from genius.errors import GeniusError, said
-from genius.files import open_regular
+from genius.weight_arrays import SCALE, check_header
 
-MAX_HEADER = 16 << 20
-"""Bytes. A header names the tensors: some hundred bytes each."""
-
-SCALE = ".scale"  # suffix of the per-row scales of an int8 matrix
 SMALL = 4096  # smaller tensors are not quantized
 HEAD_WIDTH = 64
 """CLIP, BLIP and BERT have one attention head per 64 channels. A state dict does not say."""
@@ -49,7 +45,7 @@ _FILLS = frozenset(
 
 def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Shapes of the tensors in a file, by name, without reading a tensor."""
-    _check_header(path)
+    check_header(path)
     try:
         with safe_open(path, framework="pt") as file:
             return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
@@ -59,27 +55,11 @@ def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Tensors of a file, by name."""
-    _check_header(path)
+    check_header(path)
     try:
         return load_file(path)
     except (OSError, SafetensorError, RuntimeError) as error:
         raise GeniusError(f"cannot read the weights {path}: {said(error)}") from None
-
-
-def _check_header(path: Path) -> None:
-    try:
-        with open_regular(path) as file:
-            start = file.read(8)
-    except FileNotFoundError:
-        raise GeniusError(f"cannot read the weights {path}: no such file") from None
-    except OSError as error:
-        raise GeniusError(f"cannot read the weights {path}: {error.strerror or error}") from None
-    length = int.from_bytes(start, "little")
-    if len(start) < 8 or length > MAX_HEADER:
-        claim = "it is cut off"
-        if len(start) == 8:
-            claim = f"its header claims {length:,} bytes"
-        raise GeniusError(f"cannot read the weights {path}: {claim}")
 
 
 def pack(tensors: Mapping[str, Tensor], half: tuple[str, ...] = ()) -> dict[str, Tensor]:
@@ -99,25 +79,6 @@ def pack(tensors: Mapping[str, Tensor], half: tuple[str, ...] = ()) -> dict[str,
         scale = (rows.abs().amax(dim=1, keepdim=True) / 127).half().clamp(min=6e-8)  # the least positive half
         out[name] = (rows / scale.float()).round().clamp(-127, 127).to(torch.int8).view(weight.shape)
         out[name + SCALE] = scale[:, 0]
-    return out
-
-
-def tensor_names(stored: Mapping[str, object]) -> list[str]:
-    """Names of the tensors in a file, without the scales."""
-    return [name for name in stored if not (name.endswith(SCALE) and name.removesuffix(SCALE) in stored)]
-
-
-def unpack(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The float32 tensors of a file that `pack` or `save_file` wrote."""
-    out = {}
-    for name in tensor_names(stored):
-        scale = stored.get(name + SCALE)
-        value = stored[name]
-        if scale is not None and (value.ndim < 2 or scale.shape != value.shape[:1]):
-            raise GeniusError(f"the weights {name} of shape {tuple(value.shape)} has scales of shape {tuple(scale.shape)}")
-        out[name] = value.float()
-        if scale is not None:
-            out[name] = value * scale.float().view(-1, *(1,) * (value.ndim - 1))
     return out
 
 

@@ -12,10 +12,9 @@ import torch
 import torch.nn.functional as F
 
 from genius.errors import GeniusError
-from genius.model.config import GeniusConfig
-from genius.model.generator import GeneratorConfig
+from genius.model.config import FusionConfig, GeneratorConfig, GeniusConfig, QuantizerConfig
 from genius.model.genius import Genius
-from genius.model.quantizer import FusionConfig, QuantizerConfig, _families, build_quantizer
+from genius.model.quantizer import _families, build_quantizer
 from genius.search import CodeTrie, SearchEngine, SearchParams, rerankers
 
 PAGE = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")

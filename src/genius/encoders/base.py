@@ -61,12 +61,14 @@ def find_device(name: str = "auto", share: int = 0) -> torch.device:
     Raises:
         GeniusError: If there is no such device.
     """
-    torch = import_torch(f"the device {name!r}")
+    import_torch(f"the device {name!r}")
+    import torch
+
     count = 0
     if torch.cuda.is_available():
         count = torch.cuda.device_count()
     if name == "auto" and count:
-        return torch.device("cuda", share % count)  # type: ignore[no-any-return]
+        return torch.device("cuda", share % count)
     if name == "auto":
         return torch.device("cpu")
     try:
@@ -74,7 +76,7 @@ def find_device(name: str = "auto", share: int = 0) -> torch.device:
     except RuntimeError:
         raise GeniusError(f"no device {name!r}: use auto, cpu, cuda or cuda:N") from None
     if device.type == "mps" and torch.backends.mps.is_available():
-        return device  # type: ignore[no-any-return]
+        return device
     if device.type not in ("cpu", "cuda"):
         raise GeniusError(f"no device {name!r}: use auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= count:
@@ -346,16 +348,16 @@ def _towers(batch: _Batch, encoder: Encoder) -> Features:
         pairs = image_mask & text_mask
     if pairs.any():
         assert isinstance(encoder, PairEncoder)
-        rows = [batch[i] for i in np.flatnonzero(pairs)]
+        rows = [batch[i] for i in np.flatnonzero(pairs).tolist()]
         joint = _float32(encoder.encode_pairs([picture for _, picture in rows], [row.text for row, _ in rows]))
         image[pairs] = joint / 2  # score fusion (Eq. 2) of the two halves is the joint vector
         text[pairs] = joint / 2
     alone = image_mask & ~pairs
     if alone.any():
-        pictures: Any = [batch[i][1] for i in np.flatnonzero(alone)]
+        pictures: Any = [batch[i][1] for i in np.flatnonzero(alone).tolist()]
         image[alone] = _float32(encoder.encode_images(pictures))
     alone = text_mask & ~pairs
     if alone.any():
-        text[alone] = _float32(encoder.encode_texts([batch[i][0].text for i in np.flatnonzero(alone)]))
+        text[alone] = _float32(encoder.encode_texts([batch[i][0].text for i in np.flatnonzero(alone).tolist()]))
     masks: Any = (image_mask, text_mask)
     return Features(image, text, *masks)

@@ -1,9 +1,9 @@
 """Parts of a model as ONNX graphs that compute from the model's own weight files, without torch.
 
-A folder with weights may hold graphs (`NAME.onnx`) that `genius.export.stored` traced from the torch modules. They have no weights
-of their own: their initializers are external data of ONNX, ranges of bytes of the safetensors file next to them. `graphs.json`
-names the digests of the weights and graphs that belong together, so graphs of other weights are never run, and the fingerprint
-that the torch model has. `GraphEncoder` is an encoder made of such graphs. Knows numpy and onnxruntime; nothing of torch.
+A folder with weights may hold graphs (`NAME.onnx`) that `genius.export.stored` traced from the torch modules. They have no
+weights of their own: their initializers are external data of ONNX, ranges of bytes of the safetensors file next to them.
+`graphs.json` names the digests of the weights and graphs that belong together, so graphs of other weights are never run, and
+the fingerprint of the torch model. `GraphEncoder` is an encoder made of such graphs. Knows numpy and onnxruntime, not torch.
 """
 
 from __future__ import annotations

@@ -22,7 +22,8 @@ from genius.config import from_dict
 from genius.encoders import SPEC, write_spec
 from genius.encoders.inputs import Pixels, Tokens
 from genius.errors import GeniusError
-from genius.weight_files import build, check_fit, fingerprint, pack, read_shapes, read_tensors, tensor_names, unpack
+from genius.weight_arrays import tensor_names, unpack
+from genius.weight_files import build, check_fit, fingerprint, pack, read_shapes, read_tensors
 
 WEIGHTS = "weights.safetensors"
 TOKENIZER = "tokenizer.json"

@@ -32,7 +32,8 @@ from genius.model.generator import Generator, KeysValues
 from genius.model.genius import Genius
 from genius.model.quantizer import Fusion, ResidualQuantizer, score_fusion
 from genius.search.decoder import Decoder, DecoderState
-from genius.weight_files import SCALE, SMALL, pack, unpack
+from genius.weight_arrays import SCALE, unpack
+from genius.weight_files import SMALL, pack
 
 OPSET = 20
 LONGEST = 4096  # of a size that may differ from call to call

@@ -21,12 +21,13 @@ from genius.encoders.graphs import TOKENIZER, encoder_settings, write_graphs_jso
 from genius.encoders.mini import WEIGHTS as ENCODER_WEIGHTS
 from genius.encoders.mini import MiniEncoder
 from genius.errors import GeniusError
-from genius.export import Fuse, Graph, import_onnx, towers, trace, without_metadata
+from genius.export import Fuse, Graph, Reconstruct, import_onnx, towers, trace, without_metadata
 from genius.files import write_whole
 from genius.model.generator import Generator, first_name
 from genius.model.genius import ENCODER, WEIGHTS, Genius
 from genius.search.decoder import Decoder
-from genius.weight_files import SCALE, read_shapes, read_tensors, unpack
+from genius.weight_arrays import SCALE, unpack
+from genius.weight_files import read_shapes, read_tensors
 
 ROWS = "rows"  # name of the size that differs from call to call
 LARGEST_OWN = 1 << 16  # numbers of a weight that a graph may hold itself, where the file has it in another form
@@ -65,7 +66,10 @@ def store_graphs(source: str | Path) -> dict[str, int]:
     if model.config.encoder is None and model.encoder is not None:
         sizes |= {f"{ENCODER}/{name}": size for name, size in store_encoder_graphs(directory / ENCODER).items()}
     sizes |= _store(directory, WEIGHTS, {name: (graph, "") for name, graph in _model_graphs(model).items()})
-    write_graphs_json(directory, [WEIGHTS, *(name for name in sizes if "/" not in name)], model.fingerprint(), {})
+    settings: dict[str, str | None] = {"encoder": None}
+    if model.encoder is not None:
+        settings["encoder"] = model.encoder.fingerprint()
+    write_graphs_json(directory, [WEIGHTS, *(name for name in sizes if "/" not in name)], model.fingerprint(), settings)
     return sizes
 
 
@@ -78,6 +82,8 @@ def _model_graphs(model: Genius) -> dict[str, Graph]:
     free = {"image": {0: ROWS}, "text": {0: ROWS}}
     graphs = {"fusion": Graph(Fuse(model.fusion, dense), {"image": vector, "text": vector + 1}, outputs, free)}
     if model.config.quantizer.labelled:
+        codes = torch.zeros(2, model.config.quantizer.levels, dtype=torch.long)
+        graphs["reconstruct"] = Graph(Reconstruct(model.quantizer), {"codes": codes}, ("vector",), {"codes": {0: ROWS}})
         graphs["modality"] = Graph(ModalityLogProbs(model.generator), {"z": vector}, ("log_probs",), {"z": {0: ROWS}})
     return graphs
 
@@ -96,9 +102,7 @@ def store_encoder_graphs(directory: Path) -> dict[str, int]:
     """
     encoder = load_encoder(f"local-dir:{directory}")
     if not isinstance(encoder, MiniEncoder):
-        raise GeniusError(
-            f"graphs are stored for encoders of the family of bundled:mini; a {type(encoder).__name__} needs torch"
-        )
+        raise GeniusError(f"graphs are stored for encoders of the family of bundled:mini; a {type(encoder).__name__} needs torch")
     sizes = _store(directory, ENCODER_WEIGHTS, {name: (graph, f"{name}.") for name, graph in towers(encoder).items()})
     settings = encoder_settings(encoder.width, encoder.tokens.length, encoder.pixels)
     write_graphs_json(directory, [ENCODER_WEIGHTS, TOKENIZER, *sizes], encoder.fingerprint(), settings)

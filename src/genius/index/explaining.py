@@ -394,7 +394,7 @@ def unlike(state: OpenIndex) -> dict[str, float]:
     codes = torch.from_numpy(live.codes_of(picked))
     found = reader.rows(live.seqs[picked], ["modality"])
     modalities = torch.tensor([int(Modality.parse(found[int(seq)]["modality"])) for seq in live.seqs[picked]])
-    return model.knows.strange(distances(model.quantizer, z, codes.to(model.device)).cpu(), modalities)
+    return model.knows.strange(distances(model.reconstruct, z, codes), modalities.numpy())
 
 
 def advice(state: OpenIndex) -> str | None:
