@@ -47,7 +47,11 @@ class Modality(IntEnum):
 
     @classmethod
     def parse(cls, value: Modality | int | str) -> Modality:
-        """Parse `"image"`, `"text"`, `"pair"` (or M-BEIR's `"image,text"`), 0-2, or a Modality."""
+        """Parse `"image"`, `"text"`, `"pair"` (or M-BEIR's `"image,text"`), 0-2, or a Modality.
+
+        Args:
+            value: Name, number or `Modality`.
+        """
         if isinstance(value, str):
             name = value.strip().lower().replace(" ", "")
             names = {"image": cls.IMAGE, "text": cls.TEXT, "pair": cls.PAIR, "image,text": cls.PAIR, "text,image": cls.PAIR}
@@ -124,7 +128,11 @@ class Item:
 
     @classmethod
     def of(cls, value: Item | Mapping[str, Any]) -> Item:
-        """Make an item from a mapping with its fields: {"id": ..., "image": ..., "text": ..., "metadata": {...}}."""
+        """Make an item from a mapping with its fields: {"id": ..., "image": ..., "text": ..., "metadata": {...}}.
+
+        Args:
+            value: An `Item`, which is returned as it is, or a mapping with its fields.
+        """
         if isinstance(value, Item):
             return value
         if not isinstance(value, Mapping):
@@ -198,7 +206,11 @@ class Query:
 
     @classmethod
     def of(cls, value: Query | ContentInput) -> Query:
-        """Make a query from text, an image, a path to one, or {"text": ..., "image": ...}."""
+        """Make a query from text, an image, a path to one, or {"text": ..., "image": ...}.
+
+        Args:
+            value: Text, an image, a path to one, a mapping, or a `Query`, which is returned as it is.
+        """
         if isinstance(value, Query):
             return value
         return cls(**coerce_content(value))

@@ -86,6 +86,11 @@ class FeatureSet:
         return self
 
     def task_name(self, task: int) -> str:
+        """Name of a task for reports.
+
+        Args:
+            task: Its id; below 0: queries of no task.
+        """
         task = int(task)
         if task in self.names:
             return self.names[task]
@@ -101,14 +106,22 @@ class FeatureSet:
         return out
 
     def pool_rows(self, task: int) -> Tensor:
-        """Rows of a task's own pool (all of them where none is named)."""
+        """Rows of a task's own pool (all of them where none is named).
+
+        Args:
+            task: Its id.
+        """
         rows = self.pools.get(int(task))
         if rows is None:
             return torch.arange(len(self.pool))
         return rows
 
     def take_queries(self, rows: Tensor | Sequence[int]) -> FeatureSet:
-        """A set with only these queries (and their pairs), over the same pool."""
+        """A set with only these queries (and their pairs), over the same pool.
+
+        Args:
+            rows: Rows of the queries to keep, in their new order.
+        """
         picked = torch.as_tensor(rows, dtype=torch.long)
         place = torch.full((len(self.queries),), -1, dtype=torch.long)
         place[picked] = torch.arange(len(picked))
@@ -140,9 +153,12 @@ class FeatureSet:
     # -- our folder --------------------------------------------------------------------------------------------
 
     def save(self, directory: str | Path, dtype: torch.dtype | None = None, *, vectors: bool = True) -> None:
-        """Write the folder; `ids.json` comes last, so a folder with it is whole. `dtype` narrows the vectors.
+        """Write the folder. `ids.json` comes last, so a folder with it is whole.
 
-        `vectors=False` leaves the two files of vectors as they are (extraction has filled them in place).
+        Args:
+            directory: The folder; it is made if it is missing.
+            dtype: Precision of the stored vectors; None: as they are.
+            vectors: False leaves the two files of vectors as they are (extraction has filled them in place).
         """
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
@@ -167,6 +183,11 @@ class FeatureSet:
 
     @classmethod
     def load(cls, directory: str | Path) -> FeatureSet:
+        """Read a folder that `save` or `genius.data.extract.extract` wrote.
+
+        Args:
+            directory: The folder.
+        """
         directory = Path(directory)
         ids = _read_ids(directory)
         pairs = read_tensors(directory / PAIRS)
@@ -190,7 +211,11 @@ class FeatureSet:
 
     @staticmethod
     def is_folder(directory: str | Path) -> bool:
-        """Whether `directory` looks like a saved feature set."""
+        """Whether `directory` looks like a saved feature set.
+
+        Args:
+            directory: A path.
+        """
         return all((Path(directory) / name).is_file() for name in (QUERIES, POOL, IDS))
 
     # -- the published files -----------------------------------------------------------------------------------
@@ -206,9 +231,15 @@ class FeatureSet:
         tasks: Mapping[str, int] | None = None,
         names: Mapping[int, str] | None = None,
     ) -> FeatureSet:
-        """Two published `*_IT_dict.pt` files, joined by `positives` (query id -> candidate ids) or by row `pairs`.
+        """Join two published `*_IT_dict.pt` files. Ids come back in M-BEIR's "dataset:number" form.
 
-        Ids come back in M-BEIR's "dataset:number" form. Unknown ids are an error with a count and an example.
+        Args:
+            query_pt: File of the queries.
+            pool_pt: File of the candidates.
+            positives: Query id -> candidate ids. Unknown ids are an error with a count and an example.
+            pairs: (P, 2) rows of queries and positives, in place of `positives`.
+            tasks: Query id -> task id.
+            names: Task id -> name.
         """
         queries, query_ids = read_published(query_pt, QUERIES_PER_DATASET)
         pool, pool_ids = read_published(pool_pt, CANDIDATES_PER_DATASET)
@@ -222,7 +253,12 @@ class FeatureSet:
         return cls(queries, pool, pairs.long(), query_ids, pool_ids, task_ids, dict(names or {}))
 
     def to_published(self, query_pt: str | Path, pool_pt: str | Path) -> None:
-        """Write both published files; the ids must have M-BEIR's "dataset:number" form."""
+        """Write both published files; the ids must have M-BEIR's "dataset:number" form.
+
+        Args:
+            query_pt: File of the queries.
+            pool_pt: File of the candidates.
+        """
         write_published(query_pt, self.queries, self.query_ids, QUERIES_PER_DATASET)
         write_published(pool_pt, self.pool, self.pool_ids, CANDIDATES_PER_DATASET)
 

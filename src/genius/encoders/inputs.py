@@ -29,7 +29,12 @@ FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BI
 
 
 class Tokens:
-    """A tokenizer with a length limit; id 0 pads unless the file names another."""
+    """A tokenizer with a length limit; id 0 pads unless the file names another.
+
+    Args:
+        tokenizer: A `tokenizers.Tokenizer`.
+        length: Most tokens of a text; longer ones are cut.
+    """
 
     def __init__(self, tokenizer: Any, length: int) -> None:
         self.tokenizer = tokenizer
@@ -40,6 +45,12 @@ class Tokens:
 
     @classmethod
     def load(cls, path: Path, length: int) -> Self:
+        """Read a `tokenizer.json`.
+
+        Args:
+            path: The file.
+            length: Most tokens of a text.
+        """
         from tokenizers import Tokenizer
 
         try:
@@ -63,6 +74,11 @@ class Tokens:
         return max([int(padding.get("pad_id", 0)), *ids])
 
     def save(self, path: Path) -> None:
+        """Write the tokenizer as `tokenizer.json`.
+
+        Args:
+            path: The file.
+        """
         path.write_text(self.tokenizer.to_str(), encoding="utf-8")
 
     def digest(self) -> str:
@@ -89,7 +105,11 @@ class Pixels:
             raise GeniusError(f"mean {self.mean} and deviation {self.std}: three numbers each, deviations not zero")
 
     def prepare(self, picture: Image.Image) -> Image.Image:
-        """RGB picture -> RGB picture of `size` x `size`. One that was prepared before is returned as it is."""
+        """RGB picture -> RGB picture of `size` x `size`. One that was prepared before is returned as it is.
+
+        Args:
+            picture: An RGB picture.
+        """
         if picture.info.get(PREPARED) == self:
             return picture
         rgb = picture

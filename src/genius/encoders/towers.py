@@ -59,7 +59,15 @@ class Head(nn.Module):
 
 
 class Heads(nn.Module):
-    """One head per modality."""
+    """One head per modality.
+
+    Args:
+        image_width: Of the image tower's vectors.
+        text_width: Of the text tower's vectors.
+        width: Of the result.
+        hidden: Of the layer between.
+        dropout: While training.
+    """
 
     def __init__(self, image_width: int, text_width: int, width: int, hidden: int = 1024, dropout: float = 0.0) -> None:
         super().__init__()
@@ -71,13 +79,22 @@ class Heads(nn.Module):
         self.text = Head(text_width, width, hidden, dropout)
 
     def forward(self, towers: Features) -> Features:
-        """Raw tower vectors, (N, image_width) and (N, text_width) -> features of one width. Masks pass through."""
+        """Raw tower vectors, (N, image_width) and (N, text_width) -> features of one width. Masks pass through.
+
+        Args:
+            towers: Vectors of both towers with their masks.
+        """
         image, text = towers.masked()
         return Features(self.image(image), self.text(text), towers.image_mask, towers.text_mask)
 
     @torch.no_grad()
     def apply_chunked(self, towers: Features, chunk: int = 8192) -> Features:
-        """`forward` for any number of rows, without gradients, results on the CPU."""
+        """`forward` for any number of rows, without gradients, results on the CPU.
+
+        Args:
+            towers: Vectors of both towers with their masks.
+            chunk: Rows at a time.
+        """
         device = self.image.project.weight.device
         parts = [self(towers[i : i + chunk].to(device, torch.float32)).to("cpu") for i in range(0, max(len(towers), 1), chunk)]
         return Features.cat(parts)
@@ -106,7 +123,12 @@ class Tower(Protocol):
 
 
 class OnnxTower:
-    """An ONNX file run by onnxruntime. Of a (n, tokens, width) output the mean over unmasked tokens is taken."""
+    """An ONNX file run by onnxruntime. Of a (n, tokens, width) output the mean over unmasked tokens is taken.
+
+    Args:
+        path: The ONNX file.
+        threads: Of onnxruntime; 0: its own choice.
+    """
 
     def __init__(self, path: Path, threads: int = 0) -> None:
         try:
@@ -151,7 +173,13 @@ class OnnxTower:
 
 
 class ModuleTower:
-    """A torch module as a tower. `call` says how it reads the inputs; by default the first one, alone."""
+    """A torch module as a tower.
+
+    Args:
+        module: The module.
+        width: Of its output.
+        call: How it reads the inputs; None: the first input alone.
+    """
 
     def __init__(
         self, module: nn.Module, width: int, call: Callable[[nn.Module, Mapping[str, Tensor]], Tensor] | None = None
@@ -181,7 +209,15 @@ def pooled(states: Tensor, mask: Tensor | None) -> Tensor:
 
 
 class TowersEncoder(nn.Module):
-    """Image tower + text tower + heads, behind the encoder protocol."""
+    """Image tower + text tower + heads, behind the encoder protocol.
+
+    Args:
+        image: Image tower.
+        text: Text tower.
+        heads: Map both to one width.
+        pixels: Prepares images.
+        tokens: Prepares texts.
+    """
 
     def __init__(self, image: Tower, text: Tower, heads: Heads, pixels: Pixels, tokens: Tokens) -> None:
         super().__init__()
@@ -199,16 +235,29 @@ class TowersEncoder(nn.Module):
         self.eval().requires_grad_(False)
 
     def prepare_image(self, picture: Image.Image) -> Image.Image:
+        """Reduce a picture to what the image tower reads.
+
+        Args:
+            picture: An RGB picture.
+        """
         return self.pixels.prepare(picture)
 
     def tower_images(self, images: Sequence[Image.Image]) -> Tensor:
-        """(n, image_width): before the heads. What `genius.train.encoder` trains the heads on."""
+        """(n, image_width): before the heads. What `genius.train.encoder` trains the heads on.
+
+        Args:
+            images: RGB pictures.
+        """
         if not images:
             return torch.empty(0, self.heads.image_width)
         return self.image_tower({"pixel_values": self.pixels(images, "cpu")})
 
     def tower_texts(self, texts: Sequence[str]) -> Tensor:
-        """(n, text_width): before the heads."""
+        """(n, text_width): before the heads.
+
+        Args:
+            texts: Texts.
+        """
         if not texts:
             return torch.empty(0, self.heads.text_width)
         ids, mask = map(torch.from_numpy, self.tokens(texts))
@@ -216,12 +265,22 @@ class TowersEncoder(nn.Module):
 
     @torch.no_grad()
     def encode_images(self, images: Sequence[Image.Image]) -> Tensor:
+        """(n, width): after the heads.
+
+        Args:
+            images: RGB pictures.
+        """
         vectors = self.tower_images(images)
         absent = torch.zeros(len(vectors), self.heads.text_width)
         return self._through_heads(vectors, absent, True).image
 
     @torch.no_grad()
     def encode_texts(self, texts: Sequence[str]) -> Tensor:
+        """(n, width): after the heads.
+
+        Args:
+            texts: Texts.
+        """
         vectors = self.tower_texts(texts)
         absent = torch.zeros(len(vectors), self.heads.image_width)
         return self._through_heads(absent, vectors, False).text
@@ -231,6 +290,11 @@ class TowersEncoder(nn.Module):
         return self.heads.apply_chunked(Features(image, text, mask, ~mask))
 
     def save(self, directory: Path) -> None:
+        """Write the encoder as a folder that `load` reads.
+
+        Args:
+            directory: The folder.
+        """
         if not isinstance(self.image_tower, OnnxTower) or not isinstance(self.text_tower, OnnxTower):
             raise GeniusError("an encoder over torch modules cannot be saved: export its towers to ONNX first")
         directory = Path(directory)
@@ -256,6 +320,12 @@ class TowersEncoder(nn.Module):
 
     @classmethod
     def load(cls, directory: Path, spec: dict[str, Any]) -> Self:
+        """Read a folder that `save` wrote.
+
+        Args:
+            directory: The folder.
+            spec: Its `encoder.json`.
+        """
         try:
             shapes = read_shapes(directory / HEADS)
             heads = build(lambda: Heads(**spec["heads"]), shapes, str(directory / HEADS))

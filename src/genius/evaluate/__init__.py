@@ -159,7 +159,16 @@ def evaluate(
     fused: FeatureSet | None = None,  # features of a feature-fusion encoder, for the method of that name
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Run every method on every task and pool that `config` names."""
+    """Run every method on every task and pool that `config` names.
+
+    Args:
+        model: The model.
+        data: Queries, pool and positives, as features of its encoder.
+        config: Methods, tasks, beams and metrics.
+        extra: Baselines and other methods of the caller.
+        fused: Features of a feature-fusion encoder, for the method of that name.
+        progress: Called while methods run.
+    """
     config = config or EvalConfig()
     say = progress or (lambda _: None)
     tasks, rows = tasks_of(data, config)

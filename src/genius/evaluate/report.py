@@ -198,7 +198,20 @@ def write_report(
     runs: bool = True,
     plots: bool = True,
 ) -> dict[str, str]:
-    """results.md, results.json, runs/ and qrels/ (TREC), plots/. Returns where each is."""
+    """Write results.md, results.json, runs/ and qrels/ (TREC format) and plots/.
+
+    Args:
+        evaluation: What `evaluate` returned.
+        directory: The folder; it is made if it is missing.
+        data: The features that were evaluated.
+        title: Of the report.
+        command: The command line to name in it.
+        runs: Whether to write runs/ and qrels/.
+        plots: Whether to draw plots.
+
+    Returns:
+        Name of a part -> where it was written.
+    """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "results.md").write_text(markdown(evaluation, title=title, command=command), encoding="utf-8")

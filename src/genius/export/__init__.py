@@ -53,7 +53,11 @@ class Graph:
 
 
 def graphs(model: Genius) -> dict[str, Graph]:
-    """Every part of a model by the name of its file."""
+    """Every part of a model by the name of its file.
+
+    Args:
+        model: The model.
+    """
     out: dict[str, Graph] = {}
     if model.encoder is not None:
         out |= towers(model.encoder)
@@ -208,7 +212,15 @@ def import_onnx() -> Any:
 
 
 def export_onnx(model: Genius, directory: Path) -> dict[str, int]:
-    """Write every part of `model` as an ONNX file into `directory`: file name -> bytes."""
+    """Write every part of a model as an ONNX file.
+
+    Args:
+        model: The model.
+        directory: The folder.
+
+    Returns:
+        File name -> its size in bytes.
+    """
     onnx = import_onnx()
     directory.mkdir(parents=True, exist_ok=True)
     sizes: dict[str, int] = {}

@@ -111,7 +111,15 @@ class Exported:
 def export_web(
     index: Index, directory: Path, *, vectors: bool = False, title: str = "", on_step: Callable[[str], None] = lambda _: None
 ) -> Exported:
-    """Write the folder. An older export in it is replaced; anything else that is there is refused, not touched."""
+    """Write an index as a folder that a browser searches by itself.
+
+    Args:
+        index: The index.
+        directory: The folder. An older export in it is replaced; anything else that is there is refused, not touched.
+        vectors: Whether embeddings are exported, too, to re-rank by.
+        title: Of the page.
+        on_step: Called with the name of each step.
+    """
     model = index.model
     _check(model, index)
     if directory.exists() and any(directory.iterdir()) and not (directory / "data" / "about.json.gz").is_file():

@@ -79,6 +79,11 @@ class AddReport:
     problems: Problems = field(default_factory=Problems)  # the first ones; `problems.total` counts all
 
     def merge(self, other: AddReport) -> None:
+        """Add the counts of another report to this one.
+
+        Args:
+            other: The report.
+        """
         self.added += other.added
         self.existing += other.existing
         self.replaced += other.replaced

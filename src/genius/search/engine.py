@@ -210,6 +210,11 @@ class SearchEngine:
     def pick(self, batch: QueryBatch, k: int, params: SearchParams) -> Plan:
         """The plan that serves a request.
 
+        Args:
+            batch: The queries.
+            k: Number of hits.
+            params: Settings of the search.
+
         Raises:
             GeniusError: If the plan that is asked for by name cannot serve it.
         """
@@ -255,7 +260,11 @@ class SearchEngine:
         return replace(batch, modality_log_probs=log_probs - likeliest)  # items of the likeliest keep their similarity
 
     def modality_log_probs(self, z: Tensor) -> Tensor:
-        """(Q, 3) log p(modality | query): by the bank's probe, or by the decoder's first step."""
+        """(Q, 3) log p(modality | query): by the bank's probe, or by the decoder's first step.
+
+        Args:
+            z: (Q, D) queries.
+        """
         known = None if self.bank is None else self.bank.modality_log_probs(z)
         if known is not None:
             return known

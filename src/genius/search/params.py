@@ -58,17 +58,29 @@ class SearchParams:
 
     @classmethod
     def of_model(cls, model: Genius) -> SearchParams:
-        """A model's own defaults, from the `search` table of its config: what is not named there has the defaults above."""
+        """A model's own defaults, from the `search` table of its config: what is not named there has the defaults above.
+
+        Args:
+            model: The model.
+        """
         return cls.of_table(model.config.search)
 
     @classmethod
     def of_table(cls, table: dict[str, Any]) -> SearchParams:
-        """The same from such a table itself."""
+        """The same from such a table itself.
+
+        Args:
+            table: Field -> value.
+        """
         kept = {name: value for name, value in table.items() if name not in RETIRED}
         return from_dict(cls, kept, where="the model's search defaults")
 
     def named(self, search: str) -> SearchParams:
-        """These settings with what a search of `SEARCHES` is known by."""
+        """These settings with what a search of `SEARCHES` is known by.
+
+        Args:
+            search: A name of `SEARCHES`.
+        """
         return replace(self, **SEARCHES[search])
 
     @property

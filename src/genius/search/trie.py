@@ -82,7 +82,11 @@ class CodeTrie:
         self._extra = tensors.get("extra")
 
     def to(self, device: torch.device | str) -> CodeTrie:
-        """This trie with its arrays on another device; itself if they are there."""
+        """This trie with its arrays on another device; itself if they are there.
+
+        Args:
+            device: The device.
+        """
         where = torch.device(device)
         if where == self.device:
             return self
@@ -279,11 +283,21 @@ class CodeTrie:
         return at
 
     def id_range(self, level: int, lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor]:
-        """Ranges in the space of `level` -> ranges of IDs."""
+        """Ranges in the space of `level` -> ranges of IDs.
+
+        Args:
+            level: Number of codes that the ranges have read.
+            lo: (R,) first place of each range.
+            hi: (R,) place after its last.
+        """
         return self._ids_from(level, lo), self._ids_from(level, hi)
 
     def positions(self, ids: Tensor) -> Tensor:
-        """First sorted positions of IDs."""
+        """First sorted positions of IDs.
+
+        Args:
+            ids: Numbers of IDs.
+        """
         if self._item_start is not None:
             return self._item_start[ids].long()
         if self._shared is None or self._extra is None:
@@ -291,7 +305,13 @@ class CodeTrie:
         return ids + self._extra[torch.searchsorted(self._shared, ids.to(self._shared.dtype))]
 
     def item_range(self, level: int, lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor]:
-        """Ranges in the space of `level` -> ranges of sorted positions."""
+        """Ranges in the space of `level` -> ranges of sorted positions.
+
+        Args:
+            level: Number of codes that the ranges have read.
+            lo: (R,) first place of each range.
+            hi: (R,) place after its last.
+        """
         first, last = self.id_range(level, lo, hi)
         return self.positions(first), self.positions(last)
 
@@ -306,7 +326,14 @@ class CodeTrie:
         return count
 
     def items_below(self, level: int, lo: Tensor, hi: Tensor, before: Tensor | None = None) -> Tensor:
-        """Number of items below ranges in the space of `level`; with `before` of `count_before`, of allowed items."""
+        """Number of items below ranges in the space of `level`.
+
+        Args:
+            level: Number of codes that the ranges have read.
+            lo: (R,) first place of each range.
+            hi: (R,) place after its last.
+            before: Result of `count_before`: only allowed items count.
+        """
         first, last = self.item_range(level, lo, hi)
         if before is None:
             return last - first
@@ -339,7 +366,13 @@ class CodeTrie:
         return children if before is None else children[(items > 0).nonzero()[:, 0]]
 
     def rows_of(self, level: int, lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor]:
-        """Ranges (R,) in the space of `level` -> flat: which range, ascending, and the row of every item below it."""
+        """Ranges (R,) in the space of `level` -> flat: which range, ascending, and the row of every item below it.
+
+        Args:
+            level: Number of codes that the ranges have read.
+            lo: (R,) first place of each range.
+            hi: (R,) place after its last.
+        """
         first, last = self.item_range(level, lo, hi)
         owner, place = ragged(last - first)
         return owner, self._order[first[owner] + place].long()
@@ -347,7 +380,11 @@ class CodeTrie:
     # -- IDs and prefixes --------------------------------------------------------------------------------------
 
     def codes_of_ids(self, ids: Tensor) -> Tensor:
-        """(n,) numbers of IDs -> (n, M) int64 codes."""
+        """(n,) numbers of IDs -> (n, M) int64 codes.
+
+        Args:
+            ids: Numbers of IDs.
+        """
         parts = [_widen(self._tails[ids])]
         node = ids
         for child, codes in zip(reversed(self._node_child), reversed(self._node_codes), strict=True):
@@ -356,7 +393,11 @@ class CodeTrie:
         return torch.cat(parts[::-1], 1)
 
     def ids_at(self, positions: Tensor) -> Tensor:
-        """The IDs of items by their sorted positions."""
+        """The IDs of items by their sorted positions.
+
+        Args:
+            positions: Sorted positions.
+        """
         if self._item_start is not None:
             return torch.searchsorted(self._item_start, positions.to(self._item_start.dtype), right=True) - 1
         if self._shared is None or self._extra is None:
@@ -366,7 +407,11 @@ class CodeTrie:
         return torch.maximum(last.long(), positions - self._extra[at])
 
     def find(self, prefix: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """The range (1,), (1,) below a prefix, in the space of level len(prefix); empty if no item has it."""
+        """The range (1,), (1,) below a prefix, in the space of level len(prefix); empty if no item has it.
+
+        Args:
+            prefix: Codes, from the first.
+        """
         if len(prefix) > self.levels:
             raise GeniusError(f"a prefix of {len(prefix)} codes in a trie of {self.levels} levels")
         lo, hi = self.root
@@ -380,18 +425,30 @@ class CodeTrie:
         return lo, hi
 
     def rows_below(self, prefix: Sequence[int]) -> NDArray[np.int64]:
-        """Rows of the items whose codes start with `prefix`, in sorted order."""
+        """Rows of the items whose codes start with `prefix`, in sorted order.
+
+        Args:
+            prefix: Codes, from the first.
+        """
         return self.rows_of(len(prefix), *self.find(prefix))[1].cpu().numpy()
 
     def children(self, prefix: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Codes that may follow `prefix`, ascending, and the number of items below each."""
+        """Codes that may follow `prefix`, ascending, and the number of items below each.
+
+        Args:
+            prefix: Codes, from the first.
+        """
         if len(prefix) >= self.levels:
             raise GeniusError(f"a full code of {self.levels} levels has no children")
         found = self.expand(len(prefix), *self.find(prefix))
         return found.code.cpu().numpy(), found.items.cpu().numpy()
 
     def positions_of(self, rows: Array | Tensor | Sequence[int]) -> Tensor:
-        """Sorted position of each item row; an unknown row is an error."""
+        """Sorted position of each item row; an unknown row is an error.
+
+        Args:
+            rows: Rows of items.
+        """
         wanted = torch.atleast_1d(torch.as_tensor(rows, device=self.device).long())
         if self._inverse is None:  # built on the first call: beam search never needs it
             size = int(self._order.max()) + 1 if self.items else 0
@@ -406,12 +463,20 @@ class CodeTrie:
         return out
 
     def codes_at(self, positions: Array | Tensor | Sequence[int]) -> NDArray[np.int64]:
-        """Codes (n, M) of the items at sorted positions."""
+        """Codes (n, M) of the items at sorted positions.
+
+        Args:
+            positions: Sorted positions.
+        """
         at = torch.as_tensor(positions, device=self.device).long()
         return self.codes_of_ids(self.ids_at(at)).cpu().numpy()
 
     def codes_of(self, rows: Array | Tensor | Sequence[int]) -> NDArray[np.int64]:
-        """Codes (n, M) of item rows."""
+        """Codes (n, M) of item rows.
+
+        Args:
+            rows: Rows of items.
+        """
         return self.codes_at(self.positions_of(rows))
 
 

@@ -198,8 +198,17 @@ class GeniusClient:
     ) -> ExplainResponse:
         """How the results of a query come about: the codes generated, their log-probabilities, and what is below them.
 
-        The arguments are those of `search`: `text`, `image`, `like`, `instruction`, `target`, `modality`, `k`, `where`, `minus`,
-        `minus_like`.
+        Args:
+            text: Query text.
+            image: Query image.
+            like: Id of an indexed item to use as the query.
+            instruction: What kind of result is wanted, in words.
+            target: Modality to return.
+            modality: Exactly this modality, in place of `target`.
+            k: Number of hits that are explained.
+            where: SQL filter over metadata.
+            minus: Text or image to steer away from.
+            minus_like: Id of an indexed item to steer away from.
         """
         query = {"text": text, "like": like, "instruction": instruction, "target": target, "modality": modality}
         fields = _query_body(image, minus, minus_like=minus_like, **query, k=k, where=where)
@@ -261,29 +270,53 @@ class GeniusClient:
         return AddResponse(added=total.added + done.added, unchanged=total.unchanged + done.unchanged, count=done.count)
 
     def put(self, item: Item) -> PutResponse:
-        """Add an item, or replace the one with its id."""
+        """Add an item, or replace the one with its id.
+
+        Args:
+            item: The item.
+        """
         return self._call(PutResponse, "PUT", self._path("items", item.id), _body(item))
 
     def delete(self, item_id: str) -> DeleteResponse:
-        """Delete the item `item_id`."""
+        """Delete an item.
+
+        Args:
+            item_id: Its id.
+        """
         return self._call(DeleteResponse, "DELETE", self._path("items", item_id))
 
     def get(self, item_id: str) -> ItemDetail:
-        """The item `item_id`, its codes, and how many items share each prefix of its ID."""
+        """An item, its codes, and how many items share each prefix of its ID.
+
+        Args:
+            item_id: Its id.
+        """
         return self._call(ItemDetail, "GET", self._path("items", item_id))
 
     def image(self, item_id: str) -> bytes:
-        """The image of the item `item_id`, as the bytes of a file."""
+        """The image of an item, as the bytes of a file.
+
+        Args:
+            item_id: Its id.
+        """
         return self._send("GET", self._path("images", item_id)).content
 
     def thumbnail(self, item_id: str) -> bytes:
-        """A small JPEG of the image of the item `item_id`."""
+        """A small JPEG of the image of an item.
+
+        Args:
+            item_id: Its id.
+        """
         return self._send("GET", self._path("thumbnails", item_id)).content
 
     # -- overview ----------------------------------------------------------------------------------------------
 
     def codes(self, prefix: Sequence[int] | str = ()) -> CodesResponse:
-        """Items below a `prefix` of codes; the first codes without one."""
+        """Items below a prefix of codes.
+
+        Args:
+            prefix: Codes, from the first; without one: the first codes.
+        """
         if not isinstance(prefix, str):
             prefix = "-".join(str(int(code)) for code in prefix)
         return self._call(CodesResponse, "GET", self._path("codes", prefix))
@@ -300,7 +333,11 @@ class GeniusClient:
             return False
 
     def wait_until_ready(self, timeout_s: float = 60.0) -> None:
-        """Return once the server is ready; an error after `timeout_s` seconds."""
+        """Return once the server is ready.
+
+        Args:
+            timeout_s: Seconds after which it is an error.
+        """
         deadline = time.monotonic() + timeout_s
         while not self.ready():
             if time.monotonic() > deadline:

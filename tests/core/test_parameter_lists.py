@@ -1,0 +1,86 @@
+"""Public functions list their parameters: whatever docs/api.md shows, and whatever a documentation page imports."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SHOWN = re.compile(r"^::: (genius[\w.]*)\.(\w+)$", re.MULTILINE)
+IMPORTED = re.compile(r"^(?:>>> )?from (genius[\w.]*) import ([\w, ]+)$", re.MULTILINE)
+
+
+def public_names() -> dict[str, Any]:
+    """Dotted name -> class or function."""
+    names = set()
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        names.update(SHOWN.findall(text))
+        for module, imported in IMPORTED.findall(text):
+            names.update((module, name.strip()) for name in imported.split(","))
+    found = {}
+    for module, name in sorted(names):
+        member = getattr(importlib.import_module(module), name)
+        if inspect.isclass(member) or inspect.isfunction(member):
+            found[f"{module}.{name}"] = member
+    return found
+
+
+def functions(name: str, member: Any) -> Iterator[tuple[str, Any, str]]:
+    """(name, function, documentation): a function itself, or the public methods of a class with its constructor."""
+    if inspect.isfunction(member):
+        yield name, member, member.__doc__ or ""
+        return
+    for own, value in vars(member).items():
+        if isinstance(value, classmethod | staticmethod):
+            value = value.__func__
+        value = inspect.unwrap(value)
+        if not inspect.isfunction(value):
+            continue
+        if own == "__init__" and not hasattr(member, "__dataclass_fields__"):
+            yield f"{name}()", value, f"{member.__doc__ or ''}\n{value.__doc__ or ''}"
+        elif not own.startswith("_"):
+            yield f"{name}.{own}", value, value.__doc__ or ""
+
+
+def unlisted(function: Any, documentation: str) -> list[str]:
+    """Parameters that the `Args:` of a docstring do not name."""
+    parameters = [name for name in inspect.signature(function).parameters if name not in ("self", "cls")]
+    _, _, listed = inspect.cleandoc(documentation).partition("Args:\n")
+    return [
+        name
+        for name in parameters
+        if not re.search(rf"^\s+\*{{0,2}}{name}(, \w+)*:|^\s+[\w, ]*\b{name}[\w, ]*:", listed, re.MULTILINE)
+    ]
+
+
+NAMES = public_names()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_public_function_lists_its_parameters(name: str) -> None:
+    faults = {own: missing for own, function, text in functions(name, NAMES[name]) if (missing := unlisted(function, text))}
+    assert not faults
+
+
+def test_the_public_names_are_found() -> None:
+    assert {"genius.index.Index", "genius.model.genius.Genius", "genius.export.export_onnx"} <= NAMES.keys()
+    assert len(NAMES) > 15
+
+
+def test_a_missing_parameter_is_noticed() -> None:
+    def half(a: int, b: int) -> None:
+        """Say.
+
+        Args:
+            a: One.
+        """
+
+    assert unlisted(half, half.__doc__ or "") == ["b"]
