@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path, PurePath
 from typing import Any, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from genius.errors import GeniusError
@@ -102,6 +104,42 @@ def is_unicode(text: str) -> bool:
     return True
 
 
+VectorInput: TypeAlias = "Sequence[float] | NDArray[Any] | Mapping[str, Sequence[float] | NDArray[Any]]"
+"""A vector of your own, or {"image": …, "text": …}. Only directions count: vectors are compared by cosine."""
+
+
+def as_vector(value: Any, what: str) -> NDArray[np.float32] | dict[str, NDArray[np.float32]]:
+    """A user's vector, or those of its image and its text, as arrays (D,).
+
+    Args:
+        value: Numbers, an array or a tensor (D,), or a mapping with "image", "text" or both.
+        what: Whose it is, for errors.
+
+    Raises:
+        GeniusError: If it is no vector, or holds NaN or infinity, or zeros only.
+    """
+    if isinstance(value, Mapping):
+        strange = sorted(set(value) - {"image", "text"}, key=str)
+        if strange or not value:
+            raise GeniusError(f"{what}: a mapping of vectors has the keys 'image' and 'text'")
+        return {name: _one_vector(value[name], f"{what}: its {name} vector") for name in sorted(value)}
+    return _one_vector(value, f"{what}: its vector")
+
+
+def _one_vector(value: Any, what: str) -> NDArray[np.float32]:
+    try:
+        vector = np.asarray(value, dtype=np.float32)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        raise GeniusError(f"{what} is not a sequence of numbers") from None
+    if vector.ndim != 1 or not len(vector):
+        raise GeniusError(f"{what} has shape {vector.shape}; a vector has one dimension")
+    if not np.isfinite(vector).all():
+        raise GeniusError(f"{what} holds NaN or infinity")
+    if not vector.any():
+        raise GeniusError(f"{what} holds zeros only, so it has no direction")
+    return vector
+
+
 @dataclass(frozen=True, slots=True)
 class Item:
     """Something to find.
@@ -109,22 +147,42 @@ class Item:
     Args:
         id: Unique in an index.
         image: Path, bytes of a file, `PIL.Image` or array of pixels.
-        text: Text. An item needs an image, a text, or both.
+        text: Text. An item needs an image, a text or a vector.
         metadata: Strings, numbers and booleans for filters and display.
+        vector: Your own vector of it, in place of the encoder's: (D,), or {"image": (D,), "text": (D,)}.
+        modality: Of an item that is only a vector: "image", "text" or "pair". Default: what its vectors are of, else "text".
+
+    >>> Item("7", vector=[0.1, 0.9], modality="image", metadata={"price": 3})
+    Item('7', vector=<2 wide>, metadata={'price': 3})
     """
 
     id: str
     image: ImageInput | None = None
     text: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    vector: Any = field(default=None, compare=False)
+    modality: Modality = None  # type: ignore[assignment]  # set below
 
     def __post_init__(self) -> None:
         if not isinstance(self.id, str) or not self.id:
             raise GeniusError("an item needs a non-empty string id")
         object.__setattr__(self, "text", _clean_text(self.text))
         object.__setattr__(self, "image", as_picture(self.image))
-        if self.image is None and self.text is None:
-            raise GeniusError(f"item {self.id!r} has neither an image nor a text")
+        if self.vector is not None:
+            object.__setattr__(self, "vector", as_vector(self.vector, f"item {self.id!r}"))
+        object.__setattr__(self, "modality", self._modality())
+
+    def _modality(self) -> Modality:
+        """What it consists of; what was given counts where there is neither an image nor a text."""
+        if self.image is not None or self.text is not None:
+            return modality_of(self.image is not None, self.text is not None)
+        if self.modality is not None:
+            return Modality.parse(self.modality)
+        if self.vector is None:
+            raise GeniusError(f"item {self.id!r} has neither an image nor a text nor a vector")
+        if isinstance(self.vector, Mapping):
+            return modality_of("image" in self.vector, "text" in self.vector)
+        return Modality.TEXT
 
     @classmethod
     def of(cls, value: Item | Mapping[str, Any]) -> Item:
@@ -137,14 +195,17 @@ class Item:
             return value
         if not isinstance(value, Mapping):
             raise GeniusError(f"expected an Item or a dict, got {type(value).__name__}")
-        strange = sorted(set(value) - {"id", "image", "text", "metadata"})
+        strange = sorted(set(value) - {"id", "image", "text", "metadata", "vector", "modality"})
         if strange:
-            raise GeniusError(f"an item has no {strange[0]!r}: use id, image, text, and metadata for all else")
-        return cls(value.get("id", ""), value.get("image"), value.get("text"), value.get("metadata") or {})
-
-    @property
-    def modality(self) -> Modality:
-        return modality_of(self.image is not None, self.text is not None)
+            raise GeniusError(f"an item has no {strange[0]!r}: use id, image, text, vector, modality, and metadata for all else")
+        return cls(
+            value.get("id", ""),
+            value.get("image"),
+            value.get("text"),
+            value.get("metadata") or {},
+            value.get("vector"),
+            value.get("modality"),  # type: ignore[arg-type]
+        )
 
     def __repr__(self) -> str:
         """Short: an image as its path or size, a long text cut."""
@@ -153,6 +214,8 @@ class Item:
             parts.append(f"image={_shown_image(self.image)}")
         if self.text is not None:
             parts.append(f"text={_shown_text(self.text)}")
+        if self.vector is not None:
+            parts.append(f"vector={_shown_vector(self.vector)}")
         if self.metadata:
             parts.append(f"metadata={dict(self.metadata)!r}")
         return f"Item({', '.join(parts)})"
@@ -164,6 +227,13 @@ def _shown_image(image: ImageInput) -> str:
     if isinstance(image, bytes):
         return f"<{len(image):,} bytes>"
     return repr(str(image))
+
+
+def _shown_vector(vector: Any) -> str:
+    if isinstance(vector, Mapping):
+        widths = ", ".join(f"{name} {len(one)}" for name, one in vector.items())
+        return f"<{widths} wide>"
+    return f"<{len(vector)} wide>"
 
 
 def _shown_text(text: str) -> str:
@@ -182,6 +252,8 @@ class Query:
         instruction: What is wanted, in words; without `target` it leaves the modality to the model.
         target: Modality wanted; without `instruction` it picks a default one.
         minus: Another query to steer away from.
+        vector: Your own vector in place of a text or an image: (D,), or {"image": (D,), "text": (D,)}. A text besides it is
+            looked for by words (mode "hybrid").
     """
 
     text: str | None = None
@@ -189,6 +261,7 @@ class Query:
     instruction: str | None = None
     target: Modality | None = None
     minus: Query | None = None
+    vector: Any = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "text", _clean_text(self.text))
@@ -201,8 +274,12 @@ class Query:
             object.__setattr__(self, "target", Modality.parse(self.target))
         if self.minus is not None:
             object.__setattr__(self, "minus", Query.of(self.minus))
-        if self.image is None and self.text is None:
-            raise GeniusError("a query needs a text, an image, or both")
+        if self.vector is not None:
+            object.__setattr__(self, "vector", as_vector(self.vector, "a query"))
+            if self.image is not None or self.minus is not None:
+                raise GeniusError("a query is a vector, or made of a text and an image: use either")
+        elif self.image is None and self.text is None:
+            raise GeniusError("a query needs a text, an image, or both; or a vector")
 
     @classmethod
     def of(cls, value: Query | ContentInput) -> Query:
@@ -217,7 +294,10 @@ class Query:
 
     @property
     def modality(self) -> Modality:
-        return modality_of(self.image is not None, self.text is not None)
+        """What it consists of; a vector that does not say counts as text."""
+        if isinstance(self.vector, Mapping):
+            return modality_of("image" in self.vector, "text" in self.vector)
+        return modality_of(self.image is not None, self.text is not None or self.vector is not None)
 
 
 def modality_of(has_image: bool, has_text: bool) -> Modality:

@@ -75,7 +75,7 @@ class SlowIndex:
 
     version = 1
     about = SimpleNamespace(levels=(3, 4))
-    model = SimpleNamespace(encoder=None)
+    model = SimpleNamespace(encoder=SimpleNamespace())
 
     def __init__(self) -> None:
         self.go = threading.Event()

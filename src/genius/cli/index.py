@@ -65,6 +65,14 @@ def index(
     image_column: Annotated[
         str | None, typer.Option(help="Column with image paths or bytes in tables; default: image, image_path, ...")
     ] = None,
+    vector_column: Annotated[
+        str | None, typer.Option(help="Column with vectors of your own in tables; they take the place of an encoder.")
+    ] = None,
+    ids: Annotated[Path | None, typer.Option(help="With a .npy file of vectors: a file with one id per line.")] = None,
+    modality: Annotated[str, typer.Option(help="With a .npy file of vectors: what they are of: image, text or pair.")] = "text",
+    query_vectors: Annotated[
+        Path | None, typer.Option(help="With vectors of your own: a .npy file of vectors of queries, which codes are fitted to.")
+    ] = None,
     captions: Annotated[bool, typer.Option(help="Index a.jpg and a.txt next to it as one item.")] = True,
     content: Annotated[bool, typer.Option("--by-content", help="Detect changes by content, not by size and time.")] = False,
     exif: Annotated[
@@ -95,6 +103,10 @@ def index(
 
       genius index photos/ -o my.genius --encoder hf-hub:openai/clip-vit-base-patch32
 
+      genius index vectors.npy --ids ids.txt -o own.genius
+
+      genius index rows.parquet --vector-column embedding -o own.genius
+
       genius index rows.parquet -o my.genius --ray ray://head:10001      (docs/scale.md)
     """
     from genius.cli.common import sources_here
@@ -112,9 +124,18 @@ def index(
         raise GeniusError("--encoder fits a model, --model names one: use either")
     if ray is not None and (encoder is not None or refit or watch):
         raise GeniusError("--ray adds to an index that has a model: fit one first on a sample, without --ray; no --watch")
-    config = IngestConfig(TableColumns(id_column, text_column, image_column), captions, content, prune, outside, batch, exif)
+    config = IngestConfig(
+        TableColumns(id_column, text_column, image_column, vector_column), captions, content, prune, outside, batch, exif
+    )
     place = find_device(device)
-    if ray is not None:
+    own = _own_vectors(paths, vector_column, ids)
+    if own and (ray is not None or encoder is not None or model is not None or watch or prune):
+        raise GeniusError("vectors of your own need no model: use them without --model, --encoder, --ray, --watch and --prune")
+    if query_vectors is not None and not (own or refit):
+        raise GeniusError("--query-vectors goes with vectors of your own: a .npy file, or --vector-column")
+    if own:
+        done = _index_vectors(paths, output, ids, modality, query_vectors, config, thumbnails, quiet=as_json)
+    elif ray is not None:
         done = _index_on_ray(paths, output, model, config, ray, workers, part_rows, thumbnails, device)
     elif encoder is not None:
         done = _index_with_encoder(paths, output, encoder, config, place, thumbnails, quiet=as_json)
@@ -124,7 +145,12 @@ def index(
         from genius.fit.folder import refit as fit_again
 
         say = None if as_json else note
-        done = replace(done, fit=fit_again(output, say=say), hint=None)
+        known_queries = None
+        if query_vectors is not None:
+            from genius.fit.vectors import read_array
+
+            known_queries = read_array(query_vectors, "query vectors")
+        done = replace(done, fit=fit_again(output, say=say, queries=known_queries), hint=None)
     if as_json:
         emit(done.to_dict(output))
     else:
@@ -162,6 +188,55 @@ def _model_of(output: Path, model: str | None) -> str | None:
     if model is None and read_about(output) is None:
         return "bundled:mini"
     return model
+
+
+def _own_vectors(paths: list[Path], vector_column: str | None, ids: Path | None) -> bool:
+    """Whether vectors are indexed: one .npy file, or tables with a column of them."""
+    arrays = [path for path in paths if path.suffix == ".npy"]
+    if arrays and len(paths) > 1:
+        raise GeniusError("index one .npy file of vectors at a time")
+    if ids is not None and not arrays:
+        raise GeniusError("--ids goes with a .npy file of vectors; tables have --id-column")
+    return bool(arrays) or vector_column is not None
+
+
+def _index_vectors(
+    paths: list[Path],
+    output: Path,
+    ids: Path | None,
+    modality: str,
+    queries: Path | None,
+    config: IngestConfig,
+    thumbnails: int,
+    quiet: bool,
+) -> _Indexed:
+    from genius.cli.common import kept_if_interrupted, phases
+    from genius.fit.vectors import index_tables, index_vectors
+    from genius.types import Modality
+
+    say = None if quiet else note
+    with phases() as tell, kept_if_interrupted():
+        if paths[0].suffix == ".npy":
+            report, fit, items = index_vectors(
+                paths[0],
+                output,
+                ids=ids,
+                modality=Modality.parse(modality),
+                queries=queries,
+                say=say,
+                on_progress=lambda part: tell("indexing", part.added + part.replaced, 0),
+            )
+        else:
+            report, fit, items = index_tables(
+                paths,
+                output,
+                config,
+                queries=queries,
+                thumbnails=thumbnails,
+                say=say,
+                on_progress=lambda count: tell("indexing", count, 0),
+            )
+    return _Indexed(report, items, fit=fit)
 
 
 def _index_with_model(

@@ -23,15 +23,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from genius.encoders.base import batched, encode_items
+from genius.encoders.base import Encoder, batched, encode_items
 from genius.errors import GeniusError, Problems, said
 from genius.features import Features
 from genius.files import read_json, write_whole
 from genius.fit import Fit, FitConfig, Say, Unfitted, fit_vectors, settled
-from genius.fit.invent import MOST, invent_queries
+from genius.fit.invent import MOST, InventedQueries, invent_queries
+from genius.fit.vectors import own_queries, query_bank
 from genius.index import Index, writing
 from genius.index.folder import (
     INSIDE,
@@ -303,16 +305,17 @@ def _light(item: Item) -> bool:
     return not isinstance(item.image, bytes)
 
 
-def refit(folder: Path, config: FitConfig | None = None, say: Say | None = None) -> Fit:
-    """Fit new codes and a new decoder to the items of an index that was made with an encoder.
+def refit(folder: Path, config: FitConfig | None = None, say: Say | None = None, queries: NDArray[Any] | None = None) -> Fit:
+    """Fit new codes and a new decoder to the items of an index that was made with an encoder, or of vectors.
 
     Args:
         folder: The index.
         config: How the model is fitted.
         say: Called with one line per step.
+        queries: (Q, D) vectors of queries, for an index of your own vectors; None: what it knew of queries stays.
 
     Raises:
-        GeniusError: If the index is empty or was not made with an encoder.
+        GeniusError: If the index is empty, or was made with a model that is not its own.
     """
     finish_swap(folder)
     folder = folder.resolve()  # a link to an index stays a link: what it leads to is replaced
@@ -320,26 +323,43 @@ def refit(folder: Path, config: FitConfig | None = None, say: Say | None = None)
     if about.source != INSIDE:
         raise GeniusError(f"{folder} was not made with --encoder, so there is nothing to refit: its model is {about.source}")
     old = load_model(folder, None, about)
-    assert old.encoder is not None and old.config.encoder is not None
+    if queries is not None and old.encoder is not None:
+        raise GeniusError(f"{folder} has an encoder, from which queries are invented: vectors of queries are for one without")
     with WriteLock(folder / ".lock", 30.0).hold():
         store = open_store(folder, about)
         reader = store.at(store.latest())
         if not reader.count():
             raise GeniusError(f"{folder} is empty: there is nothing to fit to")
         z, modality, some = _read(reader)
-        queries = invent_queries(old.encoder, [item for _, item in some])
-        rows = queries.positives.new_tensor([row for row, _ in some])
-        known = queries.positives >= 0
-        queries.positives[known] = rows[queries.positives[known]]
+        if old.encoder is None:
+            invented = own_queries(queries, old.fusion, z, modality)
+        else:
+            invented = _invented(old.encoder, some)
         temporary = begin_replacement(folder, about)
         try:
-            fit = fit_vectors(old.fusion, z, modality, queries, old.encoder, settled(old.config.encoder), config, say)
+            uri = None
+            if old.config.encoder is not None:
+                uri = settled(old.config.encoder)
+            fit = fit_vectors(old.fusion, z, modality, invented, old.encoder, uri, config, say)
+            if old.encoder is None:
+                fit.model.queries = old.queries
+                if invented is not None:
+                    fit.model.queries = query_bank(invented, old.fusion, z.shape[1])
             _write_anew(fit.model, reader, temporary)
         except BaseException:
             remove(temporary, folder, about.id)
             raise
         swap(folder, temporary)
     return fit
+
+
+def _invented(encoder: Encoder, some: Sequence[tuple[int, Item]]) -> InventedQueries:
+    """Queries for some items, whose row numbers become the positives."""
+    queries = invent_queries(encoder, [item for _, item in some])
+    rows = queries.positives.new_tensor([row for row, _ in some])
+    known = queries.positives >= 0
+    queries.positives[known] = rows[queries.positives[known]]
+    return queries
 
 
 def _read(reader: Reader) -> tuple[torch.Tensor, torch.Tensor, list[tuple[int, Item]]]:
@@ -368,6 +388,7 @@ def _write_anew(model: Genius, reader: Reader, target: Path) -> None:
     described = describe_model(model, target)
     schema = whole_schema(reader)
     store = Store.fill(target, schema, resealed(_with_codes(model, good_rows(reader)), schema))
+    store.index_words(reader.words_columns())
     store.begin_ledger(described.to_dict())
     if Genius.from_pretrained(target / MODEL).fingerprint() != described.fingerprint:
         raise GeniusError(f"{target / MODEL} does not read back as it was written; the index is as it was")

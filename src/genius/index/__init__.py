@@ -21,20 +21,22 @@ from torch import Tensor
 from genius.encoders.base import batched
 from genius.errors import GeniusError, counted
 from genius.features import Features
-from genius.index import explaining, searching, writing
+from genius.index import explaining, searching, words, writing
 from genius.index.explaining import Explanation
 from genius.index.filters import compile_where
-from genius.index.folder import describe
+from genius.index.folder import describe, read_about, save_inside
 from genius.index.opened import OpenIndex
 from genius.index.prepare import Stamped
 from genius.index.reader import PAYLOAD
 from genius.index.repair import Copied, snapshot
 from genius.index.results import AddReport, Hit, Hits, PrefixView
 from genius.index.searching import target_modality
+from genius.index.vectors import model_for_vectors
 from genius.index.writing import Field, OnError
 from genius.model.genius import Genius
 from genius.search import SearchParams, SearchRequest
-from genius.types import ContentInput, ImageInput, Item, Modality, Query
+from genius.search.params import WORDS_WEIGHT
+from genius.types import ContentInput, ImageInput, Item, Modality, Query, VectorInput
 
 __all__ = ["AddReport", "Hit", "Hits", "Index", "PrefixView"]
 
@@ -94,6 +96,38 @@ class Index(OpenIndex):
             thumbnails=thumbnails,
             durable=durable,
         )
+
+    @classmethod
+    def create(
+        cls, path: str | Path, model: Genius | str | Path | None = None, *, dim: int | None = None, **options: Any
+    ) -> Index:
+        """Make a new index: of a model, or of vectors of your own.
+
+        Args:
+            path: The folder; there must be no index yet.
+            model: A `Genius` or its URI.
+            dim: In place of a model: the width of your own vectors (`Item(vector=…)`, `search(vector=…)`). Such an index has no
+                encoder and compares by cosine. `genius.fit.folder.refit` fits its codes once there are items.
+            options: As for `Index`.
+
+        Raises:
+            GeniusError: If there is an index already, or neither or both of `model` and `dim` are given.
+
+        >>> import tempfile
+        >>> index = Index.create(tempfile.mkdtemp() + "/own.genius", dim=3)
+        >>> report = index.add([Item("a", vector=[1, 0, 0]), Item("b", vector=[0, 1, 0], metadata={"year": 2024})])
+        >>> [hit.id for hit in index.search(vector=[0.1, 0.9, 0])]
+        ['b', 'a']
+        """
+        path = Path(path)
+        if (model is None) == (dim is None):
+            raise GeniusError("an index has either a model or, for vectors of your own, a width (dim)")
+        if read_about(path) is not None:
+            raise GeniusError(f"{path} is an index already: open it with Index(path)")
+        if dim is not None:
+            model = model_for_vectors(dim)
+            save_inside(path, model)
+        return cls(path, model, create=True, **options)
 
     @classmethod
     def open(cls, path: str | Path, model: Genius | str | Path | None = None, **options: Any) -> Index:
@@ -282,6 +316,24 @@ class Index(OpenIndex):
         """
         return snapshot(self.path, target, self.pinned)
 
+    def index_words(self, fields: Sequence[str] = ()) -> list[str]:
+        """Make the full-text index that `search(mode="words")` and `mode="hybrid"` need. Later items are found, too.
+
+        Args:
+            fields: metadata fields of texts that are searched besides texts, ids and file names.
+
+        Returns:
+            All fields that are searched.
+
+        Raises:
+            GeniusError: a field does not exist or holds no texts.
+        """
+        return words.index_words(self, fields)
+
+    def words_fields(self) -> list[str]:
+        """Fields that can be searched by words; empty without a full-text index."""
+        return self.consistent(lambda: words.words_fields(self.reader()))
+
     def optimize(self, *, keep: timedelta = writing.KEEP) -> None:
         """Merge small files, drop old versions, and leave a fresh cache so that opening is quick.
 
@@ -432,8 +484,12 @@ class Index(OpenIndex):
         modality: Modality | str | int | None = None,
         minus: Query | ContentInput | None = None,
         diverse: bool = False,
+        *,
+        vector: VectorInput | None = None,
+        mode: str = "similarity",
+        words_weight: float = WORDS_WEIGHT,
     ) -> Hits:
-        """Items that answer a text, an image, or both; best first.
+        """Items that answer a text, an image, both, or a vector of your own; best first.
 
         Args:
             text: words of the query.
@@ -449,6 +505,10 @@ class Index(OpenIndex):
             modality: in place of `target`: exactly items of this modality.
             minus: a text or an image that hits should not be similar to.
             diverse: hits that differ: one from each subtree of codes.
+            vector: in place of text and image: (D,), or {"image": (D,), "text": (D,)}. In an index with an encoder, its output.
+            mode: "similarity", "words" (full-text search, BM25) or "hybrid" (both, fused by reciprocal ranks). The last two
+                need `index_words`. An item that the text names exactly (id, file name, indexed field) comes first.
+            words_weight: weight of words in a hybrid search; similarity has 1.
 
         Returns:
             The hits. Where the model was calibrated, each has the `probability` that it answers, and `hits.answerable` is the
@@ -457,8 +517,8 @@ class Index(OpenIndex):
         Raises:
             GeniusError: an argument is out of range, or `where` cannot be read.
         """
-        query = Query(text, image, instruction, target_modality(target, modality), None if minus is None else Query.of(minus))
-        request = SearchRequest(k, where, min_score, beams, rerank, params, modality is not None, diverse)
+        query = Query(text, image, instruction, target_modality(target, modality), minus, vector)  # type: ignore[arg-type]
+        request = SearchRequest(k, where, min_score, beams, rerank, params, modality is not None, diverse, mode, words_weight)
         return self.search_many([query], request)[0]
 
     def search_many(self, queries: Sequence[Query | ContentInput], request: SearchRequest = ANY) -> list[Hits]:
@@ -483,7 +543,7 @@ class Index(OpenIndex):
         Returns:
             The hits of each query.
         """
-        return searching.answer(self, queries, requests)
+        return words.answer(self, queries, requests)
 
     def vectors(self, batch: int = 256) -> Iterator[tuple[list[str], Tensor, list[Modality]]]:
         """Ids, stored vectors (n, D) and modalities of all items of one version.

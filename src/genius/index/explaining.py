@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -121,6 +121,7 @@ class Explanation:
     doubtful: bool = False
     pictures: frozenset[str] = field(default=frozenset())  # ids among the examples that have an image
     why: str | None = None  # where nothing was found: why, and what to do
+    fusion: Mapping[str, float] | None = None  # weights of the rankings that were fused; None: similarity alone
 
     @property
     def summary(self) -> str:
@@ -129,7 +130,11 @@ class Explanation:
         plan = "none (nothing to search)"
         if did is not None:
             plan = f"{self.plan} ({self.considered:,} {did})"
-        return f"plan: {plan} · target: {self.target or 'any modality'}"
+        line = f"plan: {plan} · target: {self.target or 'any modality'}"
+        if self.fusion is not None:
+            weights = ", ".join(f"{name} {weight:g}" for name, weight in self.fusion.items())
+            line = f"{line} · fused by reciprocal ranks: {weights}"
+        return line
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -137,6 +142,7 @@ class Explanation:
             "summary": self.summary,
             "plan": self.plan,
             "considered": self.considered,
+            "fusion": None if self.fusion is None else dict(self.fusion),
             "answers": [{**a.hit.to_dict(), "log_p": list(a.log_p), "lost_at": a.lost_at} for a in self.answers],
             "traces": [{**asdict(one), "tree": one.tree()} for one in self.traces],
             "answerable": self.answerable,
@@ -165,6 +171,8 @@ def explain(
         shown: Beams of every level that are listed, besides those that lead to hits.
         rejected: Codes of every level that were not kept and are listed.
     """
+    if request.mode == "words":
+        raise GeniusError("a search by words generates no codes: explain one of mode 'similarity' or 'hybrid'")
     whole("shown", shown, 1, MOST)
     whole("rejected", rejected, 0, MOST)
     label = None
@@ -174,7 +182,7 @@ def explain(
         parts = [query]
     else:
         parts = searching.spread([query], state.modalities())[0]
-    embedded = state.model.embed_queries(parts)
+    embedded = searching.embed(state.model, parts)
     traces: list[tuple[_Part, list[Code]]] = []
     answers: dict[str, Answer] = {}
     with state.lock:
@@ -198,6 +206,7 @@ def explain(
         hits.doubtful,
         pictures,
         hits.why,
+        hits.fusion,
     )
 
 

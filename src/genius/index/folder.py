@@ -420,6 +420,21 @@ def describe_model(model: Genius, folder: Path | None = None) -> About:
     return About(uuid.uuid4().hex, source, model.fingerprint(), config.level_sizes, config.width, created)
 
 
+def save_inside(folder: Path, model: Genius) -> None:
+    """Save a model into the folder of an index that will be made with it, which then finds it wherever it is moved.
+
+    Args:
+        folder: Of the index; made if it is not there.
+        model: Its `source` becomes the folder.
+    """
+    make_folder(folder)
+    try:
+        model.save_pretrained(folder / MODEL)
+    except OSError as error:
+        raise GeniusError(f"cannot write {folder / MODEL}: {error.strerror or error}") from None
+    model.source = f"local-dir:{(folder / MODEL).absolute()}"
+
+
 def make_folder(folder: Path) -> None:
     """A folder for a new index, its name on the disk; one that holds anything else is left alone."""
     missing = [path for path in folder.absolute().parents if not path.exists()]

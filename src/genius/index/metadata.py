@@ -207,6 +207,7 @@ class TableColumns:
     id: str | None = None
     text: str | None = None
     image: str | None = None
+    vector: str | None = None  # the items' own vectors; None: there are none
 
 
 def to_item(row: Mapping[str, Any], columns: TableColumns, folder: Path, fallback_id: str) -> Item:
@@ -218,7 +219,9 @@ def to_item(row: Mapping[str, Any], columns: TableColumns, folder: Path, fallbac
         "text": _column(row, columns.text, TEXT_NAMES, "text"),
         "image": _column(row, columns.image, IMAGE_NAMES, "image"),
     }
-    if names["text"] is None and names["image"] is None:
+    if columns.vector is not None:
+        names["vector"] = _column(row, columns.vector, (), "vector")
+    elif names["text"] is None and names["image"] is None:
         shown = ", ".join(map(repr, sorted(row)[:12]))
         raise GeniusError(f"no text or image column among {shown}: name one (--text-column, --image-column)")
     taken = {name for name in names.values() if name is not None}
@@ -228,6 +231,8 @@ def to_item(row: Mapping[str, Any], columns: TableColumns, folder: Path, fallbac
     text = None
     if names["text"] is not None:
         text = row.get(names["text"])
+    if columns.vector is not None and row.get(columns.vector) is None:
+        raise GeniusError(f"no vector in the column {columns.vector!r}")
     metadata = {}
     for name, entry in row.items():
         if name not in taken:
@@ -239,6 +244,7 @@ def to_item(row: Mapping[str, Any], columns: TableColumns, folder: Path, fallbac
         image=None if names["image"] is None else _image(row.get(names["image"]), folder),
         text=None if text is None else _text(text, "text"),
         metadata=metadata,
+        vector=None if columns.vector is None else row.get(columns.vector),
     )
 
 

@@ -22,6 +22,7 @@ from genius.encoders.base import OnError, OnPicture, encode_items
 from genius.errors import GeniusError
 from genius.features import Features, check_finite
 from genius.index import metadata as meta
+from genius.index.vectors import check_width, features_of_items
 from genius.model.genius import Genius
 from genius.pictures import WORKING_SIDE, loaded, open_ahead
 from genius.types import ImageInput, Item, format_text
@@ -114,6 +115,17 @@ class Prepared:
             self.problems,
         )
 
+    def joined(self, other: Prepared) -> Prepared:
+        return Prepared(
+            self.items + other.items,
+            self.metadata + other.metadata,
+            self.pictures + other.pictures,
+            self.stamps + other.stamps,
+            np.concatenate([self.codes, other.codes]),
+            np.concatenate([self.embeddings, other.embeddings]),
+            self.problems + other.problems,
+        )
+
     def columns(self, first_seq: int, field_types: Mapping[str, meta.FieldType]) -> dict[str, Any]:
         """Table columns; `field_types` are the metadata columns of the table."""
         n = len(self.items)
@@ -146,8 +158,17 @@ def prepare(
 
     Each picture is decoded once, in threads: the encoder's input and what is stored of it are made there.
     """
+    own = [item.vector is not None for item, _ in batch]
+    if features is None and any(own) and not all(own):
+        with_vectors = [one for one in batch if one[0].vector is not None]
+        without = [one for one in batch if one[0].vector is None]
+        parts = [prepare(model, part, thumbnails, on_error) for part in (with_vectors, without)]
+        return parts[0].joined(parts[1])
     sound, metadata, problems = storable(batch, on_error)
-    if features is None:
+    if features is None and any(own):
+        sound, metadata, wrong = _of_width(model.config.width, batch, sound, metadata, on_error)
+        problems += wrong
+    if features is None and not any(own):
         passes = _passes(batch)
     else:
         passes = [0] * len(batch)
@@ -159,9 +180,12 @@ def prepare(
         assert image is not None
         pictures[row] = keep_picture(image, decoded, thumbnails)
 
-    if features is None:
+    if features is None and any(own):
+        kept, unread = _look(items, on_error, keep)
+        read = features_of_items([items[row] for row in kept], model.config.width)
+    elif features is None:
         if model.encoder is None:
-            raise GeniusError("this model has no encoder: it works on pre-extracted features only")
+            raise GeniusError("this index has no encoder for images and texts: give each item a vector")
         sizes = _sizes(passes, sound)
         read, kept, unread = encode_items(model.encoder, items, batch_size=sizes, on_error=on_error, on_picture=keep)
     else:
@@ -220,6 +244,23 @@ def storable(batch: Sequence[Stamped], on_error: OnError) -> tuple[list[int], li
                 raise
             problems.append(str(error) if repr(item.id) in str(error) else f"{item.id}: {error}")
     return positions, metadata, problems
+
+
+def _of_width(
+    width: int, batch: Sequence[Stamped], positions: Sequence[int], metadata: Sequence[dict[str, Any]], on_error: OnError
+) -> tuple[list[int], list[dict[str, Any]], list[str]]:
+    """`positions` and `metadata` of the items whose vectors have this width, and a line for each other."""
+    kept: list[int] = []
+    problems: list[str] = []
+    for place, position in enumerate(positions):
+        try:
+            check_width(batch[position][0], width)
+            kept.append(place)
+        except GeniusError as error:
+            if on_error == "raise":
+                raise
+            problems.append(str(error))
+    return [positions[place] for place in kept], [metadata[place] for place in kept], problems
 
 
 def _look(items: Sequence[Item], on_error: OnError, keep: OnPicture) -> tuple[list[int], list[str]]:

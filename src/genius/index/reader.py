@@ -215,6 +215,30 @@ class Reader:
                 found.update(batch.column("id").to_pylist())
         return found
 
+    def words_columns(self) -> list[str]:
+        """Columns that have a full-text index in this version."""
+        with database_errors("read the index"):
+            indices = [index for index in self._table.list_indices() if index.index_type == "FTS"]
+        return sorted(index.columns[0] for index in indices)
+
+    def words(self, text: str, columns: Sequence[str], where: str | None, limit: int) -> dict[int, float]:
+        """`_seq` -> BM25 score of the best rows for a text, best first; rows that the index does not know yet are compared, too.
+
+        Args:
+            text: Words.
+            columns: With a full-text index.
+            where: Only rows that match this condition.
+            limit: Rows at most.
+        """
+        from lancedb.query import MultiMatchQuery
+
+        with database_errors("search by words"):
+            query = self._table.search(MultiMatchQuery(text, list(columns)), query_type="fts")
+            if where is not None:
+                query = query.where(where, prefilter=True)
+            rows = query.select(["_seq", "_score"]).limit(limit).to_list()
+        return {row["_seq"]: row["_score"] for row in rows if row["_score"] > 0}
+
     def few(self) -> int:
         """How many whole rows to hold in memory at a time: one may have a picture of some megabytes."""
         try:

@@ -138,6 +138,7 @@ def _copy(source: Path, about: About, reader: Reader, temporary: Path, target: P
     described = replace(about, id=uuid.uuid4().hex, format=FORMAT, copied=copied)
     schema = whole_schema(reader)
     store = Store.fill(temporary, schema, resealed(good_rows(reader), schema))
+    store.index_words(reader.words_columns())
     state = store.begin_ledger(described.to_dict())
     write_about(temporary, described)
     try:
@@ -195,6 +196,7 @@ def _replace(source: Path, reader: Reader, target: Path) -> Copied:
         with store.change():
             rows: Iterator[pa.RecordBatch] = resealed(good_rows(reader), whole_schema(reader), store.next_seq(long=True))
             items = store.overwrite(whole_schema(reader), rows)
+            store.index_words(reader.words_columns())
         return Copied(source, target, reader.version, items)
 
 
@@ -347,8 +349,10 @@ def _passed(store: Store, state: LedgerState | None) -> int:
 def _as_it_is(store: Store, state: LedgerState | None, described: dict[str, Any]) -> LedgerState | None:
     """A new ledger for a table whose rows are all sound; None if it cannot be written to. Row indexes may be damaged: they go."""
     try:
+        words = store.peek(store.newest()).words_columns()
         store.drop_indices()
         store.prepare_sums()
+        store.index_words(words)
         store.pass_by(_passed(store, state))
         return store.begin_ledger(described)
     except GeniusError:

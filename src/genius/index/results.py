@@ -31,6 +31,7 @@ class Hit:
     item: Item
     modality: Modality
     probability: float | None = None  # that it is relevant to the query (`genius.model.config`); None: not calibrated
+    ranks: Mapping[str, int] | None = None  # in each ranking that was fused (`genius.index.words`); None: similarity alone
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; of a picture its path, where it has one."""
@@ -43,6 +44,7 @@ class Hit:
             "text": self.item.text,
             "image": str(self.item.image) if isinstance(self.item.image, str | Path) else None,
             "metadata": dict(self.item.metadata),
+            **({} if self.ranks is None else {"ranks": dict(self.ranks)}),
         }
 
 
@@ -52,6 +54,7 @@ class Hits(list[Hit]):
     answerable: float | None = None  # probability that the collection holds an answer at all; None: not calibrated
     plan: str | None = None  # how they were found: flat, scan or beam; None: there was nothing to search
     considered: int = 0  # items that were scored in any way to find them
+    fusion: Mapping[str, float] | None = None  # weights of the rankings that were fused; None: similarity alone
     why: str | None = None  # where nothing was found: why, and what to do
 
     def _repr_html_(self) -> str:

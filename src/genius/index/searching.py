@@ -24,8 +24,10 @@ from genius.index.folder import describe
 from genius.index.opened import RETRIES, Live, OpenIndex
 from genius.index.reader import PAYLOAD, Reader, Vanished
 from genius.index.results import Hit, Hits
+from genius.index.vectors import features_of_queries
 from genius.index.writing import OnError, check_ids, check_missing
 from genius.model.confidence import DEPTH, Confidence
+from genius.model.genius import Embedded, Genius
 from genius.search import SearchParams, SearchRequest
 from genius.search.params import MAX_K
 from genius.types import ContentInput, Item, Modality, Query
@@ -129,7 +131,7 @@ def answer(state: OpenIndex, queries: Sequence[Query | ContentInput], requests: 
             some, owner = spread(own, state.modalities())
         groups.append((request, places, some, owner))
     searched = [query for *_, some, _ in groups for query in some]
-    embedded = state.model.embed_queries(searched)
+    embedded = embed(state.model, searched)
     targets = torch.tensor([-1 if query.target is None else int(query.target) for query in searched])
     pictured = embedded.modality != Modality.TEXT
     parts = []
@@ -152,6 +154,36 @@ def answer(state: OpenIndex, queries: Sequence[Query | ContentInput], requests: 
             if not one:
                 one.why = why_nothing(query.target, request, counts)
     return out
+
+
+def embed(model: Genius, queries: Sequence[Query]) -> Embedded:
+    """Vectors of queries: the encoder's, or their own.
+
+    Args:
+        model: Of the index.
+        queries: Texts, images, or vectors.
+
+    Raises:
+        GeniusError: If a vector has another width, or a query has none and there is no encoder.
+    """
+    own = [row for row, query in enumerate(queries) if query.vector is not None]
+    other = [row for row, query in enumerate(queries) if query.vector is None]
+    if other and model.encoder is None:
+        raise GeniusError(
+            "this index holds vectors only and has no encoder: search it with a vector, not with a text or an image"
+        )
+    if not own:
+        return model.embed_queries(queries)
+    features = features_of_queries([queries[row] for row in own], model.config.width)
+    z, dense = model.embed(features)
+    modality = features.modality.to(z.device)
+    if other:
+        encoded = model.embed_queries([queries[row] for row in other])
+        order = torch.tensor([*own, *other]).argsort()
+        z = torch.cat([z, encoded.z])[order]
+        dense = torch.cat([dense, encoded.dense])[order]
+        modality = torch.cat([modality, encoded.modality])[order]
+    return Embedded(z, dense, modality, list(range(len(queries))), [])
 
 
 def search(state: OpenIndex, groups: Sequence[tuple[QueryVectors, SearchRequest]]) -> list[list[Hits]]:
@@ -304,7 +336,8 @@ def to_item(row: dict[str, Any]) -> Item:
         image = row["_image"]
     else:
         image = row.get("_image_bytes")
-    return Item(row["id"], image=image, text=row["text"], metadata=meta.load(row["_metadata"]))
+    modality = Modality.parse(row["modality"])
+    return Item(row["id"], image=image, text=row["text"], metadata=meta.load(row["_metadata"]), modality=modality)
 
 
 def target_modality(target: Modality | str | int | None, modality: Modality | str | int | None) -> Modality | None:

@@ -408,6 +408,25 @@ class Store:
         with self._newest_table("delete items") as table:
             table.delete(f"_seq IN ({', '.join(str(int(seq)) for seq in seqs)})")
 
+    def index_words(self, columns: Sequence[str]) -> None:
+        """A full-text index for each of these columns, and for no other; with no columns, nothing is done.
+
+        Args:
+            columns: Of texts.
+        """
+        from lancedb.index import FTS
+
+        if not columns:
+            return
+
+        settings = FTS(with_position=False, stem=True, remove_stop_words=False, ascii_folding=True)
+        with self._newest_table("index words") as table:
+            for index in table.list_indices():
+                if index.index_type == "FTS" and index.columns[0] not in columns:
+                    table.drop_index(index.name)
+            for column in columns:
+                table.create_index(column, config=settings)
+
     def drop_indices(self) -> None:
         """Row indexes can be made again; `compact` does."""
         with self._newest_table("drop row indexes") as table:
@@ -436,7 +455,8 @@ class Store:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # readers of a version that is cleaned away try again
                 with self.change():
-                    if self._table.count_rows() >= INDEX_FROM and not self._table.list_indices():
+                    indexed = any("_seq" in index.columns for index in self._table.list_indices())
+                    if self._table.count_rows() >= INDEX_FROM and not indexed:
                         self._table.create_index("_seq", config=BTree())
                     for _ in range(5):
                         before = self.newest()

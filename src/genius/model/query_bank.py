@@ -99,6 +99,8 @@ class QueryBank:
         own = self.z[self.target == target]
         if target < 0 or len(own) < FEWEST:
             own = self.z
+        if not len(own):  # nothing is known of queries: all directions count alike
+            return torch.eye(self.width)
         second_moment = own.T @ own / max(len(own), 1)
         mean_diagonal = second_moment.diagonal().mean()
         return second_moment + SHRINKAGE * mean_diagonal * torch.eye(self.width)

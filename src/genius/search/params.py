@@ -29,6 +29,8 @@ SEARCHES: dict[str, dict[str, Any]] = {
 }
 """The searches that tables and programs name."""
 
+MODES = ("similarity", "words", "hybrid")
+WORDS_WEIGHT = 1.0
 MAX_K = 10_000  # also of beams
 MAX_RERANK = 100_000_000
 
@@ -117,12 +119,19 @@ class SearchRequest:
     params: SearchParams | None = None  # None: the model's own
     strict: bool = False  # the target is exactly the modality of the items, not everything that contains it
     diverse: bool = False  # at most one hit per code prefix
+    mode: str = "similarity"  # or "words" (full text), or "hybrid" (both, fused by reciprocal ranks)
+    words_weight: float = WORDS_WEIGHT  # of the ranking by words in a hybrid search; similarity has the weight 1
 
     def __post_init__(self) -> None:
         whole("k", self.k, 1, MAX_K)
         low = self.min_score
         if low is not None and (isinstance(low, bool) or not isinstance(low, int | float) or math.isnan(low)):
             raise GeniusError(f"min_score is not a number: {low!r}")
+        if self.mode not in MODES:
+            raise GeniusError(f"mode must be one of {', '.join(MODES)}, got {self.mode!r}")
+        weight = self.words_weight
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= 1000:
+            raise GeniusError(f"words_weight must be a number from 0 to 1,000, got {weight!r}")
         if self.beams is not None:
             whole("beams", self.beams, 1, MAX_K)
         if self.rerank is not None:

@@ -306,6 +306,21 @@ class Backend:
                 self._listings.popitem(last=False)
         return keys
 
+    def check_query(self, vector: Sequence[float] | None) -> None:
+        """Refuse a query that this index cannot answer before it shares a batch with others.
+
+        Args:
+            vector: Of the query; None: it is a text or an image.
+
+        Raises:
+            GeniusError: If the width differs, or there is no encoder for a text or an image.
+        """
+        if vector is None and self.index.model.encoder is None:
+            raise GeniusError("this index holds vectors only and has no encoder: send a vector")
+        if vector is not None and len(vector) != self.index.about.width:
+            width = self.index.about.width
+            raise GeniusError(f"the query's vector is {len(vector)} wide; vectors of this index are {width} wide")
+
     def add(self, items: Sequence[Item]) -> tuple[int, int]:
         """(new, there already)"""
         report = self.index.add(items)

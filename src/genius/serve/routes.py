@@ -383,7 +383,14 @@ async def thumbnail(request: Request, item_id: PathId) -> Response:
 
 
 def _item(body: ItemBody, item_id: str, image: bytes | None) -> Item:
-    return Item(item_id, image=image, text=body.text, metadata=body.metadata)
+    return Item(
+        item_id,
+        image=image,
+        text=body.text,
+        metadata=body.metadata,
+        vector=body.vector,
+        modality=body.modality,  # type: ignore[arg-type]  # a label is parsed
+    )
 
 
 def _image_response(request: Request, data: bytes | BinaryIO, media_type: str) -> Response:

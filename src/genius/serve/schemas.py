@@ -15,6 +15,7 @@ from genius.pictures import NAMES
 Target = Literal["image", "text", "pair"]
 EXACT = 2**53  # larger integers are not exact in JSON, nor in the index
 HARD_MAX_K = 1000
+MAX_WIDTH = 16_384  # of vectors
 
 # Control characters in an id would make logs and URLs ambiguous; "." and ".." cannot stand in a URL at all.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -54,7 +55,7 @@ class Strict(BaseModel):
 
 
 class SearchBody(Strict):
-    """A query. At least one of `text`, `image` and `like`."""
+    """A query: at least one of `text`, `image` and `like`, or a `vector`."""
 
     text: str | None = Field(None, max_length=8000, description="Query text.")
     image: str | None = Field(
@@ -64,6 +65,12 @@ class SearchBody(Strict):
     )
     like: ItemId | None = Field(
         None, description="Id of an indexed item to use as the image (or, without one, the text) of this query."
+    )
+    vector: list[float] | None = Field(
+        None,
+        min_length=1,
+        max_length=MAX_WIDTH,
+        description="A vector of your own, compared by cosine, in place of text and image.",
     )
     instruction: str | None = Field(None, max_length=2000, description="What is wanted, in words.")
     target: Target | None = Field(None, description="image: anything with an image; text: anything with a text; pair: both.")
@@ -88,8 +95,12 @@ class SearchBody(Strict):
 
     @model_validator(mode="after")
     def _has_query(self) -> SearchBody:
-        if not (self.text or "").strip() and self.image is None and self.like is None:
-            raise ValueError("send a text, an image, or 'like' with an item's id")
+        content = bool((self.text or "").strip()) or self.image is not None or self.like is not None
+        if not content and self.vector is None:
+            raise ValueError("send a text, an image, 'like' with an item's id, or a vector")
+        negative = self.minus is not None or self.minus_image is not None or self.minus_like is not None
+        if self.vector is not None and (content or negative):
+            raise ValueError("send either a vector, or a text and an image")
         if self.image is not None and self.like is not None:
             raise ValueError("send either an image or 'like', not both")
         if self.minus_image is not None and self.minus_like is not None:
@@ -106,10 +117,14 @@ class SearchBatch(Strict):
 
 
 class ItemBody(Strict):
-    """The content of an item. At least one of `text` and `image`."""
+    """The content of an item. At least one of `text`, `image` and `vector`."""
 
     text: str | None = Field(None, max_length=100_000)
     image: str | None = Field(None, description="Image as base64.", json_schema_extra={"contentEncoding": "base64"})
+    vector: list[float] | None = Field(
+        None, min_length=1, max_length=MAX_WIDTH, description="A vector of your own in place of the encoder's."
+    )
+    modality: Target | None = Field(None, description="Of an item that is only a vector; text if absent.")
     metadata: dict[str, Scalar] = Field(
         default_factory=dict, max_length=64, description="Flat fields for `where` and for display."
     )
@@ -138,8 +153,8 @@ class ItemBody(Strict):
 
     @model_validator(mode="after")
     def _has_content(self) -> ItemBody:
-        if not (self.text or "").strip() and self.image is None:
-            raise ValueError("an item needs a text, an image, or both")
+        if not (self.text or "").strip() and self.image is None and self.vector is None:
+            raise ValueError("an item needs a text, an image or a vector")
         return self
 
 

@@ -166,7 +166,8 @@ class Service:
             strict=body.modality is not None,
             diverse=body.diverse,
         )
-        query = Query(text, picture, body.instruction, target, negative)
+        backend.check_query(body.vector)
+        query = Query(text, picture, body.instruction, target, negative, body.vector)
         return Job(query, request, backend, body.like, body.order_by, body.descending)
 
     async def _content(

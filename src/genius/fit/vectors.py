@@ -1,0 +1,249 @@
+"""Vectors of the user's own, from files to an index: rows of a `.npy` array, or a column of a table.
+
+Codes and a decoder are fitted to a sample of the vectors; vectors of queries, where there are any, tell the codes and the item
+bias where queries look. No encoder is involved. `genius index vectors.npy --ids ids.txt`, `genius index rows.parquet
+--vector-column embedding`. Knows files of vectors and the order of the steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from genius.errors import GeniusError
+from genius.fit import Fit, FitConfig, Say, embed, fit_collection, sum_fusion
+from genius.fit.invent import InventedQueries
+from genius.index import Index
+from genius.index.folder import read_about, save_inside
+from genius.index.ingest import IngestConfig, IngestReport, find_files, ingest, read_items
+from genius.index.vectors import features_of_items, features_of_queries, neutral_queries
+from genius.model.quantizer import Fusion
+from genius.model.query_bank import QueryBank
+from genius.ranking import nearest_rows
+from genius.types import Item, Modality, Query
+
+SAMPLE = 20_000  # items that codes are fitted to, at most
+BATCH = 4096  # rows of an array per write
+
+
+def read_array(path: Path, what: str = "vectors") -> NDArray[Any]:
+    """(N, D) numbers of a `.npy` file, mapped from the disk.
+
+    Args:
+        path: The file.
+        what: What it should hold, for errors.
+
+    Raises:
+        GeniusError: If it is not such an array.
+    """
+    try:
+        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError:
+        raise GeniusError(f"no such file: {path}") from None
+    except (OSError, ValueError, EOFError) as error:
+        raise GeniusError(f"cannot read {path} as an array: {error}") from None
+    if array.ndim != 2 or array.dtype.kind not in "fiu" or not array.shape[1]:
+        raise GeniusError(f"{path} holds {array.dtype} of shape {array.shape}; {what} are numbers of shape (items, width)")
+    return array
+
+
+def read_ids(path: Path, rows: int) -> list[str]:
+    """One id per line, as many as rows.
+
+    Raises:
+        GeniusError: If the file cannot be read, has another number of lines, or names an id twice.
+    """
+    try:
+        ids = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise GeniusError(f"cannot read ids from {path}: {error}") from None
+    if len(ids) != rows:
+        raise GeniusError(f"{path} has {len(ids):,} lines, but there are {rows:,} vectors")
+    if len(set(ids)) < len(ids):
+        raise GeniusError(f"{path} names an id twice")
+    return ids
+
+
+def own_queries(vectors: NDArray[Any] | None, fusion: Fusion, z: torch.Tensor, modality: torch.Tensor) -> InventedQueries | None:
+    """Query vectors in the form that a fit takes; the nearest item is taken for the positive.
+
+    Args:
+        vectors: (Q, D); None: there are none.
+        fusion: Of the items.
+        z: (N, D) of the items.
+        modality: (N,) of the items.
+    """
+    if vectors is None or not len(vectors):
+        return None
+    features = features_of_queries([Query(vector=row) for row in vectors], z.shape[1])
+    nearest = nearest_rows(embed(fusion, features), z, 1)[:, 0]
+    tasks = torch.zeros(len(features), dtype=torch.long)
+    return InventedQueries(features, nearest, modality[nearest], tasks)
+
+
+def query_bank(queries: InventedQueries | None, fusion: Fusion, width: int, seed: int = 0) -> QueryBank:
+    """What an index of own vectors knows of queries: their distribution, but not which modality they want."""
+    neutral = neutral_queries(width)
+    if queries is None:
+        return neutral
+    vectors = embed(fusion, queries.features)
+    bank = QueryBank.of(vectors, queries.features.modality, queries.targets, seed=seed, real=True)
+    return replace(bank, probe_weight=neutral.probe_weight, probe_bias=neutral.probe_bias)
+
+
+def fit_own_vectors(
+    items: Sequence[Item], queries: NDArray[Any] | None = None, config: FitConfig | None = None, say: Say | None = None
+) -> Fit:
+    """Fit codes and a decoder to items with vectors.
+
+    Args:
+        items: Each with a `vector` of the same width.
+        queries: (Q, D) vectors of queries, if some are known.
+        config: Sizes and steps.
+        say: Called with one line per step.
+
+    Returns:
+        The fit; its model has no encoder.
+
+    Raises:
+        GeniusError: If there is no item, or widths differ.
+    """
+    if not items:
+        raise GeniusError("there is nothing to fit to: no vector could be read")
+    first = items[0].vector
+    width = len(first)
+    if isinstance(first, dict):
+        width = len(next(iter(first.values())))
+    config = config or FitConfig()
+    features = features_of_items(items, width)
+    fusion = sum_fusion(features)
+    invented = own_queries(queries, fusion, embed(fusion, features), features.modality)
+    fit = fit_collection(features, invented, config=config, say=say)
+    fit.model.queries = query_bank(invented, fusion, width, config.seed)
+    return fit
+
+
+def index_vectors(
+    path: Path,
+    output: Path,
+    *,
+    ids: Path | None = None,
+    modality: Modality = Modality.TEXT,
+    queries: Path | None = None,
+    config: FitConfig | None = None,
+    say: Say | None = None,
+    on_progress: Any = None,
+) -> tuple[IngestReport, Fit | None, int]:
+    """Index the rows of a `.npy` array; add to the index if it is there. Rows whose ids are there are replaced.
+
+    Args:
+        path: The array (N, D).
+        output: The index.
+        ids: A file with one id per line; None: row numbers.
+        modality: Of all rows.
+        queries: A `.npy` array of query vectors.
+        config: How codes are fitted.
+        say: Called with one line per step of the fit.
+        on_progress: Called with the number of rows that were written.
+
+    Returns:
+        What was written, the fit (None for an index that was there), and the number of items in the index.
+
+    Raises:
+        GeniusError: If a file cannot be read, or the index has another width.
+    """
+    array = read_array(path)
+    names = None
+    if ids is not None:
+        names = read_ids(ids, len(array))
+    report = IngestReport()
+    started = time.monotonic()
+    fit = None
+    model = None
+    if read_about(output) is None:
+        rows = np.unique(np.linspace(0, len(array) - 1, min(SAMPLE, len(array))).astype(np.int64))
+        sample = _usable(np.asarray(array[rows]), modality)
+        wanted = None if queries is None else read_array(queries, "query vectors")
+        fit = fit_own_vectors(sample, wanted, config, say)
+        model = fit.model
+        save_inside(output, model)
+    with Index(output, model) as index:
+        done = index.upsert(_each(array, names, modality, report), batch_size=BATCH, on_error="skip", on_progress=on_progress)
+        report.added = done.added
+        report.replaced = done.replaced
+        report.problems += done.problems
+        report.seconds = time.monotonic() - started
+        return report, fit, index.count()
+
+
+def _usable(rows: NDArray[Any], modality: Modality) -> list[Item]:
+    """Items of the rows that are vectors."""
+    numbers = np.asarray(rows, np.float32)
+    sound = np.isfinite(numbers).all(axis=1) & numbers.any(axis=1)
+    return [Item(str(row), vector=numbers[row], modality=modality) for row in np.flatnonzero(sound)]
+
+
+def _each(array: NDArray[Any], names: Sequence[str] | None, modality: Modality, report: IngestReport) -> Iterator[Item]:
+    """Items of all rows; a row that is no vector becomes a line of the report."""
+    for row in range(len(array)):
+        name = str(row)
+        if names is not None:
+            name = names[row]
+        try:
+            yield Item(name, vector=np.asarray(array[row]), modality=modality)
+        except GeniusError as error:
+            report.problems.append(str(error))
+
+
+def index_tables(
+    paths: Sequence[str | Path],
+    output: Path,
+    config: IngestConfig,
+    *,
+    queries: Path | None = None,
+    fit_config: FitConfig | None = None,
+    thumbnails: int = 256,
+    say: Say | None = None,
+    on_progress: Any = None,
+) -> tuple[IngestReport, Fit | None, int]:
+    """Index tables with a column of vectors (`config.columns.vector`); add to the index if it is there.
+
+    Args:
+        paths: Parquet, JSONL or CSV files, or folders of them.
+        output: The index.
+        config: How tables are read.
+        queries: A `.npy` array of query vectors.
+        fit_config: How codes are fitted.
+        thumbnails: Pixels of the previews of images; 0: none.
+        say: Called with one line per step of the fit.
+        on_progress: Called with the number of rows that are done.
+
+    Returns:
+        What was written, the fit (None for an index that was there), and the number of items in the index.
+
+    Raises:
+        GeniusError: If no row has a vector, or the index has another width.
+    """
+    fit = None
+    model = None
+    if read_about(output) is None:
+        nowhere = IngestReport()
+        rows: Iterable[tuple[Item, Any]] = read_items(list(find_files(paths, config, nowhere)), config, nowhere, lambda _: None)
+        sample = [item for item, _ in islice(rows, SAMPLE)]
+        if not sample and nowhere.problems:
+            raise GeniusError(f"no vector could be read: {nowhere.problems[0]}")
+        wanted = None if queries is None else read_array(queries, "query vectors")
+        fit = fit_own_vectors(sample, wanted, fit_config, say)
+        model = fit.model
+        save_inside(output, model)
+    with Index(output, model, thumbnails=thumbnails) as index:
+        report = ingest(index, paths, config, on_progress)
+        return report, fit, index.count()

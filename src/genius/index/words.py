@@ -1,0 +1,217 @@
+"""Search by words: LanceDB's full-text index (BM25), alone or fused with similarity by reciprocal ranks.
+
+The full-text index is part of the table, so it has the table's versions and checksums. Rows that were written after it was made
+are compared one by one until `optimize` takes them in: nothing is missed. Only writers make it (`Index.index_words`).
+
+Reciprocal rank fusion (Cormack et al., SIGIR 2009): score(x) = sum over rankings of w / (60 + rank of x). An item whose id, file
+name or indexed field is exactly the text comes before all others. Knows rankings and the table; nothing of models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import PurePath
+from typing import Any
+
+from genius.errors import GeniusError
+from genius.index import searching
+from genius.index.filters import compile_where
+from genius.index.opened import RETRIES, OpenIndex
+from genius.index.reader import PAYLOAD, Reader
+from genius.index.results import Hit, Hits
+from genius.search import SearchRequest
+from genius.search.params import MAX_K
+from genius.types import ContentInput, Modality, Query
+
+RANK_CONSTANT = 60  # of the fusion, as published
+DEPTH = 100  # hits of each ranking that are fused, at least
+ALWAYS = ("text", "id", "_image")  # columns that are always indexed: texts, ids (relative paths) and file names
+
+
+def index_words(state: OpenIndex, fields: Sequence[str]) -> list[str]:
+    """Make the full-text index, or make it anew with other fields.
+
+    Args:
+        state: The index.
+        fields: Metadata fields of texts that are searched besides texts, ids and file names.
+
+    Returns:
+        All fields that are searched.
+
+    Raises:
+        GeniusError: If a field does not exist or holds no texts.
+    """
+    state.check_writable()
+    with state.change():
+        with state.lock:
+            columns = state.current().reader.columns
+        for name in fields:
+            if name not in columns:
+                raise GeniusError(f"no field {name!r}, there are: {', '.join(sorted(columns)) or 'none'}")
+            if columns[name] != "text":
+                raise GeniusError(f"the field {name!r} holds {columns[name]}s: only texts are searched by words")
+        state.store.index_words([*ALWAYS, *fields])
+    return words_fields(state.reader())
+
+
+def words_fields(reader: Reader) -> list[str]:
+    """Fields that this version can be searched by words in; empty: it has no full-text index."""
+    return [name for name in reader.words_columns() if not name.startswith("_")]
+
+
+def answer(state: OpenIndex, queries: Sequence[Query | ContentInput], requests: Sequence[SearchRequest]) -> list[Hits]:
+    """The hits of each query under its own request, whatever its mode; similarity and words of one version.
+
+    Args:
+        state: The index.
+        queries: Of any mode.
+        requests: One for each query.
+
+    Raises:
+        GeniusError: If the index has no full-text index, or a query by words has no text.
+    """
+    if len(queries) != len(requests):
+        raise GeniusError(f"{len(requests)} requests for {len(queries)} queries")
+    for request in requests:
+        searching.check(request)
+    given = [Query.of(query) for query in queries]
+    for query, request in zip(given, requests, strict=True):
+        _check(query, request)
+    if all(request.mode == "similarity" for request in requests):
+        return searching.answer(state, given, requests)
+    for _ in range(RETRIES):
+        before = state.reader().version
+        found = _answer(state, given, requests)
+        if state.pinned is not None or state.reader().version == before:
+            break
+    return found
+
+
+def _check(query: Query, request: SearchRequest) -> None:
+    if request.mode == "words" and query.text is None:
+        raise GeniusError("a search by words needs a text")
+    if request.mode == "similarity" and query.vector is not None and query.text is not None:
+        raise GeniusError("a query is a vector, or made of a text and an image: use either (both with mode 'hybrid')")
+
+
+def _answer(state: OpenIndex, queries: Sequence[Query], requests: Sequence[SearchRequest]) -> list[Hits]:
+    similar = [number for number, request in enumerate(requests) if request.mode != "words"]
+    by_similarity = [_similarity_request(requests[number]) for number in similar]
+    rankings = dict(zip(similar, searching.answer(state, [queries[i] for i in similar], by_similarity), strict=True))
+    return state.consistent(lambda: _fused(state, queries, requests, rankings))
+
+
+def _similarity_request(request: SearchRequest) -> SearchRequest:
+    if request.mode == "similarity":
+        return request
+    return replace(request, mode="similarity", k=min(max(request.k, DEPTH), MAX_K), min_score=None, diverse=False)
+
+
+def _fused(
+    state: OpenIndex, queries: Sequence[Query], requests: Sequence[SearchRequest], rankings: Mapping[int, Hits]
+) -> list[Hits]:
+    reader = state.reader()
+    out = []
+    for number, (query, request) in enumerate(zip(queries, requests, strict=True)):
+        similar = rankings.get(number, Hits())
+        if request.mode == "similarity" or query.text is None:  # an image alone has no words to look for
+            similar[request.k :] = []
+            out.append(similar)
+            continue
+        worded, exact = _by_words(reader, query, request)
+        if request.mode == "words":
+            out.append(_only_words(worded, exact, request))
+        else:
+            out.append(_fuse(similar, worded, exact, request))
+    return out
+
+
+def _by_words(reader: Reader, query: Query, request: SearchRequest) -> tuple[Hits, set[str]]:
+    """The ranking by words, and ids of items that the text names exactly."""
+    columns = reader.words_columns()
+    if not columns:
+        raise GeniusError("this index cannot be searched by words yet: index.index_words(), or genius optimize INDEX --words")
+    assert query.text is not None
+    conditions = []
+    if request.where is not None:
+        conditions.append(compile_where(request.where, reader.columns))
+    if query.target is not None:
+        wanted: Sequence[Modality] = searching.MEANT[query.target]
+        if request.strict:
+            wanted = (query.target,)
+        labels = ", ".join(f"'{modality.label}'" for modality in wanted)
+        conditions.append(f"modality IN ({labels})")
+    limit = min(max(request.k, DEPTH), MAX_K)
+    found = reader.words(query.text, columns, " AND ".join(conditions) or None, limit)
+    rows = reader.rows(list(found), PAYLOAD)
+    seqs = [seq for seq in found if seq in rows]
+    items = searching.display(reader, [rows[seq] for seq in seqs])
+    codes = reader.rows(seqs, ["_codes"])
+    hits = Hits()
+    exact = set()
+    fields = [name for name in columns if name not in ALWAYS]
+    for seq, item in zip(seqs, items, strict=True):
+        hits.append(Hit(item.id, found[seq], tuple(codes[seq]["_codes"]), item, item.modality))
+        if names_exactly(query.text, rows[seq], [item.metadata.get(name) for name in fields]):
+            exact.add(item.id)
+    hits.plan = "words"
+    hits.considered = len(hits)
+    return hits, exact
+
+
+def names_exactly(text: str, row: Mapping[str, Any], values: Sequence[Any]) -> bool:
+    """Whether a text is an item's id, its file name (with or without the ending), or the value of an indexed field.
+
+    Args:
+        text: Of the query.
+        row: The item's `id` and `_image`.
+        values: Of its indexed fields.
+    """
+    wanted = text.strip().casefold()
+    names = [row["id"]]
+    for path in (row["id"], row["_image"]):
+        if path is not None:
+            names += [PurePath(path).name, PurePath(path).stem]
+    names += [value for value in values if isinstance(value, str)]
+    return any(name.strip().casefold() == wanted for name in names)
+
+
+def _only_words(worded: Hits, exact: set[str], request: SearchRequest) -> Hits:
+    ordered = sorted(enumerate(worded, start=1), key=lambda pair: (pair[1].id not in exact, pair[0]))
+    hits = Hits(replace(hit, ranks={"words": rank}) for rank, hit in ordered[: request.k])
+    if request.min_score is not None:
+        hits[:] = [hit for hit in hits if hit.score >= request.min_score]
+    hits.plan = worded.plan
+    hits.considered = worded.considered
+    hits.fusion = {"words": 1.0}
+    if not hits:
+        hits.why = "nothing found: no item has these words; mode 'hybrid' or 'similarity' finds what is alike"
+    return hits
+
+
+def _fuse(similar: Hits, worded: Hits, exact: set[str], request: SearchRequest) -> Hits:
+    """Reciprocal rank fusion; items that are named exactly come first."""
+    weights = {"similarity": 1.0, "words": request.words_weight}
+    hits: dict[str, Hit] = {}
+    ranks: dict[str, dict[str, int]] = {}
+    scores: dict[str, float] = {}
+    for name, ranking in (("similarity", similar), ("words", worded)):
+        for rank, hit in enumerate(ranking, start=1):
+            hits.setdefault(hit.id, hit)
+            ranks.setdefault(hit.id, {})[name] = rank
+            scores[hit.id] = scores.get(hit.id, 0.0) + weights[name] / (RANK_CONSTANT + rank)
+    ordered = sorted(scores, key=lambda item_id: (item_id not in exact, -scores[item_id]))
+    fused = Hits(replace(hits[item_id], score=scores[item_id], ranks=ranks[item_id]) for item_id in ordered)
+    if request.min_score is not None:
+        fused[:] = [hit for hit in fused if hit.score >= request.min_score]
+    fused.answerable = similar.answerable
+    fused.plan = similar.plan
+    fused.considered = similar.considered
+    fused.fusion = {**weights, "rank_constant": RANK_CONSTANT}
+    if request.diverse:
+        fused = searching.apart(fused, request.k)
+    fused[request.k :] = []
+    if not fused:
+        fused.why = similar.why
+    return fused
