@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from genius.config import from_dict
+from genius.encoders import GRAPHS
 from genius.encoders.inputs import Pixels, Tokens
 from genius.errors import GeniusError, said
 from genius.files import read_json, write_whole
 from genius.weight_digests import check_files, digest_files
 
-GRAPHS = "graphs.json"
 FORMAT = 1
 TOKENIZER = "tokenizer.json"
 MAX_GRAPHS = 1 << 16  # bytes of graphs.json

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from genius.config import to_dict
+from genius.encoders import GRAPHS
 from genius.encoders.base import Encoder, find_device
 from genius.errors import GeniusError, said
 from genius.features import Features
@@ -144,7 +145,7 @@ class Genius(Embedder):
             features: N items or queries as two vectors each and which of them are there.
             chunk: rows at a time, so that memory does not grow with N.
         """
-        features.check(self.config.width)
+        features = features.as_tensors().check(self.config.width)
         z = []
         dense = []
         for i in range(0, max(len(features), 1), chunk):
@@ -170,15 +171,15 @@ class Genius(Embedder):
 
         Args:
             z: (N, D).
-            modality: (N,) of the items.
+            modality: (N,) of the items, a tensor or an array.
         """
         if not self.config.quantizer.labelled:
             return self.quantizer.encode(z)
-        return self.quantizer.encode(z, modality.to(z.device))
+        return self.quantizer.encode(z, torch.as_tensor(modality, device=z.device))
 
     def reconstruct(self, codes: Tensor) -> Tensor:
         """(N, D) sums of the code vectors of codes (N, M)."""
-        return self.quantizer.decode(codes.to(self.device))
+        return self.quantizer.decode(torch.as_tensor(codes, device=self.device))
 
     def _on_device(self, array: Tensor) -> Tensor:
         return array.to(self.device)
@@ -223,6 +224,7 @@ class Genius(Embedder):
         else:
             tensors = {name: tensor.detach().cpu().to(dtype).contiguous() for name, tensor in self.network.state_dict().items()}
         body = {"format": FORMAT, "model": to_dict(self.config)}
+        (directory / GRAPHS).unlink(missing_ok=True)  # graphs of the weights that were here before
         write_whole(directory / WEIGHTS, lambda path: save_file(tensors, path, metadata={"format": "pt"}))
         if encoder and self.encoder is not None and self.config.encoder is None:
             self.encoder.save(directory / ENCODER)
