@@ -4,9 +4,17 @@ Run from the root of a clone (`python -m lab`, `python -m lab.accuracy`). Some p
 hostile files of its tests, so those are importable from here.
 """
 
+import subprocess
 import sys
 from pathlib import Path
 
-HELPERS = Path(__file__).parents[1] / "tests" / "helpers"
+ROOT = Path(__file__).parents[1]
+HELPERS = ROOT / "tests" / "helpers"
 if str(HELPERS) not in sys.path:
     sys.path.insert(0, str(HELPERS))
+
+
+def current_commit() -> str:
+    """Short hash of the commit that is checked out: every result names it."""
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()

@@ -61,11 +61,14 @@ def reconstructions(model: Genius, data: FeatureSet) -> tuple[torch.Tensor, torc
 
 
 def closeness(questions: torch.Tensor, answers: torch.Tensor) -> dict[str, float]:
-    """How near a question's z-hat is to its answer's, and to any other's; and how often its own is the nearest of all."""
+    """Mean cosine of a query's z-hat with its positive's and with any other's, and how often its positive is nearest.
+
+    A tie is no hit: z-hats that all coincide find nothing.
+    """
     scores = questions @ answers.T
     own = scores.diagonal()
     others = (scores.sum(1) - own) / max(scores.shape[1] - 1, 1)
-    first = (scores > own[:, None]).sum(1) == 0
+    first = (scores >= own[:, None]).sum(1) == 1  # the positive itself, and nothing as near
     return {"own": own.mean().item(), "others": others.mean().item(), "nearest": first.float().mean().item()}
 
 

@@ -57,7 +57,7 @@ def icon_items(source: Path) -> Iterator[dict[str, Any]]:
         yield {"id": str(number), **{key: str(value) for key in ("image", "text") if (value := getattr(item, key)) is not None}}
 
 
-def build(data: str, out: Path, features: Path, pictures: Path, size: int, steps: int) -> None:
+def build(data: str, out: Path, features: Path, pictures: Path | None, size: int, steps: int) -> None:
     with tempfile.TemporaryDirectory() as work:
         few = {"encoder.steps": steps, "encoder.batch": 256}
         job = Job(0, (), data, features, Path(work), size if data == "fashion" else None, few)
@@ -68,8 +68,13 @@ def build(data: str, out: Path, features: Path, pictures: Path, size: int, steps
     for name, part in sets.items():
         part.save(out / name)
         print(f"{out / name}: {len(part.queries):,} questions, {len(part.pool):,} candidates", flush=True)
+    if pictures is None:
+        return
     (out / "pictures").mkdir(exist_ok=True)
-    known = fashion_items(pictures, out / "pictures", size) if data == "fashion" else icon_items(pictures)
+    if data == "fashion":
+        known = fashion_items(pictures, out / "pictures", size)
+    else:
+        known = icon_items(pictures)
     wanted = set(parts.test.pool_ids)
     lines = [json.dumps(item) for item in known if item["id"] in wanted]
     (out / "items.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -80,7 +85,7 @@ def main() -> None:
     parser.add_argument("data", choices=["fashion", "icons"])
     parser.add_argument("out", type=Path)
     parser.add_argument("--features", type=Path, required=True)
-    parser.add_argument("--pictures", type=Path, required=True)
+    parser.add_argument("--pictures", type=Path, help="what candidates look like, for cards of codes")
     parser.add_argument("--size", type=int, default=1500, help="products of fashion, candidates of icons")
     parser.add_argument("--steps", type=int, default=400, help="of the heads")
     args = parser.parse_args()

@@ -12,6 +12,7 @@ from typing import Any
 
 from genius.evaluate import Evaluation
 from genius.evaluate.report import main_rows, method_title, table
+from lab import current_commit
 from lab.paper.printed import Row, printed_number
 
 
@@ -43,7 +44,9 @@ class Table:
         return directory / f"{self.name}.md"
 
     def to_json(self, command: str = "") -> dict[str, Any]:
-        about = {"date": datetime.date.today().isoformat(), **self.about, **({"command": command} if command else {})}
+        about = {"date": datetime.date.today().isoformat(), "commit": current_commit(), **self.about}
+        if command:
+            about["command"] = command
         return {"experiment": self.name, "title": self.title, "about": about, "body": self.body, "results": self.results}
 
 

@@ -32,7 +32,8 @@ from urllib.parse import urlsplit
 import httpx
 from PIL import Image
 
-from lab.trust.service import ROOT, environment, serve, write_report
+from lab import ROOT
+from lab.trust.service import environment, serve, write_report
 
 POST = b"POST /v1/search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"

@@ -18,7 +18,8 @@ from typing import Any
 import httpx
 import psutil
 
-ROOT = Path(__file__).parents[2]
+from lab import ROOT, current_commit
+
 MEGABYTE = 1_000_000
 
 
@@ -112,15 +113,11 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
 
 
-def commit() -> str:
-    return subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-
-
 def write_report(path: Path, **parts: Any) -> None:
     """Results as readable JSON, with what is needed to judge them."""
     about = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "commit": commit(),
+        "commit": current_commit(),
         "cpus": os.cpu_count(),
         "load": [round(value, 1) for value in os.getloadavg()],
         "python": platform.python_version(),

@@ -21,6 +21,8 @@ def test_codes_that_most_kinds_share_come_first() -> None:
 def test_closeness_of_questions_to_their_answers() -> None:
     axes = torch.eye(4)
     assert closeness(axes, axes) == {"own": 1.0, "others": 0.0, "nearest": 1.0}
+    same = torch.ones(4, 4) / 2
+    assert closeness(same, same) == {"own": 1.0, "others": 1.0, "nearest": 0.0}  # ties are no hits
     turned = closeness(axes, axes.roll(1, 0))
     assert turned["own"] == 0 and turned["nearest"] == 0 and turned["others"] == pytest.approx(1 / 3)
 
