@@ -52,8 +52,8 @@ def measure(folder: Path, seed: int) -> list[dict[str, Any]]:
             rows = ((modality == wanted) & (~seen | (candidates == "all"))).nonzero()[:, 0]
             for size in SIZES:
                 own = queries[learn[:size]]
-                bank = QueryBank(own, torch.full((len(own),), source), torch.full((len(own),), wanted))
-                bias = bank.item_bias(vectors[rows], source, wanted)
+                bank = QueryBank(own.numpy(), np.full(len(own), source), np.full(len(own), wanted))
+                bias = torch.from_numpy(bank.item_bias(vectors[rows].numpy(), source, wanted))
                 hits = _hits(queries[test], vectors[rows], bias, rows, [positives[int(query)] for query in test])
                 line = {"task": task, "candidates": candidates, "items": len(rows), "bank": len(own), "queries": len(test)}
                 lines.append({**line, "hit@1": hits[0], "hit@5": hits[1]})

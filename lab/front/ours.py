@@ -65,8 +65,7 @@ class Genius(Algorithm):
         self.params = SearchParams(rerank=int(setting["rerank"]))
 
     def query(self, queries: Floats, k: int) -> Ints:
-        target = torch.full((len(queries),), TARGET)
-        found: Ints = self.engine.search(torch.from_numpy(queries), k=k, params=self.params, target=target).rows.numpy()
+        found: Ints = self.engine.search(queries, k=k, params=self.params, target=np.full(len(queries), TARGET)).rows
         return found
 
     @property

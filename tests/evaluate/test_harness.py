@@ -361,7 +361,7 @@ def test_a_large_pools_vectors_stay_where_they_lie(model: Genius, data: FeatureS
     answers = [method.answer(space, pool, np.arange(8), 5).rows for pool in (everything, some)]
     whole, part = (engine.collection.vectors for engine in engines)
     assert isinstance(whole, StoredVectors) and part is not None and len(part) == len(half)
-    assert whole.segments[0].data_ptr() == space.dense.data_ptr()
+    assert whole.parts[0].ctypes.data == space.dense.data_ptr()
     usual = Space(model, data)
     assert all(
         (method.answer(usual, p, np.arange(8), 5).rows == a).all() for p, a in zip((everything, some), answers, strict=True)

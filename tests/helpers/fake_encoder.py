@@ -76,6 +76,7 @@ def fake_model(width: int = 32, levels: tuple[int, ...] = (3, 16, 16, 16), seed:
         **options,
     )
     model = Genius(config, FakeEncoder(width, seed))
-    every = torch.zeros(width, dtype=torch.long)
-    model.queries = QueryBank(torch.eye(width), every, every, torch.zeros(3, width), torch.zeros(3), real=False)
+    every = np.zeros(width, np.int64)
+    no_weight = np.zeros((3, width), np.float32)
+    model.queries = QueryBank(np.eye(width, dtype=np.float32), every, every, no_weight, no_weight[:, 0], real=False)
     return model

@@ -21,11 +21,15 @@ ITEMS = 50_000
 SHARED = {
     "index/searching.py", "index/results.py", "search/params.py", "search/types.py",
     "search/engine.py", "search/collection.py", "search/rerank.py", "search/rerankers.py", "search/item_bias.py",
+    "search/arrays.py",
 }  # fmt: skip
 PLANS = {
     "flat": (SearchParams(plan="flat"), {"search/flat.py", "search/vectors.py"}),
     "scan": (SearchParams(plan="scan"), {"search/scan.py", "search/cells.py", "search/vectors.py"}),
-    "beam": (SearchParams(rerank=0, reranker="none"), {"search/beam.py", "search/decoder.py", "search/trie.py"}),
+    "beam": (
+        SearchParams(rerank=0, reranker="none"),
+        {"search/beam.py", "search/decoder.py", "search/trie.py", "search/tensors.py"},
+    ),
 }
 
 

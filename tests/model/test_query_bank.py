@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -25,13 +26,13 @@ def bank(count: int = 3000, width: int = 16) -> QueryBank:
 def test_the_metric_is_the_second_moment_of_the_queries_that_want_a_modality() -> None:
     own = bank()
     wanted = own.z[own.target == 1]
-    moment = sum(torch.outer(q, q) for q in wanted) / len(wanted)
-    expected = moment + SHRINKAGE * moment.diagonal().mean() * torch.eye(16)
-    assert torch.allclose(own.metric(1), expected, atol=1e-5)
-    assert not torch.allclose(own.metric(1), own.metric(0), atol=1e-2)
-    assert torch.allclose(own.metric(), (own.z.T @ own.z) / len(own) * 1.0 + own.metric() - own.z.T @ own.z / len(own))
+    moment = np.mean([np.outer(q, q) for q in wanted], axis=0)
+    expected = moment + SHRINKAGE * moment.diagonal().mean() * np.eye(16)
+    assert np.allclose(own.metric(1), expected, atol=1e-5)
+    assert not np.allclose(own.metric(1), own.metric(0), atol=1e-2)
+    assert np.allclose(own.metric(), (own.z.T @ own.z) / len(own) * 1.0 + own.metric() - own.z.T @ own.z / len(own))
     few = QueryBank.of(own.z[:200], own.modality[:200], torch.where(torch.arange(200) < 3, 2, 0))
-    assert torch.equal(few.metric(2), few.metric())  # three queries say nothing of their own
+    assert np.array_equal(few.metric(2), few.metric())  # three queries say nothing of their own
 
 
 def test_the_probe_names_the_modality_of_queries_it_has_not_seen() -> None:
@@ -40,8 +41,8 @@ def test_the_probe_names_the_modality_of_queries_it_has_not_seen() -> None:
     z = torch.randn(300, 16, generator=random) * 0.3
     z[torch.arange(300), target] += 1
     log_probs = bank().modality_log_probs(F.normalize(z, dim=1))
-    assert log_probs is not None and torch.allclose(log_probs.exp().sum(1), torch.ones(300))
-    assert (log_probs.argmax(1) == target).float().mean() > 0.9
+    assert log_probs is not None and np.allclose(np.exp(log_probs).sum(1), 1)
+    assert (log_probs.argmax(1) == target.numpy()).mean() > 0.9
     one = QueryBank.of(z, target * 0, target * 0)
     assert one.modality_log_probs(z) is None  # one modality teaches nothing
 
@@ -53,10 +54,10 @@ def test_a_bank_is_saved_with_its_model(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     loaded = Genius.from_pretrained(tmp_path)
     assert loaded.queries is not None and loaded.fingerprint() == fingerprint
-    assert torch.equal(loaded.queries.z, model.queries.z) and torch.equal(loaded.queries.target, model.queries.target)
+    assert np.array_equal(loaded.queries.z, model.queries.z) and np.array_equal(loaded.queries.target, model.queries.target)
     assert loaded.queries.digest() == model.queries.digest()
     z = F.normalize(torch.randn(5, 256), dim=1)
-    assert torch.equal(loaded.queries.modality_log_probs(z), model.queries.modality_log_probs(z))  # type: ignore[arg-type]
+    assert np.array_equal(loaded.queries.modality_log_probs(z), model.queries.modality_log_probs(z))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

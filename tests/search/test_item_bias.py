@@ -58,10 +58,10 @@ def test_scores_are_similarity_less_the_bias(plan: str) -> None:
     params = SearchParams(plan=plan)
     target = torch.zeros(5, dtype=torch.long)
     result = found.search(z, k=7, params=params, target=target, modality=torch.full((5,), TEXT))
-    expected = z @ vectors.T - by_formula(known.z, vectors)
+    expected = z @ vectors.T - by_formula(torch.from_numpy(known.z), vectors)
     best = expected.topk(7, 1)
-    assert torch.equal(result.rows, best.indices)
-    torch.testing.assert_close(result.scores, best.values, atol=2e-3, rtol=0)
+    assert np.array_equal(result.rows, best.indices)
+    np.testing.assert_allclose(result.scores, best.values, atol=2e-3, rtol=0)
 
 
 @pytest.mark.parametrize("off", ["switch", "unknown modality", "another direction"])
@@ -71,7 +71,7 @@ def test_without_a_direction_scores_are_similarities(off: str) -> None:
     z, target = unit(4, 5), torch.zeros(4, dtype=torch.long)
     modality = {"switch": torch.full((4,), TEXT), "unknown modality": None, "another direction": torch.full((4,), IMAGE)}[off]
     result = found.search(z, k=3, params=SearchParams(item_bias=off != "switch"), target=target, modality=modality)
-    torch.testing.assert_close(result.scores, (z @ vectors.T).topk(3, 1).values, atol=1e-5, rtol=0)
+    np.testing.assert_allclose(result.scores, (z @ vectors.T).topk(3, 1).values, atol=1e-5, rtol=0)
 
 
 def test_queries_of_different_modalities_have_their_own_bias() -> None:
@@ -79,8 +79,8 @@ def test_queries_of_different_modalities_have_their_own_bias() -> None:
     found = engine(vectors, torch.zeros(300, dtype=torch.long), bank=bank())
     z, target = unit(1, 5).expand(2, -1).contiguous(), torch.zeros(2, dtype=torch.long)
     result = found.search(z, k=300, target=target, modality=torch.tensor([TEXT, IMAGE]))
-    assert not torch.equal(result.rows[0], result.rows[1])
-    assert torch.equal(result.rows[1], (z[1] @ vectors.T).argsort(descending=True))
+    assert not np.array_equal(result.rows[0], result.rows[1])
+    assert np.array_equal(result.rows[1], (z[1] @ vectors.T).argsort(descending=True))
 
 
 def test_items_added_later_have_the_bias_of_the_formula_and_others_keep_theirs() -> None:
@@ -92,9 +92,9 @@ def test_items_added_later_have_the_bias_of_the_formula_and_others_keep_theirs()
     grown = first.changed(300, added, vectors[300:].numpy())
     after = grown.item_bias
     assert after is not None and len(after) == 400
-    assert torch.equal(after.values[:, :300], before.values)
+    assert np.array_equal(after.values[:, :300], before.values)
     raw = known.item_bias(vectors[300:], TEXT, IMAGE) - before.centres[TEXT, IMAGE]
-    torch.testing.assert_close(after.values[TEXT, 300:].float(), raw, atol=1e-3, rtol=0)
+    np.testing.assert_allclose(after.values[TEXT, 300:], raw, atol=1e-3, rtol=0)
 
 
 def test_a_bias_is_read_back_from_its_cache_and_not_for_another_bank(tmp_path: Path) -> None:
@@ -104,24 +104,24 @@ def test_a_bias_is_read_back_from_its_cache_and_not_for_another_bank(tmp_path: P
     assert made is not None
     known = bank()
     identity = f"this collection-{known.digest()}"
-    again = ItemBias.load(cache.folder, identity, torch.device("cpu"))
-    assert again is not None and torch.equal(again.values, made.values)
+    again = ItemBias.load(cache.folder, identity)
+    assert again is not None and np.array_equal(again.values, made.values)
     other = engine(vectors, modality, bank=bank(200), cache=cache).item_bias
-    assert other is not None and not torch.equal(other.values, made.values)
+    assert other is not None and not np.array_equal(other.values, made.values)
 
 
 @pytest.mark.parametrize("damage", ["cut", "nan", "shape"])
 def test_a_damaged_cache_is_computed_anew(tmp_path: Path, damage: str) -> None:
-    known = ItemBias(torch.zeros(3, 10, dtype=torch.float16), torch.zeros(3, 3))
+    known = ItemBias(np.zeros((3, 10), np.float16), np.zeros((3, 3), np.float32))
     if damage == "nan":
-        known = replace(known, values=torch.full((3, 10), torch.nan, dtype=torch.float16))
+        known = replace(known, values=np.full((3, 10), np.nan, np.float16))
     if damage == "shape":
-        known = replace(known, values=torch.zeros(2, 10, dtype=torch.float16))
+        known = replace(known, values=np.zeros((2, 10), np.float16))
     known.save(tmp_path, "x")
     path = tmp_path / "item_bias.safetensors"
     if damage == "cut":
         path.write_bytes(path.read_bytes()[:-3])
-    assert ItemBias.load(tmp_path, "x", torch.device("cpu")) is None
+    assert ItemBias.load(tmp_path, "x") is None
 
 
 def test_a_hub_is_found_less_often() -> None:
@@ -136,7 +136,7 @@ def test_a_hub_is_found_less_often() -> None:
 
     def hits(on: bool) -> tuple[int, int]:
         rows = found.search(asked, k=1, params=SearchParams(item_bias=on), target=target, modality=modality).rows[:, 0]
-        return int((rows == 0).sum()), int((rows == torch.arange(1, 101)).sum())
+        return int((rows == 0).sum()), int((rows == np.arange(1, 101)).sum())
 
     hub_without, right_without = hits(False)
     hub_with, right_with = hits(True)

@@ -20,11 +20,13 @@ from genius.evaluate.methods import Answer, Ints, Pool, Space
 from genius.model.generator import Generator
 from genius.model.quantizer import ResidualQuantizer
 from genius.search import CodeTrie, SearchEngine, SearchParams, beam_search, rerank
+from genius.search.arrays import as_numpy
 from genius.search.beam import Beam, BeamStep
 from genius.search.collection import Collection
 from genius.search.decoder import CodeScorer, DecoderState
+from genius.search.engine import placed
+from genius.search.tensors import tensor_arrays
 from genius.search.types import Candidates, QueryBatch
-from genius.search.vectors import StoredVectors
 
 WARM = 32  # queries that a GPU searches before the clock runs: its first search loads and compiles
 
@@ -89,10 +91,11 @@ class IdSource:
 
     def batch(self, space: Space, queries: Tensor) -> QueryBatch:
         """Some of the queries, by row (n,)."""
-        target = torch.full((len(queries),), -1, device=space.device)
+        target = np.full(len(queries), -1)
         if space.target is not None and self.labelled:
-            target = space.target[queries]
-        return QueryBatch(self.queries[queries], space.query_dense[queries], target)
+            target = as_numpy(space.target[queries])
+        z = as_numpy(self.queries[queries].float())
+        return QueryBatch(z, as_numpy(space.query_dense[queries].float()), target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +127,7 @@ class Decodings:
 
     def _decode(self, space: Space, source: IdSource, pool: Pool, queries: Ints, beams: int) -> Decoding:
         trie = CodeTrie.build(source.codes[pool.rows], source.level_sizes)
-        plan = Beam(source.scores_codes, trie, widen=False)
+        plan = Beam(source.scores_codes, trie, widen=False, device=space.device)
         params = SearchParams(beams=beams)
         chosen = torch.from_numpy(queries).to(space.device)
         if space.device.type == "cuda":
@@ -132,7 +135,6 @@ class Decodings:
         start = time.perf_counter()
         parts = [plan.run(source.batch(space, part), 1, params) for part in chosen.split(self.batch)]
         candidates = Candidates.cat(parts)
-        candidates.considered.cpu()  # waits for the device
         return Decoding(trie, candidates, time.perf_counter() - start)
 
 
@@ -157,19 +159,17 @@ class BeamMethod:
         start = time.perf_counter()
         candidates = found.candidates
         if self.most:
-            considered = candidates.considered.clamp(max=self.most)
+            considered = np.minimum(candidates.considered, self.most)
             candidates = Candidates(candidates.rows[:, : self.most], candidates.scores[:, : self.most], considered)
-        scores = rerank.find(self.reranker)(batch, candidates, collection)
-        rows, values = rerank.top_k(candidates.rows, scores, k)
-        ranked = rows.cpu().numpy()
-        ranked_scores = values.double().cpu().numpy()
+        scores = as_numpy(rerank.find(self.reranker)(batch, candidates, collection))
+        ranked, ranked_scores = rerank.top_k(candidates.rows, scores, k)
         seconds = found.seconds + time.perf_counter() - start
         stored = found.trie.nbytes / max(len(pool), 1)
         if self.reranker == "embeddings":
             stored += space.dense.shape[1] * space.dense.element_size()
         positives = space.local_positives(pool, queries)
-        reached = _reached(candidates.rows.cpu().numpy(), positives)
-        answer = Answer(ranked, ranked_scores, candidates.considered.cpu().numpy(), seconds, stored, reached)
+        reached = _reached(candidates.rows, positives)
+        answer = Answer(ranked, ranked_scores.astype(np.float64), candidates.considered, seconds, stored, reached)
         if self.sample:
             answer.survival = self._survival(space, source, pool, queries, found.trie, positives)
         return answer
@@ -177,11 +177,11 @@ class BeamMethod:
     def _collection(self, space: Space, source: IdSource, pool: Pool, trie: CodeTrie) -> Collection:
         vectors = None
         if self.reranker == "embeddings":
-            vectors = StoredVectors.of(space.stored(pool), space.device, space.place != space.device)
+            vectors = placed(space.stored(pool), str(space.device), space.place != space.device)
         reconstruct = None
         if self.reranker == "codes" and source.quantizer is not None:
-            reconstruct = rerank.Reconstructions(source.quantizer, space.device)
-        return Collection.of(trie, vectors, device=space.device, labelled=source.labelled, reconstruct=reconstruct)
+            reconstruct = rerank.Reconstructions(source.quantizer)
+        return Collection.of(trie, vectors, device=str(space.device), labelled=source.labelled, reconstruct=reconstruct)
 
     def _survival(
         self, space: Space, source: IdSource, pool: Pool, queries: Ints, trie: CodeTrie, positives: Sequence[Sequence[int]]
@@ -191,7 +191,9 @@ class BeamMethod:
         codes = source.codes[pool.rows]
         wanted = [codes[np.array(positives[i], dtype=np.int64)] for i in picked]
         batch = source.batch(space, torch.from_numpy(queries[picked]).to(space.device))
-        shares = prefix_survival(source.scores_codes, trie, batch.z, wanted, self.beams, batch.target)
+        arrays = tensor_arrays(space.device)
+        z = arrays.put(batch.z)
+        shares = prefix_survival(source.scores_codes, trie, z, wanted, self.beams, arrays.put(batch.target))
         return [float(share) for share in shares]
 
 
@@ -294,7 +296,7 @@ class EngineMethod:
             target=target,
             modality=space.data.queries.modality.to(space.device)[chosen],
         )
-        return found.rows.cpu().numpy(), found.scores.double().cpu().numpy(), found.considered.cpu().numpy()
+        return found.rows, found.scores.astype(np.float64), found.considered
 
     def _reached(
         self, engine: SearchEngine, space: Space, pool: Pool, queries: Ints, considered: Ints

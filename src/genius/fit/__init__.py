@@ -264,13 +264,13 @@ def _fit_decoder(frozen: Frozen, quantizer: ResidualQuantizer, shape: ModelConfi
 @torch.no_grad()
 def recall_of_searches(model: Genius, z: Tensor, codes: Tensor, queries: Tensor) -> dict[str, float]:
     """recall@10 of each search: the share of the best items of exhaustive search that it finds."""
-    best = nearest_rows(queries, z, FOUND)
+    best = nearest_rows(queries, z, FOUND).numpy()
     trie = CodeTrie.build(codes.numpy(), model.config.quantizer.level_sizes)
     engine = SearchEngine(model.generator, model.quantizer, trie, z)
     out = {}
     for name in MEASURED_SEARCHES:
         found = engine.search(queries, k=best.shape[1], params=SearchParams.of_model(model).named(name)).rows
-        out[name] = round((found[:, :, None] == best[:, None]).any(1).float().mean().item(), 4)
+        out[name] = round(float((found[:, :, None] == best[:, None]).any(1).mean()), 4)
     return out
 
 

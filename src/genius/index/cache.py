@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
@@ -85,9 +84,9 @@ class Base:
     def items(self) -> int:
         return len(self.seqs)
 
-    def vectors(self, device: torch.device) -> StoredVectors:
-        """(N, D) vectors for a search on `device`: mapped, not copied."""
-        return StoredVectors(self.segments, self.order, device)
+    def vectors(self) -> StoredVectors:
+        """(N, D) vectors: mapped, not copied."""
+        return StoredVectors(self.segments, self.order)
 
     def vectors_of(self, rows: NDArray[np.int64]) -> NDArray[np.float16]:
         """(n, D) vectors of rows."""
@@ -114,7 +113,7 @@ class Base:
 
 
 def build_trie(codes: NDArray[np.uint16], level_sizes: Sequence[int]) -> CodeTrie:
-    return CodeTrie.build(codes.astype(np.int32), level_sizes)  # torch does little with unsigned 16 bits
+    return CodeTrie.build(codes, level_sizes)
 
 
 def build(reader: Reader, level_sizes: tuple[int, ...], width: int, folder: Path | None, index: Path | None = None) -> Base:

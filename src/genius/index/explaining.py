@@ -399,7 +399,7 @@ def unlike(state: OpenIndex) -> dict[str, float]:
     if vectors is None or not len(alive):
         return {}
     picked = alive[np.linspace(0, len(alive) - 1, min(SAMPLE, len(alive))).astype(np.int64)]
-    z = vectors.take(torch.from_numpy(picked).to(model.device))
+    z = torch.from_numpy(vectors.arrays.host(vectors.take(picked))).to(model.device)
     codes = torch.from_numpy(live.codes_of(picked))
     found = reader.rows(live.seqs[picked], ["modality"])
     modalities = torch.tensor([int(Modality.parse(found[int(seq)]["modality"])) for seq in live.seqs[picked]])

@@ -190,7 +190,7 @@ class Live:
     def _new_engine(self) -> SearchEngine:
         """Of the base, or, where it is empty, of what was added."""
         trie = self.base.trie
-        vectors: StoredVectors | NDArray[np.float16] = self.base.vectors(self.model.device)
+        vectors: StoredVectors | NDArray[np.float16] = self.base.vectors()
         self._folded = self.base.items
         if not self.base.items:
             trie = build_trie(self.delta_codes, self._level_sizes)

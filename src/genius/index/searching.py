@@ -230,8 +230,8 @@ def _run(live: Live, search: _Search) -> list[_Ranked]:
         allowed=search.allowed,
         modality=queries.modality,
     )
-    rows = result.rows.cpu().numpy()
-    scores = result.scores.cpu().numpy()
+    rows = result.rows
+    scores = result.scores
     considered = result.considered.tolist()
     ranked = []
     for query in range(len(rows)):

@@ -3,7 +3,7 @@
 An index that knows items alone cannot know where queries look. From a few thousand query vectors follow the metric in which
 quantization error counts (`metric`), which modality a query wants (`modality_log_probs`), and which items are similar to every
 query (`item_bias`). No labels but the target modality are kept, and no text or image. Knows vectors; nothing of files of an
-index or searches.
+index or searches. Arrays are numpy's; tensors are converted when a bank is made.
 
 A model folder may hold one (`queries.safetensors`); `Genius.queries` is it, or None.
 """
@@ -11,18 +11,17 @@ A model folder may hold one (`queries.safetensors`); `Genius.queries` is it, or 
 from __future__ import annotations
 
 import hashlib
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
-import torch
-import torch.nn.functional as F
-from safetensors.torch import save_file
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
 
-from genius.errors import GeniusError
+from genius.errors import GeniusError, said
 from genius.files import write_whole
-from genius.weight_files import read_tensors
 
 FILE = "queries.safetensors"
 FORMAT = "genius-queries-1"
@@ -33,7 +32,10 @@ MODALITIES = 3
 PENALTY = 1e-4  # on the squared weights of the probe
 TEMPERATURE = 0.05  # t of the item bias
 PSEUDO_QUERIES = 500  # a bias from n queries has the weight n / (n + this): a small bank corrects little
-QUERIES_AT_ONCE = 1024  # compared with a block of items: 128 MB at 32,768 items
+QUERIES_AT_ONCE = 1024  # compared with a block of items: 64 MB at 16,384 items
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +51,18 @@ class QueryBank:
         real: Whether they come from people or a data set. Invented queries say nothing about hubs: they give no item bias.
     """
 
-    z: Tensor
-    modality: Tensor
-    target: Tensor
-    probe_weight: Tensor | None = None
-    probe_bias: Tensor | None = None
+    z: Floats
+    modality: Ints
+    target: Ints
+    probe_weight: Floats | None = None
+    probe_bias: Floats | None = None
     real: bool = True
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if hasattr(value, "detach"):
+                object.__setattr__(self, field.name, _numbers(value))
 
     def __len__(self) -> int:
         return len(self.z)
@@ -64,11 +72,11 @@ class QueryBank:
         return int(self.z.shape[1])
 
     @classmethod
-    def of(cls, z: Tensor, modality: Tensor, target: Tensor, *, size: int = SIZE, seed: int = 0, real: bool = True) -> QueryBank:
+    def of(cls, z: Any, modality: Any, target: Any, *, size: int = SIZE, seed: int = 0, real: bool = True) -> QueryBank:
         """A random sample of queries, and the probe that is fitted to it.
 
         Args:
-            z: (n, D) fused unit vectors of training queries, any n.
+            z: (n, D) fused unit vectors of training queries, any n; an array or a tensor.
             modality: (n,) what each consists of.
             target: (n,) the modality of its positives, -1 unknown.
             size: Most queries that are kept.
@@ -78,17 +86,16 @@ class QueryBank:
         Raises:
             GeniusError: If the shapes do not fit or a vector is not finite.
         """
-        z = z.detach().float().cpu()
-        modality = modality.detach().long().cpu()
-        target = target.detach().long().cpu()
-        _check(z, modality, target, "query bank")
-        order = torch.randperm(len(z), generator=torch.Generator().manual_seed(seed))[:size]
-        order = order.sort().values
-        kept = z[order].half().float()  # what a loaded bank holds
+        vectors = _numbers(z).astype(np.float32)
+        modality = _numbers(modality).astype(np.int64)
+        target = _numbers(target).astype(np.int64)
+        _check(vectors, modality, target, "query bank")
+        order = np.sort(np.random.default_rng(seed).permutation(len(vectors))[:size])
+        kept = vectors[order].astype(np.float16).astype(np.float32)  # what a loaded bank holds
         weight, bias = _fit_probe(kept, target[order])
         return cls(kept, modality[order], target[order], weight, bias, real)
 
-    def metric(self, target: int = -1) -> Tensor:
+    def metric(self, target: int = -1) -> Floats:
         """(D, D) float32 C = E[q q^T] of the queries that want `target`, not centred, plus `SHRINKAGE` of its mean diagonal.
 
         The squared error of a score q . (x - y), averaged over queries, is (x - y)^T C (x - y).
@@ -96,20 +103,23 @@ class QueryBank:
         Args:
             target: A modality; -1, or one that few queries want: all queries.
         """
-        own = self.z[self.target == target]
-        if target < 0 or len(own) < FEWEST:
-            own = self.z
+        own = self.z
+        if target >= 0 and int((self.target == target).sum()) >= FEWEST:
+            own = self.z[self.target == target]
         if not len(own):  # nothing is known of queries: all directions count alike
-            return torch.eye(self.width)
-        second_moment = own.T @ own / max(len(own), 1)
+            return np.eye(self.width, dtype=np.float32)
+        second_moment = own.T @ own / np.float32(len(own))
         mean_diagonal = second_moment.diagonal().mean()
-        return second_moment + SHRINKAGE * mean_diagonal * torch.eye(self.width)
+        metric: Floats = second_moment + SHRINKAGE * mean_diagonal * np.eye(self.width, dtype=np.float32)
+        return metric
 
-    def modality_log_probs(self, z: Tensor) -> Tensor | None:
+    def modality_log_probs(self, z: Any) -> Floats | None:
         """(Q, 3) log p(target modality | query) by the probe for queries z (Q, D); None where there is no probe."""
         if self.probe_weight is None or self.probe_bias is None:
             return None
-        return F.linear(z, self.probe_weight.to(z.device), self.probe_bias.to(z.device)).log_softmax(1)
+        logits = _numbers(z) @ self.probe_weight.T + self.probe_bias
+        log_probs: Floats = logits - _log_sum_exp(logits.T)[:, None]
+        return log_probs
 
     def bias_weight(self, query_modality: int, target: int) -> float:
         """w of `item_bias`: 0 for a direction that the bank knows too few queries of, near 1 for one that it knows well.
@@ -123,7 +133,7 @@ class QueryBank:
             return 0.0
         return queries / (queries + PSEUDO_QUERIES)
 
-    def item_bias(self, vectors: Tensor, query_modality: int, target: int) -> Tensor:
+    def item_bias(self, vectors: Any, query_modality: int, target: int) -> Floats:
         """How similar items are to queries in general: b(x) = w t log mean over queries q of exp(q . x / t).
 
         An item that is similar to every query (a hub) is found too often. Ranking by q . x - b(x) corrects it (inverted softmax;
@@ -137,37 +147,39 @@ class QueryBank:
         Returns:
             (n,) float32; zeros where the bank knows too few queries of this direction.
         """
+        vectors = _numbers(vectors)
         weight = self.bias_weight(query_modality, target)
         if not weight:
-            return torch.zeros(len(vectors), device=vectors.device)
-        own = self.z[(self.modality == query_modality) & (self.target == target)].to(vectors.device)
-        total = torch.full((len(vectors),), -torch.inf, device=vectors.device)
-        for queries in own.split(QUERIES_AT_ONCE):
-            part = (queries @ vectors.T / TEMPERATURE).logsumexp(0)
-            total = torch.logaddexp(total, part)
-        return weight * TEMPERATURE * (total - math.log(len(own)))
+            return np.zeros(len(vectors), np.float32)
+        own = self.z[(self.modality == query_modality) & (self.target == target)]
+        total = np.full(len(vectors), -np.inf, np.float32)
+        for first in range(0, len(own), QUERIES_AT_ONCE):
+            similarities = own[first : first + QUERIES_AT_ONCE] @ vectors.T
+            total = np.logaddexp(total, _log_sum_exp(similarities / np.float32(TEMPERATURE)))
+        bias: Floats = np.float32(weight * TEMPERATURE) * (total - np.float32(np.log(len(own))))
+        return bias
 
     def digest(self) -> str:
         """Hex digest of what the metric is made of."""
-        digest = hashlib.sha256(self.z.half().contiguous().numpy().tobytes())
-        digest.update(self.modality.contiguous().numpy().tobytes())
-        digest.update(self.target.contiguous().numpy().tobytes())
+        digest = hashlib.sha256(self.z.astype(np.float16).tobytes())
+        digest.update(self.modality.tobytes())
+        digest.update(self.target.tobytes())
         return digest.hexdigest()[:32]
 
     # -- files -------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> None:
         """Write `queries.safetensors` into a model folder; it appears whole or not at all."""
-        tensors = {
-            "z": self.z.half().contiguous(),
-            "modality": self.modality.to(torch.int8).contiguous(),
-            "target": self.target.to(torch.int8).contiguous(),
-            "real": torch.tensor([self.real], dtype=torch.uint8),
+        arrays: dict[str, NDArray[Any]] = {
+            "z": self.z.astype(np.float16),
+            "modality": self.modality.astype(np.int8),
+            "target": self.target.astype(np.int8),
+            "real": np.array([self.real], np.uint8),
         }
         if self.probe_weight is not None and self.probe_bias is not None:
-            tensors["probe_weight"] = self.probe_weight.contiguous()
-            tensors["probe_bias"] = self.probe_bias.contiguous()
-        write_whole(folder / FILE, lambda path: save_file(tensors, path, metadata={"format": FORMAT}))
+            arrays["probe_weight"] = np.ascontiguousarray(self.probe_weight)
+            arrays["probe_bias"] = np.ascontiguousarray(self.probe_bias)
+        write_whole(folder / FILE, lambda path: save_file(arrays, path, metadata={"format": FORMAT}))
 
     @classmethod
     def load(cls, folder: Path, width: int) -> QueryBank | None:
@@ -183,52 +195,77 @@ class QueryBank:
         path = folder / FILE
         if not path.exists():
             return None
-        tensors = read_tensors(path)
+        arrays = _read(path)
         try:
-            z = tensors["z"].float()
-            modality = tensors["modality"].long()
-            target = tensors["target"].long()
+            z = arrays["z"].astype(np.float32)
+            modality = arrays["modality"].astype(np.int64)
+            target = arrays["target"].astype(np.int64)
         except KeyError as error:
             raise GeniusError(f"{path} lacks {error.args[0]}: it should hold a sample of queries") from None
         _check(z, modality, target, str(path))
         if z.shape[1] != width:
             raise GeniusError(f"{path} holds queries {z.shape[1]} wide, the model is {width} wide")
-        weight = tensors.get("probe_weight")
-        bias = tensors.get("probe_bias")
-        real = bool(tensors.get("real", torch.ones(1)).all())
+        weight = arrays.get("probe_weight")
+        bias = arrays.get("probe_bias")
+        real = bool(arrays.get("real", np.ones(1)).all())
         if weight is None or bias is None:
             return cls(z, modality, target, real=real)
         if weight.shape != (MODALITIES, width) or bias.shape != (MODALITIES,):
-            raise GeniusError(f"{path} holds a probe of shape {tuple(weight.shape)}, expected {(MODALITIES, width)}")
-        if not bool(torch.isfinite(weight).all() and torch.isfinite(bias).all()):
+            raise GeniusError(f"{path} holds a probe of shape {weight.shape}, expected {(MODALITIES, width)}")
+        if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
             raise GeniusError(f"{path} holds a probe that is not finite")
-        return cls(z, modality, target, weight.float(), bias.float(), real)
+        return cls(z, modality, target, weight.astype(np.float32), bias.astype(np.float32), real)
 
 
-def _check(z: Tensor, modality: Tensor, target: Tensor, where: str) -> None:
-    if z.ndim != 2 or not z.is_floating_point():
-        raise GeniusError(f"{where}: query vectors must be (queries, width), got {tuple(z.shape)}")
+def _numbers(values: Any) -> NDArray[Any]:
+    """A numpy array of what may be a tensor."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+    return np.asarray(values)
+
+
+def _read(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of a file, by name."""
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
+        raise GeniusError(f"cannot read the weights {path}: {said(error)}") from None
+
+
+def _log_sum_exp(values: Floats) -> Floats:
+    """(m, n) -> (n,) log of the sum of exponentials."""
+    largest = values.max(0)
+    total: Floats = largest + np.log(np.exp(values - largest).sum(0))
+    return total
+
+
+def _check(z: NDArray[Any], modality: Ints, target: Ints, where: str) -> None:
+    if z.ndim != 2:
+        raise GeniusError(f"{where}: query vectors must be (queries, width), got {z.shape}")
     if modality.shape != (len(z),) or target.shape != (len(z),):
         raise GeniusError(f"{where}: {len(z)} queries need one modality and one target each")
-    if not bool(torch.isfinite(z).all()):
+    if not np.isfinite(z).all():
         raise GeniusError(f"{where}: a query vector is not finite")
     if len(z) and (int(target.min()) < -1 or int(target.max()) >= MODALITIES):
         raise GeniusError(f"{where}: targets must be -1 (unknown) to {MODALITIES - 1}")
 
 
-def _fit_probe(z: Tensor, target: Tensor) -> tuple[Tensor | None, Tensor | None]:
+def _fit_probe(z: Floats, target: Ints) -> tuple[Floats | None, Floats | None]:
     """Multinomial logistic regression of the target modality on z; None without two targets of `FEWEST` queries each."""
-    counts = torch.bincount(target[target >= 0], minlength=MODALITIES)
+    counts = np.bincount(target[target >= 0], minlength=MODALITIES)
     if int((counts >= FEWEST).sum()) < 2:
         return None, None
+    import torch  # training needs it; reading a bank does not
+    import torch.nn.functional as F
+
     known = target >= 0
-    inputs = z[known]
-    labels = target[known]
+    inputs = torch.from_numpy(z[known])
+    labels = torch.from_numpy(target[known])
     weight = torch.zeros(MODALITIES, z.shape[1], requires_grad=True)
     bias = torch.zeros(MODALITIES, requires_grad=True)
     optimizer = torch.optim.LBFGS([weight, bias], max_iter=100, line_search_fn="strong_wolfe")
 
-    def closure() -> Tensor:
+    def closure() -> torch.Tensor:
         optimizer.zero_grad()
         loss = F.cross_entropy(F.linear(inputs, weight, bias), labels) + PENALTY * weight.square().sum()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -236,4 +273,4 @@ def _fit_probe(z: Tensor, target: Tensor) -> tuple[Tensor | None, Tensor | None]
 
     with torch.enable_grad():
         optimizer.step(closure)  # type: ignore[no-untyped-call]
-    return weight.detach(), bias.detach()
+    return weight.detach().numpy(), bias.detach().numpy()

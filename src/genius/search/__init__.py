@@ -1,18 +1,26 @@
-"""Search: one collection, three plans (flat, scan, beam), re-rankers. Tensors in, tensors out."""
+"""Search: one collection, three plans (flat, scan, beam), re-rankers. Arrays in, arrays out.
 
-from genius.search.beam import beam_search
+Flat and scan are numpy and Faiss; torch is imported by what generates IDs, and on a GPU.
+"""
+
+from typing import TYPE_CHECKING, Any
+
 from genius.search.engine import SearchEngine
 from genius.search.params import SEARCHES, SearchParams, SearchRequest
 from genius.search.scan import ScanCache
 from genius.search.trie import CodeTrie
-from genius.search.types import BeamResult, Candidates, Plan, QueryBatch, SearchResult
+from genius.search.types import BeamResult, Candidates, LazyPart, Plan, QueryBatch, SearchResult
 from genius.search.vectors import StoredVectors, Vectors
+
+if TYPE_CHECKING:
+    from genius.search.beam import beam_search
 
 __all__ = [
     "SEARCHES",
     "BeamResult",
     "Candidates",
     "CodeTrie",
+    "LazyPart",
     "Plan",
     "QueryBatch",
     "ScanCache",
@@ -24,3 +32,11 @@ __all__ = [
     "Vectors",
     "beam_search",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "beam_search":
+        from genius.search.beam import beam_search
+
+        return beam_search
+    raise AttributeError(f"module 'genius.search' has no attribute {name!r}")

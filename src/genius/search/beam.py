@@ -1,6 +1,6 @@
 """Beam search constrained to a trie (4.4), exact: every true child of every beam competes by log-probability, nothing else does.
 
-One loop, `beam_search`, serves search, trace and evaluation; plain torch on any device. Beams grow 1 -> 3 -> B. A query leaves
+One loop, `beam_search`, serves search, trace and evaluation, in torch on any device. Beams grow 1 -> 3 -> B. A query leaves
 the loop early when all its beams are on unary paths: the other codes of their IDs are then scored in one pass, with the same
 result (with one child each, no beam can displace another). `trace` and the evaluation watch the loop through a hook.
 
@@ -11,16 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from genius.errors import GeniusError
 from genius.features import check_finite
 from genius.model.generator import Generator
+from genius.search.arrays import Ints
 from genius.search.decoder import CodeScorer, Decoder, DecoderState
 from genius.search.params import SearchParams
+from genius.search.tensors import tensor_arrays
 from genius.search.trie import Children, CodeTrie
 from genius.search.types import BeamResult, Candidates, QueryBatch
 
@@ -81,7 +85,7 @@ def beam_search(
     beams: int,
     *,
     target: Tensor | None = None,
-    allowed: Tensor | None = None,
+    allowed: Tensor | NDArray[np.bool_] | None = None,
     on_step: Hook | None = None,
 ) -> BeamResult:
     """The published search (4.4) over true children, to complete IDs.
@@ -101,13 +105,12 @@ def beam_search(
     if beams < 1:
         raise GeniusError(f"beams must be at least 1, got {beams}")
     check_queries(z)
-    scorer = Decoder(generator) if isinstance(generator, Generator) else generator
+    scorer = scorer_of(generator)
     if tuple(scorer.level_sizes) != trie.level_sizes:
         raise GeniusError(f"the trie has levels {trie.level_sizes}, the generator {tuple(scorer.level_sizes)}")
-    trie = trie.to(z.device)
+    trie = trie.on(tensor_arrays(z.device))
     given = check_target(target, len(z), trie.level_sizes[0]).to(z.device)
-    mask = check_allowed(allowed, int(trie.order.max()) + 1 if trie.items else 0, z.device)
-    before = None if mask is None else trie.count_before(mask)
+    before = _counts(trie, check_allowed(allowed, int(trie.order.max(initial=-1)) + 1, z.device))
     result = BeamResult(
         codes=torch.full((len(z), beams, trie.levels), -1, dtype=torch.long, device=z.device),
         scores=torch.full((len(z), beams), -torch.inf, device=z.device),
@@ -126,6 +129,21 @@ def beam_search(
         else:
             state = _step(scorer, trie, state, beams, given, before, on_step)
     return result
+
+
+def scorer_of(generator: Generator | CodeScorer) -> CodeScorer:
+    """What scores codes: a decoder around a generator; another scorer as it is."""
+    if isinstance(generator, Generator):
+        return Decoder(generator)
+    return generator
+
+
+def _counts(trie: CodeTrie, allowed: Tensor | None) -> Tensor | None:
+    """Cumulative numbers of allowed items, as `CodeTrie.expand` reads them; None: all are allowed."""
+    if allowed is None:
+        return None
+    counts: Tensor = trie.count_before(allowed)
+    return counts
 
 
 def _begin(scorer: CodeScorer, trie: CodeTrie, z: Tensor, given: Tensor, before: Tensor | None) -> Beams:
@@ -247,7 +265,7 @@ def check_target(target: Tensor | None, queries: int, size: int) -> Tensor:
     return wanted
 
 
-def check_allowed(allowed: Tensor | None, rows: int, device: torch.device) -> Tensor | None:
+def check_allowed(allowed: Any, rows: int, device: torch.device) -> Tensor | None:
     """Masks over at least so many item rows, on a device."""
     if allowed is None:
         return None
@@ -265,16 +283,25 @@ class Beam:
 
     name = "beam"
 
-    def __init__(self, generator: Generator | CodeScorer, trie: CodeTrie, *, widen: bool = True) -> None:
+    def __init__(
+        self,
+        generator: Generator | CodeScorer,
+        trie: CodeTrie,
+        *,
+        widen: bool = True,
+        device: str | torch.device = "cpu",
+    ) -> None:
         """
         Args:
             generator: What scores codes: a generator, or another `CodeScorer`.
             trie: The IDs of the collection.
             widen: Search again with more beams where fewer than k items came back. False: exactly B beams, as in the paper.
+            device: Where the generator is.
         """
-        self.scorer: CodeScorer = Decoder(generator) if isinstance(generator, Generator) else generator
+        self.scorer = scorer_of(generator)
         self.trie = trie
         self.widen = widen
+        self.arrays = tensor_arrays(device)
 
     def suits(self, batch: QueryBatch, k: int, params: SearchParams) -> bool:
         """Whether it can serve a request: always."""
@@ -286,28 +313,38 @@ class Beam:
         if isinstance(self.scorer, Decoder):
             weights = sum(weight.numel() for weight in self.scorer.generator.parameters())
         operations = len(batch) * params.beams * self.trie.levels * weights
-        return operations / OPERATIONS_PER_MS.get(batch.z.device.type, OPERATIONS_PER_MS["cpu"])
+        return operations / OPERATIONS_PER_MS.get(self.arrays.device.type, OPERATIONS_PER_MS["cpu"])
 
     def run(self, batch: QueryBatch, k: int, params: SearchParams) -> Candidates:
         """The items of every query's beams, best first; with `widen`, at least k while k exist."""
         if not len(batch):
-            return Candidates.empty(0, batch.z.device)
-        own_masks = batch.allowed is not None and batch.allowed.ndim == 2
-        positions = torch.arange(len(batch), device=batch.z.device)
-        parts = [self._run(batch.select(part), k, params.beams) for part in positions.split(1 if own_masks else QUERIES_AT_ONCE)]
+            return Candidates.empty(0)
+        at_once = QUERIES_AT_ONCE
+        if batch.allowed is not None and batch.allowed.ndim == 2:
+            at_once = 1
+        parts = []
+        for first in range(0, len(batch), at_once):
+            queries = np.arange(first, min(first + at_once, len(batch)))
+            parts.append(self._run(batch.select(queries), k, params.beams))
         return Candidates.cat(parts)
 
+    @torch.inference_mode()
     def _run(self, batch: QueryBatch, k: int, beams: int) -> Candidates:
         """The candidates of queries that share one mask."""
-        device = batch.z.device
-        trie = self.trie.to(device)
-        allowed = batch.allowed_for(0)
-        wanted = self._existing(trie, batch.target, allowed).clamp(max=k)
-        queries = torch.arange(len(batch), device=device)
+        arrays = self.arrays
+        self.trie = self.trie.on(arrays)
+        z = arrays.put(batch.z)
+        target = arrays.put(batch.target)
+        mask = batch.allowed_for(0)
+        allowed = None
+        if mask is not None:
+            allowed = arrays.put(mask)
+        wanted = self._existing(target, allowed).clamp(max=k)
+        queries = arrays.arange(len(batch))
         flat: list[tuple[Tensor, Tensor, Tensor]] = []  # owner, row, score
         while len(queries):
-            found = beam_search(self.scorer, trie, batch.z[queries], beams, target=batch.target[queries], allowed=allowed)
-            owner, row, score = _items(trie, found, allowed)
+            found = beam_search(self.scorer, self.trie, z[queries], beams, target=target[queries], allowed=allowed)
+            owner, row, score = _items(self.trie, found, allowed)
             short = torch.bincount(owner, minlength=len(queries)) < wanted[queries]
             if not self.widen:
                 short = torch.zeros_like(short)
@@ -315,12 +352,13 @@ class Beam:
             flat.append((queries[owner[done]], row[done], score[done]))
             queries = queries[short.nonzero()[:, 0]]
             beams = max(WIDER * beams, k)
-        owner, row, score = (torch.cat(column) for column in zip(*flat, strict=True))
-        return _table(owner, row, score, len(batch))
+        columns = [arrays.host(torch.cat(column)) for column in zip(*flat, strict=True)]
+        return _table(columns[0], columns[1], columns[2], len(batch))
 
-    def _existing(self, trie: CodeTrie, target: Tensor, allowed: Tensor | None) -> Tensor:
+    def _existing(self, target: Tensor, allowed: Tensor | None) -> Tensor:
         """(Q,) items that each query may find."""
-        before = None if allowed is None else trie.count_before(allowed)
+        trie = self.trie
+        before = _counts(trie, allowed)
         first = trie.expand(0, *trie.root, before)
         of_code = torch.zeros(trie.level_sizes[0], dtype=torch.long, device=target.device)
         of_code[first.code] = first.items
@@ -334,18 +372,19 @@ def _items(trie: CodeTrie, found: BeamResult, allowed: Tensor | None) -> tuple[T
     beam, row = trie.rows_of(trie.levels, ids.clamp(min=0), ids + 1)
     if allowed is not None:
         keep = allowed[row]
-        beam, row = beam[keep], row[keep]
+        beam = beam[keep]
+        row = row[keep]
     return beam // beams, row, found.scores.flatten()[beam]
 
 
-def _table(owner: Tensor, row: Tensor, score: Tensor, queries: int) -> Candidates:
+def _table(owner: Ints, row: Ints, score: NDArray[np.float32], queries: int) -> Candidates:
     """Flat candidates -> (Q, C), those of a query in their order."""
-    owner, by = owner.sort(stable=True)
-    counts = torch.bincount(owner, minlength=queries)
-    place = torch.arange(len(owner), device=owner.device) - (counts.cumsum(0) - counts)[owner]
-    most = int(counts.max())
-    rows = torch.full((queries, most), -1, dtype=torch.long, device=owner.device)
-    scores = torch.full((queries, most), -torch.inf, device=owner.device)
+    by = np.argsort(owner, kind="stable")
+    owner = owner[by]
+    counts = np.bincount(owner, minlength=queries)
+    place = np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner]
+    rows = np.full((queries, int(counts.max())), -1, np.int64)
+    scores = np.full(rows.shape, -np.inf, np.float32)
     rows[owner, place] = row[by]
     scores[owner, place] = score[by]
     return Candidates(rows, scores, counts)
@@ -380,7 +419,7 @@ class Trace(NamedTuple):
     """How IDs were generated for one query."""
 
     steps: tuple[Step, ...]
-    paths: Tensor  # (n, M) log-probability of every code of the IDs that were asked about; 0 for a given one
+    paths: Tensor  # (n, M) log-probability of every code of the given IDs; 0 for a given one
 
 
 @torch.inference_mode()
@@ -392,7 +431,7 @@ def trace(
     *,
     ids: Tensor,
     target: int = -1,
-    allowed: Tensor | None = None,
+    allowed: Tensor | NDArray[np.bool_] | None = None,
     rejected: int = 5,
 ) -> Trace:
     """The beam search of one query with all that competed on the way.
@@ -404,7 +443,7 @@ def trace(
         target: Given code of level 0; -1: unknown.
         rejected: How many of the best that were not kept are listed per level.
     """
-    scorer = Decoder(generator) if isinstance(generator, Generator) else generator
+    scorer = scorer_of(generator)
     steps: list[Step] = []
 
     def record(step: BeamStep) -> None:
@@ -423,7 +462,8 @@ def _describe(step: BeamStep, target_given: bool, rejected: int) -> Step:
     kept = step.kept[0][step.kept[0] >= 0]
     others = step.totals.index_fill(0, kept, -torch.inf)
     best = others.topk(min(rejected, len(others) - len(kept))).indices
-    beams, losers = _candidates(step, kept), _candidates(step, best)
+    beams = _candidates(step, kept)
+    losers = _candidates(step, best)
     level = step.before.level
     items = sum(one.items for one in beams)
     return Step(level, target_given and level == 0, len(step.totals), beams, losers, items)

@@ -1,7 +1,7 @@
 """`Collection`: one immutable view of the items that a search sees, at one moment.
 
-Item rows are 0..N-1. The codes of the first rows are in a trie, those of rows added since in an array beside it; some rows may be
-deleted. Every plan and re-ranker reads this one view. Knows rows, codes and vectors; nothing of models, tables or scores.
+Item rows are 0..N-1. The codes of the first rows are in a trie, those of rows added since in an array; some rows may be deleted.
+Every plan and re-ranker reads this one view. Knows rows, codes and vectors; nothing of models, tables or scores.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from genius.errors import GeniusError
+from genius.search.arrays import HOST, Arrays, Floats, Ints
 from genius.search.trie import CodeTrie
-from genius.search.vectors import BLOCK, StoredVectors, Vectors
+from genius.search.vectors import BLOCK, Vectors
+
+Reconstruct = Callable[[Ints], Floats]
+"""Codes (n, M) -> (n, D) unit vectors that they stand for."""
 
 
 @dataclass(frozen=True)
@@ -31,19 +33,19 @@ class Collection:
         first: First row of `added`.
         vectors: (N, D) by row; None: only codes are stored.
         alive: (N,) bool, which rows exist; None: all.
-        device: Where rows are scored.
+        device: Where vectors are compared: "cpu", "cuda" or another device of torch.
         labelled: Whether the first code of an ID is the modality.
-        reconstruct: Codes (n, M) -> (n, D) unit vectors that they stand for; None: no quantizer is known.
+        reconstruct: What codes stand for; None: no quantizer is known.
     """
 
     base: CodeTrie
     added: NDArray[np.int64]
     first: int
     vectors: Vectors | None
-    alive: Tensor | None
-    device: torch.device
+    alive: NDArray[np.bool_] | None
+    device: str
     labelled: bool
-    reconstruct: Callable[[Tensor], Tensor] | None = None
+    reconstruct: Reconstruct | None = None
 
     @classmethod
     def of(
@@ -51,30 +53,32 @@ class Collection:
         trie: CodeTrie,
         vectors: Vectors | None = None,
         *,
-        device: str | torch.device = "cpu",
+        device: str = "cpu",
         labelled: bool = True,
-        reconstruct: Callable[[Tensor], Tensor] | None = None,
+        reconstruct: Reconstruct | None = None,
     ) -> Collection:
         """A collection without additions.
 
         Args:
             trie: Codes of all rows; rows that have a vector and no code are deleted items.
             vectors: By row.
-            device: Where rows are scored.
+            device: Where vectors are compared.
             labelled: Whether the first code of an ID is the modality.
-            reconstruct: Codes (n, M) -> (n, D) unit vectors that they stand for.
+            reconstruct: What codes stand for.
 
         Raises:
             GeniusError: If there are fewer vectors than rows.
         """
-        place = torch.device(device)
-        rows = int(np.asarray(trie.order).max()) + 1 if trie.items else 0
-        if vectors is not None and len(vectors) < rows:
-            raise GeniusError(f"{len(vectors)} embeddings for {rows} item rows")
-        rows = rows if vectors is None else len(vectors)
+        rows = 0
+        if trie.items:
+            rows = int(np.asarray(trie.order).max()) + 1
+        if vectors is not None:
+            if len(vectors) < rows:
+                raise GeniusError(f"{len(vectors)} embeddings for {rows} item rows")
+            rows = len(vectors)
         added = np.empty((0, trie.levels), np.int64)
-        made = cls(trie, added, rows, vectors, None, place, labelled, reconstruct)
-        return made if trie.items == rows else replace(made, alive=made.has_codes)
+        made = cls(trie, added, rows, vectors, None, device, labelled, reconstruct)
+        return made._without_dead()
 
     def changed(
         self,
@@ -97,21 +101,28 @@ class Collection:
             GeniusError: If the shapes do not fit.
         """
         codes = np.asarray(added).astype(np.int64)
-        base = self.base if trie is None else trie
+        base = trie or self.base
         rows = first + len(codes)
         stored = self.vectors
         if vectors is not None:
-            if not isinstance(stored, StoredVectors):
+            extended = getattr(stored, "extended", None)
+            if extended is None:
                 raise GeniusError("this collection stores no embeddings that can grow")
-            stored = stored.extended(vectors)
+            stored = extended(vectors)
         if stored is not None and len(stored) != rows:
             raise GeniusError(f"{len(stored)} embeddings for {rows} item rows")
-        changed = replace(self, base=base, added=codes, first=first, vectors=stored, alive=None)
+        if alive is not None and alive.shape != (rows,):
+            raise GeniusError(f"alive has shape {alive.shape} for {rows} item rows")
+        changed = replace(self, base=base, added=codes, first=first, vectors=stored, alive=alive)
         if alive is not None:
-            if alive.shape != (rows,):
-                raise GeniusError(f"alive has shape {alive.shape} for {rows} item rows")
-            return replace(changed, alive=torch.as_tensor(alive, device=self.device))
-        return changed if base.items == first else replace(changed, alive=changed.has_codes)
+            return changed
+        return changed._without_dead()
+
+    def _without_dead(self) -> Collection:
+        """This collection, in which rows without an ID are dead."""
+        if self.base.items == self.first:
+            return self
+        return replace(self, alive=self.has_codes)
 
     def __len__(self) -> int:
         """Rows, dead or alive."""
@@ -124,30 +135,34 @@ class Collection:
     @cached_property
     def items(self) -> int:
         """Rows that exist."""
-        return len(self) if self.alive is None else int(self.alive.sum())
+        if self.alive is None:
+            return len(self)
+        return int(self.alive.sum())
 
     @cached_property
     def trie(self) -> CodeTrie:
-        """Trie of all rows, those added since included; merged when it is first asked for."""
+        """Trie of all rows, those added since included; merged when it is first needed."""
         if not len(self.added):
             return self.base
         return self.base.merged(self.added, self.first + np.arange(len(self.added)))
 
     @cached_property
-    def has_codes(self) -> Tensor:
+    def has_codes(self) -> NDArray[np.bool_]:
         """(N,) bool: rows that have an ID; the others were deleted before the trie was built."""
-        known = torch.zeros(len(self), dtype=torch.bool)
-        known[torch.from_numpy(np.asarray(self.base.order).astype(np.int64))] = True
+        known = np.zeros(len(self), bool)
+        known[np.asarray(self.base.order)] = True
         known[self.first :] = True
-        return known.to(self.device)
+        return known
 
     @cached_property
     def reconstructed(self) -> Vectors | None:
         """(N, D) unit vectors that IDs stand for; None: no quantizer is known."""
-        return None if self.reconstruct is None else ReconstructedVectors(self, self.reconstruct)
+        if self.reconstruct is None:
+            return None
+        return ReconstructedVectors(self, self.reconstruct)
 
     @cached_property
-    def modality(self) -> Tensor | None:
+    def modality(self) -> Ints | None:
         """(N,) int64 modality of each row, -1 of rows without a code; None where codes do not say it."""
         if not self.labelled:
             return None
@@ -157,21 +172,25 @@ class Collection:
             codes, counts = trie.children(())  # ascending, as items are sorted
             out[np.asarray(trie.order)] = np.repeat(codes, counts)
         out[self.first :] = self.added[:, 0]
-        return torch.from_numpy(out).to(self.device)
+        return out
 
     @cached_property
-    def modality_counts(self) -> NDArray[np.int64]:
+    def modality_counts(self) -> Ints:
         """(3,) living items of each modality; of a collection whose codes do not say it, all in the first."""
         if self.modality is None:
             return np.array([self.items, 0, 0])
-        living = self.modality if self.alive is None else self.modality[self.alive]
-        return torch.bincount(living[living >= 0], minlength=3).cpu().numpy()
+        living = self.modality
+        if self.alive is not None:
+            living = living[self.alive]
+        return np.bincount(living[living >= 0], minlength=3)
 
-    def allowed_rows(self, allowed: Tensor | None) -> Tensor | None:
+    def allowed_rows(self, allowed: NDArray[np.bool_] | None) -> NDArray[np.bool_] | None:
         """(N,) or (Q, N) bool: rows that pass `allowed` and exist; None: all."""
         if allowed is None:
             return self.alive
-        return allowed if self.alive is None else allowed & self.alive
+        if self.alive is None:
+            return allowed
+        return allowed & self.alive
 
     def codes_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """(n,) living rows -> (n, M) codes."""
@@ -188,13 +207,15 @@ class ReconstructedVectors:
 
     Args:
         collection: With codes.
-        reconstruct: Codes (n, M) -> (n, D) unit vectors.
+        reconstruct: What codes stand for.
     """
 
-    def __init__(self, collection: Collection, reconstruct: Callable[[Tensor], Tensor]) -> None:
+    arrays: Arrays = HOST
+
+    def __init__(self, collection: Collection, reconstruct: Reconstruct) -> None:
         self.collection = collection
         self.reconstruct = reconstruct
-        self._width = int(reconstruct(torch.zeros(1, len(collection.level_sizes), dtype=torch.long, device=self.device)).shape[1])
+        self._width = int(reconstruct(np.zeros((1, len(collection.level_sizes)), np.int64)).shape[1])
 
     def __len__(self) -> int:
         return len(self.collection)
@@ -203,19 +224,14 @@ class ReconstructedVectors:
     def width(self) -> int:
         return self._width
 
-    @property
-    def device(self) -> torch.device:
-        return self.collection.device
-
-    def take(self, rows: Tensor) -> Tensor:
+    def take(self, rows: Ints) -> Floats:
         """(n,) rows -> (n, D) float32; zeros for rows without an ID."""
         known = self.collection.has_codes[rows]
-        out = torch.zeros(len(rows), self.width, device=self.device)
-        codes = self.collection.codes_of(rows[known].cpu().numpy())
-        out[known] = self.reconstruct(torch.from_numpy(codes).to(self.device))
+        out = np.zeros((len(rows), self.width), np.float32)
+        out[known] = self.reconstruct(self.collection.codes_of(rows[known]))
         return out
 
-    def blocks(self, size: int = BLOCK) -> Iterator[tuple[int, Tensor]]:
+    def blocks(self, size: int = BLOCK) -> Iterator[tuple[int, Floats]]:
         """First row and (n, D) of consecutive blocks."""
         for first in range(0, len(self), size):
-            yield first, self.take(torch.arange(first, min(first + size, len(self)), device=self.device))
+            yield first, self.take(np.arange(first, min(first + size, len(self))))

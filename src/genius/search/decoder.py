@@ -1,6 +1,6 @@
 """`Decoder`: the generator over the beams of several queries, one code at a time.
 
-A thin wrapper around `genius.model.generator.Generator`: it keeps what was read (keys and values) beside the beams, reorders it
+A thin wrapper around `genius.model.generator.Generator`: it keeps what was read (keys and values) with the beams, reorders it
 when beams continue others, and hands out log-probabilities. All arithmetic is the generator's own. Beams of a query share the
 keys and values of its prefix vectors. Used by beam search, its trace, evaluation and export. Knows nothing of tries.
 """
@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from genius.errors import GeniusError
@@ -29,7 +31,9 @@ class DecoderState:
     @property
     def read(self) -> int:
         """Inputs read so far; the first is the start token."""
-        return int(self.past[0].keys.shape[2]) if self.past else 0
+        if not self.past:
+            return 0
+        return int(self.past[0].keys.shape[2])
 
     def select(self, queries: Tensor) -> DecoderState:
         """The state of some of the queries (G,)."""
@@ -118,10 +122,22 @@ class Decoder:
         """Which rows of codes (R, l) are of which modality, where the head asks for it."""
         if self.generator.config.head == "table" or not codes.shape[1]:
             return ()
-        return [(codes[0, :1], slice(None))] if self.one_modality else by_modality(codes[:, 0])
+        if self.one_modality:
+            return [(codes[0, :1], slice(None))]
+        return by_modality(codes[:, 0])
 
     def _run(self, codes: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         """Read those of the inputs of codes (Q, n, l) that were not read: hidden states (Q * n, new, d_model)."""
         inputs = self.generator.inputs(codes.flatten(0, 1), state.read)
         hidden, past = self.generator.hidden(inputs, state.cross, state.past or None)
         return hidden, DecoderState(state.z, state.cross, past)
+
+
+@torch.inference_mode()
+def first_log_probs(scorer: CodeScorer, z: NDArray[np.float32], device: str) -> NDArray[np.float32]:
+    """Log-probabilities of the first code, which names the modality, for queries z (Q, D): (Q, K_0)."""
+    queries = torch.from_numpy(z).to(device)
+    no_codes = torch.empty(len(z), 1, 0, dtype=torch.long, device=device)
+    log_probs, _ = scorer.next_log_probs(no_codes, scorer.start(queries))
+    numbers: NDArray[np.float32] = log_probs[:, 0].float().cpu().numpy()
+    return numbers

@@ -1,11 +1,11 @@
 """`SearchEngine`: queries in, item rows out. Checks the input once, picks a plan, re-ranks its candidates.
 
-The rule: a beam search where one is asked for (`plan="beam"`, `rerank=0` or `reranker="none"`) or where there is nothing else to
+The rule: a beam search where one is wanted (`plan="beam"`, `rerank=0` or `reranker="none"`) or where there is nothing else to
 compare; otherwise the cheaper one of `Flat` (all vectors) and `Scan` (product codes). The re-ranker is called once, after any
 plan. Where the target modality of a query is unknown, log p(modality) is added to every score but a beam search's own, which
 contains it. Where a bank of queries is known, the bias of each item is taken off (`genius.search.item_bias`).
 
-Knows tensors, and one collection that does not change; what is alive, and when it pays to start anew, the index decides.
+Knows arrays, and one collection that does not change; what is alive, and when it pays to start anew, the index decides.
 """
 
 from __future__ import annotations
@@ -14,37 +14,37 @@ import copy
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from genius.errors import GeniusError
-from genius.features import check_finite
-from genius.model.generator import Generator
-from genius.model.quantizer import ResidualQuantizer
-from genius.model.query_bank import QueryBank
 from genius.search import rerank
-from genius.search.beam import Beam, Trace, trace
+from genius.search.arrays import Floats, Ints, as_numpy
 from genius.search.collection import Collection
-from genius.search.decoder import CodeScorer, Decoder
 from genius.search.flat import Flat
 from genius.search.item_bias import ItemBias
 from genius.search.params import SearchParams
 from genius.search.scan import Scan, ScanCache
 from genius.search.trie import CodeTrie
-from genius.search.types import Candidates, Plan, QueryBatch, SearchResult
-from genius.search.vectors import Array, StoredVectors, Vectors
+from genius.search.types import Candidates, LazyPart, Plan, QueryBatch, SearchResult
+from genius.search.vectors import StoredVectors, Vectors
+
+if TYPE_CHECKING:  # these import torch
+    from genius.model.generator import Generator
+    from genius.model.quantizer import ResidualQuantizer
+    from genius.model.query_bank import QueryBank
+    from genius.search.beam import Beam, Trace
+    from genius.search.decoder import CodeScorer
 
 
 class SearchEngine:
     """One collection at one moment, ready to search on one device.
 
     Args:
-        generator: The decoder: generates IDs and names the modality that a query wants.
-        quantizer: What codes stand for; None: no re-ranking by codes.
+        generator: The decoder: generates IDs and, without a bank, names the modality that a query wants. May be lazy.
+        quantizer: What codes stand for; None: no re-ranking by codes. May be lazy.
         trie: Codes of all item rows.
         embeddings: (N, D) by item row, float32 or float16, possibly memory-mapped; or `Vectors`. None: only codes are stored.
         device: Where the search runs.
@@ -59,40 +59,52 @@ class SearchEngine:
 
     def __init__(
         self,
-        generator: Generator,
-        quantizer: ResidualQuantizer | None,
+        generator: Generator | LazyPart,
+        quantizer: ResidualQuantizer | LazyPart | None,
         trie: CodeTrie,
-        embeddings: Array | Vectors | None = None,
-        device: str | torch.device = "cpu",
+        embeddings: Any = None,
+        device: Any = "cpu",
         *,
         on_host: bool = False,
         scorer: CodeScorer | None = None,
         bank: QueryBank | None = None,
         cache: ScanCache | None = None,
     ) -> None:
-        for part in (generator, quantizer):
+        for name, part in (("Generator", generator), ("ResidualQuantizer", quantizer)):
             if part is not None and part.config.level_sizes != trie.level_sizes:
-                raise GeniusError(f"the trie has levels {trie.level_sizes}, the {type(part).__name__} {part.config.level_sizes}")
-        self.device = torch.device(device)
-        self.generator = generator
-        self.scorer: CodeScorer = Decoder(generator) if scorer is None else scorer
+                raise GeniusError(f"the trie has levels {trie.level_sizes}, the {name} {part.config.level_sizes}")
+        self.device = str(device)
         self.bank = bank
-        vectors: Vectors | None = None
-        if isinstance(embeddings, np.ndarray | Tensor):
-            vectors = StoredVectors.of(embeddings, self.device, on_host)
-        else:
-            vectors = embeddings
-        reconstruct = None if quantizer is None else rerank.Reconstructions(quantizer, self.device)
-        labelled = quantizer is None or quantizer.config.labelled
+        self.cache = cache
+        self.width = int(generator.config.width)
+        self._generator = generator
+        self._scorer = scorer
+        self._bias_before: SearchEngine | None = None
+        labelled = True
+        reconstruct = None
+        if quantizer is not None:
+            labelled = quantizer.config.labelled
+            reconstruct = _LazyReconstructions(quantizer)
+        vectors = placed(embeddings, self.device, on_host)
         self.collection = Collection.of(trie, vectors, device=self.device, labelled=labelled, reconstruct=reconstruct)
         self.flat = Flat(self.collection)
-        self.cache = cache
-        self.scan = Scan(self.collection, None if bank is None else bank.metric, cache)
-        self._bias_before: SearchEngine | None = None
+        metric = None
+        if bank is not None:
+            metric = bank.metric
+        self.scan = Scan(self.collection, metric, cache)
+
+    @cached_property
+    def scorer(self) -> CodeScorer:
+        """What scores codes: the decoder around the generator, or what was given in its place."""
+        if self._scorer is not None:
+            return self._scorer
+        from genius.search.decoder import Decoder
+
+        return Decoder(_loaded(self._generator))
 
     @cached_property
     def item_bias(self) -> ItemBias | None:
-        """What the bank of queries says of each item; computed, extended or read when it is first asked for."""
+        """What the bank of queries says of each item; computed, extended or read when it is first needed."""
         if self.bank is None:
             return None
         if self._bias_before is not None:
@@ -100,21 +112,24 @@ class SearchEngine:
             self._bias_before = None
             if before is not None:
                 return before.extended(self.bank, self.collection)
-        identity = "" if self.cache is None else f"{self.cache.identity}-{self.bank.digest()}"
-        if self.cache is not None:
-            known = ItemBias.load(self.cache.folder, identity, self.device)
-            if known is not None and len(known) == self.rows:
-                return known
+        if self.cache is None:
+            return ItemBias.build(self.bank, self.collection)
+        identity = f"{self.cache.identity}-{self.bank.digest()}"
+        known = ItemBias.load(self.cache.folder, identity)
+        if known is not None and len(known) == self.rows:
+            return known
         made = ItemBias.build(self.bank, self.collection)
-        if made is not None and self.cache is not None and self.cache.writable:
-            with suppress(OSError, GeniusError):  # without room or permission it serves from memory
+        if made is not None and self.cache.writable:
+            with suppress(OSError, GeniusError):  # on a full or read-only disk it serves from memory
                 made.save(self.cache.folder, identity)
         return made
 
     @cached_property
     def beam(self) -> Beam:
-        """The beam search; its trie is merged with what was added when it is first asked for."""
-        return Beam(self.scorer, self.collection.trie)
+        """The beam search; its trie is merged with what was added when it is first needed."""
+        from genius.search.beam import Beam
+
+        return Beam(self.scorer, self.collection.trie, device=self.device)
 
     @property
     def rows(self) -> int:
@@ -129,8 +144,7 @@ class SearchEngine:
     @property
     def segments(self) -> int:
         """Pieces that the embeddings lie in: every search visits each."""
-        vectors = self.collection.vectors
-        return len(vectors.segments) if isinstance(vectors, StoredVectors) else 0
+        return int(getattr(self.collection.vectors, "segments", 0))
 
     def changed(
         self,
@@ -153,7 +167,8 @@ class SearchEngine:
         new.__dict__.pop("beam", None)
         new.__dict__.pop("item_bias", None)
         computed = "item_bias" in self.__dict__ or self._bias_before is None
-        new._bias_before = self if computed else self._bias_before
+        if computed:
+            new._bias_before = self
         new.cache = None
         new.collection = self.collection.changed(first, added, embeddings, alive, trie)
         new.flat = Flat(new.collection)
@@ -162,29 +177,28 @@ class SearchEngine:
 
     def prepare(self) -> None:
         """Load or build what a default search needs, so that the first one does not wait for it."""
-        width = self.collection.vectors.width if self.collection.vectors is not None else 1
-        batch = QueryBatch(torch.zeros(1, width), torch.zeros(1, width), torch.full((1,), -1))
+        zeros = np.zeros((1, self.width), np.float32)
+        batch = QueryBatch(zeros, zeros, np.full(1, -1))
         if self.pick(batch, 10, SearchParams()) is self.scan:
             self.scan.prepare()
 
     # -- search ------------------------------------------------------------------------------------------------
 
-    @torch.inference_mode()
     def search(
         self,
-        z: Tensor,
+        z: Any,
         *,
         k: int,
         params: SearchParams | None = None,
-        dense: Tensor | None = None,
-        target: Tensor | None = None,
-        allowed: NDArray[Any] | Tensor | None = None,
-        modality: Tensor | None = None,
+        dense: Any = None,
+        target: Any = None,
+        allowed: Any = None,
+        modality: Any = None,
     ) -> SearchResult:
         """The k best items of every query; fewer only if fewer exist.
 
         Args:
-            z: (Q, D) fused query embeddings.
+            z: (Q, D) fused query embeddings; like the other arguments a numpy array or a tensor.
             k: Hits per query.
             params: How to search.
             dense: (Q, D) compared with stored vectors; default z.
@@ -199,10 +213,10 @@ class SearchEngine:
         params = params or SearchParams()
         batch = self._batch(z, k, dense, target, allowed)
         if params.item_bias and modality is not None and self.item_bias is not None:
-            batch = replace(batch, modality=modality.to(self.device), item_bias=self.item_bias)
+            batch = replace(batch, modality=as_numpy(modality).astype(np.int64), item_bias=self.item_bias)
         plan = self.pick(batch, k, params)
         if not self.collection.items or not len(batch):
-            return self._ranked(batch, Candidates.empty(len(batch), self.device), k, params, plan)
+            return self._ranked(batch, Candidates.empty(len(batch)), k, params, plan)
         if plan.name != "beam":
             batch = self._with_modality(batch)
         return self._ranked(batch, plan.run(batch, k, params), k, params, plan)
@@ -216,7 +230,7 @@ class SearchEngine:
             params: Settings of the search.
 
         Raises:
-            GeniusError: If the plan that is asked for by name cannot serve it.
+            GeniusError: If the plan that is given by name cannot serve it.
         """
         plans: dict[str, Plan] = {"flat": self.flat, "scan": self.scan}
         if params.plan in plans:
@@ -233,15 +247,15 @@ class SearchEngine:
 
     def _ranked(self, batch: QueryBatch, found: Candidates, k: int, params: SearchParams, plan: Plan) -> SearchResult:
         """The best k candidates by the re-ranker."""
-        scores = rerank.find(params.reranker)(batch, found, self.collection)
+        scores = as_numpy(rerank.find(params.reranker)(batch, found, self.collection))
         if scores.shape != found.rows.shape:
-            shapes = f"{tuple(scores.shape)} for candidates {tuple(found.rows.shape)}"
+            shapes = f"{scores.shape} for candidates {found.rows.shape}"
             raise GeniusError(f"the re-ranker {params.reranker!r} gave scores of shape {shapes}")
-        prior = None if params.reranker == "none" else batch.prior(found.rows, self.collection.modality)
-        if prior is not None:
-            scores = scores + prior
-        scores = scores.float().masked_fill(found.rows < 0, -torch.inf)
-        if bool(torch.isnan(scores).any()):
+        if params.reranker != "none":
+            prior = batch.prior(found.rows, self.collection.modality)
+            if prior is not None:
+                scores = scores + prior
+        if np.isnan(np.where(found.rows < 0, 0, scores)).any():
             raise GeniusError(f"the re-ranker {params.reranker!r} gave NaN for an item")
         rows, values = rerank.top_k(found.rows, scores, k)
         return SearchResult(rows, values, found.considered, plan.name)
@@ -251,80 +265,84 @@ class SearchEngine:
 
         It is relative to the likeliest modality that there is, so that the order is the same and scores keep their scale.
         """
-        several = int((self.collection.modality_counts > 0).sum()) > 1
-        if self.collection.modality is None or not several or bool((batch.target >= 0).all()):
+        exists = self.collection.modality_counts > 0
+        if self.collection.modality is None or int(exists.sum()) < 2 or bool((batch.target >= 0).all()):
             return batch
         log_probs = self.modality_log_probs(batch.z)
-        there = torch.from_numpy(self.collection.modality_counts > 0).to(self.device)
-        likeliest = log_probs.masked_fill(~there, -torch.inf).amax(1, keepdim=True)
-        return replace(batch, modality_log_probs=log_probs - likeliest)  # items of the likeliest keep their similarity
+        likeliest = np.where(exists, log_probs, -np.inf).max(1, keepdims=True)
+        relative = (log_probs - likeliest).astype(np.float32)
+        return replace(batch, modality_log_probs=relative)  # items of the likeliest keep their similarity
 
-    def modality_log_probs(self, z: Tensor) -> Tensor:
+    def modality_log_probs(self, z: Any) -> Floats:
         """(Q, 3) log p(modality | query): by the bank's probe, or by the decoder's first step.
 
         Args:
             z: (Q, D) queries.
         """
-        known = None if self.bank is None else self.bank.modality_log_probs(z)
-        if known is not None:
-            return known
-        nothing = torch.empty(len(z), 1, 0, dtype=torch.long, device=z.device)
-        log_probs, _ = self.scorer.next_log_probs(nothing, self.scorer.start(z))
-        return log_probs[:, 0]
+        if self.bank is not None:
+            known = self.bank.modality_log_probs(as_numpy(z))
+            if known is not None:
+                return known
+        from genius.search.decoder import first_log_probs
+
+        return first_log_probs(self.scorer, as_numpy(z), self.device)
 
     # -- input -------------------------------------------------------------------------------------------------
 
-    def _batch(
-        self, z: Tensor, k: int, dense: Tensor | None, target: Tensor | None, allowed: NDArray[Any] | Tensor | None
-    ) -> QueryBatch:
-        """Queries on this device, checked."""
+    def _batch(self, z: Any, k: int, dense: Any, target: Any, allowed: Any) -> QueryBatch:
+        """Queries, checked."""
         if isinstance(k, bool) or not isinstance(k, int) or k < 1:
             raise GeniusError(f"k must be at least 1, got {k!r}")
         z = self._vectors(z, "z")
-        dense = z if dense is None else self._vectors(dense, "dense")
-        if len(dense) != len(z):
-            raise GeniusError(f"{len(dense)} dense vectors for {len(z)} queries")
-        return QueryBatch(z, dense, self._target(target, len(z)), None, self._allowed(allowed, len(z)))
+        compared = z
+        if dense is not None:
+            compared = self._vectors(dense, "dense")
+        if len(compared) != len(z):
+            raise GeniusError(f"{len(compared)} dense vectors for {len(z)} queries")
+        return QueryBatch(z, compared, self._target(target, len(z)), None, self._allowed(allowed, len(z)))
 
-    def _vectors(self, vectors: Tensor, name: str) -> Tensor:
-        width = self.generator.config.width
-        if not isinstance(vectors, Tensor) or vectors.ndim != 2 or vectors.shape[1] != width:
-            shape = tuple(vectors.shape) if isinstance(vectors, Tensor) else type(vectors).__name__
-            raise GeniusError(f"{name} must be (queries, {width}), got {shape}")
-        check_finite(vectors, f"queries' {name}")
-        return vectors.to(self.device, torch.float32)
+    def _vectors(self, vectors: Any, name: str) -> Floats:
+        shape = getattr(vectors, "shape", None)
+        if shape is None or len(shape) != 2 or shape[1] != self.width:
+            given = type(vectors).__name__ if shape is None else tuple(shape)
+            raise GeniusError(f"{name} must be (queries, {self.width}), got {given}")
+        numbers = np.ascontiguousarray(as_numpy(vectors), np.float32)
+        finite = np.isfinite(numbers)
+        if not finite.all():
+            _refuse(finite, f"queries' {name} are NaN or infinite")
+        return numbers
 
-    def _target(self, target: Tensor | None, queries: int) -> Tensor:
+    def _target(self, target: Any, queries: int) -> Ints:
         if target is None or not self.collection.labelled:
-            return torch.full((queries,), -1, dtype=torch.long, device=self.device)
-        known = torch.as_tensor(target).to(self.device).long()
+            return np.full(queries, -1, np.int64)
+        known = as_numpy(target).astype(np.int64)
         size = self.collection.level_sizes[0]
         if known.shape != (queries,):
-            raise GeniusError(f"target must be ({queries},), one per query, got {tuple(known.shape)}")
+            raise GeniusError(f"target must be ({queries},), one per query, got {known.shape}")
         if queries and (int(known.min()) < -1 or int(known.max()) >= size):
             raise GeniusError(f"target codes must be -1..{size - 1}, got {int(known.min())}..{int(known.max())}")
         return known
 
-    def _allowed(self, allowed: NDArray[Any] | Tensor | None, queries: int) -> Tensor | None:
+    def _allowed(self, allowed: Any, queries: int) -> NDArray[np.bool_] | None:
         if allowed is None:
             return self.collection.alive
-        mask = torch.as_tensor(allowed, device=self.device)
-        if mask.dtype != torch.bool or mask.ndim not in (1, 2) or mask.shape[-1] != self.rows:
-            raise GeniusError(f"allowed must be bool with {self.rows} items last, got {mask.dtype} of shape {tuple(mask.shape)}")
+        mask = as_numpy(allowed)
+        if mask.dtype != bool or mask.ndim not in (1, 2) or mask.shape[-1] != self.rows:
+            raise GeniusError(f"allowed must be bool with {self.rows} items last, got {mask.dtype} of shape {mask.shape}")
         if mask.ndim == 2 and len(mask) != queries:
             raise GeniusError(f"allowed has {len(mask)} rows for {queries} queries")
-        return mask if self.collection.alive is None else mask & self.collection.alive
+        return self.collection.allowed_rows(mask)
 
     # -- why ---------------------------------------------------------------------------------------------------
 
     def trace(
         self,
-        z: Tensor,
-        ids: Tensor,
+        z: Any,
+        ids: Any,
         *,
         params: SearchParams | None = None,
         target: int = -1,
-        allowed: NDArray[Any] | Tensor | None = None,
+        allowed: Any = None,
         rejected: int = 5,
     ) -> Trace:
         """How a beam search generates IDs for one query, and how likely given IDs are.
@@ -337,15 +355,67 @@ class SearchEngine:
             allowed: (N,) bool over item rows.
             rejected: How many of the best that were not kept are listed per level.
         """
+        from genius.search.beam import trace
+        from genius.search.tensors import tensor_arrays
+
         params = params or SearchParams()
         batch = self._batch(z, 1, None, None, allowed)
+        arrays = tensor_arrays(self.device)
         return trace(
             self.scorer,
-            self.collection.trie.to(self.device),
-            batch.z,
+            self.collection.trie.on(arrays),
+            arrays.put(batch.z),
             params.beams,
-            ids=ids,
+            ids=arrays.put(as_numpy(ids)),
             target=target,
             allowed=batch.allowed,
             rejected=rejected,
         )
+
+
+def _loaded(part: Any) -> Any:
+    """A part of a model, loaded where it is lazy."""
+    if isinstance(part, LazyPart):
+        return part.load()
+    return part
+
+
+class _LazyReconstructions:
+    """What codes stand for; the quantizer is loaded when it is first needed."""
+
+    def __init__(self, quantizer: Any) -> None:
+        self._quantizer = quantizer
+
+    @cached_property
+    def _reconstructions(self) -> rerank.Reconstructions:
+        return rerank.Reconstructions(_loaded(self._quantizer))
+
+    def __call__(self, codes: Ints) -> Floats:
+        return self._reconstructions(codes)
+
+
+def placed(embeddings: Any, device: str = "cpu", on_host: bool = False) -> Vectors | None:
+    """Stored vectors where they are compared.
+
+    Args:
+        embeddings: (N, D) array or tensor, or `Vectors`; None: there are none.
+        device: "cpu", or a device of torch.
+        on_host: Keep them in host memory and bring to the device what a search compares.
+    """
+    if embeddings is None:
+        return None
+    vectors = embeddings
+    if hasattr(embeddings, "dtype"):
+        vectors = StoredVectors.of(embeddings)
+    if device == "cpu" or not isinstance(vectors, StoredVectors):
+        on_cpu: Vectors = vectors
+        return on_cpu
+    from genius.search.tensors import TensorVectors, tensor_arrays
+
+    return TensorVectors(vectors, tensor_arrays(device), on_host)
+
+
+def _refuse(finite: NDArray[np.bool_], what: str) -> None:
+    """One line about the rows of (Q, D) numbers that are not all finite."""
+    bad = np.flatnonzero(~finite.all(axis=1))
+    raise GeniusError(f"{len(bad)} {what} (first: row {int(bad[0])})")

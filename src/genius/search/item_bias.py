@@ -9,22 +9,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
-from torch import Tensor
 
 from genius.files import write_whole
-from genius.model.query_bank import MODALITIES, QueryBank
+from genius.search.arrays import HOST, Array, Arrays, Floats, Ints
 from genius.search.collection import Collection
+from genius.types import Modality
+
+if TYPE_CHECKING:
+    from genius.model.query_bank import QueryBank
 
 FILE = "item_bias.safetensors"
 FORMAT = "genius-item-bias-1"
 BLOCK = 16_384  # items compared with queries at a time
+MODALITIES = len(Modality)
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,8 @@ class ItemBias:
         centres: (3, 3) float32, by query modality and target: the mean that was taken off when the bias was first computed.
     """
 
-    values: Tensor
-    centres: Tensor
+    values: NDArray[np.float16]
+    centres: Floats
 
     def __len__(self) -> int:
         """Rows that it covers."""
@@ -55,11 +58,11 @@ class ItemBias:
         if collection.vectors is None or collection.modality is None or not any(directions):
             return None
         raw = _computed(bank, collection, 0)
-        centres = torch.zeros(MODALITIES, MODALITIES)
+        centres = np.zeros((MODALITIES, MODALITIES), np.float32)
         for target in range(MODALITIES):
             own = raw[:, collection.modality == target]
             if own.shape[1]:
-                centres[:, target] = own.mean(1).cpu()
+                centres[:, target] = own.mean(1)
         return cls(_centred(raw, collection.modality, centres), centres)
 
     def extended(self, bank: QueryBank, collection: Collection) -> ItemBias:
@@ -69,37 +72,39 @@ class ItemBias:
             return self
         raw = _computed(bank, collection, first)
         added = _centred(raw, collection.modality[first:], self.centres)
-        return ItemBias(torch.cat([self.values, added], 1), self.centres)
+        return ItemBias(np.concatenate([self.values, added], 1), self.centres)
 
-    def take(self, query_modality: Tensor, rows: Tensor | slice) -> Tensor:
+    def take(self, query_modality: Ints, rows: Any, arrays: Arrays = HOST) -> Array:
         """What is taken off the scores of rows.
 
         Args:
             query_modality: (Q,) int64, what each query consists of; -1: unknown, no correction.
-            rows: (n,) or a slice, the same for all queries, or (Q, C) of each query.
+            rows: (n,) or a slice, the same for all queries, or (Q, C) of each query; -1 is padding.
+            arrays: Operations of the device on which it is wanted; rows are there.
 
         Returns:
             (Q, n) or (Q, C) float32.
         """
-        known = (query_modality >= 0)[:, None]
-        place = query_modality.clamp(min=0)
-        if isinstance(rows, Tensor) and rows.ndim == 2:
-            chosen = self.values[place[:, None], rows.clamp(min=0)]
+        known = arrays.put((query_modality >= 0)[:, None])
+        of_query = arrays.put(query_modality)
+        values = arrays.resident(self.values)
+        if not isinstance(rows, slice) and rows.ndim == 2:
+            chosen = values[of_query[:, None], rows]
         else:
-            chosen = self.values[:, rows][place]
-        return chosen.float() * known
+            chosen = values[:, rows][of_query]
+        return arrays.float32(chosen) * known
 
     # -- files -------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path, identity: str) -> None:
         """Write into a folder of caches; `load` asks for the same identity."""
-        arrays: dict[str, NDArray[Any]] = {"values": self.values.cpu().numpy(), "centres": self.centres.numpy()}
+        arrays: dict[str, NDArray[Any]] = {"values": self.values, "centres": self.centres}
         metadata = {"format": FORMAT, "identity": identity}
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / FILE, lambda path: save_file(arrays, path, metadata))
 
     @classmethod
-    def load(cls, folder: Path, identity: str, device: torch.device) -> ItemBias | None:
+    def load(cls, folder: Path, identity: str) -> ItemBias | None:
         """Read what `save` wrote; None if it is of something else or damaged."""
         try:
             with safe_open(folder / FILE, "np") as file:
@@ -114,25 +119,28 @@ class ItemBias:
         right = right and centres.shape == (MODALITIES, MODALITIES) and centres.dtype == np.float32
         if not right or not np.isfinite(values).all() or not np.isfinite(centres).all():
             return None
-        return cls(torch.from_numpy(values).to(device), torch.from_numpy(centres))
+        return cls(values, centres)
 
 
-def _computed(bank: QueryBank, collection: Collection, first: int) -> Tensor:
+def _computed(bank: QueryBank, collection: Collection, first: int) -> Floats:
     """(3, n) float32 biases of the rows from `first` on, not centred."""
     vectors = collection.vectors
     modality = collection.modality
     assert vectors is not None and modality is not None
-    out = torch.zeros(MODALITIES, len(collection) - first, device=collection.device)
+    out = np.zeros((MODALITIES, len(collection) - first), np.float32)
     for target in range(MODALITIES):
-        rows = (modality[first:] == target).nonzero()[:, 0]
+        rows = np.flatnonzero(modality[first:] == target)
         queries = [query for query in range(MODALITIES) if bank.bias_weight(query, target)]
-        for part in rows.split(BLOCK) if queries else ():
-            own = vectors.take(part + first)
+        if not queries:
+            continue
+        for start in range(0, len(rows), BLOCK):
+            part = rows[start : start + BLOCK]
+            own = vectors.arrays.host(vectors.take(part + first))
             for query in queries:
                 out[query, part] = bank.item_bias(own, query, target)
     return out
 
 
-def _centred(raw: Tensor, modality: Tensor, centres: Tensor) -> Tensor:
+def _centred(raw: Floats, modality: Ints, centres: Floats) -> NDArray[np.float16]:
     """(3, n) float16 relative to the centre of each item's direction."""
-    return (raw - centres.to(raw.device)[:, modality.clamp(min=0)]).half()
+    return (raw - centres[:, np.maximum(modality, 0)]).astype(np.float16)

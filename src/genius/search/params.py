@@ -1,4 +1,4 @@
-"""How to search: settings. Plain data, checked when it is built.
+"""How to search: settings, checked when they are built.
 
 `SearchRequest` is what people ask for; the model's defaults and a filter turn it into `SearchParams`, how the engine searches.
 What passes through a search (queries, candidates, results) is in `genius.search.types`.
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from genius.config import from_dict
 from genius.errors import GeniusError
-from genius.model.genius import Genius
 from genius.search.rerankers import check_name
+
+if TYPE_CHECKING:  # settings are read where no model is loaded
+    from genius.model.genius import Genius
 
 PLANS = ("auto", "flat", "scan", "beam")
 RETIRED = frozenset({"geometry", "finish", "leaves", "generator", "normalizer"})  # settings of old models, read and ignored
@@ -87,7 +89,7 @@ class SearchParams:
 
     @property
     def generates(self) -> bool:
-        """Whether a beam search is asked for, by name or as the paper's search."""
+        """Whether a beam search is wanted, by name or as the paper's search."""
         return self.plan == "beam" or (self.plan == "auto" and (self.rerank == 0 or self.reranker == "none"))
 
     def __post_init__(self) -> None:
@@ -108,7 +110,7 @@ def whole(name: str, value: object, low: int, high: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SearchRequest:
-    """What is asked of a search beside its queries. Built once, checked when it is built, and handed on as it is: by Python,
+    """What a search is to return, for any queries. Built once, checked when it is built, and handed on as it is: by Python,
     the command line and HTTP to the index."""
 
     k: int = 10  # hits per query

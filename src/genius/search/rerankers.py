@@ -9,15 +9,13 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Any
 
-from torch import Tensor
-
 from genius.errors import GeniusError
 
 GROUP = "genius.rerankers"
 BUILT_IN = ("embeddings", "codes", "none")  # re-rankers that rank as plans do; others are given `rerank` candidates
 
-Reranker = Callable[[Any, Any, Any], Tensor]
-"""(QueryBatch, Candidates, Collection) -> (Q, C) float32 scores. Scores of padding (row -1) are ignored."""
+Reranker = Callable[[Any, Any, Any], Any]
+"""(QueryBatch, Candidates, Collection) -> (Q, C) float32 scores, an array or a tensor. Those of padding (row -1) are ignored."""
 
 _registry: dict[str, Reranker] = {}
 
@@ -39,7 +37,7 @@ def register(name: str, reranker: Reranker) -> Reranker:
 
 
 def names() -> list[str]:
-    """All re-rankers that can be asked for, those of installed packages included."""
+    """All re-rankers that can be named, those of installed packages included."""
     return sorted({*BUILT_IN, *_registry, *(entry.name for entry in entry_points(group=GROUP))})
 
 
@@ -54,7 +52,7 @@ def check_name(name: object) -> None:
 
 
 def find(name: str) -> Reranker:
-    """The re-ranker of a name; one of an installed package is imported when it is first asked for.
+    """The re-ranker of a name; one of an installed package is imported when it is first needed.
 
     Raises:
         GeniusError: If there is none, or it cannot be imported.

@@ -1,7 +1,7 @@
 """`Scan`: approximate search by product codes in the queries' metric, one inverted file (`genius.search.cells`) per modality.
 
 A search scans the codes in the best cells and returns the best rows by codes; the re-ranker compares their vectors. Narrow
-filters and small modalities are answered by comparing all that they let through. `ScanIndex` is the data: plain arrays on disk,
+filters and small modalities are answered by comparing all that they let through. `ScanIndex` is the data: arrays on disk,
 checked when they are loaded, inverted lists in memory. `Scan` is the plan. Knows vectors, rows and masks; nothing of decoders
 or IDs.
 """
@@ -13,19 +13,18 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
-from torch import Tensor
 
 from genius.errors import GeniusError
 from genius.files import read_json, write_whole
+from genius.search.arrays import HOST, Floats, Ints
 from genius.search.collection import Collection
 from genius.search.params import SearchParams
 from genius.search.rerankers import BUILT_IN
@@ -44,15 +43,13 @@ OUTGROWN = 2.0  # times the items it was fitted to, at which it is built anew
 
 # -- how it is searched ----------------------------------------------------------------------------------------------
 EXACT = 20_000  # rows that a filter lets through up to which all are compared
-FEWEST_ITEMS = 80_000  # of a collection that is worth a scan: below, all vectors are compared in milliseconds, and exactly
+FEWEST_ITEMS = 80_000  # of a collection from which a scan pays: below, all vectors are compared in milliseconds, and exactly
 START_MS = 0.15  # of a query, roughly
 SCANNED = 20_000  # codes that are scanned for ten hits
 PROBED = 176  # cells that are scanned for ten hits, at least
 EFFORT = 2_000  # `SearchParams.rerank` at which the budgets below hold; they grow and shrink with it
 
-Floats = NDArray[np.float32]
-Ints = NDArray[np.int64]
-Metric = Callable[[int], Tensor | None]
+Metric = Callable[[int], Floats | None]
 """Target modality -> (D, D) C = E[q q^T] of queries that want it; None: unknown, the identity."""
 
 
@@ -93,9 +90,12 @@ class ScanIndex:
         few: dict[int, Ints] = {}
         for modality, rows in _rows_by_modality(collection, 0):
             if len(rows) < FEWEST:
-                few[modality] = rows.cpu().numpy()
-            else:
-                cells[modality] = Cells.build(vectors, rows, None if metric is None else metric(modality))
+                few[modality] = rows
+                continue
+            second_moment = None
+            if metric is not None:
+                second_moment = metric(modality)
+            cells[modality] = Cells.build(vectors, rows, second_moment)
         return cls(cells, few, len(collection))
 
     def extended(self, collection: Collection) -> ScanIndex | None:
@@ -111,7 +111,7 @@ class ScanIndex:
                 if len(cells[modality]) > OUTGROWN * cells[modality].fitted:
                     return None
             else:
-                few[modality] = np.concatenate([few.get(modality, np.empty(0, np.int64)), rows.cpu().numpy()])
+                few[modality] = np.concatenate([few.get(modality, np.empty(0, np.int64)), rows])
                 if len(few[modality]) > OUTGROWN * FEWEST:
                     return None
         return ScanIndex(cells, few, len(collection))
@@ -124,7 +124,7 @@ class ScanIndex:
     # -- files -------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path, identity: str) -> None:
-        """Write plain arrays and their checksum into a folder.
+        """Write the arrays and their checksum into a folder.
 
         Args:
             folder: It is made if it is not there.
@@ -149,7 +149,7 @@ class ScanIndex:
     def load(cls, folder: Path, identity: str) -> ScanIndex | None:
         """Read what `save` wrote; None if it is of something else, of another format, incomplete or damaged.
 
-        The arrays are plain numbers, and every number that says where to look is checked: a file that an attacker made may give
+        The arrays are numbers, and every number that says where to look is checked: a file that an attacker made may give
         wrong results, and nothing else.
         """
         from genius.search.cells import Cells
@@ -212,9 +212,9 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _rows_by_modality(collection: Collection, first: int) -> Iterator[tuple[int, Tensor]]:
+def _rows_by_modality(collection: Collection, first: int) -> Iterator[tuple[int, Ints]]:
     """Living rows from `first` on of every modality that has some; all as 0 where codes do not say it."""
-    rows = torch.arange(first, len(collection), device=collection.device)
+    rows = np.arange(first, len(collection))
     if collection.alive is not None:
         rows = rows[collection.alive[first:]]
     if collection.modality is None:
@@ -235,7 +235,7 @@ class ScanCache:
     Args:
         folder: It holds nothing else.
         identity: Of the collection, the model and the queries that it is built from.
-        writable: Whether a scan that was built may be written there.
+        writable: Whether a scan that was built may be saved there.
     """
 
     folder: Path
@@ -272,8 +272,9 @@ class Scan:
 
     def changed(self, collection: Collection) -> Scan:
         """The scan of what the collection has become."""
-        unbuilt = self._index is None and self._before is not None
-        return Scan(collection, self.metric, None, self._before if unbuilt else self)
+        if self._index is None and self._before is not None:
+            return Scan(collection, self.metric, None, self._before)
+        return Scan(collection, self.metric, None, self)
 
     def prepare(self) -> ScanIndex:
         """Load, extend or build the index."""
@@ -286,7 +287,9 @@ class Scan:
     def _made(self) -> ScanIndex:
         if self._before is not None:
             extended = self._before.prepare().extended(self.collection)
-            return ScanIndex.build(self.collection, self.metric) if extended is None else extended
+            if extended is not None:
+                return extended
+            return ScanIndex.build(self.collection, self.metric)
         if self.cache is None:
             return ScanIndex.build(self.collection, self.metric)
         known = ScanIndex.load(self.cache.folder, self.cache.identity)
@@ -294,53 +297,53 @@ class Scan:
             return known
         made = ScanIndex.build(self.collection, self.metric)
         if self.cache.writable:
-            with suppress(OSError, GeniusError):  # without room or permission it serves from memory
+            with suppress(OSError, GeniusError):  # on a full or read-only disk it serves from memory
                 made.save(self.cache.folder, self.cache.identity)
         return made
 
     # -- plan --------------------------------------------------------------------------------------------------
 
     def suits(self, batch: QueryBatch, k: int, params: SearchParams) -> bool:
-        """Wherever there are vectors to build it from."""
+        """Whether there are vectors to build it from."""
         return self.collection.vectors is not None
 
     def cost(self, batch: QueryBatch, k: int, params: SearchParams) -> float:
+        """Rough milliseconds; infinite for a collection that is too small to build an index for."""
         if self.collection.items < FEWEST_ITEMS:
-            return float("inf")  # not worth building
+            return float("inf")
         return len(batch) * START_MS * max(1.0, params.rerank / EFFORT) * (1 + k / 100)
 
     def run(self, batch: QueryBatch, k: int, params: SearchParams) -> Candidates:
+        """The best rows by codes, more than k of them for a re-ranker to choose from."""
         index = self.prepare()
-        queries = np.ascontiguousarray(batch.dense.cpu().numpy())
         effort = max(params.rerank, 1) / EFFORT
-        final = params.reranker == "none" and batch.item_bias is None
-        count = k if final else refine_budget(k, effort)
+        count = refine_budget(k, effort)
+        if params.reranker == "none" and batch.item_bias is None:
+            count = k
         if params.reranker not in BUILT_IN:
             count = max(count, params.rerank)
-        found = _Found(len(queries))
-        masks = batch.allowed
-        shared = masks is None or masks.ndim == 1
-        groups = [np.arange(len(queries))] if shared else [np.array([query]) for query in range(len(queries))]
-        targets = batch.target.cpu().numpy()
-        log_probs = None if batch.modality_log_probs is None else batch.modality_log_probs.cpu().numpy()
-        for group in groups:
-            allowed = self._filter(masks if masks is None or shared else masks[int(group[0])])
-            job = _Job(self.collection, index, allowed, queries, targets, log_probs, k, count, effort, found)
-            job.run(group)
-        candidates = found.candidates(batch.z.device)
-        if batch.item_bias is None or batch.modality is None:
-            return candidates
-        bias = batch.item_bias.take(batch.modality, candidates.rows)
-        return replace(candidates, scores=candidates.scores - bias)
+        found = _Found(len(batch))
+        every = np.arange(len(batch))
+        if batch.allowed is None or batch.allowed.ndim == 1:
+            job = _Job(self.collection, index, self._filter(batch.allowed), batch, k, count, effort, found)
+            job.run(every)
+        else:
+            for query in range(len(batch)):
+                job = _Job(self.collection, index, self._filter(batch.allowed[query]), batch, k, count, effort, found)
+                job.run(every[query : query + 1])
+        scores = found.scores
+        if batch.item_bias is not None and batch.modality is not None:
+            scores = scores - batch.item_bias.take(batch.modality, found.rows)
+        return Candidates(found.rows, scores, found.considered)
 
-    def _filter(self, mask: Tensor | None) -> _Filter | None:
+    def _filter(self, mask: NDArray[np.bool_] | None) -> _Filter | None:
         """Rows that may be found; None: all."""
         if mask is None:
             return None
         if mask is not self.collection.alive:
-            return _Filter(mask.cpu().numpy())
+            return _Filter(mask)
         if self._living is None:
-            self._living = _Filter(mask.cpu().numpy())
+            self._living = _Filter(mask)
         return self._living
 
 
@@ -359,39 +362,44 @@ class _Filter:
         if modality not in self._rows:
             passing = self.mask
             if collection.modality is not None:
-                passing = passing & (collection.modality.cpu().numpy() == modality)
+                passing = passing & (collection.modality == modality)
             self._rows[modality] = np.flatnonzero(passing)
         return self._rows[modality]
 
 
 class _Found:
-    """Rows and scores of every query, from several modalities."""
+    """Rows (Q, C) and scores of every query, from several modalities; -1 and -inf where there is none, in any column."""
 
     def __init__(self, queries: int) -> None:
-        self.rows: list[list[Ints]] = [[] for _ in range(queries)]
-        self.scores: list[list[Floats]] = [[] for _ in range(queries)]
-        self.considered = np.zeros(queries, np.int64)
+        self.rows: Ints = np.empty((queries, 0), np.int64)
+        self.scores: Floats = np.empty((queries, 0), np.float32)
+        self.considered: Ints = np.zeros(queries, np.int64)
 
-    def add(self, query: int, rows: Ints, scores: Floats) -> None:
-        self.rows[query].append(rows)
-        self.scores[query].append(scores)
+    def add(self, group: Ints, rows: Ints, scores: Floats, considered: int | Ints) -> None:
+        """Rows (G, C) and scores of some of the queries (G,)."""
+        self.considered[group] += considered
+        if len(group) == len(self.rows):  # all of them
+            added_rows = rows
+            added_scores = scores
+        else:
+            added_rows = np.full((len(self.rows), rows.shape[1]), -1, np.int64)
+            added_scores = np.full(added_rows.shape, -np.inf, np.float32)
+            added_rows[group] = rows
+            added_scores[group] = scores
+        if not self.rows.shape[1]:
+            self.rows = added_rows
+            self.scores = added_scores
+            return
+        self.rows = np.concatenate([self.rows, added_rows], 1)
+        self.scores = np.concatenate([self.scores, added_scores], 1)
 
-    def kth(self, query: int, k: int) -> float:
-        """The k-th best score so far; -inf where fewer were found."""
-        scores = np.concatenate(self.scores[query]) if self.scores[query] else np.empty(0, np.float32)
-        return float(np.partition(scores, len(scores) - k)[len(scores) - k]) if len(scores) >= k else -np.inf
-
-    def candidates(self, device: torch.device) -> Candidates:
-        widths = [sum(map(len, rows)) for rows in self.rows]
-        rows = np.full((len(widths), max(widths, default=0)), -1, np.int64)
-        scores = np.full(rows.shape, -np.inf, np.float32)
-        for query, width in enumerate(widths):
-            if width:
-                rows[query, :width] = np.concatenate(self.rows[query])
-                scores[query, :width] = np.concatenate(self.scores[query])
-        return Candidates(
-            torch.from_numpy(rows).to(device), torch.from_numpy(scores).to(device), torch.from_numpy(self.considered).to(device)
-        )
+    def kth(self, group: Ints, k: int) -> Floats:
+        """(G,) the k-th best scores so far; -inf where fewer were found."""
+        scores = self.scores[group]
+        width = scores.shape[1]
+        if width < k:
+            return np.full(len(group), -np.inf, np.float32)
+        return np.partition(scores, width - k, axis=1)[:, width - k]
 
 
 @dataclass(frozen=True)
@@ -401,9 +409,7 @@ class _Job:
     collection: Collection
     index: ScanIndex
     allowed: _Filter | None
-    queries: Floats
-    targets: Ints
-    log_probs: Floats | None  # (Q, 3)
+    batch: QueryBatch
     k: int
     count: int  # candidates per query
     effort: float
@@ -412,26 +418,28 @@ class _Job:
     def run(self, group: Ints) -> None:
         """Search the modalities that each query wants; where it does not say, the likeliest first, and others while they can
         still hold one of its k best."""
-        there = sorted({*self.index.cells, *self.index.few})
         if self.collection.modality is None:
             self._search(group, 0)
             return
-        for modality in there:
-            self._search(group[self.targets[group] == modality], modality)
-        unknown = group[self.targets[group] < 0]
-        if not len(unknown) or not there:
+        targets = self.batch.target[group]
+        modalities = sorted({*self.index.cells, *self.index.few})
+        for modality in modalities:
+            self._search(group[targets == modality], modality)
+        unknown = group[targets < 0]
+        if not len(unknown) or not modalities:
             return
-        if self.log_probs is None:
-            for modality in there:
+        log_probs = self.batch.modality_log_probs
+        if log_probs is None:
+            for modality in modalities:
                 self._search(unknown, modality)
             return
-        ranked = np.array(there)[np.argsort(-self.log_probs[unknown][:, there], axis=1, kind="stable")]
-        for place in range(len(there)):
-            for modality in there:
+        ranked = np.array(modalities)[np.argsort(-log_probs[unknown][:, modalities], axis=1, kind="stable")]
+        for place in range(len(modalities)):
+            for modality in modalities:
                 own = unknown[ranked[:, place] == modality]
-                if place:
-                    best = [self.log_probs[q, modality] + float(np.linalg.norm(self.queries[q])) for q in own]
-                    own = own[[bound > self.found.kth(q, self.k) for q, bound in zip(own.tolist(), best, strict=True)]]
+                if place and len(own):
+                    bound = log_probs[own, modality] + np.linalg.norm(self.batch.dense[own], axis=1)
+                    own = own[bound > self.found.kth(own, self.k)]
                 self._search(own, modality)
 
     def _search(self, group: Ints, modality: int) -> None:
@@ -441,28 +449,33 @@ class _Job:
         rows = self._few_rows(modality)
         if rows is not None:
             self._compare(group, modality, rows)
-            return
-        cells = self.index.cells.get(modality)
-        if cells is None:
-            return
-        passing = len(cells) if self.allowed is None else len(self.allowed.rows(modality, self.collection))
-        share = passing / max(len(cells), 1)
+        elif modality in self.index.cells:
+            self._scan(group, modality)
+
+    def _scan(self, group: Ints, modality: int) -> None:
+        """The best rows by codes."""
+        cells = self.index.cells[modality]
         probes = probe_budget(self.k, cells.count, len(cells), self.effort)
-        if share < 1:
-            probes = min(cells.count, int(probes / share) + 1)
+        passing = len(cells)
+        selector = None
+        if self.allowed is not None:
+            selector = self.allowed.selector
+            passing = len(self.allowed.rows(modality, self.collection))
+            share = passing / max(len(cells), 1)
+            if share < 1:
+                probes = min(cells.count, int(probes / share) + 1)
         count = min(self.count, passing)
-        selector = None if self.allowed is None else self.allowed.selector
-        scores, found = cells.search(self.queries[group], count, probes, selector)
-        wanted = min(self.k, passing)
-        short = np.flatnonzero((found >= 0).sum(1) < wanted) if probes < cells.count else np.empty(0, np.int64)
-        if len(short):  # the filter, or a large k, reaches beyond the cells that were probed
-            scores[short], found[short] = cells.search(self.queries[group[short]], count, cells.count, selector)
+        queries = self.batch.dense[group]
+        scores, rows = cells.search(queries, count, probes, selector)
         considered = np.full(len(group), len(cells) * probes // cells.count)
-        considered[short] = len(cells)
-        self.found.considered[group] += considered
-        for place, query in enumerate(group.tolist()):
-            real = found[place] >= 0
-            self.found.add(query, found[place][real], self._with_log_prob(query, modality, scores[place][real]))
+        missing = rows < 0
+        if missing.any():
+            short = np.flatnonzero((~missing).sum(1) < min(self.k, passing))
+            if len(short) and probes < cells.count:  # fewer than k of the filtered rows are in the cells that were probed
+                scores[short], rows[short] = cells.search(queries[short], count, cells.count, selector)
+                considered[short] = len(cells)
+            scores[rows < 0] = -np.inf
+        self.found.add(group, rows, self._with_log_prob(group, modality, scores), considered)
 
     def _few_rows(self, modality: int) -> Ints | None:
         """All rows of a modality that may be found, where they are few enough to compare; None: more."""
@@ -470,7 +483,9 @@ class _Job:
         if self.allowed is None:
             return small
         passing = self.allowed.rows(modality, self.collection)
-        return passing if small is not None or len(passing) <= EXACT else None
+        if small is not None or len(passing) <= EXACT:
+            return passing
+        return None
 
     def _compare(self, group: Ints, modality: int, rows: Ints) -> None:
         """The best of all `rows`, by their vectors."""
@@ -478,14 +493,14 @@ class _Job:
         assert vectors is not None
         if not len(rows):
             return
-        products = self.queries[group] @ vectors.take(torch.from_numpy(rows).to(self.collection.device)).cpu().numpy().T
-        self.found.considered[group] += len(rows)
-        for query, scores in zip(group.tolist(), products, strict=True):
-            best = np.argpartition(-scores, self.count)[: self.count] if len(rows) > self.count else np.arange(len(rows))
-            self.found.add(query, rows[best], self._with_log_prob(query, modality, scores[best]))
+        compared = vectors.arrays.host(vectors.take(rows))
+        scores, places = HOST.top_k(self.batch.dense[group] @ compared.T, self.count)
+        self.found.add(group, rows[places], self._with_log_prob(group, modality, scores), len(rows))
 
-    def _with_log_prob(self, query: int, modality: int, scores: Floats) -> Floats:
-        if self.log_probs is None or self.targets[query] >= 0 or self.collection.modality is None:
+    def _with_log_prob(self, group: Ints, modality: int, scores: Floats) -> Floats:
+        """Scores (G, C) plus log p(modality) of queries whose target is unknown."""
+        log_probs = self.batch.modality_log_probs
+        if log_probs is None or self.collection.modality is None:
             return scores
-        shifted: Floats = scores + self.log_probs[query, modality]
-        return shifted
+        added = np.where(self.batch.target[group] < 0, log_probs[group, modality], np.float32(0))
+        return scores + added[:, None]

@@ -8,52 +8,49 @@ so children cost nothing). From the level where most nodes have a single ID belo
 each ID are a row of `tails`, and a node is a range of IDs. A prefix is therefore always a half-open range `lo, hi` in the *space*
 of its next level: that level's nodes while they are explicit, IDs afterwards.
 
-Ranges are tensors of any shape, on the trie's device. Deletions and filters are a mask over item rows: `count_before` makes
-cumulative sums of it, and the items below a range are a difference of two. Additions are `merged` into a new trie.
+Ranges are arrays of any shape: numpy's, or, in the trie that `on` returns, tensors of a device. Deletions and filters are a mask
+over item rows: `count_before` makes cumulative sums of it, and the items below a range are a difference of two. Additions are
+`merged` into a new trie.
 """
 
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor
 
 from genius.errors import GeniusError
+from genius.search.arrays import HOST, Array, Arrays, Ints, as_numpy
 
 ALWAYS_EXPLICIT = 2  # levels whose nodes are explicit in any case
 WORD = 63  # bits used of an int64: words stay non-negative
 RARE = 1 / 16  # share of IDs that several items have up to which those alone are listed: 8 B each against 4 B per ID
 EXPLICIT_UP_TO = 0.5  # a level is explicit while its nodes are at most this share of the IDs: 6 B per node against 2 B per ID
-Array = NDArray[Any]
-Column = Callable[[int], Tensor]  # level -> (N,) int64: the codes of that level, in the order of sorted IDs
+Column = Callable[[int], Ints]  # level -> (N,): the codes of that level, in the order of sorted IDs
 
 
 @dataclass(slots=True)
 class Children:
     """The true children of some prefixes, flat: rows ascending, codes ascending within a row."""
 
-    row: Tensor  # (C,) number of the prefix
-    code: Tensor  # (C,) int64
-    lo: Tensor  # (C,) ranges in the space of the next level
-    hi: Tensor  # (C,)
-    items: Tensor  # (C,) allowed items below
+    row: Array  # (C,) number of the prefix
+    code: Array  # (C,) int64
+    lo: Array  # (C,) ranges in the space of the next level
+    hi: Array  # (C,)
+    items: Array  # (C,) allowed items below
 
-    def __getitem__(self, index: Tensor) -> Children:
+    def __getitem__(self, index: Array) -> Children:
         return Children(self.row[index], self.code[index], self.lo[index], self.hi[index], self.items[index])
 
 
 class CodeTrie:
     """Build with `CodeTrie.build(codes, level_sizes)`; row i of `codes` is item i."""
 
-    def __init__(self, level_sizes: Sequence[int], arrays: dict[str, Array], top: int) -> None:
+    def __init__(self, level_sizes: Sequence[int], arrays: dict[str, NDArray[Any]], top: int) -> None:
         """A trie over arrays that `build` made, or that were read from a file.
 
         Args:
@@ -64,35 +61,34 @@ class CodeTrie:
         self.level_sizes = tuple(int(k) for k in level_sizes)
         self.top = top
         self._arrays = arrays
-        self._inverse: Tensor | None = None
-        self._place(torch.device("cpu"))
+        self._inverse: Array | None = None
+        self._place(HOST)
 
-    def _place(self, device: torch.device) -> None:
-        """Make the tensors that everything below reads: on the CPU, views of the arrays."""
-        tensors = {name: _as_tensor(array, device) for name, array in self._arrays.items()}
-        self.device = device
-        self._node_codes = [tensors[f"codes_{level}"] for level in range(self.top)]  # (nodes,)
-        self._node_child = [tensors[f"child_{level}"] for level in range(self.top)]  # (nodes + 1,) into the next space
-        self._tails = tensors["tails"]  # (ids, levels - top): the codes from level `top` on
-        self._order = tensors["order"]  # (items,) item row at each sorted position
+    def _place(self, ops: Arrays) -> None:
+        """Put the arrays that everything below reads where `ops` works."""
+        placed = {name: ops.put(array) for name, array in self._arrays.items()}
+        self.ops = ops
+        self._node_codes = [placed[f"codes_{level}"] for level in range(self.top)]  # (nodes,)
+        self._node_child = [placed[f"child_{level}"] for level in range(self.top)]  # (nodes + 1,) into the next space
+        self._tails = placed["tails"]  # (ids, levels - top): the codes from level `top` on
+        self._order = placed["order"]  # (items,) item row at each sorted position
         # Where several items share an ID: (ids + 1,) first sorted position of each ID; or, where few IDs are shared, which
         # those are, ascending, and (n + 1,) how many items beyond one per ID there are before each. Neither: one item each.
-        self._item_start = tensors.get("item_start")
-        self._shared = tensors.get("shared")
-        self._extra = tensors.get("extra")
+        self._item_start = placed.get("item_start")
+        self._shared = placed.get("shared")
+        self._extra = placed.get("extra")
 
-    def to(self, device: torch.device | str) -> CodeTrie:
-        """This trie with its arrays on another device; itself if they are there.
+    def on(self, ops: Arrays) -> CodeTrie:
+        """This trie for the arrays of another device; itself if it is there.
 
         Args:
-            device: The device.
+            ops: Array operations of the device.
         """
-        where = torch.device(device)
-        if where == self.device:
+        if ops is self.ops:
             return self
         moved = copy.copy(self)
         moved._inverse = None
-        moved._place(where)
+        moved._place(ops)
         return moved
 
     @property
@@ -109,7 +105,7 @@ class CodeTrie:
         return int(self._arrays["tails"].shape[0])
 
     @property
-    def order(self) -> Array:
+    def order(self) -> NDArray[Any]:
         """(items,) item row at each sorted position, in host memory."""
         return self._arrays["order"]
 
@@ -117,9 +113,11 @@ class CodeTrie:
     def nbytes(self) -> int:
         """Bytes of every array held, codes included."""
         held = sum(int(array.nbytes) for array in self._arrays.values())
-        return held + (0 if self._inverse is None else self._inverse.nbytes)
+        if self._inverse is not None:
+            held += int(self._inverse.nbytes)
+        return held
 
-    def arrays(self) -> dict[str, Array]:
+    def arrays(self) -> dict[str, NDArray[Any]]:
         """The arrays by the names they have on disk."""
         return dict(self._arrays)
 
@@ -132,11 +130,11 @@ class CodeTrie:
     # -- build -------------------------------------------------------------------------------------------------
 
     @classmethod
-    def build(cls, codes: Array | Tensor, level_sizes: Sequence[int], rows: Array | Tensor | None = None) -> CodeTrie:
+    def build(cls, codes: Any, level_sizes: Sequence[int], rows: Any = None) -> CodeTrie:
         """The trie of a table of codes.
 
         Args:
-            codes: (N, M) integers; several rows may share an ID. Sorted on the device that holds them.
+            codes: (N, M) integers, an array or a tensor; several rows may share an ID.
             level_sizes: M numbers of codes.
             rows: (N,) names of the items; default 0..N-1.
 
@@ -147,10 +145,12 @@ class CodeTrie:
         table = _check_codes(codes, sizes)
         names = _check_rows(rows, len(table))
         ordered = _SortedCodes(table, sizes)
-        order = ordered.order.cpu().numpy()
-        return cls._from_sorted(sizes, ordered.column, order if names is None else names[order])
+        order = ordered.order
+        if names is not None:
+            order = names[order]
+        return cls._from_sorted(sizes, ordered.column, order)
 
-    def merged(self, codes: Array | Tensor, rows: Array | Tensor) -> CodeTrie:
+    def merged(self, codes: Any, rows: Any) -> CodeTrie:
         """A new trie of these items and more; this one stays as it is. Linear in the number of items: nothing is sorted again.
 
         Args:
@@ -160,7 +160,7 @@ class CodeTrie:
         Raises:
             GeniusError: codes out of range, or a row that appears twice.
         """
-        table = _check_codes(codes, self.level_sizes).to(self.device)
+        table = _check_codes(codes, self.level_sizes)
         names = _check_rows(rows, len(table))
         assert names is not None
         known = np.isin(names, self.order)
@@ -168,121 +168,131 @@ class CodeTrie:
             raise GeniusError(f"item row {int(names[known][0])} appears twice")
         added = _SortedCodes(table, self.level_sizes)
         after = self._insertion_points(table[added.order])  # ascending
-        place = after + torch.arange(len(table), device=self.device)  # of each new item in the merged order
-        is_old = torch.ones(self.items + len(table), dtype=torch.bool, device=self.device)
+        place = after + np.arange(len(table))  # of each new item in the merged order
+        is_old = np.ones(self.items + len(table), bool)
         is_old[place] = False
 
-        def column(level: int) -> Tensor:
-            out = torch.empty(len(is_old), dtype=torch.long, device=self.device)
+        def column(level: int) -> Ints:
+            out = np.empty(len(is_old), np.int64)
             out[is_old] = self._column(level)
             out[place] = added.column(level)
             return out
 
-        order = np.empty(len(is_old), dtype=np.int64)
-        order[is_old.cpu().numpy()] = self.order
-        order[place.cpu().numpy()] = names[added.order.cpu().numpy()]
+        order = np.empty(len(is_old), np.int64)
+        order[is_old] = self.order
+        order[place] = names[added.order]
         return CodeTrie._from_sorted(self.level_sizes, column, order)
 
     @classmethod
-    def _from_sorted(cls, sizes: tuple[int, ...], column: Column, order: Array) -> CodeTrie:
+    def _from_sorted(cls, sizes: tuple[int, ...], column: Column, order: Ints) -> CodeTrie:
         """From codes in sorted order, a column for each level, and the item row at each position."""
         levels = len(sizes)
         items = len(order)
         fresh = _first_difference(column, levels, items)
-        starts_id = (fresh < levels).nonzero()[:, 0]  # sorted positions where a new ID begins
+        starts_id = np.flatnonzero(fresh < levels)  # sorted positions where a new ID begins
         ids = len(starts_id)
-        unique = ids == items
-        fresh_id = fresh if unique else fresh[starts_id]  # level of the first difference, per ID
-        pointer = torch.int32 if items < 2**31 - 1 else torch.int64
-        firsts: list[Tensor] = []  # of each explicit level: ID positions where its nodes begin
+        fresh_id = fresh[starts_id]  # level of the first difference, per ID
+        pointer = _row_type(items)
+        firsts: list[Ints] = []  # of each explicit level: ID positions where its nodes begin
         for level in range(levels):
             begins = fresh_id <= level
             if level >= ALWAYS_EXPLICIT and int(begins.sum()) > max(EXPLICIT_UP_TO * ids, 1):
                 break
-            firsts.append(begins.nonzero()[:, 0])
+            firsts.append(np.flatnonzero(begins))
         top = len(firsts)
-        arrays: dict[str, Array] = {}
+        arrays: dict[str, NDArray[Any]] = {}
         for level, first in enumerate(firsts):
-            at = first if unique else starts_id[first]
-            arrays[f"codes_{level}"] = column(level)[at].cpu().numpy().astype(_code_type(sizes[level]))
-            last_explicit = level + 1 == top
-            child = first if last_explicit else torch.searchsorted(firsts[level + 1], first)
-            end = ids if last_explicit else len(firsts[level + 1])
-            arrays[f"child_{level}"] = F.pad(child, (0, 1), value=end).to(pointer).cpu().numpy()
-        code_type = _code_type(max(sizes[top:], default=1))
-        tails = torch.empty(ids, levels - top, dtype=_SIGNED[code_type], device=fresh.device)
+            arrays[f"codes_{level}"] = column(level)[starts_id[first]].astype(_code_type(sizes[level]))
+            child = first
+            end = ids
+            if level + 1 < top:
+                child = np.searchsorted(firsts[level + 1], first)
+                end = len(firsts[level + 1])
+            arrays[f"child_{level}"] = np.append(child, end).astype(pointer)
+        tails = np.empty((ids, levels - top), _code_type(max(sizes[top:], default=1)))
         for level in range(top, levels):
-            codes = column(level)
-            tails[:, level - top] = codes if unique else codes[starts_id]  # keeps the low bits
-        arrays["tails"] = tails.cpu().numpy().view(code_type)
-        arrays["order"] = order.astype(_row_type(order))
-        if not unique:
-            ends = F.pad(starts_id, (0, 1), value=items)
-            more = ends.diff() - 1
-            shared = more.nonzero()[:, 0]
+            tails[:, level - top] = column(level)[starts_id]
+        arrays["tails"] = tails
+        arrays["order"] = order.astype(_row_type(int(order.max(initial=0))))
+        if ids < items:
+            ends = np.append(starts_id, items)
+            more = np.diff(ends) - 1
+            shared = np.flatnonzero(more)
             if len(shared) <= RARE * ids:
-                arrays["shared"] = shared.to(pointer).cpu().numpy()
-                arrays["extra"] = F.pad(more[shared].cumsum(0), (1, 0)).to(pointer).cpu().numpy()
+                arrays["shared"] = shared.astype(pointer)
+                arrays["extra"] = np.append(0, np.cumsum(more[shared])).astype(pointer)
             else:
-                arrays["item_start"] = ends.to(pointer).cpu().numpy()
+                arrays["item_start"] = ends.astype(pointer)
         return cls(sizes, arrays, top)
 
-    def _column(self, level: int) -> Tensor:
+    def _column(self, level: int) -> Ints:
         """(items,) int64: the codes of a level at every sorted position."""
         if level < self.top:
-            codes = _widen(self._node_codes[level])
-            nodes = torch.arange(len(codes) + 1, device=self.device)
-            bounds = self.positions(self._ids_from(level, nodes))
+            codes = self._node_codes[level].astype(np.int64)
+            bounds = self.positions(self._ids_from(level, np.arange(len(codes) + 1)))
         else:
-            codes = _widen(self._tails[:, level - self.top])
-            bounds = self.positions(torch.arange(self.ids + 1, device=self.device))
-        return codes.repeat_interleave(bounds.diff())
+            codes = self._tails[:, level - self.top].astype(np.int64)
+            bounds = self.positions(np.arange(self.ids + 1))
+        return np.repeat(codes, np.diff(bounds))
 
-    def _insertion_points(self, codes: Tensor) -> Tensor:
+    def _insertion_points(self, codes: Ints) -> Ints:
         """(n,) sorted position behind the items whose IDs are not greater than each of codes (n, M)."""
         lo, hi = (bound.repeat(len(codes)) for bound in self.root)
         for level in range(self.levels):
-            wanted = codes[:, level]
-            left = self._bound(level, lo, hi, wanted)
-            right = self._bound(level, left, hi, wanted + 1)
-            # where the code is missing left == right: an empty range at the right place, and it stays empty
-            lo, hi = self._next_space(level, left), self._next_space(level, right)
-        return self.positions(hi)
+            # where the code is missing the range is empty, at the right place, and it stays empty
+            lo, hi = self._below(level, lo, hi, codes[:, level])
+        points: Ints = self.positions(hi)
+        return points
 
-    def _bound(self, level: int, lo: Tensor, hi: Tensor, wanted: Tensor) -> Tensor:
+    def _below(self, level: int, lo: Array, hi: Array, wanted: Array) -> tuple[Array, Array]:
+        """Ranges below the children `wanted` (n,) of ranges (n,) in the space of `level`; empty where there is no such child."""
+        left = self._bound(level, lo, hi, wanted)
+        right = self._bound(level, left, hi, wanted + 1)
+        return self._next_space(level, left), self._next_space(level, right)
+
+    def _bound(self, level: int, lo: Array, hi: Array, wanted: Array) -> Array:
         """(n,) first place of each range whose code is at least `wanted`; its end if there is none. Binary search."""
-        for _ in range(int((hi - lo).max().item()).bit_length() if len(lo) else 0):
+        steps = 0
+        if len(lo):
+            steps = int((hi - lo).max()).bit_length()
+        for _ in range(steps):
             midpoint = (lo + hi) // 2
-            open_ = lo < hi
-            smaller = open_ & (self._code_at(level, midpoint.clamp(max=self._space(level) - 1)) < wanted)
-            lo = torch.where(smaller, midpoint + 1, lo)
-            hi = torch.where(open_ & ~smaller, midpoint, hi)
+            is_open = lo < hi
+            smaller = is_open & (self._code_at(level, self.ops.minimum(midpoint, self._space(level) - 1)) < wanted)
+            lo = self.ops.where(smaller, midpoint + 1, lo)
+            hi = self.ops.where(is_open & ~smaller, midpoint, hi)
         return lo
 
     # -- ranges ------------------------------------------------------------------------------------------------
 
     @property
-    def root(self) -> tuple[Tensor, Tensor]:
-        """The range of everything, in the space of level 0: two tensors (1,)."""
-        lo = torch.zeros(1, dtype=torch.long, device=self.device)
-        return lo, torch.full_like(lo, self._space(0))
+    def root(self) -> tuple[Array, Array]:
+        """The range of everything, in the space of level 0: two arrays (1,)."""
+        lo = self.ops.arange(1)
+        return lo, lo + self._space(0)
 
     def _space(self, level: int) -> int:
-        return len(self._node_codes[level]) if level < self.top else self.ids
+        if level < self.top:
+            return len(self._node_codes[level])
+        return self.ids
 
-    def _code_at(self, level: int, at: Tensor) -> Tensor:
-        return _widen(self._node_codes[level][at] if level < self.top else self._tails[at, level - self.top])
+    def _code_at(self, level: int, at: Array) -> Array:
+        if level < self.top:
+            return self.ops.int64(self._node_codes[level][at])
+        return self.ops.int64(self._tails[at, level - self.top])
 
-    def _next_space(self, level: int, at: Tensor) -> Tensor:
-        return self._node_child[level][at].long() if level < self.top else at
-
-    def _ids_from(self, level: int, at: Tensor) -> Tensor:
-        """Bounds in the space of `level` -> bounds of IDs."""
-        for child in self._node_child[level:]:
-            at = child[at].long()
+    def _next_space(self, level: int, at: Array) -> Array:
+        if level < self.top:
+            return self.ops.int64(self._node_child[level][at])
         return at
 
-    def id_range(self, level: int, lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor]:
+    def _ids_from(self, level: int, at: Array) -> Array:
+        """Bounds in the space of `level` -> bounds of IDs."""
+        for child in self._node_child[level:]:
+            at = self.ops.int64(child[at])
+        return at
+
+    def id_range(self, level: int, lo: Array, hi: Array) -> tuple[Array, Array]:
         """Ranges in the space of `level` -> ranges of IDs.
 
         Args:
@@ -292,19 +302,19 @@ class CodeTrie:
         """
         return self._ids_from(level, lo), self._ids_from(level, hi)
 
-    def positions(self, ids: Tensor) -> Tensor:
+    def positions(self, ids: Array) -> Array:
         """First sorted positions of IDs.
 
         Args:
             ids: Numbers of IDs.
         """
         if self._item_start is not None:
-            return self._item_start[ids].long()
+            return self.ops.int64(self._item_start[ids])
         if self._shared is None or self._extra is None:
             return ids
-        return ids + self._extra[torch.searchsorted(self._shared, ids.to(self._shared.dtype))]
+        return ids + self._extra[self.ops.searchsorted(self._shared, ids)]
 
-    def item_range(self, level: int, lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor]:
+    def item_range(self, level: int, lo: Array, hi: Array) -> tuple[Array, Array]:
         """Ranges in the space of `level` -> ranges of sorted positions.
 
         Args:
@@ -315,17 +325,16 @@ class CodeTrie:
         first, last = self.id_range(level, lo, hi)
         return self.positions(first), self.positions(last)
 
-    def count_before(self, allowed: Tensor) -> Tensor:
+    def count_before(self, allowed: Array) -> Array:
         """(items + 1,) how many allowed items come before each sorted position.
 
         Args:
             allowed: bool over item rows: which may be found.
         """
-        count = torch.zeros(self.items + 1, dtype=self._order.dtype, device=self.device)
-        torch.cumsum(allowed[self._order.long()], 0, dtype=count.dtype, out=count[1:])
-        return count
+        counts = self.ops.cumsum(allowed[self.ops.int64(self._order)])
+        return self.ops.concatenate([self.ops.arange(1), counts])
 
-    def items_below(self, level: int, lo: Tensor, hi: Tensor, before: Tensor | None = None) -> Tensor:
+    def items_below(self, level: int, lo: Array, hi: Array, before: Array | None = None) -> Array:
         """Number of items below ranges in the space of `level`.
 
         Args:
@@ -337,9 +346,9 @@ class CodeTrie:
         first, last = self.item_range(level, lo, hi)
         if before is None:
             return last - first
-        return before[last].long() - before[first].long()
+        return before[last] - before[first]
 
-    def expand(self, level: int, lo: Tensor, hi: Tensor, before: Tensor | None = None) -> Children:
+    def expand(self, level: int, lo: Array, hi: Array, before: Array | None = None) -> Children:
         """The children of prefixes that lead to at least one allowed item.
 
         Args:
@@ -347,25 +356,29 @@ class CodeTrie:
             lo, hi: (R,) ranges in the space of `level`.
             before: of `count_before`; None: every item is allowed.
         """
-        row, place = ragged(hi - lo)
+        row, place = ragged(hi - lo, self.ops)
         start = lo[row] + place
         code = self._code_at(level, start)
-        if level < self.top:
-            end = start + 1
-        else:
+        end = start + 1
+        if level >= self.top:
             # IDs are sorted, so a child begins wherever the code changes within its row
             begins = place == 0
             begins[1:] |= code[1:] != code[:-1]
-            first = begins.nonzero()[:, 0]
-            row, code, start = row[first], code[first], start[first]
+            first = self.ops.nonzero(begins)
+            row = row[first]
+            code = code[first]
+            start = start[first]
             end = hi[row]
-            end[:-1] = torch.where(row[1:] == row[:-1], start[1:], end[:-1])
-        start, end = self._next_space(level, start), self._next_space(level, end)
+            end[:-1] = self.ops.where(row[1:] == row[:-1], start[1:], end[:-1])
+        start = self._next_space(level, start)
+        end = self._next_space(level, end)
         items = self.items_below(level + 1, start, end, before)
         children = Children(row, code, start, end, items)
-        return children if before is None else children[(items > 0).nonzero()[:, 0]]
+        if before is None:
+            return children
+        return children[self.ops.nonzero(items > 0)]
 
-    def rows_of(self, level: int, lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor]:
+    def rows_of(self, level: int, lo: Array, hi: Array) -> tuple[Array, Array]:
         """Ranges (R,) in the space of `level` -> flat: which range, ascending, and the row of every item below it.
 
         Args:
@@ -374,39 +387,41 @@ class CodeTrie:
             hi: (R,) place after its last.
         """
         first, last = self.item_range(level, lo, hi)
-        owner, place = ragged(last - first)
-        return owner, self._order[first[owner] + place].long()
+        owner, place = ragged(last - first, self.ops)
+        return owner, self.ops.int64(self._order[first[owner] + place])
 
     # -- IDs and prefixes --------------------------------------------------------------------------------------
 
-    def codes_of_ids(self, ids: Tensor) -> Tensor:
+    def codes_of_ids(self, ids: Array) -> Array:
         """(n,) numbers of IDs -> (n, M) int64 codes.
 
         Args:
             ids: Numbers of IDs.
         """
-        parts = [_widen(self._tails[ids])]
+        parts = [self.ops.int64(self._tails[ids])]
         node = ids
         for child, codes in zip(reversed(self._node_child), reversed(self._node_codes), strict=True):
-            node = torch.searchsorted(child, node.to(child.dtype), right=True) - 1  # a node's first child says where it begins
-            parts.append(_widen(codes[node])[:, None])
-        return torch.cat(parts[::-1], 1)
+            node = self.ops.searchsorted(child, node, right=True) - 1  # a node's first child says where it begins
+            parts.append(self.ops.int64(codes[node])[:, None])
+        return self.ops.concatenate(parts[::-1], 1)
 
-    def ids_at(self, positions: Tensor) -> Tensor:
+    def ids_at(self, positions: Array) -> Array:
         """The IDs of items by their sorted positions.
 
         Args:
             positions: Sorted positions.
         """
         if self._item_start is not None:
-            return torch.searchsorted(self._item_start, positions.to(self._item_start.dtype), right=True) - 1
+            return self.ops.searchsorted(self._item_start, positions, right=True) - 1
         if self._shared is None or self._extra is None:
             return positions
-        at = torch.searchsorted(self._shared + self._extra[:-1], positions.to(self._shared.dtype), right=True)
-        last = F.pad(self._shared, (1, 0), value=-1)[at]  # the last shared ID that begins before it, and may hold it
-        return torch.maximum(last.long(), positions - self._extra[at])
+        at = self.ops.searchsorted(self._shared + self._extra[:-1], positions, right=True)
+        # the last shared ID that begins before it, and may hold it
+        last = self.ops.where(at > 0, self.ops.int64(self._shared)[at - 1], -1)
+        alone = positions - self._extra[at]
+        return self.ops.where(last > alone, last, alone)
 
-    def find(self, prefix: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def find(self, prefix: Sequence[int]) -> tuple[Array, Array]:
         """The range (1,), (1,) below a prefix, in the space of level len(prefix); empty if no item has it.
 
         Args:
@@ -418,21 +433,18 @@ class CodeTrie:
         for level, code in enumerate(prefix):
             if not 0 <= code < self.level_sizes[level]:
                 raise GeniusError(f"code {code} at level {level} is not in 0..{self.level_sizes[level] - 1}")
-            wanted = torch.tensor([int(code)], device=self.device)
-            left = self._bound(level, lo, hi, wanted)
-            right = self._bound(level, left, hi, wanted + 1)
-            lo, hi = self._next_space(level, left), self._next_space(level, right)
+            lo, hi = self._below(level, lo, hi, self.ops.put(np.array([int(code)])))
         return lo, hi
 
-    def rows_below(self, prefix: Sequence[int]) -> NDArray[np.int64]:
+    def rows_below(self, prefix: Sequence[int]) -> Ints:
         """Rows of the items whose codes start with `prefix`, in sorted order.
 
         Args:
             prefix: Codes, from the first.
         """
-        return self.rows_of(len(prefix), *self.find(prefix))[1].cpu().numpy()
+        return self.ops.host(self.rows_of(len(prefix), *self.find(prefix))[1])
 
-    def children(self, prefix: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def children(self, prefix: Sequence[int]) -> tuple[Ints, Ints]:
         """Codes that may follow `prefix`, ascending, and the number of items below each.
 
         Args:
@@ -441,37 +453,37 @@ class CodeTrie:
         if len(prefix) >= self.levels:
             raise GeniusError(f"a full code of {self.levels} levels has no children")
         found = self.expand(len(prefix), *self.find(prefix))
-        return found.code.cpu().numpy(), found.items.cpu().numpy()
+        return self.ops.host(found.code), self.ops.host(found.items)
 
-    def positions_of(self, rows: Array | Tensor | Sequence[int]) -> Tensor:
+    def positions_of(self, rows: Any) -> Array:
         """Sorted position of each item row; an unknown row is an error.
 
         Args:
             rows: Rows of items.
         """
-        wanted = torch.atleast_1d(torch.as_tensor(rows, device=self.device).long())
+        wanted = np.atleast_1d(as_numpy(rows)).astype(np.int64)
         if self._inverse is None:  # built on the first call: beam search never needs it
-            size = int(self._order.max()) + 1 if self.items else 0
-            inverse = torch.full((size,), -1, dtype=self._order.dtype, device=self.device)
-            inverse[self._order.long()] = torch.arange(self.items, dtype=inverse.dtype, device=self.device)
-            self._inverse = inverse
+            order = self.order
+            inverse = np.full(int(order.max(initial=-1)) + 1, -1, order.dtype)
+            inverse[order] = np.arange(self.items, dtype=order.dtype)
+            self._inverse = self.ops.put(inverse)
         known = (wanted >= 0) & (wanted < len(self._inverse))
-        out = torch.full_like(wanted, -1)
-        out[known] = self._inverse[wanted[known]].long()
+        out = np.full(len(wanted), -1, np.int64)
+        out[known] = self.ops.host(self._inverse[self.ops.put(wanted[known])])
         if (out < 0).any():
             raise GeniusError(f"no item has row {int(wanted[out < 0][0])} in this trie")
-        return out
+        return self.ops.put(out)
 
-    def codes_at(self, positions: Array | Tensor | Sequence[int]) -> NDArray[np.int64]:
+    def codes_at(self, positions: Any) -> Ints:
         """Codes (n, M) of the items at sorted positions.
 
         Args:
             positions: Sorted positions.
         """
-        at = torch.as_tensor(positions, device=self.device).long()
-        return self.codes_of_ids(self.ids_at(at)).cpu().numpy()
+        at = self.ops.put(as_numpy(positions).astype(np.int64))
+        return self.ops.host(self.codes_of_ids(self.ids_at(at)))
 
-    def codes_of(self, rows: Array | Tensor | Sequence[int]) -> NDArray[np.int64]:
+    def codes_of(self, rows: Any) -> Ints:
         """Codes (n, M) of item rows.
 
         Args:
@@ -483,22 +495,22 @@ class CodeTrie:
 class _SortedCodes:
     """The codes of a collection in order, by packing each into machine words.
 
-    A code of 98 bits is two words, so two radix sorts; everything later reads the sorted words in sequence instead of gathering
-    rows. Any device.
+    A code of 98 bits is two words, so two sorts; everything later reads the sorted words in sequence instead of gathering rows.
     """
 
-    def __init__(self, codes: Tensor, sizes: Sequence[int]) -> None:
+    def __init__(self, codes: NDArray[Any], sizes: Sequence[int]) -> None:
         """codes (N, M) integers, already known to be in range."""
         self.fields: list[tuple[int, int, int]] = []  # of each level: word, shift, mask
-        words: list[Tensor] = []
+        words: list[Ints] = []
         free_bits = 0
         for level, size in enumerate(sizes):
             bits = max(int(size - 1).bit_length(), 1)
             if bits > free_bits:
-                words.append(codes[:, level].to(torch.int64, copy=True))
+                words.append(codes[:, level].astype(np.int64))
                 free_bits = WORD - bits
             else:
-                words[-1] = words[-1].bitwise_left_shift_(bits).bitwise_or_(codes[:, level].to(torch.int64))
+                words[-1] <<= bits
+                words[-1] |= codes[:, level].astype(np.int64)
                 free_bits -= bits
             self.fields.append((len(words) - 1, bits, (1 << bits) - 1))
         shift = 0
@@ -511,89 +523,71 @@ class _SortedCodes:
             self.fields[level] = (word, shift, mask)
             shift += bits
         # least significant word first: each sort is stable, so earlier orders survive among equals
-        last, self.order = words[-1].sort(stable=True)
-        self.words = [last]
+        self.order: Ints = np.argsort(words[-1], kind="stable")
         for earlier in reversed(words[:-1]):
-            first, by = earlier[self.order].sort(stable=True)
-            self.order = self.order[by]
-            self.words = [first, *(later[by] for later in self.words)]
+            self.order = self.order[np.argsort(earlier[self.order], kind="stable")]
+        self.words = [word[self.order] for word in words]
 
-    def column(self, level: int) -> Tensor:
+    def column(self, level: int) -> Ints:
         """Codes of one level in sorted order: (N,) int64."""
         word, shift, mask = self.fields[level]
         return (self.words[word] >> shift) & mask
 
 
-def ragged(counts: Tensor) -> tuple[Tensor, Tensor]:
+def ragged(counts: Array, ops: Arrays = HOST) -> tuple[Array, Array]:
     """(R,) lengths -> for every element of the concatenation, its row and its place in the row."""
-    row = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
-    start = counts.cumsum(0) - counts
-    return row, torch.arange(len(row), device=counts.device) - start[row]
+    row = ops.repeat(ops.arange(len(counts)), counts)
+    start = ops.cumsum(counts) - counts
+    return row, ops.arange(len(row)) - start[row]
 
 
-def _first_difference(column: Column, levels: int, items: int) -> Tensor:
+def _first_difference(column: Column, levels: int, items: int) -> NDArray[np.uint8]:
     """(N,) uint8: the first level at which each sorted code differs from the one before; M: same code; 0 for the first."""
-    fresh: Tensor | None = None
+    fresh = np.full(items, levels, np.uint8)
     for level in range(levels - 1, -1, -1):
         codes = column(level)
-        if fresh is None:
-            fresh = torch.full((items,), levels, dtype=torch.uint8, device=codes.device)
-        fresh[1:].masked_fill_(codes[1:] != codes[:-1], level)
-    assert fresh is not None
+        fresh[1:][codes[1:] != codes[:-1]] = level
     fresh[:1] = 0
     return fresh
-
-
-def _as_tensor(array: Array, device: torch.device) -> Tensor:
-    """A memory-mapped or ordinary array as a tensor, without a copy on the CPU; unsigned numbers as signed ones of their bits."""
-    signed = {np.dtype(np.uint16): np.int16, np.dtype(np.uint32): np.int32}.get(array.dtype)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # read-only maps are only ever read
-        return torch.from_numpy(np.asarray(array if signed is None else array.view(signed))).to(device)
-
-
-def _widen(codes: Tensor) -> Tensor:
-    """Codes as `_as_tensor` holds them -> int64."""
-    mask = {torch.int16: 0xFFFF, torch.int32: 0xFFFFFFFF}.get(codes.dtype)
-    return codes.long() if mask is None else codes.long() & mask
-
-
-_SIGNED: dict[Any, torch.dtype] = {np.uint8: torch.uint8, np.uint16: torch.int16, np.uint32: torch.int32}
 
 
 def _code_type(size: int) -> type[np.unsignedinteger[Any]]:
     if size <= 2**8:
         return np.uint8
-    return np.uint16 if size <= 2**16 else np.uint32
+    if size <= 2**16:
+        return np.uint16
+    return np.uint32
 
 
-def _row_type(rows: Array) -> type[np.signedinteger[Any]]:
-    return np.int32 if not len(rows) or int(rows.max()) < 2**31 - 1 else np.int64
+def _row_type(largest: int) -> type[np.signedinteger[Any]]:
+    if largest < 2**31 - 1:
+        return np.int32
+    return np.int64
 
 
-def _check_codes(codes: Array | Tensor, sizes: tuple[int, ...]) -> Tensor:
-    table = codes.detach() if isinstance(codes, Tensor) else torch.from_numpy(np.asarray(codes))
+def _check_codes(codes: Any, sizes: tuple[int, ...]) -> NDArray[Any]:
+    table = as_numpy(codes)
     if table.ndim != 2 or table.shape[1] != len(sizes):
-        raise GeniusError(f"codes must be (items, {len(sizes)}), got shape {tuple(table.shape)}")
-    if table.is_floating_point() or table.is_complex() or table.dtype == torch.bool:
-        raise GeniusError(f"codes must be integers, got {str(table.dtype).removeprefix('torch.')}")
+        raise GeniusError(f"codes must be (items, {len(sizes)}), got shape {table.shape}")
+    if not np.issubdtype(table.dtype, np.integer):
+        raise GeniusError(f"codes must be integers, got {table.dtype}")
     for level, size in enumerate(sizes):
         column = table[:, level]
         if len(table) and (int(column.min()) < 0 or int(column.max()) >= size):
-            bad = int(((column < 0) | (column >= size)).nonzero()[0, 0])
+            bad = int(np.flatnonzero((column < 0) | (column >= size))[0])
             raise GeniusError(f"item {bad} has code {int(column[bad])} at level {level}, which has codes 0..{size - 1}")
     return table
 
 
-def _check_rows(rows: Array | Tensor | None, items: int) -> Array | None:
+def _check_rows(rows: Any, items: int) -> Ints | None:
     if rows is None:
         return None
-    names = rows.detach().cpu().numpy() if isinstance(rows, Tensor) else np.asarray(rows)
+    names = as_numpy(rows)
     if names.shape != (items,):
-        raise GeniusError(f"rows must be ({items},), one per item, got {tuple(names.shape)}")
+        raise GeniusError(f"rows must be ({items},), one per item, got {names.shape}")
     if items and int(names.min()) < 0:
         raise GeniusError("item rows must not be negative")
     if len(np.unique(names)) < items:
         values, counts = np.unique(names, return_counts=True)
         raise GeniusError(f"item row {int(values[counts > 1][0])} appears twice")
-    return names
+    return names.astype(np.int64)

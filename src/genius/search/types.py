@@ -2,122 +2,139 @@
 
     queries -> QueryBatch -> Plan.run -> Candidates -> Reranker -> SearchResult
 
-Plain data over item rows (0..N-1 of one collection). Knows nothing of models, files or how a plan works.
+Arrays over item rows (0..N-1 of one collection). Knows nothing of models, files or how a plan works.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
+from genius.search.arrays import HOST, Array, Arrays, Floats, Ints
 from genius.search.params import SearchParams
 
 if TYPE_CHECKING:  # it knows collections, which know nothing of these types
+    from torch import Tensor
+
     from genius.search.item_bias import ItemBias
 
 
 @dataclass(frozen=True, slots=True)
-class QueryBatch:
-    """Queries of one call, checked, on the engine's device."""
+class LazyPart:
+    """A part of a model that is loaded when a search first needs it: a generator or a quantizer.
 
-    z: Tensor  # (Q, D) float32 fused query embeddings: what the decoder reads
-    dense: Tensor  # (Q, D) float32 compared with stored vectors
-    target: Tensor  # (Q,) int64 given modality, -1 unknown
-    modality_log_probs: Tensor | None = None  # (Q, 3) log p(modality | query), added to scores where target is -1
-    allowed: Tensor | None = None  # (N,) or (Q, N) bool over item rows: passes the filter and is not deleted; None: all
-    modality: Tensor | None = None  # (Q,) int64 what each query consists of, -1 unknown; None: unknown
+    Args:
+        config: Of the part: widths, numbers of codes.
+        load: Gives the part.
+    """
+
+    config: Any
+    load: Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class QueryBatch:
+    """Queries of one call, checked."""
+
+    z: Floats  # (Q, D) fused query embeddings: what the decoder reads
+    dense: Floats  # (Q, D) compared with stored vectors
+    target: Ints  # (Q,) given modality, -1 unknown
+    modality_log_probs: Floats | None = None  # (Q, 3) log p(modality | query), added to scores where target is -1
+    allowed: NDArray[np.bool_] | None = None  # (N,) or (Q, N) over rows: passes the filter and is not deleted; None: all
+    modality: Ints | None = None  # (Q,) what each query consists of, -1 unknown; None: unknown
     item_bias: ItemBias | None = None  # taken off similarities, by the query's modality; None: no correction
 
     def __len__(self) -> int:
         return len(self.z)
 
-    def select(self, queries: Tensor) -> QueryBatch:
+    def select(self, queries: Ints) -> QueryBatch:
         """Some of the queries, by position (n,)."""
-        own_masks = self.allowed is not None and self.allowed.ndim == 2
-        return replace(
-            self,
-            z=self.z[queries],
-            dense=self.dense[queries],
-            target=self.target[queries],
-            modality_log_probs=None if self.modality_log_probs is None else self.modality_log_probs[queries],
-            allowed=self.allowed[queries] if own_masks and self.allowed is not None else self.allowed,
-            modality=None if self.modality is None else self.modality[queries],
-        )
+        chosen: dict[str, Any] = {"z": self.z[queries], "dense": self.dense[queries], "target": self.target[queries]}
+        if self.modality_log_probs is not None:
+            chosen["modality_log_probs"] = self.modality_log_probs[queries]
+        if self.modality is not None:
+            chosen["modality"] = self.modality[queries]
+        if self.allowed is not None and self.allowed.ndim == 2:
+            chosen["allowed"] = self.allowed[queries]
+        return replace(self, **chosen)
 
-    def prior(self, rows: Tensor | slice, item_modality: Tensor | None) -> Tensor | None:
+    def prior(self, rows: Any, item_modality: Ints | None, arrays: Arrays = HOST) -> Array | None:
         """What is added to the similarities of items: log p(modality) where the target is unknown, less the item bias.
 
         Args:
-            rows: (n,) or a slice, the same for all queries, or (Q, C) of each query; -1 is padding.
+            rows: (n,) or a slice, the same for all queries, or (Q, C) of each query; what is returned for padding (-1) is
+                without meaning.
             item_modality: (N,) modality of each row of the collection; None: codes do not say it.
+            arrays: Operations of the device on which it is wanted; rows are there.
 
         Returns:
             (Q, n) or (Q, C); None: nothing is added.
         """
         total = None
         if self.modality_log_probs is not None and item_modality is not None:
-            log_probs = self.modality_log_probs.masked_fill(self.target[:, None] >= 0, 0)
-            if isinstance(rows, Tensor) and rows.ndim == 2:
-                total = log_probs.gather(1, item_modality[rows.clamp(min=0)].clamp(min=0))
+            of_query = arrays.put(np.where(self.target[:, None] >= 0, np.float32(0), self.modality_log_probs))  # (Q, 3)
+            of_item = arrays.resident(item_modality)[rows]
+            if of_item.ndim == 2:
+                total = of_query[arrays.arange(len(self))[:, None], of_item]
             else:
-                total = log_probs[:, item_modality[rows].clamp(min=0)]
+                total = of_query[:, of_item]
         if self.item_bias is None or self.modality is None:
             return total
-        bias = self.item_bias.take(self.modality, rows)
-        return -bias if total is None else total - bias
+        bias = self.item_bias.take(self.modality, rows, arrays)
+        if total is None:
+            return -bias
+        return total - bias
 
-    def allowed_for(self, query: int) -> Tensor | None:
+    def allowed_for(self, query: int) -> NDArray[np.bool_] | None:
         """(N,) rows that one query may find; None: all."""
         if self.allowed is None or self.allowed.ndim == 1:
             return self.allowed
-        return self.allowed[query]
+        own: NDArray[np.bool_] = self.allowed[query]
+        return own
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
     """Item rows that a plan found, with its own scores; no row twice for a query, in any order."""
 
-    rows: Tensor  # (Q, C) int64, -1 where there are fewer
-    scores: Tensor  # (Q, C) float32, -inf where rows is -1
-    considered: Tensor  # (Q,) int64 items that were scored in any way to find them
+    rows: Ints  # (Q, C), -1 where there are fewer
+    scores: Floats  # (Q, C), -inf where rows is -1
+    considered: Ints  # (Q,) items that were scored in any way to find them
 
     @classmethod
-    def empty(cls, queries: int, device: torch.device) -> Candidates:
+    def empty(cls, queries: int) -> Candidates:
         """No candidates for any query."""
-        return cls(
-            torch.empty(queries, 0, dtype=torch.long, device=device),
-            torch.empty(queries, 0, device=device),
-            torch.zeros(queries, dtype=torch.long, device=device),
-        )
+        return cls(np.empty((queries, 0), np.int64), np.empty((queries, 0), np.float32), np.zeros(queries, np.int64))
 
     @classmethod
     def cat(cls, parts: Sequence[Candidates]) -> Candidates:
         """The candidates of several batches, one after the other; at least one batch."""
-        most = max(part.rows.shape[1] for part in parts)
+        if len(parts) == 1:
+            return parts[0]
+        width = max(part.rows.shape[1] for part in parts)
         return cls(
-            torch.cat([_pad(part.rows, most, -1) for part in parts]),
-            torch.cat([_pad(part.scores, most, -torch.inf) for part in parts]),
-            torch.cat([part.considered for part in parts]),
+            np.concatenate([_padded(part.rows, width, -1) for part in parts]),
+            np.concatenate([_padded(part.scores, width, -np.inf) for part in parts]),
+            np.concatenate([part.considered for part in parts]),
         )
 
 
-def _pad(values: Tensor, width: int, value: float) -> Tensor:
+def _padded(values: NDArray[Any], width: int, value: float) -> NDArray[Any]:
     """(Q, C) -> (Q, width)."""
-    return F.pad(values, (0, width - values.shape[1]), value=value)
+    return np.pad(values, ((0, 0), (0, width - values.shape[1])), constant_values=value)
 
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
     """Items, best first."""
 
-    rows: Tensor  # (Q, k) int64 item rows, -1 where fewer exist
-    scores: Tensor  # (Q, k) float32 of the re-ranker, or of the plan where there is none; -inf where rows is -1
-    considered: Tensor  # (Q,) int64 items that were scored in any way
+    rows: Ints  # (Q, k) item rows, -1 where fewer exist
+    scores: Floats  # (Q, k) of the re-ranker, or of the plan where there is none; -inf where rows is -1
+    considered: Ints  # (Q,) items that were scored in any way
     plan: str = ""  # name of the plan that ran
 
 

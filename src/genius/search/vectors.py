@@ -1,28 +1,30 @@
-"""Stored item vectors by row: in memory, memory-mapped, or in several segments.
+"""Item vectors by row: stored ones, in memory, memory-mapped or in several segments.
 
-`Vectors` is what searches need of them; `StoredVectors` is that over arrays. Vectors are float16 or float32 where they lie and
-float32 where they are compared. Knows arrays; nothing of items, tables or scores.
+`Vectors` is what searches need of them; `StoredVectors` is that over numpy arrays, `genius.search.tensors` on a GPU.
+Vectors are float16 or float32 where they lie and float32 where they are compared. Knows arrays; nothing of items or scores.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from genius.errors import GeniusError
+from genius.search.arrays import HOST, Array, Arrays, Floats, Ints, as_numpy
 
-BLOCK = 32_768  # rows of one block: 32 MB at width 256
-Array = NDArray[Any] | Tensor
+BLOCK = 8_192  # rows of one block: 8 MB at width 256
 
 
 class Vectors(Protocol):
     """(N, D) vectors by item row, read in pieces."""
+
+    @property
+    def arrays(self) -> Arrays:
+        """Operations on what `take` and `blocks` return."""
+        ...
 
     def __len__(self) -> int: ...
 
@@ -31,117 +33,128 @@ class Vectors(Protocol):
         """D."""
         ...
 
+    def take(self, rows: Ints) -> Array:
+        """(n,) rows -> (n, D) float32."""
+        ...
+
+    def blocks(self, size: int = BLOCK) -> Iterator[tuple[int, Array]]:
+        """First row and (n, D) float32, n <= `size`, of consecutive blocks that cover all rows in order."""
+        ...
+
+
+class HostVectors(Vectors, Protocol):
+    """Vectors in host memory that can grow."""
+
     @property
-    def device(self) -> torch.device:
-        """Where `take` and `blocks` put what they read."""
-        ...
+    def nbytes(self) -> int: ...
 
-    def take(self, rows: Tensor) -> Tensor:
-        """(n,) rows -> (n, D) float32 on `device`."""
-        ...
+    @property
+    def segments(self) -> int: ...
 
-    def blocks(self, size: int = BLOCK) -> Iterator[tuple[int, Tensor]]:
-        """First row and (n, D) float32 on `device`, n <= `size`, of consecutive blocks that cover all rows in order."""
-        ...
+    def extended(self, vectors: NDArray[Any]) -> HostVectors: ...
+
+    def stored_blocks(self) -> Iterator[tuple[int, NDArray[Any]]]: ...
 
 
 class StoredVectors:
-    """Vectors in one or more segments, each an array, a memory-map or a tensor.
+    """Vectors in one or more segments, each an array or a memory-map.
 
     Args:
         segments: Each (n, D) float16 or float32.
         order: (N,) int64, where in the concatenated segments the vector of each row lies; None: in order.
-        device: Where vectors are compared.
-        on_host: Keep the segments in host memory; what is read is brought to `device`. Otherwise they are moved there.
 
     Raises:
         GeniusError: If a segment is not (n, D) floating point numbers of one width, or `order` points outside.
     """
 
-    def __init__(
-        self,
-        segments: Sequence[Array],
-        order: NDArray[np.int64] | None = None,
-        device: str | torch.device = "cpu",
-        on_host: bool = False,
-    ) -> None:
-        self._device = torch.device(device)
-        self._place = torch.device("cpu") if on_host else self._device
+    arrays: Arrays = HOST
+
+    def __init__(self, segments: Sequence[Any], order: NDArray[np.int64] | None = None) -> None:
         if not segments:
             raise GeniusError("stored vectors need at least one segment")
-        self.segments = [self._load(segment) for segment in segments]
-        widths = {int(segment.shape[1]) for segment in self.segments}
+        self.parts = [_checked(segment) for segment in segments]
+        widths = {int(part.shape[1]) for part in self.parts}
         if len(widths) > 1:
             raise GeniusError(f"embeddings of different widths: {sorted(widths)}")
-        lengths = [len(segment) for segment in self.segments]
-        self._starts = np.cumsum([0, *lengths])
-        self._order = None if order is None else torch.from_numpy(np.asarray(order, np.int64)).to(self._place)
+        self._starts = np.cumsum([0, *(len(part) for part in self.parts)])
         stored = int(self._starts[-1])
-        known = self._order is None or not len(self._order)
-        if self._order is not None and not known and (int(self._order.min()) < 0 or int(self._order.max()) >= stored):
-            raise GeniusError(f"the order of vectors points outside of {stored:,} stored ones")
-        self._count = stored if self._order is None else len(self._order)
+        self._count = stored
+        self._order: Ints | None = None
+        if order is not None:
+            self._order = np.asarray(order, np.int64)
+            self._count = len(self._order)
+            if self._count and (int(self._order.min()) < 0 or int(self._order.max()) >= stored):
+                raise GeniusError(f"the order of vectors points outside of {stored:,} stored ones")
 
     @classmethod
-    def of(cls, vectors: Array, device: str | torch.device = "cpu", on_host: bool = False) -> StoredVectors:
+    def of(cls, vectors: Any) -> StoredVectors:
         """All vectors in one array."""
-        return cls([vectors], None, device, on_host)
+        return cls([vectors])
 
-    def _load(self, segment: Array) -> Tensor:
-        if isinstance(segment, Tensor):
-            tensor = segment.detach()
-        else:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # read-only maps are only ever read
-                tensor = torch.from_numpy(np.asarray(segment))
-        if tensor.ndim != 2 or not tensor.is_floating_point():
-            raise GeniusError(f"embeddings must be (items, width) floating point numbers, got {tuple(tensor.shape)}")
-        return tensor.to(self._place)
-
-    def extended(self, vectors: Array) -> StoredVectors:
+    def extended(self, vectors: NDArray[Any]) -> StoredVectors:
         """These and, after them, more; these stay as they are."""
-        if self._order is None:
-            return StoredVectors([*self.segments, vectors], None, self._device, self._place != self._device)
-        order = self._order.cpu().numpy()
-        added = int(self._starts[-1]) + np.arange(len(vectors))
-        order = np.concatenate([order, added])
-        return StoredVectors([*self.segments, vectors], order, self._device, self._place != self._device)
+        order = self._order
+        if order is not None:
+            added = int(self._starts[-1]) + np.arange(len(vectors))
+            order = np.concatenate([order, added])
+        return StoredVectors([*self.parts, vectors], order)
 
     @property
     def width(self) -> int:
-        return int(self.segments[0].shape[1])
-
-    @property
-    def device(self) -> torch.device:
-        return self._device
+        return int(self.parts[0].shape[1])
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all segments, wherever they lie."""
-        return sum(int(segment.nbytes) for segment in self.segments)
+        """Bytes of all segments."""
+        return sum(int(part.nbytes) for part in self.parts)
+
+    @property
+    def segments(self) -> int:
+        """Pieces that they lie in."""
+        return len(self.parts)
 
     def __len__(self) -> int:
         return self._count
 
-    def take(self, rows: Tensor) -> Tensor:
+    def take(self, rows: Ints) -> Floats:
         """(n,) rows -> (n, D) float32."""
-        places = rows.to(self._place)
-        if self._order is not None:
-            places = self._order[places]
-        if len(self.segments) == 1:
-            return self.segments[0].index_select(0, places).to(self._device).float()
-        out = torch.empty(len(places), self.width, device=self._place)
-        for segment, start, end in zip(self.segments, self._starts[:-1], self._starts[1:], strict=True):
-            mine = ((places >= int(start)) & (places < int(end))).nonzero()[:, 0]
-            out[mine] = segment.index_select(0, places[mine] - int(start)).float()
-        return out.to(self._device)
+        return HOST.float32(self._stored(rows))
 
-    def blocks(self, size: int = BLOCK) -> Iterator[tuple[int, Tensor]]:
-        """First row and (n, D) float32 of consecutive blocks."""
+    def _stored(self, rows: Ints) -> NDArray[Any]:
+        """(n,) rows -> (n, D) in the precision in which they lie."""
+        places = rows
+        if self._order is not None:
+            places = self._order[rows]
+        if len(self.parts) == 1:
+            return self.parts[0][places]
+        precision = np.result_type(*(part.dtype for part in self.parts))
+        out = np.empty((len(places), self.width), precision)
+        segment = np.searchsorted(self._starts, places, "right") - 1
+        for number in np.unique(segment).tolist():
+            own = np.flatnonzero(segment == number)
+            out[own] = self.parts[number][places[own] - self._starts[number]]
+        return out
+
+    def stored_blocks(self, size: int = BLOCK) -> Iterator[tuple[int, NDArray[Any]]]:
+        """First row and (n, D) of consecutive blocks, in the precision in which they lie."""
         if self._order is not None:
             for first in range(0, len(self), size):
-                yield first, self.take(torch.arange(first, min(first + size, len(self))))
+                yield first, self._stored(np.arange(first, min(first + size, len(self))))
             return
-        for segment, start in zip(self.segments, self._starts[:-1], strict=True):
-            for first in range(0, len(segment), size):
-                yield int(start) + first, segment[first : first + size].to(self._device).float()
+        for part, start in zip(self.parts, self._starts[:-1].tolist(), strict=True):
+            for first in range(0, len(part), size):
+                yield start + first, part[first : first + size]
+
+    def blocks(self, size: int = BLOCK) -> Iterator[tuple[int, Floats]]:
+        """First row and (n, D) float32 of consecutive blocks."""
+        for first, block in self.stored_blocks(size):
+            yield first, HOST.float32(block)
+
+
+def _checked(segment: Any) -> NDArray[Any]:
+    array = as_numpy(segment)
+    if array.ndim != 2 or not np.issubdtype(array.dtype, np.floating):
+        raise GeniusError(f"embeddings must be (items, width) floating point numbers, got {array.shape}")
+    if array.dtype not in (np.float16, np.float32):
+        return array.astype(np.float32)
+    return array

@@ -1,0 +1,184 @@
+"""The few array operations that a search is written in, by device: numpy on the CPU; torch on a GPU (`genius.search.tensors`).
+
+Plans, re-rankers and the trie use these and what numpy arrays and tensors have in common (indexing, arithmetic, `@`), so each is
+written once; a device changes the kernels. Knows arrays; nothing of searches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = Any
+"""A numpy array, or a tensor where the operations are torch's."""
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int64]
+
+HALF_SIGN_AND_FRACTION = np.int32(-0x70000001)  # the bits of a sign-extended half that are left after a shift by 13
+HALF_SCALE = np.float32(2.0**112)  # exponents of halves are biased by 15, those of floats by 127
+GROUP = 64  # scores whose maximum stands for them in `top_k`
+HALVES_AT_ONCE = 1 << 18  # converted together: they stay in the processor's cache
+
+
+class Arrays(Protocol):
+    """Operations on the arrays of one device."""
+
+    def put(self, array: NDArray[Any]) -> Array:
+        """An array on this device; numbers of unsigned types keep their bits (`int64` reads them)."""
+        ...
+
+    def resident(self, array: NDArray[Any]) -> Array:
+        """As `put`, for an array that does not change: it is moved once, however often it is asked for."""
+        ...
+
+    def host(self, array: Array) -> NDArray[Any]:
+        """A numpy array."""
+        ...
+
+    def int64(self, array: Array) -> Array:
+        """Whole numbers of any type, unsigned ones included."""
+        ...
+
+    def float32(self, array: Array) -> Array:
+        """Numbers of any type; quick for halves."""
+        ...
+
+    def arange(self, count: int) -> Array:
+        """0..count-1, int64."""
+        ...
+
+    def where(self, condition: Array, one: Array, other: Array) -> Array:
+        """`one` where the condition holds, `other` elsewhere."""
+        ...
+
+    def minimum(self, array: Array, value: int) -> Array:
+        """Elements that are at most `value`."""
+        ...
+
+    def concatenate(self, parts: Sequence[Array], axis: int = 0) -> Array:
+        """Parts one after the other."""
+        ...
+
+    def repeat(self, values: Array, counts: Array) -> Array:
+        """Each of (n,) values as often as (n,) counts say."""
+        ...
+
+    def nonzero(self, mask: Array) -> Array:
+        """(n,) positions where a mask (N,) holds."""
+        ...
+
+    def cumsum(self, values: Array) -> Array:
+        """Cumulative sums of (n,) whole numbers or bool, int64."""
+        ...
+
+    def searchsorted(self, ascending: Array, values: Array, right: bool = False) -> Array:
+        """Where values belong in an ascending array: before equal elements, or after them (`right`)."""
+        ...
+
+    def top_k(self, scores: Array, k: int) -> tuple[Array, Array]:
+        """The k best of every row of (Q, n) scores: their scores and positions, (Q, min(k, n)), best first."""
+        ...
+
+
+class HostArrays:
+    """numpy."""
+
+    def put(self, array: NDArray[Any]) -> NDArray[Any]:
+        return array
+
+    def resident(self, array: NDArray[Any]) -> NDArray[Any]:
+        return array
+
+    def host(self, array: NDArray[Any]) -> NDArray[Any]:
+        return array
+
+    def int64(self, array: NDArray[Any]) -> Ints:
+        return array.astype(np.int64, copy=False)
+
+    def float32(self, array: NDArray[Any]) -> Floats:
+        if array.dtype == np.float16:
+            return half_to_float(array)
+        return array.astype(np.float32, copy=False)
+
+    def arange(self, count: int) -> Ints:
+        return np.arange(count)
+
+    def where(self, condition: NDArray[np.bool_], one: Any, other: Any) -> NDArray[Any]:
+        chosen: Any = np.where(condition, one, other)
+        return np.asarray(chosen)
+
+    def minimum(self, array: NDArray[Any], value: int) -> NDArray[Any]:
+        smaller: NDArray[Any] = np.minimum(array, value)
+        return smaller
+
+    def concatenate(self, parts: Sequence[NDArray[Any]], axis: int = 0) -> NDArray[Any]:
+        return np.concatenate(parts, axis)
+
+    def repeat(self, values: NDArray[Any], counts: NDArray[Any]) -> NDArray[Any]:
+        return np.repeat(values, counts)
+
+    def nonzero(self, mask: NDArray[np.bool_]) -> Ints:
+        return np.flatnonzero(mask)
+
+    def cumsum(self, values: NDArray[Any]) -> Ints:
+        return np.cumsum(values, dtype=np.int64)
+
+    def searchsorted(self, ascending: NDArray[Any], values: NDArray[Any], right: bool = False) -> Ints:
+        side: Any = "right" if right else "left"
+        return np.searchsorted(ascending, values.astype(ascending.dtype), side)
+
+    def top_k(self, scores: Floats, k: int) -> tuple[Floats, Ints]:
+        """Exact, with few comparisons: the k-th best of the maxima of groups bounds the k-th best score from below."""
+        queries, count = scores.shape
+        width = min(k, count)
+        groups = count // GROUP
+        if groups <= k:
+            return _sorted_top(scores, width)
+        maxima = scores[:, : groups * GROUP].reshape(queries, GROUP, groups).max(axis=1)
+        bound = np.partition(maxima, groups - k, axis=1)[:, groups - k]  # (Q,)
+        best_scores = np.empty((queries, width), np.float32)
+        best = np.empty((queries, width), np.int64)
+        for query in range(queries):
+            above = np.flatnonzero(scores[query] >= bound[query])
+            values = scores[query, above]
+            chosen = np.argsort(-values, kind="stable")[:width]
+            best_scores[query] = values[chosen]
+            best[query] = above[chosen]
+        return best_scores, best
+
+
+HOST = HostArrays()
+
+
+def _sorted_top(scores: Floats, width: int) -> tuple[Floats, Ints]:
+    best = np.argsort(-scores, axis=1, kind="stable")[:, :width]
+    return np.take_along_axis(scores, best, 1), best
+
+
+def half_to_float(halves: NDArray[np.float16]) -> Floats:
+    """float16 -> float32, exactly, for finite numbers. Several times as fast as numpy's own conversion.
+
+    A shift moves exponent and fraction of a half to where a float has them; what is left is the bias of the exponents.
+    """
+    bits = np.empty(halves.shape, np.int32)
+    flat_halves = np.ascontiguousarray(halves).view(np.int16).reshape(-1)
+    flat_bits = bits.reshape(-1)
+    for first in range(0, len(flat_bits), HALVES_AT_ONCE):
+        part = flat_bits[first : first + HALVES_AT_ONCE]
+        np.copyto(part, flat_halves[first : first + HALVES_AT_ONCE])
+        np.left_shift(part, 13, out=part)
+        np.bitwise_and(part, HALF_SIGN_AND_FRACTION, out=part)
+        floats = part.view(np.float32)
+        np.multiply(floats, HALF_SCALE, out=floats)
+    return bits.view(np.float32)
+
+
+def as_numpy(array: Any) -> NDArray[Any]:
+    """A numpy array of what may be a tensor on any device, or a sequence."""
+    if hasattr(array, "detach"):
+        array = array.detach().cpu()
+    return np.asarray(array)

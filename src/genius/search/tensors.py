@@ -1,0 +1,168 @@
+"""Search on a GPU: the array operations of `genius.search.arrays` in torch, and vectors that lie on a device.
+
+Beam search uses the same operations for the trie on any device, because the decoder's beams are tensors. Imported only then.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from genius.search.arrays import Ints
+from genius.search.vectors import BLOCK, HostVectors
+
+RESIDENT = 16  # arrays that are kept on the device
+SIGNED: dict[Any, Any] = {np.dtype(np.uint16): np.int16, np.dtype(np.uint32): np.int32}
+UNSIGNED_BITS = {torch.int16: 0xFFFF, torch.int32: 0xFFFFFFFF}
+
+
+class TensorArrays:
+    """torch.
+
+    Args:
+        device: Of all tensors.
+    """
+
+    def __init__(self, device: str | torch.device) -> None:
+        self.device = torch.device(device)
+        self._resident: dict[int, tuple[NDArray[Any], Tensor]] = {}
+
+    def put(self, array: NDArray[Any]) -> Tensor:
+        array = np.asarray(array)
+        signed = SIGNED.get(array.dtype)
+        if signed is not None:
+            array = array.view(signed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # read-only maps are only ever read
+            return torch.from_numpy(array).to(self.device)
+
+    def resident(self, array: NDArray[Any]) -> Tensor:
+        known = self._resident.get(id(array))
+        if known is not None:
+            return known[1]
+        while len(self._resident) >= RESIDENT:
+            self._resident.pop(next(iter(self._resident)))
+        tensor = self.put(array)
+        self._resident[id(array)] = (array, tensor)  # the array is kept, so that its id stays its own
+        return tensor
+
+    def host(self, array: Tensor) -> NDArray[Any]:
+        numbers: NDArray[Any] = array.cpu().numpy()
+        return numbers
+
+    def int64(self, array: Tensor) -> Tensor:
+        mask = UNSIGNED_BITS.get(array.dtype)
+        if mask is None:
+            return array.long()
+        return array.long() & mask
+
+    def float32(self, array: Tensor) -> Tensor:
+        return array.float()
+
+    def arange(self, count: int) -> Tensor:
+        return torch.arange(count, device=self.device)
+
+    def where(self, condition: Tensor, one: Any, other: Any) -> Tensor:
+        return torch.where(condition, one, other)
+
+    def minimum(self, array: Tensor, value: int) -> Tensor:
+        return array.clamp(max=value)
+
+    def concatenate(self, parts: Sequence[Tensor], axis: int = 0) -> Tensor:
+        return torch.cat(list(parts), axis)
+
+    def repeat(self, values: Tensor, counts: Tensor) -> Tensor:
+        return values.repeat_interleave(counts)
+
+    def nonzero(self, mask: Tensor) -> Tensor:
+        return mask.nonzero()[:, 0]
+
+    def cumsum(self, values: Tensor) -> Tensor:
+        return values.cumsum(0, dtype=torch.long)
+
+    def searchsorted(self, ascending: Tensor, values: Tensor, right: bool = False) -> Tensor:
+        return torch.searchsorted(ascending, values.to(ascending.dtype), right=right)
+
+    def top_k(self, scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        best = scores.topk(min(k, scores.shape[1]), dim=1)
+        return best.values, best.indices
+
+
+@lru_cache(maxsize=16)
+def _arrays_of(device: torch.device) -> TensorArrays:
+    return TensorArrays(device)
+
+
+def tensor_arrays(device: str | torch.device) -> TensorArrays:
+    """The operations of a device: the same object for the same device."""
+    return _arrays_of(torch.device(device))
+
+
+class TensorVectors:
+    """Stored vectors for a search on a device.
+
+    Args:
+        source: The vectors in host memory.
+        arrays: Operations of the device.
+        on_host: Leave them in host memory and bring to the device what is compared. Otherwise they are moved there.
+    """
+
+    def __init__(self, source: HostVectors, arrays: TensorArrays, on_host: bool = False) -> None:
+        self.source = source
+        self.arrays = arrays
+        self.on_host = on_host
+        self._moved: Tensor | None = None
+        if not on_host:
+            blocks = [arrays.put(block) for _, block in source.stored_blocks()]
+            self._moved = torch.cat(blocks) if blocks else torch.empty(0, source.width, device=arrays.device)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    @property
+    def width(self) -> int:
+        return self.source.width
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes, wherever they lie."""
+        return self.source.nbytes
+
+    @property
+    def segments(self) -> int:
+        """Pieces that they lie in."""
+        return self.source.segments
+
+    def take(self, rows: Ints) -> Tensor:
+        """(n,) rows -> (n, D) float32 on the device."""
+        if self._moved is None:
+            return self.arrays.put(self.source.take(rows))
+        return self._moved.index_select(0, self.arrays.put(rows)).float()
+
+    def blocks(self, size: int = BLOCK) -> Iterator[tuple[int, Tensor]]:
+        """First row and (n, D) float32 on the device of consecutive blocks."""
+        if self._moved is None:
+            for first, block in self.source.blocks(size):
+                yield first, self.arrays.put(block)
+            return
+        for first in range(0, len(self), size):
+            yield first, self._moved[first : first + size].float()
+
+    def extended(self, vectors: NDArray[Any]) -> TensorVectors:
+        """These and, after them, more; these stay as they are."""
+        new = TensorVectors.__new__(TensorVectors)
+        new.source = self.source.extended(vectors)
+        new.arrays = self.arrays
+        new.on_host = self.on_host
+        new._moved = None
+        if self._moved is not None:
+            added = self.arrays.put(np.asarray(vectors)).to(self._moved.dtype)
+            new._moved = torch.cat([self._moved, added])
+        return new

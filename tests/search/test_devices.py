@@ -1,0 +1,114 @@
+"""A device changes the operations, not the search: torch finds what numpy finds, and the CPU's default search needs no torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from genius.model.generator import Generator, GeneratorConfig
+from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
+from genius.search import CodeTrie, SearchEngine, SearchParams, StoredVectors
+from genius.search.arrays import HOST, half_to_float
+from genius.search.flat import Flat
+from genius.search.rerank import embeddings
+from genius.search.tensors import TensorVectors, tensor_arrays
+from genius.search.types import Candidates, QueryBatch
+
+SIZES = (3, 16, 16)
+WITHOUT_TORCH = """
+import sys
+import numpy as np
+from types import SimpleNamespace
+from genius.model.query_bank import QueryBank
+from genius.search import CodeTrie, LazyPart, SearchEngine, SearchParams
+
+def refuse():
+    raise AssertionError("a part of the model was loaded")
+
+rng = np.random.default_rng(0)
+vectors = rng.standard_normal((9000, 32)).astype(np.float32)
+vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+codes = np.stack([np.arange(9000) % 2, rng.integers(0, 64, 9000)], 1)
+no_weight = np.zeros((3, 32), np.float32)
+bank = QueryBank(vectors[:500], np.ones(500, np.int64), np.arange(500) % 2, no_weight, no_weight[:, 0])
+config = SimpleNamespace(level_sizes=(3, 64), width=32, labelled=True)
+part = LazyPart(config, refuse)
+engine = SearchEngine(part, part, CodeTrie.build(codes, (3, 64)), vectors.astype(np.float16), bank=bank)
+allowed = np.arange(9000) % 3 > 0
+for plan in ("flat", "scan"):
+    for target in (None, np.zeros(4, np.int64)):
+        options = {"params": SearchParams(plan=plan), "target": target, "modality": np.ones(4, np.int64)}
+        found = engine.search(vectors[1:5], k=3, allowed=allowed, **options)
+        assert found.plan == plan and (found.rows >= 0).all() and allowed[found.rows].all()
+assert engine.search(vectors[1:2], k=1, params=SearchParams(item_bias=False)).rows[0, 0] == 1
+assert "torch" not in sys.modules, "torch was imported"
+"""
+
+
+def test_flat_and_scan_import_no_torch() -> None:
+    """With a filter, a bank of queries, known and unknown targets."""
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def unit(count: int, width: int, seed: int) -> torch.Tensor:
+    return F.normalize(torch.randn(count, width, generator=torch.Generator().manual_seed(seed)), dim=1)
+
+
+@pytest.mark.parametrize("on_host", [False, True])
+@pytest.mark.parametrize("masks", ["none", "one", "each"])
+def test_tensors_find_what_arrays_find(on_host: bool, masks: str) -> None:
+    """The operations of a GPU, here on the CPU: flat search and re-ranking, with a filter, targets, additions and a prior."""
+    rng = np.random.default_rng(0)
+    vectors = unit(900, 16, 0).half().numpy()
+    codes = np.stack([rng.integers(0, size, 900) for size in SIZES], 1)
+    generator = Generator(GeneratorConfig(width=16, level_sizes=SIZES, d_model=16, layers=1, heads=2, d_kv=8, d_ff=32)).eval()
+    quantizer = ResidualQuantizer(QuantizerConfig(width=16, level_sizes=SIZES)).eval()
+    engine = SearchEngine(generator, quantizer, CodeTrie.build(codes[:800], SIZES), vectors[:800])
+    engine = engine.changed(800, codes[800:], vectors[800:])
+    allowed = {"none": None, "one": rng.random(900) < 0.5, "each": rng.random((6, 900)) < 0.5}[masks]
+    z = unit(6, 16, 1).numpy()
+    log_probs = np.log(rng.dirichlet(np.ones(3), 6)).astype(np.float32)
+    batch = QueryBatch(z, z, np.arange(6) % 4 - 1, log_probs, allowed)
+    moved = TensorVectors(StoredVectors.of(vectors[:800]), tensor_arrays("cpu"), on_host).extended(vectors[800:])
+    on_device = SearchEngine(generator, quantizer, CodeTrie.build(codes, SIZES), moved)
+    params = SearchParams()
+    here = Flat(engine.collection).run(batch, 7, params)
+    there = Flat(on_device.collection).run(batch, 7, params)
+    assert np.array_equal(here.rows, there.rows) and np.array_equal(here.considered, there.considered)
+    assert np.allclose(here.scores, there.scores, atol=1e-5)
+    candidates = Candidates(rng.integers(-1, 900, (6, 20)), np.zeros((6, 20), np.float32), np.zeros(6, np.int64))
+    similarity = embeddings(batch, candidates, engine.collection)
+    truth = np.einsum("qd,qcd->qc", z, vectors.astype(np.float32)[candidates.rows.clip(min=0)])
+    assert np.allclose(similarity, truth, atol=1e-5)
+    assert np.allclose(embeddings(batch, candidates, on_device.collection), truth, atol=1e-5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**31), count=st.integers(1, 3000), k=st.integers(1, 40), levels=st.sampled_from([2, 50, 10**6]))
+def test_the_best_scores_are_those_of_a_sort(seed: int, count: int, k: int, levels: int) -> None:
+    """With many equal scores and with hidden rows, in numpy and in torch."""
+    rng = np.random.default_rng(seed)
+    scores = (rng.integers(0, levels, (3, count)) / levels).astype(np.float32)
+    scores[:, rng.random(count) < 0.3] = -np.inf
+    truth = -np.sort(-scores, axis=1)[:, :k]
+    for arrays in (HOST, tensor_arrays("cpu")):
+        values, places = arrays.top_k(arrays.put(scores), k)
+        assert np.array_equal(arrays.host(values), truth)
+        chosen = arrays.host(places)
+        assert np.array_equal(np.take_along_axis(scores, chosen, 1), truth)
+        assert all(len(set(row)) == len(row) for row in chosen.tolist())
+
+
+def test_every_finite_half_becomes_the_same_float() -> None:
+    halves = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    finite = halves[np.isfinite(halves)].reshape(-1, 4)
+    assert np.array_equal(half_to_float(finite), finite.astype(np.float32))
+    assert np.array_equal(half_to_float(finite[::3, 1:]), finite[::3, 1:].astype(np.float32))
