@@ -47,7 +47,7 @@ class Features:
     def width(self) -> int:
         return self.image.shape[1]
 
-    def __getitem__(self, rows: Tensor | slice) -> Features:
+    def __getitem__(self, rows: Tensor | slice | list[int]) -> Features:
         return Features(self.image[rows], self.text[rows], self.image_mask[rows], self.text_mask[rows])
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Features:

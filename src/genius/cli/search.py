@@ -85,8 +85,7 @@ def search(
         raise GeniusError("give the query text once: after the index, or with --text")
     text = text or words
     check_query(text, image)
-    with opened(path, model, version) as index:
-        index.model.to(device)
+    with opened(path, model, version, device) as index:
         request = SearchRequest(k, where, min_score, beams, rerank, strict=modality is not None, diverse=diverse)
         default = default_target(index, target, modality)
         query = Query(text, image, instruction, target_modality(default, modality), _negative(negative))
@@ -115,11 +114,24 @@ def search(
         note(f"note: {hint}")
 
 
-def opened(path: Path, model: str | None, version: int | None) -> Index:
+def opened(path: Path, model: str | None, version: int | None, device: str = "") -> Index:
+    """An index for one command.
+
+    Args:
+        path: Of the index.
+        model: URI of its model; None: the one that it was built with.
+        version: An older one; None: the newest.
+        device: Where the model runs. On a CPU stored graphs are taken, which start faster than torch. Empty: torch, on the CPU.
+    """
     from genius.cli.common import here
     from genius.index import Index
+    from genius.index.folder import about_of, load_model
 
-    return Index.open(here(path), model, version=version)
+    folder = here(path)
+    loaded = load_model(folder, model, about_of(folder), graphs=device in ("auto", "cpu"))
+    if device:
+        loaded = loaded.to(device)
+    return Index.open(folder, loaded, version=version)
 
 
 def _negative(negative: str | None) -> Query | None:

@@ -231,7 +231,7 @@ def _from_hub(name: str) -> Path:
 
 
 def _family(name: str) -> Any:
-    from genius.encoders.base import import_torch
+    from genius.optional import import_torch
 
     module, _, attribute = FAMILIES[name].partition(":")
     if module.startswith("genius."):

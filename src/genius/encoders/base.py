@@ -18,6 +18,7 @@ from PIL import Image
 
 from genius.errors import GeniusError
 from genius.features import Features
+from genius.optional import import_torch
 from genius.pictures import THREADS, WORKING_SIDE, PictureWorkers, Shrink, loaded, open_ahead
 from genius.types import ImageInput, Item, Query, format_text, query_text
 
@@ -33,22 +34,6 @@ OnPicture = Callable[[int, Image.Image], None]
 
 T = TypeVar("T")
 LARGEST = 1024  # pixels of the longer side, for encoders without `prepare_image`
-
-
-def import_torch(what: str) -> Any:
-    """The torch module.
-
-    Args:
-        what: Begins the error where it is not installed: what needs it.
-
-    Raises:
-        GeniusError: If torch is not installed.
-    """
-    try:
-        import torch
-    except ImportError:
-        raise GeniusError(f"{what} needs torch: pip install 'genius-search[torch]'") from None
-    return torch
 
 
 def find_device(name: str = "auto", share: int = 0) -> torch.device:

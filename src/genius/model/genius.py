@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from safetensors.torch import save_file
@@ -166,7 +166,7 @@ class Genius(Embedder):
         """
         return self.quantizer.encode(self.embed(features)[0], features.modality.to(self.device))
 
-    def assign(self, z: Tensor, modality: Tensor) -> Tensor:
+    def assign(self, z: Tensor, modality: Any) -> Tensor:
         """Codes (N, M) of unit vectors.
 
         Args:
@@ -177,7 +177,7 @@ class Genius(Embedder):
             return self.quantizer.encode(z)
         return self.quantizer.encode(z, torch.as_tensor(modality, device=z.device))
 
-    def reconstruct(self, codes: Tensor) -> Tensor:
+    def reconstruct(self, codes: Any) -> Tensor:
         """(N, D) sums of the code vectors of codes (N, M)."""
         return self.quantizer.decode(torch.as_tensor(codes, device=self.device))
 

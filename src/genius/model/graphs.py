@@ -8,7 +8,6 @@ its trace) loads the torch model when it is first used.
 from __future__ import annotations
 
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genius.encoders import resolve
-from genius.encoders.base import import_torch
 from genius.encoders.graphs import GraphEncoder, Graphs, has_graphs
 from genius.errors import GeniusError
 from genius.features import Features, check_finite
@@ -25,6 +23,7 @@ from genius.model.config import encoder_uri, read_config
 from genius.model.embedding import Embedder
 from genius.model.known_items import load_knows
 from genius.model.query_bank import QueryBank
+from genius.optional import has_torch, import_torch
 from genius.search.types import LazyPart
 from genius.weight_arrays import read_arrays
 
@@ -197,7 +196,7 @@ def load_model(source: str | Path, *, graphs: bool = False) -> Genius:
         GeniusError: If there is no such model; or it has no graphs and torch is not installed.
     """
     stored = has_graphs(resolve(source))
-    if stored and (graphs or find_spec("torch") is None):
+    if stored and (graphs or not has_torch()):
         model: Any = GraphModel(source)
         return model  # type: ignore[no-any-return]
     import_torch(f"the model {source}, which has no stored graphs,")

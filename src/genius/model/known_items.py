@@ -69,11 +69,15 @@ def distances(decode: Callable[[Any], Any], z: Any, codes: Any) -> NDArray[np.fl
     Returns:
         (N,) distances.
     """
-    error = z - decode(codes)
-    if hasattr(error, "detach"):
-        error = error.detach().cpu().numpy()
+    error = _numpy(z) - _numpy(decode(codes))
     distance: NDArray[np.float32] = np.linalg.norm(error, axis=1).astype(np.float32)
     return distance
+
+
+def _numpy(values: Any) -> NDArray[Any]:
+    if hasattr(values, "detach"):
+        values = values.detach().cpu().numpy()
+    return np.asarray(values)
 
 
 def knows(decode: Callable[[Any], Any], z: Any, modality: Any, codes: Any, about: str = "") -> Knows:
@@ -87,8 +91,7 @@ def knows(decode: Callable[[Any], Any], z: Any, modality: Any, codes: Any, about
         about: What these items are, in a few words.
     """
     distance = distances(decode, z, codes)
-    if hasattr(modality, "detach"):
-        modality = modality.detach().cpu().numpy()
+    modality = _numpy(modality)
     usual_distance = {}
     for value in Modality:
         own = distance[modality == int(value)]

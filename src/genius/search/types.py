@@ -30,10 +30,12 @@ class LazyPart:
     Args:
         config: Of the part: widths, numbers of codes.
         load: Gives the part.
+        modality_log_probs: Of a generator: queries z (Q, D) -> (Q, 3) log-probabilities of its first step, without loading it.
     """
 
     config: Any
     load: Callable[[], Any]
+    modality_log_probs: Callable[[Floats], Floats] | None = None
 
 
 @dataclass(frozen=True, slots=True)
