@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load, save_file
 
 from genius.errors import GeniusError, said
-from genius.files import write_whole
+from genius.files import open_regular, write_whole
 
 FILE = "queries.safetensors"
 FORMAT = "genius-queries-1"
@@ -103,9 +103,9 @@ class QueryBank:
         Args:
             target: A modality; -1, or one that few queries want: all queries.
         """
-        own = self.z
-        if target >= 0 and int((self.target == target).sum()) >= FEWEST:
-            own = self.z[self.target == target]
+        own = self.z[self.target == target]
+        if target < 0 or len(own) < FEWEST:
+            own = self.z
         if not len(own):  # nothing is known of queries: all directions count alike
             return np.eye(self.width, dtype=np.float32)
         second_moment = own.T @ own / np.float32(len(own))
@@ -227,7 +227,8 @@ def _numbers(values: Any) -> NDArray[Any]:
 def _read(path: Path) -> dict[str, NDArray[Any]]:
     """The arrays of a file, by name."""
     try:
-        return load_file(path)
+        with open_regular(path) as file:
+            return load(file.read())
     except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
         raise GeniusError(f"cannot read the weights {path}: {said(error)}") from None
 
