@@ -1,8 +1,10 @@
-"""torch, which an extra brings: everything that needs it and does not find it says so in one line."""
+"""torch, which an extra brings: what needs it and does not find it says so in one line; parts that need it are loaded late."""
 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from genius.errors import GeniusError
@@ -30,3 +32,18 @@ def has_torch() -> bool:
         return importlib.util.find_spec("torch") is not None
     except ImportError:
         return False
+
+
+@dataclass(frozen=True, slots=True)
+class LazyPart:
+    """A part of a model that is loaded when a search first needs it: a generator or a quantizer.
+
+    Args:
+        config: Of the part: widths, numbers of codes.
+        load: Gives the part.
+        modality_log_probs: Of a generator: queries z (Q, D) -> (Q, 3) log-probabilities of its first step, without loading it.
+    """
+
+    config: Any
+    load: Callable[[], Any]
+    modality_log_probs: Callable[[Any], Any] | None = None

@@ -178,7 +178,11 @@ class Genius(Embedder):
         return self.quantizer.encode(z, torch.as_tensor(modality, device=z.device))
 
     def reconstruct(self, codes: Any) -> Tensor:
-        """(N, D) sums of the code vectors of codes (N, M)."""
+        """(N, D) sums of code vectors.
+
+        Args:
+            codes: (N, M), a tensor or an array.
+        """
         return self.quantizer.decode(torch.as_tensor(codes, device=self.device))
 
     def _on_device(self, array: Tensor) -> Tensor:

@@ -23,8 +23,7 @@ from genius.model.config import encoder_uri, read_config
 from genius.model.embedding import Embedder
 from genius.model.known_items import load_knows
 from genius.model.query_bank import QueryBank
-from genius.optional import has_torch, import_torch
-from genius.search.types import LazyPart
+from genius.optional import LazyPart, has_torch, import_torch
 from genius.weight_arrays import read_arrays
 
 if TYPE_CHECKING:
@@ -83,7 +82,11 @@ class GraphModel(Embedder):
         return self
 
     def embed(self, features: Features) -> tuple[Any, Any]:
-        """Features -> (z, dense), unit vectors (N, D)."""
+        """Features -> (z, dense), unit vectors (N, D).
+
+        Args:
+            features: N items or queries.
+        """
         features.check(self.config.width)
         parts: list[list[NDArray[np.float32]]] = []
         for start in range(0, max(len(features), 1), CHUNK):
@@ -94,7 +97,11 @@ class GraphModel(Embedder):
         return outputs[0], outputs[-1]
 
     def encode(self, features: Features) -> NDArray[np.int64]:
-        """Codes (N, M) of items."""
+        """Codes (N, M) of items.
+
+        Args:
+            features: N items.
+        """
         modality: Any = features.modality
         return self.assign(self.embed(features)[0], modality)
 
@@ -136,11 +143,19 @@ class GraphModel(Embedder):
         return [arrays[name] for name in names]
 
     def reconstruct(self, codes: NDArray[np.int64]) -> NDArray[np.float32]:
-        """(N, D) sums of the code vectors of codes (N, M)."""
+        """(N, D) sums of code vectors.
+
+        Args:
+            codes: (N, M).
+        """
         return self.graphs.run("reconstruct", {"codes": codes})[0]
 
     def modality_log_probs(self, z: NDArray[np.float32]) -> NDArray[np.float32]:
-        """(N, 3) log p(modality | query): the decoder's first step."""
+        """(N, 3) log p(modality | query): the decoder's first step.
+
+        Args:
+            z: (N, D) queries.
+        """
         return self.graphs.run("modality", {"z": z})[0]
 
     @cached_property

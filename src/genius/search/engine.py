@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genius.errors import GeniusError
-from genius.optional import import_torch
+from genius.optional import LazyPart, import_torch
 from genius.search import rerank
 from genius.search.arrays import Floats, Ints, as_numpy
 from genius.search.collection import Collection
@@ -29,7 +29,7 @@ from genius.search.item_bias import ItemBias
 from genius.search.params import SearchParams
 from genius.search.scan import Scan, ScanCache
 from genius.search.trie import CodeTrie
-from genius.search.types import Candidates, LazyPart, Plan, QueryBatch, SearchResult
+from genius.search.types import Candidates, Plan, QueryBatch, SearchResult
 from genius.search.vectors import StoredVectors, Vectors
 
 if TYPE_CHECKING:  # these import torch
