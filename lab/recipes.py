@@ -76,7 +76,7 @@ REASONS: dict[str, str] = {
     "recipe.codebook_scale": '5.2: "initialized randomly"; the public code starts tokens as 100 times a random map of the codebooks',
     "search.beams": "5.2: 50",
     "search.rerank": "0: to the end of the ID, as in the paper; ours stops as soon as the items left fit its budget",
-    "output": "where each writes by default",
+    "output": "default output folder",
 }
 
 BEYOND_FIELDS = """\

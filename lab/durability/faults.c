@@ -3,7 +3,8 @@
  *     gcc -shared -fPIC -O2 -o faults.so faults.c -ldl
  *
  * fault_root(path) chooses the folder. fault_arm(classes, n, how) starts counting; fault_stop() stops and returns how many calls
- * there were. Nothing happens before fault_arm.
+ * there were, fault_fired() whether the n-th failed, fault_ways(i) which failures the i-th call can have. Nothing happens before
+ * fault_arm.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -24,10 +25,12 @@
 enum { OPEN = 1, WRITE = 2, SYNC = 4, RENAME = 8, LINK = 16, UNLINK = 32, MKDIR = 64, READ = 128, MMAP = 256 };
 enum { COUNT, EIO_ONCE, EIO_FOR_GOOD, FULL_ONCE, FULL_FOR_GOOD, SHORT, LIE, KILL };
 enum { GO, FAIL, HALF, DO_AND_FAIL };
+enum { CAN_FAIL = 1, CAN_BE_FULL = 2, CAN_BE_SHORT = 4, MOST = 1 << 14 };
 
 static char root[PATH_MAX];
 static size_t root_length;
-static atomic_int classes, wanted, how, calls;
+static atomic_int classes, wanted, how, calls, fired;
+static unsigned char ways[MOST];
 
 void fault_root(const char *path) {
     strncpy(root, path, sizeof root - 1);
@@ -36,6 +39,7 @@ void fault_root(const char *path) {
 
 void fault_arm(int which, int n, int mode) {
     calls = 0;
+    fired = 0;
     wanted = n;
     how = mode;
     classes = which;
@@ -45,6 +49,10 @@ int fault_stop(void) {
     classes = 0;
     return calls;
 }
+
+int fault_fired(void) { return fired; }
+
+int fault_ways(int i) { return i >= 1 && i <= MOST ? ways[i - 1] : 0; }
 
 static int below(const char *path) { return root_length && path && !strncmp(path, root, root_length); }
 
@@ -62,21 +70,25 @@ static int at_below(int directory, const char *path) {
     return directory == AT_FDCWD ? 0 : handle_below(directory);
 }
 
-/* What becomes of a call of this class. */
-static int fate(int class) {
+/* What becomes of a call of this class; `divisible`: of bytes, more than one. */
+static int fate(int class, int divisible) {
     if (!(classes & class)) return GO;
     int number = atomic_fetch_add(&calls, 1) + 1, mode = how;
-    int good = mode == EIO_FOR_GOOD || mode == FULL_FOR_GOOD;
-    if (mode == COUNT || number < wanted || (number > wanted && !good)) return GO;
+    int full = mode == FULL_ONCE || mode == FULL_FOR_GOOD;
+    int takes_room = class & (WRITE | OPEN | MKDIR | LINK | RENAME);
+    if (number <= MOST) ways[number - 1] = CAN_FAIL | (takes_room ? CAN_BE_FULL : 0) | (divisible ? CAN_BE_SHORT : 0);
+    if (mode == COUNT || number < wanted) return GO;
+    if (number > wanted && mode != EIO_FOR_GOOD && mode != FULL_FOR_GOOD) return GO;
     if (mode == KILL) {
         kill(getpid(), SIGKILL);
         for (;;) pause();
     }
-    errno = mode == FULL_ONCE || mode == FULL_FOR_GOOD ? ENOSPC : EIO;
-    if ((mode == FULL_ONCE || mode == FULL_FOR_GOOD) && !(class & (WRITE | OPEN | MKDIR | LINK | RENAME))) return GO;
+    if (full && !takes_room) return GO;
+    if (mode == SHORT && !divisible) return GO;
+    if (number == wanted) fired = 1;
+    errno = full ? ENOSPC : EIO;
     if (mode == SHORT) return HALF;
-    if (mode == LIE) return DO_AND_FAIL;
-    return FAIL;
+    return mode == LIE ? DO_AND_FAIL : FAIL;
 }
 
 #define REAL(name) \
@@ -87,7 +99,7 @@ static int fate(int class) {
     type name parameters { \
         REAL(name); \
         if (!classes || !(inside)) return real arguments; \
-        int f = fate(class); \
+        int f = fate(class, 0); \
         if (f == FAIL) return (type)-1; \
         type result = real arguments; \
         if (f == DO_AND_FAIL && result >= 0) { errno = EIO; return (type)-1; } \
@@ -98,9 +110,9 @@ static int fate(int class) {
     type name parameters { \
         REAL(name); \
         if (!classes || !handle_below(handle)) return real whole; \
-        int f = fate(class); \
+        int f = fate(class, size > 1); \
         if (f == FAIL) return (type)-1; \
-        if (f == HALF && size > 1) return real part; \
+        if (f == HALF) return real part; \
         type result = real whole; \
         if (f == DO_AND_FAIL && result >= 0) { errno = EIO; return (type)-1; } \
         return result; \
@@ -139,7 +151,7 @@ static int opening(int writes) { return writes ? OPEN : READ; }
             va_end(rest); \
         } \
         if (!classes || !(inside) || (flags & O_DIRECTORY)) return real arguments; \
-        int f = fate(opening((flags & O_ACCMODE) != O_RDONLY)); \
+        int f = fate(opening((flags & O_ACCMODE) != O_RDONLY), 0); \
         if (f == FAIL) return -1; \
         int result = real arguments; \
         if (f == DO_AND_FAIL && result >= 0) { close(result); errno = EIO; return -1; } \
@@ -154,7 +166,7 @@ OPENING(openat64, at_below(directory, path), (int directory, const char *path, i
 void *mmap(void *where, size_t size, int protection, int flags, int handle, off_t at) {
     REAL(mmap);
     if (!classes || handle < 0 || !handle_below(handle)) return real(where, size, protection, flags, handle, at);
-    int f = fate(MMAP);
+    int f = fate(MMAP, 0);
     if (f == FAIL || f == DO_AND_FAIL) {
         errno = ENOMEM;
         return MAP_FAILED;

@@ -132,7 +132,7 @@ def compare(path: Path, model: Genius, log: Path, truth: Truth, findings: Findin
     if index.count() != len(truth):
         findings.problems.append(f"{label}: count is {index.count()}, not {len(truth)}")
     if truth:
-        hits = index.search(text="words", k=min(len(truth), 1000), beams=10_000, rerank=10**6)
+        hits = index.search(text="words", target="any", k=min(len(truth), 1000), beams=10_000, rerank=10**6)
         if len(hits) != min(len(truth), 1000) or any(truth.get(hit.id) != hit.item.text for hit in hits):
             findings.problems.append(f"{label}: search gives {len(hits)} hits of {len(truth)}")
     stale = index.path / "cache"

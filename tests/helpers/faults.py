@@ -1,6 +1,6 @@
 """Calls of the operating system that fail, at every place of every operation that writes an index.
 
-An injection runs an operation in a process of its own, on a copy of a folder, and lets the n-th call of a class fail in some way
+An injection runs an operation in a forked process, on a copy of a folder, and lets the n-th call of a class fail in some way
 (`lab/durability/faults.c`, preloaded). Then the same process, a new process, the full check and another write must agree:
 
     done without an error      the change is made
@@ -8,22 +8,26 @@ An injection runs an operation in a process of its own, on a copy of a folder, a
     killed                     the change is made or not made, as a whole
 
 Anything else is a violation: an exception of another type, a state between, a check that is not clean, something left over.
+A new operation is one entry of `OPERATIONS`.
 """
 
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -31,25 +35,41 @@ from typing import Any
 import lancedb
 import lancedb.index  # noqa: F401
 import pandas  # noqa: F401
-from fake_encoder import fake_model, register
+import torch
+from fake_encoder import FakeEncoder, fake_model, register
 
-from genius import Genius, GeniusError, Index, Item
-from genius.fit.folder import _write_anew
-from genius.index import opened
+from genius import Genius, GeniusError, Index, Item, fit
+from genius.features import Features
+from genius.fit import Fit, FitConfig
+from genius.fit import folder as fit_folder
+from genius.fit.folder import _write_anew, index_with_encoder, refit
+from genius.index import commit, opened
 from genius.index.check import check
-from genius.index.folder import WriteLock, about_of, begin_replacement, open_store, swap
+from genius.index.folder import WriteLock, about_of, begin_replacement, open_store, read_about, swap
+from genius.index.ingest import IngestConfig
 from genius.index.paths import ORIGIN, remove
 from genius.index.repair import repair, restore, snapshot
+from genius.scale.bulk import BulkConfig, bulk_index
+from genius.scale.parts import PartIndexer
 
 CLASSES = {"open": 1, "write": 2, "sync": 4, "rename": 8, "link": 16, "unlink": 32, "mkdir": 64, "read": 128, "mmap": 256}
 WRITES = sum(CLASSES[name] for name in ("open", "write", "sync", "rename", "link", "unlink", "mkdir"))
 READS = CLASSES["read"] | CLASSES["mmap"]
+GROUPS = {"writes": WRITES, "reads": READS}
 HOW = {"eio once": 1, "eio for good": 2, "full once": 3, "full for good": 4, "short": 5, "lie": 6, "kill": 7}
+CAN_BE_FULL = 2  # what `fault_ways` says of a call
+CAN_BE_SHORT = 4
 COUNT = 0
 SECONDS = 60.0
 SHIM = "GENIUS_FAULTS"
+KEPT = Path(__file__).parents[1] / "index" / "kept"
+
+WITH_LANCE = importlib.util.find_spec("lance") is not None  # the extra `ray`
+if WITH_LANCE:
+    import lance  # noqa: F401
 
 Contents = dict[str, Any]
+Step = Callable[[Path, Genius], object]
 
 
 def compile_shim(folder: Path) -> Path:
@@ -64,7 +84,7 @@ def preloaded(shim: Path) -> dict[str, str]:
     return {**os.environ, "LD_PRELOAD": str(shim), SHIM: str(shim), "OMP_NUM_THREADS": "1", "LANCE_IO_THREADS": "2"}
 
 
-# -- operations --------------------------------------------------------------------------------------------------
+# -- states: what an operation starts from. Each step runs in a process of its own -------------------------------
 
 
 def things(first: int, last: int) -> list[Item]:
@@ -72,16 +92,19 @@ def things(first: int, last: int) -> list[Item]:
 
 
 def contents(index: Index) -> Contents:
-    """All items, and that a search finds exactly them."""
-    items = {item.id: [item.text, dict(item.metadata)] for item in index.items()}
-    found = {hit.id for hit in index.search("thing number 3", k=1000)}
-    if found != items.keys():
+    """All items, each once, and that a search finds exactly them."""
+    listed = list(index.items())
+    items = {item.id: [item.text, dict(item.metadata)] for item in listed}
+    found = [hit.id for hit in index.search("thing number 3", target="any", k=1000)]
+    if len(items) != len(listed) or len(items) != len(index):
+        raise AssertionError(f"{len(listed)} items are listed, {len(items)} have ids of their own, {len(index)} are counted")
+    if sorted(found) != sorted(items):
         raise AssertionError(f"a search finds {sorted(found)}, the table holds {sorted(items)}")
     return items
 
 
 def base(folder: Path, model: Genius) -> None:
-    """A small index with several fragments, an upsert, a deletion, a compaction and a cache."""
+    """A small index with several fragments, an upsert, a deletion and a compaction."""
     with Index(folder / "x.genius", model, thumbnails=0) as index:
         index.add(things(0, 12))
         index.upsert(things(3, 5))
@@ -90,26 +113,91 @@ def base(folder: Path, model: Genius) -> None:
         index.add(things(12, 15))
 
 
-def with_snapshot(folder: Path, model: Genius) -> None:
+def many_changes(folder: Path, model: Genius) -> None:
+    """An index that was never compacted: eight fragments, some with deleted rows, many versions."""
+    with Index(folder / "x.genius", model, thumbnails=0) as index:
+        for first in range(0, 16, 2):
+            index.add(things(first, first + 2))
+        index.upsert(things(2, 5))
+        index.delete(["t0", "t9"])
+
+
+def cached(folder: Path, model: Genius) -> None:
+    """An index with a cache that is three changes behind; every process that opens it writes caches."""
+    opened.CACHE_FROM = 1
     base(folder, model)
+    with Index(folder / "x.genius", model, thumbnails=0) as index:
+        index.optimize()
+        contents(index)
+        index.upsert(things(5, 7))
+        index.delete("t11")
+        index.add(things(15, 18))
+
+
+def die_before_the_ledger(folder: Path, model: Genius) -> None:
+    """A writer that ends between the table's commit and the line of the ledger."""
+    commit.acknowledge = lambda *_: os._exit(0)
+    Index.open(folder / "x.genius", model).upsert(things(2, 20))
+
+
+def copy_and_change(folder: Path, model: Genius) -> None:
     snapshot(folder / "x.genius", folder / "copy.genius")
     with Index(folder / "x.genius", model) as index:
         index.delete(["t1", "t2"])
 
 
-def without_ledger(folder: Path, model: Genius) -> None:
-    base(folder, model)
+def lose_ledger(folder: Path, model: Genius) -> None:
     (folder / "x.genius" / "ledger.jsonl").unlink()
-    shutil.rmtree(folder / "x.genius" / "cache")
 
 
-def without_cache(folder: Path, model: Genius) -> None:
-    base(folder, model)
-    shutil.rmtree(folder / "x.genius" / "cache")
+def lose_about(folder: Path, model: Genius) -> None:
+    (folder / "x.genius" / "genius.json").unlink()
 
 
-def nothing(folder: Path, model: Genius) -> None:
-    pass
+def lose_newest_manifest(folder: Path, model: Genius) -> None:
+    newest = commit.versions_on_disk(folder / "x.genius")[-1]
+    (commit.table_folder(folder / "x.genius") / commit.manifest_name(newest)).write_bytes(b"damaged")
+
+
+def lose_cache(folder: Path, model: Genius) -> None:
+    shutil.rmtree(folder / "x.genius" / "cache", ignore_errors=True)
+
+
+def sources(folder: Path, model: Genius) -> None:
+    """Texts, and an encoder to index them with. They lie where no call fails: a text that cannot be read is skipped and named."""
+    (folder.parent / "texts").mkdir(exist_ok=True)
+    for number in range(5):
+        (folder.parent / "texts" / f"{number}.txt").write_text(f"thing number {number}")
+    FakeEncoder().save(folder.parent / "encoder")
+
+
+def index_sources(folder: Path, model: Genius | None) -> None:
+    paths = [folder.parent / "texts"]
+    uri = str(folder.parent / "encoder")
+    index_with_encoder(paths, folder / "x.genius", uri, IngestConfig(), fit_config=FitConfig(seed=0))
+
+
+def old_format(folder: Path, model: Genius) -> None:
+    """An index of format 1, and its model."""
+    with tarfile.open(KEPT / "format1.tar.xz") as archive:
+        archive.extractall(folder / "old", filter="data")
+    (folder / "old" / "old.genius").rename(folder / "x.genius")
+
+
+PLAIN: dict[str, tuple[Step, ...]] = {
+    "fragments": (base,),
+    "many changes": (many_changes,),
+    "cached": (cached,),
+    "interrupted": (base, die_before_the_ledger),
+}
+LOST: dict[str, tuple[Step, ...]] = {
+    "no ledger": (base, lose_ledger, lose_cache),
+    "no genius.json": (many_changes, lose_about),
+    "newest manifest damaged": (base, lose_newest_manifest),
+}
+
+
+# -- operations --------------------------------------------------------------------------------------------------
 
 
 def replace_index(folder: Path, model: Genius) -> None:
@@ -127,34 +215,157 @@ def replace_index(folder: Path, model: Genius) -> None:
         swap(path, fresh)
 
 
-def open_building_a_cache(folder: Path, model: Genius) -> Index:
+def after_replacement(folder: Path, model: Genius) -> None:
+    about = about_of(folder / "x.genius")
+    with suppress(GeniusError):
+        remove(begin_replacement(folder / "x.genius", about), folder / "x.genius", about.id)
+
+
+FITS: dict[int, Fit] = {}
+
+
+def fit_in_advance(folder: Path) -> None:
+    """Fit the models of "index" (seed 0) and "refit" (seed 1) now: a fit takes a second, and touches no file."""
+    encoder = FakeEncoder()
+    z = encoder.encode_texts([f"thing number {number}" for number in range(5)])
+    nothing = torch.zeros(len(z), dtype=torch.bool)
+    features = Features(torch.zeros_like(z), z, nothing, ~nothing)
+    for seed in (0, 1):
+        few = FitConfig(steps=1, iterations=2, seed=seed)
+        FITS[seed] = fit.fit_collection(features, None, encoder, fit.settled(str(folder.parent / "encoder")), few)
+
+    def known(*given: Any, **_: Any) -> Fit:
+        return FITS[next(value.seed for value in given if isinstance(value, FitConfig))]
+
+    fit.fit_vectors = fit_folder.fit_vectors = known
+
+
+def refit_quickly(folder: Path, model: Genius) -> None:
+    refit(folder / "x.genius", FitConfig(seed=1))
+
+
+def open_building_a_cache(folder: Path, model: Genius) -> Contents:
     opened.CACHE_FROM = 1
-    return Index.open(folder / "x.genius", model)
+    return contents(Index.open(folder / "x.genius", model))
+
+
+def bulk(folder: Path, model: Genius) -> None:
+    """The workers' part is done here, one part after the other."""
+
+    def in_turn(work: Any) -> None:
+        writer = PartIndexer(*work.arguments())
+        for part in work.parts:
+            writer.write(part, work.first[part.name])
+
+    parts = BulkConfig(part_rows=2, thumbnails=0, device="cpu")
+    bulk_index([folder.parent / "texts"], folder / "x.genius", model, IngestConfig(), parts, spread=in_turn)  # type: ignore[arg-type]
+
+
+def model_of_old_format(folder: Path, model: Genius) -> Genius:
+    return Genius.from_pretrained(folder / "old" / "model")
+
+
+def own_model(folder: Path, model: Genius) -> None:
+    """The one inside the index."""
+
+
+def the_model(folder: Path, model: Genius) -> Genius:
+    return model
 
 
 @dataclass(frozen=True)
 class Operation:
-    """`setup` makes a folder; `run` changes it, with an index that was open before where `opens`."""
+    """A change of an index.
 
-    setup: Callable[[Path, Genius], None]
-    run: Callable[[Path, Genius, Index | None], object]
+    Attributes:
+        run: Makes the change: folder, model, the index that was open before (None unless `opens`).
+        states: What it starts from, by name.
+        opens: Whether an index is open before, and looked at afterwards in the same process.
+        target: The index that is looked at afterwards.
+        finish: What people do after it failed: go on with it, or start another, which tidies up.
+        completes: Whether the change is made after `finish`, whatever happened before.
+        partly: Whether an empty index may be left: it is made first, items are added afterwards.
+        broken: Whether an index does not open before.
+        model: With which model it is opened.
+    """
+
+    run: Callable[[Path, Genius, Any], object]
+    states: Mapping[str, tuple[Step, ...]] = field(default_factory=lambda: PLAIN)
     opens: bool = True
-    target: str = "x.genius"  # what is looked at afterwards
+    target: str = "x.genius"
+    finish: Step | None = None
+    completes: bool = False
+    partly: bool = False
+    broken: bool = False
+    model: Callable[[Path, Genius], Genius | None] = the_model
+
+
+def _with(*steps: Step, states: Mapping[str, tuple[Step, ...]] = PLAIN) -> dict[str, tuple[Step, ...]]:
+    return {name: (*first, *steps) for name, first in states.items()}
 
 
 OPERATIONS: dict[str, Operation] = {
-    "add": Operation(base, lambda f, m, i: i.add(things(20, 23))),  # type: ignore[union-attr]
-    "upsert": Operation(base, lambda f, m, i: i.upsert([Item("t2", text="anew"), *things(30, 32)])),  # type: ignore[union-attr]
-    "delete": Operation(base, lambda f, m, i: i.delete(["t4", "t13"])),  # type: ignore[union-attr]
-    "optimize": Operation(base, lambda f, m, i: i.optimize(keep=timedelta(0))),  # type: ignore[union-attr]
-    "rename": Operation(base, lambda f, m, i: i.rename_field("n", "number")),  # type: ignore[union-attr]
-    "restore": Operation(with_snapshot, lambda f, m, i: restore(f / "copy.genius", f / "x.genius", replace_items=True)),
-    "snapshot": Operation(base, lambda f, m, i: i.snapshot(f / "new.genius"), target="new.genius"),  # type: ignore[union-attr]
-    "repair": Operation(without_ledger, lambda f, m, i: repair(f / "x.genius", m), opens=False),
-    "replace": Operation(base, lambda f, m, i: replace_index(f, m), opens=False),
-    "cache": Operation(without_cache, lambda f, m, i: contents(open_building_a_cache(f, m)), opens=False),
-    "create": Operation(nothing, lambda f, m, i: Index(f / "x.genius", m, thumbnails=0).add(things(0, 3)), opens=False),
+    "add": Operation(lambda f, m, i: i.add(things(20, 23))),
+    "upsert": Operation(lambda f, m, i: i.upsert([Item("t2", text="anew"), *things(30, 32)])),
+    "delete": Operation(lambda f, m, i: i.delete(["t4", "t13"])),
+    "optimize": Operation(lambda f, m, i: i.optimize(keep=timedelta(0))),
+    "rename field": Operation(lambda f, m, i: i.rename_field("n", "number")),
+    "retype field": Operation(lambda f, m, i: i.retype_field("n", "text")),
+    "drop field": Operation(lambda f, m, i: i.drop_field("even")),
+    "restore": Operation(
+        lambda f, m, i: restore(f / "copy.genius", f / "x.genius", replace_items=True),
+        {"fragments": (base, copy_and_change), "cached": (cached, copy_and_change)},
+    ),
+    "restore anew": Operation(
+        lambda f, m, i: restore(f / "copy.genius", f / "new.genius"),
+        {"fragments": (base, copy_and_change)},
+        target="new.genius",
+        finish=lambda f, m: snapshot(f / "copy.genius", f / "other.genius"),
+    ),
+    "snapshot": Operation(
+        lambda f, m, i: i.snapshot(f / "new.genius"),
+        target="new.genius",
+        finish=lambda f, m: snapshot(f / "x.genius", f / "other.genius"),
+    ),
+    "repair": Operation(
+        lambda f, m, i: repair(f / "x.genius", m),
+        LOST,
+        opens=False,
+        broken=True,
+        finish=lambda f, m: repair(f / "x.genius", m),
+        completes=True,
+    ),
+    "replace": Operation(lambda f, m, i: replace_index(f, m), opens=False, finish=after_replacement),
+    "refit": Operation(
+        lambda f, m, i: refit_quickly(f, m),
+        {"texts": (sources, index_sources)},
+        opens=False,
+        finish=after_replacement,
+        model=own_model,
+    ),
+    "index": Operation(
+        lambda f, m, i: index_sources(f, m),
+        {"texts": (sources,)},
+        opens=False,
+        finish=index_sources,
+        completes=True,
+        partly=True,
+        model=own_model,
+    ),
+    "cache": Operation(lambda f, m, i: open_building_a_cache(f, m), _with(lose_cache), opens=False),
+    "create": Operation(
+        lambda f, m, i: Index(f / "x.genius", m, thumbnails=0).add(things(0, 3)), {"nothing": ()}, opens=False, partly=True
+    ),
+    "upgrade": Operation(lambda f, m, i: i.add(things(20, 23)), {"format 1": (old_format,)}, model=model_of_old_format),
 }
+if WITH_LANCE:
+    OPERATIONS["bulk"] = Operation(
+        lambda f, m, i: bulk(f, m),
+        {"fragments": (base, sources), "interrupted": (base, die_before_the_ledger, sources)},
+        opens=False,
+        finish=bulk,
+        completes=True,
+    )
 
 
 # -- one injection -----------------------------------------------------------------------------------------------
@@ -164,7 +375,7 @@ def in_child(work: Callable[[], Any], seconds: float = SECONDS) -> tuple[Any, in
     """What `work` returns in a forked process, and the signal that ended it; (None, None) if it hangs."""
     read, write = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # LanceDB's, of forks; nothing of it runs in this process
+        warnings.simplefilter("ignore")  # of forks: nothing of LanceDB runs in this process
         child = os.fork()
     if not child:
         try:
@@ -201,131 +412,179 @@ def in_child(work: Callable[[], Any], seconds: float = SECONDS) -> tuple[Any, in
 
 
 class Injector:
-    """Runs injections below a folder. The process must have been started with `preloaded`."""
+    """Runs injections below a folder. The process must have been started with `preloaded`.
+
+    Args:
+        folder: Where copies of indexes are written. In memory (a tmpfs) it is several times quicker.
+    """
 
     def __init__(self, folder: Path) -> None:
         register()
         self.folder = folder.resolve()
-        self.model = fake_model()
-        self.saved = self.folder / "model"
-        self.model.save_pretrained(self.saved)
-        self.model = Genius.from_pretrained(self.saved)
+        saved = self.folder / "model"
+        fake_model().save_pretrained(saved)
+        self.model = Genius.from_pretrained(saved)
         self.library = ctypes.CDLL(os.environ[SHIM])
-        self.bases: dict[str, Path] = {}
-        self.counts: dict[tuple[str, int], int] = {}
-        self.known: dict[str, tuple[Contents | None, Contents]] = {}
+        self.bases: dict[tuple[str, str], Path] = {}
+        self.calls: dict[tuple[str, str, str], list[int]] = {}
+        self.known: dict[tuple[str, str], tuple[Contents | None, Contents, Contents | None]] = {}
         self.work = self.folder / "work"
         self.library.fault_root(str(self.work).encode())
 
-    def prepare(self, name: str) -> None:
+    def prepare(self, name: str, state: str) -> None:
         """Make the folder that an operation starts from, and look at what it is before and after."""
-        if name in self.bases:
+        if (name, state) in self.bases:
             return
         operation = OPERATIONS[name]
-        place = self.folder / f"base-{name}"
-        place.mkdir()
-        _, ended = in_child(lambda: operation.setup(place, self.model), 300)
-        if ended != 0:
-            raise RuntimeError(f"cannot set up {name}: {ended}")
-        self.bases[name] = place
-        before = None
-        if (place / operation.target).exists() and name != "repair":
-            before, _ = in_child(lambda: contents(Index.open(place / operation.target, self.model, read_only=True)))
-        self._fresh(name)
-        after, ended = in_child(lambda: self._run(name, 0, 1, COUNT)["state"])
-        if ended != 0 or after is None:
-            raise RuntimeError(f"{name} fails without a fault")
-        self.known[name] = before, after
-
-    def count(self, name: str, classes: int) -> int:
-        """How many calls of these classes an operation makes."""
-        self.prepare(name)
-        if (name, classes) not in self.counts:
-            self._fresh(name)
-            result, _ = in_child(lambda: self._run(name, classes, 1, COUNT))
-            self.counts[name, classes] = int(result["calls"])
-        return self.counts[name, classes]
-
-    def _fresh(self, name: str) -> None:
+        if operation.model is own_model and not FITS:
+            fit_in_advance(self.work)
         shutil.rmtree(self.work, ignore_errors=True)
-        shutil.copytree(self.bases[name], self.work)
+        self.work.mkdir()
+        for step in operation.states[state]:  # at the place where it is used: some paths are absolute
+            _, ended = in_child(lambda step=step: void(step(self.work, self.model)), 300)  # type: ignore[misc]
+            if ended != 0:
+                raise RuntimeError(f"cannot set up {name}, {state}: {ended}")
+        place = self.folder / f"base-{len(self.bases)}"
+        shutil.copytree(self.work, place)
+        self.bases[name, state] = place
+        source = target = None
+        if not operation.broken:
+            source, _ = in_child(lambda: self._contents(operation, "x.genius"))
+            target, _ = in_child(lambda: self._contents(operation, operation.target))
+        self._fresh(name, state)
+        done, ended = in_child(lambda: self._run(name, state, 0, 1, COUNT))
+        if ended != 0 or done is None or done["state"] is None or done["error"] or done["bare"] or done["trouble"]:
+            raise RuntimeError(f"{name}, {state} fails without a fault: {done}")
+        self.known[name, state] = target, done["state"], source
 
-    def _run(self, name: str, classes: int, n: int, how: int) -> dict[str, Any]:
+    def ways(self, name: str, state: str, group: str) -> list[list[str]]:
+        """The calls of a group that an operation makes, in order, and how each can fail."""
+        self.prepare(name, state)
+        if (name, state, group) not in self.calls:
+            self._fresh(name, state)
+            result, _ = in_child(lambda: self._run(name, state, GROUPS[group], 1, COUNT))
+            self.calls[name, state, group] = result["ways"]
+        possible = []
+        for flags in self.calls[name, state, group]:
+            how = ["eio once", "eio for good", "kill"]
+            if group == "writes":
+                how.append("lie")
+            if flags & CAN_BE_FULL:
+                how += ["full once", "full for good"]
+            if flags & CAN_BE_SHORT:
+                how.append("short")
+            possible.append(how)
+        return possible
+
+    def _fresh(self, name: str, state: str) -> None:
+        shutil.rmtree(self.work, ignore_errors=True)
+        shutil.copytree(self.bases[name, state], self.work)
+
+    def _contents(self, operation: Operation, target: str) -> Contents | None:
+        path = self.work / target
+        if read_about(path) is None:
+            return None
+        return contents(Index.open(path, operation.model(self.work, self.model), read_only=True))
+
+    def _run(self, name: str, state: str, classes: int, n: int, how: int) -> dict[str, Any]:
         """In a child: the operation under a fault, then what the same process sees."""
         operation = OPERATIONS[name]
-        index = Index.open(self.work / "x.genius", self.model, thumbnails=0) if operation.opens else None
+        if state == "cached":
+            opened.CACHE_FROM = 1
+        model = operation.model(self.work, self.model)
+        index = Index.open(self.work / "x.genius", model, thumbnails=0) if operation.opens else None
         if index is not None:
             contents(index)
-        error = bare = None
+        error = None
+        bare = None
         self.library.fault_arm(classes, n, how)
         try:
             operation.run(self.work, self.model, index)
         except GeniusError as problem:
             error = str(problem)
         except BaseException as problem:
-            bare = f"{type(problem).__name__}: {problem}"
+            place = traceback.extract_tb(problem.__traceback__)[-1]
+            bare = f"{type(problem).__name__}: {problem} ({Path(place.filename).name}:{place.lineno}, {place.name})"
         finally:
             calls = self.library.fault_stop()
-        state = None
+        fired = bool(self.library.fault_fired())
+        ways = [self.library.fault_ways(i + 1) for i in range(calls)] if how == COUNT else []
+        seen = None
         trouble = None
         try:
             if index is not None and operation.target == "x.genius":
-                state = contents(index)
+                seen = contents(index)
             elif error is None and bare is None:
-                state = contents(Index.open(self.work / operation.target, self.model, read_only=True))
+                seen = self._contents(operation, operation.target)
         except Exception as problem:
             trouble = f"{type(problem).__name__}: {problem}"
-        return {"calls": calls, "error": error, "bare": bare, "state": state, "trouble": trouble}
+        return {"ways": ways, "fired": fired, "error": error, "bare": bare, "state": seen, "trouble": trouble}
 
-    def _afterwards(self, name: str) -> dict[str, Any]:
+    def _afterwards(self, name: str, state: str) -> dict[str, Any]:
         """In another child: what a new process finds, the full check, and another write."""
         operation = OPERATIONS[name]
-        path = self.work / operation.target
-        if name == "repair" and not _opens(path, self.model):
-            repair(path, self.model)  # it can be run again
-        if name == "replace" and not path.exists():
-            repair(path)
-        if not path.exists() or not (path / "genius.json").exists():
-            state = None
-            problems: list[str] = []
-        else:
-            problems = list(check(path).problems)
-            with Index.open(path, self.model) as index:
-                state = contents(index)
-        with Index(self.work / "x.genius", self.model, thumbnails=0) as index:
+        if state == "cached":
+            opened.CACHE_FROM = 1
+        path = self.work / "x.genius"
+        target = self.work / operation.target
+        problems: list[str] = []
+        if operation.broken and not _opens(path, self.model) and operation.finish is not None:
+            operation.finish(self.work, self.model)  # it can be run again
+        if name in ("replace", "refit") and not path.exists():
+            repair(path)  # what a reader is told to do
+        source = None
+        found = None
+        if target.exists() and (target / "genius.json").exists():
+            problems += check(target).problems
+            found = contents(Index.open(target, operation.model(self.work, self.model)))
+        if target != path:
+            source = self._contents(operation, "x.genius")
+        if operation.finish is not None and not operation.broken:
+            operation.finish(self.work, self.model)
+        finished = self._contents(operation, operation.target) if operation.completes else None
+        with Index(path, operation.model(self.work, self.model), thumbnails=0) as index:
             before = contents(index)
             index.add([Item("later", text="goes on")])
             if contents(index).keys() != before.keys() | {"later"}:
                 problems.append("another write is not as it should be")
-        if name == "snapshot":  # the next one removes what the broken one left
-            with Index.open(self.work / "x.genius", self.model) as index:
-                index.snapshot(self.work / "other.genius")
-        if name == "replace":
-            about = about_of(self.work / "x.genius")
-            remove(begin_replacement(self.work / "x.genius", about), self.work / "x.genius", about.id)
-        problems += check(self.work / "x.genius").problems
-        return {"state": state, "problems": problems, "left": list(left_over(self.work))}
+        problems += check(path).problems
+        left = list(left_over(self.work))
+        return {"state": found, "source": source, "finished": finished, "problems": problems, "left": left}
 
-    def inject(self, name: str, classes: int, n: int, how: str) -> str | None:
-        """One injection; what is wrong, or None."""
-        self.prepare(name)
-        before, after = self.known[name]
-        self._fresh(name)
-        result, ended = in_child(lambda: self._run(name, classes, n, HOW[how]))
+    def inject(self, name: str, state: str, group: str, n: int, how: str) -> tuple[bool, str | None]:
+        """Let the n-th call of a group fail.
+
+        Returns:
+            Whether it failed (threads may make another number of calls this time), and what is wrong, or None.
+        """
+        self.prepare(name, state)
+        self._fresh(name, state)
+        result, ended = in_child(lambda: self._run(name, state, GROUPS[group], n, HOW[how]))
         if ended is None:
-            return "it hangs"
+            return True, "it hangs"
         if result is None and (how != "kill" or ended != signal.SIGKILL):
-            return f"the process ended with {ended}"
-        later, ended = in_child(lambda: self._afterwards(name))
+            return True, f"the process ended with {ended}"
+        fired = result is None or result["fired"]
+        later, ended = in_child(lambda: self._afterwards(name, state))
         if later is None:
-            return f"a new process cannot go on ({'hangs' if ended is None else ended})"
+            return fired, f"a new process cannot go on ({'hangs' if ended is None else ended})"
+        return fired, self._judge(name, state, result, later)
+
+    def _judge(self, name: str, state: str, result: dict[str, Any] | None, later: dict[str, Any]) -> str | None:
+        operation = OPERATIONS[name]
+        before, after, source = self.known[name, state]
+        found = later["state"]
         if later["problems"]:
             return f"check: {later['problems'][0]}"
         if later["left"]:
             return f"left over: {later['left'][0]}"
-        if name == "create" and later["state"] == {}:
-            later["state"] = before  # the index was made, the items were not added
-        if later["state"] not in (before, after):
+        if operation.partly and found == {}:
+            found = before  # the index was made, the items were not added
+        if operation.completes and later["finished"] != after:
+            return "run again, it does not end with what it should"
+        if operation.target != "x.genius" and later["source"] != source:
+            return "the index that was copied is another now"
+        if found not in (before, after):
             return "the state is neither before nor after"
         if result is None:
             return None
@@ -334,18 +593,22 @@ class Injector:
         if result["trouble"] is not None:
             return f"the same process cannot go on: {result['trouble']}"
         error = result["error"]
-        if error is None and later["state"] != after:
+        if error is None and found != after:
             return "said done, but is not"
         if error is not None and "\n" in error:
             return f"more than one line: {error!r}"
-        if error is not None and before != after and name != "repair":
+        if error is not None and before != after and not operation.broken:
             made = "is made" in error
             unknown = "not known" in error
-            if not unknown and later["state"] != (after if made else before):
+            if not unknown and found != (after if made else before):
                 return f"says {'made' if made else 'not made'}, but is the other: {error}"
-        if result["state"] is not None and result["state"] != later["state"]:
+        if result["state"] is not None and result["state"] != found and not (operation.partly and result["state"] == {}):
             return "the same process and a new one see different things"
         return None
+
+
+def void(_: object) -> None:
+    """For work whose result is of no interest."""
 
 
 def _opens(path: Path, model: Genius) -> bool:
@@ -357,31 +620,32 @@ def _opens(path: Path, model: Genius) -> bool:
 
 def left_over(folder: Path) -> Iterator[str]:
     """Names that nobody needs any more."""
-    known = {"x.genius", "copy.genius", "new.genius", "other.genius", ".x.genius.previous"}
+    known = {"x.genius", "copy.genius", "new.genius", "other.genius", ".x.genius.previous", "old"}
     for path in folder.iterdir():
         if path.name not in known:
             yield path.name
     for path in folder.glob("*.genius/*"):
-        if (path.name.startswith(".") and path.name != ".lock") or (path.name == ORIGIN and path.parent.name != "x.genius"):
+        hidden = path.name.startswith(".") and path.name != ".lock"
+        origin = path.name == ORIGIN and path.parent.name != "x.genius"
+        staged = path.name == "staging" and [child.name for child in path.iterdir()] not in ([], [".lock"])
+        if hidden or origin or staged or path.name == "encoded":
             yield str(path.relative_to(folder))
     for path in folder.glob("*.genius/cache/.building-*"):
         yield str(path.relative_to(folder))
 
 
-if __name__ == "__main__":  # a sample, for the suite: FOLDER SEED NUMBER -> lines of violations
+if __name__ == "__main__":  # a sample, for the suite: FOLDER SEED -> lines of violations, one injection for each operation
     import random
 
     injector = Injector(Path(sys.argv[1]))
     draw = random.Random(int(sys.argv[2]))
-    wanted = int(sys.argv[3])
-    names = sorted(OPERATIONS)
-    for number in range(wanted):
-        chosen = names[number % len(names)]
-        group = WRITES if draw.random() < 0.7 else READS
-        calls = injector.count(chosen, group)
-        at = draw.randint(1, max(calls, 1))
-        way = draw.choice(sorted(HOW))
-        wrong = injector.inject(chosen, group, at, way)
+    for chosen in OPERATIONS:
+        state_name = draw.choice(sorted(OPERATIONS[chosen].states))
+        group_name = draw.choice(("writes", "writes", "reads"))
+        every = injector.ways(chosen, state_name, group_name)
+        at = draw.randint(1, len(every))
+        way = draw.choice(every[at - 1])
+        _, wrong = injector.inject(chosen, state_name, group_name, at, way)
         if wrong is not None:
-            print(f"{chosen}, {'writes' if group == WRITES else 'reads'} {at} of {calls}, {way}: {wrong}", flush=True)
-    print("finished", wanted, flush=True)
+            print(f"{chosen}, {state_name}, {group_name} {at} of {len(every)}, {way}: {wrong}", flush=True)
+    print("finished", flush=True)

@@ -61,7 +61,7 @@ def contents(index: Index) -> dict[str, tuple[Any, ...]]:
 
 
 def answers(index: Index) -> list[list[tuple[str, float]]]:
-    return [[(hit.id, hit.score) for hit in index.search(question, k=20)] for question in QUESTIONS]
+    return [[(hit.id, hit.score) for hit in index.search(question, target="any", k=20)] for question in QUESTIONS]
 
 
 def differences(one: Index, other: Index) -> dict[str, int]:

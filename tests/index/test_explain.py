@@ -23,12 +23,13 @@ def fill(index: Index) -> None:
 def test_steps_follow_from_each_other_and_lead_to_the_answers(index: Index) -> None:
     fill(index)
     params = SearchParams(beams=4, rerank=0, reranker="none")
-    found = index.explain(Query("a red thing"), SearchRequest(3, params=params), shown=3, rejected=2)
+    request = SearchRequest(3, params=params, any_modality=True)
+    found = index.explain(Query("a red thing"), request, shown=3, rejected=2)
     (trace,) = found.traces
     assert trace.target is None and [step.level for step in trace.steps] == [0, 1, 2, 3]
     assert found.plan == "beam" and found.considered == trace.steps[-1].items
     assert found.summary == f"plan: beam ({found.considered} items below its beams) · target: any modality"
-    hits = index.search_many([Query("a red thing")], SearchRequest(3, params=params))[0]
+    hits = index.search_many([Query("a red thing")], request)[0]
     assert [answer.hit.id for answer in found.answers] == [hit.id for hit in hits]
     for answer, hit in zip(found.answers, hits, strict=True):
         assert answer.lost_at is None  # plain GENIUS finds nothing that its beams do not hold

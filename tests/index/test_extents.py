@@ -203,7 +203,7 @@ def test_an_index_of_an_earlier_version_opens_and_answers_equally(old: Path, mod
         assert {item.id: [item.text, dict(item.metadata)] for item in index.items()} == expected["items"]
         for query, answers in expected["answers"].items():
             text, _, where = query.partition(" | ")
-            hits = index.search(text, k=10, where=where or None)
+            hits = index.search(text, target="any", k=10, where=where or None)
             assert [hit.id for hit in hits] == [item_id for item_id, _ in answers], query
             assert [hit.score for hit in hits] == pytest.approx([score for _, score in answers], abs=1e-5)
         assert {item_id: list(index.codes(item_id)) for item_id in expected["codes"]} == expected["codes"]
@@ -219,6 +219,6 @@ def test_an_index_of_an_earlier_version_takes_writes(old: Path, model: Genius) -
         index.delete("t2")
     with Index.open(folder, model) as index:
         assert {item.id for item in index.items()} == {*expected, "new"} - {"t2"}
-        assert index.search("something new", k=1)[0].id == "new" and index.get("t1").text == "t1 anew"
+        assert index.search("something new", target="any", k=1)[0].id == "new" and index.get("t1").text == "t1 anew"
         index.optimize()
-        assert index.search("something new", k=1)[0].id == "new" and check(folder).ok
+        assert index.search("something new", target="any", k=1)[0].id == "new" and check(folder).ok

@@ -17,6 +17,6 @@ def test_a_sample_of_failing_calls_loses_nothing(tmp_path: Path) -> None:
     shim = faults.compile_shim(tmp_path)
     place = tmp_path / "injections"
     place.mkdir()
-    command = [sys.executable, "-W", "ignore", faults.__file__, str(place), "7", "11"]
+    command = [sys.executable, "-W", "ignore", faults.__file__, str(place), "7"]
     done = subprocess.run(command, env=faults.preloaded(shim), capture_output=True, text=True, timeout=280)
-    assert done.stdout.splitlines() == ["finished 11"], done.stdout + done.stderr[-2000:]
+    assert done.stdout.splitlines() == ["finished"], done.stdout + done.stderr[-2000:]

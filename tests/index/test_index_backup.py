@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_encoder import fake_model
@@ -14,8 +16,10 @@ from typer.testing import CliRunner
 
 from genius import Genius, GeniusError, Index, Item
 from genius.cli import app
+from genius.index import repair as repair_module
 from genius.index.check import check
 from genius.index.commit import table_folder
+from genius.index.reader import Vanished
 from genius.index.repair import restore, snapshot
 
 
@@ -28,7 +32,7 @@ def contents(index: Index) -> dict[str, object]:
 
 
 def found(index: Index) -> set[str]:
-    return {hit.id for hit in index.search(text="thing1", k=10_000, beams=10_000, rerank=10**6)}
+    return {hit.id for hit in index.search(text="thing1", target="any", k=10_000, beams=10_000, rerank=10**6)}
 
 
 def test_a_snapshot_is_an_index_and_comes_back(index: Index, model: Genius, tmp_path: Path) -> None:
@@ -134,3 +138,40 @@ def test_from_the_shell(index: Index, model_folder: Path, tmp_path: Path) -> Non
     assert refused.exit_code == 2 and "--replace" in refused.stderr
     assert "4 items" in runner.invoke(app, ["restore", str(copy), str(path), "--replace"]).stdout
     assert "t1" in Index.open(path)
+
+
+def test_a_snapshot_that_another_one_sweeps_away_at_its_start_takes_another_name(
+    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index.add([Item("a", text="a")])
+    make = repair_module.make_folder
+    swept = []
+
+    def make_and_lose(folder: Path) -> None:
+        make(folder)
+        if not swept:
+            swept.append(folder)
+            repair_module.sweep_snapshots(folder.parent, index.about.id)
+
+    monkeypatch.setattr(repair_module, "make_folder", make_and_lose)
+    assert index.snapshot(tmp_path / "copy.genius").items == 1
+    assert swept and not swept[0].exists()
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".copy.genius")]
+
+
+def test_rows_that_vanish_while_they_are_copied_are_copied_anew(
+    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process cleans the version away in the middle: LanceDB wraps what our rows raise in an error of its own."""
+    index.add([Item("a", text="a")])
+    read = repair_module.good_rows
+    calls = []
+
+    def gone_at_first(reader: Any) -> Iterator[Any]:
+        calls.append(reader)
+        if len(calls) == 1:
+            raise Vanished("cannot read the index: a file of this version is gone")
+        yield from read(reader)
+
+    monkeypatch.setattr(repair_module, "good_rows", gone_at_first)
+    assert index.snapshot(tmp_path / "copy.genius").items == 1 and len(calls) == 2

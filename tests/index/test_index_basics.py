@@ -64,12 +64,12 @@ def test_search_finds_the_item_itself_and_target_chooses_the_kind(index: Index) 
         hits = index.search(text="a red thing", modality=target, k=20)
         assert len(hits) == 4 and {hit.modality.label for hit in hits} == {target}
         assert {hit.codes[0] for hit in hits} == {int(Modality.parse(target))}
-    hits = index.search(image=picture("blue"), k=12)
+    hits = index.search(image=picture("blue"), target="any", k=12)
     assert hits[0].id == "image blue" and len(hits) == 12
     scores = [hit.score for hit in hits]
     assert scores == sorted(scores, reverse=True)
-    assert index.search(image=picture("blue"), k=12, min_score=scores[2])[-1].score >= scores[2]
-    assert [h.id for h in index.search(image=picture("blue"), k=3)] == [h.id for h in hits[:3]]
+    assert index.search(image=picture("blue"), target="any", k=12, min_score=scores[2])[-1].score >= scores[2]
+    assert [h.id for h in index.search(image=picture("blue"), target="any", k=3)] == [h.id for h in hits[:3]]
 
 
 def test_a_target_is_what_people_mean_by_it(index: Index) -> None:
@@ -84,7 +84,8 @@ def test_a_target_is_what_people_mean_by_it(index: Index) -> None:
     assert [hit.id for hit in index.search(text="a red thing", target="image", k=3)] == [hit.id for hit in hits[:3]]
     assert {hit.id.split()[0] for hit in index.search(text="a red thing", target="text", k=20)} == {"pair", "text"}
     many = index.search_many(
-        [Query(text="a red thing", target=kind) for kind in (Modality.TEXT, None, Modality.IMAGE)], SearchRequest(20)
+        [Query(text="a red thing", target=kind) for kind in (Modality.TEXT, None, Modality.IMAGE)],
+        SearchRequest(20, any_modality=True),
     )
     assert [len(found) for found in many] == [8, 12, 8] and [hit.id for hit in many[2]] == [hit.id for hit in hits]
     with pytest.raises(GeniusError, match="use one of them"):
@@ -95,7 +96,14 @@ def test_a_target_is_what_people_mean_by_it(index: Index) -> None:
     "asked, strict, counts, where, least, said",
     [
         (None, False, {"image": 0, "text": 0, "pair": 0}, None, None, "the index is empty"),
-        ("image", False, {"image": 0, "text": 3, "pair": 0}, None, None, "no item has a picture, there are 3 texts; leave"),
+        (
+            "image",
+            False,
+            {"image": 0, "text": 3, "pair": 0},
+            None,
+            None,
+            "no item has a picture, there are 3 texts; the target any",
+        ),
         ("image", True, {"image": 0, "text": 0, "pair": 1}, None, None, "is of the modality image, there are 1 pair;"),
         ("pair", False, {"image": 2, "text": 0, "pair": 0}, None, None, "has a picture and words, there are 2 images"),
         (None, False, {"image": 2, "text": 0, "pair": 0}, "price < 1", None, "'price < 1'"),
@@ -385,7 +393,8 @@ def test_a_model_without_modality_codes_still_obeys_target(tmp_path: Path) -> No
     index = Index(tmp_path / "n.genius", Genius(config, model.encoder))
     index.add([Item(f"image {c}", image=picture(c)) for c in COLOURS] + texts(10))
     hits = index.search_many(
-        [Query(text="red", target=Modality.IMAGE), Query(text="red", target=Modality.TEXT), Query(text="red")], SearchRequest(20)
+        [Query(text="red", target=Modality.IMAGE), Query(text="red", target=Modality.TEXT), Query(text="red")],
+        SearchRequest(20, any_modality=True),
     )
     assert [len(part) for part in hits] == [4, 10, 14]
     assert {hit.modality for hit in hits[0]} == {Modality.IMAGE} and {hit.modality for hit in hits[1]} == {Modality.TEXT}

@@ -10,6 +10,7 @@ import tarfile
 import threading
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,7 +40,7 @@ def contents(index: Index) -> dict[str, tuple[object, ...]]:
 
 
 def everything(index: Index) -> dict[str, tuple[object, ...]]:
-    return {h.id: (h.item.text, h.codes) for h in index.search(text="word1", k=10_000, beams=10_000, rerank=10**6)}
+    return {h.id: (h.item.text, h.codes) for h in index.search(text="word1", target="any", k=10_000, beams=10_000, rerank=10**6)}
 
 
 @pytest.fixture
@@ -354,6 +355,32 @@ def test_commits_are_synced_before_they_count(index: Index, monkeypatch: pytest.
 
 
 # -- earlier formats ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("failures", [2, 10**6])
+def test_a_disk_that_fails_while_repairing_costs_no_version(
+    busy: Index, model: Genius, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    before = contents(busy)
+    (busy.path / "ledger.jsonl").unlink()
+    peek = Store.peek
+    calls = []
+
+    def fails(store: Store, version: int) -> Any:
+        calls.append(version)
+        if len(calls) <= failures:
+            raise GeniusError("cannot read: Input/output error")
+        return peek(store, version)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Store, "peek", fails)
+        if failures > 2:
+            with pytest.raises(GeniusError, match="no version of"):
+                repair(busy.path, model)
+        else:
+            repair(busy.path, model)
+    repair(busy.path, model)
+    assert contents(Index(busy.path, model)) == before and check(busy.path).ok
 
 
 @pytest.fixture

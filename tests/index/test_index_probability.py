@@ -49,12 +49,12 @@ def test_every_hit_has_one_and_it_follows_the_score(model: Genius, tmp_path: Pat
     sure = Genius.from_pretrained(calibrated(tmp_path / "model", model, 3.0))
     assert sure.fingerprint() == model.fingerprint()  # another calibration is no other model: indexes stay valid
     with filled(tmp_path / "a.genius", sure) as index:
-        hits = index.search(text="red circle", k=3)
+        hits = index.search(text="red circle", target="any", k=3)
         assert len(hits) == 3 and hits[0].id == "0"
         likely = [hit.probability or 0 for hit in hits]
         assert likely == sorted(likely, reverse=True) and 0 < likely[-1] < likely[0] < 1
         assert hits.answerable == pytest.approx(0.9526, abs=1e-3) and not hits.doubtful
-        few = index.search(text="red circle", k=1)
+        few = index.search(text="red circle", target="any", k=1)
         assert few[0].probability == pytest.approx(hits[0].probability) and few.answerable == hits.answerable
         z = sure.embed_queries([Query(text="red circle")]).z
         assert index.search_embedded(z)[0].answerable is None  # nobody said whether the question has a picture

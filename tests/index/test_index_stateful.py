@@ -129,14 +129,14 @@ class IndexMachine(RuleBasedStateMachine):
         matching = {i: item for i, item in self.truth.items() if keep(item.metadata)}
         if where is not None:
             assert self.index.count(where) == len(matching)
-        hits = self.index.search(text=query, k=k, where=where, beams=10_000, rerank=1_000_000)
+        hits = self.index.search(text=query, target="any", k=k, where=where, beams=10_000, rerank=1_000_000)
         assert len(hits) == min(k, len(matching))
         assert len({hit.id for hit in hits}) == len(hits)
         best = sorted(self.brute_force(query, matching).values(), reverse=True)[:k]
         np.testing.assert_allclose([hit.score for hit in hits], best, atol=2e-3)
         for hit in hits:
             assert hit.item == matching[hit.id] and len(hit.codes) == 4
-        usual = self.index.search(text=query, k=k, where=where)
+        usual = self.index.search(text=query, target="any", k=k, where=where)
         assert len(usual) == len(hits) and all(hit.item == matching[hit.id] for hit in usual)
 
     def brute_force(self, query: str, matching: dict[str, Item]) -> dict[str, float]:

@@ -16,6 +16,7 @@ from genius.cli import app
 from genius.fit import FitConfig
 from genius.fit.folder import refit
 from genius.index.check import check
+from genius.search import SearchRequest
 
 WIDTH = 12
 QUICK = FitConfig(steps=2, iterations=2)
@@ -87,7 +88,9 @@ def test_vectors_and_an_encoder_share_an_index(model: Genius, tmp_path: Path) ->
     width = model.config.width
     report = index.add([Item("t", text="a red boat"), Item("v", vector=np.eye(width)[0]), Item("u", text="a blue cup")])
     assert report.added == 3 and index.search("a red boat", k=1)[0].id == "t"
-    found = index.search_many([Query("a red boat"), Query(vector=np.eye(width)[0]), Query("a blue cup")])
+    found = index.search_many(
+        [Query("a red boat"), Query(vector=np.eye(width)[0]), Query("a blue cup")], SearchRequest(any_modality=True)
+    )
     assert [hits[0].id for hits in found] == ["t", "v", "u"]
 
 

@@ -18,6 +18,7 @@ from genius.cli import app
 from genius.index import Hit, Hits
 from genius.index.overview import duplicates
 from genius.index.searching import apart
+from genius.search import SearchRequest
 
 COLOURS = ("red", "green", "blue", "orange")
 
@@ -64,15 +65,15 @@ def fill(index: Index, each: int = 3) -> None:
 def test_minus_and_diverse_through_the_index_and_the_command(index: Index, model_folder: Path) -> None:
     fill(index)
     red = Image.new("RGB", (8, 8), "red")
-    plain = index.search(image=red, k=3)
+    plain = index.search(image=red, target="any", k=3)
     assert {hit.item.metadata["c"] for hit in plain} == {"red"}
     orange = Image.new("RGB", (8, 8), "orange")
-    before, after = (index.search(image=orange, minus=minus, k=12) for minus in (None, red))
+    before, after = (index.search(image=orange, minus=minus, target="any", k=12) for minus in (None, red))
     scores = [[hit.score for hit in hits if hit.item.metadata["c"] == "red"] for hits in (before, after)]
     assert min(scores[0]) > 0.3 and max(map(abs, scores[1])) < 0.02  # nothing red is left in the question
     with pytest.raises(GeniusError, match="nothing is left to look for"):
-        index.search(image=red, minus=red)
-    kinds = [hit.item.metadata["c"] for hit in index.search(image=red, k=4, diverse=True)]
+        index.search(image=red, minus=red, target="any")
+    kinds = [hit.item.metadata["c"] for hit in index.search(image=red, target="any", k=4, diverse=True)]
     assert kinds[0] == "red" and len(set(kinds)) >= 3
     call = ["search", str(index.path), "a thing", "--minus", "a red thing", "--diverse", "-k", "4", "--json"]
     done = CliRunner().invoke(app, [*call, "--model", str(model_folder)])
@@ -96,12 +97,13 @@ def test_items_and_questions_may_be_given_as_people_have_them(model: Genius, tmp
     red[..., 0] = 255
     buffer = tmp_path / "red.png"
     Image.fromarray(red).save(buffer)
+    anything = SearchRequest(any_modality=True)
     with Index(tmp_path / "i.genius", model) as index:
         index.add([{"id": "array", "image": red, "metadata": {"n": 1}}, {"id": "words", "text": "red"}])  # type: ignore[list-item]
         index.add([Item("grey", image=np.full((8, 8), 90, np.uint8)), Item("bytes", image=buffer.read_bytes())])  # type: ignore[arg-type]
         for asked in (red, buffer, str(buffer), buffer.read_bytes(), Image.fromarray(red), {"image": red}):
-            assert index.search_many([asked])[0][0].id in ("array", "bytes"), type(asked)  # type: ignore[list-item]
-        assert index.search_many(["red", Query("red")])[0][0].id == "words"
+            assert index.search_many([asked], anything)[0][0].id in ("array", "bytes"), type(asked)  # type: ignore[list-item]
+        assert index.search_many(["red", Query("red")], anything)[0][0].id == "words"
         with pytest.raises(GeniusError, match="search_many"):
             index.search(["red", "blue"])  # type: ignore[arg-type]
         with pytest.raises(GeniusError, match="no 'price': use id, image, text, and metadata"):
@@ -115,6 +117,6 @@ def test_items_and_questions_may_be_given_as_people_have_them(model: Genius, tmp
 def test_a_notebook_shows_pictures_and_nothing_runs(index: Index) -> None:
     fill(index, 2)
     index.add([Item("<script>", text="<b>words</b>")])
-    shown = index.search("words", k=30)._repr_html_()
+    shown = index.search("words", target="any", k=30)._repr_html_()
     assert shown.count("data:image/jpeg;base64,") == 8 and "<script>" not in shown and "&lt;b&gt;words" in shown
     assert Hits()._repr_html_() == "<p>nothing found</p>"

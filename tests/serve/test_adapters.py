@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from genius.index import Index
 
@@ -53,16 +54,20 @@ def test_an_assistant_can_search_show_and_explain(make_index: Callable[..., Inde
 
     tools = {tool.name for tool in asyncio.run(server.list_tools())}
     assert tools == {"search", "show", "explain"}
-    hits = call("search", words="a red circle on white paper", count=2, where="price < 50")["hits"]
+    hits = call("search", text="a red circle on white paper", k=2, where="price < 50", target="any")["hits"]
     assert hits[0]["id"] == "circle red text" and len(hits) == 2  # type: ignore[index, arg-type]
     assert call("show", id="circle red text")["metadata"]["colour"] == "red"  # type: ignore[index]
-    assert call("explain", words="red circle", target="text")["traces"]
+    assert call("explain", text="red circle", target="text")["traces"]
 
 
-def test_an_assistant_starts_the_command_and_asks_it(make_index: Callable[..., Index], model_folder: Path) -> None:
+def test_an_assistant_starts_the_command_and_asks_it(
+    make_index: Callable[..., Index], model_folder: Path, tmp_path: Path
+) -> None:
     """`genius mcp` as assistants run it: a process of its own, spoken to over its standard input and output."""
     mcp = pytest.importorskip("mcp", reason="the package mcp is not installed: pip install 'genius-search[mcp]'")
     index = make_index()
+    picture = tmp_path / "red.png"
+    Image.new("RGB", (32, 32), "red").save(picture)
     arguments = ["-c", LAUNCHER, str(HELPERS), "mcp", str(index.path), "--model", str(model_folder)]
     started = mcp.StdioServerParameters(command=sys.executable, args=arguments, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
@@ -76,16 +81,20 @@ def test_an_assistant_starts_the_command_and_asks_it(make_index: Callable[..., I
                 assert not result.is_error, result.content
                 return json.loads(result.content[0].text)  # type: ignore[no-any-return]
 
-            found = await call("search", words="a red circle on white paper", count=5, minus="a square")
+            found = await call("search", text="a red circle on white paper", k=5, minus="a square")
             expected = index.search("a red circle on white paper", minus="a square", k=5)
             assert [hit["id"] for hit in found["hits"]] == [hit.id for hit in expected]
-            assert (await call("search", words="a", where="price > 1000"))["why_nothing"].startswith("nothing found")
+            alone = await call("search", image=str(picture), k=3)
+            assert [hit["id"] for hit in alone["hits"]] == [hit.id for hit in index.search(image=picture, k=3)]
+            assert (await call("search", text="a", where="price > 1000"))["why_nothing"].startswith("nothing found")
             assert (await call("show", id="circle red text"))["metadata"]["colour"] == "red"
-            assert (await call("explain", words="red circle", target="text"))["traces"]
+            assert (await call("explain", text="red circle", target="text"))["traces"]
             for name, given, said in (
                 ("show", {"id": "nobody"}, "nobody"),
-                ("search", {"words": "a", "where": "no_such = 1"}, "no_such"),
-                ("search", {"words": "a", "target": "sound"}, "sound"),
+                ("search", {"text": "a", "where": "no_such = 1"}, "no_such"),
+                ("search", {"text": "a", "target": "sound"}, "sound"),
+                ("search", {"text": "a", "words": "b"}, "search has no argument 'words', only text, image, k"),
+                ("search", {}, "a query needs a text, an image, or both"),
             ):
                 refused = await client.call_tool(name, given)
                 assert refused.is_error and said in refused.content[0].text and "Traceback" not in refused.content[0].text

@@ -40,7 +40,7 @@ def ids(body: dict[str, Any]) -> list[str]:
 
 class TestSearch:
     def test_text_finds_the_text_and_says_everything_about_it(self, web: TestClient) -> None:
-        best = ask(web, text="a red circle on white paper", k=3)["hits"][0]
+        best = ask(web, text="a red circle on white paper", target="any", k=3)["hits"][0]
         assert best["id"] == "circle red text" and best["modality"] == "text"
         assert best["metadata"] == {"colour": "red", "shape": "circle", "price": 0, "round": True}
         assert len(best["codes"]) == 4 and best["codes"][0] == 1
@@ -57,9 +57,11 @@ class TestSearch:
         assert len(hits) == 7 and scores == sorted(scores, reverse=True)
 
     def test_image_as_base64_as_data_url_and_as_multipart_agree(self, web: TestClient) -> None:
-        plain = ask(web, image=b64(RED_CIRCLE), k=100)
-        data_url = ask(web, image=f"data:image/png;base64,{b64(RED_CIRCLE)}", k=100)
-        form = web.post("/v1/search", data={"k": "100"}, files={"image": ("a.png", RED_CIRCLE, "image/png")}).json()
+        plain = ask(web, image=b64(RED_CIRCLE), target="any", k=100)
+        data_url = ask(web, image=f"data:image/png;base64,{b64(RED_CIRCLE)}", target="any", k=100)
+        form = web.post(
+            "/v1/search", data={"k": "100", "target": "any"}, files={"image": ("a.png", RED_CIRCLE, "image/png")}
+        ).json()
         assert best_image(plain) == "circle/red.png"
         assert ids(plain) == ids(data_url) == ids(form)
 
@@ -94,7 +96,7 @@ class TestSearch:
         assert len(hits) == 12 and kinds <= {target, "pair"} and (target in kinds or target == "text")
 
     def test_where_filters_inside_the_search(self, web: TestClient) -> None:
-        hits = ask(web, text="red circle", where="colour = 'green' AND price >= 20", k=50)["hits"]
+        hits = ask(web, text="red circle", where="colour = 'green' AND price >= 20", target="any", k=50)["hits"]
         assert len(hits) == 4 * 3  # four of six shapes, three kinds each: all of them, though none is red
         assert {hit["metadata"]["colour"] for hit in hits} == {"green"}
 
@@ -128,7 +130,7 @@ class TestItems:
         ]
         assert web.post("/v1/items", json={"items": items}).json() == {"added": 2, "unchanged": 0, "count": 110}
         assert web.post("/v1/items", json={"items": items}).json() == {"added": 0, "unchanged": 2, "count": 110}
-        assert best_image(ask(web, image=items[1]["image"], k=100)) == "new-2"
+        assert best_image(ask(web, image=items[1]["image"], target="any", k=100)) == "new-2"
         for item in items:
             assert web.delete(f"/v1/items/{item['id']}").status_code == 200
 

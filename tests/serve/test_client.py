@@ -49,19 +49,20 @@ def test_put_get_delete_with_any_id(client: GeniusClient, item_id: str) -> None:
     assert (shown.id, shown.text, shown.metadata, shown.modality) == (item_id, "a striped zebra", {"price": 3}, "pair")
     assert Image.open(io.BytesIO(client.image(item_id))).size == (96, 96)
     assert client.thumbnail(item_id)[:3] == b"\xff\xd8\xff"
-    assert [hit.id for hit in client.search("a striped zebra", draw("bar", "#222222"), k=1).hits] == [item_id]
+    assert [hit.id for hit in client.search("a striped zebra", draw("bar", "#222222"), target="any", k=1).hits] == [item_id]
     assert client.delete(item_id).count == 108
     with pytest.raises(ServerError) as caught:
         client.get(item_id)
     assert caught.value.status == 404 and caught.value.request_id
-    assert item_id not in [hit.id for hit in client.search("a striped zebra", k=50).hits]
+    assert item_id not in [hit.id for hit in client.search("a striped zebra", target="any", k=50).hits]
 
 
 def test_search_with_path_bytes_and_opened_picture_agree(client: GeniusClient, tmp_path: Path) -> None:
     picture = draw("ring", "blue")
     (tmp_path / "q.png").write_bytes(encoded(picture))
     answers = [
-        client.search(image=image, k=5) for image in (tmp_path / "q.png", str(tmp_path / "q.png"), encoded(picture), picture)
+        client.search(image=image, target="any", k=5)
+        for image in (tmp_path / "q.png", str(tmp_path / "q.png"), encoded(picture), picture)
     ]
     found = [[hit.id for hit in answer.hits] for answer in answers]
     assert found[0][0] == "ring/blue.png" and all(other == found[0] for other in found)

@@ -148,7 +148,7 @@ class TestCollections:
         for path, items in (("/v1", 9), ("/v1/collections/shapes", 9), ("/v1/collections/notes", 2)):
             assert two.get(f"{path}/info").json()["items"] == items
             assert two.get(f"{path}/items").json()["total"] == items
-            hits = two.post(f"{path}/search", json={"text": "rain", "k": 20}).json()["hits"]
+            hits = two.post(f"{path}/search", json={"text": "rain", "k": 20, "target": "any"}).json()["hits"]
             assert len(hits) == items
         assert two.get("/v1/items/n1").status_code == 404
         assert two.get("/v1/collections/notes/items/n1").json()["text"] == "a note about rain"

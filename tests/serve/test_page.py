@@ -126,28 +126,32 @@ def test_text_search_shows_a_grid_with_scores(open_page: Callable[..., Any]) -> 
     assert page.inner_text("#count") == "108 items"
     found = search(page, "a red circle on white paper")
     assert len(found) == 24
-    kinds = [kind.inner_text() for kind in page.query_selector_all(".card .kind")]
+    modalities = [one.inner_text() for one in page.query_selector_all(".card .kind")]
+    assert set(modalities) <= {"image", "image + text"} and "target" not in page.url  # things to look at, unless asked otherwise
+    page.click("label:has-text('Anything')")
+    until(page, "[...document.querySelectorAll('.card .kind')].some((one) => one.textContent === 'text')")
+    assert cards(page)[0] == "circle red text"
     scores = [float(score.inner_text()) for score in page.query_selector_all(".score")]
-    words = kinds.index("text")  # what can be looked at comes first, and each part is best first
-    assert set(kinds[words:]) == {"text"} and found[words] == "circle red text"
-    assert all(part == sorted(part, reverse=True) for part in (scores[:words], scores[words:])) and len(scores) == 24
+    assert scores == sorted(scores, reverse=True) and len(scores) == 24
     assert re.match(r"24 results in [\d.]+ ms", page.inner_text("#status"))
 
 
 def test_kind_and_number_of_answers(open_page: Callable[..., Any]) -> None:
     page = open_page()
     search(page, "green square")
-    page.click("label:has-text('Images')")
+    page.click("label:has-text('Texts')")
     assert len(cards(page)) == 24
     kinds = page.eval_on_selector_all(".kind", "(all) => [...new Set(all.map((kind) => kind.textContent))]")
-    assert set(kinds) <= {"image", "image + text"} and kinds  # whatever has a picture
+    assert set(kinds) <= {"text", "image + text"} and kinds  # whatever has a text
     page.select_option("#k", "12")
     assert len(cards(page)) == 12
-    assert "target=image" in page.url and "k=12" in page.url
+    assert "target=text" in page.url and "k=12" in page.url
+    page.click("label:has-text('Images')")  # the default stands in no address
+    until(page, "!location.hash.includes('target')")
 
 
 def test_image_search_by_drop_then_composed_with_words(open_page: Callable[..., Any]) -> None:
-    page = open_page()
+    page = open_page("#target=any")
     cards(page)
     drop(page, encoded(draw("ring", "blue")), "ring.png", "image/png")
     page.wait_for_selector("#results .score")
@@ -163,7 +167,7 @@ def test_image_search_by_drop_then_composed_with_words(open_page: Callable[..., 
 
 
 def test_choose_and_paste_a_picture(open_page: Callable[..., Any], tmp_path: Path) -> None:
-    page = open_page()
+    page = open_page("#target=any")
     (tmp_path / "large.png").write_bytes(encoded(draw("cross", "green", 3000).effect_spread(40)))  # noise: megabytes
     page.set_input_files("#file", tmp_path / "large.png")
     page.wait_for_selector("#results .score")
@@ -182,7 +186,7 @@ def test_choose_and_paste_a_picture(open_page: Callable[..., Any], tmp_path: Pat
 
 
 def test_filter_and_its_fields(open_page: Callable[..., Any]) -> None:
-    page = open_page()
+    page = open_page("#target=any")
     page.click("#fields button:has-text('colour')")
     assert page.input_value("#where") == "colour = ''"
     page.keyboard.type("purple")  # the cursor stands between the quotes
@@ -199,7 +203,7 @@ def test_filter_and_its_fields(open_page: Callable[..., Any]) -> None:
 
 
 def test_detail_more_like_this_and_like_this_but(open_page: Callable[..., Any]) -> None:
-    page = open_page("#q=red+circle")
+    page = open_page("#q=red+circle&target=any")
     cards(page)
     page.click(".card[data-id='circle-red-pair']")
     page.wait_for_selector("#detail .path")
@@ -218,7 +222,7 @@ def test_detail_more_like_this_and_like_this_but(open_page: Callable[..., Any]) 
 
 
 def test_less_like_this_and_back(open_page: Callable[..., Any]) -> None:
-    page = open_page("#q=red+circle")
+    page = open_page("#q=red+circle&target=any")
     before = cards(page)
     page.click(".card[data-id='circle-red-pair']")
     with page.expect_request("**/v1/search") as sent:
@@ -585,6 +589,7 @@ def test_several_pictures_and_words_alone_and_what_is_no_picture(open_page: Call
     assert page.inner_text("#count") == f"{before + 3} items"
     page.click("#add-list [aria-label^=Leave]")
     page.click("#add-cancel")
+    page.click("label:has-text('Anything')")
     assert any(name.startswith("words 2") for name in search(page, "words without a picture"))
 
 

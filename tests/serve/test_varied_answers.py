@@ -48,21 +48,21 @@ def test_http_and_its_client_take_what_is_unwanted(make_index: Callable[..., Ind
     index = make_index()  # holds the same as the server
     picture = draw("circle", "red")
     with GeniusClient(live.url) as client:
-        plain = ids(client.search("a red circle", k=20))
+        plain = ids(client.search("a red circle", target="any", k=20))
         for unwanted, over_http in (
             ("red paper", {"minus": "red paper"}),
             (picture, {"minus": encoded(picture)}),
             ({"text": "red", "image": encoded(picture)}, {"minus": {"text": "red", "image": encoded(picture)}}),
             (index.get("square/red.png").image, {"minus_like": "square/red.png"}),
         ):
-            expected = ids(index.search("a red circle", minus=unwanted, k=20))  # type: ignore[arg-type]
-            assert ids(client.search("a red circle", k=20, **over_http)) == expected != plain  # type: ignore[arg-type]
-            why = client.explain("a red circle", k=5, **over_http)  # type: ignore[arg-type]
+            expected = ids(index.search("a red circle", minus=unwanted, target="any", k=20))  # type: ignore[arg-type]
+            assert ids(client.search("a red circle", target="any", k=20, **over_http)) == expected != plain  # type: ignore[arg-type]
+            why = client.explain("a red circle", target="any", k=5, **over_http)  # type: ignore[arg-type]
             assert [answer.id for answer in why.answers] == expected[:5]
         strict = client.explain("a red circle", modality="pair", k=5)
         assert ids(index.search("a red circle", modality="pair", k=5)) == [answer.id for answer in strict.answers]
         with pytest.raises(ServerError, match="nothing is left to look for") as caught:
-            client.search("a red circle", minus="a red circle")
+            client.search("a red circle", minus="a red circle", target="any")
         assert caught.value.status == 422
         with pytest.raises(ServerError, match="no item 'nobody'") as caught:
             client.search("a red circle", minus_like="nobody")

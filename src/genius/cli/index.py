@@ -379,6 +379,10 @@ def info(
         source = f"fitted to this collection, over {encoder}"
     print(f"  model     {source} ({body['fingerprint'][:8]})")
     print(f"  IDs       {len(body['levels'])} codes of {' x '.join(map(str, body['levels']))}; embeddings of {body['width']}")
+    if body["learned"] is not None:
+        known = body["learned"]
+        shown = ", ".join(f"{one['query']} -> {one['target']} x {one['weight']:.2f}" for one in known["directions"])
+        print(f"  learned   from {known['queries']:,} queries at version {known['version']}: {shown}")
     if body["advice"] is not None:
         print(f"  note      {body['advice']}")
     for name, data_type in body["metadata"].items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +11,7 @@ import typer
 from genius.cli.common import command, emit, note
 from genius.cli.index import DeviceOption, IndexArgument, JsonOption, ModelOption
 from genius.errors import GeniusError, counted
-from genius.types import Item, Modality, Query
+from genius.types import Item, Query
 
 if TYPE_CHECKING:
     from genius.index import Index
@@ -58,6 +57,13 @@ def search(
         int | None,
         typer.Option(help="Candidates re-ranked by embedding. 0: rank generated IDs by log-probability, as in the paper."),
     ] = None,
+    min_probability: Annotated[
+        float | None,
+        typer.Option(help="Return nothing if an answer exists with a lower probability (0 to 1; needs a calibrated model)."),
+    ] = None,
+    item_bias: Annotated[
+        bool, typer.Option("--item-bias/--no-item-bias", help="Correct scores by what was learned from queries.")
+    ] = True,
     negative: NegativeOption = None,
     diverse: Annotated[bool, typer.Option("--diverse", help="Return at most one result per code prefix.")] = False,
     open_first: Annotated[bool, typer.Option("--open", help="Open the image of the first result.")] = False,
@@ -66,7 +72,7 @@ def search(
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Search an index with text, an image, or both. Without --target, results have images if any item has one.
+    """Search an index with text, an image, or both. Without --target: images, or texts where no item has an image.
 
     Examples:
 
@@ -78,7 +84,7 @@ def search(
 
       genius search my.genius "a bicycle" --negative "a child" --diverse --open
     """
-    from genius.index.searching import target_modality
+    from genius.index.target import Target
     from genius.search import SearchRequest
 
     if words is not None and text is not None:
@@ -86,12 +92,21 @@ def search(
     text = text or words
     check_query(text, image)
     with opened(path, model, version, device) as index:
-        request = SearchRequest(k, where, min_score, beams, rerank, strict=modality is not None, diverse=diverse)
-        default = default_target(index, target, modality)
-        query = Query(text, image, instruction, target_modality(default, modality), _negative(negative))
+        wanted = Target.parse(target, modality)
+        request = SearchRequest(
+            k,
+            where,
+            min_score,
+            beams,
+            rerank,
+            strict=wanted.strict,
+            diverse=diverse,
+            item_bias=None if item_bias else False,
+            min_probability=min_probability,
+            any_modality=wanted.any_modality,
+        )
+        query = Query(text, image, instruction, wanted.modality, _negative(negative))
         hits = index.search_many([query], request)[0]
-        if not hits and target is None and modality is None and default is not None:  # no image matched: anything else will do
-            hits = index.search_many([replace(query, target=None)], request)[0]
         hint = None if as_json else index.advice()
     if as_json:
         body: dict[str, Any] = {"hits": [hit.to_dict() for hit in hits], "answerable": hits.answerable, "doubtful": hits.doubtful}
@@ -138,17 +153,6 @@ def _negative(negative: str | None) -> Query | None:
     if negative is None:
         return None
     return Query.of(negative)
-
-
-def default_target(index: Index, target: str | None, modality: str | None) -> str | None:
-    """The target of a query: the one given, else images if the index has any."""
-    if target == "any":
-        return None
-    if target is not None or modality is not None:
-        return target
-    if index.modalities() & {Modality.IMAGE, Modality.PAIR}:
-        return "image"
-    return None
 
 
 def check_query(text: str | None, image: Path | None) -> None:
@@ -248,13 +252,13 @@ def explain(
         if ids:
             _explain_items(index, ids, neighbours, as_json)
             return
-        from genius.index.searching import target_modality
+        from genius.index.target import Target
         from genius.search import SearchRequest
         from genius.types import Query
 
-        default = target_modality(default_target(index, target, modality), modality)
-        query = Query(text, image, instruction, default, _negative(negative))
-        request = SearchRequest(k, where, strict=modality is not None)
+        wanted = Target.parse(target, modality)
+        query = Query(text, image, instruction, wanted.modality, _negative(negative))
+        request = SearchRequest(k, where, strict=wanted.strict, any_modality=wanted.any_modality)
         found = index.explain(query, request, shown=beams, rejected=rejected)
     if as_json:
         emit(found.to_dict())
@@ -283,6 +287,8 @@ def _lines(found: Explanation) -> Iterator[str]:
             fate = f"not in the beam from code {answer.lost_at + 1} on"
         yield f"{rank:3}  {hit.score:.4f}  {hit.id}{about(hit.item)}"
         yield f"     ID {' '.join(map(str, hit.codes))}   log-probabilities {likely}   {fate}"
+        if answer.item_bias is not None:
+            yield f"     item bias {answer.item_bias:+.4f}, taken off its similarity (learned from queries)"
 
 
 def _trace_lines(one: BeamTrace, plan: str | None) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,9 @@ def serve(
     tls_cert: Path | None = typer.Option(None, help="Certificate (PEM, with its chain) to serve HTTPS; needs --tls-key."),
     tls_key: Path | None = typer.Option(None, help="The certificate's private key (PEM, no password)."),
     audit: Path | None = typer.Option(None, help="File that gets the log lines of changes: who, what, when, status."),
+    query_log: Path | None = typer.Option(
+        None, help="File that gets the vectors of queries (no text, no image; at most 64 MB), for genius learn. Off by default."
+    ),
     read_only: bool = typer.Option(False, "--read-only", help="Refuse all changes over HTTP."),
     config: Path | None = typer.Option(None, help="TOML or JSON file with limits and time limits (docs/serving.md lists them)."),
     queue: int | None = typer.Option(None, help="Searches that may wait before the response is 503."),
@@ -88,6 +92,7 @@ def serve(
             "tls_cert": tls_cert and str(tls_cert),
             "tls_key": tls_key and str(tls_key),
             "audit": audit and str(audit),
+            "query_log": query_log and str(query_log),
         },
     )
     known = KeyRing.load(keys).current()
@@ -155,6 +160,7 @@ def _open_app(
     """The app over freshly opened indexes. Workers call it in their own processes."""
     from genius.encoders.base import find_device
     from genius.index import Index
+    from genius.index.learning import QueryLog
     from genius.serve.app import create_app
     from genius.serve.auth import KeyRing
 
@@ -163,6 +169,8 @@ def _open_app(
     for name, path in paths.items():
         index = Index(path, model, create=create, read_only=settings.read_only)
         index.model.to(where)
+        if settings.query_log:
+            index.query_log = QueryLog(settings.query_log, index.about.fingerprint).add
         opened[name] = index
     return create_app(opened, settings, KeyRing.load(keys))
 
@@ -223,28 +231,43 @@ def mcp_server(index: Index) -> Any:
         from mcp.server.mcpserver.exceptions import ToolError
     except ImportError:
         raise GeniusError("genius mcp needs the package mcp: pip install 'genius-search[mcp]'") from None
-    from genius.index.searching import target_modality
+    from genius.index.target import Target
     from genius.search import SearchRequest
     from genius.types import Query
+    from genius.version import __version__
+
+    parameters: dict[str, list[str]] = {}
+
+    class Server(MCPServer):  # type: ignore[misc]
+        """Refuses arguments that a tool does not have: the protocol's package drops them without a word."""
+
+        async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
+            known = parameters.get(name, list(arguments))
+            unknown = [argument for argument in arguments if argument not in known]
+            if unknown:
+                raise ToolError(f"{name} has no argument {unknown[0]!r}, only {', '.join(known)}")
+            return await super().call_tool(name, arguments, context)
 
     about = f"Searches {len(index):,} images and texts of {index.path.name} by meaning."
     fields = ", ".join(f"{name} ({data_type})" for name, data_type in index.columns().items()) or "none"
-    server = MCPServer("genius", instructions=f"{about} Metadata fields for `where`: {fields}.")
+    server = Server("genius", instructions=f"{about} Metadata fields for `where`: {fields}.", version=__version__)
 
     def search(
-        words: str,
-        count: int = 10,
+        text: str | None = None,
+        image: str | None = None,
+        k: int = 10,
         target: str | None = None,
         where: str | None = None,
-        picture: str | None = None,
         minus: str | None = None,
     ) -> dict[str, Any]:
-        """Find items with text (words), an image (picture: a path), or an image changed as the text says. Best first.
+        """Find items with a text, an image (a path on this machine), or an image changed as the text says. Best first.
 
-        target: image, text or pair. where: SQL filter over metadata, such as price < 50. minus: text to steer away from.
+        target: image, text, pair or any; default: images, or texts if there are no images. k: number of results, at most 50.
+        where: SQL filter over metadata, such as price < 50. minus: text to steer away from.
         """
-        request = SearchRequest(max(1, min(count, MAX_HITS)), where)
-        query = Query(words or None, picture, None, target_modality(target, None), None if minus is None else Query.of(minus))
+        wanted = Target.parse(target)
+        request = SearchRequest(max(1, min(k, MAX_HITS)), where, any_modality=wanted.any_modality)
+        query = Query(text or None, image or None, None, wanted.modality, None if minus is None else Query.of(minus))
         hits = index.search_many([query], request)[0]
         return {
             "hits": [hit.to_dict() for hit in hits],
@@ -261,9 +284,11 @@ def mcp_server(index: Index) -> Any:
         body = {"id": item.id, "modality": item.modality.label, "text": item.text, "image": image}
         return {**body, "metadata": dict(item.metadata), "codes": list(index.codes(id))}
 
-    def explain(words: str, target: str | None = None) -> dict[str, Any]:
-        """How the results of a search come about: the codes generated, their log-probabilities, what is below them."""
-        return index.explain(Query(words, target=target_modality(target, None))).to_dict()
+    def explain(text: str | None = None, image: str | None = None, target: str | None = None) -> dict[str, Any]:
+        """How the results of a search come about: the plan that ran, the codes generated, their log-probabilities."""
+        wanted = Target.parse(target)
+        query = Query(text or None, image or None, None, wanted.modality)
+        return index.explain(query, SearchRequest(3, any_modality=wanted.any_modality)).to_dict()
 
     def with_errors(tool: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
         """The tool with its one-line errors passed on to the assistant."""
@@ -279,4 +304,5 @@ def mcp_server(index: Index) -> Any:
 
     for tool in (search, show, explain):
         server.add_tool(with_errors(tool))
+        parameters[tool.__name__] = list(inspect.signature(tool).parameters)
     return server

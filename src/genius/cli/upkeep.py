@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from genius.cli.common import command, console, emit, tell
-from genius.cli.index import IndexArgument, JsonOption
+from genius.cli.index import DeviceOption, IndexArgument, JsonOption, ModelOption
 from genius.errors import GeniusError, counted
 from genius.files import url_of
 
@@ -17,8 +17,60 @@ SHOWN = 50  # lines printed for people; --json has more
 
 
 def register(app: typer.Typer) -> None:
-    for function in (check, repair, snapshot, restore, publish):
+    for function in (check, repair, snapshot, restore, publish, learn):
         app.command(function.__name__)(function)
+
+
+@command
+def learn(
+    path: IndexArgument,
+    queries: Annotated[
+        Path | None,
+        typer.Option(help="JSONL file: one query per line with the fields of a search request (text, image, target), or vector."),
+    ] = None,
+    forget: Annotated[bool, typer.Option("--forget", help="Drop what was learned before.")] = False,
+    model: ModelOption = None,
+    device: DeviceOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Learn from a log of queries: items that are similar to every query are found too often, and are corrected.
+
+    At least 64 different queries of one direction (such as text -> image) are needed. Lines with "clicked" (ids of items that
+    answered the query) decide how strong the correction is; without them it is weaker for few queries and for queries that
+    disagree. No text and no image is kept. --no-item-bias of genius search switches it off.
+
+    Examples:
+
+      genius learn my.genius --queries log.jsonl
+
+      genius learn my.genius --forget
+    """
+    from dataclasses import asdict
+
+    from genius.index import Index
+    from genius.index.learning import read_log
+
+    if forget == (queries is not None):
+        raise GeniusError("give either --queries FILE or --forget")
+    with Index.open(path, model) as index:
+        if forget:
+            there = index.forget()
+            if as_json:
+                emit({"forgotten": there})
+            else:
+                print("forgotten" if there else "there was nothing to forget")
+            return
+        assert queries is not None
+        index.model.to(device)
+        found = index.learn(read_log(queries))
+    if as_json:
+        emit(asdict(found))
+        return
+    left_out = f"{found.ignored:,} unlike this collection, {found.skipped:,} unreadable"
+    print(f"learned from {counted(found.queries, 'query vector')} (left out: {left_out})")
+    for direction in found.directions:
+        shown = f"weight {direction.weight:.2f}, temperature {direction.temperature:g}, {direction.queries:,} queries"
+        print(f"  {direction.query} -> {direction.target}: {shown}")
 
 
 @command

@@ -30,7 +30,7 @@ from safetensors.torch import save_file
 from genius.encoders.base import Encoder, batched, encode_items
 from genius.errors import GeniusError, Problems, said
 from genius.features import Features
-from genius.files import read_json, write_whole
+from genius.files import disk_problem, read_json, write_whole
 from genius.fit import Fit, FitConfig, Say, Unfitted, fit_vectors, settled
 from genius.fit.invent import MOST, InventedQueries, invent_queries
 from genius.fit.vectors import own_queries, query_bank
@@ -101,7 +101,8 @@ class Encoded:
         tensors = {"image": half.image, "text": half.text, "image_mask": half.image_mask, "text_mask": half.text_mask}
         path = self.folder / f"{self.files + 1:06}.safetensors"
         names = {"items": json.dumps(list(keys))}
-        write_whole(path, lambda target: save_file({k: t.contiguous() for k, t in tensors.items()}, target, metadata=names))
+        with _writing(path):
+            write_whole(path, lambda target: save_file({k: t.contiguous() for k, t in tensors.items()}, target, metadata=names))
         self._take(keys, half)
 
     def of(self, keys: Sequence[Key]) -> Features:
@@ -131,6 +132,15 @@ class Encoded:
         except Exception as error:
             raise GeniusError(f"cannot read {path}: {said(error)}; delete {path.parent} and start anew") from None
         self._take(keys, Features(*tensors))
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """What goes wrong with the disk is one line; safetensors has errors of its own."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise GeniusError(f"cannot write {path}: {disk_problem(error) or said(error)}") from None
 
 
 def _made_by(folder: Path, fingerprint: str) -> bool:
@@ -219,7 +229,8 @@ def index_with_encoder(
         moved = queries.positives.clone()
         moved[queries.positives >= 0] = moved.new_tensor(rows)[queries.positives[queries.positives >= 0]]
         fit = unfitted.fit_features(_full(encoded), replace(queries, positives=moved), fit_config, on_step)
-        fit.model.save_pretrained(output / MODEL)
+        with _writing(output / MODEL):
+            fit.model.save_pretrained(output / MODEL)
         fit.model.source = f"local-dir:{(output / MODEL).absolute()}"
     with Index(output, None if fit is None else fit.model, thumbnails=thumbnails) as index:
         _check_encoder(index, uri)
@@ -379,10 +390,8 @@ def _read(reader: Reader) -> tuple[torch.Tensor, torch.Tensor, list[tuple[int, I
 
 def _write_anew(model: Genius, reader: Reader, target: Path) -> None:
     """A whole index of the same items under another model. It was read back, model and rows, when this returns."""
-    try:
+    with _writing(target / MODEL):
         model.save_pretrained(target / MODEL)
-    except (OSError, SafetensorError) as error:
-        raise GeniusError(f"cannot write {target / MODEL}: {error}; the index is as it was") from None
     model.source = f"local-dir:{(target / MODEL).absolute()}"
     make_folder(target)
     described = describe_model(model, target)

@@ -9,6 +9,7 @@ write has returned from survives any crash. Knows models and the search engine; 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -19,16 +20,17 @@ import numpy as np
 from genius.encoders.base import batched
 from genius.errors import GeniusError, counted
 from genius.features import Features
-from genius.index import explaining, searching, words, writing
+from genius.index import explaining, learned, learning, searching, words, writing
 from genius.index.explaining import Explanation
 from genius.index.filters import compile_where
 from genius.index.folder import describe, read_about, save_inside
+from genius.index.learned import Learned
 from genius.index.opened import OpenIndex
 from genius.index.prepare import Stamped
 from genius.index.reader import PAYLOAD
 from genius.index.repair import Copied, snapshot
 from genius.index.results import AddReport, Hit, Hits, PrefixView
-from genius.index.searching import target_modality
+from genius.index.target import Target
 from genius.index.vectors import model_for_vectors
 from genius.index.writing import Field, OnError
 from genius.search import SearchParams, SearchRequest
@@ -344,6 +346,43 @@ class Index(OpenIndex):
         """
         writing.optimize(self, keep)
 
+    def learn(
+        self,
+        queries: Iterable[Query | ContentInput | Mapping[str, Any]],
+        *,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> Learned:
+        """Learn from queries which items are similar to every query: their scores are corrected from then on (item bias).
+
+        Takes the place of what was learned before. Equal queries count once; no text and no image is kept.
+
+        Args:
+            queries: Each a text, an image, a `Query`, or a mapping with the fields of a search request (`text`, `image`,
+                `instruction`, `target`), or `vector` and `query_modality`; with `clicked`, the ids of items that answered it, or
+                without. At least 64 different ones of one direction, such as text -> image.
+            on_progress: Called with the number of queries that were embedded.
+
+        Returns:
+            What was learned of each direction. A weight of 0 means no correction: the queries are few, disagree, or rank
+            the clicked items no better with it.
+
+        Raises:
+            GeniusError: If there are too few different queries, or one cannot be read; the index is unchanged.
+        """
+        return learning.learn(self, queries, on_progress)
+
+    def forget(self) -> bool:
+        """Drop what was learned from queries.
+
+        Returns:
+            Whether there was anything.
+        """
+        self.check_writable()
+        with self.write_lock.hold():
+            there = learned.forget(self.path)
+        self.follow_learned()
+        return there
+
     # -- reading -----------------------------------------------------------------------------------------------
 
     @overload
@@ -490,6 +529,8 @@ class Index(OpenIndex):
         vector: VectorInput | None = None,
         mode: str = "similarity",
         words_weight: float = WORDS_WEIGHT,
+        item_bias: bool | None = None,
+        min_probability: float | None = None,
     ) -> Hits:
         """Items that answer a text, an image, both, or a vector of your own; best first.
 
@@ -497,7 +538,8 @@ class Index(OpenIndex):
             text: words of the query.
             image: its image: a path, bytes or a PIL image.
             instruction: what is wanted, in words of your own.
-            target: "image" (anything with an image), "text" (anything with text) or "pair" (both); None for anything.
+            target: "image" (anything with an image), "text" (anything with text), "pair" (both) or "any". Default: images, or
+                texts in a collection without images; with an `instruction`, every modality.
             k: hits to return.
             where: SQL over metadata, applied inside of the search: k hits come back if k items match.
             min_score: leave out hits that score lower.
@@ -511,6 +553,8 @@ class Index(OpenIndex):
             mode: "similarity", "words" (full-text search, BM25) or "hybrid" (both, fused by reciprocal ranks). The last two
                 need `index_words`. An item that the text names exactly (id, file name, indexed field) comes first.
             words_weight: weight of words in a hybrid search; similarity has 1.
+            item_bias: False: scores are not corrected by what was learned from queries; None: as the model's settings say.
+            min_probability: no hits where the collection holds an answer with a lower probability; needs a calibrated model.
 
         Returns:
             The hits. Where the model was calibrated, each has the `probability` that it answers, and `hits.answerable` is the
@@ -519,8 +563,23 @@ class Index(OpenIndex):
         Raises:
             GeniusError: an argument is out of range, or `where` cannot be read.
         """
-        query = Query(text, image, instruction, target_modality(target, modality), minus, vector)  # type: ignore[arg-type]
-        request = SearchRequest(k, where, min_score, beams, rerank, params, modality is not None, diverse, mode, words_weight)
+        wanted = Target.parse(target, modality)
+        query = Query(text, image, instruction, wanted.modality, minus, vector)  # type: ignore[arg-type]
+        request = SearchRequest(
+            k,
+            where,
+            min_score,
+            beams,
+            rerank,
+            params,
+            wanted.strict,
+            diverse,
+            mode,
+            words_weight,
+            item_bias,
+            min_probability,
+            wanted.any_modality,
+        )
         return self.search_many([query], request)[0]
 
     def search_many(self, queries: Sequence[Query | ContentInput], request: SearchRequest = ANY) -> list[Hits]:
@@ -568,6 +627,7 @@ class Index(OpenIndex):
         request: SearchRequest = ANY,
         *,
         pictured: Tensor | None = None,
+        modality: Tensor | None = None,
     ) -> list[Hits]:
         """Search with vectors in place of texts and images.
 
@@ -577,11 +637,12 @@ class Index(OpenIndex):
             targets: (Q,) modality codes, -1 for any; None for any.
             request: the settings of all queries.
             pictured: (Q,) which queries have an image; probabilities depend on it, and without it there are none.
+            modality: (Q,) what each query consists of; the item bias depends on it, and without it there is none.
 
         Returns:
             The hits of each query.
         """
-        vectors = searching.QueryVectors(z, dense, targets, pictured)
+        vectors = searching.QueryVectors(z, dense, targets, pictured, modality)
         vectors.check(self.about.width)
         searching.check(request)
         return self.consistent(lambda: searching.search(self, [(vectors, request)]))[0]
@@ -598,7 +659,8 @@ class Index(OpenIndex):
         if not isinstance(query, Query):
             raise GeniusError(f"explain takes a Query, got {type(query).__name__}")
         hits = self.search_many([query], request)[0]
-        return self.consistent(lambda: explaining.explain(self, query, hits, request=request, shown=shown, rejected=rejected))
+        searched = replace(query, target=hits.target)
+        return self.consistent(lambda: explaining.explain(self, searched, hits, request=request, shown=shown, rejected=rejected))
 
 
 def _stamped(items: Iterable[Item | Mapping[str, Any]]) -> Iterator[Stamped]:

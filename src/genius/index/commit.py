@@ -135,6 +135,15 @@ def set_aside(folder: Path, head: int) -> list[int]:
     return stray
 
 
+def put_back(folder: Path, versions: Iterable[int]) -> None:
+    """Undo `set_aside` for these versions: each comes back as it was when it was set aside last."""
+    with _disk(folder):
+        for version in versions:
+            kept = sorted((folder / ASIDE).glob(f"{version}-*.manifest"))
+            if kept:
+                shutil.move(kept[-1], table_folder(folder) / manifest_name(version))
+
+
 def clear_aside(folder: Path, keep: timedelta) -> None:
     """Forget what was set aside longer ago than old versions are kept."""
     for path in (folder / ASIDE).glob("*.manifest"):

@@ -24,6 +24,7 @@ from genius.index.folder import INSIDE
 from genius.index.opened import Live, OpenIndex
 from genius.index.reader import PAYLOAD
 from genius.index.results import Hit, Hits, PrefixView
+from genius.index.target import spread
 from genius.model.known_items import distances
 from genius.search import SearchEngine, SearchParams, SearchRequest
 from genius.search.params import whole
@@ -108,6 +109,12 @@ class Answer:
     hit: Hit
     log_p: tuple[float | None, ...]  # log-probability of each code, given those before; None: it was given
     lost_at: int | None  # level at which the beams lost it (flat and scan find it all the same); None: never
+    item_bias: float | None = None  # what was taken off its similarity; None: nothing was learned from queries
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        further = {"log_p": list(self.log_p), "lost_at": self.lost_at, "item_bias": self.item_bias}
+        return {**self.hit.to_dict(), **further}
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +152,7 @@ class Explanation:
             "plan": self.plan,
             "considered": self.considered,
             "fusion": None if self.fusion is None else dict(self.fusion),
-            "answers": [{**a.hit.to_dict(), "log_p": list(a.log_p), "lost_at": a.lost_at} for a in self.answers],
+            "answers": [answer.to_dict() for answer in self.answers],
             "traces": [{**asdict(one), "tree": one.tree()} for one in self.traces],
             "answerable": self.answerable,
             "doubtful": self.doubtful,
@@ -183,7 +190,7 @@ def explain(
     if request.strict:
         parts = [query]
     else:
-        parts = searching.spread([query], state.modalities())[0]
+        parts = spread([query], state.modalities())[0]
     embedded = searching.embed(state.model, parts)
     traces: list[tuple[_Part, list[Code]]] = []
     answers: dict[str, Answer] = {}
@@ -196,7 +203,9 @@ def explain(
             own = [hit for hit in hits if one.target is None or hit.modality == one.target]
             part = _traced(state, live, engine, one, embedded.z[number : number + 1], own, request, rejected)
             traces.append((part, _shown(part, [hit.codes for hit in own], shown)))
-            answers.update({hit.id: _answer(hit, path, part) for hit, path in zip(own, part.trace.paths.tolist(), strict=True)})
+            biases = _item_biases(live, engine, int(embedded.modality[number]), own, request.settings(state.model))
+            for hit, path, bias in zip(own, part.trace.paths.tolist(), biases, strict=True):
+                answers[hit.id] = _answer(hit, path, part, bias)
         about, pictures = _describe(live, {code.prefix for _, codes in traces for code in codes})
     return Explanation(
         [answers[hit.id] for hit in hits if hit.id in answers],
@@ -280,14 +289,26 @@ def _beam_trace(part: _Part, codes: Sequence[Code], about: dict[Prefix, About]) 
     return BeamTrace(part.label, tuple(steps))
 
 
-def _answer(hit: Hit, path: Sequence[float], part: _Part) -> Answer:
+def _item_biases(
+    live: Live, engine: SearchEngine, query_modality: int, hits: Sequence[Hit], params: SearchParams
+) -> list[float | None]:
+    """What was taken off the similarity of each hit; None where nothing was."""
+    if not params.item_bias or engine.item_bias is None:
+        return [None] * len(hits)
+    rows = live.find([hit.id for hit in hits])
+    places = np.array([[rows.get(hit.id, 0) for hit in hits]], np.int64).reshape(1, -1)
+    taken = engine.item_bias.take(np.array([query_modality]), places)[0].tolist()
+    return [round(value, 4) for value in taken]
+
+
+def _answer(hit: Hit, path: Sequence[float], part: _Part, item_bias: float | None) -> Answer:
     lost_at = None
     for step in part.trace.steps:
         if all(one.prefix != hit.codes[: step.level + 1] for one in step.kept):
             lost_at = step.level
             break
     log_p = tuple(None if part.given and level == 0 else value for level, value in enumerate(path))
-    return Answer(hit, log_p, lost_at)
+    return Answer(hit, log_p, lost_at, item_bias)
 
 
 # -- what a code means -------------------------------------------------------------------------------------------

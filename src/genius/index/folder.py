@@ -15,7 +15,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from inspect import signature
 from pathlib import Path
@@ -25,6 +25,7 @@ from filelock import FileLock, Timeout
 
 from genius.errors import GeniusError
 from genius.files import open_regular, parse_json, sync_directory, sync_tree, write_whole
+from genius.index import learned
 from genius.index.commit import holds_data
 from genius.index.ledger import Damaged, seal, unseal
 from genius.index.paths import (
@@ -370,6 +371,22 @@ def describe(folder: Path, about: About, reader: Reader) -> dict[str, Any]:
         "version": reader.version,
         "created": about.created,
         "bytes": _size(folder),
+        "learned": _learned(folder, about),
+    }
+
+
+def _learned(folder: Path, about: About) -> dict[str, Any] | None:
+    """What the index has learned from queries; None: nothing, or nothing of this model."""
+    bank = learned.load(folder, about.fingerprint, about.width, None)
+    if bank is None:
+        return None
+    found = learned.describe(folder)
+    return {
+        "queries": len(bank),
+        "time": found.get("learned"),
+        "version": int(found.get("version", "0")),
+        "chosen_by": found.get("chosen_by"),
+        "directions": [asdict(direction) for direction in learned.directions_of(bank)],
     }
 
 

@@ -20,10 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genius.errors import GeniusError
-from genius.index import cache
+from genius.index import cache, learned
 from genius.index.cache import Base, build_trie
 from genius.index.folder import FORMAT, WriteLock, about_of, clear, open_or_create, upgrade
 from genius.index.reader import Reader, Vanished
+from genius.model.query_bank import QueryBank
 from genius.search import CodeTrie, ScanCache, SearchEngine
 from genius.search.vectors import StoredVectors
 from genius.types import Modality
@@ -75,6 +76,7 @@ class Live:
         self._folded = 0  # rows that the engine's first trie stands for; the others are its second
         self._stale = True  # rows were added or died since the engine was made
         self.scans: ScanCache | None = None  # where the scan of the base is kept
+        self.learned: QueryBank | None = None  # what item biases follow from, in place of the model's own queries
         if base.exactly(reader):
             reader.shown = base.shown
         else:
@@ -111,6 +113,12 @@ class Live:
         """Whether most rows are dead: every upsert leaves one behind."""
         dead = int(self.dead.sum())
         return dead > max(WASTE_FROM, WASTE_SHARE * len(self.seqs))
+
+    def relearn(self, bank: QueryBank | None) -> None:
+        """Search with item biases of another bank."""
+        if bank is not self.learned:
+            self.learned = bank
+            self._engine = None
 
     # -- moving to a newer version -----------------------------------------------------------------------------
 
@@ -204,7 +212,16 @@ class Live:
         scans = None
         if self.base.items:
             scans = self.scans
-        return SearchEngine(self.model.generator, self.model.quantizer, trie, vectors, self.model.device, bank=bank, cache=scans)
+        return SearchEngine(
+            self.model.generator,
+            self.model.quantizer,
+            trie,
+            vectors,
+            self.model.device,
+            bank=bank,
+            bias_bank=self.learned,
+            cache=scans,
+        )
 
     def _living_trie(self) -> CodeTrie:
         rows = np.flatnonzero(~self.dead)
@@ -345,6 +362,9 @@ class OpenIndex:
         self.key = cache.CacheKey(self.about.id, self.about.fingerprint, self.about.levels, self.about.width)
         self.commits = 0  # of this process
         self._swept = False  # what killed writers left was removed
+        self.query_log: Callable[[Any, Any, Sequence[Modality | None]], None] | None = None  # given each query (`QueryLog.add`)
+        self._learned: QueryBank | None = None
+        self._learned_stamp: tuple[int, int, int] | None = None  # of the file that it was read from
         if version is None:
             self.live = self.consistent(lambda: self._open(self.store.at(self.store.latest())))
         else:
@@ -415,7 +435,7 @@ class OpenIndex:
             written: rows this process just wrote; it still holds the write lock.
         """
         if self.pinned is None:
-            self._refuse_another()
+            self.refuse_another()
             latest = self.store.latest()
             if latest != self.live.version:
                 reader = self.store.at(latest)
@@ -425,7 +445,17 @@ class OpenIndex:
                     self.live = self._in_memory(reader)
                 if self.live.wasteful:
                     self.live = self._in_memory(reader)
+        self.follow_learned()
         return self.live
+
+    def follow_learned(self) -> None:
+        """Search with what the index has learned from queries by now, in this process or in another."""
+        with self.lock:
+            stamp = learned.stamp(self.path)
+            if stamp != self._learned_stamp:
+                self._learned_stamp = stamp
+                self._learned = learned.load(self.path, self.about.fingerprint, self.about.width, self.pinned)
+            self.live.relearn(self._learned)
 
     def sure(self, ids: Sequence[str]) -> Live:
         """`current`, certain about these ids: a cache is only a shortcut, and the table must not be changed by what it says.
@@ -471,7 +501,7 @@ class OpenIndex:
                 self.about = about
                 if about.format < FORMAT:
                     self.about = upgrade(self.path, about, self.store)
-            self._refuse_another()
+            self.refuse_another()
             if not self._swept:
                 clear(self.path, self.about)
                 self._swept = True
@@ -479,7 +509,7 @@ class OpenIndex:
             with self.store.change():
                 yield
 
-    def _refuse_another(self) -> None:
+    def refuse_another(self) -> None:
         """One line if another index, perhaps of another model, has taken the place of the one that was opened."""
         state = self.store.ledger.read()
         if state is not None and state.about.get("id") != self.about.id:

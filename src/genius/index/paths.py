@@ -33,11 +33,12 @@ MODEL = "model"
 ENCODED = "encoded"  # features of items on their way in, while a model is fitted to them
 STAGING = "staging"  # rows that several machines write, on their way in
 PUBLISHED = "published.json"  # where copies of it were put
+LEARNED = "queries.safetensors"  # queries that the index has learned from
 ORIGIN = "origin.json"  # the id of the index that this one was made from, to take its place
-OWN = frozenset({".lock", f"{TABLE}.lance", CACHE, ABOUT, LEDGER, ASIDE, MODEL, ENCODED, STAGING, PUBLISHED, ORIGIN})
+OWN = frozenset({".lock", f"{TABLE}.lance", CACHE, ABOUT, LEDGER, ASIDE, MODEL, ENCODED, STAGING, PUBLISHED, LEARNED, ORIGIN})
 """Names at the top of an index folder."""
 
-HALF = tuple(f".{name}." for name in (ABOUT, LEDGER, ORIGIN))  # how the names of half-written files begin
+HALF = tuple(f".{name}." for name in (ABOUT, LEDGER, ORIGIN, LEARNED))  # how the names of half-written files begin
 MAX_SMALL = 1 << 20  # bytes of a small JSON file
 
 

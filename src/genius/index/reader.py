@@ -56,7 +56,8 @@ def database_errors(doing: str) -> Iterator[None]:
         problem = disk_problem(error)
         if problem is not None:
             raise GeniusError(f"cannot {doing}: {problem}; nothing that was there is lost") from None
-        if re.search(r"not ?found|no such file|no longer exists", text, re.IGNORECASE):
+        # the last of them is ours, wrapped by LanceDB where it reads rows that we copy
+        if re.search(r"not ?found|no such file|no longer exists|a file of this version is gone", text, re.IGNORECASE):
             raise Vanished(f"cannot {doing}: a file of this version is gone") from None
         short = re.sub(r",? ?/\S+\.rs:\d+(:\d+)?", "", text)
         raise GeniusError(f"cannot {doing}: {short[:300]}") from None

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any
 
 from genius.errors import GeniusError, Problems, counted
 from genius.files import sync_directory, sync_tree
-from genius.index import cache
+from genius.index import cache, learned
 from genius.index.check import check
-from genius.index.commit import HINT, VERSIONS, holds_data, set_aside, table_folder, versions_on_disk
+from genius.index.commit import HINT, VERSIONS, holds_data, put_back, set_aside, table_folder, versions_on_disk
 from genius.index.folder import (
     FORMAT,
     INSIDE,
@@ -44,7 +44,7 @@ from genius.index.folder import (
     write_about,
 )
 from genius.index.ledger import Ledger, LedgerState, file_sum
-from genius.index.paths import ABOUT, CACHE, LEDGER, MODEL, ORIGIN, is_sibling, refuse_foreign, remove, write_origin
+from genius.index.paths import ABOUT, CACHE, LEARNED, LEDGER, MODEL, ORIGIN, is_sibling, refuse_foreign, remove, write_origin
 from genius.index.reader import Reader, Vanished, good_rows, readable_rows, resealed, whole_schema
 from genius.index.store import Store
 from genius.types import Item
@@ -79,22 +79,44 @@ def snapshot(source: str | Path, target: str | Path, version: int | None = None)
         raise GeniusError(f"{target} is there already: choose another path for the copy")
     about = about_of(source)
     sweep_snapshots(target.absolute().parent, about.id)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}")
-    make_folder(temporary)
-    try:
-        write_origin(temporary, about.id)
-        with _snapshot_lock(temporary):
-            return _retried(source, about, version, lambda reader: _copy(source, about, reader, temporary, target))
-    finally:
-        if temporary.exists():
-            remove(temporary, target, about.id)
+    with _temporary_folder(target, about.id) as temporary:
+        return _retried(source, about, version, lambda reader: _copy(source, about, reader, temporary, target))
 
 
-def _snapshot_lock(folder: Path) -> contextlib.AbstractContextManager[None]:
-    """Holds a lock by which others see that a snapshot is being written. Windows cannot rename a folder with an open file."""
-    if sys.platform == "win32":
-        return contextlib.nullcontext()
-    return WriteLock(folder / ".lock", 30.0).hold()
+@contextlib.contextmanager
+def _temporary_folder(target: Path, owner: str) -> Iterator[Path]:
+    """A folder beside `target` for a snapshot of the index with the id `owner`; it is removed unless it was renamed."""
+    with contextlib.ExitStack() as held:
+        folder = _locked_folder(target, held)
+        try:
+            write_origin(folder, owner)
+            yield folder
+        finally:
+            if folder.exists():
+                remove(folder, target, owner)
+
+
+def _locked_folder(target: Path, held: contextlib.ExitStack) -> Path:
+    """A new folder beside `target`, with a lock that tells other snapshots to leave it alone.
+
+    Before the lock is held, another snapshot may take the folder for a killed one's and remove it: then the next name is tried.
+    Windows cannot rename a folder with an open file, so nothing is locked or swept there.
+    """
+    for attempt in range(ATTEMPTS):
+        folder = target.with_name(f".{target.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}")
+        try:
+            make_folder(folder)
+            if sys.platform == "win32":
+                return folder
+            held.enter_context(WriteLock(folder / ".lock", 30.0).hold())
+        except GeniusError:
+            if folder.exists() or attempt == ATTEMPTS - 1:
+                raise
+            continue
+        if (folder / ".lock").exists():
+            return folder
+        held.close()
+    raise GeniusError(f"cannot write {target}: others remove folders beside it")
 
 
 def sweep_snapshots(parent: Path, owner: str) -> None:
@@ -145,6 +167,8 @@ def _copy(source: Path, about: About, reader: Reader, temporary: Path, target: P
     try:
         if about.source == INSIDE:
             _copy_model(source / MODEL, temporary / MODEL)
+        if learned.stamp(source) is not None:
+            _copy_file(source / LEARNED, temporary / LEARNED)
         remove(temporary / ORIGIN, temporary)
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.exists():
@@ -157,6 +181,14 @@ def _copy(source: Path, about: About, reader: Reader, temporary: Path, target: P
     except OSError as error:
         raise GeniusError(f"{target} is made, but a power cut may take its name away: {error.strerror or error}") from None
     return Copied(source, target, reader.version, state.items)
+
+
+def _copy_file(source: Path, target: Path) -> None:
+    """Copy a file; it is on the disk and has the checksum of its original when this returns."""
+    shutil.copyfile(source, target)
+    if file_sum(source) != file_sum(target):
+        raise GeniusError(f"{source} cannot be copied: {target} reads back as something else")
+    sync_tree([target], [target.parent])
 
 
 def _copy_model(source: Path, target: Path) -> None:
@@ -296,11 +328,11 @@ def _newest_readable(folder: Path, state: LedgerState | None, report: RepairRepo
     found = [version for version in reversed(versions_on_disk(folder)) if version <= limit]
     if state is not None and (not found or found[0] != state.head):
         report.lost.append(f"version {state.head}, with {counted(state.items, 'item')}, is not there any more")
+    passed_over: list[int] = []
     for version in found:
-        set_aside(folder, version)
+        passed_over += set_aside(folder, version)
         try:
-            store = Store(folder)
-            reader = store.peek(version)
+            store, reader = _opened(folder, version)
             total = reader.count()
         except GeniusError as error:
             report.lost.append(f"version {version} cannot be opened ({error})")
@@ -317,7 +349,22 @@ def _newest_readable(folder: Path, state: LedgerState | None, report: RepairRepo
                 reader = store.peek(version)
         report.done.append(f"took version {version}")
         return store, version, _is_whole(reader)
+    put_back(folder, passed_over)  # where the disk fails just now, a later repair finds them
     raise GeniusError(f"no version of {folder} can be read: restore it from a snapshot (genius restore)")
+
+
+def _opened(folder: Path, version: int) -> tuple[Store, Reader]:
+    """The table at a version. Tried more than once: a disk that fails for a moment must not cost a version."""
+    for attempt in range(ATTEMPTS):
+        try:
+            store = Store(folder)
+            reader = store.peek(version)
+            reader.count()
+            return store, reader
+        except GeniusError:
+            if attempt == ATTEMPTS - 1:
+                raise
+    raise AssertionError("unreachable")
 
 
 def _older(store: Store, versions: list[int], sound: int) -> int | None:

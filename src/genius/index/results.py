@@ -54,6 +54,7 @@ class Hits(list[Hit]):
     answerable: float | None = None  # probability that the collection holds an answer at all; None: not calibrated
     plan: str | None = None  # how they were found: flat, scan or beam; None: there was nothing to search
     considered: int = 0  # items that were scored in any way to find them
+    target: Modality | None = None  # what was looked for: the target of the query, or the default one; None: every modality
     fusion: Mapping[str, float] | None = None  # weights of the rankings that were fused; None: similarity alone
     why: str | None = None  # where nothing was found: why, and what to do
 

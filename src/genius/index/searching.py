@@ -1,13 +1,12 @@
 """How an index answers: filter, engine and items of one version.
 
-Knows how a target, a filter and a model's defaults become one call of the engine. A target is what people mean by it: an image is
-anything with a picture, a text anything with words, a pair has both. A query for several modalities is searched once for each
-that the index holds, with the instruction of that modality, and the hits are merged.
+Knows how a target (`genius.index.target`), a filter and a model's defaults become one call of the engine. A query for several
+modalities is searched once for each that the index holds, with the instruction of that modality, and the hits are merged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,7 @@ from genius.index.folder import describe
 from genius.index.opened import RETRIES, Live, OpenIndex
 from genius.index.reader import PAYLOAD, Reader, Vanished
 from genius.index.results import Hit, Hits
+from genius.index.target import MODALITIES_OF, spread, with_default
 from genius.index.vectors import features_of_queries
 from genius.index.writing import OnError, check_ids, check_missing
 from genius.model.confidence import DEPTH, Confidence
@@ -35,12 +35,6 @@ if TYPE_CHECKING:
     from genius.model.genius import Genius
 
 WIDER = 8  # times as many hits are ranked for diverse ones
-
-MEANT = {
-    Modality.IMAGE: (Modality.IMAGE, Modality.PAIR),
-    Modality.TEXT: (Modality.TEXT, Modality.PAIR),
-    Modality.PAIR: (Modality.PAIR,),
-}
 
 
 def check(request: object) -> None:
@@ -129,17 +123,21 @@ def answer(state: OpenIndex, queries: Sequence[Query | ContentInput], requests: 
         alike.setdefault(request, []).append(place)
     if not queries:
         return []
-    given = [Query.of(query) for query in queries]
+    held = state.modalities()
+    asked = [Query.of(query) for query in queries]
+    given = [with_default(query, request, held) for query, request in zip(asked, requests, strict=True)]
     groups = []
     for request, places in alike.items():
         own = [given[place] for place in places]
         if request.strict:
             some, owner = own, list(range(len(own)))
         else:
-            some, owner = spread(own, state.modalities())
+            some, owner = spread(own, held)
         groups.append((request, places, some, owner))
     searched = [query for *_, some, _ in groups for query in some]
     embedded = embed(state.model, searched)
+    if state.query_log is not None:
+        state.query_log(as_numpy(embedded.z), as_numpy(embedded.modality), [query.target for query in searched])
     targets = np.array([target_code(query.target) for query in searched], np.int64)
     pictured = as_numpy(embedded.modality) != int(Modality.TEXT)
     parts = []
@@ -153,15 +151,40 @@ def answer(state: OpenIndex, queries: Sequence[Query | ContentInput], requests: 
     found = state.consistent(lambda: search(state, parts))
     answers: dict[int, Hits] = {}
     for (request, places, _, owner), hits in zip(groups, found, strict=True):
-        answers.update(zip(places, gather(hits, owner, request.k), strict=True))
+        confidence = state.model.confidence(request.settings(state.model).reranker)
+        for place, one in zip(places, gather(hits, owner, request.k), strict=True):
+            answers[place] = with_probabilities(one, confidence, given[place].image is not None)
     out = [apart(answers[i], asks.k) if asks.diverse else answers[i] for i, asks in enumerate(requests)]
+    for one, query in zip(out, given, strict=True):
+        one.target = query.target
+    for number, (query, request) in enumerate(zip(asked, requests, strict=True)):
+        defaulted = query.target is None and given[number].target is not None
+        if defaulted and not out[number] and not _any_of_target(state, given[number].target, request.where):
+            out[number] = answer(state, [query], [replace(request, any_modality=True)])[0]
+            given[number] = query
+    out = [probable(hits, request.min_probability) for hits, request in zip(out, requests, strict=True)]
     if not all(out):
         counts = state.consistent(lambda: describe(state.path, state.about, state.reader()))["modalities"]
         for one, query, request in zip(out, given, requests, strict=True):
-            one.why = None
-            if not one:
+            if one:
+                one.why = None
+            elif one.why is None:
                 one.why = why_nothing(query.target, request, counts)
     return out
+
+
+def _any_of_target(state: OpenIndex, target: Modality | None, where: str | None) -> bool:
+    """Whether an item that is meant by `target` matches the filter."""
+
+    def count() -> int:
+        reader = state.reader()
+        labels = ", ".join(f"'{modality.label}'" for modality in MODALITIES_OF[target or Modality.IMAGE])
+        sql = f"modality IN ({labels})"
+        if where is not None:
+            sql = f"({compile_where(where, reader.columns)}) AND {sql}"
+        return reader.count(sql)
+
+    return state.consistent(count) > 0
 
 
 def embed(model: Genius, queries: Sequence[Query]) -> Embedded:
@@ -355,31 +378,6 @@ def to_item(row: dict[str, Any]) -> Item:
     return Item(row["id"], image=image, text=row["text"], metadata=meta.load(row["_metadata"]), modality=modality)
 
 
-def target_modality(target: Modality | str | int | None, modality: Modality | str | int | None) -> Modality | None:
-    """What is looked for: `target` as people mean it, or exactly a `modality`; one of them says it, or neither."""
-    if target is not None and modality is not None:
-        raise GeniusError("target and modality both say what is wanted: use one of them")
-    wanted = target
-    if target is None:
-        wanted = modality
-    if wanted is None:
-        return None
-    return Modality.parse(wanted)
-
-
-def spread(queries: Sequence[Query], there: Collection[Modality]) -> tuple[list[Query], list[int]]:
-    """One query for each target modality that the index holds (`there`), and which of `queries` each belongs to."""
-    searched = []
-    owner = []
-    for number, query in enumerate(queries):
-        modalities: Sequence[Modality | None] = [None]
-        if query.target is not None:
-            modalities = [modality for modality in MEANT[query.target] if modality in there] or [query.target]
-        searched += [replace(query, target=modality) for modality in modalities]
-        owner += [number] * len(modalities)
-    return searched, owner
-
-
 def gather(answers: Sequence[Hits], owner: Sequence[int], k: int) -> list[Hits]:
     """The hits of the queries that `spread` was given, best first."""
     parts: list[list[Hits]] = [[] for _ in range(max(owner, default=-1) + 1)]
@@ -395,6 +393,61 @@ def _together(parts: Sequence[Hits], k: int) -> Hits:
     sure = [hits.answerable for hits in parts if hits.answerable is not None]
     whole.answerable = max(sure, default=None)  # there is an answer if there is one of either modality
     return whole
+
+
+def with_probabilities(hits: Hits, confidence: Confidence | None, has_image: bool) -> Hits:
+    """The hits with probabilities that never rise down the list: those of neighbours in the wrong order are averaged.
+
+    Args:
+        hits: A whole list, of one modality or merged.
+        confidence: The model's calibration; None: there are no probabilities.
+        has_image: Whether the query has an image.
+    """
+    if confidence is None or not hits:
+        return hits
+    scores = [hit.score for hit in hits]
+    modalities = [int(hit.modality) for hit in hits]
+    probabilities = not_rising(confidence.of_hits(has_image, scores, modalities).tolist())
+    for place, probability in enumerate(probabilities):
+        hits[place] = replace(hits[place], probability=probability)
+    return hits
+
+
+def not_rising(values: Sequence[float]) -> list[float]:
+    """The nearest sequence (least squares) that never rises: pool adjacent violators."""
+    means: list[float] = []
+    sizes: list[int] = []
+    for value in values:
+        means.append(value)
+        sizes.append(1)
+        while len(means) > 1 and means[-1] > means[-2]:
+            size = sizes[-1] + sizes[-2]
+            means[-2] = (means[-1] * sizes[-1] + means[-2] * sizes[-2]) / size
+            sizes[-2] = size
+            means.pop()
+            sizes.pop()
+    return [mean for mean, size in zip(means, sizes, strict=True) for _ in range(size)]
+
+
+def probable(hits: Hits, least: float | None) -> Hits:
+    """The hits, or none of them where the collection holds an answer with a lower probability than `least`.
+
+    Raises:
+        GeniusError: If a least probability is given and the model has none.
+    """
+    if least is None or not hits:
+        return hits
+    if hits.answerable is None:
+        raise GeniusError("min_probability needs a model with calibrated probabilities: this one, or this search, has none")
+    if hits.answerable >= least:
+        return hits
+    nothing = Hits()
+    nothing.answerable = hits.answerable
+    nothing.plan = hits.plan
+    nothing.considered = hits.considered
+    nothing.target = hits.target
+    nothing.why = f"nothing like that here: an answer exists with a probability of {hits.answerable:.2f}, below {least:g}"
+    return nothing
 
 
 def apart(hits: Hits, k: int) -> Hits:
@@ -414,6 +467,7 @@ def apart(hits: Hits, k: int) -> Hits:
     out.answerable = hits.answerable
     out.plan = hits.plan
     out.considered = hits.considered
+    out.target = hits.target
     return out
 
 
@@ -423,7 +477,7 @@ def why_nothing(target: Modality | None, request: SearchRequest, counts: Mapping
     if not held:
         return "nothing found: the index is empty; add files with genius index"
     if target is not None:
-        modalities = MEANT[target]
+        modalities = MODALITIES_OF[target]
         if request.strict:
             modalities = (target,)
         if not any(counts.get(modality.label) for modality in modalities):
@@ -432,7 +486,7 @@ def why_nothing(target: Modality | None, request: SearchRequest, counts: Mapping
                 what = f"is of the modality {target.label}"
             else:
                 what = f"has {wanted}"
-            return f"nothing found: no item {what}, there are {held}; leave the target out to look for anything"
+            return f"nothing found: no item {what}, there are {held}; the target any looks for anything"
     if request.where is not None:
         wanted = ""
         if target is not None:

@@ -20,6 +20,7 @@ from genius.index.filters import compile_where
 from genius.index.opened import RETRIES, OpenIndex
 from genius.index.reader import PAYLOAD, Reader
 from genius.index.results import Hit, Hits
+from genius.index.target import MODALITIES_OF
 from genius.search import SearchRequest
 from genius.search.params import MAX_K
 from genius.types import ContentInput, Modality, Query
@@ -119,6 +120,8 @@ def _fused(
             similar[request.k :] = []
             out.append(similar)
             continue
+        if request.mode == "hybrid":  # both rankings look for the same modality
+            query = replace(query, target=similar.target)
         worded, exact = _by_words(reader, query, request)
         if request.mode == "words":
             out.append(_only_words(worded, exact, request))
@@ -137,7 +140,7 @@ def _by_words(reader: Reader, query: Query, request: SearchRequest) -> tuple[Hit
     if request.where is not None:
         conditions.append(compile_where(request.where, reader.columns))
     if query.target is not None:
-        wanted: Sequence[Modality] = searching.MEANT[query.target]
+        wanted: Sequence[Modality] = MODALITIES_OF[query.target]
         if request.strict:
             wanted = (query.target,)
         labels = ", ".join(f"'{modality.label}'" for modality in wanted)
@@ -208,6 +211,7 @@ def _fuse(similar: Hits, worded: Hits, exact: set[str], request: SearchRequest) 
     fused.answerable = similar.answerable
     fused.plan = similar.plan
     fused.considered = similar.considered
+    fused.target = similar.target
     fused.fusion = {**weights, "rank_constant": RANK_CONSTANT}
     if request.diverse:
         fused = searching.apart(fused, request.k)

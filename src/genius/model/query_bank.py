@@ -11,8 +11,10 @@ A model folder may hold one (`queries.safetensors`); `Genius.queries` is it, or 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,9 @@ MODALITIES = 3
 PENALTY = 1e-4  # on the squared weights of the probe
 TEMPERATURE = 0.05  # t of the item bias
 PSEUDO_QUERIES = 500  # a bias from n queries has the weight n / (n + this): a small bank corrects little
+MOST_WEIGHT = 2.0  # of a bias in a file
+LEAST_TEMPERATURE = 0.005
+NOTHING: Mapping[str, str] = MappingProxyType({})
 QUERIES_AT_ONCE = 1024  # compared with a block of items: 64 MB at 16,384 items
 
 Floats = NDArray[np.float32]
@@ -49,6 +54,8 @@ class QueryBank:
         probe_weight: (3, D) of the linear probe for the target modality; None: the bank has too few targets to fit one.
         probe_bias: (3,) of it.
         real: Whether they come from people or a data set. Invented queries say nothing about hubs: they give no item bias.
+        bias_weights: (3, 3) w of the item bias by query modality and target (`genius.model.bias_choice`); None: by their number.
+        bias_temperatures: (3, 3) t of the item bias; None: `TEMPERATURE`.
     """
 
     z: Floats
@@ -57,6 +64,8 @@ class QueryBank:
     probe_weight: Floats | None = None
     probe_bias: Floats | None = None
     real: bool = True
+    bias_weights: Floats | None = None
+    bias_temperatures: Floats | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -131,7 +140,15 @@ class QueryBank:
         queries = int(((self.modality == query_modality) & (self.target == target)).sum())
         if queries < FEWEST:
             return 0.0
+        if self.bias_weights is not None:
+            return float(self.bias_weights[query_modality, target])
         return queries / (queries + PSEUDO_QUERIES)
+
+    def temperature(self, query_modality: int, target: int) -> float:
+        """t of `item_bias`."""
+        if self.bias_temperatures is None:
+            return TEMPERATURE
+        return float(self.bias_temperatures[query_modality, target])
 
     def item_bias(self, vectors: Any, query_modality: int, target: int) -> Floats:
         """How similar items are to queries in general: b(x) = w t log mean over queries q of exp(q . x / t).
@@ -152,24 +169,37 @@ class QueryBank:
         if not weight:
             return np.zeros(len(vectors), np.float32)
         own = self.z[(self.modality == query_modality) & (self.target == target)]
+        temperature = np.float32(self.temperature(query_modality, target))
         total = np.full(len(vectors), -np.inf, np.float32)
         for first in range(0, len(own), QUERIES_AT_ONCE):
             similarities = own[first : first + QUERIES_AT_ONCE] @ vectors.T
-            total = np.logaddexp(total, _log_sum_exp(similarities / np.float32(TEMPERATURE)))
-        bias: Floats = np.float32(weight * TEMPERATURE) * (total - np.float32(np.log(len(own))))
+            total = np.logaddexp(total, _log_sum_exp(similarities / temperature))
+        bias: Floats = np.float32(weight) * temperature * (total - np.float32(np.log(len(own))))
         return bias
 
     def digest(self) -> str:
-        """Hex digest of what the metric is made of."""
+        """Hex digest of what metric and item bias are made of."""
         digest = hashlib.sha256(self.z.astype(np.float16).tobytes())
         digest.update(self.modality.tobytes())
         digest.update(self.target.tobytes())
+        for numbers in (self.bias_weights, self.bias_temperatures):
+            if numbers is not None:
+                digest.update(numbers.astype(np.float32).tobytes())
         return digest.hexdigest()[:32]
 
     # -- files -------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> None:
         """Write `queries.safetensors` into a model folder; it appears whole or not at all."""
+        write_whole(folder / FILE, self.write)
+
+    def write(self, path: Path, about: Mapping[str, str] = NOTHING) -> None:
+        """Write the file itself.
+
+        Args:
+            path: The file.
+            about: Further metadata of it.
+        """
         arrays: dict[str, NDArray[Any]] = {
             "z": self.z.astype(np.float16),
             "modality": self.modality.astype(np.int8),
@@ -179,7 +209,10 @@ class QueryBank:
         if self.probe_weight is not None and self.probe_bias is not None:
             arrays["probe_weight"] = np.ascontiguousarray(self.probe_weight)
             arrays["probe_bias"] = np.ascontiguousarray(self.probe_bias)
-        write_whole(folder / FILE, lambda path: save_file(arrays, path, metadata={"format": FORMAT}))
+        if self.bias_weights is not None and self.bias_temperatures is not None:
+            arrays["bias_weights"] = self.bias_weights.astype(np.float32)
+            arrays["bias_temperatures"] = self.bias_temperatures.astype(np.float32)
+        save_file(arrays, path, metadata={"format": FORMAT, **about})
 
     @classmethod
     def load(cls, folder: Path, width: int) -> QueryBank | None:
@@ -195,6 +228,19 @@ class QueryBank:
         path = folder / FILE
         if not path.exists():
             return None
+        return cls.read(path, width)
+
+    @classmethod
+    def read(cls, path: Path, width: int) -> QueryBank:
+        """The bank of a file that `write` made.
+
+        Args:
+            path: The file.
+            width: D of the model.
+
+        Raises:
+            GeniusError: If the file is not a bank of this width.
+        """
         arrays = _read(path)
         try:
             z = arrays["z"].astype(np.float32)
@@ -208,13 +254,27 @@ class QueryBank:
         weight = arrays.get("probe_weight")
         bias = arrays.get("probe_bias")
         real = bool(arrays.get("real", np.ones(1)).all())
+        numbers = _bias_numbers(arrays, path)
         if weight is None or bias is None:
-            return cls(z, modality, target, real=real)
+            return cls(z, modality, target, None, None, real, *numbers)
         if weight.shape != (MODALITIES, width) or bias.shape != (MODALITIES,):
             raise GeniusError(f"{path} holds a probe of shape {weight.shape}, expected {(MODALITIES, width)}")
         if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
             raise GeniusError(f"{path} holds a probe that is not finite")
-        return cls(z, modality, target, weight.astype(np.float32), bias.astype(np.float32), real)
+        return cls(z, modality, target, weight.astype(np.float32), bias.astype(np.float32), real, *numbers)
+
+
+def _bias_numbers(stored: Mapping[str, Any], path: Path) -> tuple[Floats | None, Floats | None]:
+    """Weights and temperatures of the item bias, where a file has them."""
+    if "bias_weights" not in stored or "bias_temperatures" not in stored:
+        return None, None
+    weights = np.asarray(stored["bias_weights"], np.float32)
+    temperatures = np.asarray(stored["bias_temperatures"], np.float32)
+    right = weights.shape == temperatures.shape == (MODALITIES, MODALITIES)
+    right = right and bool(((weights >= 0) & (weights <= MOST_WEIGHT) & (temperatures >= LEAST_TEMPERATURE)).all())
+    if not right or not np.isfinite(temperatures).all():
+        raise GeniusError(f"{path} holds weights or temperatures of the item bias that are out of range")
+    return weights, temperatures
 
 
 def _numbers(values: Any) -> NDArray[Any]:

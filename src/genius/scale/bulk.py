@@ -32,7 +32,7 @@ from genius.index.commit import table_folder
 from genius.index.folder import WriteLock
 from genius.index.ingest import IngestConfig, IngestReport
 from genius.index.opened import Live
-from genius.index.reader import Reader, good_rows
+from genius.index.reader import Reader, database_errors, good_rows
 from genius.index.writing import follow
 from genius.scale import connected, load_ray
 from genius.scale.parts import DATA, Part, PartIndexer, Record, Staging, cut
@@ -120,16 +120,17 @@ def _fragments(record: Record, contradicted: Mapping[str, set[str]]) -> list[Map
 def _move_in(index: Index, staging: Staging, records: Sequence[Record]) -> None:
     """The same files under a second name, in the table's folder; where a file system has no links, copies."""
     target = table_folder(index.path) / DATA
-    target.mkdir(exist_ok=True)
-    for name, size in (file for record in records for file in record.files()):
-        source = staging.folder / DATA / name
-        place = target / name
-        if place.exists() and place.stat().st_size == size:
-            continue  # of an attempt that was killed here
-        try:
-            os.link(source, place)
-        except OSError:
-            write_whole(place, lambda path, source=source: shutil.copyfile(source, path))  # type: ignore[misc]
+    with database_errors("add items"):
+        target.mkdir(exist_ok=True)
+        for name, size in (file for record in records for file in record.files()):
+            source = staging.folder / DATA / name
+            place = target / name
+            if place.exists() and place.stat().st_size == size:
+                continue  # of an attempt that was killed here
+            try:
+                os.link(source, place)
+            except OSError:
+                write_whole(place, lambda path, source=source: shutil.copyfile(source, path))  # type: ignore[misc]
 
 
 def _read_back(index: Index, records: Sequence[Record]) -> None:
@@ -237,7 +238,7 @@ def bulk_index(
     report = BulkReport(IngestReport())
     with Index(output.absolute(), model, thumbnails=config.thumbnails) as index:
         staging = Staging(index.path)
-        staging.folder.mkdir(exist_ok=True)
+        staging.create()
         with WriteLock(staging.folder / ".lock", 0.0).hold():
             if was_taken_in(index, staging):
                 staging.clear()
@@ -250,10 +251,13 @@ def bulk_index(
             report.resumed = len(parts) - len(todo)
             if todo:
                 (spread or _on_ray)(_Work(index.path, ingest, config, todo, first, tell, say, report))
-            records = [record for part in parts if (record := staging.record(part, first[part.name])) is not None]
+            records = _records(staging, parts, first, report.failed)
             taken = take_in(index, staging, records)
-            staging.clear()
-        report.items = index.count()
+            try:
+                staging.clear()
+                report.items = index.count()
+            except GeniusError as error:
+                raise GeniusError(f"{error}; the change is made: all items are in {output}") from None
     for record in records:
         report.report.problems += record.problems
         report.report.problems.total += record.problems_total - len(record.problems)
@@ -263,6 +267,22 @@ def bulk_index(
     report.report.replaced = taken.replaced
     report.report.seconds = monotonic() - started
     return report
+
+
+def _records(staging: Staging, parts: Sequence[Part], first: Mapping[str, int], failed: Sequence[str]) -> list[Record]:
+    """The records of all parts but those that failed and are named.
+
+    Raises:
+        GeniusError: A part was done, but its record cannot be read: without it its items would be left out in silence.
+    """
+    records = []
+    for part in parts:
+        record = staging.record(part, first[part.name])
+        if record is not None:
+            records.append(record)
+        elif not any(line.startswith(f"{part}: ") for line in failed):
+            raise GeniusError(f"{part} was indexed, but that cannot be read back; nothing was added: run it again")
+    return records
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ from genius.index.ingest import Found, IngestConfig, IngestReport, changed_items
 from genius.index.metadata import FieldType, arrow_rows, metadata_schema
 from genius.index.paths import STAGING
 from genius.index.prepare import prepare
+from genius.index.reader import database_errors
 from genius.index.store import POSITION_BITS, SEQ_SHIFT, Store
 from genius.index.writing import batched
 
@@ -156,6 +157,10 @@ class Staging:
     def __init__(self, index: Path) -> None:
         self.folder = index / STAGING
 
+    def create(self) -> None:
+        with database_errors(f"write to {self.folder}"):
+            self.folder.mkdir(exist_ok=True)
+
     # -- the job -----------------------------------------------------------------------------------------------
 
     def begin(self, parts: Sequence[Part], store: Store) -> dict[str, int]:
@@ -187,8 +192,9 @@ class Staging:
 
     def clear(self) -> None:
         """After a commit. The job goes first: what is left of a removal that was killed belongs to nobody."""
-        (self.folder / JOB).unlink(missing_ok=True)
-        sync_directory(self.folder)
+        with database_errors(f"write to {self.folder}"):
+            (self.folder / JOB).unlink(missing_ok=True)
+            sync_directory(self.folder)
         for name in (RECORDS, DATA):
             shutil.rmtree(self.folder / name, ignore_errors=True)
 
@@ -205,24 +211,26 @@ class Staging:
             if whole and record.first == first and len(self.hashes(record)) == record.rows:
                 return record
             return None
-        except (FileNotFoundError, TypeError, ValueError):  # GeniusError is a ValueError
+        except (OSError, TypeError, ValueError):  # GeniusError is a ValueError
             return None
 
     def hashes(self, record: Record) -> NDArray[np.uint64]:
         """(rows,) of the ids."""
-        found: NDArray[np.uint64] = np.load(self.folder / RECORDS / f"{record.name}.npy")
+        with database_errors(f"read {self.folder}"):
+            found: NDArray[np.uint64] = np.load(self.folder / RECORDS / f"{record.name}.npy")
         return found
 
     def write_rows(self, rows: pa.Table, storage_version: str) -> list[dict[str, Any]]:
         """Data files of these rows, on the disk."""
         from lance.fragment import write_fragments
 
-        files = write_fragments(rows, str(self.folder), data_storage_version=storage_version)
-        fragments = [{"fragment": fragment.to_json(), "names": rows.schema.names} for fragment in files]
-        for fragment in fragments:
-            for file in fragment["fragment"]["files"]:
-                sync_file(self.folder / DATA / file["path"])
-        sync_directory(self.folder / DATA)
+        with database_errors(f"write to {self.folder}"):
+            files = write_fragments(rows, str(self.folder), data_storage_version=storage_version)
+            fragments = [{"fragment": fragment.to_json(), "names": rows.schema.names} for fragment in files]
+            for fragment in fragments:
+                for file in fragment["fragment"]["files"]:
+                    sync_file(self.folder / DATA / file["path"])
+            sync_directory(self.folder / DATA)
         return fragments
 
     def write_record(self, record: Record, hashes: NDArray[np.uint64]) -> None:
@@ -248,7 +256,8 @@ class PartIndexer:
         self.config = config
         self.thumbnails = thumbnails
         self.staging = Staging(index)
-        self.storage_version: str = lance.dataset(str(table_folder(index))).data_storage_version
+        with database_errors("read the index"):
+            self.storage_version: str = lance.dataset(str(table_folder(index))).data_storage_version
 
     def ready(self) -> str:
         """Answers once the model is loaded: where it runs."""

@@ -52,6 +52,7 @@ class SearchEngine:
         on_host: Keep embeddings in host memory and bring to the device what a search compares.
         scorer: In place of the generator in a beam search (an ablation).
         bank: A sample of queries: the metric of a scan's codes, and a probe for the modality. None: the identity, the decoder.
+        bias_bank: Queries that item biases follow from, in place of those of `bank`.
         cache: Where the index of a scan is kept between processes; None: in memory only.
 
     Raises:
@@ -69,6 +70,7 @@ class SearchEngine:
         on_host: bool = False,
         scorer: CodeScorer | None = None,
         bank: QueryBank | None = None,
+        bias_bank: QueryBank | None = None,
         cache: ScanCache | None = None,
     ) -> None:
         for name, part in (("Generator", generator), ("ResidualQuantizer", quantizer)):
@@ -76,6 +78,7 @@ class SearchEngine:
                 raise GeniusError(f"the trie has levels {trie.level_sizes}, the {name} {part.config.level_sizes}")
         self.device = str(device)
         self.bank = bank
+        self.bias_bank = bias_bank or bank
         self.cache = cache
         self.width = int(generator.config.width)
         self._generator = generator
@@ -107,20 +110,20 @@ class SearchEngine:
     @cached_property
     def item_bias(self) -> ItemBias | None:
         """What the bank of queries says of each item; computed, extended or read when it is first needed."""
-        if self.bank is None:
+        if self.bias_bank is None:
             return None
         if self._bias_before is not None:
             before = self._bias_before.item_bias
             self._bias_before = None
             if before is not None:
-                return before.extended(self.bank, self.collection)
+                return before.extended(self.bias_bank, self.collection)
         if self.cache is None:
-            return ItemBias.build(self.bank, self.collection)
-        identity = f"{self.cache.identity}-{self.bank.digest()}"
+            return ItemBias.build(self.bias_bank, self.collection)
+        identity = f"{self.cache.identity}-{self.bias_bank.digest()}"
         known = ItemBias.load(self.cache.folder, identity)
         if known is not None and len(known) == self.rows:
             return known
-        made = ItemBias.build(self.bank, self.collection)
+        made = ItemBias.build(self.bias_bank, self.collection)
         if made is not None and self.cache.writable:
             with suppress(OSError, GeniusError):  # on a full or read-only disk it serves from memory
                 made.save(self.cache.folder, identity)

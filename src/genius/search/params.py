@@ -123,6 +123,9 @@ class SearchRequest:
     diverse: bool = False  # at most one hit per code prefix
     mode: str = "similarity"  # or "words" (full text), or "hybrid" (both, fused by reciprocal ranks)
     words_weight: float = WORDS_WEIGHT  # of the ranking by words in a hybrid search; similarity has the weight 1
+    item_bias: bool | None = None  # in place of that in `params`
+    min_probability: float | None = None  # no hits where an answer exists with a lower probability
+    any_modality: bool = False  # a query without a target looks for items of every modality, not for the default target
 
     def __post_init__(self) -> None:
         whole("k", self.k, 1, MAX_K)
@@ -134,6 +137,11 @@ class SearchRequest:
         weight = self.words_weight
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= 1000:
             raise GeniusError(f"words_weight must be a number from 0 to 1,000, got {weight!r}")
+        least = self.min_probability
+        if least is not None and (isinstance(least, bool) or not isinstance(least, int | float) or not 0 <= least <= 1):
+            raise GeniusError(f"min_probability must be from 0 to 1, got {least!r}")
+        if self.item_bias is not None and not isinstance(self.item_bias, bool):
+            raise GeniusError(f"item_bias must be True or False, got {self.item_bias!r}")
         if self.beams is not None:
             whole("beams", self.beams, 1, MAX_K)
         if self.rerank is not None:
@@ -153,6 +161,8 @@ class SearchRequest:
             chosen = replace(chosen, beams=self.beams)
         if self.rerank is not None:
             chosen = replace(chosen, rerank=self.rerank)
+        if self.item_bias is not None:
+            chosen = replace(chosen, item_bias=self.item_bias)
         whole("beams", chosen.beams, 1, MAX_K)  # a model's defaults come out of a file
         whole("rerank", chosen.rerank, 0, MAX_RERANK)
         return chosen

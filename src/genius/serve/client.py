@@ -27,6 +27,7 @@ from pydantic import BaseModel, ValidationError
 from genius.errors import GeniusError
 from genius.serve.schemas import (
     AddResponse,
+    AnyTarget,
     CodesResponse,
     DeleteResponse,
     ExplainResponse,
@@ -116,7 +117,7 @@ class GeniusClient:
         *,
         like: str | None = None,
         instruction: str | None = None,
-        target: Target | None = None,
+        target: AnyTarget | None = None,
         modality: Target | None = None,
         k: int = 10,
         where: str | None = None,
@@ -136,7 +137,8 @@ class GeniusClient:
             image: Query image: path, bytes or `PIL.Image`.
             like: Id of an indexed item to use as the query's image (or text).
             instruction: What is wanted, in words.
-            target: Modality to return: image (anything with an image), text (anything with a text) or pair.
+            target: Modality to return: image (anything with an image), text (anything with a text), pair or any. Default: images,
+                or texts if the collection has no images.
             modality: Exactly this modality, in place of `target`.
             k: Number of hits.
             where: SQL filter over metadata.
@@ -189,7 +191,7 @@ class GeniusClient:
         *,
         like: str | None = None,
         instruction: str | None = None,
-        target: Target | None = None,
+        target: AnyTarget | None = None,
         modality: Target | None = None,
         k: int = 3,
         where: str | None = None,

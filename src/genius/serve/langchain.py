@@ -12,7 +12,7 @@ from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 
 from genius.index import Hit, Index
-from genius.index.searching import target_modality
+from genius.index.target import Target
 from genius.search import SearchRequest
 from genius.types import Query, name_of
 
@@ -22,14 +22,15 @@ class GeniusRetriever(BaseRetriever):  # type: ignore[misc]
 
     index: Any  # an open `Index`
     k: int = 10
-    target: str | None = None  # image, text or pair
+    target: str | None = None  # image, text, pair or any; default: images, or texts if the index has no images
     where: str | None = None  # SQL filter over metadata
     diverse: bool = False
 
     def _get_relevant_documents(self, query: str, *, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
         assert isinstance(self.index, Index)
-        asked = Query(query, target=target_modality(self.target, None))
-        request = SearchRequest(self.k, self.where, diverse=self.diverse)
+        wanted = Target.parse(self.target)
+        asked = Query(query, target=wanted.modality)
+        request = SearchRequest(self.k, self.where, diverse=self.diverse, any_modality=wanted.any_modality)
         return [as_document(hit) for hit in self.index.search_many([asked], request)[0]]
 
 

@@ -18,6 +18,7 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 
+from genius.index.target import default_target
 from genius.serve.auth import Caller, Role, authorize, client_of, guard_open_server, identify
 from genius.serve.backend import CHILDREN, Backend, Page, parse_prefix
 from genius.serve.bodies import read_batch, read_item, read_items, read_search
@@ -162,11 +163,12 @@ def form_of(model: type[BaseModel]) -> dict[str, Any]:
 
 TINY_PNG = "iVBORw0KGgoAAAANSUhEUgAAAAIAAAACCAIAAAD91JpzAAAAFElEQVR4nGO4I2N0TkiHAUIBGQAhnQQkHL0E6wAAAABJRU5ErkJggg=="
 QUERIES = {
-    "text": {"text": "a red bicycle", "target": "image", "k": 5},
+    "text": {"text": "a red bicycle", "k": 5},
+    "texts": {"text": "a red bicycle", "target": "text"},
     "text within a filter": {"text": "a red bicycle", "where": "price < 50 AND colour = 'red'", "min_score": 0.2},
     "image": {"image": TINY_PNG, "k": 5},
-    "image, changed by text": {"image": TINY_PNG, "text": "the same in blue", "target": "image"},
-    "like an item, changed by text": {"like": "photos/bike.jpg", "text": "the same in blue"},
+    "image, changed by text": {"image": TINY_PNG, "text": "the same but crossed out"},
+    "like an item, changed by text": {"like": "icons/bicycle.svg", "text": "make it filled"},
     "negative query": {"text": "a bicycle", "minus": "a child", "diverse": True},
 }
 
@@ -490,12 +492,14 @@ async def info(request: Request) -> Response:
         key = call.caller.name
     count = await call.count()
     fields = await call.read(index.columns)
+    default = default_target(await call.read(index.modalities))
     return answer(
         InfoResponse(
             version=__version__,
             items=count,
             level_sizes=list(index.about.levels),
             fields=fields,
+            default_target=None if default is None else default.label,  # type: ignore[arg-type]
             needs_key=bool(call.service.keys),
             scopes=[role for role in call.caller.scopes if role == "read" or not call.service.config.read_only],
             key=key,

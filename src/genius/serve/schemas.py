@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_vali
 from genius.pictures import NAMES
 
 Target = Literal["image", "text", "pair"]
+AnyTarget = Literal["image", "text", "pair", "any"]
 EXACT = 2**53  # larger integers are not exact in JSON, nor in the index
 HARD_MAX_K = 1000
 MAX_WIDTH = 16_384  # of vectors
@@ -73,7 +74,11 @@ class SearchBody(Strict):
         description="A vector of your own, compared by cosine, in place of text and image.",
     )
     instruction: str | None = Field(None, max_length=2000, description="What is wanted, in words.")
-    target: Target | None = Field(None, description="image: anything with an image; text: anything with a text; pair: both.")
+    target: AnyTarget | None = Field(
+        None,
+        description="image: anything with an image; text: anything with a text; pair: both; any. Default: images, or texts if "
+        "the collection has no images; with an instruction, any.",
+    )
     modality: Target | None = Field(None, description="Exactly this modality, in place of `target`.")
     k: int = Field(10, ge=1, le=HARD_MAX_K, description="Number of results.")
     where: str | None = Field(None, max_length=2000, description="SQL filter over metadata: `price < 50 AND colour = 'red'`.")
@@ -81,6 +86,10 @@ class SearchBody(Strict):
     beams: int | None = Field(None, ge=1, le=1000, description="Beam width; the model's default if absent.")
     rerank: int | None = Field(None, ge=0, le=100_000, description="Candidates to re-rank; the model's default if absent.")
     diverse: bool = Field(False, description="At most one result per code prefix.")
+    item_bias: bool | None = Field(None, description="False: do not correct scores by what was learned from queries.")
+    min_probability: float | None = Field(
+        None, ge=0, le=1, description="No results where an answer exists with a lower probability. Needs a calibrated model."
+    )
     minus: str | None = Field(None, max_length=8000, description="Text to steer away from.")
     minus_image: str | None = Field(
         None, description="Image to steer away from, as base64.", json_schema_extra={"contentEncoding": "base64"}
@@ -394,6 +403,7 @@ class InfoResponse(BaseModel):
     items: int
     level_sizes: list[int]
     fields: dict[str, str] = Field(description="Metadata fields that `where` may name, with their types.")
+    default_target: Target | None = Field(None, description="What a search without a target looks for; null: nothing is here.")
     needs_key: bool = Field(description="Whether keys are configured.")
     scopes: list[Literal["read", "write"]] = Field(description="What your key may do.")
     key: str | None = Field(None, description="The name of your key.")

@@ -16,6 +16,7 @@ from typing import Any, TypeVar, cast
 
 from genius.errors import GeniusError, PictureError
 from genius.index import Index
+from genius.index.target import Target
 from genius.search import SearchRequest
 from genius.serve.auth import Caller, KeyRing, Keys
 from genius.serve.backend import LARGE_LANE, Backend, Job, Missing
@@ -25,7 +26,7 @@ from genius.serve.errors import ApiError
 from genius.serve.logs import Metrics, event
 from genius.serve.schemas import SearchBody, SearchResult
 from genius.serve.settings import ServeConfig
-from genius.types import ImageInput, Modality, Query
+from genius.types import ImageInput, Query
 
 T = TypeVar("T")
 READERS = 4  # threads
@@ -153,21 +154,21 @@ class Service:
         negative = None
         if any(part is not None for part in negative_content):
             negative = Query(*negative_content)
-        label = body.modality or body.target
-        target = None
-        if label is not None:
-            target = Modality.parse(label)
+        wanted = Target.parse(body.target, body.modality)
         request = SearchRequest(
             k=body.k,
             where=(body.where or "").strip() or None,
             min_score=body.min_score,
             beams=body.beams,
             rerank=body.rerank,
-            strict=body.modality is not None,
+            strict=wanted.strict,
             diverse=body.diverse,
+            any_modality=wanted.any_modality,
+            item_bias=body.item_bias,
+            min_probability=body.min_probability,
         )
         backend.check_query(body.vector)
-        query = Query(text, picture, body.instruction, target, negative, body.vector)
+        query = Query(text, picture, body.instruction, wanted.modality, negative, body.vector)
         return Job(query, request, backend, body.like, body.order_by, body.descending)
 
     async def _content(

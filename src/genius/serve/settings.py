@@ -20,6 +20,7 @@ class ServeConfig:
     trusted_proxies: tuple[str, ...] = ()  # addresses whose X-Forwarded-For is believed
     tls_cert: str = ""  # PEM file with the certificate and its chain; with tls_key: HTTPS
     tls_key: str = ""  # PEM file with its private key, without a password
+    query_log: str = ""  # file that gets the vectors of queries, for `genius learn`; empty: none
     audit: str = ""  # file that gets a copy of the log lines of changes (add, put, delete)
     read_only: bool = False  # refuse POST, PUT and DELETE on items, whatever the key
     # limits of one request

@@ -17,6 +17,7 @@ from genius.encoders.base import Encoder
 from genius.encoders.towers import HEADS, Heads
 from genius.features import Features
 from genius.files import write_whole
+from genius.model.bias_choice import Judged, choose
 from genius.model.config import GeniusConfig
 from genius.model.genius import Genius
 from genius.model.query_bank import QueryBank
@@ -74,9 +75,15 @@ def assemble(config: TrainConfig, second: QuantizerStage, third: GeneratorStage)
 
 
 def query_bank(second: QuantizerStage, parts: Split, seed: int) -> QueryBank:
-    """A sample of queries that is stored with the model (`Genius.queries`)."""
+    """A sample of queries that is stored with the model (`Genius.queries`); its item bias is chosen on validation queries."""
     queries, target = training_queries(parts, seed)
-    return QueryBank.of(second.embed(queries), queries.modality, target, size=BANK_SIZE, seed=seed)
+    bank = QueryBank.of(second.embed(queries), queries.modality, target, size=BANK_SIZE, seed=seed)
+    if parts.validation is None:
+        return bank
+    data = parts.validation
+    z = second.embed(data.queries).cpu().numpy()
+    judged = Judged(z, data.queries.modality.numpy(), _targets(data).numpy(), data.positives())
+    return choose(bank, judged, second.embed(data.pool).cpu(), data.pool.modality)
 
 
 def training_queries(parts: Split, seed: int) -> tuple[Features, Tensor]:

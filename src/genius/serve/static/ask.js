@@ -5,6 +5,7 @@ import * as state from "./state.js";
 import { shrink, unusable } from "./pictures.js";
 
 let onProblem = () => {};
+let defaultTarget = "image"; // what the server looks for where the address names no target
 
 export async function searchWith(file) {
   const problem = unusable(file);
@@ -15,12 +16,22 @@ export async function searchWith(file) {
 
 export const searchLike = ({ id }) => state.go({ ...asked(), like: id, pic: "" });
 
+export function setDefaultTarget(target) {
+  defaultTarget = target ?? "image";
+}
+
+// The default target is left out of the address.
+function chosenTarget() {
+  const chosen = document.querySelector("input[name=target]:checked").value;
+  return chosen === defaultTarget ? "" : chosen;
+}
+
 // What the form says now, searched or not.
 const asked = () => ({
   q: $("text").value.trim(),
   where: $("where").value.trim(),
   k: $("k").value,
-  target: document.querySelector("input[name=target]:checked").value,
+  target: chosenTarget(),
   codes: null,
   item: "",
 });
@@ -42,7 +53,7 @@ export function fill(current) {
   $("where").value = current.where;
   if (![...$("k").options].some((option) => option.value === current.k)) $("k").append(h("option", {}, current.k));
   $("k").value = current.k;
-  for (const radio of document.getElementsByName("target")) radio.checked = radio.value === current.target;
+  for (const radio of document.getElementsByName("target")) radio.checked = radio.value === (current.target || defaultTarget);
 
   const image = $("chosen-image");
   const picture = current.pic ? state.picture(current.pic) : null;

@@ -2,7 +2,7 @@
 import { $, h, plural, shorten } from "./dom.js";
 import * as api from "./api.js";
 import * as state from "./state.js";
-import { fill, offerFields, searchLike, searchWith, setUpAsk } from "./ask.js";
+import { fill, offerFields, searchLike, searchWith, setDefaultTarget, setUpAsk } from "./ask.js";
 import { addFiles, allow, refusal, remove, setUpChanges, undo } from "./changes.js";
 import { codesView } from "./codes.js";
 import { setUpDrop } from "./drop.js";
@@ -36,6 +36,8 @@ async function loadInfo() {
   $("advice").textContent = about.advice ?? "";
   $("advice").hidden = !about.advice;
   offerFields(about.fields);
+  setDefaultTarget(about.default_target);
+  fill(state.read());
   allow(about);
 }
 
@@ -119,12 +121,9 @@ async function showSearch(current, signal) {
   say(answer.doubtful ? `${found} Probably nothing like that is here (${Math.round(100 * answer.answerable)} %).` : found);
   const why = h("button", { type: "button", class: "plain small why-open", "aria-expanded": current.why ? "true" : "false", onclick: () => state.go({ why: current.why ? "" : "1" }) }, "Why these results?");
   const reasons = current.why ? h("div", { id: "why" }, await whyView(request, picture, about.items, signal)) : null;
-  // where anything is wanted, what can be looked at comes first; each part is best first
-  const pictured = (hit) => Boolean(hit.thumbnail_url);
-  const hits = current.target ? answer.hits : [...answer.hits.filter(pictured), ...answer.hits.filter((hit) => !pictured(hit))];
   const without = current.minus && button(`Not like ${shorten(current.minus, 40)} ×`, () => state.go({ minus: "" }));
   const map = h("a", { class: "plain small", href: state.address({ ...current, map: "plane", why: "", item: "" }) }, "On the map");
-  put(h("p", { class: "row" }, why, map, without), ...(reasons ? [reasons] : []), grid(hits, { open, label: "Results", selected: current.item }));
+  put(h("p", { class: "row" }, why, map, without), ...(reasons ? [reasons] : []), grid(answer.hits, { open, label: "Results", selected: current.item }));
 }
 
 async function showMap(current, signal) {
@@ -140,7 +139,7 @@ async function showMap(current, signal) {
 function nothingFound(current, why) {
   const actions = [];
   if (current.where) actions.push(button("Search without the filter", () => state.go({ where: "" }), true));
-  if (current.target) actions.push(button("Look for anything", () => state.go({ target: "" }), !current.where));
+  if (current.target !== "any") actions.push(button("Look for anything", () => state.go({ target: "any" }), !current.where));
   return notice({ title: "Nothing matches", lines: [why], actions });
 }
 

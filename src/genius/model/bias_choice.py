@@ -1,0 +1,260 @@
+"""How strongly the item bias of a query bank is applied: weight and temperature of each direction.
+
+With known positives (`choose`): the pair that ranks positives of other queries best, if it is better than none by more than
+chance. Without (`shrink`): the weight falls with what speaks against the bank. Few queries: n / (n + 500). Queries that disagree:
+the correlation of the biases that two halves of them give (corrected to the full length by Spearman and Brown). Queries that
+have nothing to do with the collection: those whose best item is less similar than the best item of nearly all known queries do
+not count (`fitting`). Knows arrays; nothing of indexes and files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genius.model.query_bank import FEWEST, MODALITIES, PSEUDO_QUERIES, TEMPERATURE, QueryBank
+
+TEMPERATURES = (0.03, 0.05, 0.1)
+WEIGHTS = (0.25, 0.5, 0.75, 1.0)
+FEWEST_JUDGED = 50  # queries with positives below which a direction is not judged
+MOST_JUDGED = 1000
+MOST_ITEMS = 100_000  # of a direction that queries are judged on, beside all positives
+ERRORS = 1.0  # standard errors by which a choice must be better than no bias
+DEPTH = 10  # of the reciprocal ranks that are compared
+SAMPLE = 4096  # items on which two halves of a bank are compared
+LEAST_QUANTILE = 0.05  # of known queries' best similarities: a query below is not one of this collection
+AT_ONCE = 512  # queries compared with items
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+Choice = tuple[float, float]  # temperature, weight
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Queries with known positives.
+
+    Args:
+        z: (Q, D).
+        modality: (Q,) what each consists of.
+        target: (Q,) modality of its positives.
+        positives: Item rows of each.
+    """
+
+    z: Floats
+    modality: Ints
+    target: Ints
+    positives: Sequence[Sequence[int]]
+
+    def take(self, rows: Sequence[int]) -> Judged:
+        """Some of them."""
+        place = np.array(rows, np.int64)
+        return Judged(self.z[place], self.modality[place], self.target[place], [self.positives[row] for row in rows])
+
+
+def choose(bank: QueryBank, judged: Judged, items: Any, item_modality: Any) -> QueryBank:
+    """The bank with weights and temperatures that rank the positives of `judged` best.
+
+    Args:
+        bank: Queries that are none of `judged`.
+        judged: Held-out queries.
+        items: (N, D) unit vectors, an array or a tensor.
+        item_modality: (N,).
+    """
+    return _with_best(bank, [(bank, judged)], np.asarray(items, np.float32), np.asarray(item_modality))
+
+
+def choose_crossed(bank: QueryBank, judged: Judged, rows: Sequence[int], items: Any, item_modality: Any) -> QueryBank:
+    """As `choose`, where the judged queries are themselves in the bank: each half of it is judged with the bias of the other.
+
+    Args:
+        bank: The bank.
+        judged: Queries with positives.
+        rows: Row in the bank of each judged query.
+        items: (N, D) unit vectors.
+        item_modality: (N,).
+    """
+    even = [place for place, row in enumerate(rows) if row % 2 == 0]
+    odd = [place for place, row in enumerate(rows) if row % 2]
+    half = np.arange(len(bank)) % 2 == 0
+    folds = [(part_of(bank, ~half), judged.take(even)), (part_of(bank, half), judged.take(odd))]
+    return _with_best(bank, folds, np.asarray(items, np.float32), np.asarray(item_modality))
+
+
+def shrink(bank: QueryBank, items: Any, item_modality: Any) -> QueryBank:
+    """The bank with weights that fall with few queries and with halves that disagree.
+
+    Args:
+        bank: Any queries.
+        items: (N, D) unit vectors.
+        item_modality: (N,).
+    """
+    items = np.asarray(items, np.float32)
+    item_modality = np.asarray(item_modality)
+    weights = np.zeros((MODALITIES, MODALITIES), np.float32)
+    temperatures = np.full((MODALITIES, MODALITIES), TEMPERATURE, np.float32)
+    for query, target in directions(bank):
+        own = queries_of(bank, query, target)
+        vectors = _sample(items[item_modality == target])
+        if len(vectors) > 2:
+            weights[query, target] = len(own) / (len(own) + PSEUDO_QUERIES) * agreement(own, vectors)
+    return replace(bank, bias_weights=weights, bias_temperatures=temperatures)
+
+
+def agreement(queries: Floats, vectors: Floats, temperature: float = TEMPERATURE) -> float:
+    """0 to 1: how far two halves of queries (n, D) agree on which of the vectors (m, D) are similar to queries in general."""
+    first = mean_similarity(queries[0::2], vectors, temperature)
+    second = mean_similarity(queries[1::2], vectors, temperature)
+    if min(first.std(), second.std()) < 1e-7:
+        return 0.0
+    correlation = max(0.0, float(np.corrcoef(first, second)[0, 1]))
+    return 2 * correlation / (1 + correlation)
+
+
+def fitting(bank: QueryBank, known: QueryBank, items: Any, item_modality: Any) -> Bools:
+    """(n,) which queries of the bank have something to do with the collection.
+
+    Those whose best item is about as similar as the best items of known queries of their direction; all, where few are known.
+
+    Args:
+        bank: Queries of unknown origin.
+        known: Queries that the model was made with, real or invented.
+        items: (N, D) unit vectors.
+        item_modality: (N,).
+    """
+    items = np.asarray(items, np.float32)
+    item_modality = np.asarray(item_modality)
+    kept = np.ones(len(bank), bool)
+    for target in range(MODALITIES):
+        vectors = items[item_modality == target]
+        for query in range(MODALITIES):
+            own = _direction(bank, query, target)
+            usual = queries_of(known, query, target)
+            if len(usual) < FEWEST or not own.any() or not len(vectors):
+                continue
+            least = np.quantile(_best(usual[:SAMPLE], vectors), LEAST_QUANTILE)
+            kept[own] = _best(np.asarray(bank.z)[own], vectors) >= least
+    return kept
+
+
+def mean_similarity(queries: Floats, vectors: Floats, temperature: float) -> Floats:
+    """(n,) t log mean over queries (Q, D) of exp(q . x / t) for vectors x (n, D): between their mean and their maximum."""
+    total = np.full(len(vectors), -np.inf, np.float32)
+    for first in range(0, len(queries), AT_ONCE):
+        scaled = queries[first : first + AT_ONCE] @ vectors.T / np.float32(temperature)
+        largest = scaled.max(0)
+        total = np.logaddexp(total, largest + np.log(np.exp(scaled - largest).sum(0)))
+    similarity: Floats = np.float32(temperature) * (total - np.float32(np.log(len(queries))))
+    return similarity
+
+
+def directions(bank: QueryBank) -> list[tuple[int, int]]:
+    """Query modality and target of the directions that the bank knows enough real queries of."""
+    pairs = [(query, target) for query in range(MODALITIES) for target in range(MODALITIES)]
+    return [pair for pair in pairs if bank.real and int(_direction(bank, *pair).sum()) >= FEWEST]
+
+
+def queries_of(bank: QueryBank, query: int, target: int) -> Floats:
+    """(n, D) queries of one direction."""
+    return np.asarray(bank.z, np.float32)[_direction(bank, query, target)]
+
+
+def part_of(bank: QueryBank, kept: Bools) -> QueryBank:
+    """Some queries of a bank, without its probe and what was chosen for it."""
+    rows = np.flatnonzero(kept)
+    return QueryBank(bank.z[rows], bank.modality[rows], bank.target[rows], real=bank.real)
+
+
+def _direction(bank: QueryBank, query: int, target: int) -> Bools:
+    same: Bools = (np.asarray(bank.modality) == query) & (np.asarray(bank.target) == target)
+    return same
+
+
+def _best(queries: Floats, vectors: Floats) -> Floats:
+    """(Q,) similarity of the best item."""
+    parts = [queries[first : first + AT_ONCE] @ vectors.T for first in range(0, len(queries), AT_ONCE)]
+    return np.concatenate([part.max(1) for part in parts])
+
+
+def _sample(vectors: Floats) -> Floats:
+    order = np.random.default_rng(0).permutation(len(vectors))[:SAMPLE]
+    return vectors[order]
+
+
+def _with_best(bank: QueryBank, folds: Sequence[tuple[QueryBank, Judged]], items: Floats, item_modality: Ints) -> QueryBank:
+    """`bank` with the best numbers of each direction over all folds; by agreement where too few queries are judged."""
+    bank = shrink(bank, items, item_modality)
+    assert bank.bias_weights is not None and bank.bias_temperatures is not None
+    for query, target in directions(bank):
+        rows = _candidates(item_modality == target, [judged for _, judged in folds])
+        values: dict[Choice, list[Floats]] = {}
+        without: list[Floats] = []
+        for part, judged in folds:
+            own = queries_of(part, query, target)
+            scores, positives = _scores(judged, query, target, items, rows)
+            if not len(own) or not len(scores):
+                continue
+            without.append(_reciprocal_ranks(scores, positives, np.zeros(len(rows), np.float32)))
+            for temperature in TEMPERATURES:
+                bias = mean_similarity(own, items[rows], temperature)
+                for weight in WEIGHTS:
+                    found = _reciprocal_ranks(scores, positives, np.float32(weight) * bias)
+                    values.setdefault((temperature, weight), []).append(found)
+        if sum(map(len, without)) < FEWEST_JUDGED:
+            continue
+        temperature, weight = _best_choice({pair: np.concatenate(found) for pair, found in values.items()}, without)
+        bank.bias_weights[query, target] = weight
+        bank.bias_temperatures[query, target] = temperature
+    return bank
+
+
+def _candidates(wanted: Bools, judged: Sequence[Judged]) -> Ints:
+    """Item rows that queries are judged on: of all wanted ones, or of `MOST_ITEMS` at random, and all positives."""
+    rows = np.flatnonzero(wanted)
+    if len(rows) <= MOST_ITEMS:
+        return rows
+    positives = [row for part in judged for own in part.positives for row in own if wanted[row]]
+    sample = np.random.default_rng(0).permutation(rows)[:MOST_ITEMS]
+    return np.unique(np.concatenate([sample, np.array(positives, np.int64)]))
+
+
+def _best_choice(values: dict[Choice, Floats], without: Sequence[Floats]) -> Choice:
+    """The pair (t, w) of the largest mean; weight 0 where it is not better than none by `ERRORS` standard errors."""
+    best = max(values, key=lambda pair: float(values[pair].mean()))
+    difference = values[best] - np.concatenate(without)
+    error = float(difference.std()) / len(difference) ** 0.5
+    if float(difference.mean()) <= ERRORS * error:
+        return TEMPERATURE, 0.0
+    return best
+
+
+def _scores(judged: Judged, query: int, target: int, items: Floats, rows: Ints) -> tuple[Floats, list[Ints]]:
+    """(Q, n) similarities of judged queries of one direction with the items `rows`, and their positives by place there."""
+    place = np.full(len(items), -1)
+    place[rows] = np.arange(len(rows))
+    chosen = np.flatnonzero((judged.modality == query) & (judged.target == target))[:MOST_JUDGED]
+    kept = []
+    positives = []
+    for one in chosen:
+        own = place[np.array(judged.positives[one], np.int64)]
+        own = own[own >= 0]
+        if len(own):
+            kept.append(one)
+            positives.append(own)
+    return judged.z[np.array(kept, np.int64)] @ items[rows].T, positives
+
+
+def _reciprocal_ranks(scores: Floats, positives: Sequence[Ints], bias: Floats) -> Floats:
+    """(Q,) 1 / rank of the best positive by scores (Q, n) minus bias (n,), 0 beyond `DEPTH`."""
+    out = np.zeros(len(scores), np.float32)
+    for at, own in enumerate(positives):
+        corrected = scores[at] - bias
+        rank = 1 + int((corrected > corrected[own].max()).sum())
+        if rank <= DEPTH:
+            out[at] = 1 / rank
+    return out
