@@ -48,7 +48,7 @@ index.add([Item("blue", image=folder / "blue.png", metadata={"price": 2})])
 index.add([Item("bicycle", text="a red bicycle", metadata={"price": 3}), Item("pair", image=folder / "blue.png", text="the sea")])
 out = {
     "model": type(index.model).__name__,
-    "text": [[hit.id, hit.score, hit.codes] for hit in index.search("a red bicycle")],
+    "text": [[hit.id, hit.score, hit.codes] for hit in index.search("a red bicycle", target="any")],
     "image": [[hit.id, hit.score, hit.codes] for hit in index.search(image=red, target="image")],
     "both": [[hit.id, hit.score, hit.codes] for hit in index.search("more blue", image=red, target="image")],
     "negative": [[hit.id, hit.score, hit.codes] for hit in index.search("a bicycle", minus="the sea", target="text")],
@@ -60,7 +60,7 @@ except GeniusError as error:
     out["beam"] = str(error)
 index.delete("bicycle")
 index.upsert([Item("blue", text="now a text")])
-out["after"] = sorted(hit.id for hit in index.search("a red bicycle"))
+out["after"] = sorted(hit.id for hit in index.search("a red bicycle", target="any"))
 index.close()
 out["torch"] = "torch" in sys.modules
 print(json.dumps(out))
@@ -97,7 +97,7 @@ def test_a_process_without_torch_answers_as_one_with_torch(folder: Path) -> None
             ]
         )
         expected = {
-            "text": index.search("a red bicycle"),
+            "text": index.search("a red bicycle", target="any"),
             "image": index.search(image=red, target="image"),
             "both": index.search("more blue", image=red, target="image"),
             "negative": index.search("a bicycle", minus="the sea", target="text"),

@@ -290,7 +290,7 @@ class SearchEngine:
             if known is not None:
                 return known
         if self._scorer is None and isinstance(self._generator, LazyPart) and self._generator.modality_log_probs is not None:
-            return self._generator.modality_log_probs(as_numpy(z))
+            return as_numpy(self._generator.modality_log_probs(as_numpy(z)))
         from genius.search.decoder import first_log_probs
 
         return first_log_probs(self.scorer, as_numpy(z), self.device)
