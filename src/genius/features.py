@@ -52,12 +52,13 @@ class Features:
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Features:
         """Move to a device, then convert there: half-precision rows are transferred as they are."""
-        image = self.image.to(device)
-        text = self.text.to(device)
+        tensors = self.as_tensors()
+        image = tensors.image.to(device)
+        text = tensors.text.to(device)
         if dtype is not None:
             image = image.to(dtype)
             text = text.to(dtype)
-        return Features(image, text, self.image_mask.to(device), self.text_mask.to(device))
+        return Features(image, text, tensors.image_mask.to(device), tensors.text_mask.to(device))
 
     @property
     def modality(self) -> Tensor:
