@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
-import numpy as np
 import processes
 import pytest
 import torch

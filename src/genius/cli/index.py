@@ -428,16 +428,31 @@ def delete(
 def optimize(
     path: IndexArgument,
     keep_days: Annotated[float, typer.Option(min=0, help="Versions older than this are removed.")] = 7.0,
+    words: Annotated[
+        bool, typer.Option("--words", help="Make the full-text index that search --mode words and hybrid need.")
+    ] = False,
+    words_field: Annotated[
+        list[str] | None, typer.Option(help="With --words: a metadata field that is searched, too; may be repeated.")
+    ] = None,
     model: ModelOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Merge small files, remove old versions, and build the cache for quick opening. Safe while others search."""
+    """Merge small files, remove old versions, and build the cache for quick opening. Safe while others search.
+
+    Examples:
+
+      genius optimize my.genius
+
+      genius optimize shop.genius --words --words-field sku
+    """
     from datetime import timedelta
 
     from genius.index import Index
 
     with Index.open(path, model) as opened:
         before = opened.info()["bytes"]
+        if words or words_field:
+            opened.index_words(words_field or [])
         opened.optimize(keep=timedelta(days=keep_days))
         after = opened.info()["bytes"]
     tell({"bytes_before": before, "bytes_after": after}, f"{before / 1e6:,.1f} MB -> {after / 1e6:,.1f} MB", as_json)

@@ -55,6 +55,26 @@ def read_array(path: Path, what: str = "vectors") -> NDArray[Any]:
     return array
 
 
+def read_vector(path: Path) -> NDArray[Any]:
+    """(D,) numbers of a `.npy` file with one vector, (D,) or (1, D).
+
+    Args:
+        path: The file.
+
+    Raises:
+        GeniusError: If it does not hold one vector.
+    """
+    try:
+        array: NDArray[Any] = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise GeniusError(f"cannot read {path} as a vector: {error}") from None
+    if array.ndim == 2 and len(array) == 1:
+        array = array[0]
+    if array.ndim != 1:
+        raise GeniusError(f"{path} holds an array of shape {array.shape}; a query is one vector")
+    return array
+
+
 def read_ids(path: Path, rows: int) -> list[str]:
     """One id per line, as many as rows.
 

@@ -34,6 +34,7 @@ from genius.types import ContentInput, Item, Modality, Query
 if TYPE_CHECKING:
     from genius.model.genius import Genius
 
+LEAST_DEVIATION = 1e-4  # of similarities, below which a scale says nothing
 WIDER = 8  # times as many hits are ranked for diverse ones
 
 
@@ -52,6 +53,8 @@ class QueryVectors:
     targets: Array | None = None  # (Q,) modality codes, -1 for any
     pictured: Array | None = None  # (Q,) which have a picture: probabilities depend on it, and without it there are none
     modality: Array | None = None  # (Q,) what each consists of: the item bias depends on it, and without it there is none
+    # (Q,) modality on whose scale scores are shown, because they are merged with hits of it; -1: scores stay as they are
+    scale: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("z", "dense", "targets", "pictured", "modality"):
@@ -107,6 +110,7 @@ class _Ranked:
     seqs: NDArray[np.int64]
     codes: NDArray[np.int64]  # (n, M)
     scores: NDArray[np.float32]
+    shown_scores: NDArray[np.float32]  # the same on the scale of another modality, where hits of several are merged
     plan: str | None  # the plan that ran; None: there was nothing to search
     considered: int
 
@@ -142,9 +146,11 @@ def answer(state: OpenIndex, queries: Sequence[Query | ContentInput], requests: 
     pictured = as_numpy(embedded.modality) != int(Modality.TEXT)
     parts = []
     first = 0
-    for request, _, some, _ in groups:
+    for request, _, some, owner in groups:
         at = slice(first, first + len(some))
-        vectors = QueryVectors(embedded.z[at], embedded.dense[at], targets[at], pictured[at], embedded.modality[at])
+        vectors = QueryVectors(
+            embedded.z[at], embedded.dense[at], targets[at], pictured[at], embedded.modality[at], scales(some, owner)
+        )
         vectors.check(state.about.width)
         parts.append((vectors, request))
         first += len(some)
@@ -253,9 +259,11 @@ def _run(live: Live, search: _Search) -> list[_Ranked]:
     engine = live.engine()
     queries = search.queries
     if engine is None or live.alive == 0 or not len(queries.z):
-        nothing = np.empty(0, np.int64)
+        rows_of_nothing = np.empty(0, np.int64)
+        codes_of_nothing = live.codes_of(rows_of_nothing)
+        no_scores = np.empty(0, np.float32)
         return [
-            _Ranked(search, query, nothing, live.codes_of(nothing), np.empty(0, np.float32), None, 0)
+            _Ranked(search, query, rows_of_nothing, codes_of_nothing, no_scores, no_scores, None, 0)
             for query in range(len(queries.z))
         ]
     k = min(search.k, live.alive)
@@ -271,13 +279,70 @@ def _run(live: Live, search: _Search) -> list[_Ranked]:
     rows = result.rows
     scores = result.scores
     considered = result.considered.tolist()
+    background = None
+    if any(scale >= 0 for scale in queries.scale):
+        compared = queries.z
+        if queries.dense is not None:
+            compared = queries.dense
+        background = engine.background(compared)
     ranked = []
     for query in range(len(rows)):
         real = rows[query] >= 0
         own = rows[query][real]
         codes = live.codes_of(own)
-        ranked.append(_Ranked(search, query, live.seqs[own], codes, scores[query][real], result.plan, considered[query]))
+        own_scores = scores[query][real]
+        shown_scores = own_scores
+        if background is not None and queries.scale[query] >= 0 and queries.targets is not None:
+            shown_scores = rescaled(own_scores, background[query], int(queries.targets[query]), queries.scale[query])
+        ranked.append(
+            _Ranked(
+                search,
+                query,
+                live.seqs[own],
+                codes,
+                own_scores,
+                shown_scores,
+                result.plan,
+                considered[query],
+            )
+        )
     return ranked
+
+
+def scales(queries: Sequence[Query], owner: Sequence[int]) -> tuple[int, ...]:
+    """The modality on whose scale the scores of each query of `spread` are shown; -1: they stay as they are."""
+    parts: dict[int, list[Modality]] = {}
+    for query, number in zip(queries, owner, strict=True):
+        if query.target is not None:
+            parts.setdefault(number, []).append(query.target)
+    out = []
+    for query, number in zip(queries, owner, strict=True):
+        several = parts.get(number, [])
+        scale = -1
+        if len(several) > 1 and query.target != several[0]:
+            scale = int(several[0])
+        out.append(scale)
+    return tuple(out)
+
+
+def rescaled(scores: NDArray[np.float32], background: NDArray[np.float32], own: int, scale: int) -> NDArray[np.float32]:
+    """Scores of items of one modality on the scale of another.
+
+    With most encoders a text is more similar to any text than to any image: without this, all items with a caption would come
+    before all without. What counts is by how many standard deviations a score lies above that of items in general.
+
+    Args:
+        scores: (n,) of items of the modality `own`.
+        background: (3, 2) mean and standard deviation of the query's similarity to items of each modality.
+        own: Their modality.
+        scale: The other one.
+    """
+    mean, deviation = background[own]
+    wanted_mean, wanted_deviation = background[scale]
+    if not np.isfinite(background[[own, scale]]).all() or deviation < LEAST_DEVIATION or wanted_deviation < LEAST_DEVIATION:
+        return scores
+    out: NDArray[np.float32] = wanted_mean + (scores - mean) * (wanted_deviation / deviation)
+    return out
 
 
 def _hits(one: _Ranked, shown: dict[int, Item], modalities: dict[int, Modality]) -> Hits:
@@ -295,9 +360,10 @@ def _hits(one: _Ranked, shown: dict[int, Item], modalities: dict[int, Modality])
         probabilities = confidence.of_hits(has_image, one.scores[: request.k], own).tolist()
         hits.answerable = confidence.of_answer(has_image, one.scores, own)
     for place, seq in enumerate(seqs):
-        if request.min_score is None or one.scores[place] >= request.min_score:
+        score = float(one.shown_scores[place])
+        if request.min_score is None or score >= request.min_score:
             codes = tuple(one.codes[place].tolist())
-            hits.append(Hit(shown[seq].id, float(one.scores[place]), codes, shown[seq], own[place], probabilities[place]))
+            hits.append(Hit(shown[seq].id, score, codes, shown[seq], own[place], probabilities[place]))
     return hits
 
 
@@ -336,7 +402,7 @@ def stream(state: OpenIndex, columns: Sequence[str], where: str | None = None) -
         before = len(seen)
         again = before > 0
         try:
-            reader = state.reader()
+            reader = state.consistent(state.reader)
             sql = None
             if where is not None:
                 sql = compile_where(where, reader.columns)

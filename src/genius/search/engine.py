@@ -32,6 +32,9 @@ from genius.search.trie import CodeTrie
 from genius.search.types import Candidates, Plan, QueryBatch, SearchResult
 from genius.search.vectors import StoredVectors, Vectors
 
+MODALITIES = 3
+BACKGROUND = 256  # random items of a modality with which a query is compared, to see how similar it is to anything
+
 if TYPE_CHECKING:  # these import torch
     from genius.model.generator import Generator
     from genius.model.quantizer import ResidualQuantizer
@@ -172,6 +175,7 @@ class SearchEngine:
         new = copy.copy(self)
         new.__dict__.pop("beam", None)
         new.__dict__.pop("item_bias", None)
+        new.__dict__.pop("_background_sample", None)
         computed = "item_bias" in self.__dict__ or self._bias_before is None
         if computed:
             new._bias_before = self
@@ -294,6 +298,46 @@ class SearchEngine:
         from genius.search.decoder import first_log_probs
 
         return first_log_probs(self.scorer, as_numpy(z), self.device)
+
+    @cached_property
+    def _background_sample(self) -> list[Floats]:
+        """(n, D) vectors of random items of each modality."""
+        vectors = self.collection.vectors
+        modality = self.collection.modality
+        nothing = np.zeros((0, self.width), np.float32)
+        if vectors is None or modality is None:
+            return [nothing] * MODALITIES
+        there = np.ones(len(modality), bool)
+        if self.collection.alive is not None:
+            there = self.collection.alive
+        random = np.random.default_rng(0)
+        parts = []
+        for target in range(MODALITIES):
+            rows = np.flatnonzero(there & (modality == target))
+            rows = np.sort(random.permutation(rows)[:BACKGROUND])
+            part = nothing
+            if len(rows):
+                part = vectors.arrays.host(vectors.take(rows))
+            parts.append(part)
+        return parts
+
+    def background(self, dense: Any) -> Floats:
+        """How similar queries are to items in general, by modality: what a similarity has to be compared with.
+
+        Args:
+            dense: (Q, D) queries.
+
+        Returns:
+            (Q, 3, 2) mean and standard deviation of the similarity to a sample of items of each modality; NaN without items.
+        """
+        queries = as_numpy(dense).astype(np.float32)
+        out = np.full((len(queries), MODALITIES, 2), np.nan, np.float32)
+        for target, vectors in enumerate(self._background_sample):
+            if len(vectors):
+                similarities = queries @ vectors.T
+                out[:, target, 0] = similarities.mean(1)
+                out[:, target, 1] = similarities.std(1)
+        return out
 
     # -- input -------------------------------------------------------------------------------------------------
 
