@@ -21,7 +21,7 @@ import numpy as np
 from genius.encoders.base import batched
 from genius.errors import GeniusError, counted
 from genius.features import Features
-from genius.index import exchange, explaining, learned, learning, searching, words, writing
+from genius.index import exchange, explaining, learned, learning, names, searching, words, writing
 from genius.index.explaining import Explanation
 from genius.index.filters import compile_where
 from genius.index.folder import describe, read_about, save_inside
@@ -272,7 +272,19 @@ class Index(OpenIndex):
         Returns:
             How many were deleted.
         """
-        return self.following(lambda: writing.delete(self, ids, missing))
+        self.check_writable()
+        wanted = writing.check_ids([ids] if isinstance(ids, str) else ids)
+        return self.following(lambda: self._delete(wanted, missing))
+
+    def _delete(self, ids: list[str], missing: OnError) -> int:
+        """Delete, and note which of these came from files: indexing their folder again does not bring them back."""
+        with self.write_lock.hold():
+            rows = self._columns(ids, ["_source"], missing)
+            from_files = {item_id for item_id, row in rows.items() if row["_source"] is not None}
+            kept = names.deleted_ids(self.path)
+            if not from_files <= kept:
+                names.keep_deleted(self.path, kept | from_files)
+            return writing.delete(self, ids, missing)
 
     # -- metadata fields ---------------------------------------------------------------------------------------
 

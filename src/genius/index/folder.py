@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import threading
 import time
 import uuid
@@ -30,6 +31,7 @@ from genius.index.commit import holds_data
 from genius.index.ledger import Damaged, seal, unseal
 from genius.index.paths import (
     ABOUT,
+    DELETED,
     HALF,
     LEDGER,
     MAX_SMALL,
@@ -130,6 +132,8 @@ def swap(folder: Path, fresh: Path) -> None:
     inside = [*fresh.rglob("*")]
     moved = False
     try:
+        if (folder / DELETED).is_file():
+            shutil.copyfile(folder / DELETED, fresh / DELETED)
         sync_tree((p for p in inside if p.is_file()), (p for p in (fresh, *inside) if p.is_dir()))
         if previous.is_symlink() or previous.exists():
             remove(previous, folder, origin_of(folder))

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from genius.data.readers import TABLE_SUFFIXES
 from genius.errors import GeniusError, Problems
 from genius.files import write_whole
 from genius.index import Index
@@ -31,6 +32,7 @@ from genius.index import metadata as meta
 from genius.index.commit import table_folder
 from genius.index.folder import WriteLock
 from genius.index.ingest import IngestConfig, IngestReport
+from genius.index.names import names_in
 from genius.index.opened import Live
 from genius.index.reader import Reader, database_errors, good_rows
 from genius.index.writing import follow
@@ -243,7 +245,8 @@ def bulk_index(
             if was_taken_in(index, staging):
                 staging.clear()
             salt = f"{index.about.fingerprint}|{config.thumbnails}"
-            parts = cut(paths, ingest, config.part_rows, salt, report.report)
+            names = names_in(index, paths, TABLE_SUFFIXES)
+            parts = cut(paths, ingest, config.part_rows, salt, report.report, names)
             with index.change():
                 first = staging.begin(parts, index.store)
             todo = [part for part in parts if staging.record(part, first[part.name]) is None]

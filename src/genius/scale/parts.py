@@ -37,6 +37,7 @@ from genius.index.cache import hash_id
 from genius.index.commit import table_folder
 from genius.index.ingest import Found, IngestConfig, IngestReport, changed_items, file_mark, file_type, find_files, read_items
 from genius.index.metadata import FieldType, arrow_rows, metadata_schema
+from genius.index.names import FileNames
 from genius.index.paths import STAGING
 from genius.index.prepare import prepare
 from genius.index.reader import database_errors
@@ -74,15 +75,23 @@ class Part:
         return f"{first.name} to {last.name}"
 
 
-def cut(paths: Sequence[str | Path], config: IngestConfig, rows: int, salt: str, report: IngestReport) -> list[Part]:
+def cut(
+    paths: Sequence[str | Path],
+    config: IngestConfig,
+    rows: int,
+    salt: str,
+    report: IngestReport,
+    names: FileNames | None = None,
+) -> list[Part]:
     """Everything under `paths` in parts of at most `rows` items, in the order in which one process would read it.
 
-    `salt`: what else decides the outcome (the model). Files that cannot be cut are left to a worker, who says why.
+    `salt`: what else decides the outcome (the model). `names`: ids of files; None: those of a new index. Files that
+    cannot be cut are left to a worker, who says why.
     """
     if not 1 <= rows <= MAX_ROWS:
         raise GeniusError(f"rows of a part must be 1 to {MAX_ROWS:,}, got {rows}")
     about = f"{salt}|{json.dumps(asdict(config), sort_keys=True)}"
-    parts = [_part(files, items, about, config) for files, items in _groups(find_files(paths, config, report), rows)]
+    parts = [_part(files, items, about, config) for files, items in _groups(find_files(paths, config, report, names), rows)]
     if len(parts) > MAX_PARTS:
         raise GeniusError(f"{len(parts):,} parts, more than {MAX_PARTS:,}: let each hold more than {rows:,} items (--part-rows)")
     return parts
