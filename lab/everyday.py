@@ -125,7 +125,7 @@ def main() -> None:
     given = parser.parse_args()
     began = time.process_time()
     web = create_app(Index.open(given.index, read_only=True), ServeConfig())
-    rows = []
+    rows: list[dict[str, Any]] = []
     with Index.open(given.index, read_only=True) as index, TestClient(web, base_url="http://127.0.0.1:8000") as http:
         for text, pattern in QUERIES.items():
             hits = index.search(text, k=K)
