@@ -601,7 +601,8 @@ class Injector:
             return "said done, but is not"
         if error is not None and "\n" in error:
             return f"more than one line: {error!r}"
-        if error is not None and before != after and not operation.broken:
+        in_steps = operation.broken or (operation.partly and operation.completes)  # what is done stays, and is gone on with
+        if error is not None and before != after and not in_steps:
             made = "is made" in error
             unknown = "not known" in error
             if not unknown and found != (after if made else before):

@@ -219,3 +219,27 @@ def test_settings_that_do_not_go_together_are_one_line(tmp_path: Path, sources: 
         run(sources[0], tmp_path / "a.genius", model_folder, in_turn(), ingest=IngestConfig(prune=True))
     with pytest.raises(GeniusError, match="rows of a part"):
         run(sources[0], tmp_path / "a.genius", model_folder, in_turn(), config=BulkConfig(part_rows=1 << 21))
+
+
+def test_a_part_whose_record_cannot_be_read_is_not_left_out_in_silence(
+    tmp_path: Path, sources: Any, model_folder: str, in_turn: Spread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, ids = sources
+    output = tmp_path / "bulk.genius"
+    hashes = Staging.hashes
+    failed = []
+
+    def fails_once(staging: Staging, record: Any) -> Any:
+        if not failed:
+            failed.append(record)
+            raise OSError(5, "Input/output error")
+        return hashes(staging, record)
+
+    monkeypatch.setattr(Staging, "hashes", fails_once)
+    with pytest.raises(GeniusError, match="nothing was added: run it again"):
+        run(folder, output, model_folder, in_turn())
+    with Index.open(output, read_only=True) as opened:
+        assert len(opened) == 0
+    (output / "staging" / ".job.json.1-1").write_text("of a run that was killed")
+    assert run(folder, output, model_folder, in_turn()).report.added == len(ids)
+    assert [path.name for path in (output / "staging").iterdir()] in ([], [".lock"])

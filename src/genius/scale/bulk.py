@@ -35,7 +35,7 @@ from genius.index.opened import Live
 from genius.index.reader import Reader, database_errors, good_rows
 from genius.index.writing import follow
 from genius.scale import connected, load_ray
-from genius.scale.parts import DATA, Part, PartIndexer, Record, Staging, cut
+from genius.scale.parts import DATA, LOCK, Part, PartIndexer, Record, Staging, cut
 
 AT_ONCE = 10_000  # rows named in one condition
 IN_FLIGHT = 2  # parts that a worker has: one that it does, and the next
@@ -239,7 +239,7 @@ def bulk_index(
     with Index(output.absolute(), model, thumbnails=config.thumbnails) as index:
         staging = Staging(index.path)
         staging.create()
-        with WriteLock(staging.folder / ".lock", 0.0).hold():
+        with WriteLock(staging.folder / LOCK, 0.0).hold():
             if was_taken_in(index, staging):
                 staging.clear()
             salt = f"{index.about.fingerprint}|{config.thumbnails}"
