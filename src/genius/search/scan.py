@@ -170,7 +170,7 @@ class ScanIndex:
                 elif own:
                     cells[modality] = Cells(_checked(own, rows), int(meta["fitted"][str(modality)]))
             return cls(cells, few, rows)
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError):  # GeniusError is a ValueError
+        except (OSError, MemoryError, ValueError, KeyError, TypeError, SafetensorError):  # GeniusError is a ValueError
             return None
 
 
