@@ -1,6 +1,6 @@
 """Two writers, four readers and a service on one index, against a dictionary (`tests/helpers/model_based.py`).
 
-    python -m lab.durability.model [--seed 1] [--operations 100000] [--kills 0.1] [--minutes 600] [--out lab/durability/model.json]
+    python -m lab.durability.model [--seed 1] [--operations 100000] [--kills 0.1] [--minutes 600] [--out FILE.json]
 
 The same seed does the same operations and kills again. The run ends at the first violation, which names its round.
 """
