@@ -14,11 +14,9 @@ from datetime import timedelta
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from genius.encoders.base import batched
 from genius.errors import GeniusError, counted
@@ -36,10 +34,14 @@ from genius.index.results import AddReport, Hit, Hits, PrefixView
 from genius.index.target import Target
 from genius.index.vectors import model_for_vectors
 from genius.index.writing import Field, OnError
-from genius.model.genius import Genius
 from genius.search import SearchParams, SearchRequest
 from genius.search.params import WORDS_WEIGHT, whole
 from genius.types import ContentInput, ImageInput, Item, Modality, Query, VectorInput
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from genius.model.genius import Genius
 
 __all__ = ["AddReport", "Hit", "Hits", "Index", "PrefixView"]
 
@@ -690,6 +692,8 @@ class Index(OpenIndex):
         Args:
             batch: items at a time.
         """
+        import torch
+
         rows = searching.stream(self, ["id", "modality", "_embedding"])
         for part in batched(rows, batch):
             stored = torch.from_numpy(np.stack([np.asarray(row["_embedding"], np.float32) for row in part]))

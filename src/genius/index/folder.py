@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
@@ -48,8 +48,11 @@ from genius.index.paths import (
 )
 from genius.index.reader import Reader
 from genius.index.store import Store
-from genius.model.genius import Genius
+from genius.model.graphs import load_model as open_model
 from genius.types import Modality
+
+if TYPE_CHECKING:
+    from genius.model.genius import Genius
 
 # where a file system has no locks, newer releases would fall back to a file that outlives its process: refuse instead
 _STRICT: dict[str, Any] = {"fallback_to_soft": False} if "fallback_to_soft" in signature(FileLock.__init__).parameters else {}
@@ -401,8 +404,16 @@ def _size(folder: Path) -> int:
     return total
 
 
-def load_model(folder: Path, model: Genius | str | Path | None, about: About | None) -> Genius:
-    if isinstance(model, Genius):
+def load_model(folder: Path, model: Genius | str | Path | None, about: About | None, graphs: bool = False) -> Genius:
+    """The model of an index.
+
+    Args:
+        folder: Of the index.
+        model: The model itself, its URI, or None for the one that the index was built with.
+        about: Of the index; None: it is yet to be made.
+        graphs: Take stored graphs, which need no torch, where the model has them.
+    """
+    if model is not None and not isinstance(model, str | Path):
         return model
     if model is None:
         if about is None:
@@ -413,7 +424,7 @@ def load_model(folder: Path, model: Genius | str | Path | None, about: About | N
             model = folder / MODEL
         else:
             model = about.source
-    return Genius.from_pretrained(model)
+    return open_model(model, graphs=graphs)
 
 
 def source_of(model: Genius) -> str | None:
