@@ -18,6 +18,7 @@ import argparse
 import datetime
 import json
 import subprocess
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +45,7 @@ from genius.train.holdout import split
 from genius.weight_files import read_tensors
 
 SIZES = (100, 500, 2000, 8000)
+ADDED = (0.1, 0.9)  # shares of the items that are added after biases were computed
 BANK = 4096  # queries that a trained model keeps
 RESULT = Path("lab/results/above_dense_fashion.json")
 PAGE = Path("docs/engine.md")
@@ -190,8 +192,20 @@ class Bench:
         vectors = self.items[rows].astype(np.float16)
         return SearchEngine(model.generator, model.quantizer, trie, vectors, bank=bank, bias_bank=biased)
 
-    def hits(self, engine: SearchEngine, rows: Ints, params: SearchParams, given: bool) -> dict[str, tuple[float, float]]:
-        """hit@1 and hit@5 of every task."""
+    def grown(self, bank: QueryBank, biased: QueryBank, model: Genius, rows: Ints, first: int) -> SearchEngine:
+        """An engine of the first rows, to which the others were added after item biases were computed."""
+        engine = self.engine(bank, biased, model, rows[:first])
+        assert engine.item_bias is not None
+        vectors = self.items[rows[first:]].astype(np.float16)
+        return engine.changed(first, self.codes[rows[first:]].astype(np.uint16), vectors)
+
+    def hits(
+        self, engine: SearchEngine, rows: Ints, params: SearchParams, given: bool, only: NDArray[np.bool_] | None = None
+    ) -> Hits:
+        """hit@1 and hit@5 of every task, over all test queries or only some."""
+        counted = np.ones(len(self.test.z), bool)
+        if only is not None:
+            counted = only
         found = []
         for first in range(0, len(self.test.z), 256):
             part = slice(first, first + 256)
@@ -205,7 +219,9 @@ class Bench:
         right = np.array([[row in own for row in line] for line, own in zip(top.tolist(), positives, strict=True)])
         out = {}
         for task in sorted(set(self.test.tasks.tolist())):
-            own = right[self.test.tasks == task]
+            own = right[(self.test.tasks == task) & counted]
+            if not len(own):
+                continue
             out[task] = (round(float(own[:, 0].mean()), 4), round(float(own.any(1).mean()), 4))
         return out
 
@@ -230,7 +246,9 @@ def measure(folder: Path, training: Path, seed: int) -> dict[str, Any]:
     bench = Bench(folder, seed)
     _, model = stages(training)
     kept = bench.bank(BANK // 5)
+    start = time.process_time()
     chosen = choose(kept, bench.judged, bench.items, bench.modality)
+    cost: dict[str, Any] = {"seconds_of_choosing": round(time.process_time() - start, 1)}
     numbers = {"weights": _listed(chosen.bias_weights), "temperatures": _listed(chosen.bias_temperatures)}
     lines: list[dict[str, Any]] = []
     flat = SearchParams(plan="flat")
@@ -243,6 +261,7 @@ def measure(folder: Path, training: Path, seed: int) -> dict[str, Any]:
 
         add = Lines(lines, reference, candidates, len(rows)).add
         add("dense, target given", "given", reference)
+        cost |= {f"search_{candidates}": search_cost(bench, engine, rows)}
         for given, target in ((False, "unknown"), (True, "given")):
             add("default, no bias", target, bench.hits(engine, rows, replace(flat, item_bias=False), given))
             add("default, with bias", target, bench.hits(engine, rows, flat, given))
@@ -254,6 +273,16 @@ def measure(folder: Path, training: Path, seed: int) -> dict[str, Any]:
             learned = bench.engine(kept, bank, model, rows)
             more = {"bank": size, "queries_in_bank": len(bank), "weights": _listed(bank.bias_weights)}
             add(f"learned from {size:,} queries per task, no labels", "unknown", bench.hits(learned, rows, flat, False), **more)
+        for share in ADDED:
+            order = np.random.default_rng(seed).permutation(rows)
+            first = round((1 - share) * len(order))
+            added = set(order[first:].tolist())
+            only = np.array([added.issuperset(own) for own in bench.test.positives])
+            grown = bench.grown(kept, chosen, model, order, first)
+            plain = replace(flat, item_bias=False)
+            own_lines = Lines(lines, bench.hits(grown, order, plain, True, only), candidates, len(rows))
+            found = bench.hits(grown, order, flat, False, only)
+            own_lines.add(f"default, with bias, {share:.0%} of items added later", "unknown", found, queries=int(only.sum()))
         if bench.foreign is not None:
             fits = fitting(bench.foreign, kept, bench.items, bench.modality)
             for name, bank in (("filtered", part_of(bench.foreign, fits)), ("not filtered", bench.foreign)):
@@ -261,7 +290,18 @@ def measure(folder: Path, training: Path, seed: int) -> dict[str, Any]:
                 more = {"bank": len(bank), "of": len(bench.foreign), "weights": _listed(bank.bias_weights)}
                 hits = bench.hits(bench.engine(kept, bank, model, rows), rows, flat, False)
                 add(f"foreign bank, {name}", "unknown", hits, **more)
-    return {"numbers": numbers, "lines": lines, "existence": existence(bench), "training": bench.about}
+    return {"numbers": numbers, "cost": cost, "lines": lines, "existence": existence(bench), "training": bench.about}
+
+
+def search_cost(bench: Bench, engine: SearchEngine, rows: Ints) -> dict[str, float]:
+    """Processor milliseconds per query with and without the bias, the best of five rounds that take turns."""
+    seconds: dict[str, list[float]] = {"with": [], "without": []}
+    for _ in range(5):
+        for name, biased in (("with", True), ("without", False)):
+            start = time.process_time()
+            bench.hits(engine, rows, SearchParams(plan="flat", item_bias=biased), False)
+            seconds[name].append(time.process_time() - start)
+    return {name: round(1000 * min(values) / len(bench.test.z), 4) for name, values in seconds.items()}
 
 
 def _listed(numbers: Any) -> list[list[float]]:
@@ -372,7 +412,7 @@ def tables(body: dict[str, Any]) -> str:
         out += ["", f"{title} ({own[0]['items']:,}):", "", "| search | target | share | " + " | ".join(tasks) + " |"]
         out.append("|---|---|---|" + "---:|" * len(tasks))
         for line in own:
-            hits = " | ".join(f"{100 * line['hit'][task][1]:.1f}" for task in tasks)
+            hits = " | ".join(f"{100 * line['hit'][task][1]:.1f}" if task in line["hit"] else "-" for task in tasks)
             out.append(f"| {line['search']} | {line['target']} | {line['mean']:.3f} / {line['worst']:.3f} | {hits} |")
     out += ["", "Does the collection hold an answer? (each test query with and without its positives)", ""]
     out += ["| signal | AUROC | hopeless queries that return nothing, where 95 % of answers are kept |", "|---|---:|---:|"]
