@@ -48,6 +48,7 @@ SIZES = (100, 500, 2000, 8000)
 ADDED = (0.1, 0.9)  # shares of the items that are added after biases were computed
 BANK = 4096  # queries that a trained model keeps
 RESULT = Path("lab/results/above_dense_fashion.json")
+UNTRAINED = Path("lab/results/item_bias_fashion.json")  # by an earlier version of this program
 PAGE = Path("docs/engine.md")
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -421,7 +422,25 @@ def tables(body: dict[str, Any]) -> str:
     return "\n".join(out)
 
 
-BEGIN, END = "<!-- made by python -m lab.item_bias table -->", "<!-- end -->"
+BEGIN = "<!-- made by python -m lab.item_bias table -->"
+END = "<!-- end -->"
+
+
+def untrained_table(body: dict[str, Any]) -> str:
+    """hit@5 by the size of the bank, of vectors without a trained fusion (`lab/results/item_bias_fashion.json`)."""
+    lines = [line for line in body["lines"] if line["candidates"] == "unseen"]
+    sizes = sorted({line["bank"] for line in lines if line["bank"] in (0, *SIZES)})
+    out = [
+        f"Without a trained fusion (canonical correlations of the same frozen towers; 72,000 items, {body['date']}, commit "
+        f"{body['commit']}), target given,\nunseen candidates, w = n / (n + 500), by the number of queries:",
+        "",
+        "| task | " + " | ".join(f"{size:,}" for size in sizes) + " |",
+        "|---|" + "---:|" * len(sizes),
+    ]
+    for task in dict.fromkeys(line["task"] for line in lines):
+        own = {line["bank"]: line["hit@5"] for line in lines if line["task"] == task}
+        out.append(f"| {task} | " + " | ".join(f"{100 * own[size]:.1f}" if size in own else "-" for size in sizes) + " |")
+    return "\n".join(out)
 
 
 def write_table() -> None:
@@ -429,6 +448,7 @@ def write_table() -> None:
     before, _, after = text.partition(BEGIN)
     _, _, after = after.partition(END)
     made = tables(json.loads(RESULT.read_text(encoding="utf-8")))
+    made += "\n\n" + untrained_table(json.loads(UNTRAINED.read_text(encoding="utf-8")))
     PAGE.write_text(f"{before}{BEGIN}\n{made}\n{END}{after}", encoding="utf-8")
 
 
