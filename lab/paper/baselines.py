@@ -184,7 +184,7 @@ def train_generator(ids: Identifiers, world: _World, model: Genius, config: Base
 
     device = model.device
     none = torch.zeros(len(world.items), dtype=torch.long, device=device)
-    asked = torch.cat([world.queries, world.items])  # items are memorised: each is a question for its own ID
+    asked = torch.cat([world.queries, world.items])  # items are memorised: each is a query for its own ID
     own = torch.arange(len(world.items))
     pairs = torch.cat([world.pairs, torch.stack([len(world.queries) + own, own], 1).to(world.pairs)])
     frozen = Frozen(world.items, none, torch.from_numpy(ids.codes).to(device), asked)

@@ -168,7 +168,7 @@ def _single(
     unified: Evaluation,
     say: Say,
 ) -> tuple[str, list[dict[str, Any]]]:
-    """Single-task rows: for every task with training questions of its own a model of these alone, beside the one for all."""
+    """Single-task rows: for every task with training queries of its own a model of these alone, beside the one for all."""
     train = load_features(request.examples(), model, request.model)
     number = {train.task_name(task): task for task in train.tasks.unique().tolist()}
     methods = tuple(method for method in experiment.methods if method.startswith("genius"))

@@ -270,7 +270,7 @@ class Index(OpenIndex):
         Returns:
             How many were deleted.
         """
-        return writing.delete(self, ids, missing)
+        return self.following(lambda: writing.delete(self, ids, missing))
 
     # -- metadata fields ---------------------------------------------------------------------------------------
 
@@ -287,7 +287,7 @@ class Index(OpenIndex):
         Returns:
             How many items had it.
         """
-        return writing.drop_field(self, name)
+        return self.following(lambda: writing.drop_field(self, name))
 
     def rename_field(self, old: str, new: str) -> int:
         """Rename a metadata field.
@@ -299,7 +299,7 @@ class Index(OpenIndex):
         Returns:
             How many items have it.
         """
-        return writing.rename_field(self, old, new)
+        return self.following(lambda: writing.rename_field(self, old, new))
 
     def retype_field(self, name: str, field_type: str, *, lossy: bool = False) -> int:
         """Give a metadata field another type.
@@ -312,7 +312,7 @@ class Index(OpenIndex):
         Returns:
             How many items have it then.
         """
-        return writing.retype_field(self, name, field_type, lossy=lossy)
+        return self.following(lambda: writing.retype_field(self, name, field_type, lossy=lossy))
 
     # -- upkeep ------------------------------------------------------------------------------------------------
 
@@ -336,7 +336,7 @@ class Index(OpenIndex):
         Raises:
             GeniusError: a field does not exist or holds no texts.
         """
-        return words.index_words(self, fields)
+        return self.following(lambda: words.index_words(self, fields))
 
     def words_fields(self) -> list[str]:
         """Fields that can be searched by words; empty without a full-text index."""
@@ -348,7 +348,29 @@ class Index(OpenIndex):
         Args:
             keep: versions younger than this can still be opened.
         """
-        writing.optimize(self, keep)
+        self.following(lambda: writing.optimize(self, keep))
+
+    def reencode(self, encoder: str, *, skip_missing: bool = False, device: str = "cpu") -> Any:
+        """Switch to another encoder. Others search and change the index meanwhile, and follow the switch.
+
+        Args:
+            encoder: URI of the encoder. Codes and decoder are fitted to the items.
+            skip_missing: Leave out items whose image file is gone, instead of refusing.
+            device: Where the encoder runs.
+
+        Returns:
+            What was done (`genius.fit.reencode.Reencoded`).
+
+        Raises:
+            GeniusError: Items cannot be encoded again, or the encoder cannot be read; the index is as it was.
+        """
+        from genius.fit.reencode import reencode
+
+        self.check_writable()
+        done = reencode(self.path, encoder, skip_missing=skip_missing, device=device)
+        self.follows = True
+        self.refresh()
+        return done
 
     def learn(
         self,
@@ -648,7 +670,7 @@ class Index(OpenIndex):
         Returns:
             The hits of each query.
         """
-        return words.answer(self, queries, requests)
+        return self.following(lambda: words.answer(self, queries, requests))
 
     def vectors(self, batch: int = 256) -> Iterator[tuple[list[str], Tensor, list[Modality]]]:
         """Ids, stored vectors (n, D) and modalities of all items of one version.
@@ -687,7 +709,7 @@ class Index(OpenIndex):
         vectors = searching.QueryVectors(z, dense, targets, pictured, modality)
         vectors.check(self.about.width)
         searching.check(request)
-        return self.consistent(lambda: searching.search(self, [(vectors, request)]))[0]
+        return self._on_newest(lambda: searching.search(self, [(vectors, request)]))[0]  # vectors of this encoder
 
     def explain(self, query: Query, request: SearchRequest = THREE, *, shown: int = 5, rejected: int = 3) -> Explanation:
         """How the hits of a query came about: at every step the codes kept and the best rejected, with log-probability and words.
@@ -700,9 +722,13 @@ class Index(OpenIndex):
         """
         if not isinstance(query, Query):
             raise GeniusError(f"explain takes a Query, got {type(query).__name__}")
-        hits = self.search_many([query], request)[0]
-        searched = replace(query, target=hits.target)
-        return self.consistent(lambda: explaining.explain(self, searched, hits, request=request, shown=shown, rejected=rejected))
+
+        def call() -> Explanation:
+            hits = self.search_many([query], request)[0]
+            searched = replace(query, target=hits.target)
+            return explaining.explain(self, searched, hits, request=request, shown=shown, rejected=rejected)
+
+        return self.consistent(call)
 
 
 def _stamped(items: Iterable[Item | Mapping[str, Any]]) -> Iterator[Stamped]:

@@ -387,7 +387,7 @@ def stream(state: OpenIndex, columns: Sequence[str], where: str | None = None) -
         before = len(seen)
         again = before > 0
         try:
-            reader = state.reader()
+            reader = state.consistent(state.reader)
             sql = None
             if where is not None:
                 sql = compile_where(where, reader.columns)

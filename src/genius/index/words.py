@@ -26,8 +26,8 @@ from genius.search import SearchRequest
 from genius.search.params import MAX_K
 from genius.types import ContentInput, Modality, Query
 
-# c of the fusion. The published 60 suits rankings of like quality; with it and the weight 4, words of captions were found less often
-# than by BM25 alone. 5 and 4 are chosen on validation queries (lab.hybrid).
+# c of the fusion. The published 60 suits rankings of like quality; with it and the weight 4, words of captions were found less
+# often than by BM25 alone. 5 and 4 are chosen on validation queries (lab.hybrid).
 RANK_CONSTANT = 5
 SAME_SCORE = 1e-4  # BM25 scores that differ by less are equal
 DEPTH = 100  # hits of each ranking that are fused, at least

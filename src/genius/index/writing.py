@@ -57,7 +57,7 @@ def write(
         if part is not None and len(part) != len(batch):
             raise GeniusError(f"features end at row {at + len(part)}, but there are more items")
         at += len(batch)
-        report = _write_batch(state, batch, replace, on_error, part)
+        report = _write_one(state, batch, replace, on_error, part)
         total.merge(report)
         if on_progress is not None:
             on_progress(report)
@@ -96,6 +96,13 @@ def batched(items: Iterable[Stamped], size: int) -> Iterator[list[Stamped]]:
             held = sum(held_bytes(item) for item, _ in batch)
     if batch:
         yield batch
+
+
+def _write_one(state: OpenIndex, batch: list[Stamped], replace: bool, on_error: OnError, features: Features | None) -> AddReport:
+    """Write a batch; again, with its encoder, if another index took the place of this one meanwhile."""
+    if features is not None:  # they are of the encoder of before
+        return _write_batch(state, batch, replace, on_error, features)
+    return state.following(lambda: _write_batch(state, batch, replace, on_error, None))
 
 
 def _write_batch(

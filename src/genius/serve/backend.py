@@ -160,8 +160,8 @@ class Backend:
         self.planes = Planes(index)
         self._query_side = query_side
         self._counts: dict[tuple[int, ...], int] = {}  # prefix -> items below it, at version `_counts_version`
-        self._counts_version = -1
-        self._listings: OrderedDict[tuple[int, str | None, str | None, bool], list[SortKey]] = OrderedDict()
+        self._counts_version = ("", -1)
+        self._listings: OrderedDict[tuple[tuple[str, int], str | None, str | None, bool], list[SortKey]] = OrderedDict()
         self._lock = threading.Lock()
 
     # -- search ------------------------------------------------------------------------------------------------
@@ -292,7 +292,7 @@ class Backend:
 
     def _sorted_keys(self, page: Page) -> list[SortKey]:
         """(value, id) of all matching items in order. Kept for the version: building them reads the whole collection."""
-        wanted = (self.index.version, page.where, page.order_by, page.descending)
+        wanted = (self._version(), page.where, page.order_by, page.descending)
         with self._lock:
             if wanted in self._listings:
                 self._listings.move_to_end(wanted)
@@ -425,7 +425,7 @@ class Backend:
 
     def _path(self, codes: Sequence[int]) -> list[CodeStep]:
         """Every prefix with its number of items. Counts are kept for the version: those of short prefixes read much."""
-        version = self.index.version
+        version = self._version()
         with self._lock:
             if self._counts_version != version or len(self._counts) > 10_000:
                 self._counts = {}
@@ -441,6 +441,11 @@ class Backend:
                 count = known[prefix]
             steps.append(CodeStep(code=prefix[-1], prefix=join(prefix), count=count))
         return steps
+
+    def _version(self) -> tuple[str, int]:
+        """What cached answers belong to: another index may have taken the place of this one (`genius reencode`)."""
+        version = self.index.version
+        return self.index.about.id, version
 
     # -- presentation ------------------------------------------------------------------------------------------
 

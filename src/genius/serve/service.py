@@ -16,6 +16,7 @@ from typing import Any, TypeVar, cast
 
 from genius.errors import GeniusError, PictureError
 from genius.index import Index
+from genius.index.opened import Replaced
 from genius.index.target import Target
 from genius.search import SearchRequest
 from genius.serve.auth import Caller, KeyRing, Keys
@@ -260,6 +261,9 @@ class Service:
             return ApiError(507, "the disk is full; nothing that was there is lost")
         if "being written by another" in text:
             return self._refuse("locked", "another process is writing to the index", 5)
+        if isinstance(error, Replaced):
+            event("index_replaced", logging.ERROR, message=text)
+            return self._refuse("index", "the index was replaced by another: the server must be started again", 5)
         if text.startswith("cannot ") and not isinstance(error, PictureError):
             event("index_error", logging.ERROR, message=text)
             return self._refuse("index", "the index cannot be used right now, see the server's log", 5)
