@@ -419,9 +419,10 @@ def _as_set(bench: Bench, part: Part) -> FeatureSet:
 def tables(body: dict[str, Any]) -> str:
     """Markdown of the measured lines."""
     tasks = list(body["lines"][0]["hit"])
+    steps = ", ".join(f"{name} {value}" for name, value in body["changes"].items())
     out = [
         f"hit@5 in percent on {body['training']['products'] * 3:,} fashion items, a trained fusion (stages 1 and 2 of "
-        f"`builtin:default`,\nfewer steps: {json.dumps(body['changes'])}), **one seed**, {body['test_queries']:,} test queries; "
+        f"`builtin:default`,\nfewer steps: {steps}),\n**one seed**, {body['test_queries']:,} test queries; "
         f'{body["device"]}, one thread, {body["date"]}.\n"Added later": to the index, after biases were computed; fusion and '
         f"codes were fitted with them.\nShares are of dense search that is given the target, mean / worst task.",
     ]
@@ -436,6 +437,13 @@ def tables(body: dict[str, Any]) -> str:
     out += ["| signal | AUROC | hopeless queries that return nothing, where 95 % of answers are kept |", "|---|---:|---:|"]
     for name, values in body["existence"]["signals"].items():
         out.append(f"| {name} | {values['auroc']:.2f} | {100 * values['hopeless_rejected_at_95_kept']:.0f} % |")
+    shown = []
+    for name, cost in (("unseen", body["cost"]["search_unseen"]), ("all", body["cost"]["search_all"])):
+        shown.append(f"{cost['with']:.3f} against {cost['without']:.3f} ms ({name})")
+    out += [
+        "",
+        "Processor time per query of exhaustive search in batches of 256, with and without the bias: " + "; ".join(shown) + ".",
+    ]
     return "\n".join(out)
 
 
