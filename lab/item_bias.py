@@ -32,12 +32,9 @@ from genius.data.features import FeatureSet
 from genius.encoders.towers import Heads
 from genius.features import Features
 from genius.model.bias_choice import Judged, choose, fitting, part_of, shrink
-from genius.model.codebooks import QuantizerConfig
 from genius.model.confidence import DEPTH, _list_features, _logistic, auroc, fit
-from genius.model.config import GeniusConfig
-from genius.model.generator import GeneratorConfig
+from genius.model.config import FusionConfig, GeneratorConfig, GeniusConfig, QuantizerConfig
 from genius.model.genius import Genius
-from genius.model.quantizer import FusionConfig
 from genius.model.query_bank import QueryBank
 from genius.search import CodeTrie, SearchEngine, SearchParams
 from genius.train.calibration import ResultLists, result_lists

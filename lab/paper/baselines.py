@@ -22,9 +22,10 @@ from genius.evaluate.generative import BeamMethod, Decodings, IdSource
 from genius.evaluate.methods import Method
 from genius.features import Features
 from genius.files import write_whole
+from genius.model.config import QuantizerConfig
 from genius.model.generator import Generator
 from genius.model.genius import Genius
-from genius.model.quantizer import QuantizerConfig, ResidualQuantizer, score_fusion
+from genius.model.quantizer import ResidualQuantizer, score_fusion
 from lab.paper import identifiers
 from lab.paper.identifiers import Identifiers
 

@@ -22,7 +22,7 @@ from genius.evaluate import EvalConfig, Evaluation, evaluate, tasks_of
 from genius.evaluate.methods import code_bits
 from genius.evaluate.report import average_cell, main_cell, method_title, table
 from genius.evaluate.sources import features_folder, load_features, other_encoders
-from genius.model.generator import SIZES
+from genius.model.config import SIZES
 from genius.model.genius import Genius
 from genius.search import CodeTrie
 from genius.train.config import read_train_config

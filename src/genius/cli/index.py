@@ -80,6 +80,7 @@ def index(
     ] = False,
     watch: Annotated[float, typer.Option(min=0, help="Check for changes every so many seconds until Ctrl-C; 0: index once.")] = 0,
     prune: Annotated[bool, typer.Option(help="Delete items whose file or row is gone.")] = False,
+    undelete: Annotated[bool, typer.Option("--undelete", help="Bring back items that were deleted by hand.")] = False,
     outside: Annotated[bool, typer.Option(help="Follow links, ../ and absolute paths that leave the given folder.")] = False,
     batch: Annotated[int, typer.Option(min=1, help="Items per write; a batch is durable once written.")] = 256,
     thumbnails: Annotated[int, typer.Option(min=0, help="Longest side of stored previews in pixels; 0: none.")] = 256,
@@ -310,6 +311,10 @@ def _print_report(done: _Indexed, output: Path, pruned: bool) -> None:
         note(f"  not indexable: {suffixes}")
         if any(suffix in HEIF_SUFFIXES for suffix in report.ignored):
             note(f"  {HEIF_HINT}")
+    if report.gone:
+        note(f"  {counted(report.gone, 'item')} whose file or row is gone: --prune deletes them")
+    if report.left_deleted:
+        note(f"  {counted(report.left_deleted, 'item')} deleted earlier and left out: --undelete brings them back")
     print(f"{output}: {counted(done.items, 'item')}")
     if done.hint is not None:
         note(f"note: {done.hint}")

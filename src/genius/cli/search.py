@@ -106,8 +106,7 @@ def search(
     text = text or words
     if vector is None:
         check_query(text, image)
-    with opened(path, model, version) as index:
-        index.model.to(device)
+    with opened(path, model, version, device) as index:
         wanted = Target.parse(target, modality)
         request = SearchRequest(
             k,
@@ -148,11 +147,24 @@ def search(
         note(f"note: {hint}")
 
 
-def opened(path: Path, model: str | None, version: int | None) -> Index:
+def opened(path: Path, model: str | None, version: int | None, device: str = "") -> Index:
+    """An index for one command.
+
+    Args:
+        path: Of the index.
+        model: URI of its model; None: the one that it was built with.
+        version: An older one; None: the newest.
+        device: Where the model runs. On a CPU stored graphs are taken, which start faster than torch. Empty: torch, on the CPU.
+    """
     from genius.cli.common import here
     from genius.index import Index
+    from genius.index.folder import about_of, load_model
 
-    return Index.open(here(path), model, version=version)
+    folder = here(path)
+    loaded = load_model(folder, model, about_of(folder), graphs=device in ("auto", "cpu"))
+    if device:
+        loaded = loaded.to(device)
+    return Index.open(folder, loaded, version=version)
 
 
 def _query_vector(path: Path | None) -> Any:

@@ -103,7 +103,7 @@ def own_queries(vectors: NDArray[Any] | None, fusion: Fusion, z: torch.Tensor, m
     """
     if vectors is None or not len(vectors):
         return None
-    features = features_of_queries([Query(vector=row) for row in vectors], z.shape[1])
+    features = features_of_queries([Query(vector=row) for row in vectors], z.shape[1]).as_tensors()
     nearest = nearest_rows(embed(fusion, features), z, 1)[:, 0]
     tasks = torch.zeros(len(features), dtype=torch.long)
     return InventedQueries(features, nearest, modality[nearest], tasks)
@@ -143,7 +143,7 @@ def fit_own_vectors(
     if isinstance(first, dict):
         width = len(next(iter(first.values())))
     config = config or FitConfig()
-    features = features_of_items(items, width)
+    features = features_of_items(items, width).as_tensors()
     fusion = sum_fusion(features)
     invented = own_queries(queries, fusion, embed(fusion, features), features.modality)
     fit = fit_collection(features, invented, config=config, say=say)

@@ -14,16 +14,14 @@ from datetime import timedelta
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from genius.encoders.base import batched
 from genius.errors import GeniusError, counted
 from genius.features import Features
-from genius.index import exchange, explaining, learned, learning, searching, words, writing
+from genius.index import exchange, explaining, learned, learning, names, searching, words, writing
 from genius.index.explaining import Explanation
 from genius.index.filters import compile_where
 from genius.index.folder import describe, read_about, save_inside
@@ -36,10 +34,14 @@ from genius.index.results import AddReport, Hit, Hits, PrefixView
 from genius.index.target import Target
 from genius.index.vectors import model_for_vectors
 from genius.index.writing import Field, OnError
-from genius.model.genius import Genius
 from genius.search import SearchParams, SearchRequest
 from genius.search.params import WORDS_WEIGHT, whole
 from genius.types import ContentInput, ImageInput, Item, Modality, Query, VectorInput
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from genius.model.genius import Genius
 
 __all__ = ["AddReport", "Hit", "Hits", "Index", "PrefixView"]
 
@@ -270,7 +272,19 @@ class Index(OpenIndex):
         Returns:
             How many were deleted.
         """
-        return self.following(lambda: writing.delete(self, ids, missing))
+        self.check_writable()
+        wanted = writing.check_ids([ids] if isinstance(ids, str) else ids)
+        return self.following(lambda: self._delete(wanted, missing))
+
+    def _delete(self, ids: list[str], missing: OnError) -> int:
+        """Delete, and note which of these came from files: indexing their folder again does not bring them back."""
+        with self.write_lock.hold():
+            rows = self._columns(ids, ["_source"], missing)
+            from_files = {item_id for item_id, row in rows.items() if row["_source"] is not None}
+            kept = names.deleted_ids(self.path)
+            if not from_files <= kept:
+                names.keep_deleted(self.path, kept | from_files)
+            return writing.delete(self, ids, missing)
 
     # -- metadata fields ---------------------------------------------------------------------------------------
 
@@ -678,6 +692,8 @@ class Index(OpenIndex):
         Args:
             batch: items at a time.
         """
+        import torch
+
         rows = searching.stream(self, ["id", "modality", "_embedding"])
         for part in batched(rows, batch):
             stored = torch.from_numpy(np.stack([np.asarray(row["_embedding"], np.float32) for row in part]))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,11 +25,13 @@ from genius.index.cache import Base, build_trie
 from genius.index.folder import FORMAT, WriteLock, about_of, clear, open_or_create, read_about, upgrade
 from genius.index.paths import origin_of
 from genius.index.reader import Reader, Vanished
-from genius.model.genius import Genius
 from genius.model.query_bank import QueryBank
 from genius.search import CodeTrie, ScanCache, SearchEngine
 from genius.search.vectors import StoredVectors
 from genius.types import Modality
+
+if TYPE_CHECKING:
+    from genius.model.genius import Genius
 
 MERGE_FROM, MERGE_SHARE = 8_192, 0.1  # additions, absolute and as a share, at which the engine folds them in
 WASTE_FROM, WASTE_SHARE = 10_000, 0.5  # dead rows, absolute and as a share, at which it pays to start afresh

@@ -35,6 +35,7 @@ REENCODED = "reencoded"  # features of all items by another encoder, until the i
 STAGING = "staging"  # rows that several machines write, on their way in
 PUBLISHED = "published.json"  # where copies of it were put
 LEARNED = "queries.safetensors"  # queries that the index has learned from
+DELETED = "deleted.json"  # ids of files that people deleted: they stay deleted when their folder is indexed again
 ORIGIN = "origin.json"  # the id of the index that this one was made from, to take its place
 OWN = frozenset(
     {".lock", f"{TABLE}.lance", CACHE, ABOUT, LEDGER, ASIDE, MODEL, ENCODED, REENCODED, STAGING, PUBLISHED, LEARNED, ORIGIN}

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from genius.errors import GeniusError, counted
 from genius.index import metadata as meta
@@ -27,10 +25,14 @@ from genius.index.target import MODALITIES_OF, spread, with_default
 from genius.index.vectors import features_of_queries
 from genius.index.writing import OnError, check_ids, check_missing
 from genius.model.confidence import DEPTH, Confidence
-from genius.model.genius import Embedded, Genius
+from genius.model.embedding import Embedded
 from genius.search import SearchParams, SearchRequest
+from genius.search.arrays import Array, as_numpy
 from genius.search.params import MAX_K
 from genius.types import ContentInput, Item, Modality, Query
+
+if TYPE_CHECKING:
+    from genius.model.genius import Genius
 
 LEAST_DEVIATION = 1e-4  # of similarities, below which a scale says nothing
 WIDER = 8  # times as many hits are ranked for diverse ones
@@ -46,31 +48,37 @@ def check(request: object) -> None:
 class QueryVectors:
     """Queries as the model sees them."""
 
-    z: Tensor  # (Q, D) what the decoder reads
-    dense: Tensor | None = None  # (Q, D) what stored vectors are compared with; None: z
-    targets: Tensor | None = None  # (Q,) modality codes, -1 for any
-    pictured: Tensor | None = None  # (Q,) which have a picture: probabilities depend on it, and without it there are none
-    modality: Tensor | None = None  # (Q,) what each consists of: the item bias depends on it, and without it there is none
+    z: Array  # (Q, D) what the decoder reads
+    dense: Array | None = None  # (Q, D) what stored vectors are compared with; None: z
+    targets: Array | None = None  # (Q,) modality codes, -1 for any
+    pictured: Array | None = None  # (Q,) which have a picture: probabilities depend on it, and without it there are none
+    modality: Array | None = None  # (Q,) what each consists of: the item bias depends on it, and without it there is none
     # (Q,) modality on whose scale scores are shown, because they are merged with hits of it; -1: scores stay as they are
     scale: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("z", "dense", "targets", "pictured", "modality"):
+            value = getattr(self, name)
+            if hasattr(value, "detach"):
+                object.__setattr__(self, name, as_numpy(value))
 
     def check(self, width: int) -> None:
         """Vectors of this width, and one target for each."""
         for name, vectors in (("z", self.z), ("dense", self.dense)):
             if vectors is None and name == "dense":
                 continue
-            if not isinstance(vectors, Tensor) or vectors.ndim != 2 or not vectors.is_floating_point():
+            if not isinstance(vectors, np.ndarray) or vectors.ndim != 2 or vectors.dtype.kind != "f":
                 shown = type(vectors).__name__
-                if isinstance(vectors, Tensor):
+                if isinstance(vectors, np.ndarray):
                     shown = str(tuple(vectors.shape))
-                raise GeniusError(f"{name} must be a tensor of numbers (queries, {width}), got {shown}")
+                raise GeniusError(f"{name} must be an array of numbers (queries, {width}), got {shown}")
             if vectors.shape[1] != width:
                 raise GeniusError(f"{name} has vectors {vectors.shape[1]} wide; those of this index are {width} wide")
             if len(vectors) != len(self.z):
                 raise GeniusError(f"{len(self.z)} queries but {len(vectors)} vectors to rank by")
         if self.targets is not None:
-            right = isinstance(self.targets, Tensor) and self.targets.shape == (len(self.z),)
-            right = right and not self.targets.is_floating_point()
+            right = isinstance(self.targets, np.ndarray) and self.targets.shape == (len(self.z),)
+            right = right and self.targets.dtype.kind in "iu"
             if not right or bool(((self.targets < -1) | (self.targets > 2)).any()):
                 raise GeniusError(f"targets must be {len(self.z)} whole numbers from -1 (any) to 2, one for each query")
 
@@ -133,9 +141,9 @@ def answer(state: OpenIndex, queries: Sequence[Query | ContentInput], requests: 
     searched = [query for *_, some, _ in groups for query in some]
     embedded = embed(state.model, searched)
     if state.query_log is not None:
-        state.query_log(embedded.z, embedded.modality, [query.target for query in searched])
-    targets = torch.tensor([-1 if query.target is None else int(query.target) for query in searched])
-    pictured = embedded.modality != Modality.TEXT
+        state.query_log(as_numpy(embedded.z), as_numpy(embedded.modality), [query.target for query in searched])
+    targets = np.array([target_code(query.target) for query in searched], np.int64)
+    pictured = as_numpy(embedded.modality) != int(Modality.TEXT)
     parts = []
     first = 0
     for request, _, some, owner in groups:
@@ -205,14 +213,21 @@ def embed(model: Genius, queries: Sequence[Query]) -> Embedded:
         return model.embed_queries(queries)
     features = features_of_queries([queries[row] for row in own], model.config.width)
     z, dense = model.embed(features)
-    modality = features.modality.to(z.device)
+    parts = [Embedded(z, dense, features.modality, [], [])]
     if other:
-        encoded = model.embed_queries([queries[row] for row in other])
-        order = torch.tensor([*own, *other]).argsort()
-        z = torch.cat([z, encoded.z])[order]
-        dense = torch.cat([dense, encoded.dense])[order]
-        modality = torch.cat([modality, encoded.modality])[order]
-    return Embedded(z, dense, modality, list(range(len(queries))), [])
+        parts.append(model.embed_queries([queries[row] for row in other]))
+    order = np.argsort([*own, *other])
+    joined: dict[str, Any] = {}
+    for name in ("z", "dense", "modality"):
+        joined[name] = np.concatenate([as_numpy(getattr(part, name)) for part in parts])[order]
+    return Embedded(**joined, kept=list(range(len(queries))), problems=[])
+
+
+def target_code(target: Modality | None) -> int:
+    """The modality's code, -1 for any."""
+    if target is None:
+        return -1
+    return int(target)
 
 
 def search(state: OpenIndex, groups: Sequence[tuple[QueryVectors, SearchRequest]]) -> list[list[Hits]]:
@@ -352,7 +367,7 @@ def _hits(one: _Ranked, shown: dict[int, Item], modalities: dict[int, Modality])
     return hits
 
 
-def _allowed(state: OpenIndex, live: Live, where: str | None, targets: Tensor | None) -> NDArray[np.bool_] | None:
+def _allowed(state: OpenIndex, live: Live, where: str | None, targets: Array | None) -> NDArray[np.bool_] | None:
     """(rows,) or (Q, rows) that may be found; None for all."""
     mask = None
     if where is not None:

@@ -15,7 +15,6 @@ from datetime import timedelta
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from genius.errors import GeniusError, counted
 from genius.features import Features
@@ -124,7 +123,7 @@ def _write_batch(
     positions = list(chosen.values())
     part = None
     if features is not None:
-        part = features[torch.tensor(positions)]
+        part = features[positions]
     ready = prepare(state.model, [batch[p] for p in positions], state.thumbnails, on_error, part)
     commit(state, ready, replace, on_error, report)
     return report

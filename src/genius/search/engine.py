@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genius.errors import GeniusError
+from genius.optional import LazyPart, import_torch
 from genius.search import rerank
 from genius.search.arrays import Floats, Ints, as_numpy
 from genius.search.collection import Collection
@@ -28,7 +29,7 @@ from genius.search.item_bias import ItemBias
 from genius.search.params import SearchParams
 from genius.search.scan import Scan, ScanCache
 from genius.search.trie import CodeTrie
-from genius.search.types import Candidates, LazyPart, Plan, QueryBatch, SearchResult
+from genius.search.types import Candidates, Plan, QueryBatch, SearchResult
 from genius.search.vectors import StoredVectors, Vectors
 
 MODALITIES = 3
@@ -104,6 +105,7 @@ class SearchEngine:
         """What scores codes: the decoder around the generator, or what was given in its place."""
         if self._scorer is not None:
             return self._scorer
+        import_torch("the decoder")
         from genius.search.decoder import Decoder
 
         return Decoder(_loaded(self._generator))
@@ -133,6 +135,7 @@ class SearchEngine:
     @cached_property
     def beam(self) -> Beam:
         """The beam search; its trie is merged with what was added when it is first needed."""
+        import_torch("a beam search")
         from genius.search.beam import Beam
 
         return Beam(self.scorer, self.collection.trie, device=self.device)
@@ -290,6 +293,8 @@ class SearchEngine:
             known = self.bank.modality_log_probs(as_numpy(z))
             if known is not None:
                 return known
+        if self._scorer is None and isinstance(self._generator, LazyPart) and self._generator.modality_log_probs is not None:
+            return as_numpy(self._generator.modality_log_probs(as_numpy(z)))
         from genius.search.decoder import first_log_probs
 
         return first_log_probs(self.scorer, as_numpy(z), self.device)
@@ -402,6 +407,7 @@ class SearchEngine:
             allowed: (N,) bool over item rows.
             rejected: How many of the best that were not kept are listed per level.
         """
+        import_torch("the trace of a beam search")
         from genius.search.beam import trace
         from genius.search.tensors import tensor_arrays
 
