@@ -17,6 +17,7 @@ import torch
 from genius.model.genius import Genius
 from genius.search.trie import CodeTrie
 from genius.types import Item, Modality, Query
+from lab import current_commit
 from lab.draw.pictograms import names, picture, shape
 from lab.draw.svg import ACCENT, INK, LINE, SOFT, WASH, Svg
 
@@ -51,6 +52,7 @@ def record() -> dict[str, Any]:
         levels.append({"candidates": len(extended), "prefixes": prefixes})
     return {
         "date": datetime.date.today().isoformat(),
+        "commit": current_commit(),
         "model": "bundled:mini " + model.fingerprint(),
         "query": QUERY,
         "beams": BEAMS,

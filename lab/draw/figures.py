@@ -21,6 +21,7 @@ from genius.index import Index
 from genius.model.genius import Genius
 from genius.search.trie import CodeTrie
 from genius.types import Item, Modality, Query
+from lab import current_commit
 from lab.draw.beam import thing
 from lab.draw.pictograms import PICTOGRAMS, names, picture
 from lab.draw.svg import ACCENT, INK, LINE, SOFT, WASH, Svg
@@ -69,7 +70,12 @@ def record() -> dict[str, Any]:
         seen = model.embed_items(pictures)
         results = [_search(index, files, *query) for query in QUERIES]
         index.close()
-    body = {"date": datetime.date.today().isoformat(), "model": "bundled:mini " + model.fingerprint(), "pictures": len(drawn)}
+    body = {
+        "date": datetime.date.today().isoformat(),
+        "commit": current_commit(),
+        "model": "bundled:mini " + model.fingerprint(),
+        "pictures": len(drawn),
+    }
     read = model.embed_items(texts)
     return {**body, **_codes(model, seen.z, drawn, things), **_plane(seen.dense, read.dense, drawn, things), "results": results}
 

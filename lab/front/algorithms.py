@@ -9,6 +9,7 @@ may lie on disk: they count as bytes on disk, not in memory. Knows libraries; no
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 import time
@@ -25,6 +26,7 @@ from lab.front.metric import IP, POINTS, TRAINED_ON, Cells, MetricIVF, faiss, fp
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 Setting = Mapping[str, float]
+KEPT: Path | None = None  # folder of indexes that were built before: Faiss writes there, and reads what is there
 EF = (10, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 
@@ -45,11 +47,16 @@ class Shared:
         self.cells: dict[int, Cells] = {}
         self.store: Any = None
 
-    def prepare(self, items: Floats, count: int) -> Cells:
+    def stored(self, items: Floats) -> Any:
+        """The fp16 vectors of the items."""
         if self.of is not items:
             self.of = items
             self.cells = {}
             self.store = fp16_store(items)
+        return self.store
+
+    def prepare(self, items: Floats, count: int) -> Cells:
+        self.stored(items)
         if count not in self.cells:
             self.cells[count] = Cells.fit(items, count)
         return self.cells[count]
@@ -135,10 +142,26 @@ class Faiss(Algorithm):
         self.settings = settings
         self.refine = refine
         self.build = build
+        self.base: Any = None
 
     def fit_ood(self, train: Floats, learn: Floats, learn_neighbors: NDArray[np.int32]) -> None:
+        if KEPT is None:
+            self._build(train)
+        else:
+            file = KEPT / (re.sub(r"\W+", "_", self.factory) + f"_{len(train)}.faiss")
+            seconds = file.with_suffix(".seconds")
+            if not seconds.exists():
+                self._build(train)
+                faiss.write_index(self.base, str(file))
+                seconds.write_text(str(self.build_seconds))
+            self.base = faiss.read_index(str(file))
+            self.build_seconds = float(seconds.read_text())
+        self.index = self.base
         if self.refine:
-            SHARED.prepare(train, default_cells(train))
+            self.index = faiss.IndexRefine(self.base, SHARED.stored(train))
+            self.disk_bytes = 2 * train.shape[1]
+
+    def _build(self, train: Floats) -> None:
         start = time.process_time()
         self.base = faiss.index_factory(train.shape[1], self.factory.format(cells=default_cells(train)), IP)
         if "ef_construction" in self.build:
@@ -150,10 +173,6 @@ class Faiss(Algorithm):
             self.base.train(np.ascontiguousarray(train[sample]))
         self.base.add(train)
         self.build_seconds = time.process_time() - start
-        self.index = self.base
-        if self.refine:
-            self.index = faiss.IndexRefine(self.base, SHARED.store)
-            self.disk_bytes = 2 * train.shape[1]
 
     def set(self, setting: Setting) -> None:
         if "nprobe" in setting:
@@ -410,6 +429,8 @@ ALGORITHMS: dict[str, Callable[[], Algorithm]] = {
     "Faiss OPQ8 IVF-PQ8": lambda: Faiss("OPQ8_64,IVF{cells},PQ8", REFINED, True),
     "Faiss OPQ16 IVF-PQ16": lambda: Faiss("OPQ16_128,IVF{cells},PQ16", REFINED, True),
     "Faiss IVF-RaBitQ 4 bits": lambda: Faiss("IVF{cells},RaBitQ4", grid(nprobe=NPROBE)),
+    "Faiss IVF-RaBitQ (own cells)": lambda: Faiss("IVF{cells},RaBitQ", REFINED, True),
+    "Faiss IVF-PQ32x4 fast-scan (own cells)": lambda: Faiss("IVF{cells},PQ32x4fs", REFINED, True),
     "Faiss HNSW16": lambda: Faiss("HNSW16,Flat", grid(ef=EF), ef_construction=200),
     "Faiss HNSW32": lambda: Faiss("HNSW32,Flat", grid(ef=EF), ef_construction=200),
     "hnswlib": Hnswlib,

@@ -10,6 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from lab.pages import wrap_prose
+
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "lab" / "front" / "results"
 PAGE = ROOT / "docs" / "compare.md"
@@ -211,7 +213,7 @@ def page() -> str:
         out += section(name, heading)
     out += codes()
     out += gpu()
-    return "\n".join(out).rstrip() + "\n"
+    return wrap_prose("\n".join(out).rstrip() + "\n")
 
 
 def main() -> None:

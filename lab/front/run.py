@@ -1,6 +1,6 @@
 """Measures algorithms on data sets in VIBE's format: recall@10 against queries per second, bytes, build time, additions.
 
-    python -m lab.front.run FILE.hdf5 --algorithms "metric PQ16,Faiss HNSW32" --out RESULT.json [--also OTHER.hdf5]
+    python -m lab.front.run FILE.hdf5 --algorithms "metric PQ16;Faiss HNSW32" --out RESULT.json [--also OTHER.hdf5]
 
 One thread, processor time of the whole process. For every recall in `TARGETS` the fastest setting that reaches it on
 *validation* queries is chosen; what is reported is that setting's recall and time on *test* queries, the least time of
@@ -31,6 +31,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from lab.front import algorithms
 from lab.front.algorithms import ALGORITHMS, Algorithm, Floats, Setting
 from lab.front.data import Dataset
 
@@ -172,16 +173,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("--also", type=Path, action="append", default=[], help="other queries over the same items")
-    parser.add_argument("--algorithms", default=",".join(ALGORITHMS))
+    parser.add_argument("--algorithms", default=";".join(ALGORITHMS))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--queries", type=int, default=500)
     parser.add_argument("--validation", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--keep", type=Path, help="folder in which built Faiss indexes and scans are kept for later runs")
+    parser.add_argument("--build-only", action="store_true", help="build and keep the indexes, and measure nothing")
     parser.add_argument("--build-threads", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(1)
     faiss.omp_set_num_threads(1)
     data = Dataset.read(args.data)
+    algorithms.KEPT = args.keep
+    if args.keep is not None:
+        args.keep.mkdir(parents=True, exist_ok=True)
+    if args.build_only:
+        for name in args.algorithms.split(";"):
+            print(name, fitted(name, data, args.build_threads).line, flush=True)
+        return
     others = [Dataset.read(file, data.train) for file in args.also]
     body = {**about(args, data), "data": data.name, "failed": {}, "lines": []}
     contenders: list[Contender] = []
@@ -192,7 +202,7 @@ def main() -> None:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
 
-    for name in args.algorithms.split(","):
+    for name in args.algorithms.split(";"):
         try:
             contender = fitted(name, data, args.build_threads)
             for part in (data, *others):

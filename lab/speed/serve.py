@@ -30,6 +30,8 @@ from typing import Any
 import numpy as np
 import psutil
 
+from lab import current_commit
+
 ROOT = Path(__file__).parents[2]
 LAUNCHER = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); import fake_encoder; fake_encoder.register(); "
@@ -201,6 +203,7 @@ def described(path: Path) -> tuple[str, int]:
 def measure(index: Path, model: str, about: dict[str, Any], seconds: float, requests: int) -> dict[str, Any]:
     report: dict[str, Any] = {
         "date": datetime.now(UTC).date().isoformat(),
+        "commit": current_commit(),
         "machine": {"cores": os.cpu_count(), "cpu": _cpu(), "memory_gb": round(psutil.virtual_memory().total / 2**30)},
         "versions": _versions(),
         **about,

@@ -7,7 +7,7 @@ and with ties in double precision, is `genius.evaluate.methods`.)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -111,10 +111,37 @@ def reciprocal_rank_at(judged: Judged, k: int) -> Floats:
     return out
 
 
+Metric = Callable[[Judged, int], Floats]
+"""Judged rankings and k -> (Q,) one number per query."""
+
+_at_every_cutoff: dict[str, Metric] = {"hit": hit_at, "recall": recall_at}
+
+
+def register_metric(name: str, metric: Metric) -> Metric:
+    """Make a metric known: evaluations then report `name@k` for every k.
+
+    Args:
+        name: Not yet taken.
+        metric: The function.
+
+    Raises:
+        GeniusError: If another metric has this name.
+    """
+    if _at_every_cutoff.get(name, metric) is not metric or name in ("ndcg", "mrr"):
+        raise GeniusError(f"there is a metric {name!r} already")
+    _at_every_cutoff[name] = metric
+    return metric
+
+
 def per_query(judged: Judged, cutoffs: Sequence[int], ndcg: int = 10) -> dict[str, Floats]:
-    """Every reported metric by name: hit@k and recall@k for each k, ndcg@10, mrr@10."""
-    out = {f"hit@{k}": hit_at(judged, k) for k in cutoffs}
-    out |= {f"recall@{k}": recall_at(judged, k) for k in cutoffs}
+    """Every reported metric by name: hit@k, recall@k and registered ones for each k, ndcg@10, mrr@10.
+
+    Args:
+        judged: Rankings.
+        cutoffs: The k of hit@k and recall@k.
+        ndcg: The k of ndcg@k and mrr@k.
+    """
+    out = {f"{name}@{k}": metric(judged, k) for name, metric in _at_every_cutoff.items() for k in cutoffs}
     out[f"ndcg@{ndcg}"] = ndcg_at(judged, ndcg)
     out[f"mrr@{ndcg}"] = reciprocal_rank_at(judged, ndcg)
     return out

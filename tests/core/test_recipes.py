@@ -11,12 +11,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from genius import ranking
 from genius.errors import GeniusError
-from genius.model.config import GeniusConfig
-from genius.model.generator import GeneratorConfig
+from genius.fit import FitConfig, fit_vectors
+from genius.model.config import FusionConfig, GeneratorConfig, GeniusConfig, QuantizerConfig
 from genius.model.genius import Genius
-from genius.model.quantizer import FusionConfig, QuantizerConfig, _families, build_quantizer
+from genius.model.quantizer import Fusion, _families, build_quantizer
+from genius.ranking import hit_at, judge, per_query, register_metric
 from genius.search import CodeTrie, SearchEngine, SearchParams, rerankers
+from genius.train.config import ModelConfig, QuantizerStageConfig
+from genius.train.quantizer import QuantizerStage
+from genius.train.sources import synthetic
 
 PAGE = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
 SIZES = (3, 8, 8)
@@ -83,7 +88,27 @@ def test_a_residual_fsq_quantizer(tmp_path: Path) -> None:
         loaded = Genius.from_pretrained(tmp_path)
         assert type(loaded.quantizer) is names["ResidualFSQ"] and loaded.fingerprint() == model.fingerprint()
         assert np.array_equal(loaded.quantizer.encode(z, torch.arange(300) % 3).numpy(), codes.numpy())
+        config = FitConfig(steps=2, quantizer="residual-fsq")
+        fitted = fit_vectors(Fusion(FusionConfig(16, 1, 1)), z, torch.zeros(300).long(), None, None, None, config).model
+        assert type(fitted.quantizer) is names["ResidualFSQ"]
+        assert torch.equal(fitted.quantizer.codebook(1)[:, 1:], torch.zeros(len(fitted.quantizer.codebook(1)), 15))  # not fitted
+        data = synthetic("tiny", 0)
+        shape = ModelConfig(width=data.pool.width, level_sizes=SIZES, quantizer="residual-fsq")
+        trained = QuantizerStage(data, None, shape, QuantizerStageConfig(), 0, torch.device("cpu"))
+        assert type(trained.quantizer) is names["ResidualFSQ"]
     finally:
         _families.pop("residual-fsq")
     with pytest.raises(GeniusError, match="no quantizer 'residual-fsq'"):
         build_quantizer(QuantizerConfig(family="residual-fsq"))
+
+
+def test_a_metric() -> None:
+    recipe("A metric.")
+    try:
+        judged = judge(np.array([[3, 1, 2], [5, 4, -1]]), [[1, 2], [9]])
+        values = per_query(judged, (1, 2))
+        assert values["precision@1"].tolist() == [0, 0] and values["precision@2"].tolist() == [0.5, 0]
+        with pytest.raises(GeniusError, match="metric 'precision'"):
+            register_metric("precision", hit_at)
+    finally:
+        ranking._at_every_cutoff.pop("precision")

@@ -46,6 +46,7 @@ OTHER: dict[str, Any] = {
     "run.checkpoint_steps": 1, "run.compile": True,
     "model.recipe": "published", "model.width": 20, "model.projection": 16, "model.hidden": 16, "model.level_sizes": [3, 8],
     "model.modality_code": "classifier", "model.shared": True, "model.encode_sweeps": 0, "model.decoder": "nano",
+    "model.quantizer": "nothing",
     "model.prefix_tokens": 2,
     "encoder.steps": 4, "encoder.epochs": 0.5, "encoder.batch": 16, "encoder.lr": 1e-4, "encoder.weight_decay": 0.5,
     "encoder.hard_negatives": 2, "encoder.modality_weight": 0.5, "encoder.train": "none", "encoder.hidden": 8,

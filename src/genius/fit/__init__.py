@@ -29,11 +29,11 @@ from genius.errors import GeniusError, counted
 from genius.features import Features
 from genius.fit.invent import InventedQueries, invent_queries
 from genius.model.codebooks import choose_level_sizes
-from genius.model.config import GeniusConfig
+from genius.model.config import FusionConfig, GeniusConfig
 from genius.model.generator import Generator
 from genius.model.genius import Genius
 from genius.model.known_items import knows
-from genius.model.quantizer import Fusion, FusionConfig, ResidualQuantizer
+from genius.model.quantizer import Fusion, ResidualQuantizer, build_quantizer
 from genius.model.query_bank import QueryBank
 from genius.pictures import LARGE, give_back
 from genius.ranking import nearest_rows
@@ -60,6 +60,7 @@ class FitConfig:
     steps: int = 200  # of the decoder: two numbers per level and the modality are soon learned
     batch: int = 128
     lr: float = 5e-3
+    quantizer: str = "residual"  # name of a registered quantizer (`genius.model.quantizer.register`)
     largest_codebook: int = 2048  # codes of a level, at most
     sample: int = 50_000  # items that k-means reads, at most
     iterations: int = 10  # of k-means
@@ -158,7 +159,7 @@ def fit_vectors(
         learn, held_out = queries.split(config.seed)
     shape = _shape(z.shape[1], modality, config)
     several = len(modality.unique()) > 1  # one modality needs no codebooks of its own
-    quantizer = ResidualQuantizer(replace(quantizer_config(shape), modality_codebooks_from=int(several)))
+    quantizer = build_quantizer(replace(quantizer_config(shape), modality_codebooks_from=int(several)))
     tell(f"codes for {counted(len(z), 'item')}: {' x '.join(map(str, shape.level_sizes))}")
     sample = torch.randperm(len(z), generator=torch.Generator().manual_seed(config.seed))[: config.sample].sort().values
     quantizer.initialise(z[sample], modality[sample], config.iterations, config.seed, together=1)
@@ -193,7 +194,7 @@ def fit_vectors(
     about = fit.to_dict()
     if encoder_uri is not None:
         about["encoder"] = encoder_uri
-    model.knows = replace(knows(quantizer, z, modality, codes, "its own collection"), fit=about)
+    model.knows = replace(knows(quantizer.decode, z, modality, codes, "its own collection"), fit=about)
     give_back(LARGE)  # the memory of k-means and of the decoder's steps
     return fit
 
@@ -224,7 +225,7 @@ def _shape(width: int, modality: Tensor, config: FitConfig) -> ModelConfig:
     # finer than for a trained model, whose codes must suit items added later: these are for the items that are there
     first, *sizes = choose_level_sizes(counts)
     level_sizes = (first, *(min(2 * size, config.largest_codebook) for size in sizes))
-    return ModelConfig(width=width, level_sizes=level_sizes, decoder=config.decoder, prefix_tokens=2)
+    return ModelConfig(width=width, level_sizes=level_sizes, quantizer=config.quantizer, decoder=config.decoder, prefix_tokens=2)
 
 
 def invented_offsets(invented: InventedQueries, queries: Tensor, z: Tensor, modality: Tensor) -> Offsets:

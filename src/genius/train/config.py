@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from genius.config import from_dict, merge, read_values
 from genius.errors import GeniusError
-from genius.model.generator import SIZES
+from genius.model.config import SIZES
 from genius.search.params import SearchParams
 
 RecipeName = Literal["default", "paper", "paper-sums", "published"]
@@ -147,6 +147,7 @@ class ModelConfig:
     # none: there is no such level, and a first size of 3 becomes that of level 1
     modality_code: Literal["given", "nearest", "classifier", "none"] = "given"
     shared: bool = False  # one codebook for all levels but the first
+    quantizer: str = "residual"  # name of a registered quantizer (`genius.model.quantizer.register`)
     encode_sweeps: int = 3  # sweeps that choose later codes again, given all the others; 0: as the paper
     decoder: str = "mini"  # nano, tiny, compact, mini, small, base, large
     prefix_tokens: int = 8  # N of Eq. 9

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from genius.data.features import FeatureSet
 from genius.features import Features
-from genius.model.quantizer import Fusion, FusionConfig, QuantizerConfig, ResidualQuantizer
+from genius.model.config import FusionConfig, QuantizerConfig
+from genius.model.quantizer import Fusion, ResidualQuantizer, build_quantizer
 from genius.ranking import nearest_rows
 from genius.train.config import ModelConfig, QuantizerStageConfig
 from genius.train.losses import gather_halves, once, reconstruction_loss, residual_loss
@@ -42,6 +43,7 @@ def quantizer_config(model: ModelConfig) -> QuantizerConfig:
         shared=model.shared,
         gradient=model.constants.gradient,
         published_revival=model.constants.published_revival,
+        family=model.quantizer,
         encode_sweeps=model.encode_sweeps,
         settled=SETTLED,
         modality_codebooks_from=int(model.constants.modality_codebooks and given and not model.shared),
@@ -76,7 +78,7 @@ class QuantizerStage(PairStage):
             nn.init.zeros_(self.fusion.mix_output.bias)
             nn.init.zeros_(self.fusion.balance_output.weight)
             nn.init.zeros_(self.fusion.balance_output.bias)
-        self.quantizer = ResidualQuantizer(quantizer_config(model))
+        self.quantizer = build_quantizer(quantizer_config(model))
         self.first_quantized = round(config.quantize_from * config.steps)
         self.step = 0
 
