@@ -99,6 +99,7 @@ def churn(data: Dataset, items: int, rounds: int, count: int) -> list[dict[str, 
     truth = exact(data.train, rows, queries)
     found, milliseconds = search(engine, queries)
     fresh = engine_of(data.train[rows], data.learn)
+    fresh.scan.prepare()
     fresh_found, fresh_milliseconds = search(fresh, queries)
     line = {
         "items": items,
