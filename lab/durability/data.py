@@ -23,9 +23,7 @@ from genius.index.prepare import Picture, Prepared
 from genius.index.results import AddReport
 from genius.index.writing import commit
 from genius.model.codebooks import kmeans, nearest
-from genius.model.config import GeniusConfig
-from genius.model.generator import GeneratorConfig
-from genius.model.quantizer import FusionConfig, QuantizerConfig
+from genius.model.config import FusionConfig, GeneratorConfig, GeniusConfig, QuantizerConfig
 from genius.search import SearchParams
 
 SEARCH = SearchParams()

@@ -10,6 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from lab.pages import wrap_prose
+
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "lab" / "front" / "results"
 PAGE = ROOT / "docs" / "compare.md"
@@ -237,7 +239,7 @@ def page() -> str:
     out += changes()
     out += codes()
     out += gpu()
-    return "\n".join(out).rstrip() + "\n"
+    return wrap_prose("\n".join(out).rstrip() + "\n")
 
 
 def main() -> None:

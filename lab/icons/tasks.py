@@ -1,6 +1,6 @@
-"""The eight tasks: which question is asked with what, and which candidates answer it.
+"""The eight tasks: which query is asked with what, and which candidates answer it.
 
-Test and validation questions are made first; a training question that repeats one of theirs is dropped. All answers are
+Test and validation queries are made first; a training query that repeats one of theirs is dropped. All answers are
 listed in test and validation; in training, where one of them is drawn at a time, up to `_TRAIN_ANSWERS`.
 """
 
@@ -18,7 +18,7 @@ from lab.icons.model import Icon
 from lab.icons.world import Words, World, noisy, rng
 
 _TRAIN_ANSWERS = 40
-CAPS = {"train": 200_000, "val": 1_000, "test": 3_000}  # questions per task
+CAPS = {"train": 200_000, "val": 1_000, "test": 3_000}  # queries per task
 _COPY = 6.0  # mean grey difference (of 255) below which two drawings count as one
 
 TEMPLATES = (
@@ -135,7 +135,7 @@ def app_text(text: str, name: str) -> str:
 
 
 def _tidy(made: Iterable[Question]) -> list[Question]:
-    """Merges equal questions, keeps training clear of test questions, and applies the caps."""
+    """Merges equal queries, keeps training clear of test queries, and applies the caps."""
     merged: dict[tuple[int, str, str | None, str | None], Question] = {}
     for q in made:
         key = (q.task, q.split, q.text, q.image)
@@ -225,7 +225,7 @@ def _text_to_image(world: World) -> Iterator[Question]:
 
 
 def _some(said: list[tuple[str, str]], concept: str) -> list[tuple[str, str]]:
-    """At most one question of each kind, so that no concept dominates the test."""
+    """At most one query of each kind, so that no concept dominates the test."""
     chance = rng("some", concept)
     kinds: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for item in said:
@@ -265,7 +265,7 @@ def _text_to_text(bench: Bench, world: World, lexicon: Lexicon) -> Iterator[Ques
 
 
 def _gives_away(text: str, words: Words) -> bool:
-    """The question holds a word of the name that the answer holds too."""
+    """The query holds a word of the name that the answer holds too."""
     return bool(content_stems(text) & words.heads & content_stems(words.gloss))
 
 

@@ -25,7 +25,7 @@ from genius.features import Features
 from genius.types import format_text, load_image, query_text
 
 SPLITS = ("train", "val", "test")
-A_TASK = 12_000  # training questions of a task, drawn once with seed 0
+A_TASK = 12_000  # training queries of a task, drawn once with seed 0
 
 
 def packed(rows: Tensor) -> dict[str, np.ndarray]:
@@ -89,7 +89,7 @@ def write_rows(output: Path, arrays: dict[str, np.ndarray], names: dict[int, str
 
 
 def load(folder: Path) -> dict[str, FeatureSet]:
-    """The three splits, each with its questions and the pool of all icons."""
+    """The three splits, each with its queries and the pool of all icons."""
     images, texts = unpacked(folder / "images.npz"), unpacked(folder / "texts.npz")
     with np.load(folder / "rows.npz") as arrays:
         names = dict(enumerate(arrays["names"].tolist()))

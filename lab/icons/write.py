@@ -1,4 +1,4 @@
-"""The M-BEIR layout: candidate pools, questions, qrels, instructions, the SVG archive and what came from where."""
+"""The M-BEIR layout: candidate pools, queries, qrels, instructions, the SVG archive and what came from where."""
 
 from __future__ import annotations
 

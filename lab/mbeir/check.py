@@ -49,7 +49,7 @@ Look = Callable[[Path], str | None]
 
 @dataclass
 class Count:
-    """Questions of one task in one split."""
+    """Queries of one task in one split."""
 
     queries: int = 0  # each counted once
     occurrences: int = 0  # with repeats: the up-sampled file has some

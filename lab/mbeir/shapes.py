@@ -43,7 +43,7 @@ class _Dataset:
 
     name: str
     number: int
-    things: dict[str, list[Thing]]  # "train", "val", "test" -> what the split's questions are about
+    things: dict[str, list[Thing]]  # "train", "val", "test" -> what the split's queries are about
     images: dict[Thing, str] = field(default_factory=dict)  # thing -> path below the root
     next_query: dict[str, int] = field(default_factory=dict)  # split -> numbers start anew in each, as in M-BEIR
     next_candidate: int = 0
@@ -57,7 +57,7 @@ class _Dataset:
         return f"{self.number}:{self.next_candidate}"
 
     def pool_part(self, split: str) -> str:
-        """Whose pool a split's questions have: MSCOCO's pools are one a split, the others' one for all."""
+        """Whose pool a split's queries have: MSCOCO's pools are one a split, the others' one for all."""
         return split if self.name == "mscoco" else "test"
 
 
@@ -88,7 +88,7 @@ def write_synthetic_mbeir(
         for part in dict.fromkeys(data.pool_part(split) for split in ("test", *splits)):
             pools[key, part], ids[key, part] = _candidates(root, data, part, DIRECTIONS[number][1])
             name = f"mbeir_{key}_{part}" if data.name == "mscoco" else f"mbeir_{key}"
-            if part != "train":  # candidates of training questions are in the union file alone, but for those of other pools
+            if part != "train":  # candidates of training queries are in the union file alone, but for those of other pools
                 _write_lines(root / "cand_pool" / "local" / f"{name}_cand_pool.jsonl", pools[key, part])
     everything = {row["did"]: row for pool in pools.values() for row in pool}
     for split in splits:

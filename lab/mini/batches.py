@@ -1,7 +1,7 @@
-"""Which questions and candidates a step sees. Shapes are the same in every step, and nothing waits for the GPU.
+"""Which queries and candidates a step sees. Shapes are the same in every step, and nothing waits for the GPU.
 
-A step's candidates are one right answer of each question and mined negatives: candidates of every modality that the model
-itself ranked high for one of the questions. Random candidates are hardly ever *about* what is asked and of the wrong kind,
+A step's candidates are one right answer of each query and mined negatives: candidates of every modality that the model
+itself ranked high for one of the queries. Random candidates are hardly ever *about* what is asked and of the wrong kind,
 so without mining a model never learns that a text about a thing is no answer to the wish for its picture.
 """
 
@@ -17,23 +17,23 @@ from lab.mini.data import KINDS, Bench
 from lab.mini.measure import fused, pool_features, question_features
 from lab.mini.student import Student
 
-ANSWERS = 40  # a training question has at most so many
+ANSWERS = 40  # a training query has at most so many
 DEPTH = 24  # mined negatives are drawn from the first so many of each modality
 
 
 @dataclass
 class Batch:
-    """One step's questions and candidates (rows of the benchmark's tables)."""
+    """One step's queries and candidates (rows of the benchmark's tables)."""
 
-    image: Tensor  # (B,) of each question, -1 none
+    image: Tensor  # (B,) of each query, -1 none
     text: Tensor  # (B,)
     prefix: Tensor  # (B,) instruction, -1 none
-    columns: Tensor  # (B + negatives,) candidates; column i answers question i
+    columns: Tensor  # (B + negatives,) candidates; column i answers query i
     neutral: Tensor  # (B, B + negatives) bool: neither right nor wrong
 
 
 class Draws:
-    """Questions with answers and mined negatives."""
+    """Queries with answers and mined negatives."""
 
     def __init__(self, bench: Bench, shares: tuple[tuple[int, float], ...], batch: int, negatives: tuple[int, int, int]) -> None:
         self.bench, self.questions, device = bench, bench.questions["train"], bench.flat.device
@@ -44,7 +44,7 @@ class Draws:
         kinds = torch.tensor([int(KINDS[t][1]) for t in tasks.tolist()] + [m for m in range(3) for _ in range(negatives[m])])
         self.tasks, self.free = tasks.to(device), (tasks != 7).to(device)
         has = torch.tensor([KINDS[t][0] != Modality.TEXT for t in tasks.tolist()])
-        self.asked = has.nonzero()[:, 0].to(device)  # questions with a picture
+        self.asked = has.nonzero()[:, 0].to(device)  # queries with a picture
         self.pictured = (kinds != int(Modality.TEXT)).nonzero()[:, 0].to(device)  # columns with one
         self.written = (kinds != int(Modality.IMAGE)).nonzero()[:, 0].to(device)
         self.drawn = (kinds == int(Modality.IMAGE)).nonzero()[:, 0].to(device)  # columns that are a picture alone
@@ -83,7 +83,7 @@ class Draws:
 
     @torch.no_grad()
     def mine(self, student: Student, drawings: Tensor) -> None:
-        """For every training question, the wrong candidates of each modality that `student` ranks first."""
+        """For every training query, the wrong candidates of each modality that `student` ranks first."""
         bench, q = self.bench, self.questions
         half = torch.bfloat16 if bench.flat.is_cuda else torch.float32
         pool = fused(student.fusion, pool_features(student, bench, drawings)).to(half)

@@ -2,7 +2,7 @@
 
 Dictionaries (WordNet, GCIDE), a thesaurus (Moby) and the words of the icon benchmark's *training* concepts: as they
 are, as short spans cut out of them, and with spelling mistakes. None of them is labelled: the teacher's vector is the
-target. Texts of validation and test questions are left out.
+target. Texts of validation and test queries are left out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `prepare.py` packed, as tensors on the training device: drawings, texts as token ids, questions and answers.
+"""What `prepare.py` packed, as tensors on the training device: drawings, texts as token ids, queries and answers.
 
 Knows files and tensors; nothing of losses or models.
 """
@@ -113,12 +113,12 @@ def compose(
     return torch.where(place == end, SEP, out).long(), (place <= end).long()
 
 
-# -- questions and answers -----------------------------------------------------------------------------------------
+# -- queries and answers -----------------------------------------------------------------------------------------
 
 
 @dataclass
 class Questions:
-    """One split's questions."""
+    """One split's queries."""
 
     image: Tensor  # (Q,) row of the drawings, -1 none
     text: Tensor  # (Q,) row of the texts, -1 none
@@ -131,13 +131,13 @@ class Bench:
     """The whole benchmark."""
 
     drawings: Tensor  # (N, 3, SIDE, SIDE) uint8
-    texts: TextTable  # of questions and candidates
+    texts: TextTable  # of queries and candidates
     instructions: TextTable
     by_task: Tensor  # (9, 8) instruction rows of each task: four of the benchmark, four of the library
     pool_image: Tensor  # (C,) row of the drawings, -1 none
     pool_text: Tensor  # (C,)
     pool_key: Tensor  # (C,) equal for candidates of one concept and one modality; -1 for texts
-    allowed: Tensor  # (C,) bool: may be shown in training; no drawing of a test concept, no answer of a test question
+    allowed: Tensor  # (C,) bool: may be shown in training; no drawing of a test concept, no answer of a test query
     concept: Tensor  # (N,) of each drawing
     train: Tensor  # rows of the training concepts' drawings
     demo: Tensor  # (N,) bool: of a family that pip installs
@@ -186,7 +186,7 @@ def read_arrays(folder: Path, trial: bool) -> tuple[dict[str, Tensor], dict[str,
 
 
 def _part(a: dict[str, Tensor], body: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any], list[int]]:
-    """A small benchmark of the same shape: some questions of every task, their answers, some other candidates."""
+    """A small benchmark of the same shape: some queries of every task, their answers, some other candidates."""
     chance = torch.Generator().manual_seed(0)
     lists: list[list[int]] = []
     for split, count in (("train", 90), ("val", 6), ("test", 6)):

@@ -1,8 +1,8 @@
 """Step 2, the encoder: both towers and the fusion, trained together in a fixed number of seconds.
 
 First language alone (the teacher's vectors), then all eight tasks at once: contrastive on the fused vector z and on the plain
-sum of both towers (Eq. 2), every answer of a question counted as one, against mined negatives (`batches`). Beside it, what
-carries to concepts that no training question mentions: drawings are told apart by the teacher's vectors of all concepts'
+sum of both towers (Eq. 2), every answer of a query counted as one, against mined negatives (`batches`). Beside it, what
+carries to concepts that no training query mentions: drawings are told apart by the teacher's vectors of all concepts'
 words, and by the text tower's own; any text ranks the step's drawings as the teacher ranks their words; language goes on.
 """
 
@@ -33,7 +33,7 @@ class Plan:
 
     language_seconds: float = 20.0  # phase 1
     seconds: float = 380.0  # phase 2
-    batch: int = 2048  # questions per step
+    batch: int = 2048  # queries per step
     negatives: tuple[int, int, int] = (512, 384, 128)  # mined ones: pictures, texts, pairs
     language_batch: int = 2048  # texts per step of phase 1; half of it beside the tasks
     words: int = 1536  # drawings per step that are told by words of their concept
@@ -51,7 +51,7 @@ class Plan:
     no_instruction: float = 0.1
     average: float = 0.998
     mine_every: float = 0.15  # share of phase 2 between two minings
-    # how often each task is asked: text->image, text->text, text->pair, image->text, image->image, and with a question
+    # how often each task is asked: text->image, text->text, text->pair, image->text, image->image, and with a query
     shares: tuple[tuple[int, float], ...] = (
         (0, 0.33), (1, 0.07), (2, 0.06), (3, 0.11), (4, 0.19), (6, 0.08), (7, 0.12), (8, 0.04),
     )  # fmt: skip
@@ -61,7 +61,7 @@ class Plan:
 class Language:
     """What the teacher said: of texts, of concepts, and the concepts' words themselves."""
 
-    table: TextTable  # questions' and candidates' texts, then the corpus, then words of concepts
+    table: TextTable  # queries' and candidates' texts, then the corpus, then words of concepts
     corpus: int  # where the corpus begins in `table`
     vectors: Tensor  # (n, teacher width) of the corpus
     concepts: Tensor  # (concepts, teacher width)
@@ -136,7 +136,7 @@ class Teaching:
     def task_step(self) -> tuple[Tensor, dict[str, Tensor]]:
         bench, plan, draws, language, student = self.bench, self.plan, self.draws, self.language, self.student
         batch = draws(plan.no_instruction)
-        # every picture in one pass: the questions', the candidates', and two-in-one
+        # every picture in one pass: the queries', the candidates', and two-in-one
         rows = torch.cat([batch.image[draws.asked], bench.pool_image[batch.columns[draws.pictured]]])
         main, badge = bench.train[torch.randint(len(bench.train), (2, plan.composites), device=self.device)]
         pixels = torch.cat([bench.drawings[rows], overlay(bench.drawings[main], bench.drawings[badge])])
@@ -180,7 +180,7 @@ class Teaching:
         return Features(q_image, ask, q_mask, torch.ones_like(q_mask)), Features(c_image, c_text, c_mask, t_mask)
 
     def contrastive(self, batch: Batch, query: Features, item: Features, own: Tensor, goal: Tensor) -> dict[str, Tensor]:
-        """Questions against candidates, both ways; and the ranking of the drawings for the corpus' texts `own`."""
+        """Queries against candidates, both ways; and the ranking of the drawings for the corpus' texts `own`."""
         plan, draws, bench, n = self.plan, self.draws, self.bench, self.draws.size
         right = torch.arange(n, device=self.device)
         none = torch.zeros(len(own), dtype=torch.bool, device=self.device)
@@ -272,7 +272,7 @@ def run(
 
 
 def look(teaching: Teaching, student: Student, log: Callable[[str], None]) -> None:
-    """Mine negatives with the averaged weights, and see how far they are on validation questions."""
+    """Mine negatives with the averaged weights, and see how far they are on validation queries."""
     started, bench = time.time(), teaching.bench
     drawings = drawing_vectors(student, bench)
     pool = fused(student.fusion, pool_features(student, bench, drawings))

@@ -54,7 +54,7 @@ def pool_features(student: Student, bench: Bench, drawings: Tensor) -> Features:
 
 @torch.no_grad()
 def question_features(student: Student, bench: Bench, q: Questions, drawings: Tensor, prompt: int | None = 0) -> Features:
-    """Features of questions; `prompt` chooses the instruction of each task, None a random one of all eight."""
+    """Features of queries; `prompt` chooses the instruction of each task, None a random one of all eight."""
     which = torch.randint(8, q.task.shape, device=q.task.device) if prompt is None else torch.full_like(q.task, prompt)
     texts = text_vectors(student, bench.texts, q.text, bench.instructions, bench.by_task[q.task, which])
     asked = q.image >= 0

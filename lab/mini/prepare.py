@@ -35,7 +35,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def pack_bench(icons: Path, out: Path) -> tuple[list[str], set[str]]:
-    """Questions, candidates and concepts as arrays. Returns training texts, and texts of the other splits' questions."""
+    """Queries, candidates and concepts as arrays. Returns training texts, and texts of the other splits' queries."""
     meta = read_lines(icons / "meta.jsonl")
     image_of = {row["img_path"]: i for i, row in enumerate(meta)}
     concepts = {c: i for i, c in enumerate(dict.fromkeys(row["concept"] for row in meta))}
@@ -53,7 +53,7 @@ def pack_bench(icons: Path, out: Path) -> tuple[list[str], set[str]]:
         "image_split": np.array([SPLITS.index(row["split"]) for row in meta], np.int8),
         "image_demo": np.array([row["family"] in DEMO for row in meta], np.int8),
     }
-    lists: dict[tuple[int, ...], int] = {}  # many questions share their answers
+    lists: dict[tuple[int, ...], int] = {}  # many queries share their answers
     seen: dict[str, set[str]] = defaultdict(set)
     for split in SPLITS:
         rows = [row for task in TASKS for row in read_lines(icons / f"query/{split}/mbeir_icons_task{task}_{split}.jsonl")]

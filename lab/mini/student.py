@@ -1,6 +1,6 @@
 """What is trained: the shipped encoder and fusion, and one map to the teacher's width that is thrown away.
 
-Knows modules; nothing of questions, files or clocks. Training passes have fixed shapes and never wait for the GPU.
+Knows modules; nothing of queries, files or clocks. Training passes have fixed shapes and never wait for the GPU.
 """
 
 from __future__ import annotations

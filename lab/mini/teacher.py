@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
-from genius.weight_files import unpack
+from genius.weight_arrays import unpack
 
 LONGEST = 64  # tokens
 

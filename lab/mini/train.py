@@ -27,8 +27,10 @@ from safetensors.torch import load_file, save_file
 
 from genius.encoders.inputs import Tokens
 from genius.encoders.mini import MiniConfig, MiniEncoder
-from genius.model.quantizer import Fusion, FusionConfig
-from genius.weight_files import pack, unpack
+from genius.model.config import FusionConfig
+from genius.model.quantizer import Fusion
+from genius.weight_arrays import unpack
+from genius.weight_files import pack
 from lab.mini.batches import Draws
 from lab.mini.data import Bench, TextTable, language_texts, load_bench, read_arrays, render
 from lab.mini.learn import Language, Plan, Teaching, results, run

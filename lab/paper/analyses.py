@@ -37,7 +37,7 @@ from genius.train.quantizer import QuantizerStage
 from genius.types import Item, Modality
 from lab.paper.table import Table, plots, png
 
-MAPPED = 1500  # questions on the map, and as many answers
+MAPPED = 1500  # queries on the map, and as many answers
 COLOURS = {"question": "#d62728", "image": "#1f77b4", "text": "#2ca02c", "pair": "#9467bd"}
 # Supplement, B.2: hours on four RTX 3090 for 1.1 million samples; GRACE as reported, 0.1 million samples
 B2 = {"encoder": 91.0, "quantizer": 0.4, "generator": 2.0}
@@ -49,7 +49,7 @@ Say = Callable[[str], None]
 
 @torch.no_grad()
 def reconstructions(model: Genius, data: FeatureSet) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """z-hat (n, D) of questions and of one answer each, and the answers' kinds; a question's first code is its answer's."""
+    """z-hat (n, D) of queries and of one answer each, and the answers' kinds; a query's first code is its answer's."""
     picked = torch.unique(torch.linspace(0, len(data.pairs) - 1, min(MAPPED, len(data.pairs))).long())
     rows, answers = data.pairs[picked].T
     kinds = data.pool[answers].modality.to(model.device)
@@ -217,7 +217,7 @@ def _small(item: Item, side: int) -> Image.Image:
 
 
 def training_time(name: str, title: str, config: TrainConfig, data: FeatureSet, steps: int, say: Say) -> Table:
-    """Seconds a step of stages 2 and 3 here, and the hours of all epochs of the recipe over so many questions."""
+    """Seconds a step of stages 2 and 3 here, and the hours of all epochs of the recipe over so many queries."""
     accelerator = make_accelerator(config.device)
     device = torch.device(accelerator.device)
     visits, results = len(data.visits()), []

@@ -22,9 +22,10 @@ from genius.evaluate.generative import BeamMethod, Decodings, IdSource
 from genius.evaluate.methods import Method
 from genius.features import Features
 from genius.files import write_whole
+from genius.model.config import QuantizerConfig
 from genius.model.generator import Generator
 from genius.model.genius import Genius
-from genius.model.quantizer import QuantizerConfig, ResidualQuantizer, score_fusion
+from genius.model.quantizer import ResidualQuantizer, score_fusion
 from lab.paper import identifiers
 from lab.paper.identifiers import Identifiers
 
@@ -184,7 +185,7 @@ def train_generator(ids: Identifiers, world: _World, model: Genius, config: Base
 
     device = model.device
     none = torch.zeros(len(world.items), dtype=torch.long, device=device)
-    asked = torch.cat([world.queries, world.items])  # items are memorised: each is a question for its own ID
+    asked = torch.cat([world.queries, world.items])  # items are memorised: each is a query for its own ID
     own = torch.arange(len(world.items))
     pairs = torch.cat([world.pairs, torch.stack([len(world.queries) + own, own], 1).to(world.pairs)])
     frozen = Frozen(world.items, none, torch.from_numpy(ids.codes).to(device), asked)

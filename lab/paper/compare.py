@@ -1,4 +1,4 @@
-"""Whether two rows differ: hits of the same questions under several seeds, and the interval of their difference.
+"""Whether two rows differ: hits of the same queries under several seeds, and the interval of their difference.
 
 Knows arrays of hits; nothing of models.
 """
@@ -23,7 +23,7 @@ class Difference:
 
     mine: float
     other: float
-    low: float  # 95 % of mine - other: questions resampled within tasks, seeds resampled too
+    low: float  # 95 % of mine - other: queries resampled within tasks, seeds resampled too
     high: float
     by_seed: tuple[float, ...]
 
@@ -68,7 +68,7 @@ def difference(mine: Hits, other: Hits, seed: int = 0) -> Difference:
 
 @lru_cache(maxsize=3)  # rows of one table are compared on the same samples, and drawing takes longer than comparing
 def _samples(seed: int, seeds: int, questions: tuple[int, ...]) -> tuple[np.ndarray, list[np.ndarray]]:
-    """(samples, S) which seeds a sample consists of, and for every task (samples, Q) how much each question weighs in it."""
+    """(samples, S) which seeds a sample consists of, and for every task (samples, Q) how much each query weighs in it."""
     random = np.random.default_rng(seed)
     drawn = random.integers(0, seeds, (SAMPLES, seeds))
     return drawn, [random.multinomial(count, np.full(count, 1 / count), SAMPLES) / count for count in questions]

@@ -4,9 +4,9 @@
 
 Every row is `builtin:paper` with the same changes (`SAME`) and the row's own one. Towers' vectors of two widths become one by
 heads that are trained once a seed, without hard negatives or modality loss, and shared by all rows. No item that answers a test
-question is in the pool while anything is trained, and validation questions share no answer with training ones. The decoder has
-T5-small's shape and is trained until its validation stops rising; the JSON holds the whole curve. All test questions, three
-seeds, and intervals of the difference to the first row, question by question.
+query is in the pool while anything is trained, and validation queries share no answer with training ones. The decoder has
+T5-small's shape and is trained until its validation stops rising; the JSON holds the whole curve. All test queries, three
+seeds, and intervals of the difference to the first row, query by query.
 Jobs run side by side on one GPU, table by table and seed by seed; after every row the JSON is written, and a second call goes on.
 Calls share the work by `--seeds` and `--rows`; `--also` takes their rows over (`--seconds 0`: nothing more). In a folder `--work`
 that they have in common, heads and stages 2 are trained once: rows that differ in stage 3 alone stand on the same one.
@@ -53,9 +53,9 @@ from lab.accuracy import fashion, icons, without
 from lab.paper.fair_results import Results
 from lab.paper.fair_rows import BASE, Row, before_stage_3, grouped, pool_of, rows_of
 
-HELD_OUT = 0.06  # of the training questions, by group; a quarter of that is what stages are judged by
+HELD_OUT = 0.06  # of the training queries, by group; a quarter of that is what stages are judged by
 # In every row alike: the paper's epochs of stage 2 and as many of stage 3 as validation asks for, with larger batches and rates,
-# since here are 75,000 questions where the paper has 1.1 million.
+# since here are 75,000 queries where the paper has 1.1 million.
 SAME: dict[str, Any] = {
     "held_out": HELD_OUT,
     "encoder.train": "heads",
@@ -71,7 +71,7 @@ SAME: dict[str, Any] = {
 HEADS_WIDTH = 256
 JUDGED = 600
 BEAMS = 30  # as the paper's ablations
-AT_ONCE = 512  # questions searched together
+AT_ONCE = 512  # queries searched together
 DONE: multiprocessing.Queue[dict[str, Any]] | None = None  # in a process of `run_all`
 
 
@@ -86,7 +86,7 @@ class Job:
     work: Path
     products: int | None
     overrides: dict[str, Any]
-    judged: int = JUDGED  # validation questions
+    judged: int = JUDGED  # validation queries
 
 
 # -- data ----------------------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Parts:
-    """Training without any item that answers a test question; validation over the same pool; test over the whole pool."""
+    """Training without any item that answers a test query; validation over the same pool; test over the whole pool."""
 
     train: FeatureSet
     validation: FeatureSet
@@ -168,7 +168,7 @@ class Bench:
     def run(self, stage: Stage, config: TrainConfig, run: RunConfig) -> list[list[float]]:
         """Train one stage; what its validation said, [step, value] after each look."""
         part = getattr(config, stage.name)
-        stage.validate = dict  # type: ignore[method-assign]  # test questions judge, once everything is trained
+        stage.validate = dict  # type: ignore[method-assign]  # test queries judge, once everything is trained
         with tempfile.TemporaryDirectory() as folder:
             journal = Journal(Path(folder), quiet=True)
             run_stage(stage, part, Runtime(self.accelerator, journal, self.job.seed, run), Path(folder) / "checkpoint")
@@ -253,7 +253,7 @@ def run_job(job: Job) -> Iterator[dict[str, Any]]:
 
 
 def measured(model: Any, test: FeatureSet, row: Row) -> dict[str, dict[str, Any]]:
-    """pool -> method -> task -> (Q,) whether each question's answer was among the first five."""
+    """pool -> method -> task -> (Q,) whether each query's answer was among the first five."""
     pools = tuple(dict.fromkeys(map(pool_of, row.tables)))
     fixed: dict[str, Any] = {"beams": (BEAMS,), "pools": pools, "depth": 10, "batch": AT_ONCE}
     config = EvalConfig(methods=("dense", "genius", "genius-r"), bootstrap=0, survival=0, reference="", **fixed)

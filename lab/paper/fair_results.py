@@ -1,4 +1,4 @@
-"""What the fair tables say so far: every question's hits, the difference of each row to the first, with its interval.
+"""What the fair tables say so far: every query's hits, the difference of each row to the first, with its interval.
 
 Knows rows and hits; nothing of training.
 """
@@ -15,11 +15,11 @@ import numpy as np
 from lab.paper.compare import Difference, difference
 from lab.paper.fair_rows import BASE, Row, pool_of
 
-FEWEST = 20  # test questions of a task that takes part in a mean: all tasks weigh alike there, however few ask
+FEWEST = 20  # test queries of a task that takes part in a mean: all tasks weigh alike there, however few ask
 
 
 class Results:
-    """What is known so far: JSON for people, beside it every question's hits."""
+    """What is known so far: JSON for people, beside it every query's hits."""
 
     def __init__(self, path: Path, about: dict[str, Any], rows: list[Row]) -> None:
         self.path, self.about, self.rows = path, about, rows
@@ -57,7 +57,7 @@ class Results:
         self.write()
 
     def of(self, row: str, pool: str, method: str) -> dict[int, dict[str, np.ndarray]]:
-        """seed -> task -> hits, of tasks with enough questions."""
+        """seed -> task -> hits, of tasks with enough queries."""
         out: dict[int, dict[str, np.ndarray]] = {}
         for key, values in self.hits.items():
             name, seed, where, how, task = key.split("|")

@@ -1,6 +1,6 @@
-"""Figure 4: questions a second against the size of the collection, with the encoder's own time in it, and a GRACE row.
+"""Figure 4: queries a second against the size of the collection, with the encoder's own time in it, and a GRACE row.
 
-Every search is measured with its questions given as features; what the encoder takes for a question, of words and of a picture,
+Every search is measured with its queries given as features; what the encoder takes for a query, of words and of a picture,
 is measured beside it and added. A GRACE row has GRACE's kind of identifier under this model's own decoder, not Flamingo-3B.
 """
 
@@ -26,11 +26,11 @@ from genius.types import Query
 from lab.paper import printed as paper
 from lab.paper.table import Table, plots, png
 
-TIMED, BATCH = 256, 64  # questions that the encoder is timed on, and how many at once
+TIMED, BATCH = 256, 64  # queries that the encoder is timed on, and how many at once
 
 
 def encoder_seconds(model: Genius) -> dict[str, float]:
-    """Of one question of twelve words, and of one picture of 256 pixels; empty where the model has no encoder."""
+    """Of one query of twelve words, and of one picture of 256 pixels; empty where the model has no encoder."""
     if model.encoder is None:
         return {}
     words = [Query(text=" ".join(f"word{(7 * i + j) % 97}" for j in range(12))) for i in range(TIMED)]

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from genius.model.codebooks import kmeans, nearest
-from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
+from genius.model.config import QuantizerConfig
+from genius.model.quantizer import ResidualQuantizer
 from genius.ranking import nearest_rows
 
 Ints = npt.NDArray[np.int64]

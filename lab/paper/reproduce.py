@@ -22,7 +22,7 @@ from genius.evaluate import EvalConfig, Evaluation, evaluate, tasks_of
 from genius.evaluate.methods import code_bits
 from genius.evaluate.report import average_cell, main_cell, method_title, table
 from genius.evaluate.sources import features_folder, load_features, other_encoders
-from genius.model.generator import SIZES
+from genius.model.config import SIZES
 from genius.model.genius import Genius
 from genius.search import CodeTrie
 from genius.train.config import read_train_config
@@ -168,7 +168,7 @@ def _single(
     unified: Evaluation,
     say: Say,
 ) -> tuple[str, list[dict[str, Any]]]:
-    """Single-task rows: for every task with training questions of its own a model of these alone, beside the one for all."""
+    """Single-task rows: for every task with training queries of its own a model of these alone, beside the one for all."""
     train = load_features(request.examples(), model, request.model)
     number = {train.task_name(task): task for task in train.tasks.unique().tolist()}
     methods = tuple(method for method in experiment.methods if method.startswith("genius"))

@@ -3,7 +3,7 @@
     python -m lab.paper.sets fashion OUT --features FOLDER --pictures PARQUET --size 1500
     python -m lab.paper.sets icons   OUT --features FOLDER --pictures ICONS   --size 8000
 
-`OUT/train` has no candidate that answers a test question, `OUT/test` is over all; `OUT/items.jsonl` and `OUT/pictures` are for
+`OUT/train` has no candidate that answers a test query, `OUT/test` is over all; `OUT/items.jsonl` and `OUT/pictures` are for
 cards of codes (`python -m lab reproduce figure-3 --items`). The pictures are other people's: they stay where they are made.
 Towers of two widths become one by the heads of `lab.paper.fair`.
 """
@@ -27,7 +27,7 @@ from lab.paper.fair import Bench, Job, Parts
 
 
 def smaller(parts: Parts, size: int) -> Parts:
-    """About so many candidates, drawn once; questions that none of them answers are left out."""
+    """About so many candidates, drawn once; queries that none of them answers are left out."""
     names = parts.test.pool_ids
     drawn = torch.randperm(len(names), generator=torch.Generator().manual_seed(0))[:size]
     kept = {names[row] for row in drawn.tolist()}

@@ -24,6 +24,9 @@ __all__ = ["Genius", "GeniusError", "Index", "Item", "Modality", "Query", "__ver
 
 def __getattr__(name: str) -> Any:
     if name == "Genius":
+        from genius.optional import import_torch
+
+        import_torch("genius.Genius")
         from genius.model.genius import Genius
 
         return Genius

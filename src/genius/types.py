@@ -148,7 +148,7 @@ class Item:
         id: Unique in an index.
         image: Path, bytes of a file, `PIL.Image` or array of pixels.
         text: Text. An item needs an image, a text or a vector.
-        metadata: Strings, numbers and booleans for filters and display.
+        metadata: Strings, numbers, booleans, dates and lists of strings, for filters and display.
         vector: Your own vector of it, in place of the encoder's: (D,), or {"image": (D,), "text": (D,)}.
         modality: Of an item that is only a vector: "image", "text" or "pair". Default: what its vectors are of, else "text".
 
@@ -333,6 +333,8 @@ def name_of(item: Item) -> str | None:
     """Words that describe an image: its tags, else the words of its file name; None if there are none."""
     for key in NAMED:
         value = item.metadata.get(key)
+        if isinstance(value, list):
+            value = ", ".join(value)
         if isinstance(value, str) and value.strip():
             return value.strip()
     path = PurePath(item.id)

@@ -1,7 +1,6 @@
 """Weights on disk as safetensors, and modules built no larger than their weights. Files and configs may be untrusted.
 
-- The size of a file's header is checked before it is read. `digests.json` holds SHA-256 digests of the weight files next to it;
-  they are compared at loading. Configs have no digest, so that they can be edited: they are checked against the weights.
+- The size of a file's header is checked before it is read (digests of whole files: `genius.weight_digests`).
 - Small files hold matrices as int8 with one scale per row (`pack`) and other tensors as half precision; loading gives float32.
   Packing what `unpack` returned changes nothing, so a model keeps its fingerprint.
 - `build` makes a module from an untrusted config while counting the numbers it allocates, and stops once they exceed the
@@ -27,15 +26,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from genius.errors import GeniusError, said
-from genius.files import open_regular, read_json, write_whole
+from genius.weight_arrays import SCALE, check_header
 
-MAX_HEADER = 16 << 20
-"""Bytes. A header names the tensors: some hundred bytes each."""
-
-DIGESTS = "digests.json"
-_COVERED = frozenset({".safetensors", ".onnx", ".model", ".txt", ".pth"})
-_TOKENIZERS = frozenset({"tokenizer.json", "vocab.json"})
-SCALE = ".scale"  # suffix of the per-row scales of an int8 matrix
 SMALL = 4096  # smaller tensors are not quantized
 HEAD_WIDTH = 64
 """CLIP, BLIP and BERT have one attention head per 64 channels. A state dict does not say."""
@@ -53,7 +45,7 @@ _FILLS = frozenset(
 
 def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Shapes of the tensors in a file, by name, without reading a tensor."""
-    _check_header(path)
+    check_header(path)
     try:
         with safe_open(path, framework="pt") as file:
             return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
@@ -63,72 +55,11 @@ def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Tensors of a file, by name."""
-    _check_header(path)
+    check_header(path)
     try:
         return load_file(path)
     except (OSError, SafetensorError, RuntimeError) as error:
         raise GeniusError(f"cannot read the weights {path}: {said(error)}") from None
-
-
-def _check_header(path: Path) -> None:
-    try:
-        with open_regular(path) as file:
-            start = file.read(8)
-    except FileNotFoundError:
-        raise GeniusError(f"cannot read the weights {path}: no such file") from None
-    except OSError as error:
-        raise GeniusError(f"cannot read the weights {path}: {error.strerror or error}") from None
-    length = int.from_bytes(start, "little")
-    if len(start) < 8 or length > MAX_HEADER:
-        claim = "it is cut off"
-        if len(start) == 8:
-            claim = f"its header claims {length:,} bytes"
-        raise GeniusError(f"cannot read the weights {path}: {claim}")
-
-
-def write_digests(folder: Path, names: Iterable[str] | None = None) -> None:
-    """Write `digests.json` for these files; by default for all weights and tokenizers in the folder, subfolders excluded."""
-    if names is None:
-        names = (path.name for path in folder.iterdir() if path.is_file() and _covered(path))
-    body = {"sha256": {name: _digest(folder / name) for name in sorted(names)}}
-    write_whole(folder / DIGESTS, lambda path: path.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8"))
-
-
-def check_digests(folder: Path) -> None:
-    """Compare files with `digests.json`, if there is one.
-
-    Raises:
-        GeniusError: If a file is missing or differs.
-    """
-    path = folder / DIGESTS
-    try:
-        body = read_json(path, 1 << 20)
-    except FileNotFoundError:
-        return
-    noted = None
-    if isinstance(body, dict):
-        noted = body.get("sha256")
-    if not isinstance(noted, dict) or not all(isinstance(digest, str) for digest in noted.values()):
-        raise GeniusError(f"{path} does not hold digests")
-    for name, digest in noted.items():
-        if Path(name).name != name:
-            raise GeniusError(f"{path} names {name!r}, which is no file next to it")
-        if not (folder / name).is_file():
-            raise GeniusError(f"{folder / name} is missing: {DIGESTS} lists it")
-        if _digest(folder / name) != digest:
-            raise GeniusError(f"{folder / name} is damaged or was exchanged: its digest is not the one in {DIGESTS}")
-
-
-def _covered(path: Path) -> bool:
-    return path.suffix in _COVERED or path.name in _TOKENIZERS
-
-
-def _digest(path: Path) -> str:
-    try:
-        with open_regular(path) as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise GeniusError(f"cannot read {path}: {error.strerror or error}") from None
 
 
 def pack(tensors: Mapping[str, Tensor], half: tuple[str, ...] = ()) -> dict[str, Tensor]:
@@ -148,25 +79,6 @@ def pack(tensors: Mapping[str, Tensor], half: tuple[str, ...] = ()) -> dict[str,
         scale = (rows.abs().amax(dim=1, keepdim=True) / 127).half().clamp(min=6e-8)  # the least positive half
         out[name] = (rows / scale.float()).round().clamp(-127, 127).to(torch.int8).view(weight.shape)
         out[name + SCALE] = scale[:, 0]
-    return out
-
-
-def tensor_names(stored: Mapping[str, object]) -> list[str]:
-    """Names of the tensors in a file, without the scales."""
-    return [name for name in stored if not (name.endswith(SCALE) and name.removesuffix(SCALE) in stored)]
-
-
-def unpack(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The float32 tensors of a file that `pack` or `save_file` wrote."""
-    out = {}
-    for name in tensor_names(stored):
-        scale = stored.get(name + SCALE)
-        value = stored[name]
-        if scale is not None and (value.ndim < 2 or scale.shape != value.shape[:1]):
-            raise GeniusError(f"the weights {name} of shape {tuple(value.shape)} has scales of shape {tuple(scale.shape)}")
-        out[name] = value.float()
-        if scale is not None:
-            out[name] = value * scale.float().view(-1, *(1,) * (value.ndim - 1))
     return out
 
 

@@ -14,10 +14,9 @@ import torch.nn.functional as F
 from genius import ranking
 from genius.errors import GeniusError
 from genius.fit import FitConfig, fit_vectors
-from genius.model.config import GeniusConfig
-from genius.model.generator import GeneratorConfig
+from genius.model.config import FusionConfig, GeneratorConfig, GeniusConfig, QuantizerConfig
 from genius.model.genius import Genius
-from genius.model.quantizer import Fusion, FusionConfig, QuantizerConfig, _families, build_quantizer
+from genius.model.quantizer import Fusion, _families, build_quantizer
 from genius.ranking import hit_at, judge, per_query, register_metric
 from genius.search import CodeTrie, SearchEngine, SearchParams, rerankers
 from genius.train.config import ModelConfig, QuantizerStageConfig

@@ -15,7 +15,8 @@ from genius.encoders import load_encoder
 from genius.encoders.base import Encoder, encode_items
 from genius.encoders.inputs import Tokens
 from genius.encoders.mini import MiniConfig, MiniEncoder
-from genius.weight_files import pack, unpack
+from genius.weight_arrays import unpack
+from genius.weight_files import pack
 
 TINY = MiniConfig(
     width=24, image_size=32, image_stem=16, image_width=32, image_residuals=1, image_layers=1, text_vocabulary=12,

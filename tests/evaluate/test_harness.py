@@ -14,10 +14,8 @@ from genius.evaluate import EvalConfig, Evaluation, build_methods, evaluate
 from genius.evaluate.generative import BeamMethod, Decodings, EngineMethod, IdSource, NoDecoder, prefix_survival
 from genius.evaluate.methods import Answer, Ints, Pool, Space
 from genius.features import Features
-from genius.model.config import GeniusConfig
-from genius.model.generator import GeneratorConfig
+from genius.model.config import FusionConfig, GeneratorConfig, GeniusConfig, QuantizerConfig
 from genius.model.genius import Genius
-from genius.model.quantizer import FusionConfig, QuantizerConfig
 from genius.search import CodeTrie, SearchParams, beam_search
 from genius.search.decoder import DecoderState
 from genius.search.vectors import StoredVectors

@@ -12,10 +12,8 @@ from shapes_encoder import ShapesEncoder
 from genius.data.synthetic import COLOURS, SHAPES, SIZES, Thing
 from genius.errors import GeniusError
 from genius.evaluate.mteb import GeniusSearch
-from genius.model.config import GeniusConfig
-from genius.model.generator import GeneratorConfig
+from genius.model.config import FusionConfig, GeneratorConfig, GeniusConfig, QuantizerConfig
 from genius.model.genius import Genius
-from genius.model.quantizer import FusionConfig, QuantizerConfig
 from genius.search import SearchParams
 
 THINGS = [Thing(c, s, z, 4) for c in list(COLOURS)[:4] for s in SHAPES[:3] for z in SIZES]

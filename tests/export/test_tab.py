@@ -105,7 +105,7 @@ def test_the_parts_compute_what_the_model_computes(index: Index, exported: tuple
     assert encoder is not None
     texts = ["a large red circle", "Two words"]
     ids, mask = encoder.tokens(texts)  # type: ignore[attr-defined]
-    got = session(folder, "text").run(None, {"ids": ids.numpy(), "mask": mask.numpy()})[0]
+    got = session(folder, "text").run(None, {"ids": ids, "mask": mask})[0]
     np.testing.assert_allclose(got, encoder.encode_texts(texts).numpy(), atol=1e-4)
     pictures = [thing.draw() for thing in things()[:3]]
     got = session(folder, "image").run(None, {"pixels": encoder.pixels(pictures).numpy()})[0]  # type: ignore[attr-defined]

@@ -12,10 +12,8 @@ import torch
 from safetensors.torch import save_file
 
 from genius.features import Features
-from genius.model.config import GeniusConfig
-from genius.model.generator import GeneratorConfig
+from genius.model.config import FusionConfig, GeneratorConfig, GeniusConfig, QuantizerConfig
 from genius.model.genius import Genius
-from genius.model.quantizer import FusionConfig, QuantizerConfig
 from genius.search import CodeTrie, beam_search
 
 FOLDER = Path(__file__).parent / "tied"

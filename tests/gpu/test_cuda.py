@@ -16,8 +16,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from genius.model.generator import Generator, GeneratorConfig
-from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
+from genius.model.config import GeneratorConfig, QuantizerConfig
+from genius.model.generator import Generator
+from genius.model.quantizer import ResidualQuantizer
 from genius.search import CodeTrie, SearchEngine, SearchParams
 from genius.train import generator, train
 from genius.train.config import read_train_config

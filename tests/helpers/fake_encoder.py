@@ -18,10 +18,8 @@ from PIL import Image
 from torch import Tensor
 
 from genius import encoders as registry
-from genius.model.config import GeniusConfig
-from genius.model.generator import GeneratorConfig
+from genius.model.config import FusionConfig, GeneratorConfig, GeniusConfig, QuantizerConfig
 from genius.model.genius import Genius
-from genius.model.quantizer import FusionConfig, QuantizerConfig
 from genius.model.query_bank import QueryBank
 
 WORDS = 97

@@ -47,10 +47,8 @@ def model_folder(folder: Path) -> Path:
 
     from genius.encoders.inputs import Tokens
     from genius.encoders.mini import MiniConfig, MiniEncoder
-    from genius.model.config import GeniusConfig
-    from genius.model.generator import GeneratorConfig
+    from genius.model.config import FusionConfig, GeneratorConfig, GeniusConfig, QuantizerConfig
     from genius.model.genius import Genius
-    from genius.model.quantizer import FusionConfig, QuantizerConfig
 
     torch.manual_seed(0)
     words = Tokenizer(models.WordLevel({"[PAD]": 0, "[UNK]": 1, "a": 2, "red": 3}, unk_token="[UNK]"))

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
-import numpy as np
 import processes
 import pytest
 import torch
@@ -26,9 +25,9 @@ def texts(start: int, stop: int) -> list[Item]:
 
 BAD = {
     "another width": (lambda i: i.search_embedded(torch.zeros(1, 7)), "z has vectors 7 wide; those of this index are 32 wide"),
-    "one dimension": (lambda i: i.search_embedded(torch.zeros(32)), "must be a tensor"),
-    "an array": (lambda i: i.search_embedded(np.zeros((1, 32))), "must be a tensor"),
-    "whole numbers": (lambda i: i.search_embedded(torch.zeros(1, 32, dtype=torch.long)), "must be a tensor"),
+    "one dimension": (lambda i: i.search_embedded(torch.zeros(32)), "must be an array"),
+    "a list": (lambda i: i.search_embedded([[0.0] * 32]), "must be an array"),  # type: ignore[arg-type]
+    "whole numbers": (lambda i: i.search_embedded(torch.zeros(1, 32, dtype=torch.long)), "must be an array"),
     "dense of another width": (lambda i: i.search_embedded(torch.ones(1, 32), torch.ones(1, 8)), "dense has vectors 8 wide"),
     "dense of another number": (lambda i: i.search_embedded(torch.ones(1, 32), torch.ones(2, 32)), "1 queries but 2"),
     "too many targets": (lambda i: i.search_embedded(torch.ones(1, 32), targets=torch.tensor([0, 1])), "targets must be"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from genius import Genius, GeniusError, Index, Item
+from genius.index.check import check
 from genius.index.filters import compile_where
 
 COLUMNS = {"price": "number", "shop": "text", "sold": "boolean"}
@@ -178,3 +180,80 @@ def test_names_are_found_in_any_case_and_quoting(shop: Index) -> None:
 def test_literals_cannot_break_out(shop: Index, tmp_path: Path) -> None:
     assert shop.count("shop = 'x'' OR TRUE OR ''' ") == 0
     assert shop.count("id = 'x' OR modality = 'text'") == len(ROWS)
+
+
+@pytest.fixture(scope="module")
+def diary(model: Genius, tmp_path_factory: pytest.TempPathFactory) -> Index:
+    index = Index(tmp_path_factory.mktemp("diary") / "diary.genius", model)
+    index.add(
+        [
+            Item("may", text="a", metadata={"taken": datetime(2024, 5, 31, 23, 59, 59), "tags": ["sea", "it's"]}),
+            Item("june", text="b", metadata={"taken": date(2024, 6, 1), "tags": ["sea", "sun", "sand"]}),
+            Item("late june", text="c", metadata={"taken": "2024-06-30T18:00:00", "tags": []}),
+            Item("july", text="d", metadata={"taken": "2024-07-01", "tags": ("sun",)}),
+            Item("old", text="e", metadata={"taken": "2019-12-31T00:00:00"}),
+        ]
+    )
+    return index
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ("taken = date('2024-06')", {"june", "late june"}),
+        ("taken != date('2024-06')", {"may", "july", "old"}),
+        ("taken < date('2024-06')", {"may", "old"}),
+        ("taken <= date('2024-06')", {"may", "june", "late june", "old"}),
+        ("taken > date('2024-05-31')", {"june", "late june", "july"}),
+        ("taken >= date('2024-06-30')", {"late june", "july"}),
+        ("taken = date('2019')", {"old"}),
+        ("taken BETWEEN date('2024-05-31') AND date('2024-06-30')", {"may", "june", "late june"}),
+        ("taken NOT BETWEEN date('2024') AND date('2024')", {"old"}),
+        ("has(tags, 'sea')", {"may", "june"}),
+        ("has(tags, 'it''s')", {"may"}),
+        ("NOT has(tags, 'sea')", {"late june", "july"}),  # an absent list is neither
+        ("has_any(tags, 'sand', 'it''s')", {"may", "june"}),
+        ("has_all(tags, 'sun', 'sea') AND taken = date('2024-06-01')", {"june"}),
+        ("length(tags) > 1", {"may", "june"}),
+        ("tags IS NULL", {"old"}),
+    ],
+)
+def test_dates_and_lists(diary: Index, where: str, expected: set[str]) -> None:
+    assert {item.id for item in diary.items(where)} == expected
+    assert {hit.id for hit in diary.search("a", where=where)} == expected
+
+
+def test_dates_and_lists_come_back(diary: Index) -> None:
+    assert diary.get("may").metadata == {"taken": "2024-05-31T23:59:59", "tags": ["sea", "it's"]}
+    assert diary.columns()["tags"] == "texts"
+    assert check(diary.path).ok
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("taken = date('June')", "is no date"),
+        ("taken = date('2024-02-30')", "is no date"),
+        ("taken = date('9999-12-31')", "is no date"),
+        ("taken = date(2024)", "a date is a text"),
+        ("date('2024') < taken", "write the column first"),
+        ("taken IN (date('2024'))", "use BETWEEN"),
+        ("tags = 'sea'", "use has(tags"),
+        ("has(taken, 'sea')", "needs a list of texts"),
+        ("has(tags)", "takes a column and one text"),
+        ("has(tags, 3)", "compares with texts"),
+        ("has_any(tags, taken)", "compares with texts"),
+    ],
+)
+def test_one_line_for_dates_and_lists_that_do_not_fit(diary: Index, where: str, message: str) -> None:
+    with pytest.raises(GeniusError) as caught:
+        diary.count(where)
+    assert message in str(caught.value)
+
+
+def test_lists_of_other_things_are_refused(index: Index) -> None:
+    with pytest.raises(GeniusError, match="a list of strings"):
+        index.add([Item("a", text="a", metadata={"tags": [1, 2]})])
+    index.add([Item("a", text="a", metadata={"tags": ["x"]})])
+    with pytest.raises(GeniusError, match="is a texts in this index"):
+        index.add([Item("b", text="b", metadata={"tags": "x"})])

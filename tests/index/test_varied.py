@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from genius import Genius, GeniusError, Index, Item, Modality, Query
 from genius.cli import app
 from genius.index import Hit, Hits
-from genius.index.overview import duplicates
+from genius.index.overview import duplicates, equal_images
 from genius.index.searching import apart
 from genius.search import SearchRequest
 
@@ -90,6 +90,21 @@ def test_duplicates_are_found_and_nothing_else(index: Index, model_folder: Path)
     assert groups == {frozenset(("p3", "again3", "again3b")), frozenset(("p7", "again7"))}
     done = CliRunner().invoke(app, ["duplicates", str(index.path), "--threshold", "0.999", "--model", str(model_folder)])
     assert done.exit_code == 0 and "2 groups, 3 items more than needed" in done.output, done.output
+
+
+def test_a_captioned_copy_of_a_file_is_a_duplicate(index: Index, tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    for name in ("a.png", "other.png"):
+        Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(tmp_path / name)
+    (tmp_path / "copy.png").write_bytes((tmp_path / "a.png").read_bytes())
+    index.add([Item("bare", image=tmp_path / "a.png"), Item("captioned", image=tmp_path / "copy.png", text="noise")])
+    index.add([Item("other", image=tmp_path / "other.png"), Item("bytes", image=(tmp_path / "a.png").read_bytes())])
+    index.add([Item("gone", image=tmp_path / "other.png", text="gone")])
+    assert sorted(sorted(ids) for ids in equal_images(index)) == [["bare", "bytes", "captioned"], ["gone", "other"]]
+    groups = {frozenset(group.ids) for group in duplicates(index, 0.9999)}
+    assert groups == {frozenset(("bare", "captioned", "bytes")), frozenset(("gone", "other"))}
+    (tmp_path / "other.png").unlink()
+    assert [sorted(ids) for ids in equal_images(index)] == [["bare", "bytes", "captioned"]]
 
 
 def test_items_and_questions_may_be_given_as_people_have_them(model: Genius, tmp_path: Path) -> None:

@@ -14,7 +14,9 @@ from genius import Genius, GeniusError, Index, Item, Query
 from genius.fit import FitConfig
 from genius.index.check import check
 from genius.index.repair import repair, restore
+from genius.index.words import RANK_CONSTANT
 from genius.search import SearchRequest
+from genius.search.params import WORDS_WEIGHT
 
 TEXTS = {
     "shop/red-bicycle.txt": "a red bicycle with a basket",
@@ -67,19 +69,20 @@ def test_an_exact_name_comes_first(shop: Index) -> None:
 
 def test_hybrid_is_the_fusion_of_both_rankings(shop: Index) -> None:
     query = "kitchen table"
-    by_words = ids(shop, query, mode="words")
+    by_words = shop.search(query, mode="words")
     by_similarity = ids(shop, query, k=100)
     for weight in (0.0, 1.0, 3.0):
         hits = shop.search(query, mode="hybrid", words_weight=weight)
-        scores = {name: 1 / (60 + 1 + by_similarity.index(name)) for name in by_similarity}
-        for rank, name in enumerate(by_words, start=1):
-            scores[name] += weight / (60 + rank)
+        scores = {name: 1 / (RANK_CONSTANT + 1 + by_similarity.index(name)) for name in by_similarity}
+        for hit in by_words:
+            better = sum(other.score > hit.score + 1e-4 for other in by_words)  # equal scores share a rank
+            scores[hit.id] += weight / (RANK_CONSTANT + 1 + better)
         assert [hit.score for hit in hits] == pytest.approx(sorted(scores.values(), reverse=True))
         assert all(hit.score == pytest.approx(scores[hit.id]) for hit in hits)
-        assert hits.fusion == {"similarity": 1.0, "words": weight, "rank_constant": 60}
+        assert hits.fusion == {"similarity": 1.0, "words": weight, "rank_constant": RANK_CONSTANT}
         assert hits[0].ranks is not None and hits[0].ranks["similarity"] == by_similarity.index(hits[0].id) + 1
     explained = shop.explain(Query(query), SearchRequest(3, mode="hybrid"))
-    assert "similarity 1, words 1" in explained.summary and explained.to_dict()["fusion"]["words"] == 1.0
+    assert "similarity 1, words 4" in explained.summary and explained.to_dict()["fusion"]["words"] == WORDS_WEIGHT
 
 
 def test_what_is_written_later_is_found_and_what_is_deleted_is_not(shop: Index) -> None:

@@ -15,10 +15,8 @@ from genius.errors import GeniusError
 from genius.evaluate import EvalConfig, evaluate
 from genius.evaluate.generative import IdSource
 from genius.evaluate.methods import code_bits
-from genius.model.config import GeniusConfig
-from genius.model.generator import GeneratorConfig
+from genius.model.config import FusionConfig, GeneratorConfig, GeniusConfig, QuantizerConfig
 from genius.model.genius import Genius
-from genius.model.quantizer import FusionConfig, QuantizerConfig
 from lab.paper import identifiers
 from lab.paper.baselines import BASELINES, build_baselines
 

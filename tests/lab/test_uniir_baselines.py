@@ -174,10 +174,8 @@ def test_momentum_copies_queues_and_unused_attention_change_nothing(
 def test_any_of_them_may_stand_under_a_model(
     kind: str, tmp_path: Path, tokenizer_file: Path, pictures: list[Image.Image]
 ) -> None:
-    from genius.model.config import GeniusConfig
-    from genius.model.generator import GeneratorConfig
+    from genius.model.config import FusionConfig, GeneratorConfig, GeniusConfig, QuantizerConfig
     from genius.model.genius import Genius
-    from genius.model.quantizer import FusionConfig, QuantizerConfig
 
     encoder = load(kind, tmp_path / "u", tokenizer_file)
     width, sizes = encoder.width, (3, 4, 4)

@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 
 from genius.errors import GeniusError
 from genius.features import Features
-from genius.model.config import GeniusConfig
-from genius.model.generator import SIZES, Generator, GeneratorConfig, by_modality
+from genius.model.config import SIZES, FusionConfig, GeneratorConfig, GeniusConfig, QuantizerConfig
+from genius.model.generator import Generator, by_modality
 from genius.model.genius import Genius, as_one_number, for_each_modality
-from genius.model.quantizer import FusionConfig, QuantizerConfig, ResidualQuantizer
+from genius.model.quantizer import ResidualQuantizer
 
 LEVELS = (3, 6, 5)
 

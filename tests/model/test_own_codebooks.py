@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from genius.errors import GeniusError
-from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
+from genius.model.config import QuantizerConfig
+from genius.model.quantizer import ResidualQuantizer
 
 
 def clouds(n: int, width: int = 16, seed: int = 0) -> tuple[Tensor, Tensor]:

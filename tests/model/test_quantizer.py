@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from genius.errors import GeniusError
-from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
+from genius.model.config import QuantizerConfig
+from genius.model.quantizer import ResidualQuantizer
 
 
 def vectors(n: int, width: int = 8, seed: int = 0) -> torch.Tensor:

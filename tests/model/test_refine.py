@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from test_own_codebooks import clouds
 from torch import Tensor
 
-import genius.model.quantizer
+import genius.model.assignment
 from genius.model.codebooks import fit_together
-from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
+from genius.model.config import QuantizerConfig
+from genius.model.quantizer import ResidualQuantizer
 
 SIZES = (3, 16, 16, 16, 16)
 
@@ -87,7 +88,7 @@ def test_codes_are_those_of_the_plain_way(
     quantizer = ResidualQuantizer(config)
     z, modality = clouds(40, seed=seed)
     told = modality if config.labelled else None
-    with mock.patch.multiple(genius.model.quantizer, LARGEST_TABLES=2**24 if tabled else 0, SCORES_AT_ONCE=at_once):
+    with mock.patch.multiple(genius.model.assignment, LARGEST_TABLES=2**24 if tabled else 0, SCORES_AT_ONCE=at_once):
         codes = quantizer.encode(z, told)
     assert torch.equal(codes, plainly(quantizer, z, told, sweeps))
 

@@ -6,8 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from genius.model.generator import FAST, Generator, GeneratorConfig
-from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
+from genius.model.config import GeneratorConfig, QuantizerConfig
+from genius.model.generator import FAST, Generator
+from genius.model.quantizer import ResidualQuantizer
 
 HEADS = (
     "vocabulary",  # table, normalised over all codes

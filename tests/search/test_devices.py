@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genius.model.generator import Generator, GeneratorConfig
-from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
+from genius.model.config import GeneratorConfig, QuantizerConfig
+from genius.model.generator import Generator
+from genius.model.quantizer import ResidualQuantizer
 from genius.search import CodeTrie, SearchEngine, SearchParams, StoredVectors
 from genius.search.arrays import HOST, half_to_float
 from genius.search.flat import Flat

@@ -11,8 +11,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from genius.model.generator import Generator, GeneratorConfig
-from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
+from genius.model.config import GeneratorConfig, QuantizerConfig
+from genius.model.generator import Generator
+from genius.model.quantizer import ResidualQuantizer
 from genius.model.query_bank import PSEUDO_QUERIES, TEMPERATURE, QueryBank
 from genius.search import CodeTrie, SearchEngine, SearchParams
 from genius.search.item_bias import ItemBias

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from genius.errors import GeniusError
-from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
+from genius.model.config import QuantizerConfig
+from genius.model.quantizer import ResidualQuantizer
 from genius.train.generator import DEFAULT_DISTANCE, KEPT_CODES, Directions, Offsets, ShiftedItems, query_offsets
 
 ITEMS = 90

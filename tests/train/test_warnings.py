@@ -12,7 +12,8 @@ from train_fixtures import small_config, small_data
 
 from genius.data.features import FeatureSet
 from genius.features import Features
-from genius.model.quantizer import QuantizerConfig, ResidualQuantizer
+from genius.model.config import QuantizerConfig
+from genius.model.quantizer import ResidualQuantizer
 from genius.train import train
 from genius.train.quantizer import collapsed_levels
 

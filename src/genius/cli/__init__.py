@@ -40,10 +40,10 @@ def main() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", "5000")
     status: object = 0
     try:
-        from genius.cli.commands import app
+        from genius.cli.commands import app_for
 
         try:
-            app(sys.argv[1:])
+            app_for(sys.argv[1:])(sys.argv[1:])
         except SystemExit as end:
             status = end.code
         sys.stdout.flush()
@@ -59,7 +59,7 @@ def main() -> None:
 
 def __getattr__(name: str) -> Any:
     if name == "app":
-        from genius.cli.commands import app
+        from genius.cli.commands import register
 
-        return app
+        return register()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,6 +6,7 @@ that `genius --help` is quick.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from collections.abc import Sequence
@@ -24,6 +25,9 @@ PANELS: dict[str, tuple[str, ...]] = {
     "Train and evaluate models": ("train", "attach", "eval", "features", "data", "convert"),
     "Export": ("export",),
 }
+
+ALONE: dict[str, tuple[str, ...]] = {"search": ("search",)}
+"""Commands that people wait for -> the files that are enough for them."""
 
 RENAMED = {"--minus": "--negative"}
 """Old option -> its present name. Old names keep working."""
@@ -124,6 +128,27 @@ def _set_panels() -> None:
         entry.rich_help_panel = panel_of.get(entry.name, "Other")
 
 
-for _module in MODULES:
-    importlib.import_module(f"genius.cli.{_module}").register(app)
-_set_panels()
+@functools.cache
+def register(modules: tuple[str, ...] = MODULES) -> typer.Typer:
+    """The app with the commands of some files; once for each process.
+
+    Args:
+        modules: Files of this package. The app holds the commands of all calls.
+    """
+    for module in modules:
+        importlib.import_module(f"genius.cli.{module}").register(app)
+    _set_panels()
+    return app
+
+
+def app_for(arguments: Sequence[str]) -> typer.Typer:
+    """The app for one call of the program: where the command is named first, without the commands of other files.
+
+    Describing all commands to the parser takes longer than a search.
+
+    Args:
+        arguments: Of the program.
+    """
+    if arguments and arguments[0] in ALONE:
+        return register(ALONE[arguments[0]])
+    return register()

@@ -38,6 +38,11 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
         except GeniusError as error:
             message = " ".join(str(error).split())
             status = 2
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            message = f"genius {function.__name__} needs torch: pip install 'genius-search[torch]'"
+            status = 2
         except KeyboardInterrupt as interrupt:
             message = f"interrupted: {interrupt}".rstrip(": ")
             status = 130

@@ -80,6 +80,7 @@ def index(
     ] = False,
     watch: Annotated[float, typer.Option(min=0, help="Check for changes every so many seconds until Ctrl-C; 0: index once.")] = 0,
     prune: Annotated[bool, typer.Option(help="Delete items whose file or row is gone.")] = False,
+    undelete: Annotated[bool, typer.Option("--undelete", help="Bring back items that were deleted by hand.")] = False,
     outside: Annotated[bool, typer.Option(help="Follow links, ../ and absolute paths that leave the given folder.")] = False,
     batch: Annotated[int, typer.Option(min=1, help="Items per write; a batch is durable once written.")] = 256,
     thumbnails: Annotated[int, typer.Option(min=0, help="Longest side of stored previews in pixels; 0: none.")] = 256,
@@ -310,6 +311,10 @@ def _print_report(done: _Indexed, output: Path, pruned: bool) -> None:
         note(f"  not indexable: {suffixes}")
         if any(suffix in HEIF_SUFFIXES for suffix in report.ignored):
             note(f"  {HEIF_HINT}")
+    if report.gone:
+        note(f"  {counted(report.gone, 'item')} whose file or row is gone: --prune deletes them")
+    if report.left_deleted:
+        note(f"  {counted(report.left_deleted, 'item')} deleted earlier and left out: --undelete brings them back")
     print(f"{output}: {counted(done.items, 'item')}")
     if done.hint is not None:
         note(f"note: {done.hint}")
@@ -428,16 +433,31 @@ def delete(
 def optimize(
     path: IndexArgument,
     keep_days: Annotated[float, typer.Option(min=0, help="Versions older than this are removed.")] = 7.0,
+    words: Annotated[
+        bool, typer.Option("--words", help="Make the full-text index that search --mode words and hybrid need.")
+    ] = False,
+    words_field: Annotated[
+        list[str] | None, typer.Option(help="With --words: a metadata field that is searched, too; may be repeated.")
+    ] = None,
     model: ModelOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Merge small files, remove old versions, and build the cache for quick opening. Safe while others search."""
+    """Merge small files, remove old versions, and build the cache for quick opening. Safe while others search.
+
+    Examples:
+
+      genius optimize my.genius
+
+      genius optimize shop.genius --words --words-field sku
+    """
     from datetime import timedelta
 
     from genius.index import Index
 
     with Index.open(path, model) as opened:
         before = opened.info()["bytes"]
+        if words or words_field:
+            opened.index_words(words_field or [])
         opened.optimize(keep=timedelta(days=keep_days))
         after = opened.info()["bytes"]
     tell({"bytes_before": before, "bytes_after": after}, f"{before / 1e6:,.1f} MB -> {after / 1e6:,.1f} MB", as_json)

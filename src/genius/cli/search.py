@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -66,6 +67,15 @@ def search(
     ] = True,
     negative: NegativeOption = None,
     diverse: Annotated[bool, typer.Option("--diverse", help="Return at most one result per code prefix.")] = False,
+    mode: Annotated[
+        str, typer.Option(help="similarity; words: full-text search (BM25); hybrid: both, fused by reciprocal ranks.")
+    ] = "similarity",
+    words_weight: Annotated[
+        float | None, typer.Option(help="Weight of words in a hybrid search; similarity has 1. Default: 4.")
+    ] = None,
+    vector: Annotated[
+        Path | None, typer.Option(help="A .npy file with the query's vector, for an index of your own vectors.")
+    ] = None,
     open_first: Annotated[bool, typer.Option("--open", help="Open the image of the first result.")] = False,
     version: Annotated[int | None, typer.Option(help="Search an older version (genius info --versions).")] = None,
     model: ModelOption = None,
@@ -83,6 +93,10 @@ def search(
       genius search my.genius --text bicycle --where "price < 500" --json
 
       genius search my.genius "a bicycle" --negative "a child" --diverse --open
+
+      genius search my.genius "IMG_0412.jpg" --mode words
+
+      genius search my.genius "oak table" --mode hybrid
     """
     from genius.index.target import Target
     from genius.search import SearchRequest
@@ -90,9 +104,9 @@ def search(
     if words is not None and text is not None:
         raise GeniusError("give the query text once: after the index, or with --text")
     text = text or words
-    check_query(text, image)
-    with opened(path, model, version) as index:
-        index.model.to(device)
+    if vector is None:
+        check_query(text, image)
+    with opened(path, model, version, device) as index:
         wanted = Target.parse(target, modality)
         request = SearchRequest(
             k,
@@ -102,11 +116,14 @@ def search(
             rerank,
             strict=wanted.strict,
             diverse=diverse,
+            mode=mode,
             item_bias=None if item_bias else False,
             min_probability=min_probability,
             any_modality=wanted.any_modality,
         )
-        query = Query(text, image, instruction, wanted.modality, _negative(negative))
+        if words_weight is not None:
+            request = replace(request, words_weight=words_weight)
+        query = Query(text, image, instruction, wanted.modality, _negative(negative), _query_vector(vector))
         hits = index.search_many([query], request)[0]
         hint = None if as_json else index.advice()
     if as_json:
@@ -130,11 +147,32 @@ def search(
         note(f"note: {hint}")
 
 
-def opened(path: Path, model: str | None, version: int | None) -> Index:
+def opened(path: Path, model: str | None, version: int | None, device: str = "") -> Index:
+    """An index for one command.
+
+    Args:
+        path: Of the index.
+        model: URI of its model; None: the one that it was built with.
+        version: An older one; None: the newest.
+        device: Where the model runs. On a CPU stored graphs are taken, which start faster than torch. Empty: torch, on the CPU.
+    """
     from genius.cli.common import here
     from genius.index import Index
+    from genius.index.folder import about_of, load_model
 
-    return Index.open(here(path), model, version=version)
+    folder = here(path)
+    loaded = load_model(folder, model, about_of(folder), graphs=device in ("auto", "cpu"))
+    if device:
+        loaded = loaded.to(device)
+    return Index.open(folder, loaded, version=version)
+
+
+def _query_vector(path: Path | None) -> Any:
+    if path is None:
+        return None
+    from genius.fit.vectors import read_vector
+
+    return read_vector(path)
 
 
 def _negative(negative: str | None) -> Query | None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from genius.cli.common import command, console, emit, tell
+from genius.cli.common import command, console, emit, note, tell
 from genius.cli.index import DeviceOption, IndexArgument, JsonOption, ModelOption
 from genius.errors import GeniusError, counted
 from genius.files import url_of
@@ -17,7 +17,7 @@ SHOWN = 50  # lines printed for people; --json has more
 
 
 def register(app: typer.Typer) -> None:
-    for function in (check, repair, snapshot, restore, publish, learn):
+    for function in (check, repair, snapshot, restore, reencode, publish, learn):
         app.command(function.__name__)(function)
 
 
@@ -190,6 +190,60 @@ def restore(
 
     result = bring(source, path, version, replace_items=replace)
     tell(result.to_dict(), f"{path}: {counted(result.items, 'item')} of {source}, version {result.version}", as_json)
+
+
+@command
+def reencode(
+    path: IndexArgument,
+    encoder: Annotated[
+        str | None, typer.Option(help="The new encoder: hf-hub:OWNER/NAME, bundled:NAME or a folder; a model is fitted over it.")
+    ] = None,
+    back: Annotated[bool, typer.Option("--back", help="Return to the encoder before the last switch.")] = False,
+    skip_missing: Annotated[
+        bool, typer.Option("--skip-missing", help="Leave out items whose image file is gone, instead of refusing.")
+    ] = False,
+    device: DeviceOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Switch an index to another encoder while it is searched and changed.
+
+    The old index answers until the new one is complete; processes that have it open follow. Run it again after a kill:
+    finished parts are re-used. The old index is kept until the next switch.
+
+    Examples:
+
+      genius reencode my.genius --encoder hf-hub:google/siglip2-base-patch16-224
+
+      genius reencode my.genius --back
+    """
+    from genius.cli.common import kept_if_interrupted, phases
+    from genius.encoders.base import find_device
+    from genius.fit import reencode as switching
+
+    if back == (encoder is not None):
+        raise GeniusError("name the new encoder (--encoder URI), or return to the one before (--back)")
+    place = find_device(device)
+    if encoder is None:
+        returned = switching.go_back(path, device=place)
+        if as_json:
+            emit(returned.to_dict())
+        else:
+            print(f"{path}: {counted(returned.items, 'item')}, with the encoder of before")
+        return
+    say = None if as_json else note
+    try:
+        with phases() as progress, kept_if_interrupted():
+            done = switching.reencode(path, encoder, skip_missing=skip_missing, device=place, tell=progress, say=say)
+    except switching.OriginalsMissing as missing:
+        for line in missing.problems[:SHOWN]:
+            note(f"  missing {line}")
+        raise
+    if as_json:
+        emit(done.to_dict())
+        return
+    for line in done.skipped[:SHOWN]:
+        note(f"  left out {line}")
+    print(f"{path}: {counted(done.items, 'item')} under {done.encoder}; genius reencode {path} --back undoes it")
 
 
 @command

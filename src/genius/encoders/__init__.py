@@ -18,11 +18,14 @@ from typing import Any
 from genius.encoders.base import Encoder, encode_items, encode_queries
 from genius.errors import GeniusError, said
 from genius.files import read_json
-from genius.weight_files import check_digests, write_digests
+from genius.weight_digests import check_digests, write_digests
 
 __all__ = ["Encoder", "encode_items", "encode_queries", "load_encoder", "register", "resolve"]
 
 MAX_CONFIG = 1 << 20  # bytes of a JSON file that describes an encoder
+
+GRAPHS = "graphs.json"
+"""File that says which graphs belong to the weights of a folder (`genius.encoders.graphs`)."""
 
 SPEC = "encoder.json"
 """File that names the family of an encoder folder and its settings."""
@@ -189,6 +192,7 @@ def write_spec(directory: Path, family: str, settings: dict[str, Any] | None = N
         settings: What the family's `load` needs, as JSON-ready values.
     """
     directory.mkdir(parents=True, exist_ok=True)
+    (directory / GRAPHS).unlink(missing_ok=True)  # graphs of the weights that were here before
     write_digests(directory)
     body = {"family": family, **(settings or {})}
     (directory / SPEC).write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
@@ -227,7 +231,11 @@ def _from_hub(name: str) -> Path:
 
 
 def _family(name: str) -> Any:
+    from genius.optional import import_torch
+
     module, _, attribute = FAMILIES[name].partition(":")
+    if module.startswith("genius."):
+        import_torch(f"an encoder of the family {name!r}")
     return getattr(importlib.import_module(module), attribute)
 
 

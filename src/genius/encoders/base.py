@@ -10,19 +10,24 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
 
 from genius.errors import GeniusError
 from genius.features import Features
+from genius.optional import import_torch
 from genius.pictures import THREADS, WORKING_SIDE, PictureWorkers, Shrink, loaded, open_ahead
 from genius.types import ImageInput, Item, Query, format_text, query_text
 
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
 Precision = Literal["fp32", "bf16", "fp16"]
-PRECISIONS: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+PRECISIONS = {"bf16": "bfloat16", "fp16": "float16"}  # -> torch's name
 OnError = Literal["raise", "skip"]
 OnPicture = Callable[[int, Image.Image], None]
 """Called with an item's position and its image when it is opened, in the thread that opened it."""
@@ -41,6 +46,9 @@ def find_device(name: str = "auto", share: int = 0) -> torch.device:
     Raises:
         GeniusError: If there is no such device.
     """
+    import_torch(f"the device {name!r}")
+    import torch
+
     count = 0
     if torch.cuda.is_available():
         count = torch.cuda.device_count()
@@ -63,6 +71,8 @@ def find_device(name: str = "auto", share: int = 0) -> torch.device:
 
 def device_of(encoder: object) -> torch.device:
     """Device of the encoder's weights; the CPU if it has none."""
+    import torch
+
     if isinstance(encoder, torch.nn.Module):
         for tensor in (*encoder.parameters(), *encoder.buffers()):
             return tensor.device
@@ -75,17 +85,19 @@ def precision(encoder: object, name: Precision) -> AbstractContextManager[Any]:
         return nullcontext()
     if name not in PRECISIONS:
         raise GeniusError(f"no precision {name!r}: use fp32, {', '.join(PRECISIONS)}")
-    return torch.autocast(device_of(encoder).type, PRECISIONS[name])
+    import torch
+
+    return torch.autocast(device_of(encoder).type, getattr(torch, PRECISIONS[name]))
 
 
 @runtime_checkable
 class Encoder(Protocol):
-    """Two towers of one output width. Implementations are nn.Modules in eval mode, on any device."""
+    """Two towers of one output width. Implementations are nn.Modules in eval mode, on any device, or need no torch."""
 
     width: int
 
     def encode_images(self, images: Sequence[Image.Image]) -> Tensor:
-        """RGB images -> (n, width) float32 on the CPU, not normalised."""
+        """RGB images -> (n, width) float32 on the CPU, not normalised: a tensor, or a numpy array (`without_torch`)."""
         ...
 
     def encode_texts(self, texts: Sequence[str]) -> Tensor:
@@ -100,6 +112,7 @@ class Encoder(Protocol):
         """A hex digest that changes when any weight does."""
         ...
 
+    # Optional: `without_torch = True` for an encoder that returns numpy arrays: `Features` then hold such arrays.
     # Optional: `prepare_image(image) -> image` scales an image down to the input of `encode_images`, and leaves one of that
     # size unchanged. It runs in the threads that open images.
 
@@ -264,7 +277,10 @@ def _encode(
             on_progress(len(batch))
     if not parts:
         parts.append(encode_batch([]))
-    return Features.cat(parts), kept, problems
+    features = Features.cat(parts)
+    if not getattr(encoder, "without_torch", False):
+        features = features.as_tensors()
+    return features, kept, problems
 
 
 def sent_to_workers(encoder: object) -> Shrink:
@@ -282,33 +298,51 @@ def _at_most(picture: Image.Image) -> Image.Image:
     return picture
 
 
+def _masks(batch: _Batch) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """(n,) which have an image, and which have a text."""
+    image_mask = np.array([picture is not None for _, picture in batch], dtype=bool)
+    text_mask = np.array([bool(row.text) for row, _ in batch], dtype=bool)
+    return image_mask, text_mask
+
+
+def _float32(vectors: Any) -> NDArray[np.float32]:
+    """Vectors of an encoder, a tensor on any device or an array, as a float32 array."""
+    if hasattr(vectors, "detach"):
+        vectors = vectors.detach().float().cpu().numpy()
+    return np.asarray(vectors, np.float32)
+
+
 def _joint(batch: _Batch, encoder: PairEncoder) -> Features:
-    vectors = torch.zeros(0, encoder.width)
+    vectors = np.zeros((0, encoder.width), np.float32)
     if batch:
-        vectors = encoder.encode_pairs([picture for _, picture in batch], [row.text for row, _ in batch]).float().cpu()
-    image_mask = torch.tensor([picture is not None for _, picture in batch], dtype=torch.bool)
-    text_mask = torch.tensor([bool(row.text) for row, _ in batch], dtype=torch.bool)
-    return Features(vectors * image_mask[:, None], vectors * ~image_mask[:, None], image_mask, text_mask)
+        vectors = _float32(encoder.encode_pairs([picture for _, picture in batch], [row.text for row, _ in batch]))
+    image_mask, text_mask = _masks(batch)
+    image: Any = vectors * image_mask[:, None]
+    text: Any = vectors * ~image_mask[:, None]
+    masks: Any = (image_mask, text_mask)
+    return Features(image, text, *masks)
 
 
 def _towers(batch: _Batch, encoder: Encoder) -> Features:
     n = len(batch)
-    image = torch.zeros(n, encoder.width)
-    text = torch.zeros(n, encoder.width)
-    image_mask = torch.tensor([picture is not None for _, picture in batch], dtype=torch.bool)
-    text_mask = torch.tensor([bool(row.text) for row, _ in batch], dtype=torch.bool)
-    pairs = torch.zeros(n, dtype=torch.bool)
+    image: Any = np.zeros((n, encoder.width), np.float32)
+    text: Any = np.zeros((n, encoder.width), np.float32)
+    image_mask, text_mask = _masks(batch)
+    pairs = np.zeros(n, dtype=bool)
     if isinstance(encoder, PairEncoder):
         pairs = image_mask & text_mask
     if pairs.any():
         assert isinstance(encoder, PairEncoder)
-        rows = [batch[i] for i in pairs.nonzero()[:, 0].tolist()]
-        joint = encoder.encode_pairs([p for _, p in rows if p is not None], [row.text for row, _ in rows]).float().cpu()
-        image[pairs] = text[pairs] = joint / 2  # score fusion (Eq. 2) of the two halves is the joint vector
+        rows = [batch[i] for i in np.flatnonzero(pairs).tolist()]
+        joint = _float32(encoder.encode_pairs([picture for _, picture in rows], [row.text for row, _ in rows]))
+        image[pairs] = joint / 2  # score fusion (Eq. 2) of the two halves is the joint vector
+        text[pairs] = joint / 2
     alone = image_mask & ~pairs
     if alone.any():
-        image[alone] = encoder.encode_images([batch[i][1] for i in alone.nonzero()[:, 0].tolist()]).float().cpu()  # type: ignore[misc]
+        pictures: Any = [batch[i][1] for i in np.flatnonzero(alone).tolist()]
+        image[alone] = _float32(encoder.encode_images(pictures))
     alone = text_mask & ~pairs
     if alone.any():
-        text[alone] = encoder.encode_texts([batch[i][0].text for i in alone.nonzero()[:, 0].tolist()]).float().cpu()
-    return Features(image, text, image_mask, text_mask)
+        text[alone] = _float32(encoder.encode_texts([batch[i][0].text for i in np.flatnonzero(alone).tolist()]))
+    masks: Any = (image_mask, text_mask)
+    return Features(image, text, *masks)

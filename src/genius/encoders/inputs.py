@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
 
 from genius.errors import GeniusError, said
 from genius.files import read_json
@@ -59,12 +58,14 @@ class Tokens:
         except Exception as error:  # the library raises bare Exceptions
             raise GeniusError(f"cannot read the tokenizer {path}: {said(error)}") from None
 
-    def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """(n, longest) int64 ids and attention mask."""
+    def __call__(self, texts: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(n, longest) ids and attention mask."""
         if not texts:
-            return torch.zeros(0, 0, dtype=torch.long), torch.zeros(0, 0, dtype=torch.long)
+            return np.zeros((0, 0), np.int64), np.zeros((0, 0), np.int64)
         rows = self.tokenizer.encode_batch(list(texts))
-        return torch.tensor([row.ids for row in rows]), torch.tensor([row.attention_mask for row in rows])
+        ids = np.array([row.ids for row in rows], np.int64)
+        mask = np.array([row.attention_mask for row in rows], np.int64)
+        return ids, mask
 
     def largest(self) -> int:
         """The largest id that may come out, which must be a row of the model's token embeddings."""
@@ -145,14 +146,26 @@ class Pixels:
             return picture.resize((self.size, self.size), how, box=box)
         return picture.resize(new, how).crop((left, top, left + self.size, top + self.size))
 
-    def __call__(self, pictures: Sequence[Image.Image], device: torch.device | str = "cpu") -> Tensor:
-        """(n, 3, size, size) float32 on `device`, which gets one byte a colour and does the arithmetic."""
+    def __call__(self, pictures: Sequence[Image.Image], device: Any = "cpu") -> Any:
+        """(n, 3, size, size) float32.
+
+        Args:
+            pictures: RGB images.
+            device: Of torch: it gets one byte per colour, does the arithmetic and holds the tensor. None: a numpy array.
+        """
+        mean = np.array(self.mean, np.float32) * 255
+        std = np.array(self.std, np.float32) * 255
         if not pictures:
-            return torch.empty(0, 3, self.size, self.size, device=device)
-        stack = torch.from_numpy(np.stack([np.asarray(self.prepare(p), dtype=np.uint8) for p in pictures])).to(device)
-        mean = torch.tensor(self.mean, device=device) * 255
-        std = torch.tensor(self.std, device=device) * 255
-        return ((stack.float() - mean) / std).permute(0, 3, 1, 2).contiguous()
+            stack = np.empty((0, self.size, self.size, 3), np.uint8)
+        else:
+            stack = np.stack([np.asarray(self.prepare(picture), dtype=np.uint8) for picture in pictures])
+        if device is None:
+            normalised = (stack.astype(np.float32) - mean) / std
+            return np.ascontiguousarray(normalised.transpose(0, 3, 1, 2))
+        import torch
+
+        on_device = [torch.from_numpy(array).to(device) for array in (stack, mean, std)]
+        return ((on_device[0].float() - on_device[1]) / on_device[2]).permute(0, 3, 1, 2).contiguous()
 
     def to_preprocessor(self) -> dict[str, Any]:
         """The same as a transformers `preprocessor_config.json`."""

@@ -22,7 +22,8 @@ from genius.config import from_dict
 from genius.encoders import SPEC, write_spec
 from genius.encoders.inputs import Pixels, Tokens
 from genius.errors import GeniusError
-from genius.weight_files import build, check_fit, fingerprint, pack, read_shapes, read_tensors, tensor_names, unpack
+from genius.weight_arrays import tensor_names, unpack
+from genius.weight_files import build, check_fit, fingerprint, pack, read_shapes, read_tensors
 
 WEIGHTS = "weights.safetensors"
 TOKENIZER = "tokenizer.json"
@@ -218,15 +219,15 @@ class MiniEncoder(nn.Module):
         """RGB pictures -> (n, width) float32 on the CPU."""
         if not images:
             return torch.empty(0, self.width)
-        return self.image(self.pixels(images).to(self.device)).float().cpu()  # type: ignore[no-any-return]
+        return self.image(self.pixels(images, self.device)).float().cpu()  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def encode_texts(self, texts: Sequence[str]) -> Tensor:
         """Texts -> (n, width) float32 on the CPU."""
         if not texts:
             return torch.empty(0, self.width)
-        ids, mask = self.tokens(texts)
-        return self.text(ids.to(self.device), mask.to(self.device)).float().cpu()  # type: ignore[no-any-return]
+        ids, mask = (torch.from_numpy(array).to(self.device) for array in self.tokens(texts))
+        return self.text(ids, mask).float().cpu()  # type: ignore[no-any-return]
 
     def save(self, directory: Path) -> None:
         directory = Path(directory)

@@ -250,7 +250,7 @@ class TowersEncoder(nn.Module):
         """
         if not images:
             return torch.empty(0, self.heads.image_width)
-        return self.image_tower({"pixel_values": self.pixels(images)})
+        return self.image_tower({"pixel_values": self.pixels(images, "cpu")})
 
     def tower_texts(self, texts: Sequence[str]) -> Tensor:
         """(n, text_width): before the heads.
@@ -260,7 +260,7 @@ class TowersEncoder(nn.Module):
         """
         if not texts:
             return torch.empty(0, self.heads.text_width)
-        ids, mask = self.tokens(texts)
+        ids, mask = map(torch.from_numpy, self.tokens(texts))
         return self.text_tower({"input_ids": ids, "attention_mask": mask})
 
     @torch.no_grad()

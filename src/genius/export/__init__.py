@@ -32,7 +32,8 @@ from genius.model.generator import Generator, KeysValues
 from genius.model.genius import Genius
 from genius.model.quantizer import Fusion, ResidualQuantizer, score_fusion
 from genius.search.decoder import Decoder, DecoderState
-from genius.weight_files import SCALE, SMALL, pack, unpack
+from genius.weight_arrays import SCALE, unpack
+from genius.weight_files import SMALL, pack
 
 OPSET = 20
 LONGEST = 4096  # of a size that may differ from call to call
@@ -142,8 +143,8 @@ class Fuse(nn.Module):
         self.dense = dense
 
     def forward(self, image: Tensor, text: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        there = torch.ones(len(image), dtype=torch.bool)
-        features = Features(image, text, there, there)
+        present = torch.ones_like(image[:, 0], dtype=torch.bool)
+        features = Features(image, text, present, present)
         z: Tensor = self.fusion(features)
         if self.dense:
             return z, score_fusion(features)
@@ -196,6 +197,20 @@ class Step(nn.Module):
         return log_p[0], torch.stack([torch.stack([memory.keys, memory.values]) for memory in state.past])
 
 
+def import_onnx() -> Any:
+    """The onnx module.
+
+    Raises:
+        GeniusError: If what graphs are written with is not installed.
+    """
+    try:
+        import onnx
+        import onnxscript  # noqa: F401 - torch's exporter imports it
+    except ImportError:
+        raise GeniusError("ONNX files need onnx and onnxscript: pip install 'genius-search[export]'") from None
+    return onnx
+
+
 def export_onnx(model: Genius, directory: Path) -> dict[str, int]:
     """Write every part of a model as an ONNX file.
 
@@ -206,11 +221,7 @@ def export_onnx(model: Genius, directory: Path) -> dict[str, int]:
     Returns:
         File name -> its size in bytes.
     """
-    try:
-        import onnx
-        import onnxscript  # noqa: F401 - torch's exporter imports it
-    except ImportError:
-        raise GeniusError("ONNX files need onnx and onnxscript: pip install 'genius-search[export]'") from None
+    onnx = import_onnx()
     directory.mkdir(parents=True, exist_ok=True)
     sizes: dict[str, int] = {}
     weights = SharedWeights()
@@ -252,8 +263,13 @@ class SharedWeights:
             tensor.ClearField("raw_data")
 
 
-def trace(graph: Graph) -> Any:
-    """The ONNX model of one part."""
+def trace(graph: Graph, optimize: bool = True) -> Any:
+    """The ONNX model of one part.
+
+    Args:
+        graph: The part.
+        optimize: Fold constants and fuse nodes; False: every weight keeps its name, shape and value.
+    """
     free: dict[str, dict[int, Any]] = {}
     dims: dict[str, Any] = {}
     for name in graph.inputs:
@@ -268,6 +284,7 @@ def trace(graph: Graph) -> Any:
             tuple(graph.inputs.values()),
             dynamo=True,
             verbose=False,
+            optimize=optimize,
             opset_version=OPSET,
             input_names=list(graph.inputs),
             output_names=list(graph.outputs),
@@ -315,10 +332,18 @@ def _smaller(body: Any, onnx: Any) -> Any:
     nodes = list(graph.node)
     del graph.node[:]
     graph.node.extend([*before, *nodes])
+    body = without_metadata(body)
+    onnx.checker.check_model(body)
+    return body
+
+
+def without_metadata(body: Any) -> Any:
+    """The model without shapes between nodes and without traces of where in Python each came from: most of its bytes."""
+    graph = body.graph
     del graph.value_info[:]
     for part in (*graph.node, *graph.input, *graph.output, *graph.initializer):
-        part.ClearField("metadata_props")  # where in Python each came from: nine tenths of a graph without its weights
-    onnx.checker.check_model(body)
+        part.ClearField("metadata_props")
+        part.ClearField("doc_string")
     return body
 
 

@@ -29,11 +29,11 @@ from genius.errors import GeniusError, counted
 from genius.features import Features
 from genius.fit.invent import InventedQueries, invent_queries
 from genius.model.codebooks import choose_level_sizes
-from genius.model.config import GeniusConfig
+from genius.model.config import FusionConfig, GeniusConfig
 from genius.model.generator import Generator
 from genius.model.genius import Genius
 from genius.model.known_items import knows
-from genius.model.quantizer import Fusion, FusionConfig, ResidualQuantizer, build_quantizer
+from genius.model.quantizer import Fusion, ResidualQuantizer, build_quantizer
 from genius.model.query_bank import QueryBank
 from genius.pictures import LARGE, give_back
 from genius.ranking import nearest_rows
@@ -194,7 +194,7 @@ def fit_vectors(
     about = fit.to_dict()
     if encoder_uri is not None:
         about["encoder"] = encoder_uri
-    model.knows = replace(knows(quantizer, z, modality, codes, "its own collection"), fit=about)
+    model.knows = replace(knows(quantizer.decode, z, modality, codes, "its own collection"), fit=about)
     give_back(LARGE)  # the memory of k-means and of the decoder's steps
     return fit
 

@@ -389,14 +389,26 @@ def _read(reader: Reader) -> tuple[torch.Tensor, torch.Tensor, list[tuple[int, I
 
 
 def _write_anew(model: Genius, reader: Reader, target: Path) -> None:
-    """A whole index of the same items under another model. It was read back, model and rows, when this returns."""
+    """A whole index of the same items under another model."""
+    stored_again(model, reader, whole_schema(reader), _with_codes(model, good_rows(reader)), target)
+
+
+def stored_again(model: Genius, reader: Reader, schema: Any, rows: Iterator[pa.RecordBatch], target: Path) -> None:
+    """Write a whole index. It was read back, model and rows, when this returns.
+
+    Args:
+        model: Of the new index; saved into its folder.
+        reader: What it is made from: columns with a full-text index have one again.
+        schema: Of the rows.
+        rows: Items with vectors and codes of the model; their checksums are computed here.
+        target: A folder of `begin_replacement`.
+    """
     with _writing(target / MODEL):
         model.save_pretrained(target / MODEL)
     model.source = f"local-dir:{(target / MODEL).absolute()}"
     make_folder(target)
     described = describe_model(model, target)
-    schema = whole_schema(reader)
-    store = Store.fill(target, schema, resealed(_with_codes(model, good_rows(reader)), schema))
+    store = Store.fill(target, schema, resealed(rows, schema))
     store.index_words(reader.words_columns())
     store.begin_ledger(described.to_dict())
     if Genius.from_pretrained(target / MODEL).fingerprint() != described.fingerprint:

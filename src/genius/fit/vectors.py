@@ -55,6 +55,26 @@ def read_array(path: Path, what: str = "vectors") -> NDArray[Any]:
     return array
 
 
+def read_vector(path: Path) -> NDArray[Any]:
+    """(D,) numbers of a `.npy` file with one vector, (D,) or (1, D).
+
+    Args:
+        path: The file.
+
+    Raises:
+        GeniusError: If it does not hold one vector.
+    """
+    try:
+        array: NDArray[Any] = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise GeniusError(f"cannot read {path} as a vector: {error}") from None
+    if array.ndim == 2 and len(array) == 1:
+        array = array[0]
+    if array.ndim != 1:
+        raise GeniusError(f"{path} holds an array of shape {array.shape}; a query is one vector")
+    return array
+
+
 def read_ids(path: Path, rows: int) -> list[str]:
     """One id per line, as many as rows.
 
@@ -83,7 +103,7 @@ def own_queries(vectors: NDArray[Any] | None, fusion: Fusion, z: torch.Tensor, m
     """
     if vectors is None or not len(vectors):
         return None
-    features = features_of_queries([Query(vector=row) for row in vectors], z.shape[1])
+    features = features_of_queries([Query(vector=row) for row in vectors], z.shape[1]).as_tensors()
     nearest = nearest_rows(embed(fusion, features), z, 1)[:, 0]
     tasks = torch.zeros(len(features), dtype=torch.long)
     return InventedQueries(features, nearest, modality[nearest], tasks)
@@ -123,7 +143,7 @@ def fit_own_vectors(
     if isinstance(first, dict):
         width = len(next(iter(first.values())))
     config = config or FitConfig()
-    features = features_of_items(items, width)
+    features = features_of_items(items, width).as_tensors()
     fusion = sum_fusion(features)
     invented = own_queries(queries, fusion, embed(fusion, features), features.modality)
     fit = fit_collection(features, invented, config=config, say=say)

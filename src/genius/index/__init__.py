@@ -12,17 +12,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from genius.encoders.base import batched
 from genius.errors import GeniusError, counted
 from genius.features import Features
-from genius.index import explaining, learned, learning, searching, words, writing
+from genius.index import exchange, explaining, learned, learning, names, searching, words, writing
 from genius.index.explaining import Explanation
 from genius.index.filters import compile_where
 from genius.index.folder import describe, read_about, save_inside
@@ -35,14 +34,19 @@ from genius.index.results import AddReport, Hit, Hits, PrefixView
 from genius.index.target import Target
 from genius.index.vectors import model_for_vectors
 from genius.index.writing import Field, OnError
-from genius.model.genius import Genius
 from genius.search import SearchParams, SearchRequest
-from genius.search.params import WORDS_WEIGHT
+from genius.search.params import WORDS_WEIGHT, whole
 from genius.types import ContentInput, ImageInput, Item, Modality, Query, VectorInput
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from genius.model.genius import Genius
 
 __all__ = ["AddReport", "Hit", "Hits", "Index", "PrefixView"]
 
 ANY = SearchRequest()  # ten answers, as the model likes to search
+ORDERED_AT_ONCE = 256  # items that are read together when they are listed in an order
 THREE = SearchRequest(3)  # answers that are explained
 
 
@@ -157,6 +161,10 @@ class Index(OpenIndex):
     def __contains__(self, item_id: object) -> bool:
         return isinstance(item_id, str) and self.consistent(lambda: item_id in self.find([item_id]))
 
+    def __iter__(self) -> Iterator[Item]:
+        """All items of one version (`items`)."""
+        return self.items()
+
     def __repr__(self) -> str:
         return f"Index({str(self.path)!r}, {counted(self.count(), 'item')}, version {self.version})"
 
@@ -264,7 +272,19 @@ class Index(OpenIndex):
         Returns:
             How many were deleted.
         """
-        return writing.delete(self, ids, missing)
+        self.check_writable()
+        wanted = writing.check_ids([ids] if isinstance(ids, str) else ids)
+        return self.following(lambda: self._delete(wanted, missing))
+
+    def _delete(self, ids: list[str], missing: OnError) -> int:
+        """Delete, and note which of these came from files: indexing their folder again does not bring them back."""
+        with self.write_lock.hold():
+            rows = self._columns(ids, ["_source"], missing)
+            from_files = {item_id for item_id, row in rows.items() if row["_source"] is not None}
+            kept = names.deleted_ids(self.path)
+            if not from_files <= kept:
+                names.keep_deleted(self.path, kept | from_files)
+            return writing.delete(self, ids, missing)
 
     # -- metadata fields ---------------------------------------------------------------------------------------
 
@@ -281,7 +301,7 @@ class Index(OpenIndex):
         Returns:
             How many items had it.
         """
-        return writing.drop_field(self, name)
+        return self.following(lambda: writing.drop_field(self, name))
 
     def rename_field(self, old: str, new: str) -> int:
         """Rename a metadata field.
@@ -293,7 +313,7 @@ class Index(OpenIndex):
         Returns:
             How many items have it.
         """
-        return writing.rename_field(self, old, new)
+        return self.following(lambda: writing.rename_field(self, old, new))
 
     def retype_field(self, name: str, field_type: str, *, lossy: bool = False) -> int:
         """Give a metadata field another type.
@@ -306,7 +326,7 @@ class Index(OpenIndex):
         Returns:
             How many items have it then.
         """
-        return writing.retype_field(self, name, field_type, lossy=lossy)
+        return self.following(lambda: writing.retype_field(self, name, field_type, lossy=lossy))
 
     # -- upkeep ------------------------------------------------------------------------------------------------
 
@@ -330,7 +350,7 @@ class Index(OpenIndex):
         Raises:
             GeniusError: a field does not exist or holds no texts.
         """
-        return words.index_words(self, fields)
+        return self.following(lambda: words.index_words(self, fields))
 
     def words_fields(self) -> list[str]:
         """Fields that can be searched by words; empty without a full-text index."""
@@ -342,7 +362,29 @@ class Index(OpenIndex):
         Args:
             keep: versions younger than this can still be opened.
         """
-        writing.optimize(self, keep)
+        self.following(lambda: writing.optimize(self, keep))
+
+    def reencode(self, encoder: str, *, skip_missing: bool = False, device: str = "cpu") -> Any:
+        """Switch to another encoder. Others search and change the index meanwhile, and follow the switch.
+
+        Args:
+            encoder: URI of the encoder. Codes and decoder are fitted to the items.
+            skip_missing: Leave out items whose image file is gone, instead of refusing.
+            device: Where the encoder runs.
+
+        Returns:
+            What was done (`genius.fit.reencode.Reencoded`).
+
+        Raises:
+            GeniusError: Items cannot be encoded again, or the encoder cannot be read; the index is as it was.
+        """
+        from genius.fit.reencode import reencode
+
+        self.check_writable()
+        done = reencode(self.path, encoder, skip_missing=skip_missing, device=device)
+        self.follows = True
+        self.refresh()
+        return done
 
     def learn(
         self,
@@ -449,16 +491,56 @@ class Index(OpenIndex):
         """Metadata keys that `where` can name, and what each holds: text, number or boolean."""
         return self.consistent(lambda: dict(self.reader().columns))
 
-    def items(self, where: str | None = None) -> Iterator[Item]:
+    def items(
+        self, where: str | None = None, *, order_by: str | None = None, descending: bool = False, limit: int | None = None
+    ) -> Iterator[Item]:
         """Every item of one version, in no promised order; images without a path come as stored bytes.
 
         If another process drops that version meanwhile (`optimize(keep=0)`), the rest is of the newest; each id comes once.
 
         Args:
             where: only items that match this condition over metadata.
+            order_by: a metadata field, or "id"; items without the field come last.
+            descending: largest first.
+            limit: items at most; None for all.
+
+        Raises:
+            GeniusError: there is no such field, or `where` cannot be read.
         """
-        for row in searching.stream(self, [*PAYLOAD, "_image_bytes"], where):
+        if limit is not None:
+            whole("limit", limit, 0, 2**31)
+        if order_by is not None:
+            yield from self._ordered_items(where, order_by, descending, limit)
+            return
+        for row in islice(searching.stream(self, [*PAYLOAD, "_image_bytes"], where), limit):
             yield searching.to_item(row)
+
+    def _ordered_items(self, where: str | None, order_by: str, descending: bool, limit: int | None) -> Iterator[Item]:
+        field = None if order_by == "id" else order_by
+        pairs = [(value, item_id) for item_id, value in self.values(field, where)]
+        if field is None:
+            pairs = [(item_id, item_id) for _, item_id in pairs]
+        having = sorted((pair for pair in pairs if pair[0] is not None), reverse=descending)
+        names = [item_id for _, item_id in having] + sorted(item_id for value, item_id in pairs if value is None)
+        for part in batched(names[:limit], ORDERED_AT_ONCE):
+            yield from self.get(part, missing="skip")
+
+    def to_dataset(self, where: str | None = None, *, vectors: bool = False) -> Any:
+        """The items as a Hugging Face `datasets.Dataset`; `genius.index.exchange.items_of_dataset` reads one.
+
+        Args:
+            where: only items that match this condition over metadata.
+            vectors: whether each row has the stored vector, too.
+
+        Raises:
+            GeniusError: `datasets` is not installed.
+        """
+        stored: dict[str, list[float]] | None = None
+        if vectors:
+            stored = {}
+            for names, part, _ in self.vectors():
+                stored.update(zip(names, part.tolist(), strict=True))
+        return exchange.dataset_of(self.items(where), self.consistent(lambda: self.reader().columns), stored)
 
     def values(self, field: str | None = None, where: str | None = None) -> Iterator[tuple[str, Any]]:
         """Id and one metadata value of every item, in no promised order. Reads those two columns only.
@@ -602,7 +684,7 @@ class Index(OpenIndex):
         Returns:
             The hits of each query.
         """
-        return words.answer(self, queries, requests)
+        return self.following(lambda: words.answer(self, queries, requests))
 
     def vectors(self, batch: int = 256) -> Iterator[tuple[list[str], Tensor, list[Modality]]]:
         """Ids, stored vectors (n, D) and modalities of all items of one version.
@@ -610,6 +692,8 @@ class Index(OpenIndex):
         Args:
             batch: items at a time.
         """
+        import torch
+
         rows = searching.stream(self, ["id", "modality", "_embedding"])
         for part in batched(rows, batch):
             stored = torch.from_numpy(np.stack([np.asarray(row["_embedding"], np.float32) for row in part]))
@@ -641,7 +725,7 @@ class Index(OpenIndex):
         vectors = searching.QueryVectors(z, dense, targets, pictured, modality)
         vectors.check(self.about.width)
         searching.check(request)
-        return self.consistent(lambda: searching.search(self, [(vectors, request)]))[0]
+        return self._on_newest(lambda: searching.search(self, [(vectors, request)]))[0]  # vectors of this encoder
 
     def explain(self, query: Query, request: SearchRequest = THREE, *, shown: int = 5, rejected: int = 3) -> Explanation:
         """How the hits of a query came about: at every step the codes kept and the best rejected, with log-probability and words.
@@ -654,9 +738,13 @@ class Index(OpenIndex):
         """
         if not isinstance(query, Query):
             raise GeniusError(f"explain takes a Query, got {type(query).__name__}")
-        hits = self.search_many([query], request)[0]
-        searched = replace(query, target=hits.target)
-        return self.consistent(lambda: explaining.explain(self, searched, hits, request=request, shown=shown, rejected=rejected))
+
+        def call() -> Explanation:
+            hits = self.search_many([query], request)[0]
+            searched = replace(query, target=hits.target)
+            return explaining.explain(self, searched, hits, request=request, shown=shown, rejected=rejected)
+
+        return self.consistent(call)
 
 
 def _stamped(items: Iterable[Item | Mapping[str, Any]]) -> Iterator[Stamped]:

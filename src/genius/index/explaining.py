@@ -14,11 +14,9 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from genius.errors import GeniusError
 from genius.index import searching
@@ -29,9 +27,13 @@ from genius.index.results import Hit, Hits, PrefixView
 from genius.index.target import spread
 from genius.model.known_items import distances
 from genius.search import SearchEngine, SearchParams, SearchRequest
-from genius.search.beam import Trace
 from genius.search.params import whole
 from genius.types import Item, Modality, Query, name_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from genius.search.beam import Trace
 
 Prefix = tuple[int, ...]
 SAMPLED_ITEMS = 24  # items below a code whose words are counted
@@ -241,14 +243,16 @@ def _traced(
     label = None
     if query.target is not None:
         label = Modality(query.target).label
-    wanted = torch.tensor([-1 if query.target is None else int(query.target)])
+    import torch
+
+    wanted = np.array([searching.target_code(query.target)])
     allowed = searching._allowed(state, live, request.where, wanted)
     if allowed is not None and allowed.ndim == 2:
         allowed = allowed[0]
     ids = torch.tensor([hit.codes for hit in hits], dtype=torch.long).view(-1, len(state.about.levels))
     target = -1
     if state.model.config.quantizer.labelled:
-        target = int(wanted)
+        target = int(wanted[0])
     params = request.settings(state.model)
     found = engine.trace(z, ids, params=params, target=target, allowed=allowed, rejected=rejected)
     return _Part(label, target >= 0, found)
@@ -420,11 +424,13 @@ def unlike(state: OpenIndex) -> dict[str, float]:
     if vectors is None or not len(alive):
         return {}
     picked = alive[np.linspace(0, len(alive) - 1, min(SAMPLE, len(alive))).astype(np.int64)]
-    z = torch.from_numpy(vectors.arrays.host(vectors.take(picked))).to(model.device)
-    codes = torch.from_numpy(live.codes_of(picked))
-    found = reader.rows(live.seqs[picked], ["modality"])
-    modalities = torch.tensor([int(Modality.parse(found[int(seq)]["modality"])) for seq in live.seqs[picked]])
-    return model.knows.strange(distances(model.quantizer, z, codes.to(model.device)).cpu(), modalities)
+    z = vectors.arrays.host(vectors.take(picked))
+    codes = live.codes_of(picked)
+    modalities = codes[:, 0]
+    if not model.config.quantizer.labelled:  # the first code is not the modality
+        found = reader.rows(live.seqs[picked], ["modality"])
+        modalities = np.array([int(Modality.parse(found[int(seq)]["modality"])) for seq in live.seqs[picked]])
+    return model.knows.strange(distances(model.reconstruct, z, codes), modalities)
 
 
 def advice(state: OpenIndex) -> str | None:

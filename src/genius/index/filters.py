@@ -1,19 +1,23 @@
 """`where`: a small, safe part of SQL. Parsed here, checked against the index's columns, written out anew.
 
 Only what this grammar knows ever reaches the database: comparisons, IN, BETWEEN, LIKE, IS NULL, AND, OR, NOT,
-brackets, and a few text functions. So a filter can be handed over the network: no statement, subquery or
+brackets, a few text functions, tests of lists, and dates. So a filter can be handed over the network: no statement, subquery or
 expensive function can hide in it, and every mistake has one clear line. As in SQL, a comparison with an absent
 value is neither true nor false: such items never match, under NOT either.
 
     expression := term (OR term)*          term := factor (AND factor)*      factor := NOT factor | predicate
-    predicate  := ( expression ) | TRUE | FALSE | boolean column | starts_with(a, 'b') …
+    predicate  := ( expression ) | TRUE | FALSE | boolean column | starts_with(a, 'b') … | has(list, 'b') …
                 | value (= | != | <> | < | <= | > | >=) value | value IS [NOT] NULL
                 | value [NOT] IN (literal, …) | value [NOT] BETWEEN literal AND literal | value [NOT] [I]LIKE 'pattern'
-    value      := column | literal | lower(value) | upper(value) | length(value)
+    value      := column | literal | lower(value) | upper(value) | length(value) | date('2024-06-01' | '2024-06' | '2024')
+
+A date stands for all of its day, month or year: `taken <= date('2024-06')` holds for every moment of June. Dates are stored as
+ISO 8601 texts, which sort as dates do.
 """
 
 from __future__ import annotations
 
+import datetime
 import math
 import re
 from dataclasses import dataclass
@@ -33,6 +37,8 @@ FUNCTIONS: dict[str, tuple[FieldType, FieldType]] = {
     "length": ("text", "number"),
 }
 TESTS = frozenset({"starts_with", "ends_with", "contains"})
+LIST_TESTS = {"has": "array_has", "has_any": "array_has_any", "has_all": "array_has_all"}
+_DATE = re.compile(r"(\d{4})(?:-(\d{2})(?:-(\d{2}))?)?")
 
 _TOKEN = re.compile(
     r"""\s*(?:
@@ -57,6 +63,7 @@ class _Value:
     sql: str
     type: FieldType
     literal: bool
+    until: str | None = None  # of a date: what comes right after it; `sql` is where it begins
 
 
 def compile_where(where: str, columns: Columns) -> str:
@@ -166,6 +173,8 @@ class _Parser:
             self.expect(")")
             return inner
         test = self.text_test()
+        if test is None:
+            test = self.list_test()
         if test is not None:
             return test
         left = self.value(0)
@@ -179,6 +188,8 @@ class _Parser:
             self.check_same_type(left, right)
             if left.type == "boolean" and token.text not in ("=", "!=", "<>"):
                 raise GeniusError(f"where: booleans have no order, {token.text!r} does not apply")
+            if right.until is not None:
+                return _with_date(left, token.text, right)
             return f"({left.sql} {token.text} {right.sql})"
         if self.take("is"):
             negated = self.take("not")
@@ -194,6 +205,8 @@ class _Parser:
                 raise GeniusError(f"where: expected AND in BETWEEN, found {self.peek().text!r}")
             high = self.literal_like(left)
             both = f"({left.sql} >= {low.sql} AND {left.sql} <= {high.sql})"
+            if high.until is not None:
+                both = f"({left.sql} >= {low.sql} AND {left.sql} < {high.until})"
             if negation:
                 return f"(NOT {both})"
             return both
@@ -215,6 +228,8 @@ class _Parser:
         while self.symbol(","):
             values.append(self.literal_like(left))
         self.expect(")")
+        if any(value.until is not None for value in values):
+            raise GeniusError("where: IN compares with single values: use BETWEEN, or OR, for dates")
         return f"({left.sql} {negation}IN ({', '.join(value.sql for value in values)}))"
 
     def text_test(self) -> str | None:
@@ -232,6 +247,30 @@ class _Parser:
             raise GeniusError(f"where: {name} needs text, {column.sql} is a {column.type}")
         return f"{name}({column.sql}, {part.sql})"
 
+    def list_test(self) -> str | None:
+        """has(column, 'x'), has_any(column, 'x', 'y'), has_all(column, 'x', 'y')."""
+        name = self.peek().text.lower()
+        called = self.tokens[min(self.at + 1, len(self.tokens) - 1)]
+        if self.peek().category != "word" or name not in LIST_TESTS or called.text != "(":
+            return None
+        self.at += 2
+        column = self.value(0)
+        if column.type != "texts":
+            raise GeniusError(f"where: {name} needs a list of texts, {column.sql} is a {column.type}")
+        values = []
+        while self.symbol(","):
+            value = self.value(0)
+            if not value.literal or value.type != "text":
+                raise GeniusError(f"where: {name} compares with texts, found {value.sql}")
+            values.append(value.sql)
+        self.expect(")")
+        if not values or (name == "has" and len(values) > 1):
+            raise GeniusError(f"where: {name} takes a column and {'one text' if name == 'has' else 'texts'}")
+        wanted = values[0]
+        if name != "has":
+            wanted = f"make_array({', '.join(values)})"
+        return f"{LIST_TESTS[name]}({column.sql}, {wanted})"
+
     # -- values ------------------------------------------------------------------------------------------------
 
     def value(self, depth: int) -> _Value:
@@ -248,12 +287,16 @@ class _Parser:
             word = token.text.lower()
             if word in ("true", "false"):
                 return _Value(word.upper(), "boolean", True)
+            if word == "date" and self.symbol("("):
+                return self.date()
             if word in FUNCTIONS and self.symbol("("):
                 if depth >= 3:
                     raise GeniusError("where: functions are nested too deep")
                 inner = self.value(depth + 1)
                 self.expect(")")
                 takes, gives = FUNCTIONS[word]
+                if word == "length" and inner.type == "texts":
+                    return _Value(f"array_length({inner.sql})", "number", False)
                 if inner.type != takes:
                     raise GeniusError(f"where: {word} needs {takes}, {inner.sql} is a {inner.type}")
                 return _Value(f"{word}({inner.sql})", gives, False)
@@ -261,11 +304,21 @@ class _Parser:
                 return self.column(token.text)
         raise GeniusError(f"where: expected a column or a value, found {token.text!r}")
 
+    def date(self) -> _Value:
+        token = self.next()
+        self.expect(")")
+        if token.category != "string":
+            raise GeniusError(f"where: a date is a text such as date('2024-06-01'), found {token.text!r}")
+        begin, end = _period(token.text[1:-1])
+        return _Value(f"'{begin}'", "text", True, f"'{end}'")
+
     def column(self, name: str) -> _Value:
         known = self.names.get(name.lower())
         if known is None:
             if self.peek().text == "(":
-                raise GeniusError(f"where: unknown function {name!r}; known: {', '.join(sorted({*FUNCTIONS, *TESTS}))}")
+                raise GeniusError(
+                    f"where: unknown function {name!r}; known: {', '.join(sorted({*FUNCTIONS, *TESTS, *LIST_TESTS, 'date'}))}"
+                )
             shown = sorted(self.columns)
             more = f" and {len(shown) - 20} more" if len(shown) > 20 else ""
             raise GeniusError(f"where: unknown column {name!r}; known: {', '.join(shown[:20])}{more}")
@@ -279,8 +332,45 @@ class _Parser:
         return value
 
     def check_same_type(self, left: _Value, right: _Value) -> None:
+        if left.until is not None:
+            raise GeniusError("where: write the column first: taken >= date('2024-06-01')")
+        if "texts" in (left.type, right.type):
+            raise GeniusError(f"where: {left.sql} is a list of texts: use has({left.sql.strip('`')}, 'a') or has_any(...)")
         if left.type != right.type:
             raise GeniusError(f"where: {left.sql} is a {left.type}, {right.sql} a {right.type}")
+
+
+def _with_date(left: _Value, operator: str, date: _Value) -> str:
+    """A comparison with a date, which is a period: before it, in it, or after it."""
+    inside = f"({left.sql} >= {date.sql} AND {left.sql} < {date.until})"
+    return {
+        "=": inside,
+        "!=": f"(NOT {inside})",
+        "<>": f"(NOT {inside})",
+        "<": f"({left.sql} < {date.sql})",
+        ">=": f"({left.sql} >= {date.sql})",
+        "<=": f"({left.sql} < {date.until})",
+        ">": f"({left.sql} >= {date.until})",
+    }[operator]
+
+
+def _period(text: str) -> tuple[str, str]:
+    """A day, month or year as ISO texts: its first moment, and the first one after it."""
+    match = _DATE.fullmatch(text)
+    if match is None:
+        raise GeniusError(f"where: {text[:20]!r} is no date: use '2024-06-01', '2024-06' or '2024'")
+    year, month, day = match.groups()
+    try:
+        first = datetime.date(int(year), int(month or 1), int(day or 1))
+        if day is not None:
+            after = first + datetime.timedelta(days=1)
+            return first.isoformat(), after.isoformat()
+        if month is not None:
+            after = (first + datetime.timedelta(days=31)).replace(day=1)
+            return first.isoformat()[:7], after.isoformat()[:7]
+        return f"{first.year:04d}", f"{first.year + 1:04d}"
+    except (ValueError, OverflowError):
+        raise GeniusError(f"where: {text!r} is no date") from None
 
 
 def _number(text: str, sign: str) -> _Value:

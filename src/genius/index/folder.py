@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import threading
 import time
 import uuid
@@ -19,7 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
@@ -30,6 +31,7 @@ from genius.index.commit import holds_data
 from genius.index.ledger import Damaged, seal, unseal
 from genius.index.paths import (
     ABOUT,
+    DELETED,
     HALF,
     LEDGER,
     MAX_SMALL,
@@ -46,8 +48,11 @@ from genius.index.paths import (
 )
 from genius.index.reader import Reader
 from genius.index.store import Store
-from genius.model.genius import Genius
+from genius.model.graphs import load_model as open_model
 from genius.types import Modality
+
+if TYPE_CHECKING:
+    from genius.model.genius import Genius
 
 # where a file system has no locks, newer releases would fall back to a file that outlives its process: refuse instead
 _STRICT: dict[str, Any] = {"fallback_to_soft": False} if "fallback_to_soft" in signature(FileLock.__init__).parameters else {}
@@ -127,6 +132,8 @@ def swap(folder: Path, fresh: Path) -> None:
     inside = [*fresh.rglob("*")]
     moved = False
     try:
+        if (folder / DELETED).is_file():
+            shutil.copyfile(folder / DELETED, fresh / DELETED)
         sync_tree((p for p in inside if p.is_file()), (p for p in (fresh, *inside) if p.is_dir()))
         if previous.is_symlink() or previous.exists():
             remove(previous, folder, origin_of(folder))
@@ -397,8 +404,16 @@ def _size(folder: Path) -> int:
     return total
 
 
-def load_model(folder: Path, model: Genius | str | Path | None, about: About | None) -> Genius:
-    if isinstance(model, Genius):
+def load_model(folder: Path, model: Genius | str | Path | None, about: About | None, graphs: bool = False) -> Genius:
+    """The model of an index.
+
+    Args:
+        folder: Of the index.
+        model: The model itself, its URI, or None for the one that the index was built with.
+        about: Of the index; None: it is yet to be made.
+        graphs: Take stored graphs, which need no torch, where the model has them.
+    """
+    if model is not None and not isinstance(model, str | Path):
         return model
     if model is None:
         if about is None:
@@ -409,7 +424,7 @@ def load_model(folder: Path, model: Genius | str | Path | None, about: About | N
             model = folder / MODEL
         else:
             model = about.source
-    return Genius.from_pretrained(model)
+    return open_model(model, graphs=graphs)
 
 
 def source_of(model: Genius) -> str | None:

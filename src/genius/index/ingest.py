@@ -1,7 +1,7 @@
 """Files and folders -> an index. Finds what can be indexed, skips what has not changed, says what it skipped and why.
 
 Pictures and text files become one item each; a picture and a text of the same name next to it become one pair.
-Tables give an item a row. Ids are paths relative to the folder that was given, so a second run finds them again.
+Tables give an item a row. Ids are paths relative to the root of the index (`genius.index.names`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from genius.data.readers import TABLE_SUFFIXES, Row, RowRange, read_rows
 from genius.errors import GeniusError, Problems, printable
 from genius.index import Index, searching, writing
 from genius.index.metadata import TableColumns, to_item
+from genius.index.names import FileNames, deleted_ids, keep_deleted, names_for, names_in, real_path
 from genius.index.prepare import MAX_HELD, MAX_TEXT, Stamp, Stamped, held_bytes
 from genius.index.results import AddReport
 from genius.pictures import exif_of
@@ -42,6 +43,7 @@ class IngestConfig:
     prune: bool = False  # delete items whose file, or row, is gone
     outside: bool = False  # follow links, ../ and absolute paths that leave the given folder: it may be untrusted
     batch_size: int = 256  # items a commit
+    undelete: bool = False  # bring back items that were deleted by hand
     exif: bool = False  # when, where and with what a photo was taken becomes metadata
 
 
@@ -53,6 +55,8 @@ class IngestReport:
     replaced: int = 0
     unchanged: int = 0
     deleted: int = 0
+    gone: int = 0  # items whose file or row is not there any more, and that were not pruned
+    left_deleted: int = 0  # items that were deleted by hand, and stay so
     problems: Problems = field(default_factory=Problems)  # a line for each item that was skipped: the first; `total` counts
     ignored: Counter[str] = field(default_factory=Counter)  # files that cannot be indexed, by suffix
     doubtful: set[str] = field(default_factory=set)  # files that could not be read in full: nothing of them is pruned
@@ -67,6 +71,8 @@ class IngestReport:
             "replaced": self.replaced,
             "unchanged": self.unchanged,
             "deleted": self.deleted,
+            "gone": self.gone,
+            "left_deleted": self.left_deleted,
             "skipped": self.problems.total,
             "problems": list(self.problems),
             "problems_left_out": self.problems.left_out,
@@ -86,6 +92,11 @@ class Found:
     caption: Path | None = None
     rows: RowRange | None = None  # of a table: these rows, not all
 
+    @property
+    def source(self) -> str:
+        """The file as the index remembers it: without links in its path."""
+        return str(real_path(self.path))
+
 
 def ingest(
     index: Index,
@@ -99,8 +110,9 @@ def ingest(
     started = time.monotonic()
     tell = on_progress or (lambda _: None)
     seen: set[str] = set()
-    found = list(find_files(paths, config, report))
-    changed = changed_items(index, read_items(found, config, report, tell), seen, report, tell)
+    names = names_in(index, paths, TABLE_SUFFIXES)
+    found = list(find_files(paths, config, report, names))
+    changed = changed_items(index, read_items(found, config, report, tell), seen, report, tell, config.undelete)
     total = writing.write(
         index,
         changed,
@@ -110,8 +122,17 @@ def ingest(
         on_progress=lambda part: tell(part.added + part.replaced + part.problems.total),
     )
     _count(report, total)
+    gone = _gone(index, [Path(path).resolve() for path in paths], seen, report.doubtful)
     if config.prune:
-        report.deleted = _prune(index, [Path(p).absolute() for p in paths], seen, report.doubtful)
+        for start in range(0, len(gone), 1000):
+            writing.delete(index, gone[start : start + 1000], "skip")
+        report.deleted = len(gone)
+    else:
+        report.gone = len(gone)
+    if config.undelete:
+        kept = deleted_ids(index.path) - seen
+        with index.write_lock.hold():
+            keep_deleted(index.path, kept)
     report.seconds = time.monotonic() - started
     return report
 
@@ -125,22 +146,40 @@ def _count(report: IngestReport, total: AddReport) -> None:
 # -- finding ---------------------------------------------------------------------------------------------------
 
 
-def find_files(paths: Sequence[str | Path], config: IngestConfig, report: IngestReport) -> Iterator[Found]:
-    """What can be indexed under `paths`, in a stable order; hidden files are passed over, links that lead out are listed."""
+def find_files(
+    paths: Sequence[str | Path], config: IngestConfig, report: IngestReport, names: FileNames | None = None
+) -> Iterator[Found]:
+    """What can be indexed under `paths`, in a stable order; hidden files are passed over, links that lead out are listed.
+
+    Args:
+        paths: Files and folders.
+        config: How files become items.
+        report: Takes what is not indexed.
+        names: Ids of files; None: those of a new index.
+    """
     if not paths:
         raise GeniusError("name at least one file or folder to index")
+    names = names or names_for(paths)
+    found: set[str] = set()
+    for file in _find(paths, config, report, names):
+        if file.source not in found:  # the same file may be below two of the paths
+            found.add(file.source)
+            yield file
+
+
+def _find(paths: Sequence[str | Path], config: IngestConfig, report: IngestReport, names: FileNames) -> Iterator[Found]:
     for given in map(Path, paths):
         root = given.absolute()
         if root.is_file():
             if file_type(root) is None:
                 raise GeniusError(f"{given}: cannot index {root.suffix or 'such'} files")
-            yield Found(root, root.name, root.parent.resolve())
+            yield Found(root, names.of(real_path(root)), root.parent.resolve(), _caption_of(root, config))
         elif root.is_dir():
             seen = [p for p in sorted(root.rglob("*")) if not _hidden(p.relative_to(root))]
             if not config.outside:
                 seen = [p for p in seen if not _leads_out(p, root, report)]
             files = [p for p in seen if p.is_file()]
-            yield from _pair_up(root.resolve(), root, files, config.captions, report.ignored)
+            yield from _pair_up(root.resolve(), files, config.captions, report.ignored, names)
         else:
             raise GeniusError(f"no such file or folder: {given}")
 
@@ -151,11 +190,19 @@ def _leads_out(path: Path, root: Path, report: IngestReport) -> bool:
         return False
     follow = "links to folders are not followed" if path.is_dir() else "--outside follows it"
     report.problems.append(f"{path.relative_to(root)}: a link that leads out of {root}; {follow}")
-    report.doubtful.add(str(path))
+    report.doubtful.add(str(real_path(path)))
     return True
 
 
-def _pair_up(named: Path, root: Path, files: list[Path], captions: bool, ignored: Counter[str]) -> Iterator[Found]:
+def _caption_of(path: Path, config: IngestConfig) -> Path | None:
+    """The text next to an image that was named alone: the same item as if its folder had been named."""
+    if not config.captions or file_type(path) != "image":
+        return None
+    beside = [path.with_suffix(suffix) for suffix in sorted(TEXT_SUFFIXES)]
+    return next((text for text in sorted(beside) if text.is_file()), None)
+
+
+def _pair_up(folder: Path, files: list[Path], captions: bool, ignored: Counter[str], names: FileNames) -> Iterator[Found]:
     with_image: set[Path] = set()
     caption_of: dict[Path, Path] = {}
     if captions:
@@ -167,11 +214,11 @@ def _pair_up(named: Path, root: Path, files: list[Path], captions: bool, ignored
         if type_ is None:
             ignored[path.suffix.lower() or path.name] += 1
             continue
-        name = f"{named.name}/{path.relative_to(root).as_posix()}"
+        name = names.of(real_path(path))
         if type_ == "image":
-            yield Found(path, name, named, caption_of.get(stem))
+            yield Found(path, name, folder, caption_of.get(stem))
         elif type_ == "table" or stem not in with_image:
-            yield Found(path, name, named)
+            yield Found(path, name, folder)
 
 
 def file_type(path: Path) -> str | None:
@@ -199,13 +246,13 @@ def read_items(
             if file_type(file.path) == "table":
                 begun = number + 1
                 for row, item, mark in _table(file, config, report, tell):
-                    yield item, Stamp(str(file.path), mark, (number, (row - 1) // WINDOW))
+                    yield item, Stamp(file.source, mark, (number, (row - 1) // WINDOW))
             else:
                 item, mark = _single(file, config)
-                yield item, Stamp(str(file.path), mark, (begun, (number - begun) // WINDOW))
+                yield item, Stamp(file.source, mark, (begun, (number - begun) // WINDOW))
         except (GeniusError, OSError) as error:
             report.problems.append(f"{file.name}: {error}")
-            report.doubtful.add(str(file.path))
+            report.doubtful.add(file.source)
             tell(1)
 
 
@@ -249,7 +296,7 @@ def _table(
                 in_a_row += 1
                 if bad <= NAMED_ROWS:
                     report.problems.append(f"{file.name}, row {number}: {error}")
-                report.doubtful.add(str(file.path))
+                report.doubtful.add(file.source)
                 tell(1)
                 if in_a_row >= MAX_BAD:
                     raise GeniusError(f"{in_a_row:,} rows in a row cannot be used: all further rows are left out") from None
@@ -302,7 +349,12 @@ def _for_digest(value: Any) -> str:
 
 
 def changed_items(
-    index: Index, items: Iterator[tuple[Item, Stamp]], seen: set[str], report: IngestReport, tell: Callable[[int], None]
+    index: Index,
+    items: Iterator[tuple[Item, Stamp]],
+    seen: set[str],
+    report: IngestReport,
+    tell: Callable[[int], None],
+    undelete: bool = False,
 ) -> Iterator[Stamped]:
     """Those that are new or whose file changed; an id that comes a second time in one run is skipped."""
     chunk: list[tuple[Item, Stamp]] = []
@@ -316,35 +368,55 @@ def changed_items(
         chunk.append((item, stamp))
         held += held_bytes(item)
         if len(chunk) == LOOK_UP or held > MAX_HELD:
-            yield from compare(index, chunk, report, tell)
+            yield from compare(index, chunk, report, tell, undelete)
             chunk = []
             held = 0
-    yield from compare(index, chunk, report, tell)
+    yield from compare(index, chunk, report, tell, undelete)
 
 
 def compare(
-    index: Index, chunk: list[tuple[Item, Stamp]], report: IngestReport, tell: Callable[[int], None]
+    index: Index,
+    chunk: list[tuple[Item, Stamp]],
+    report: IngestReport,
+    tell: Callable[[int], None],
+    undelete: bool = False,
 ) -> Iterator[Stamped]:
-    known = index._columns([item.id for item, _ in chunk], ["_stamp"], "skip")
+    """Items of a chunk that are new or changed; one whose id belongs to an item from elsewhere is refused."""
+    known = index._columns([item.id for item, _ in chunk], ["_stamp", "_source"], "skip")
+    deleted = deleted_ids(index.path)
     for item, stamp in chunk:
-        if item.id in known and known[item.id]["_stamp"] == stamp.mark:
+        if item.id not in known:
+            if item.id in deleted and not undelete:
+                report.left_deleted += 1
+                tell(1)
+            else:
+                yield item, stamp
+            continue
+        own = known[item.id]
+        same_file = own["_source"] is not None and real_path(own["_source"]) == Path(stamp.source)
+        is_row = stamp.source.lower().endswith(tuple(TABLE_SUFFIXES))  # the id of a row is the table's own choice
+        moved = own["_source"] is not None and own["_stamp"] == stamp.mark and not Path(own["_source"]).exists()
+        if (same_file and own["_stamp"] == stamp.mark) or (is_row and own["_stamp"] == stamp.mark):
             report.unchanged += 1
             tell(1)
-        else:
+        elif same_file or is_row or moved or item.id in deleted:
             yield item, stamp
+        else:
+            owner = own["_source"] or "no file: it was added by a program"
+            report.problems.append(f"{stamp.source}: its id {item.id} belongs to another item, of {owner}")
+            report.doubtful.add(stamp.source)
+            tell(1)
 
 
-def _prune(index: Index, roots: Sequence[Path], seen: set[str], doubtful: set[str]) -> int:
-    """Delete what an earlier run read from under `roots` and this one did not find."""
+def _gone(index: Index, roots: Sequence[Path], seen: set[str], doubtful: set[str]) -> list[str]:
+    """Ids of items that an earlier run read from under `roots` and this one did not find."""
     gone = []
     for row in searching.stream(index, ["id", "_source"]):
         if row["_source"] is None:
             continue
-        source = Path(row["_source"])
-        if row["id"] in seen or row["_source"] in doubtful:
+        source = real_path(row["_source"])
+        if row["id"] in seen or str(source) in doubtful:
             continue
         if any(source == root or root in source.parents for root in roots):
             gone.append(row["id"])
-    for i in range(0, len(gone), 1000):
-        index.delete(gone[i : i + 1000], missing="skip")
-    return len(gone)
+    return gone

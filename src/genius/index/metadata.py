@@ -1,10 +1,10 @@
 """What an item may carry: which keys and values metadata has, how they become columns that `where` can read, and how a row of
 somebody's table becomes an item.
 
-Every key is a column of one type: text, number (64-bit float) or boolean. The values as given also travel as JSON, so an item
-comes back exactly as it was added; the columns are for filters only. Also here: what the index table's other columns are, and how
-columns of values become its rows. Of somebody's table, which columns are the id, the text and the image is given or guessed from
-their names; all others become metadata. Knows nothing of file formats.
+Every key is a column of one type: text, number (64-bit float), boolean or list of texts. The values as given also travel as JSON,
+so an item comes back exactly as it was added (dates as ISO 8601 texts); the columns are for filters only. Also here: what the
+index table's other columns are, and how columns of values become its rows. Of somebody's table, which columns are the id, the
+text, the image and the vector is given or guessed from their names; all others become metadata. Knows nothing of file formats.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
+from PIL import Image
 
 from genius.data.readers import MAX_COLUMNS
 from genius.errors import GeniusError
 from genius.files import parse_json
 from genius.index.ledger import SUM, row_sums
-from genius.types import Item, is_unicode
+from genius.types import ImageInput, Item, is_unicode
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-FieldType: TypeAlias = Literal["text", "number", "boolean"]
+FieldType: TypeAlias = Literal["text", "number", "boolean", "texts"]  # texts: a list of them, such as tags
 Columns: TypeAlias = Mapping[str, FieldType]
 """Metadata column -> what it holds."""
 
@@ -41,23 +42,29 @@ BUILT_IN: dict[str, FieldType] = {"id": "text", "text": "text", "modality": "tex
 RESERVED = frozenset({*BUILT_IN, "image"})
 MAX_KEYS = 256
 MAX_TEXT = 65_536
+MAX_TEXTS = 256  # of one list
 EXACT = 2**53  # integers up to here are exact as 64-bit floats
 _KEY = re.compile(r"[^\W\d_]\w{0,63}")
 
 
-def check_metadata(item_id: str, metadata: Mapping[str, Any]) -> dict[str, str | int | float | bool]:
-    """The metadata without its None values, or one clear line."""
+def check_metadata(item_id: str, metadata: Mapping[str, Any]) -> dict[str, str | int | float | bool | list[str]]:
+    """The metadata without its None values, dates as ISO texts; or one clear line."""
     if not isinstance(metadata, Mapping):
         raise GeniusError(f"item {item_id!r}: metadata must be a mapping, got {type(metadata).__name__}")
-    clean: dict[str, str | int | float | bool] = {}
+    clean: dict[str, str | int | float | bool | list[str]] = {}
     for key, value in metadata.items():
         if value is None:
             continue
         check_key(key, f"item {item_id!r}: ")
+        if isinstance(value, datetime | date | time):
+            value = value.isoformat()
         if field_type_of(value) is None:
             raise GeniusError(
-                f"item {item_id!r}: metadata {key!r} must be a string, number or boolean, got {type(value).__name__}"
+                f"item {item_id!r}: metadata {key!r} must be a string, number, boolean, date or a list of strings, "
+                f"got {type(value).__name__}"
             )
+        if isinstance(value, list | tuple):
+            value = _check_texts(value, f"item {item_id!r}: metadata {key!r}")
         if isinstance(value, float) and not math.isfinite(value):
             raise GeniusError(f"item {item_id!r}: metadata {key!r} is {value}; use a finite number or leave it out")
         if isinstance(value, int) and not isinstance(value, bool) and abs(value) > EXACT:
@@ -68,6 +75,16 @@ def check_metadata(item_id: str, metadata: Mapping[str, Any]) -> dict[str, str |
             check_unicode(value, f"item {item_id!r}: metadata {key!r}")
         clean[key] = value
     return clean
+
+
+def _check_texts(values: Sequence[str], what: str) -> list[str]:
+    if len(values) > MAX_TEXTS:
+        raise GeniusError(f"{what} has {len(values):,} entries, more than {MAX_TEXTS}")
+    for value in values:
+        if len(value) > MAX_TEXT:
+            raise GeniusError(f"{what} has an entry of {len(value):,} characters, more than {MAX_TEXT:,}")
+        check_unicode(value, what)
+    return list(values)
 
 
 def check_key(key: object, where: str = "") -> str:
@@ -90,6 +107,8 @@ def field_type_of(value: object) -> FieldType | None:
         return "number"
     if isinstance(value, str):
         return "text"
+    if isinstance(value, list | tuple) and all(isinstance(entry, str) for entry in value):
+        return "texts"
     return None
 
 
@@ -173,7 +192,7 @@ def metadata_schema(columns: Mapping[str, FieldType]) -> pa.Schema:
     """Metadata columns as the table has them."""
     import pyarrow as pa
 
-    types = {"text": pa.string(), "number": pa.float64(), "boolean": pa.bool_()}
+    types = {"text": pa.string(), "number": pa.float64(), "boolean": pa.bool_(), "texts": pa.list_(pa.string())}
     return pa.schema([pa.field(name, types[field_type]) for name, field_type in columns.items()])
 
 
@@ -268,7 +287,7 @@ def _column(row: Mapping[str, Any], given: str | None, guesses: tuple[str, ...],
     return next((lower[guess] for guess in guesses if guess in lower), None)
 
 
-def _image(value: Any, folder: Path) -> Path | bytes | None:
+def _image(value: Any, folder: Path) -> ImageInput | None:
     if value is None or value == "":
         return None
     if isinstance(value, Mapping):  # how datasets libraries write pictures into Parquet
@@ -279,7 +298,7 @@ def _image(value: Any, folder: Path) -> Path | bytes | None:
         if inner or not isinstance(path, str | None):
             raise GeniusError("an image column holds paths or bytes, or both as {bytes, path}")
         return _image(path, folder)
-    if isinstance(value, bytes):
+    if isinstance(value, bytes | Image.Image):
         return value
     if not isinstance(value, str):
         raise GeniusError(f"an image column holds paths or bytes, not {type(value).__name__}")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,13 +22,16 @@ from numpy.typing import NDArray
 from genius.errors import GeniusError
 from genius.index import cache, learned
 from genius.index.cache import Base, build_trie
-from genius.index.folder import FORMAT, WriteLock, about_of, clear, open_or_create, upgrade
+from genius.index.folder import FORMAT, WriteLock, about_of, clear, open_or_create, read_about, upgrade
+from genius.index.paths import origin_of
 from genius.index.reader import Reader, Vanished
-from genius.model.genius import Genius
 from genius.model.query_bank import QueryBank
 from genius.search import CodeTrie, ScanCache, SearchEngine
 from genius.search.vectors import StoredVectors
 from genius.types import Modality
+
+if TYPE_CHECKING:
+    from genius.model.genius import Genius
 
 MERGE_FROM, MERGE_SHARE = 8_192, 0.1  # additions, absolute and as a share, at which the engine folds them in
 WASTE_FROM, WASTE_SHARE = 10_000, 0.5  # dead rows, absolute and as a share, at which it pays to start afresh
@@ -40,6 +43,10 @@ T = TypeVar("T")
 CACHE_FROM = 2_000  # smaller indexes are read whole when opened: quicker than a cache
 RETRIES = 4  # of a read whose version was cleaned away
 REBUILD_SHARE = 0.2  # a cache that lacks more than this share of the rows is built anew when opened
+
+
+class Replaced(GeniusError):
+    """Another folder has taken the place of the index that was opened."""
 
 
 class HistoryDiverged(GeniusError):
@@ -355,6 +362,10 @@ class OpenIndex:
         self.read_only = read_only or version is not None
         self.thumbnails = thumbnails
         self.lock = threading.RLock()
+        self.follows = model is None and version is None  # an index that takes the place of this one (`genius reencode`)
+        self.generation = 0  # how often another index has taken its place
+        self._opening = threading.Lock()  # one thread opens the index that took the place of this one
+        self._thread = threading.local()  # `generation` that a thread's call has begun with
         self.write_lock = WriteLock(path / ".lock", lock_timeout)
         self.about, self.model, self.store = open_or_create(path, model, create and not self.read_only, self.write_lock, durable)
         self.key = cache.CacheKey(self.about.id, self.about.fingerprint, self.about.levels, self.about.width)
@@ -433,6 +444,9 @@ class OpenIndex:
             written: rows this process just wrote; it still holds the write lock.
         """
         if self.pinned is None:
+            begun = getattr(self._thread, "generation", None)
+            if begun not in (None, self.generation):
+                raise Replaced(f"{self.path} was replaced during this call")
             self.refuse_another()
             latest = self.store.latest()
             if latest != self.live.version:
@@ -480,6 +494,58 @@ class OpenIndex:
             return {Modality(modality) for modality in self.current().modalities(self.model.config.quantizer.labelled)}
 
     def consistent(self, call: Callable[[], T]) -> T:
+        """Run a read; again, on what is newest then, if another process cleaned its version away meanwhile, or replaced the
+        index."""
+        return self.following(lambda: self._on_newest(call))
+
+    def following(self, call: Callable[[], T]) -> T:
+        """Run a call whose encoder, table and search side belong to one index; again, if another one took its place meanwhile.
+
+        Of nested calls the outermost is run again: what an inner one was given may come from the encoder of before.
+        """
+        if getattr(self._thread, "generation", None) is not None:
+            return call()
+        for _ in range(RETRIES):
+            self._thread.generation = self.generation
+            try:
+                return call()
+            except GeniusError:
+                replaced = self._thread.generation != self.generation or self._has_successor()
+                if not replaced:
+                    raise
+            finally:
+                self._thread.generation = None
+            self._become_successor()
+        return call()
+
+    def _has_successor(self) -> bool:
+        """Whether an index that was made from this one has taken its place, and this one may follow."""
+        if not self.follows:
+            return False
+        if self.path.exists() and origin_of(self.path) is None:
+            return False
+        about = read_about(self.path)  # waits while it is being replaced
+        return about is not None and about.id != self.about.id and origin_of(self.path) is not None
+
+    def _become_successor(self) -> None:
+        """Open what has taken the place of this index: another model, table and search side."""
+        with self._opening:
+            if not self._has_successor():
+                return  # another thread has done it
+            options: Any = self.options
+            fresh = OpenIndex(self.path, None, create=False, read_only=self.read_only, version=None, **options)
+            fresh.model.to(self.model.device)
+            with self.lock:
+                self.about = fresh.about
+                self.model = fresh.model
+                self.store = fresh.store
+                self.key = fresh.key
+                self.live = fresh.live
+                self._learned = fresh._learned
+                self._learned_stamp = fresh._learned_stamp
+                self.generation += 1
+
+    def _on_newest(self, call: Callable[[], T]) -> T:
         """Run a read; again, on what is newest then, if another process cleaned its version away meanwhile."""
         for _ in range(RETRIES):
             try:
@@ -511,7 +577,7 @@ class OpenIndex:
         """One line if another index, perhaps of another model, has taken the place of the one that was opened."""
         state = self.store.ledger.read()
         if state is not None and state.about.get("id") != self.about.id:
-            raise GeniusError(f"{self.path} was replaced by another index since it was opened: open it again")
+            raise Replaced(f"{self.path} was replaced by another index since it was opened: open it again")
 
     def check_writable(self) -> None:
         if self.read_only:

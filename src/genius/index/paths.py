@@ -6,7 +6,7 @@ is a folder next to it that this index made (`remove`). Knows names and files; n
 
 Beside an index `NAME` there may be
 
-    .NAME.previous         what the last replacement (`genius refit`) put aside: one generation, removed by the next
+    .NAME.previous         what the last replacement (a refit, `genius reencode`) put aside: one generation, removed by the next
     .NAME.refit-PID        a replacement that is being written
     .NAME.PID-HEX          a snapshot to `NAME` that is being written
 
@@ -31,11 +31,15 @@ ASIDE = "aside"
 CACHE = "cache"
 MODEL = "model"
 ENCODED = "encoded"  # features of items on their way in, while a model is fitted to them
+REENCODED = "reencoded"  # features of all items by another encoder, until the index is switched to it
 STAGING = "staging"  # rows that several machines write, on their way in
 PUBLISHED = "published.json"  # where copies of it were put
 LEARNED = "queries.safetensors"  # queries that the index has learned from
+DELETED = "deleted.json"  # ids of files that people deleted: they stay deleted when their folder is indexed again
 ORIGIN = "origin.json"  # the id of the index that this one was made from, to take its place
-OWN = frozenset({".lock", f"{TABLE}.lance", CACHE, ABOUT, LEDGER, ASIDE, MODEL, ENCODED, STAGING, PUBLISHED, LEARNED, ORIGIN})
+OWN = frozenset(
+    {".lock", f"{TABLE}.lance", CACHE, ABOUT, LEDGER, ASIDE, MODEL, ENCODED, REENCODED, STAGING, PUBLISHED, LEARNED, ORIGIN}
+)
 """Names at the top of an index folder."""
 
 HALF = tuple(f".{name}." for name in (ABOUT, LEDGER, ORIGIN, LEARNED))  # how the names of half-written files begin

@@ -10,22 +10,23 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
 
 from genius.encoders.base import OnError, OnPicture, encode_items
 from genius.errors import GeniusError
 from genius.features import Features, check_finite
 from genius.index import metadata as meta
 from genius.index.vectors import check_width, features_of_items
-from genius.model.genius import Genius
 from genius.pictures import WORKING_SIDE, loaded, open_ahead
+from genius.search.arrays import as_numpy
 from genius.types import ImageInput, Item, format_text
+
+if TYPE_CHECKING:
+    from genius.model.genius import Genius
 
 MAX_STORED = 4_000_000
 """Pictures given as bytes are kept as they are up to this size, else as a JPEG of at most `WORKING_SIDE` pixels."""
@@ -190,9 +191,9 @@ def prepare(
         read, kept, unread = encode_items(model.encoder, items, batch_size=sizes, on_error=on_error, on_picture=keep)
     else:
         kept, unread = _look(items, on_error, keep)
-        read = features[torch.tensor([sound[row] for row in kept], dtype=torch.long)]
+        read = features[[sound[row] for row in kept]]
     chosen = [items[row] for row in kept]
-    modality = torch.tensor([int(item.modality) for item in chosen], dtype=torch.long)
+    modality = np.array([int(item.modality) for item in chosen], np.int64)
     codes, embeddings = _quantize(model, read, modality, _sizes(passes, (sound[row] for row in kept)))
     return Prepared(
         chosen,
@@ -285,21 +286,19 @@ def _look(items: Sequence[Item], on_error: OnError, keep: OnPicture) -> tuple[li
 
 
 def _quantize(
-    model: Genius, features: Features, modality: Tensor, sizes: Sequence[int]
+    model: Genius, features: Features, modality: NDArray[np.int64], sizes: Sequence[int]
 ) -> tuple[NDArray[np.uint16], NDArray[np.float16]]:
-    quantizer = model.quantizer
-    if not len(features):
-        return np.empty((0, quantizer.config.levels), np.uint16), np.empty((0, model.config.width), np.float16)
-    codes = []
-    vectors = []
+    codes = [np.empty((0, model.config.quantizer.levels), np.uint16)]
+    vectors = [np.empty((0, model.config.width), np.float16)]
     start = 0
-    for part in modality.split(list(sizes)):
-        z, dense = model.embed(features[start : start + len(part)])
+    for size in sizes:
+        rows = slice(start, start + size)
+        z, dense = model.embed(features[rows])
         check_finite(dense, "vectors of the encoder")
-        codes.append(quantizer.encode(z, part.to(z.device) if quantizer.config.labelled else None))
-        vectors.append(dense.float())
-        start += len(part)
-    return torch.cat(codes).cpu().numpy().astype(np.uint16), torch.cat(vectors).cpu().numpy().astype(np.float16)
+        codes.append(as_numpy(model.assign(z, modality[rows])).astype(np.uint16))
+        vectors.append(as_numpy(dense).astype(np.float16))
+        start += size
+    return np.concatenate(codes), np.concatenate(vectors)
 
 
 def _check(item: Item) -> dict[str, Any]:

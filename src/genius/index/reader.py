@@ -153,7 +153,12 @@ class Reader:
     @cached_property
     def _opened(self) -> tuple[Any, Columns, object]:
         table, folder = self._opening()
-        field_types: dict[str, FieldType] = {"string": "text", "double": "number", "bool": "boolean"}
+        field_types: dict[str, FieldType] = {
+            "string": "text",
+            "double": "number",
+            "bool": "boolean",
+            "list<item: string>": "texts",
+        }
         own = [field for field in table.schema if field.name not in BUILT_IN and not field.name.startswith("_")]
         strange = next((field for field in own if str(field.type) not in field_types), None)
         if strange is not None:

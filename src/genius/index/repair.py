@@ -47,11 +47,12 @@ from genius.index.ledger import Ledger, LedgerState, file_sum
 from genius.index.paths import ABOUT, CACHE, LEARNED, LEDGER, MODEL, ORIGIN, is_sibling, refuse_foreign, remove, write_origin
 from genius.index.reader import Reader, Vanished, good_rows, readable_rows, resealed, whole_schema
 from genius.index.store import Store
-from genius.model.genius import Genius
 from genius.types import Item
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from genius.model.genius import Genius
 
 BELIEVED = 20  # versions that may be missing at the end; a ledger that says more is wrong
 ATTEMPTS = 5  # of a copy whose version is cleaned away meanwhile

@@ -9,11 +9,15 @@ import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from genius.errors import GeniusError, Problems
+from genius.index.exchange import flat, imported
 from genius.pictures import loaded
 from genius.types import Item, Modality
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 DOUBT = 0.25  # below this probability of an answer hits are marked as doubtful
 SIDE = 160
@@ -31,7 +35,7 @@ class Hit:
     item: Item
     modality: Modality
     probability: float | None = None  # that it is relevant to the query (`genius.model.config`); None: not calibrated
-    ranks: Mapping[str, int] | None = None  # in each ranking that was fused (`genius.index.words`); None: similarity alone
+    ranks: dict[str, int] | None = None  # in each ranking that was fused (`genius.index.words`); None: similarity alone
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; of a picture its path, where it has one."""
@@ -55,7 +59,7 @@ class Hits(list[Hit]):
     plan: str | None = None  # how they were found: flat, scan or beam; None: there was nothing to search
     considered: int = 0  # items that were scored in any way to find them
     target: Modality | None = None  # what was looked for: the target of the query, or the default one; None: every modality
-    fusion: Mapping[str, float] | None = None  # weights of the rankings that were fused; None: similarity alone
+    fusion: dict[str, float] | None = None  # weights of the rankings that were fused; None: similarity alone
     why: str | None = None  # where nothing was found: why, and what to do
 
     def _repr_html_(self) -> str:
@@ -66,6 +70,62 @@ class Hits(list[Hit]):
         if self or self.why is None:
             return super().__repr__()
         return f"[]  # {self.why}"
+
+    def to_list(self) -> list[dict[str, Any]]:
+        """JSON-ready mappings, one per hit (`Hit.to_dict`)."""
+        return [hit.to_dict() for hit in self]
+
+    def _rows(self) -> list[dict[str, Any]]:
+        rows = []
+        for hit in self.to_list():
+            metadata = hit.pop("metadata")
+            rows.append(flat(hit, metadata))
+        return rows
+
+    def to_arrow(self) -> pa.Table:
+        """An Arrow table, one row per hit; metadata fields are columns.
+
+        >>> Hits().to_arrow().num_rows
+        0
+        """
+        import pyarrow as pa
+
+        rows = self._rows()
+        names = list(dict.fromkeys(name for row in rows for name in row)) or ["id", "score"]
+        return pa.table({name: [row.get(name) for row in rows] for name in names})
+
+    def to_pandas(self) -> Any:
+        """A pandas data frame, one row per hit; metadata fields are columns.
+
+        Raises:
+            GeniusError: If pandas is not installed.
+        """
+        pandas = imported("pandas", "to_pandas")
+        rows = self._rows()
+        names = list(dict.fromkeys(name for row in rows for name in row)) or ["id", "score"]
+        return pandas.DataFrame(rows, columns=names)
+
+    def sorted_by(self, field: str, descending: bool = False) -> Hits:
+        """The same hits by a metadata field; those without it come last.
+
+        Args:
+            field: A metadata field.
+            descending: Largest first.
+
+        Raises:
+            GeniusError: If no hit has the field.
+        """
+        having = [hit for hit in self if hit.item.metadata.get(field) is not None]
+        if self and not having:
+            raise GeniusError(f"no hit has the field {field!r}")
+        having.sort(key=lambda hit: hit.item.metadata[field], reverse=descending)
+        out = Hits(having + [hit for hit in self if hit.item.metadata.get(field) is None])
+        out.answerable = self.answerable
+        out.plan = self.plan
+        out.considered = self.considered
+        out.fusion = self.fusion
+        out.why = self.why
+        return out
 
     @property
     def doubtful(self) -> bool:

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from genius.errors import GeniusError, counted
 from genius.index import metadata as meta
@@ -27,11 +25,16 @@ from genius.index.target import MODALITIES_OF, spread, with_default
 from genius.index.vectors import features_of_queries
 from genius.index.writing import OnError, check_ids, check_missing
 from genius.model.confidence import DEPTH, Confidence
-from genius.model.genius import Embedded, Genius
+from genius.model.embedding import Embedded
 from genius.search import SearchParams, SearchRequest
+from genius.search.arrays import Array, as_numpy
 from genius.search.params import MAX_K
 from genius.types import ContentInput, Item, Modality, Query
 
+if TYPE_CHECKING:
+    from genius.model.genius import Genius
+
+LEAST_DEVIATION = 1e-4  # of similarities, below which a scale says nothing
 WIDER = 8  # times as many hits are ranked for diverse ones
 
 
@@ -45,29 +48,37 @@ def check(request: object) -> None:
 class QueryVectors:
     """Queries as the model sees them."""
 
-    z: Tensor  # (Q, D) what the decoder reads
-    dense: Tensor | None = None  # (Q, D) what stored vectors are compared with; None: z
-    targets: Tensor | None = None  # (Q,) modality codes, -1 for any
-    pictured: Tensor | None = None  # (Q,) which have a picture: probabilities depend on it, and without it there are none
-    modality: Tensor | None = None  # (Q,) what each consists of: the item bias depends on it, and without it there is none
+    z: Array  # (Q, D) what the decoder reads
+    dense: Array | None = None  # (Q, D) what stored vectors are compared with; None: z
+    targets: Array | None = None  # (Q,) modality codes, -1 for any
+    pictured: Array | None = None  # (Q,) which have a picture: probabilities depend on it, and without it there are none
+    modality: Array | None = None  # (Q,) what each consists of: the item bias depends on it, and without it there is none
+    # (Q,) modality on whose scale scores are shown, because they are merged with hits of it; -1: scores stay as they are
+    scale: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("z", "dense", "targets", "pictured", "modality"):
+            value = getattr(self, name)
+            if hasattr(value, "detach"):
+                object.__setattr__(self, name, as_numpy(value))
 
     def check(self, width: int) -> None:
         """Vectors of this width, and one target for each."""
         for name, vectors in (("z", self.z), ("dense", self.dense)):
             if vectors is None and name == "dense":
                 continue
-            if not isinstance(vectors, Tensor) or vectors.ndim != 2 or not vectors.is_floating_point():
+            if not isinstance(vectors, np.ndarray) or vectors.ndim != 2 or vectors.dtype.kind != "f":
                 shown = type(vectors).__name__
-                if isinstance(vectors, Tensor):
+                if isinstance(vectors, np.ndarray):
                     shown = str(tuple(vectors.shape))
-                raise GeniusError(f"{name} must be a tensor of numbers (queries, {width}), got {shown}")
+                raise GeniusError(f"{name} must be an array of numbers (queries, {width}), got {shown}")
             if vectors.shape[1] != width:
                 raise GeniusError(f"{name} has vectors {vectors.shape[1]} wide; those of this index are {width} wide")
             if len(vectors) != len(self.z):
                 raise GeniusError(f"{len(self.z)} queries but {len(vectors)} vectors to rank by")
         if self.targets is not None:
-            right = isinstance(self.targets, Tensor) and self.targets.shape == (len(self.z),)
-            right = right and not self.targets.is_floating_point()
+            right = isinstance(self.targets, np.ndarray) and self.targets.shape == (len(self.z),)
+            right = right and self.targets.dtype.kind in "iu"
             if not right or bool(((self.targets < -1) | (self.targets > 2)).any()):
                 raise GeniusError(f"targets must be {len(self.z)} whole numbers from -1 (any) to 2, one for each query")
 
@@ -99,6 +110,7 @@ class _Ranked:
     seqs: NDArray[np.int64]
     codes: NDArray[np.int64]  # (n, M)
     scores: NDArray[np.float32]
+    shown_scores: NDArray[np.float32]  # the same on the scale of another modality, where hits of several are merged
     plan: str | None  # the plan that ran; None: there was nothing to search
     considered: int
 
@@ -129,14 +141,16 @@ def answer(state: OpenIndex, queries: Sequence[Query | ContentInput], requests: 
     searched = [query for *_, some, _ in groups for query in some]
     embedded = embed(state.model, searched)
     if state.query_log is not None:
-        state.query_log(embedded.z, embedded.modality, [query.target for query in searched])
-    targets = torch.tensor([-1 if query.target is None else int(query.target) for query in searched])
-    pictured = embedded.modality != Modality.TEXT
+        state.query_log(as_numpy(embedded.z), as_numpy(embedded.modality), [query.target for query in searched])
+    targets = np.array([target_code(query.target) for query in searched], np.int64)
+    pictured = as_numpy(embedded.modality) != int(Modality.TEXT)
     parts = []
     first = 0
-    for request, _, some, _ in groups:
+    for request, _, some, owner in groups:
         at = slice(first, first + len(some))
-        vectors = QueryVectors(embedded.z[at], embedded.dense[at], targets[at], pictured[at], embedded.modality[at])
+        vectors = QueryVectors(
+            embedded.z[at], embedded.dense[at], targets[at], pictured[at], embedded.modality[at], scales(some, owner)
+        )
         vectors.check(state.about.width)
         parts.append((vectors, request))
         first += len(some)
@@ -199,14 +213,21 @@ def embed(model: Genius, queries: Sequence[Query]) -> Embedded:
         return model.embed_queries(queries)
     features = features_of_queries([queries[row] for row in own], model.config.width)
     z, dense = model.embed(features)
-    modality = features.modality.to(z.device)
+    parts = [Embedded(z, dense, features.modality, [], [])]
     if other:
-        encoded = model.embed_queries([queries[row] for row in other])
-        order = torch.tensor([*own, *other]).argsort()
-        z = torch.cat([z, encoded.z])[order]
-        dense = torch.cat([dense, encoded.dense])[order]
-        modality = torch.cat([modality, encoded.modality])[order]
-    return Embedded(z, dense, modality, list(range(len(queries))), [])
+        parts.append(model.embed_queries([queries[row] for row in other]))
+    order = np.argsort([*own, *other])
+    joined: dict[str, Any] = {}
+    for name in ("z", "dense", "modality"):
+        joined[name] = np.concatenate([as_numpy(getattr(part, name)) for part in parts])[order]
+    return Embedded(**joined, kept=list(range(len(queries))), problems=[])
+
+
+def target_code(target: Modality | None) -> int:
+    """The modality's code, -1 for any."""
+    if target is None:
+        return -1
+    return int(target)
 
 
 def search(state: OpenIndex, groups: Sequence[tuple[QueryVectors, SearchRequest]]) -> list[list[Hits]]:
@@ -238,9 +259,11 @@ def _run(live: Live, search: _Search) -> list[_Ranked]:
     engine = live.engine()
     queries = search.queries
     if engine is None or live.alive == 0 or not len(queries.z):
-        nothing = np.empty(0, np.int64)
+        rows_of_nothing = np.empty(0, np.int64)
+        codes_of_nothing = live.codes_of(rows_of_nothing)
+        no_scores = np.empty(0, np.float32)
         return [
-            _Ranked(search, query, nothing, live.codes_of(nothing), np.empty(0, np.float32), None, 0)
+            _Ranked(search, query, rows_of_nothing, codes_of_nothing, no_scores, no_scores, None, 0)
             for query in range(len(queries.z))
         ]
     k = min(search.k, live.alive)
@@ -256,13 +279,70 @@ def _run(live: Live, search: _Search) -> list[_Ranked]:
     rows = result.rows
     scores = result.scores
     considered = result.considered.tolist()
+    background = None
+    if any(scale >= 0 for scale in queries.scale):
+        compared = queries.z
+        if queries.dense is not None:
+            compared = queries.dense
+        background = engine.background(compared)
     ranked = []
     for query in range(len(rows)):
         real = rows[query] >= 0
         own = rows[query][real]
         codes = live.codes_of(own)
-        ranked.append(_Ranked(search, query, live.seqs[own], codes, scores[query][real], result.plan, considered[query]))
+        own_scores = scores[query][real]
+        shown_scores = own_scores
+        if background is not None and queries.scale[query] >= 0 and queries.targets is not None:
+            shown_scores = rescaled(own_scores, background[query], int(queries.targets[query]), queries.scale[query])
+        ranked.append(
+            _Ranked(
+                search,
+                query,
+                live.seqs[own],
+                codes,
+                own_scores,
+                shown_scores,
+                result.plan,
+                considered[query],
+            )
+        )
     return ranked
+
+
+def scales(queries: Sequence[Query], owner: Sequence[int]) -> tuple[int, ...]:
+    """The modality on whose scale the scores of each query of `spread` are shown; -1: they stay as they are."""
+    parts: dict[int, list[Modality]] = {}
+    for query, number in zip(queries, owner, strict=True):
+        if query.target is not None:
+            parts.setdefault(number, []).append(query.target)
+    out = []
+    for query, number in zip(queries, owner, strict=True):
+        several = parts.get(number, [])
+        scale = -1
+        if len(several) > 1 and query.target != several[0]:
+            scale = int(several[0])
+        out.append(scale)
+    return tuple(out)
+
+
+def rescaled(scores: NDArray[np.float32], background: NDArray[np.float32], own: int, scale: int) -> NDArray[np.float32]:
+    """Scores of items of one modality on the scale of another.
+
+    With most encoders a text is more similar to any text than to any image: without this, all items with a caption would come
+    before all without. What counts is by how many standard deviations a score lies above that of items in general.
+
+    Args:
+        scores: (n,) of items of the modality `own`.
+        background: (3, 2) mean and standard deviation of the query's similarity to items of each modality.
+        own: Their modality.
+        scale: The other one.
+    """
+    mean, deviation = background[own]
+    wanted_mean, wanted_deviation = background[scale]
+    if not np.isfinite(background[[own, scale]]).all() or deviation < LEAST_DEVIATION or wanted_deviation < LEAST_DEVIATION:
+        return scores
+    out: NDArray[np.float32] = wanted_mean + (scores - mean) * (wanted_deviation / deviation)
+    return out
 
 
 def _hits(one: _Ranked, shown: dict[int, Item], modalities: dict[int, Modality]) -> Hits:
@@ -280,13 +360,14 @@ def _hits(one: _Ranked, shown: dict[int, Item], modalities: dict[int, Modality])
         probabilities = confidence.of_hits(has_image, one.scores[: request.k], own).tolist()
         hits.answerable = confidence.of_answer(has_image, one.scores, own)
     for place, seq in enumerate(seqs):
-        if request.min_score is None or one.scores[place] >= request.min_score:
+        score = float(one.shown_scores[place])
+        if request.min_score is None or score >= request.min_score:
             codes = tuple(one.codes[place].tolist())
-            hits.append(Hit(shown[seq].id, float(one.scores[place]), codes, shown[seq], own[place], probabilities[place]))
+            hits.append(Hit(shown[seq].id, score, codes, shown[seq], own[place], probabilities[place]))
     return hits
 
 
-def _allowed(state: OpenIndex, live: Live, where: str | None, targets: Tensor | None) -> NDArray[np.bool_] | None:
+def _allowed(state: OpenIndex, live: Live, where: str | None, targets: Array | None) -> NDArray[np.bool_] | None:
     """(rows,) or (Q, rows) that may be found; None for all."""
     mask = None
     if where is not None:
@@ -321,7 +402,7 @@ def stream(state: OpenIndex, columns: Sequence[str], where: str | None = None) -
         before = len(seen)
         again = before > 0
         try:
-            reader = state.reader()
+            reader = state.consistent(state.reader)
             sql = None
             if where is not None:
                 sql = compile_where(where, reader.columns)

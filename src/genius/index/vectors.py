@@ -7,20 +7,20 @@ is the unit sum. Knows models and arrays; nothing of tables, files or searches.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 from genius.errors import GeniusError
 from genius.features import Features
-from genius.model.config import GeniusConfig
-from genius.model.generator import SIZES, GeneratorConfig
-from genius.model.genius import Genius
-from genius.model.quantizer import FusionConfig, QuantizerConfig
+from genius.model.config import SIZES, FusionConfig, GeneratorConfig, GeniusConfig, QuantizerConfig
 from genius.model.query_bank import QueryBank
+from genius.optional import import_torch
 from genius.types import Item, Modality, Query
+
+if TYPE_CHECKING:
+    from genius.model.genius import Genius
 
 MAX_WIDTH = 16_384
 UNFITTED_LEVELS = (3,) + (16,) * 8  # codes of a model that saw no item yet; a refit chooses others
@@ -42,6 +42,12 @@ def model_for_vectors(width: int, seed: int = 0) -> Genius:
     """
     if isinstance(width, bool) or not isinstance(width, int) or not 1 <= width <= MAX_WIDTH:
         raise GeniusError(f"dim must be a whole number from 1 to {MAX_WIDTH:,}, got {width!r}")
+    import_torch("an index of your own vectors")
+    import torch
+    from torch import nn
+
+    from genius.model.genius import Genius
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Genius(
@@ -70,8 +76,8 @@ def model_for_vectors(width: int, seed: int = 0) -> Genius:
 def neutral_queries(width: int) -> QueryBank:
     """Stands for queries of which nothing is known: every modality is equally likely, no item has a bias."""
     none = np.empty(0, np.int64)
-    no_weight = np.zeros((3, width), np.float32)
-    return QueryBank(np.empty((0, width), np.float32), none, none, no_weight, no_weight[:, 0], real=False)
+    vectors = np.empty((0, width), np.float32)
+    return QueryBank(vectors, none, none, np.zeros((3, width), np.float32), np.zeros(3, np.float32), real=False)
 
 
 def features_of_items(items: Sequence[Item], width: int) -> Features:
@@ -115,10 +121,10 @@ def features_of_queries(queries: Sequence[Query], width: int) -> Features:
 
 
 def _features(vectors: Sequence[Vector], modalities: Sequence[Modality], width: int) -> Features:
-    image = torch.zeros(len(vectors), width)
-    text = torch.zeros(len(vectors), width)
-    image_mask = torch.zeros(len(vectors), dtype=torch.bool)
-    text_mask = torch.zeros(len(vectors), dtype=torch.bool)
+    image: Any = np.zeros((len(vectors), width), np.float32)
+    text: Any = np.zeros((len(vectors), width), np.float32)
+    image_mask: Any = np.zeros(len(vectors), bool)
+    text_mask: Any = np.zeros(len(vectors), bool)
     for row, (vector, modality) in enumerate(zip(vectors, modalities, strict=True)):
         parts = vector
         if not isinstance(parts, Mapping):
@@ -139,7 +145,7 @@ def _names(modality: Modality) -> tuple[str, ...]:
     return {Modality.IMAGE: ("image",), Modality.TEXT: ("text",), Modality.PAIR: ("image", "text")}[modality]
 
 
-def _unit(vector: NDArray[np.float32]) -> Tensor:
-    found = torch.from_numpy(np.asarray(vector, np.float64))
-    unit: Tensor = (found / found.norm()).float()
+def _unit(vector: NDArray[np.float32]) -> NDArray[np.float32]:
+    found = np.asarray(vector, np.float64)
+    unit: NDArray[np.float32] = (found / np.linalg.norm(found)).astype(np.float32)
     return unit

@@ -15,7 +15,6 @@ from datetime import timedelta
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from genius.errors import GeniusError, counted
 from genius.features import Features
@@ -57,7 +56,7 @@ def write(
         if part is not None and len(part) != len(batch):
             raise GeniusError(f"features end at row {at + len(part)}, but there are more items")
         at += len(batch)
-        report = _write_batch(state, batch, replace, on_error, part)
+        report = _write_one(state, batch, replace, on_error, part)
         total.merge(report)
         if on_progress is not None:
             on_progress(report)
@@ -98,6 +97,13 @@ def batched(items: Iterable[Stamped], size: int) -> Iterator[list[Stamped]]:
         yield batch
 
 
+def _write_one(state: OpenIndex, batch: list[Stamped], replace: bool, on_error: OnError, features: Features | None) -> AddReport:
+    """Write a batch; again, with its encoder, if another index took the place of this one meanwhile."""
+    if features is not None:  # they are of the encoder of before
+        return _write_batch(state, batch, replace, on_error, features)
+    return state.following(lambda: _write_batch(state, batch, replace, on_error, None))
+
+
 def _write_batch(
     state: OpenIndex, batch: list[Stamped], replace: bool, on_error: OnError, features: Features | None
 ) -> AddReport:
@@ -117,7 +123,7 @@ def _write_batch(
     positions = list(chosen.values())
     part = None
     if features is not None:
-        part = features[torch.tensor(positions)]
+        part = features[positions]
     ready = prepare(state.model, [batch[p] for p in positions], state.thumbnails, on_error, part)
     commit(state, ready, replace, on_error, report)
     return report
@@ -332,7 +338,9 @@ def retype_field(state: OpenIndex, name: str, field_type: str, *, lossy: bool = 
 
 
 def convert(value: Any, field_type: FieldType) -> str | int | float | bool | None:
-    """A metadata value as another type; None if it has none."""
+    """A metadata value as another type; None if it has none, as a list."""
+    if isinstance(value, list):
+        return None
     if field_type == "text":
         if isinstance(value, bool):
             return "true" if value else "false"

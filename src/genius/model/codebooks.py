@@ -14,101 +14,20 @@ vectors; nothing of how training moves codebooks, nor of choosing codes jointly 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from genius.errors import GeniusError
+from genius.model.assignment import half_squares, nearest_as_published, row_argmax, similarity
+from genius.model.config import QuantizerConfig
 from genius.ranking import nearest_rows
-
-ModalityCode = Literal["given", "nearest", "classifier", "none"]
-GradientEstimator = Literal["straight-through", "rotation"]
-
-
-@dataclass(frozen=True, slots=True)
-class QuantizerConfig:
-    """Shape and update rule of the codebooks; the defaults are the paper's sizes."""
-
-    width: int = 768  # of z
-    level_sizes: tuple[int, ...] = (3,) + (4096,) * 8  # K_i of every level, modality first
-    # given: level 0 is the item's modality. nearest: unsupervised, as published. classifier: a label that takes
-    # no part in the residuals (supplement C.2). none: no modality code at all (Table 4).
-    modality_code: ModalityCode = "given"
-    shared: bool = False  # one codebook for all levels but the first (supplement C.5)
-    gradient: GradientEstimator = "rotation"  # how L_mse reaches the fusion through the argmin
-    decay: float = 0.9  # of the moving averages
-    epsilon: float = 1e-5  # Laplace smoothing of cluster sizes
-    # A code unused for `patience` times its expected interval is moved onto a random residual. The published
-    # rule (moving-average size below 2, every step) is `published_revival`: it redraws most of a large codebook.
-    patience: float = 4.0
-    published_revival: bool = False
-    encode_sweeps: int = 0  # sweeps that choose later codes again, given all the others (lower error; 0: as the paper)
-    settled: int = 2  # the first levels, which are never chosen again, nor moved when levels are fitted to each other
-    # > 0: from this level on every modality has codebooks of its own. A code follows the modality's code, so three
-    # codebooks cost no bit of the ID, and texts do not share codes with images. 0: one codebook per level, as the paper.
-    modality_codebooks_from: int = 0
-    family: str = "residual"  # name of a registered quantizer (`genius.model.quantizer.register`)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "level_sizes", tuple(int(k) for k in self.level_sizes))
-        if len(self.level_sizes) < 2 or min(self.level_sizes) < 1:
-            raise GeniusError(f"a quantizer needs at least two levels of positive size, got {self.level_sizes}")
-        if self.modality_code != "none" and self.level_sizes[0] != 3:
-            raise GeniusError(f"level 0 has one code per modality, so size 3, not {self.level_sizes[0]}")
-        if self.shared and len(set(self.level_sizes[1:])) > 1:
-            raise GeniusError("a shared codebook needs levels of equal size")
-        if self.settled < 1:
-            raise GeniusError(f"settled is {self.settled}; the modality at least is never chosen again")
-        if self.modality_codebooks_from and (self.shared or not self.labelled):
-            raise GeniusError(
-                "codebooks of each modality (modality_codebooks_from) need a given modality code, and are not shared"
-            )
-
-    @property
-    def levels(self) -> int:
-        return len(self.level_sizes)
-
-    @property
-    def labelled(self) -> bool:
-        """Whether level 0 is given rather than searched."""
-        return self.modality_code in ("given", "classifier")
-
-    def has_modality_codebooks(self, level: int) -> bool:
-        """Whether every modality has a codebook of its own at this level."""
-        return 0 < self.modality_codebooks_from <= level and level > 0
-
-
-def similarity(vectors: Tensor, centroids: Tensor, halves: Tensor) -> Tensor:
-    """(N, K) v.c - |c|^2 / 2, largest for the centroid of least squared distance (Eq. 5).
-
-    Args:
-        vectors: (N, D).
-        centroids: (K, D).
-        halves: (K,) |c|^2 / 2.
-    """
-    return (vectors @ centroids.T).sub_(halves)
-
-
-def row_argmax(scores: Tensor) -> Tensor:
-    """(N,) index of each row's largest number. On a CPU numpy takes a tenth of torch's time."""
-    if scores.device.type == "cpu":
-        return torch.from_numpy(scores.float().numpy().argmax(1))
-    return scores.argmax(1)
 
 
 def nearest(vectors: Tensor, centroids: Tensor, chunk: int = 4096) -> Tensor:
     """(N,) index of the nearest centroid."""
-    halves = centroids.square().sum(1) / 2
+    halves = half_squares(centroids)
     return torch.cat([row_argmax(similarity(part, centroids, halves)) for part in vectors.split(chunk)])
-
-
-def nearest_as_published(vectors: Tensor, centroids: Tensor) -> Tensor:
-    """`nearest` with the published order of operations, so that near-ties round the same way."""
-    squared = vectors.square().sum(1, keepdim=True) + centroids.square().sum(1) + vectors @ centroids.T * -2
-    return squared.clamp(min=0).sqrt().argmin(1)
 
 
 class Codebooks(nn.Module):
@@ -118,9 +37,7 @@ class Codebooks(nn.Module):
         super().__init__()
         self.config = config
         for level in range(self.count):
-            size = config.level_sizes[level]
-            if config.has_modality_codebooks(level):
-                size *= 3
+            size = config.codebook_size(level)
             # distinct, tiny, reproducible: an untrained quantizer still gives valid codes
             start = torch.randn(size, config.width, generator=torch.Generator().manual_seed(level)) * config.width**-0.5
             if level == 0 and config.modality_code == "classifier":
@@ -133,33 +50,21 @@ class Codebooks(nn.Module):
     @property
     def count(self) -> int:
         """How many codebooks there are: one per level, or two where they are shared."""
-        if self.config.shared:
-            return min(2, self.config.levels)
-        return self.config.levels
-
-    def _number(self, level: int) -> int:
-        """Number of the codebook that a level uses."""
-        return min(level, self.count - 1)
+        return self.config.codebook_number(self.config.levels - 1) + 1
 
     def codebook(self, level: int) -> Tensor:
         """(K_level, D) code vectors; (3 K_level, D), one modality after the other, where each has its own."""
-        return self.get_buffer(f"codes_{self._number(level)}")
+        return self.get_buffer(f"codes_{self.config.codebook_number(level)}")
 
     def codebook_of(self, level: int, modality: int) -> Tensor:
         """(K_level, D) code vectors of one modality's items."""
-        if self.config.has_modality_codebooks(level):
-            return self.codebook(level)[self._block(level, modality)]
-        return self.codebook(level)
+        return self.codebook(level)[self.config.codebook_rows(level, modality)]
 
     def rows_of(self, level: int, code: Tensor, modality: Tensor) -> Tensor:
         """Rows of `codebook(level)` of codes (N,) whose items have these modalities (N,)."""
         if self.config.has_modality_codebooks(level):
             return code + modality * self.config.level_sizes[level]
         return code
-
-    def _block(self, level: int, modality: int) -> slice:
-        size = self.config.level_sizes[level]
-        return slice(modality * size, (modality + 1) * size)
 
     @property
     def codebooks(self) -> list[Tensor]:

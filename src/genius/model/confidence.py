@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from genius.errors import GeniusError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MODALITIES = 3
 GROUPS = 2 * MODALITIES  # (query with an image or not) x (modality of the hit)
@@ -150,6 +150,9 @@ def _sigmoid(x: Floats) -> Floats:
 
 def _logistic(features: Floats, labels: Floats) -> tuple[float, ...]:
     """Weights of a logistic regression with a little shrinkage, so that an empty group stays finite."""
+    import torch  # here, so that what applies the weights needs no torch
+    import torch.nn.functional as F
+
     x = torch.from_numpy(features)
     y = torch.from_numpy(labels)
     weights = torch.zeros(x.shape[1], dtype=torch.float64, requires_grad=True)

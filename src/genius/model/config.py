@@ -1,4 +1,5 @@
-"""`GeniusConfig`: everything about a model but its weights; how it is read from a folder, and what identifies the model.
+"""`GeniusConfig`: everything about a model but its weights (fusion, quantizer, decoder); how it is read from a folder, and what
+identifies the model. Imports no torch.
 
 The folder may be untrusted: sizes are bounded, and its config cannot name a checkpoint outside of it.
 """
@@ -13,10 +14,7 @@ from typing import Any, Literal
 from genius.config import changed, from_dict, merge
 from genius.errors import GeniusError
 from genius.files import read_json
-from genius.model.codebooks import QuantizerConfig
 from genius.model.confidence import Confidence
-from genius.model.generator import GeneratorConfig
-from genius.model.quantizer import FusionConfig
 
 FORMAT = 1
 CONFIG = "config.json"
@@ -41,6 +39,149 @@ _FIRST_RELEASE: dict[str, Any] = {
 }  # fmt: skip
 _RETIRED = {"quantizer": {"encode_beam": 1}}  # fields that older models name, and the only value that still has a meaning
 _RENAMED = {"quantizer": {"own_books_from": "modality_codebooks_from"}}  # name in the first release -> name today
+
+
+@dataclass(frozen=True, slots=True)
+class FusionConfig:
+    """Sizes of the fusion module; the defaults are the published ones."""
+
+    width: int = 768  # of the encoder's vectors and of z
+    projection: int = 2560  # of each modality before they are joined
+    hidden: int = 5120  # of the two MLPs after the join
+
+
+ModalityCode = Literal["given", "nearest", "classifier", "none"]
+GradientEstimator = Literal["straight-through", "rotation"]
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizerConfig:
+    """Shape and update rule of the codebooks; the defaults are the paper's sizes."""
+
+    width: int = 768  # of z
+    level_sizes: tuple[int, ...] = (3,) + (4096,) * 8  # K_i of every level, modality first
+    # given: level 0 is the item's modality. nearest: unsupervised, as published. classifier: a label that takes
+    # no part in the residuals (supplement C.2). none: no modality code at all (Table 4).
+    modality_code: ModalityCode = "given"
+    shared: bool = False  # one codebook for all levels but the first (supplement C.5)
+    gradient: GradientEstimator = "rotation"  # how L_mse reaches the fusion through the argmin
+    decay: float = 0.9  # of the moving averages
+    epsilon: float = 1e-5  # Laplace smoothing of cluster sizes
+    # A code unused for `patience` times its expected interval is moved onto a random residual. The published
+    # rule (moving-average size below 2, every step) is `published_revival`: it redraws most of a large codebook.
+    patience: float = 4.0
+    published_revival: bool = False
+    encode_sweeps: int = 0  # sweeps that choose later codes again, given all the others (lower error; 0: as the paper)
+    settled: int = 2  # the first levels, which are never chosen again, nor moved when levels are fitted to each other
+    # > 0: from this level on every modality has codebooks of its own. A code follows the modality's code, so three
+    # codebooks cost no bit of the ID, and texts do not share codes with images. 0: one codebook per level, as the paper.
+    modality_codebooks_from: int = 0
+    family: str = "residual"  # name of a registered quantizer (`genius.model.quantizer.register`)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "level_sizes", tuple(int(k) for k in self.level_sizes))
+        if len(self.level_sizes) < 2 or min(self.level_sizes) < 1:
+            raise GeniusError(f"a quantizer needs at least two levels of positive size, got {self.level_sizes}")
+        if self.modality_code != "none" and self.level_sizes[0] != 3:
+            raise GeniusError(f"level 0 has one code per modality, so size 3, not {self.level_sizes[0]}")
+        if self.shared and len(set(self.level_sizes[1:])) > 1:
+            raise GeniusError("a shared codebook needs levels of equal size")
+        if self.settled < 1:
+            raise GeniusError(f"settled is {self.settled}; the modality at least is never chosen again")
+        if self.modality_codebooks_from and (self.shared or not self.labelled):
+            raise GeniusError(
+                "codebooks of each modality (modality_codebooks_from) need a given modality code, and are not shared"
+            )
+
+    @property
+    def levels(self) -> int:
+        return len(self.level_sizes)
+
+    @property
+    def labelled(self) -> bool:
+        """Whether level 0 is given rather than searched."""
+        return self.modality_code in ("given", "classifier")
+
+    def has_modality_codebooks(self, level: int) -> bool:
+        """Whether every modality has a codebook of its own at this level."""
+        return 0 < self.modality_codebooks_from <= level and level > 0
+
+    def codebook_number(self, level: int) -> int:
+        """Number of the codebook that a level uses: its own, or the second where they are shared."""
+        if self.shared:
+            return min(level, 1)
+        return level
+
+    def codebook_size(self, number: int) -> int:
+        """Rows of a codebook: one per code, or one per code and modality."""
+        if self.has_modality_codebooks(number):
+            return 3 * self.level_sizes[number]
+        return self.level_sizes[number]
+
+    def codebook_rows(self, level: int, modality: int) -> slice:
+        """Rows of a level's codebook that are one modality's."""
+        if not self.has_modality_codebooks(level):
+            return slice(None)
+        size = self.level_sizes[level]
+        return slice(modality * size, (modality + 1) * size)
+
+
+SPECIALS = 3  # pad (the start token), eos, unk: kept for the published vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorConfig:
+    """Shape of the decoder; the defaults are the paper's (T5-small, 30 prefix vectors)."""
+
+    width: int = 768  # of z
+    level_sizes: tuple[int, ...] = (3,) + (4096,) * 8  # K_i of every level
+    d_model: int = 512
+    layers: int = 6
+    heads: int = 8
+    d_kv: int = 64  # width of one head
+    d_ff: int = 2048
+    prefix_tokens: int = 30  # N of Eq. 9
+    dropout: float = 0.1
+    buckets: int = 32  # of the relative position bias
+    max_distance: int = 128
+    normalizer: Literal["vocabulary", "level"] = "vocabulary"  # softmax over all codes (published) or one level's
+    head: Literal["table", "codebooks"] = "table"  # a free row for each code (the paper), or similarity to the codebooks' rows
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "level_sizes", tuple(int(k) for k in self.level_sizes))
+        if not self.level_sizes or min(self.level_sizes) < 1:
+            raise GeniusError(f"level_sizes must be positive, got {self.level_sizes}")
+        if self.head == "codebooks" and self.normalizer != "level":
+            raise GeniusError("a head tied to the codebooks has no whole table: set normalizer = 'level'")
+
+    @property
+    def levels(self) -> int:
+        return len(self.level_sizes)
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """First row of each level in the token table."""
+        starts = [SPECIALS]
+        for size in self.level_sizes[:-1]:
+            starts.append(starts[-1] + size)
+        return tuple(starts)
+
+    @property
+    def vocabulary(self) -> int:
+        return SPECIALS + sum(self.level_sizes)
+
+
+SIZES: dict[str, dict[str, int]] = {
+    "nano": {"d_model": 64, "layers": 1, "heads": 2, "d_kv": 32, "d_ff": 128},
+    "tiny": {"d_model": 128, "layers": 2, "heads": 4, "d_kv": 32, "d_ff": 512},
+    "compact": {"d_model": 192, "layers": 3, "heads": 3, "d_kv": 64, "d_ff": 512},
+    "mini": {"d_model": 256, "layers": 4, "heads": 4, "d_kv": 64, "d_ff": 1024},
+    "small": {"d_model": 512, "layers": 6, "heads": 8, "d_kv": 64, "d_ff": 2048},
+    "base": {"d_model": 768, "layers": 12, "heads": 12, "d_kv": 64, "d_ff": 3072},
+    "large": {"d_model": 1024, "layers": 24, "heads": 16, "d_kv": 64, "d_ff": 4096},
+}
+"""T5 shapes by name (`small`, `base`, `large` are the paper's; `mini`, `compact` and `tiny` are for small data, `nano` for
+collections without queries, where similarity does the work)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +32,7 @@ from torch import Tensor, nn
 
 from genius.errors import GeniusError
 from genius.model.codebooks import Codebooks
+from genius.model.config import SPECIALS, GeneratorConfig
 
 if TYPE_CHECKING:
     from genius.model.quantizer import ResidualQuantizer
@@ -149,63 +149,7 @@ class CodebookHead(nn.Module):
         return out
 
 
-SPECIALS = 3  # pad (the start token), eos, unk: kept for the published vocabulary
 START = 0
-
-
-@dataclass(frozen=True, slots=True)
-class GeneratorConfig:
-    """Shape of the decoder; the defaults are the paper's (T5-small, 30 prefix vectors)."""
-
-    width: int = 768  # of z
-    level_sizes: tuple[int, ...] = (3,) + (4096,) * 8  # K_i of every level
-    d_model: int = 512
-    layers: int = 6
-    heads: int = 8
-    d_kv: int = 64  # width of one head
-    d_ff: int = 2048
-    prefix_tokens: int = 30  # N of Eq. 9
-    dropout: float = 0.1
-    buckets: int = 32  # of the relative position bias
-    max_distance: int = 128
-    normalizer: Literal["vocabulary", "level"] = "vocabulary"  # softmax over all codes (published) or one level's
-    head: Literal["table", "codebooks"] = "table"  # a free row for each code (the paper), or similarity to the codebooks' rows
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "level_sizes", tuple(int(k) for k in self.level_sizes))
-        if not self.level_sizes or min(self.level_sizes) < 1:
-            raise GeniusError(f"level_sizes must be positive, got {self.level_sizes}")
-        if self.head == "codebooks" and self.normalizer != "level":
-            raise GeniusError("a head tied to the codebooks has no whole table: set normalizer = 'level'")
-
-    @property
-    def levels(self) -> int:
-        return len(self.level_sizes)
-
-    @property
-    def offsets(self) -> tuple[int, ...]:
-        """First row of each level in the token table."""
-        starts = [SPECIALS]
-        for size in self.level_sizes[:-1]:
-            starts.append(starts[-1] + size)
-        return tuple(starts)
-
-    @property
-    def vocabulary(self) -> int:
-        return SPECIALS + sum(self.level_sizes)
-
-
-SIZES: dict[str, dict[str, int]] = {
-    "nano": {"d_model": 64, "layers": 1, "heads": 2, "d_kv": 32, "d_ff": 128},
-    "tiny": {"d_model": 128, "layers": 2, "heads": 4, "d_kv": 32, "d_ff": 512},
-    "compact": {"d_model": 192, "layers": 3, "heads": 3, "d_kv": 64, "d_ff": 512},
-    "mini": {"d_model": 256, "layers": 4, "heads": 4, "d_kv": 64, "d_ff": 1024},
-    "small": {"d_model": 512, "layers": 6, "heads": 8, "d_kv": 64, "d_ff": 2048},
-    "base": {"d_model": 768, "layers": 12, "heads": 12, "d_kv": 64, "d_ff": 3072},
-    "large": {"d_model": 1024, "layers": 24, "heads": 16, "d_kv": 64, "d_ff": 4096},
-}
-"""T5 shapes by name (`small`, `base`, `large` are the paper's; `mini`, `compact` and `tiny` are for small data, `nano` for
-collections without queries, where similarity does the work)."""
 
 
 class KeysValues(NamedTuple):

@@ -9,52 +9,32 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from genius.config import to_dict
-from genius.encoders.base import Encoder, OnError, encode_items, encode_queries, find_device
+from genius.encoders import GRAPHS
+from genius.encoders.base import Encoder, find_device
 from genius.errors import GeniusError, said
 from genius.features import Features
 from genius.files import write_whole
-from genius.model.confidence import Confidence
 from genius.model.config import CONFIG, FORMAT, GeniusConfig, encoder_uri, identity, read_config
+from genius.model.embedding import Embedder
 from genius.model.generator import HEAD, Generator, current_name, first_name
 from genius.model.known_items import Knows, load_knows, save_knows
 from genius.model.quantizer import Fusion, ResidualQuantizer, build_quantizer, score_fusion
 from genius.model.query_bank import QueryBank
-from genius.types import Item, Query
-from genius.weight_files import (
-    build,
-    check_digests,
-    check_fit,
-    pack,
-    read_shapes,
-    read_tensors,
-    tensor_names,
-    unpack,
-    write_digests,
-)
+from genius.types import Item
+from genius.weight_arrays import tensor_names, unpack
+from genius.weight_digests import check_digests, write_digests
+from genius.weight_files import build, check_fit, pack, read_shapes, read_tensors
 
 WEIGHTS = "model.safetensors"
 ENCODER = "encoder"
-
-
-@dataclass(frozen=True, slots=True)
-class Embedded:
-    """Items or queries in the model's space."""
-
-    z: Tensor  # (N, D) fused unit vectors: what codes are made of and what the generator reads
-    dense: Tensor  # (N, D) unit vectors for re-ranking and for the dense baseline
-    modality: Tensor  # (N,) what each row consists of
-    kept: list[int]  # positions of the inputs that could be read
-    problems: list[str]  # one line for each that could not
 
 
 class Fitting(Protocol):
@@ -74,7 +54,7 @@ class Network(nn.Module):
         self.eval()
 
 
-class Genius:
+class Genius(Embedder):
     """The model: pictures and words -> vectors -> codes, and how likely each code is.
 
     Get one with `Genius.from_pretrained("bundled:mini")`, or fit one to your own items with
@@ -165,7 +145,7 @@ class Genius:
             features: N items or queries as two vectors each and which of them are there.
             chunk: rows at a time, so that memory does not grow with N.
         """
-        features.check(self.config.width)
+        features = features.as_tensors().check(self.config.width)
         z = []
         dense = []
         for i in range(0, max(len(features), 1), chunk):
@@ -178,17 +158,6 @@ class Genius:
             return fused, fused  # not a second copy of what may be gigabytes
         return fused, torch.cat(dense)
 
-    def confidence(self, reranker: str) -> Confidence | None:
-        """How scores become probabilities; None where the model was not calibrated for it.
-
-        Args:
-            reranker: where the scores come from: embeddings, codes or none.
-        """
-        weights = self.config.confidence.get(reranker)
-        if weights is None:
-            return None
-        return Confidence.read(weights)
-
     def encode(self, features: Features) -> Tensor:
         """Codes (N, M) of items, int64.
 
@@ -197,48 +166,27 @@ class Genius:
         """
         return self.quantizer.encode(self.embed(features)[0], features.modality.to(self.device))
 
-    def embed_items(self, items: Sequence[Item], *, on_error: OnError = "raise", batch_size: int = 64) -> Embedded:
-        """Vectors of items.
+    def assign(self, z: Tensor, modality: Any) -> Tensor:
+        """Codes (N, M) of unit vectors.
 
         Args:
-            items: what to embed.
-            on_error: "raise", or "skip" to leave out what cannot be read: `problems` says what, `kept` are the others.
-            batch_size: items that the encoder takes at a time.
-
-        >>> model = Genius.from_pretrained("bundled:mini")
-        >>> model.embed_items([Item("1", text="a red bicycle"), Item("2", text="a blue boat")]).z.shape
-        torch.Size([2, 256])
+            z: (N, D).
+            modality: (N,) of the items, a tensor or an array.
         """
-        features, kept, problems = encode_items(self._encoder(), items, batch_size=batch_size, on_error=on_error)
-        z, dense = self.embed(features)
-        return Embedded(z, dense, features.modality.to(self.device), kept, problems)
+        if not self.config.quantizer.labelled:
+            return self.quantizer.encode(z)
+        return self.quantizer.encode(z, torch.as_tensor(modality, device=z.device))
 
-    def embed_queries(self, queries: Sequence[Query], *, batch_size: int = 64) -> Embedded:
-        """Vectors of queries; their instructions, or those of their target modalities, are part of them.
+    def reconstruct(self, codes: Any) -> Tensor:
+        """(N, D) sums of code vectors.
 
         Args:
-            queries: what to embed. What is not wanted (`Query.minus`) is taken out of each.
-            batch_size: queries that the encoder takes at a time.
-
-        >>> model = Genius.from_pretrained("bundled:mini")
-        >>> wanted, unwanted = model.embed_queries([Query("a bicycle", minus="a child"), Query("a child")]).z
-        >>> abs(float(wanted @ unwanted)) < 1e-6
-        True
+            codes: (N, M), a tensor or an array.
         """
-        unwanted = [query.minus for query in queries if query.minus is not None]
-        both = [*queries, *unwanted]
-        features = encode_queries(self._encoder(), both, batch_size=batch_size, instructions=self.config.instructions)
-        z, dense = self.embed(features)
-        if unwanted:
-            rows = torch.tensor([row for row, query in enumerate(queries) if query.minus is not None])
-            z, dense = (_away(vectors, rows, len(queries)) for vectors in (z, dense))
-        modality = features.modality[: len(queries)].to(self.device)
-        return Embedded(z, dense, modality, list(range(len(queries))), [])
+        return self.quantizer.decode(torch.as_tensor(codes, device=self.device))
 
-    def _encoder(self) -> Encoder:
-        if self.encoder is None:
-            raise GeniusError("this model has no encoder: it works on pre-extracted features only")
-        return self.encoder
+    def _on_device(self, array: Tensor) -> Tensor:
+        return array.to(self.device)
 
     # -- save and load -----------------------------------------------------------------------------------------
 
@@ -280,6 +228,7 @@ class Genius:
         else:
             tensors = {name: tensor.detach().cpu().to(dtype).contiguous() for name, tensor in self.network.state_dict().items()}
         body = {"format": FORMAT, "model": to_dict(self.config)}
+        (directory / GRAPHS).unlink(missing_ok=True)  # graphs of the weights that were here before
         write_whole(directory / WEIGHTS, lambda path: save_file(tensors, path, metadata={"format": "pt"}))
         if encoder and self.encoder is not None and self.config.encoder is None:
             self.encoder.save(directory / ENCODER)
@@ -371,18 +320,6 @@ class Genius:
                 self.generator(z, codes)
         except Exception as error:  # whatever a config of nonsense leads to
             raise GeniusError(f"the model at {directory} does not compute: {said(error)}") from None
-
-
-def _away(vectors: Tensor, rows: Tensor, queries: int) -> Tensor:
-    """(Q, D) unit vectors of queries, those of `rows` without what they share with the unwanted ones that follow them."""
-    kept = vectors[:queries].clone()
-    unwanted = vectors[queries:]
-    wanted = kept[rows]
-    left = wanted - (wanted * unwanted).sum(1, keepdim=True).clamp(min=0) * unwanted
-    if bool((left.norm(dim=1) < 1e-3).any()):
-        raise GeniusError("what is wanted and what is not are the same: nothing is left to look for")
-    kept[rows] = F.normalize(left, dim=1)
-    return kept
 
 
 # -- weights from before every modality had its own a_l and b_l --------------------------------------------------

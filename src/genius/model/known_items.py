@@ -8,20 +8,17 @@ nothing of indexes.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from genius.errors import GeniusError
 from genius.files import read_json, write_whole
 from genius.types import Modality
-
-if TYPE_CHECKING:
-    from genius.model.quantizer import ResidualQuantizer
 
 KNOWS = "knows.json"
 MAX_KNOWS = 1 << 16  # bytes of it
@@ -43,7 +40,7 @@ class Knows:
     def to_dict(self) -> dict[str, Any]:
         return {"items": self.items, "usual_distance": dict(self.usual_distance), "about": self.about, "fit": dict(self.fit)}
 
-    def strange(self, distance: Tensor, modality: Tensor) -> dict[str, float]:
+    def strange(self, distance: NDArray[np.float32], modality: NDArray[np.int64]) -> dict[str, float]:
         """Modality -> share of these items beyond `usual_distance`, for modalities that look unlike the model's own items.
 
         Args:
@@ -55,27 +52,51 @@ class Knows:
             own = distance[modality == int(Modality.parse(label))]
             if len(own) < FEW:
                 continue
-            share = (own > limit + MARGIN).float().mean().item()
+            share = float((own > limit + MARGIN).mean())
             if share >= STRANGE:
                 out[label] = share
         return out
 
 
-@torch.no_grad()
-def distances(quantizer: ResidualQuantizer, z: Tensor, codes: Tensor) -> Tensor:
-    """(N,) distance of items z (N, D) to the reconstructions of their codes (N, M)."""
-    distance: Tensor = (z - quantizer.decode(codes)).norm(dim=1)
+def distances(decode: Callable[[Any], Any], z: Any, codes: Any) -> NDArray[np.float32]:
+    """Distances of items to the reconstructions of their codes.
+
+    Args:
+        decode: Codes (N, M) -> reconstructions (N, D).
+        z: (N, D) the items, a tensor or an array.
+        codes: (N, M) theirs, likewise.
+
+    Returns:
+        (N,) distances.
+    """
+    error = _numpy(z) - _numpy(decode(codes))
+    distance: NDArray[np.float32] = np.linalg.norm(error, axis=1).astype(np.float32)
     return distance
 
 
-def knows(quantizer: ResidualQuantizer, z: Tensor, modality: Tensor, codes: Tensor, about: str = "") -> Knows:
-    """Statistics of the items that a model was fitted to, or of items like them."""
-    distance = distances(quantizer, z, codes)
+def _numpy(values: Any) -> NDArray[Any]:
+    if hasattr(values, "detach"):
+        values = values.detach().cpu().numpy()
+    return np.asarray(values)
+
+
+def knows(decode: Callable[[Any], Any], z: Any, modality: Any, codes: Any, about: str = "") -> Knows:
+    """Statistics of the items that a model was fitted to, or of items like them.
+
+    Args:
+        decode: Codes (N, M) -> reconstructions (N, D).
+        z: (N, D) the items, a tensor or an array.
+        modality: (N,) theirs.
+        codes: (N, M) theirs.
+        about: What these items are, in a few words.
+    """
+    distance = distances(decode, z, codes)
+    modality = _numpy(modality)
     usual_distance = {}
     for value in Modality:
         own = distance[modality == int(value)]
         if len(own) >= FEW:
-            usual_distance[value.label] = round(torch.quantile(own[:100_000], USUAL).item(), 4)
+            usual_distance[value.label] = round(float(np.quantile(own[:100_000], USUAL)), 4)
     return Knows(len(z), usual_distance, about)
 
 

@@ -13,10 +13,8 @@ import torch
 from torch import Tensor
 
 from genius.errors import GeniusError
-from genius.model.config import GeniusConfig
-from genius.model.generator import GeneratorConfig
+from genius.model.config import FusionConfig, GeneratorConfig, GeniusConfig, QuantizerConfig
 from genius.model.genius import Genius
-from genius.model.quantizer import FusionConfig, QuantizerConfig
 from genius.torch_file import read_checkpoint
 from genius.weight_files import build, reading_sizes
 

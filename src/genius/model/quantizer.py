@@ -8,7 +8,6 @@ by exponential averages. Knows nothing of items, losses' weights or training loo
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import NamedTuple
 
@@ -19,25 +18,9 @@ from torch import Tensor, nn
 
 from genius.errors import GeniusError
 from genius.features import Features, check_finite
-from genius.model.codebooks import (
-    Codebooks,
-    GradientEstimator,
-    ModalityCode,
-    QuantizerConfig,
-    fit_codebooks,
-    nearest_as_published,
-    row_argmax,
-    similarity,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class FusionConfig:
-    """Sizes of the fusion module; the defaults are the published ones."""
-
-    width: int = 768  # of the encoder's vectors and of z
-    projection: int = 2560  # of each modality before they are joined
-    hidden: int = 5120  # of the two MLPs after the join
+from genius.model.assignment import fill_codes
+from genius.model.codebooks import Codebooks, fit_codebooks
+from genius.model.config import FusionConfig, QuantizerConfig
 
 
 class Fusion(nn.Module):
@@ -72,10 +55,7 @@ def score_fusion(features: Features) -> Tensor:
 
 
 __all__ = [
-    "GradientEstimator",
-    "ModalityCode",
     "Quantized",
-    "QuantizerConfig",
     "ResidualQuantizer",
     "build_quantizer",
     "register",
@@ -113,22 +93,16 @@ class ResidualQuantizer(Codebooks):
             GeniusError: If shapes do not fit, numbers are not finite or a modality is unknown.
         """
         self._check(z, modality)
+        if modality is not None:
+            modality = modality.long()
         codes = torch.empty(len(z), self.config.levels, dtype=torch.long, device=z.device)
-        if not self.config.modality_codebooks_from or modality is None:
-            self._encode_rows(z, modality, torch.arange(len(z), device=z.device), None, codes)
-            return codes
-        for value in range(3):
-            self._encode_rows(z, modality, (modality == value).nonzero()[:, 0], value, codes)
+        fill_codes(self.config, self._codebook_for, z, modality, codes)
         return codes
 
-    def _encode_rows(self, z: Tensor, modality: Tensor | None, rows: Tensor, codebooks_of: int | None, codes: Tensor) -> None:
-        """Fill `codes` of some rows, which share their codebooks: those of one modality (None: of all)."""
-        if not len(rows):
-            return
-        encoder = _RowEncoder(self, codebooks_of, len(rows))
-        for part in rows.split(encoder.rows_at_once):
-            modality_of_part = None if modality is None else modality[part]
-            codes[part] = encoder(z.index_select(0, part).float(), modality_of_part)
+    def _codebook_for(self, level: int, modality: int | None) -> Tensor:
+        if modality is None:
+            return self.codebook(level)
+        return self.codebook_of(level, modality)
 
     def _check(self, z: Tensor, modality: Tensor | None) -> None:
         if z.ndim != 2 or z.shape[1] != self.config.width:
@@ -181,7 +155,7 @@ class ResidualQuantizer(Codebooks):
         counts = [torch.zeros_like(self.get_buffer(f"sizes_{number}")) for number in range(self.count)]
         sums = [torch.zeros_like(self.get_buffer(f"sums_{number}")) for number in range(self.count)]
         for level, residual in enumerate(residuals):
-            number = self._number(level)
+            number = self.config.codebook_number(level)
             rows = self.rows_of(level, codes[:, level], codes[:, 0])
             counts[number].index_add_(0, rows, torch.ones_like(rows, dtype=counts[number].dtype))
             sums[number].index_add_(0, rows, residual.detach().to(sums[number].dtype))
@@ -204,7 +178,7 @@ class ResidualQuantizer(Codebooks):
     def _blocks(self, number: int) -> list[tuple[int, slice]]:
         """Modality (-1: all) and rows of each part of a codebook."""
         if self.config.has_modality_codebooks(number):
-            return [(modality, self._block(number, modality)) for modality in range(3)]
+            return [(modality, self.config.codebook_rows(number, modality)) for modality in range(3)]
         return [(-1, slice(None))]
 
     def _move(self, number: int, block: slice, counts: Tensor, sums: Tensor) -> Tensor:
@@ -289,111 +263,6 @@ class ResidualQuantizer(Codebooks):
                 }
             )
         return out
-
-
-SCORES_AT_ONCE = 2**21  # code scores that are held at a time, on a CPU
-SCORES_AT_ONCE_GPU = 32 * SCORES_AT_ONCE
-LARGEST_TABLES = 2**24  # inner products of codes with codes that are computed beforehand, at most: 64 MB
-
-
-class _RowEncoder:
-    """Encodes items that share their codebooks: level after level, then again given the other levels (`encode_sweeps`).
-
-    A code that is chosen again changes the residual of the other levels, and so the score of every code there: by its
-    inner product with the old code less that with the new one. So scores are kept and updated, and most items, which
-    change no code, cost one comparison per level. For many items these products are computed beforehand.
-    """
-
-    def __init__(self, quantizer: Codebooks, modality: int | None, items: int) -> None:
-        config = quantizer.config
-        levels = range(config.levels)
-        if modality is None:
-            codebooks = [quantizer.codebook(level) for level in levels]
-        else:
-            codebooks = [quantizer.codebook_of(level, modality) for level in levels]
-        self.config = config
-        self.codebooks = codebooks
-        self.halves = [codebook.square().sum(1) / 2 for codebook in codebooks]
-        self.again = levels[:0]  # levels that are chosen again
-        if config.encode_sweeps:
-            self.again = levels[config.settled :]
-        self.starts: dict[int, int] = {}  # level -> first row of it in the joined codebooks
-        codes_again = 0
-        for level in self.again:
-            self.starts[level] = codes_again
-            codes_again += len(codebooks[level])
-        most_codes = max(codes_again, *map(len, codebooks))
-        scores = SCORES_AT_ONCE if codebooks[0].device.type == "cpu" else SCORES_AT_ONCE_GPU
-        self.rows_at_once = max(1, scores // most_codes)
-        self.tables: dict[int, Tensor] = {}  # level -> (codes of all levels, K) inner products
-        # computing them takes as long as one sweep over as many items takes without
-        if 0 < codes_again <= items and codes_again**2 <= LARGEST_TABLES:
-            joined = torch.cat([codebooks[level] for level in self.again])
-            self.tables = {level: joined @ codebooks[level].T for level in self.again}
-
-    def __call__(self, z: Tensor, modality: Tensor | None) -> Tensor:
-        """Codes (n, M) of vectors (n, D)."""
-        residual = z
-        codes: list[Tensor] = []
-        scores: dict[int, Tensor] = {}  # level -> (n, K)
-        residuals: dict[int, Tensor] = {}  # level -> (n, D) what is left after it
-        for level, codebook in enumerate(self.codebooks):
-            if level in self.again:
-                scores[level] = similarity(residual, codebook, self.halves[level])
-            if level == 0 and self.config.labelled:
-                assert modality is not None
-                code = modality.long()
-            elif self.config.modality_code == "nearest":
-                code = nearest_as_published(residual, codebook)
-            elif level in scores:
-                code = row_argmax(scores[level])
-            else:
-                code = row_argmax(similarity(residual, codebook, self.halves[level]))
-            residual = residual - F.embedding(code, codebook)  # Eq. 6
-            codes.append(code)
-            residuals[level] = residual
-        for level in self.again[:-1]:  # so far the scores of a level take only those before it into account
-            scores[level] -= self._later(level, codes, residuals[level], residual)
-        self._choose_again(codes, scores)
-        return torch.stack(codes, dim=1)
-
-    def _choose_again(self, codes: list[Tensor], scores: dict[int, Tensor]) -> None:
-        """Change codes (n,) of the levels that have scores (n, K)."""
-        for _ in range(self.config.encode_sweeps):
-            final = True
-            for level in self.again:
-                current = scores[level].gather(1, codes[level][:, None])[:, 0]
-                rows = (scores[level].amax(1) > current).nonzero()[:, 0]
-                if not len(rows):
-                    continue
-                final = False
-                old = codes[level][rows]
-                new = row_argmax(scores[level].index_select(0, rows))
-                codes[level][rows] = new
-                for other in self.again:
-                    if other != level:
-                        scores[other].index_add_(0, rows, self._change(level, old, new, other))
-            if final:
-                break
-
-    def _later(self, level: int, codes: list[Tensor], residual: Tensor, last: Tensor) -> Tensor:
-        """(n, K) inner products of the level's codes with the sum of the later ones.
-
-        That sum is the residual after the level (n, D) less the residual after the last level (n, D).
-        """
-        if not self.tables:
-            return (residual - last) @ self.codebooks[level].T
-        rows = torch.stack([codes[other] + self.starts[other] for other in self.again if other > level], 1)
-        return F.embedding_bag(rows, self.tables[level], mode="sum")
-
-    def _change(self, level: int, old: Tensor, new: Tensor, other: int) -> Tensor:
-        """(n, K) by how much another level's scores grow when codes (n,) of a level become new ones."""
-        if not self.tables:
-            codebook = self.codebooks[level]
-            return (F.embedding(old, codebook) - F.embedding(new, codebook)) @ self.codebooks[other].T
-        start = self.starts[level]
-        table = self.tables[other]
-        return F.embedding(old + start, table) - F.embedding(new + start, table)
 
 
 def _several_processes() -> bool:

@@ -5,11 +5,12 @@ Flat and scan are numpy and Faiss; torch is imported by what generates IDs, and 
 
 from typing import TYPE_CHECKING, Any
 
+from genius.optional import LazyPart
 from genius.search.engine import SearchEngine
 from genius.search.params import SEARCHES, SearchParams, SearchRequest
 from genius.search.scan import ScanCache
 from genius.search.trie import CodeTrie
-from genius.search.types import BeamResult, Candidates, LazyPart, Plan, QueryBatch, SearchResult
+from genius.search.types import BeamResult, Candidates, Plan, QueryBatch, SearchResult
 from genius.search.vectors import StoredVectors, Vectors
 
 if TYPE_CHECKING:

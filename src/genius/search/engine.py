@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genius.errors import GeniusError
+from genius.optional import LazyPart, import_torch
 from genius.search import rerank
 from genius.search.arrays import Floats, Ints, as_numpy
 from genius.search.collection import Collection
@@ -28,8 +29,11 @@ from genius.search.item_bias import ItemBias
 from genius.search.params import SearchParams
 from genius.search.scan import Scan, ScanCache
 from genius.search.trie import CodeTrie
-from genius.search.types import Candidates, LazyPart, Plan, QueryBatch, SearchResult
+from genius.search.types import Candidates, Plan, QueryBatch, SearchResult
 from genius.search.vectors import StoredVectors, Vectors
+
+MODALITIES = 3
+BACKGROUND = 256  # random items of a modality with which a query is compared, to see how similar it is to anything
 
 if TYPE_CHECKING:  # these import torch
     from genius.model.generator import Generator
@@ -101,6 +105,7 @@ class SearchEngine:
         """What scores codes: the decoder around the generator, or what was given in its place."""
         if self._scorer is not None:
             return self._scorer
+        import_torch("the decoder")
         from genius.search.decoder import Decoder
 
         return Decoder(_loaded(self._generator))
@@ -130,6 +135,7 @@ class SearchEngine:
     @cached_property
     def beam(self) -> Beam:
         """The beam search; its trie is merged with what was added when it is first needed."""
+        import_torch("a beam search")
         from genius.search.beam import Beam
 
         return Beam(self.scorer, self.collection.trie, device=self.device)
@@ -169,6 +175,7 @@ class SearchEngine:
         new = copy.copy(self)
         new.__dict__.pop("beam", None)
         new.__dict__.pop("item_bias", None)
+        new.__dict__.pop("_background_sample", None)
         computed = "item_bias" in self.__dict__ or self._bias_before is None
         if computed:
             new._bias_before = self
@@ -286,9 +293,51 @@ class SearchEngine:
             known = self.bank.modality_log_probs(as_numpy(z))
             if known is not None:
                 return known
+        if self._scorer is None and isinstance(self._generator, LazyPart) and self._generator.modality_log_probs is not None:
+            return as_numpy(self._generator.modality_log_probs(as_numpy(z)))
         from genius.search.decoder import first_log_probs
 
         return first_log_probs(self.scorer, as_numpy(z), self.device)
+
+    @cached_property
+    def _background_sample(self) -> list[Floats]:
+        """(n, D) vectors of random items of each modality."""
+        vectors = self.collection.vectors
+        modality = self.collection.modality
+        nothing = np.zeros((0, self.width), np.float32)
+        if vectors is None or modality is None:
+            return [nothing] * MODALITIES
+        there = np.ones(len(modality), bool)
+        if self.collection.alive is not None:
+            there = self.collection.alive
+        random = np.random.default_rng(0)
+        parts = []
+        for target in range(MODALITIES):
+            rows = np.flatnonzero(there & (modality == target))
+            rows = np.sort(random.permutation(rows)[:BACKGROUND])
+            part = nothing
+            if len(rows):
+                part = vectors.arrays.host(vectors.take(rows))
+            parts.append(part)
+        return parts
+
+    def background(self, dense: Any) -> Floats:
+        """How similar queries are to items in general, by modality: what a similarity has to be compared with.
+
+        Args:
+            dense: (Q, D) queries.
+
+        Returns:
+            (Q, 3, 2) mean and standard deviation of the similarity to a sample of items of each modality; NaN without items.
+        """
+        queries = as_numpy(dense).astype(np.float32)
+        out = np.full((len(queries), MODALITIES, 2), np.nan, np.float32)
+        for target, vectors in enumerate(self._background_sample):
+            if len(vectors):
+                similarities = queries @ vectors.T
+                out[:, target, 0] = similarities.mean(1)
+                out[:, target, 1] = similarities.std(1)
+        return out
 
     # -- input -------------------------------------------------------------------------------------------------
 
@@ -358,6 +407,7 @@ class SearchEngine:
             allowed: (N,) bool over item rows.
             rejected: How many of the best that were not kept are listed per level.
         """
+        import_torch("the trace of a beam search")
         from genius.search.beam import trace
         from genius.search.tensors import tensor_arrays
 

@@ -7,7 +7,7 @@ Arrays over item rows (0..N-1 of one collection). Knows nothing of models, files
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,19 +21,6 @@ if TYPE_CHECKING:  # it knows collections, which know nothing of these types
     from torch import Tensor
 
     from genius.search.item_bias import ItemBias
-
-
-@dataclass(frozen=True, slots=True)
-class LazyPart:
-    """A part of a model that is loaded when a search first needs it: a generator or a quantizer.
-
-    Args:
-        config: Of the part: widths, numbers of codes.
-        load: Gives the part.
-    """
-
-    config: Any
-    load: Callable[[], Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,8 +160,8 @@ class Backend:
         self.planes = Planes(index)
         self._query_side = query_side
         self._counts: dict[tuple[int, ...], int] = {}  # prefix -> items below it, at version `_counts_version`
-        self._counts_version = -1
-        self._listings: OrderedDict[tuple[int, str | None, str | None, bool], list[SortKey]] = OrderedDict()
+        self._counts_version = ("", -1)
+        self._listings: OrderedDict[tuple[tuple[str, int], str | None, str | None, bool], list[SortKey]] = OrderedDict()
         self._lock = threading.Lock()
 
     # -- search ------------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ class Backend:
         requests = []
         for job in jobs:
             k = largest_k
-            if job.request.diverse:  # the best k of more are the best k, but not when diverse
+            if job.request.diverse or job.request.mode != "similarity":  # elsewhere the best k of more are the best k
                 k = job.fetched
             requests.append(replace(job.request, k=k, min_score=None))
         results = self.index.search_each([job.query for job in jobs], requests)
@@ -194,13 +194,14 @@ class Backend:
         hits = []
         for hit in islice(wanted, job.request.k):
             codes = [int(code) for code in hit.codes]
-            hits.append(HitOut(**self._shown(hit.item), codes=codes, score=float(hit.score), probability=hit.probability))
+            score = float(hit.score)
+            hits.append(HitOut(**self._shown(hit.item), codes=codes, score=score, probability=hit.probability, ranks=hit.ranks))
         if job.order_by is not None:
             hits = self._ordered(hits, job.order_by, job.descending)
         why = results.why
         if results and not hits:
             why = f"nothing found: no result scores {lowest:g} or more; lower min_score, or leave it out"
-        return SearchResult(hits=hits, answerable=results.answerable, doubtful=results.doubtful, why=why)
+        return SearchResult(hits=hits, answerable=results.answerable, doubtful=results.doubtful, why=why, fusion=results.fusion)
 
     def _ordered(self, hits: list[HitOut], field: str, descending: bool) -> list[HitOut]:
         """Hits by a metadata field; those without it last, by score."""
@@ -291,7 +292,7 @@ class Backend:
 
     def _sorted_keys(self, page: Page) -> list[SortKey]:
         """(value, id) of all matching items in order. Kept for the version: building them reads the whole collection."""
-        wanted = (self.index.version, page.where, page.order_by, page.descending)
+        wanted = (self._version(), page.where, page.order_by, page.descending)
         with self._lock:
             if wanted in self._listings:
                 self._listings.move_to_end(wanted)
@@ -306,16 +307,17 @@ class Backend:
                 self._listings.popitem(last=False)
         return keys
 
-    def check_query(self, vector: Sequence[float] | None) -> None:
+    def check_query(self, vector: Sequence[float] | None, mode: str) -> None:
         """Refuse a query that this index cannot answer before it shares a batch with others.
 
         Args:
             vector: Of the query; None: it is a text or an image.
+            mode: Of the search; words need no encoder.
 
         Raises:
             GeniusError: If the width differs, or there is no encoder for a text or an image.
         """
-        if vector is None and self.index.model.encoder is None:
+        if vector is None and mode != "words" and self.index.model.encoder is None:
             raise GeniusError("this index holds vectors only and has no encoder: send a vector")
         if vector is not None and len(vector) != self.index.about.width:
             width = self.index.about.width
@@ -423,7 +425,7 @@ class Backend:
 
     def _path(self, codes: Sequence[int]) -> list[CodeStep]:
         """Every prefix with its number of items. Counts are kept for the version: those of short prefixes read much."""
-        version = self.index.version
+        version = self._version()
         with self._lock:
             if self._counts_version != version or len(self._counts) > 10_000:
                 self._counts = {}
@@ -439,6 +441,11 @@ class Backend:
                 count = known[prefix]
             steps.append(CodeStep(code=prefix[-1], prefix=join(prefix), count=count))
         return steps
+
+    def _version(self) -> tuple[str, int]:
+        """What cached answers belong to: another index may have taken the place of this one (`genius reencode`)."""
+        version = self.index.version
+        return self.index.about.id, version
 
     # -- presentation ------------------------------------------------------------------------------------------
 

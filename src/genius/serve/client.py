@@ -35,6 +35,7 @@ from genius.serve.schemas import (
     ItemDetail,
     ListedItem,
     ListResponse,
+    Mode,
     PutResponse,
     SearchBatchResponse,
     SearchResponse,
@@ -129,8 +130,11 @@ class GeniusClient:
         minus_like: str | None = None,
         order_by: str | None = None,
         descending: bool = False,
+        vector: Sequence[float] | None = None,
+        mode: Mode | None = None,
+        words_weight: float | None = None,
     ) -> SearchResponse:
-        """Search with text, an image, or both, or like an indexed item.
+        """Search with text, an image, or both, or like an indexed item, or with a vector of your own.
 
         Args:
             text: Query text.
@@ -150,6 +154,9 @@ class GeniusClient:
             minus_like: Id of an indexed item to steer away from.
             order_by: Metadata field to sort the k hits by.
             descending: With `order_by`: largest first.
+            vector: Of your own, in place of text and image.
+            mode: similarity, words (full text) or hybrid (both).
+            words_weight: Of words in a hybrid search; similarity has 1.
 
         Returns:
             Hits, best first.

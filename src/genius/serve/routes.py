@@ -492,6 +492,9 @@ async def info(request: Request) -> Response:
         key = call.caller.name
     count = await call.count()
     fields = await call.read(index.columns)
+    words: list[str] = []
+    if hasattr(index, "words_fields"):  # an index on disk
+        words = await call.read(index.words_fields)
     default = default_target(await call.read(index.modalities))
     return answer(
         InfoResponse(
@@ -499,6 +502,7 @@ async def info(request: Request) -> Response:
             items=count,
             level_sizes=list(index.about.levels),
             fields=fields,
+            words=words,
             default_target=None if default is None else default.label,  # type: ignore[arg-type]
             needs_key=bool(call.service.keys),
             scopes=[role for role in call.caller.scopes if role == "read" or not call.service.config.read_only],

@@ -11,10 +11,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
 from genius.pictures import NAMES
+from genius.search.params import WORDS_WEIGHT
 
 Target = Literal["image", "text", "pair"]
 AnyTarget = Literal["image", "text", "pair", "any"]
 EXACT = 2**53  # larger integers are not exact in JSON, nor in the index
+Mode = Literal["similarity", "words", "hybrid"]
 HARD_MAX_K = 1000
 MAX_WIDTH = 16_384  # of vectors
 
@@ -28,6 +30,7 @@ Scalar = (
     | Annotated[int, Field(strict=True, ge=-EXACT, le=EXACT)]
     | Annotated[float, Field(strict=True, allow_inf_nan=False)]
     | Annotated[str, StringConstraints(strict=True, max_length=10_000)]
+    | Annotated[list[Annotated[str, StringConstraints(strict=True, max_length=10_000)]], Field(max_length=256)]
     | None
 )
 
@@ -86,6 +89,11 @@ class SearchBody(Strict):
     beams: int | None = Field(None, ge=1, le=1000, description="Beam width; the model's default if absent.")
     rerank: int | None = Field(None, ge=0, le=100_000, description="Candidates to re-rank; the model's default if absent.")
     diverse: bool = Field(False, description="At most one result per code prefix.")
+    mode: Mode = Field(
+        "similarity",
+        description="words: full-text search (BM25); hybrid: both, fused by reciprocal ranks. `/v1/info` has `words`.",
+    )
+    words_weight: float = Field(WORDS_WEIGHT, ge=0, le=1000, description="Weight of words in a hybrid search; similarity has 1.")
     item_bias: bool | None = Field(None, description="False: do not correct scores by what was learned from queries.")
     min_probability: float | None = Field(
         None, ge=0, le=1, description="No results where an answer exists with a lower probability. Needs a calibrated model."
@@ -108,8 +116,12 @@ class SearchBody(Strict):
         if not content and self.vector is None:
             raise ValueError("send a text, an image, 'like' with an item's id, or a vector")
         negative = self.minus is not None or self.minus_image is not None or self.minus_like is not None
+        if self.mode == "hybrid":
+            content = self.image is not None or self.like is not None  # a text besides a vector is looked for by words
         if self.vector is not None and (content or negative):
             raise ValueError("send either a vector, or a text and an image")
+        if self.mode == "words" and not (self.text or "").strip():
+            raise ValueError("a search by words needs a text")
         if self.image is not None and self.like is not None:
             raise ValueError("send either an image or 'like', not both")
         if self.minus_image is not None and self.minus_like is not None:
@@ -158,6 +170,9 @@ class ItemBody(Strict):
                 raise ValueError(f"{name[:80]!r} is not a field name: a letter, then letters, digits or _, at most 64")
             if isinstance(content, str):
                 _no_nul(content)
+            if isinstance(content, list):
+                for entry in content:
+                    _no_nul(entry)
         return value
 
     @model_validator(mode="after")
@@ -258,6 +273,9 @@ class HitOut(ItemOut):
 
     score: float
     probability: float | None = Field(None, description="That it is relevant; null if the model was not calibrated.")
+    ranks: dict[str, int] | None = Field(
+        None, description="Its rank by similarity and by words, in a search of mode words or hybrid."
+    )
 
 
 class SearchResult(BaseModel):
@@ -269,6 +287,7 @@ class SearchResult(BaseModel):
     )
     doubtful: bool = Field(False, description="Whether there is probably no relevant item.")
     why: str | None = Field(None, description="If nothing was found: why, and what to do.")
+    fusion: dict[str, float] | None = Field(None, description="Weights of the rankings that were fused; null: similarity alone.")
 
 
 class SearchResponse(SearchResult):
@@ -403,6 +422,7 @@ class InfoResponse(BaseModel):
     items: int
     level_sizes: list[int]
     fields: dict[str, str] = Field(description="Metadata fields that `where` may name, with their types.")
+    words: list[str] = Field(default_factory=list, description="Fields that modes words and hybrid search; empty: neither works.")
     default_target: Target | None = Field(None, description="What a search without a target looks for; null: nothing is here.")
     needs_key: bool = Field(description="Whether keys are configured.")
     scopes: list[Literal["read", "write"]] = Field(description="What your key may do.")

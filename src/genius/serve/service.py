@@ -16,6 +16,7 @@ from typing import Any, TypeVar, cast
 
 from genius.errors import GeniusError, PictureError
 from genius.index import Index
+from genius.index.opened import Replaced
 from genius.index.target import Target
 from genius.search import SearchRequest
 from genius.serve.auth import Caller, KeyRing, Keys
@@ -163,11 +164,13 @@ class Service:
             rerank=body.rerank,
             strict=wanted.strict,
             diverse=body.diverse,
+            mode=body.mode,
+            words_weight=body.words_weight,
             any_modality=wanted.any_modality,
             item_bias=body.item_bias,
             min_probability=body.min_probability,
         )
-        backend.check_query(body.vector)
+        backend.check_query(body.vector, body.mode)
         query = Query(text, picture, body.instruction, wanted.modality, negative, body.vector)
         return Job(query, request, backend, body.like, body.order_by, body.descending)
 
@@ -258,6 +261,9 @@ class Service:
             return ApiError(507, "the disk is full; nothing that was there is lost")
         if "being written by another" in text:
             return self._refuse("locked", "another process is writing to the index", 5)
+        if isinstance(error, Replaced):
+            event("index_replaced", logging.ERROR, message=text)
+            return self._refuse("index", "the index was replaced by another: the server must be started again", 5)
         if text.startswith("cannot ") and not isinstance(error, PictureError):
             event("index_error", logging.ERROR, message=text)
             return self._refuse("index", "the index cannot be used right now, see the server's log", 5)

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from genius.config import from_dict, merge, read_values
 from genius.errors import GeniusError
-from genius.model.generator import SIZES
+from genius.model.config import SIZES
 from genius.search.params import SearchParams
 
 RecipeName = Literal["default", "paper", "paper-sums", "published"]

@@ -25,7 +25,8 @@ from torch import Tensor
 
 from genius.data.features import FeatureSet
 from genius.errors import GeniusError
-from genius.model.generator import SIZES, ByModality, Generator, GeneratorConfig
+from genius.model.config import SIZES, GeneratorConfig
+from genius.model.generator import ByModality, Generator
 from genius.model.quantizer import ResidualQuantizer
 from genius.ranking import nearest_rows
 from genius.train.config import GeneratorStageConfig, ModelConfig

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from genius.data.features import FeatureSet
 from genius.features import Features
-from genius.model.quantizer import Fusion, FusionConfig, QuantizerConfig, ResidualQuantizer, build_quantizer
+from genius.model.config import FusionConfig, QuantizerConfig
+from genius.model.quantizer import Fusion, ResidualQuantizer, build_quantizer
 from genius.ranking import nearest_rows
 from genius.train.config import ModelConfig, QuantizerStageConfig
 from genius.train.losses import gather_halves, once, reconstruction_loss, residual_loss

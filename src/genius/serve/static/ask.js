@@ -31,6 +31,7 @@ const asked = () => ({
   q: $("text").value.trim(),
   where: $("where").value.trim(),
   k: $("k").value,
+  mode: $("mode").value,
   target: chosenTarget(),
   codes: null,
   item: "",
@@ -51,6 +52,7 @@ function submit() {
 export function fill(current) {
   if ($("text").value.trim() !== current.q) $("text").value = current.q;
   $("where").value = current.where;
+  $("mode").value = current.mode;
   if (![...$("k").options].some((option) => option.value === current.k)) $("k").append(h("option", {}, current.k));
   $("k").value = current.k;
   for (const radio of document.getElementsByName("target")) radio.checked = radio.value === (current.target || defaultTarget);
@@ -94,6 +96,9 @@ async function showLike(id) {
   }
 }
 
+// Whether words can be searched, too: only where the index has a full-text index.
+export const offerWords = (words) => ($("mode-field").hidden = !words.length);
+
 // Metadata fields as buttons that start a filter.
 export function offerFields(fields) {
   const names = Object.entries(fields).slice(0, 12);
@@ -136,4 +141,5 @@ export function setUpAsk(problem) {
   $("chosen-image").addEventListener("error", () => ($("chosen-image").hidden = true));
   for (const radio of document.getElementsByName("target")) radio.addEventListener("change", submit);
   $("k").addEventListener("change", submit);
+  $("mode").addEventListener("change", submit);
 }

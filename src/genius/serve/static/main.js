@@ -2,7 +2,7 @@
 import { $, h, plural, shorten } from "./dom.js";
 import * as api from "./api.js";
 import * as state from "./state.js";
-import { fill, offerFields, searchLike, searchWith, setDefaultTarget, setUpAsk } from "./ask.js";
+import { fill, offerFields, offerWords, searchLike, searchWith, setDefaultTarget, setUpAsk } from "./ask.js";
 import { addFiles, allow, refusal, remove, setUpChanges, undo } from "./changes.js";
 import { codesView } from "./codes.js";
 import { setUpDrop } from "./drop.js";
@@ -36,6 +36,7 @@ async function loadInfo() {
   $("advice").textContent = about.advice ?? "";
   $("advice").hidden = !about.advice;
   offerFields(about.fields);
+  offerWords(about.words ?? []);
   setDefaultTarget(about.default_target);
   fill(state.read());
   allow(about);
@@ -102,7 +103,7 @@ async function ask(current, signal) {
     put(notice({ title: "The image is gone", lines: ["Images stay on this page only, and it was reloaded. Drop the image again to repeat the search."] }));
     return null;
   }
-  const request = { text: current.q || undefined, like: current.like || undefined, target: current.target || undefined, where: current.where || undefined, k: Number(current.k), minus_like: current.minus || undefined };
+  const request = { text: current.q || undefined, like: current.like || undefined, target: current.target || undefined, where: current.where || undefined, mode: current.q && current.mode ? current.mode : undefined, k: Number(current.k), minus_like: current.minus || undefined };
   const answer = await api.search(request, picture, signal);
   scores = new Map(answer.hits.map((hit) => [hit.id, hit.score]));
   return { request, picture, answer };

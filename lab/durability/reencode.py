@@ -1,0 +1,208 @@
+"""Switch the encoder of an index again and again, kill the switch, and look whether any answer or item is lost.
+
+    python -m lab.durability.reencode [--items 20000] [--clients 8] [--kills 50] [--seed 1] [--out FILE]
+
+`genius serve` runs over the index. Clients search it all the time, one writer adds items. `genius reencode --encoder` and
+`--back` run in processes of their own, which are killed at random moments until there were `--kills` kills. Every answer must be
+complete and have the scores of one of the two encoders; every acknowledged item must be there at the end, and `genius check` be
+clean. The encoder is a cheap one (hashed words, `tests/helpers/fake_encoder.py`), so that the switch itself is what is tested.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from genius import Index, Item
+from genius.index.check import check
+from lab.durability import data
+
+HELPERS = Path(__file__).parents[2] / "tests" / "helpers"
+LAUNCHER = "import fake_encoder; fake_encoder.register(); from genius.cli import main; main()"
+VOCABULARY = [f"word{n}" for n in range(300)]
+K = 10
+
+
+def launch(*arguments: str, **options: Any) -> subprocess.Popen[str]:
+    """A `genius` command in a process of its own, which knows the cheap encoder."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(HELPERS), *sys.path])}
+    return subprocess.Popen([sys.executable, "-c", LAUNCHER, *arguments], env=environment, text=True, **options)
+
+
+def words(draw: random.Random, count: int) -> str:
+    return " ".join(draw.choices(VOCABULARY, k=count))
+
+
+class Traffic:
+    """Clients that search, and one that adds items."""
+
+    def __init__(self, url: str, queries: list[str], clients: int) -> None:
+        self.url = url
+        self.queries = queries
+        self.answers: collections.Counter[tuple[str, tuple[float, ...]]] = collections.Counter()
+        self.problems: collections.Counter[str] = collections.Counter()
+        self.acknowledged: set[str] = set()
+        self.slowest = 0.0
+        self.stop = threading.Event()
+        self.threads = [threading.Thread(target=self._search, args=(number,)) for number in range(clients)]
+        self.threads.append(threading.Thread(target=self._write))
+        for thread in self.threads:
+            thread.start()
+
+    def _search(self, number: int) -> None:
+        draw = random.Random(number)
+        with httpx.Client(base_url=self.url, timeout=120, trust_env=False) as client:
+            while not self.stop.is_set():
+                query = draw.choice(self.queries)
+                started = time.monotonic()
+                try:
+                    response = client.post("/v1/search", json={"text": query, "k": K})
+                except httpx.HTTPError as error:
+                    self.problems[type(error).__name__] += 1
+                    continue
+                self.slowest = max(self.slowest, time.monotonic() - started)
+                if response.status_code != 200:
+                    self.problems[f"{response.status_code} {response.text[:200]}"] += 1
+                    continue
+                hits = response.json()["hits"]
+                self.answers[query, tuple(round(hit["score"], 3) for hit in hits)] += 1
+                time.sleep(0.05)
+
+    def _write(self) -> None:
+        draw = random.Random(99)
+        number = 0
+        with httpx.Client(base_url=self.url, timeout=120, trust_env=False) as client:
+            while not self.stop.is_set():
+                name = f"late{number}"
+                number += 1
+                text = f"an item that was added meanwhile {words(draw, 40)}"
+                try:
+                    response = client.put(f"/v1/items/{name}", json={"text": text})
+                except httpx.HTTPError as error:
+                    self.problems[f"write: {type(error).__name__}"] += 1
+                    continue
+                if response.status_code == 201:
+                    self.acknowledged.add(name)
+                else:
+                    self.problems[f"write: {response.status_code} {response.text[:200]}"] += 1
+                time.sleep(1.0)
+
+    def end(self) -> None:
+        self.stop.set()
+        for thread in self.threads:
+            thread.join()
+
+
+def scores(path: Path, queries: list[str]) -> dict[str, tuple[float, ...]]:
+    """The scores of the k best items of each query, from a process of its own index."""
+    with Index.open(path, read_only=True) as index:
+        return {query: tuple(round(hit.score, 3) for hit in index.search(query, k=K)) for query in queries}
+
+
+def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    import fake_encoder
+
+    fake_encoder.register()
+    draw = random.Random(options.seed)
+    fake_encoder.fake_model().save_pretrained(folder / "first")
+    (folder / "other").mkdir()
+    fake_encoder.FakeEncoder(48, seed=1).save(folder / "other")
+    path = folder / "my.genius"
+    with Index(path, folder / "first", thumbnails=0) as index:
+        index.add((Item(f"i{n}", text=words(draw, 6)) for n in range(options.items)), batch_size=5000)
+        index.optimize()
+    queries = [words(draw, 4) for _ in range(20)]
+    expected = {"first": scores(path, queries)}
+    change = ("reencode", str(path), "--encoder", str(folder / "other"), "--json")
+    back = ("reencode", str(path), "--back", "--json")
+    started = time.monotonic()
+    assert launch(*change, stdout=subprocess.DEVNULL).wait() == 0
+    whole_s = time.monotonic() - started
+    expected["other"] = scores(path, queries)
+    assert launch(*back, stdout=subprocess.DEVNULL).wait() == 0
+    assert scores(path, queries) == expected["first"]
+    server = launch("serve", str(path), "--port", "0", "--json", stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert server.stdout is not None
+    traffic = Traffic(json.loads(server.stdout.readline())["url"], queries, options.clients)
+    outcomes: collections.Counter[str] = collections.Counter()
+    locked = []
+    switched = False
+    until = time.monotonic() + 60 * options.minutes
+    while outcomes["killed"] < options.kills and time.monotonic() < until:
+        process = launch(*(back if switched else change), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        try:
+            output, _ = process.communicate(timeout=draw.uniform(0.3, 1.1) * whole_s * options.slower)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+            outcomes["killed"] += 1
+        else:
+            name = "back" if switched else "switched"
+            outcomes[name if process.returncode == 0 else f"{name}: status {process.returncode}"] += 1
+            if not switched:
+                locked.append(json.loads(output).get("locked_seconds"))
+        with Index.open(path, read_only=True) as index:  # a kill may come between the swap and the end of the process
+            switched = index.model.encoder is not None and index.model.encoder.width == 48
+        print(dict(outcomes), sum(traffic.answers.values()), dict(traffic.problems), flush=True)
+    traffic.end()
+    server.send_signal(signal.SIGTERM)
+    server.wait()
+    with Index.open(path, read_only=True) as index:
+        there = {item.id for item in index.items()}
+    lost = ({f"i{n}" for n in range(options.items)} | traffic.acknowledged) - there
+    by_encoder: collections.Counter[str] = collections.Counter()
+    for (query, found), count in traffic.answers.items():
+        names = [name for name, reference in expected.items() if reference[query] == found]
+        by_encoder[names[0] if names else "neither"] += count
+    return {
+        "command": "python -m lab.durability.reencode " + " ".join(sys.argv[1:]),
+        "items": options.items,
+        "clients": options.clients,
+        "queries": len(queries),
+        "seed": options.seed,
+        "one_switch_s": round(whole_s, 1),
+        "writes_waited_s": locked,
+        "outcomes": dict(outcomes),
+        "answers": dict(by_encoder),
+        "slowest_answer_s": round(traffic.slowest, 2),
+        "refused_or_failed": dict(traffic.problems),
+        "acknowledged_writes": len(traffic.acknowledged),
+        "lost": sorted(lost)[:20],
+        "lost_count": len(lost),
+        "check_ok": check(path).ok,
+        "environment": data.environment(),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--items", type=int, default=20_000)
+    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=600.0, help="End earlier than after --kills kills.")
+    parser.add_argument("--slower", type=float, default=1.5, help="How much longer a switch takes under load.")
+    parser.add_argument("--out", type=Path, default=Path("lab/durability/reencode.json"))
+    options = parser.parse_args()
+    sys.path.insert(0, str(HELPERS))
+    with tempfile.TemporaryDirectory() as folder:
+        body = run(options, Path(folder))
+    options.out.write_text(json.dumps(body, indent=1) + "\n")
+    print(json.dumps(body["answers"]), body["lost_count"], "lost", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Ids of files, and the ids that people deleted.
+
+The id of a file is its path relative to the root of the index: the folder that holds everything that was indexed first. A file
+elsewhere has its whole path. The root is read from the items themselves: each remembers the file it came from. So a file is the
+same item however it is reached, and files of two folders never share an id. Links are resolved.
+
+An item that was deleted by hand stays deleted when its folder is indexed again: its id is kept in `deleted.json`. Knows paths and
+ids; nothing of pictures and models.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from genius.errors import GeniusError
+from genius.files import read_json, write_whole
+from genius.index.opened import OpenIndex
+from genius.index.paths import DELETED
+from genius.index.searching import stream
+
+MAX_DELETED = 64 << 20  # bytes of the file of deleted ids
+
+
+@lru_cache(maxsize=4096)
+def _real_folder(folder: str) -> str:
+    return os.path.realpath(folder)
+
+
+def real_path(path: str | Path) -> Path:
+    """A file's path without links in its folders, whether it is there or not."""
+    absolute = Path(path).absolute()
+    return Path(_real_folder(str(absolute.parent))) / absolute.name
+
+
+@dataclass(frozen=True, slots=True)
+class FileNames:
+    """The ids of files.
+
+    Args:
+        root: Folder that ids are relative to.
+        others: Ids of files that follow another rule: those of earlier versions. By path.
+    """
+
+    root: Path
+    others: Mapping[Path, str] = field(default_factory=dict)
+
+    def of(self, path: Path) -> str:
+        """The id of a file.
+
+        Args:
+            path: Without links (`real_path`).
+        """
+        if path in self.others:
+            return self.others[path]
+        if path.is_relative_to(self.root):
+            return path.relative_to(self.root).as_posix()
+        return path.as_posix()
+
+
+def names_for(paths: Sequence[str | Path]) -> FileNames:
+    """The ids of an index that holds no files yet: relative to the folder that holds all of `paths`."""
+    if not paths:
+        raise GeniusError("name at least one file or folder to index")
+    parents = []
+    for path in map(Path, paths):
+        parents.append(path.resolve().parent if path.is_dir() else real_path(path).parent)
+    return FileNames(Path(os.path.commonpath(parents)))
+
+
+def names_in(index: OpenIndex, paths: Sequence[str | Path], tables: Iterable[str]) -> FileNames:
+    """The ids of the files of an index.
+
+    Args:
+        index: The index; its root is read from its items.
+        paths: What is indexed now: decides the root if the index holds no files, or its files have moved away.
+        tables: Suffixes of tables: their rows have ids of their own.
+    """
+    _real_folder.cache_clear()  # links may have changed since
+    root = None
+    suffixes = tuple(tables)
+    sources = []
+    for row in stream(index, ["id", "_source"]):
+        source = row["_source"]
+        if source is None or source.lower().endswith(suffixes):
+            continue
+        path = real_path(source)
+        if root is None and path.as_posix().endswith(f"/{row['id']}"):
+            root = Path(path.as_posix().removesuffix(f"/{row['id']}") or "/")
+        if root is None or FileNames(root).of(path) != row["id"]:
+            sources.append((path, row["id"]))
+    if root is None or not root.is_dir():
+        root = names_for(paths).root
+    usual = FileNames(root)
+    return FileNames(root, {path: item_id for path, item_id in sources if usual.of(path) != item_id})
+
+
+def deleted_ids(folder: Path) -> set[str]:
+    """Ids of files that were deleted from the index by hand."""
+    try:
+        body = read_json(folder / DELETED, MAX_DELETED)
+    except (FileNotFoundError, GeniusError):
+        return set()
+    if not isinstance(body, list):
+        return set()
+    return {value for value in body if isinstance(value, str)}
+
+
+def keep_deleted(folder: Path, ids: Iterable[str]) -> None:
+    """Write the ids that stay deleted. The caller holds the lock of the index."""
+    text = json.dumps(sorted(set(ids)))
+    write_whole(folder / DELETED, lambda path: path.write_text(text, encoding="ascii"), durable=True)

@@ -1,0 +1,100 @@
+"""Weight files as arrays: safetensors headers, packed weights, a few tensors without torch. Files may be untrusted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from genius.errors import GeniusError, said
+from genius.files import open_regular
+
+MAX_HEADER = 16 << 20
+"""Bytes. A header names the tensors: some hundred bytes each."""
+
+SCALE = ".scale"  # suffix of the per-row scales of an int8 matrix
+A = TypeVar("A")  # tensors or arrays
+
+
+def check_header(path: Path) -> None:
+    """Check the length that a safetensors file gives for its header.
+
+    Raises:
+        GeniusError: If there is no such file, or it is cut off, or its header is too large.
+    """
+    try:
+        with open_regular(path) as file:
+            start = file.read(8)
+    except FileNotFoundError:
+        raise GeniusError(f"cannot read the weights {path}: no such file") from None
+    except OSError as error:
+        raise GeniusError(f"cannot read the weights {path}: {error.strerror or error}") from None
+    length = int.from_bytes(start, "little")
+    if len(start) < 8 or length > MAX_HEADER:
+        claim = "it is cut off"
+        if len(start) == 8:
+            claim = f"its header claims {length:,} bytes"
+        raise GeniusError(f"cannot read the weights {path}: {claim}")
+
+
+def read_arrays(path: Path, names: Iterable[str]) -> dict[str, NDArray[np.float32]]:
+    """Some weights of a file as float32 arrays.
+
+    Args:
+        path: A safetensors file.
+        names: Of the weights.
+
+    Raises:
+        GeniusError: If the file cannot be read or lacks one of them.
+    """
+    check_header(path)
+    stored: dict[str, Any] = {}
+    try:
+        with safe_open(path, framework="np") as file:
+            present = set(file.keys())
+            for name in names:
+                if name not in present:
+                    raise GeniusError(f"{path} has no weights {name}")
+                stored[name] = file.get_tensor(name)
+                if name + SCALE in present:
+                    stored[name + SCALE] = file.get_tensor(name + SCALE)
+    except (OSError, SafetensorError, RuntimeError, TypeError) as error:
+        raise GeniusError(f"cannot read the weights {path}: {said(error)}") from None
+    return unpack(stored)
+
+
+def tensor_names(stored: Mapping[str, object]) -> list[str]:
+    """Names of the tensors in a file, without the scales."""
+    return [name for name in stored if not (name.endswith(SCALE) and name.removesuffix(SCALE) in stored)]
+
+
+def unpack(stored: Mapping[str, A]) -> dict[str, A]:
+    """The float32 weights of a file that `pack` or `save_file` wrote.
+
+    Args:
+        stored: By name, tensors or numpy arrays.
+
+    Raises:
+        GeniusError: If scales do not fit their matrix.
+    """
+    out: dict[str, A] = {}
+    for name in tensor_names(stored):
+        value: Any = stored[name]
+        scale: Any = stored.get(name + SCALE)
+        if scale is not None and (value.ndim < 2 or scale.shape != value.shape[:1]):
+            raise GeniusError(f"the weights {name} of shape {tuple(value.shape)} has scales of shape {tuple(scale.shape)}")
+        weight = _float32(value)
+        if scale is not None:
+            weight = weight * _float32(scale).reshape(-1, *(1,) * (value.ndim - 1))
+        out[name] = weight
+    return out
+
+
+def _float32(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.astype(np.float32)
+    return value.float()

@@ -1,0 +1,287 @@
+"""Another encoder for an index in use: items and changes stay, whoever has it open follows, a kill loses nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import fake_encoder
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from genius import Genius, GeniusError, Index, Item
+from genius.cli import app
+from genius.fit import reencode as switching
+from genius.fit.reencode import OriginalsMissing, go_back, reencode
+from genius.index.check import check
+from genius.index.folder import WriteLock, about_of
+
+WORDS = ("red", "blue", "green", "round", "square", "small", "large", "old")
+QUERY = "red round thing"
+
+
+@pytest.fixture(autouse=True)
+def registered() -> None:
+    fake_encoder.register()
+
+
+def things(first: int, last: int) -> list[Item]:
+    return [
+        Item(f"t{i}", text=f"{WORDS[i % 8]} {WORDS[i * 3 % 8]} thing number {i}", metadata={"n": i}) for i in range(first, last)
+    ]
+
+
+@pytest.fixture
+def index_path(tmp_path: Path) -> Path:
+    """40 texts, two images by path and one by its bytes, under an encoder 32 wide; `other/` holds one 48 wide."""
+    fake_encoder.fake_model().save_pretrained(tmp_path / "first")
+    (tmp_path / "other").mkdir()
+    fake_encoder.FakeEncoder(48, seed=1).save(tmp_path / "other")
+    for number, colour in enumerate(("red", "blue")):
+        Image.new("RGB", (24, 24), colour).save(tmp_path / f"{number}.png")
+    path = tmp_path / "my.genius"
+    with Index(path, tmp_path / "first") as index:
+        index.add(things(0, 40))
+        pictures = [Item(f"p{n}", image=tmp_path / f"{n}.png", text=f"picture {n}", metadata={"n": n}) for n in range(2)]
+        index.add([*pictures, Item("bytes", image=(tmp_path / "0.png").read_bytes())])
+    return path
+
+
+def other(path: Path) -> str:
+    return str(path.parent / "other")
+
+
+def contents(index: Index) -> dict[str, object]:
+    return {item.id: (item.text, dict(item.metadata), item.modality) for item in index.items()}
+
+
+def best(index: Index) -> list[tuple[str, float]]:
+    return [(hit.id, round(hit.score, 4)) for hit in index.search(QUERY, k=5, target="any")]
+
+
+def test_items_stay_and_open_indexes_follow(index_path: Path) -> None:
+    with Index.open(index_path) as open_before, Index.open(index_path, index_path.parent / "first") as with_model:
+        kept = contents(open_before)
+        before = best(open_before)
+        done = reencode(index_path, other(index_path))
+        assert (done.items, done.encoded, done.skipped.total) == (43, 43, 0)
+        assert best(open_before) != before
+        assert open_before.model.encoder is not None and open_before.model.encoder.width == 48
+        assert contents(open_before) == kept
+        assert open_before.get("bytes").image is not None
+        with Index.open(index_path) as fresh:
+            assert best(fresh) == best(open_before)
+        open_before.add(things(40, 42))  # a write follows, too
+        assert len(open_before) == 45
+        with pytest.raises(GeniusError, match="replaced by another index"):
+            with_model.search(QUERY)  # it was opened with a model of the user's own
+    assert check(index_path).ok
+
+
+def test_back_brings_the_encoder_of_before_and_keeps_later_changes(index_path: Path) -> None:
+    first = about_of(index_path)
+    with Index.open(index_path) as index:
+        before = best(index)
+    reencode(index_path, other(index_path))
+    with Index.open(index_path) as index:
+        index.add([Item("later", text="large old thing", metadata={"n": 99})])
+        index.upsert([Item("t3", text="small green thing")])
+        index.delete("t4")
+        changed = contents(index)
+        done = go_back(index_path)
+        assert (done.carried, done.deleted) == (2, 1)
+        assert about_of(index_path).fingerprint == first.fingerprint
+        assert contents(index) == changed
+        shared = [hit for hit in best(index) if hit[0] not in ("later", "t3")]
+        assert shared[0] == next(hit for hit in before if hit[0] not in ("t3", "t4"))
+        go_back(index_path)  # forward again
+        assert about_of(index_path).fingerprint != first.fingerprint
+        assert contents(index) == changed
+    assert check(index_path).ok
+
+
+def test_changes_made_meanwhile_are_carried_over(index_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fit = switching._Run._model
+    fitted = []
+
+    def changing(run: switching._Run) -> Genius:
+        with Index.open(index_path) as index:
+            index.add(things(50, 53))
+            index.upsert([Item("t5", text="replaced meanwhile")])
+            index.delete("t6")
+            fitted.append(contents(index))
+        return fit(run)
+
+    monkeypatch.setattr(switching._Run, "_model", changing)
+    reencode(index_path, other(index_path))
+    with Index.open(index_path) as index:
+        assert contents(index) == fitted[0]
+        assert index.get("t5").text == "replaced meanwhile"
+
+
+def test_originals_that_are_gone_are_listed_and_nothing_changes(index_path: Path) -> None:
+    (index_path.parent / "1.png").unlink()
+    before = about_of(index_path)
+    with pytest.raises(OriginalsMissing, match=r"1 item of .* cannot be encoded again.*p1.*--skip-missing") as refused:
+        reencode(index_path, other(index_path))
+    assert [line.partition(":")[0] for line in refused.value.problems] == ["p1"]
+    assert about_of(index_path) == before
+    result = CliRunner().invoke(app, ["reencode", str(index_path), "--encoder", other(index_path)])
+    assert result.exit_code != 0 and "p1" in result.output and "Traceback" not in result.output
+    done = reencode(index_path, other(index_path), skip_missing=True)
+    assert (done.items, [line.partition(":")[0] for line in done.skipped]) == (42, ["p1"])
+    with Index.open(index_path) as index:
+        assert "p1" not in index
+    go_back(index_path)
+    with Index.open(index_path) as index:
+        assert "p1" in index  # it was not deleted, only left out
+
+
+def test_nothing_to_go_back_to(index_path: Path) -> None:
+    with pytest.raises(GeniusError, match="nothing to go back to"):
+        go_back(index_path)
+    with pytest.raises(GeniusError, match="no such model"):
+        reencode(index_path, "local-dir:/nowhere")
+
+
+PROGRAM = """
+import json, os, signal, sys
+import fake_encoder
+from genius import Index
+from genius.fit import FitConfig, folder
+from genius.fit import reencode as switching
+from genius.index.check import check
+
+fake_encoder.register()
+path, encoder = sys.argv[1:]
+switching.AT_ONCE = 8  # many parts
+
+
+def child(work):  # LanceDB cannot be used on both sides of a fork: the parent only forks
+    pid = os.fork()
+    if not pid:
+        work()
+        os._exit(0)
+    return os.waitpid(pid, 0)[1]
+
+
+def dies_at(owner, name, call):
+    "The process is killed before the given call of a function."
+    function, calls = getattr(owner, name), [0]
+
+    def counting(*args, **options):
+        calls[0] += 1
+        if calls[0] == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*args, **options)
+
+    setattr(owner, name, counting)
+    switch()
+
+
+def switch():
+    done = switching.reencode(path, encoder, config=FitConfig(steps=20))
+    print(json.dumps({"encoded": done.encoded}), flush=True)
+
+
+def look():
+    with Index.open(path) as index:
+        found = len(index.search("red round thing", k=50, target="any"))
+        print(json.dumps([sorted(item.id for item in index.items()), found, check(path).ok]), flush=True)
+
+
+for owner, name, call in (
+    (folder.Encoded, "add", 3),
+    (switching, "stored_again", 1),
+    (switching, "swap", 1),
+):
+    status = child(lambda: dies_at(owner, name, call))
+    assert os.WIFSIGNALED(status), (name, status)
+    assert child(look) == 0
+assert child(switch) == 0
+assert child(look) == 0
+"""
+
+
+def test_killed_at_any_stage_it_resumes(index_path: Path) -> None:
+    """Real processes, killed at later and later stages; each leaves an index that answers, and the last one switches it."""
+    with Index.open(index_path) as index:
+        ids = sorted(contents(index))
+    first = about_of(index_path).fingerprint
+    path = os.pathsep.join([str(Path(fake_encoder.__file__).parent), *sys.path])
+    command = [sys.executable, "-c", PROGRAM, str(index_path), other(index_path)]
+    result = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    *looks, done, last = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [*looks, last] == [[ids, 43, True]] * 4
+    assert done == {"encoded": 0}  # all parts were finished by processes that were killed
+    assert about_of(index_path).fingerprint != first
+    assert sorted(path.name for path in index_path.parent.iterdir() if path.name.startswith(".")) == [".my.genius.previous"]
+
+
+def test_searches_during_the_switch_are_of_one_encoder(index_path: Path) -> None:
+    with Index.open(index_path) as index:
+        before = best(index)
+        answers: list[list[tuple[str, float]]] = []
+        broken: list[BaseException] = []
+        stop = threading.Event()
+
+        def search() -> None:
+            while not stop.is_set():
+                try:
+                    answers.append(best(index))
+                except BaseException as error:
+                    broken.append(error)
+                    return
+
+        threads = [threading.Thread(target=search) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        try:
+            reencode(index_path, other(index_path))
+            go_back(index_path)
+            reencode(index_path, other(index_path))
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+        assert not broken, broken[0]
+        after = best(index)
+        assert before != after
+        assert all(answer in (before, after) for answer in answers)
+
+
+def test_a_service_follows(index_path: Path) -> None:
+    testclient = pytest.importorskip("fastapi.testclient")
+    from genius.serve.app import create_app
+
+    with testclient.TestClient(create_app(Index.open(index_path)), base_url="http://localhost") as client:
+
+        def found() -> list[str]:
+            answer = client.post("/v1/search", json={"text": QUERY, "k": 5, "target": "any"})
+            assert answer.status_code == 200, answer.text
+            return [hit["id"] for hit in answer.json()["hits"]]
+
+        ids = [item["id"] for item in client.get("/v1/items").json()["items"]]
+        codes = client.get("/v1/items/t1").json()["codes"]
+        assert found()
+        reencode(index_path, other(index_path))
+        assert client.get("/v1/items/t1").json()["codes"] != codes
+        assert [item["id"] for item in client.get("/v1/items").json()["items"]] == ids
+        with Index.open(index_path) as fresh:
+            assert found() == [hit.id for hit in fresh.search(QUERY, k=5, target="any")]
+        created = client.put("/v1/items/new", json={"text": "a small blue thing"})
+        assert created.status_code == 201
+        assert client.get("/readyz").status_code == 200
+
+
+def test_two_at_once(index_path: Path) -> None:
+    (index_path / "reencoded").mkdir()
+    held = WriteLock(index_path / "reencoded" / ".lock", 0.0).hold()
+    with held, pytest.raises(GeniusError, match="is being written by another process"):
+        reencode(index_path, other(index_path))
