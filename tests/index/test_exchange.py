@@ -30,7 +30,7 @@ def shop(index: Index) -> Index:
 
 
 def test_hits_as_lists_tables_and_frames(shop: Index) -> None:
-    hits = shop.search("a boat", k=3)
+    hits = shop.search("a boat", k=3, target="any")
     listed = hits.to_list()
     assert json.loads(json.dumps(listed)) == [hit.to_dict() for hit in hits]
     table = hits.to_arrow()
@@ -46,7 +46,7 @@ def test_hits_as_lists_tables_and_frames(shop: Index) -> None:
 
 
 def test_hits_by_a_field(shop: Index) -> None:
-    hits = shop.search("a boat", k=4)
+    hits = shop.search("a boat", k=4, target="any")
     assert [hit.id for hit in hits.sorted_by("price")] == ["b", "c", "a", "d"]
     assert [hit.id for hit in hits.sorted_by("price", descending=True)] == ["a", "c", "b", "d"]
     assert hits.sorted_by("price").plan == hits.plan

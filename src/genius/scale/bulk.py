@@ -4,16 +4,11 @@ Workers are Ray actors that hold the model. A worker that dies is replaced and i
 workers with it, or fails by itself, is listed and left out, and a later run tries it again. Nothing is lost by killing anything,
 this program included: what has a record is not done twice.
 
-The commit (`take_in`) moves data files in as they are, no row is read or written again. It is inside one change of the table
-(`Store.change`), so that it counts as a whole or not at all: files are linked into the table's folder, missing metadata columns
-are added, the files are appended, and then those rows go that must not stay: the former rows of ids that are replaced, the later
-ones of ids that came twice, and those whose metadata contradicts an earlier part's.
+The commit (`genius.index.appending`) moves data files in as they are, no row is read or written again.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,25 +16,16 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from genius.data.readers import TABLE_SUFFIXES
-from genius.errors import GeniusError, Problems
-from genius.files import write_whole
+from genius.errors import GeniusError
 from genius.index import Index
-from genius.index import metadata as meta
-from genius.index.commit import table_folder
+from genius.index.appending import holds_rows, numbering, take_in
 from genius.index.folder import WriteLock
 from genius.index.ingest import IngestConfig, IngestReport
 from genius.index.names import names_in
-from genius.index.opened import Live
-from genius.index.reader import Reader, database_errors, good_rows
-from genius.index.writing import follow
 from genius.scale import connected, load_ray
-from genius.scale.parts import DATA, Part, PartIndexer, Record, Staging, cut
+from genius.scale.parts import Part, PartIndexer, Record, Staging, cut
 
-AT_ONCE = 10_000  # rows named in one condition
 IN_FLIGHT = 2  # parts that a worker has: one that it does, and the next
 TRIES = 3  # workers that a part may outlive
 SILENCE = 120.0  # seconds without any worker after which a message says that we wait
@@ -48,141 +34,10 @@ Tell = Callable[[int, int], None]
 """Hears of items that are done since the last call, and of how many there are in all (0: unknown)."""
 
 
-@dataclass(slots=True)
-class Taken:
-    """What a commit did."""
-
-    added: int = 0
-    replaced: int = 0
-    problems: Problems = field(default_factory=Problems)
-
-
 def was_taken_in(index: Index, staging: Staging) -> bool:
     """Whether the job that lies here was committed, and only its removal is missing: its row numbers are nobody else's."""
     numbers = staging.range()
-    return numbers is not None and index.reader().count(f"_seq >= {numbers[0]} AND _seq < {numbers[1]}") > 0
-
-
-def take_in(index: Index, staging: Staging, records: Sequence[Record]) -> Taken:
-    """Commit records. Call it again after any crash: it happens once (`was_taken_in`)."""
-    taken = Taken()
-    gone = [0][:0]
-    filled = sorted((record for record in records if record.rows), key=lambda record: record.first)
-    if not filled:
-        return taken
-    with index.write_lock.hold():
-        with index.change():
-            with index.lock:
-                live = index.current()
-            fresh, contradicted = _columns(live.reader.columns, filled)
-            _move_in(index, staging, filled)
-            if fresh:
-                index.store.add_columns(fresh)
-            index.store.append_files([fragment for record in filled for fragment in _fragments(record, contradicted)])
-            _read_back(index, filled)
-            reader = index.store.peek(index.store.newest())
-            unfit = _unfit(reader, filled, contradicted, taken.problems)
-            doubtful = _doubtful(live, staging, filled)
-            found = {seq: row["id"] for seq, row in reader.rows(doubtful, ["id"]).items() if seq not in unfit}
-            twice = _twice(found, taken.problems)
-            with index.lock:
-                there = index.sure(list(found.values())).find(found.values())
-                former = [int(index.live.seqs[row]) for row in there.values()]
-            gone = list(there.values())
-            leaving = [*former, *twice, *unfit]
-            for i in range(0, len(leaving), AT_ONCE):
-                index.store.delete(leaving[i : i + AT_ONCE])
-        follow(index, gone)
-    taken.replaced = len(former)
-    taken.added = sum(record.rows for record in filled) - len(twice) - len(unfit) - taken.replaced
-    return taken
-
-
-def _columns(known: meta.Columns, records: Sequence[Record]) -> tuple[dict[str, meta.FieldType], dict[str, set[str]]]:
-    """Metadata columns that the table lacks; and of each record those that contradict the table or an earlier one."""
-    columns = dict(known)
-    spelling = {name.lower(): name for name in columns}
-    fresh: dict[str, meta.FieldType] = {}
-    contradicted: dict[str, set[str]] = {}
-    for record in records:
-        for name, field_type in record.field_types.items():
-            if name not in columns and name.lower() not in spelling and len(columns) < meta.MAX_KEYS:
-                columns[name] = fresh[name] = field_type
-                spelling[name.lower()] = name
-            elif columns.get(name) != field_type:
-                contradicted.setdefault(record.name, set()).add(name)
-    return fresh, contradicted
-
-
-def _fragments(record: Record, contradicted: Mapping[str, set[str]]) -> list[Mapping[str, object]]:
-    unfit = contradicted.get(record.name, set())
-    return [{**body, "names": ["" if name in unfit else name for name in body["names"]]} for body in record.fragments]
-
-
-def _move_in(index: Index, staging: Staging, records: Sequence[Record]) -> None:
-    """The same files under a second name, in the table's folder; where a file system has no links, copies."""
-    target = table_folder(index.path) / DATA
-    with database_errors("add items"):
-        target.mkdir(exist_ok=True)
-        for name, size in (file for record in records for file in record.files()):
-            source = staging.folder / DATA / name
-            place = target / name
-            if place.exists() and place.stat().st_size == size:
-                continue  # of an attempt that was killed here
-            try:
-                os.link(source, place)
-            except OSError:
-                write_whole(place, lambda path, source=source: shutil.copyfile(source, path))  # type: ignore[misc]
-
-
-def _read_back(index: Index, records: Sequence[Record]) -> None:
-    """Every row of the records, by its checksum, before the change counts; one line if any is missing or another."""
-    for record in records:
-        found = 0
-        last = record.first + record.rows
-        for batch in good_rows(index.store.peek(index.store.newest()), f"_seq >= {record.first} AND _seq < {last}"):
-            found += batch.num_rows
-        if found != record.rows:
-            raise GeniusError(f"{record.rows - found} rows of a part cannot be read back; the index is as it was")
-
-
-def _unfit(reader: Reader, records: Sequence[Record], contradicted: Mapping[str, set[str]], problems: Problems) -> set[int]:
-    """Rows whose metadata is of another type than the column has by now."""
-    unfit: set[int] = set()
-    for record in records:
-        wrong = contradicted.get(record.name)
-        if not wrong:
-            continue
-        for seq, row in reader.rows(range(record.first, record.first + record.rows), ["id", "_metadata"]).items():
-            _, conflicts = meta.new_columns(reader.columns, [(row["id"], meta.load(row["_metadata"]))])
-            if conflicts:
-                unfit.add(seq)
-                problems += conflicts.values()
-    return unfit
-
-
-def _doubtful(live: Live, staging: Staging, records: Sequence[Record]) -> NDArray[np.int64]:
-    """Rows whose id, by its hash, may be in the index already, or come twice."""
-    hashes = np.concatenate([staging.hashes(record) for record in records])
-    seqs = np.concatenate([np.arange(record.first, record.first + record.rows) for record in records])
-    order = np.argsort(hashes, kind="stable")
-    same = hashes[order][1:] == hashes[order][:-1]
-    doubt = np.zeros(len(hashes), bool)
-    doubt[order[1:][same]] = doubt[order[:-1][same]] = True
-    doubt |= live.may_hold(hashes)
-    return seqs[doubt]
-
-
-def _twice(found: Mapping[int, str], problems: Problems) -> list[int]:
-    """The later rows of ids that came more than once."""
-    seen: set[str] = set()
-    later = []
-    for seq in sorted(found):
-        if found[seq] in seen:
-            later.append(seq)
-            problems.append(f"{found[seq]}: this id came before, from another file or row")
-        seen.add(found[seq])
-    return later
+    return numbers is not None and holds_rows(index, *numbers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,15 +102,15 @@ def bulk_index(
             salt = f"{index.about.fingerprint}|{config.thumbnails}"
             names = names_in(index, paths, TABLE_SUFFIXES)
             parts = cut(paths, ingest, config.part_rows, salt, report.report, names)
-            with index.change():
-                first = staging.begin(parts, index.store)
+            with numbering(index) as reserve:
+                first = staging.begin(parts, reserve)
             todo = [part for part in parts if staging.record(part, first[part.name]) is None]
             report.parts = len(parts)
             report.resumed = len(parts) - len(todo)
             if todo:
                 (spread or _on_ray)(_Work(index.path, ingest, config, todo, first, tell, say, report))
             records = _records(staging, parts, first, report.failed)
-            taken = take_in(index, staging, records)
+            taken = take_in(index, [staging.data_files(record) for record in records])
             try:
                 staging.clear()
                 report.items = index.count()

@@ -20,7 +20,7 @@ import json
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,7 @@ from genius.errors import GeniusError
 from genius.files import read_json, sync_directory, sync_file, write_whole
 from genius.index import Index
 from genius.index import metadata as meta
+from genius.index.appending import DATA, DataFiles
 from genius.index.cache import hash_id
 from genius.index.commit import table_folder
 from genius.index.ingest import Found, IngestConfig, IngestReport, changed_items, file_mark, file_type, find_files, read_items
@@ -41,7 +42,7 @@ from genius.index.names import FileNames
 from genius.index.paths import STAGING
 from genius.index.prepare import prepare
 from genius.index.reader import database_errors
-from genius.index.store import POSITION_BITS, SEQ_SHIFT, Store
+from genius.index.store import POSITION_BITS, SEQ_SHIFT
 from genius.index.writing import batched
 
 if TYPE_CHECKING:
@@ -52,7 +53,6 @@ MAX_PARTS = 1 << 15  # of one job: each part has its own range of row numbers
 MAX_ROWS = 1 << 20
 JOB = "job.json"
 RECORDS = "records"
-DATA = "data"
 
 HELD = 128 << 20  # bytes of finished rows, after which they go to a file
 
@@ -172,11 +172,11 @@ class Staging:
 
     # -- the job -----------------------------------------------------------------------------------------------
 
-    def begin(self, parts: Sequence[Part], store: Store) -> dict[str, int]:
+    def begin(self, parts: Sequence[Part], reserve: Callable[[], int]) -> dict[str, int]:
         """First `_seq` of each part. Those that an earlier run gave out stay; the caller holds the write lock in a change."""
         job = self._job()
         if job is None:
-            job = {"first": store.reserve(), "start": secrets.randbelow(MAX_PARTS), "numbers": {}}
+            job = {"first": reserve(), "start": secrets.randbelow(MAX_PARTS), "numbers": {}}
         numbers: dict[str, int] = job["numbers"]
         for part in parts:
             numbers.setdefault(part.name, len(numbers))
@@ -228,6 +228,19 @@ class Staging:
         with database_errors(f"read {self.folder}"):
             found: NDArray[np.uint64] = np.load(self.folder / RECORDS / f"{record.name}.npy")
         return found
+
+    def data_files(self, record: Record) -> DataFiles:
+        """A record as the index takes it in."""
+        return DataFiles(
+            record.name,
+            self.folder / DATA,
+            record.first,
+            record.rows,
+            record.fragments,
+            record.field_types,
+            record.files(),
+            self.hashes(record),
+        )
 
     def write_rows(self, rows: pa.Table, storage_version: str) -> list[dict[str, Any]]:
         """Data files of these rows, on the disk."""
