@@ -18,6 +18,7 @@ import argparse
 import datetime
 import json
 import subprocess
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -41,8 +42,10 @@ from genius.train.holdout import split
 from genius.weight_files import read_tensors
 
 SIZES = (100, 500, 2000, 8000)
+ADDED = (0.1, 0.9)  # shares of the items that are added after biases were computed
 BANK = 4096  # queries that a trained model keeps
 RESULT = Path("lab/results/above_dense_fashion.json")
+UNTRAINED = Path("lab/results/item_bias_fashion.json")  # by an earlier version of this program
 PAGE = Path("docs/engine.md")
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -187,8 +190,20 @@ class Bench:
         vectors = self.items[rows].astype(np.float16)
         return SearchEngine(model.generator, model.quantizer, trie, vectors, bank=bank, bias_bank=biased)
 
-    def hits(self, engine: SearchEngine, rows: Ints, params: SearchParams, given: bool) -> dict[str, tuple[float, float]]:
-        """hit@1 and hit@5 of every task."""
+    def grown(self, bank: QueryBank, biased: QueryBank, model: Genius, rows: Ints, first: int) -> SearchEngine:
+        """An engine of the first rows, to which the others were added after item biases were computed."""
+        engine = self.engine(bank, biased, model, rows[:first])
+        assert engine.item_bias is not None
+        vectors = self.items[rows[first:]].astype(np.float16)
+        return engine.changed(first, self.codes[rows[first:]].astype(np.uint16), vectors)
+
+    def hits(
+        self, engine: SearchEngine, rows: Ints, params: SearchParams, given: bool, only: NDArray[np.bool_] | None = None
+    ) -> Hits:
+        """hit@1 and hit@5 of every task, over all test queries or only some."""
+        counted = np.ones(len(self.test.z), bool)
+        if only is not None:
+            counted = only
         found = []
         for first in range(0, len(self.test.z), 256):
             part = slice(first, first + 256)
@@ -202,7 +217,9 @@ class Bench:
         right = np.array([[row in own for row in line] for line, own in zip(top.tolist(), positives, strict=True)])
         out = {}
         for task in sorted(set(self.test.tasks.tolist())):
-            own = right[self.test.tasks == task]
+            own = right[(self.test.tasks == task) & counted]
+            if not len(own):
+                continue
             out[task] = (round(float(own[:, 0].mean()), 4), round(float(own.any(1).mean()), 4))
         return out
 
@@ -227,7 +244,9 @@ def measure(folder: Path, training: Path, seed: int) -> dict[str, Any]:
     bench = Bench(folder, seed)
     _, model = stages(training)
     kept = bench.bank(BANK // 5)
+    start = time.process_time()
     chosen = choose(kept, bench.judged, bench.items, bench.modality)
+    cost: dict[str, Any] = {"seconds_of_choosing": round(time.process_time() - start, 1)}
     numbers = {"weights": _listed(chosen.bias_weights), "temperatures": _listed(chosen.bias_temperatures)}
     lines: list[dict[str, Any]] = []
     flat = SearchParams(plan="flat")
@@ -240,6 +259,7 @@ def measure(folder: Path, training: Path, seed: int) -> dict[str, Any]:
 
         add = Lines(lines, reference, candidates, len(rows)).add
         add("dense, target given", "given", reference)
+        cost |= {f"search_{candidates}": search_cost(bench, engine, rows)}
         for given, target in ((False, "unknown"), (True, "given")):
             add("default, no bias", target, bench.hits(engine, rows, replace(flat, item_bias=False), given))
             add("default, with bias", target, bench.hits(engine, rows, flat, given))
@@ -251,6 +271,16 @@ def measure(folder: Path, training: Path, seed: int) -> dict[str, Any]:
             learned = bench.engine(kept, bank, model, rows)
             more = {"bank": size, "queries_in_bank": len(bank), "weights": _listed(bank.bias_weights)}
             add(f"learned from {size:,} queries per task, no labels", "unknown", bench.hits(learned, rows, flat, False), **more)
+        for share in ADDED:
+            order = np.random.default_rng(seed).permutation(rows)
+            first = round((1 - share) * len(order))
+            added = set(order[first:].tolist())
+            only = np.array([added.issuperset(own) for own in bench.test.positives])
+            grown = bench.grown(kept, chosen, model, order, first)
+            plain = replace(flat, item_bias=False)
+            own_lines = Lines(lines, bench.hits(grown, order, plain, True, only), candidates, len(rows))
+            found = bench.hits(grown, order, flat, False, only)
+            own_lines.add(f"default, with bias, {share:.0%} of items added later", "unknown", found, queries=int(only.sum()))
         if bench.foreign is not None:
             fits = fitting(bench.foreign, kept, bench.items, bench.modality)
             for name, bank in (("filtered", part_of(bench.foreign, fits)), ("not filtered", bench.foreign)):
@@ -258,7 +288,34 @@ def measure(folder: Path, training: Path, seed: int) -> dict[str, Any]:
                 more = {"bank": len(bank), "of": len(bench.foreign), "weights": _listed(bank.bias_weights)}
                 hits = bench.hits(bench.engine(kept, bank, model, rows), rows, flat, False)
                 add(f"foreign bank, {name}", "unknown", hits, **more)
-    return {"numbers": numbers, "lines": lines, "existence": existence(bench), "training": bench.about}
+    return {"numbers": numbers, "cost": cost, "lines": lines, "existence": existence(bench), "training": bench.about}
+
+
+def costs(folder: Path, training: Path, seed: int) -> dict[str, Any]:
+    """`search_cost` of both sets of candidates."""
+    bench = Bench(folder, seed)
+    _, model = stages(training)
+    kept = bench.bank(BANK // 5)
+    chosen = choose(kept, bench.judged, bench.items, bench.modality)
+    out: dict[str, Any] = {"commit": _commit()}
+    for name, rows in (("unseen", np.flatnonzero(bench.unseen)), ("all", np.arange(len(bench.items)))):
+        out[f"search_{name}"] = search_cost(bench, bench.engine(kept, chosen, model, rows), rows)
+    return out
+
+
+def _commit() -> str:
+    return subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+
+
+def search_cost(bench: Bench, engine: SearchEngine, rows: Ints) -> dict[str, float]:
+    """Processor milliseconds per query with and without the bias, the best of five rounds that take turns."""
+    seconds: dict[str, list[float]] = {"with": [], "without": []}
+    for _ in range(5):
+        for name, biased in (("with", True), ("without", False)):
+            start = time.process_time()
+            bench.hits(engine, rows, SearchParams(plan="flat", item_bias=biased), False)
+            seconds[name].append(time.process_time() - start)
+    return {name: round(1000 * min(values) / len(bench.test.z), 4) for name, values in seconds.items()}
 
 
 def _listed(numbers: Any) -> list[list[float]]:
@@ -359,26 +416,53 @@ def _as_set(bench: Bench, part: Part) -> FeatureSet:
 def tables(body: dict[str, Any]) -> str:
     """Markdown of the measured lines."""
     tasks = list(body["lines"][0]["hit"])
+    steps = ", ".join(f"{name} {value}" for name, value in body["changes"].items())
     out = [
         f"hit@5 in percent on {body['training']['products'] * 3:,} fashion items, a trained fusion (stages 1 and 2 of "
-        f"`builtin:default`,\nfewer steps: {json.dumps(body['changes'])}), **one seed**, {body['test_queries']:,} test queries; "
-        f"{body['device']}, {body['date']}.\nShares are of dense search that is given the target, mean / worst task.",
+        f"`builtin:default`,\nfewer steps: {steps}),\n**one seed**, {body['test_queries']:,} test queries; "
+        f'{body["device"]}, one thread, {body["date"]}.\n"Added later": to the index, after biases were computed; fusion and '
+        f"codes were fitted with them.\nShares are of dense search that is given the target, mean / worst task.",
     ]
     for candidates, title in (("unseen", "Candidates that no training query shows"), ("all", "All candidates")):
         own = [line for line in body["lines"] if line["candidates"] == candidates]
         out += ["", f"{title} ({own[0]['items']:,}):", "", "| search | target | share | " + " | ".join(tasks) + " |"]
         out.append("|---|---|---|" + "---:|" * len(tasks))
         for line in own:
-            hits = " | ".join(f"{100 * line['hit'][task][1]:.1f}" for task in tasks)
+            hits = " | ".join(f"{100 * line['hit'][task][1]:.1f}" if task in line["hit"] else "-" for task in tasks)
             out.append(f"| {line['search']} | {line['target']} | {line['mean']:.3f} / {line['worst']:.3f} | {hits} |")
     out += ["", "Does the collection hold an answer? (each test query with and without its positives)", ""]
     out += ["| signal | AUROC | hopeless queries that return nothing, where 95 % of answers are kept |", "|---|---:|---:|"]
     for name, values in body["existence"]["signals"].items():
         out.append(f"| {name} | {values['auroc']:.2f} | {100 * values['hopeless_rejected_at_95_kept']:.0f} % |")
+    shown = []
+    for name, cost in (("unseen", body["cost"]["search_unseen"]), ("all", body["cost"]["search_all"])):
+        shown.append(f"{cost['with']:.3f} against {cost['without']:.3f} ms ({name})")
+    out += [
+        "",
+        "Processor time per query of exhaustive search in batches of 256, with and without the bias: " + "; ".join(shown) + ".",
+    ]
     return "\n".join(out)
 
 
-BEGIN, END = "<!-- made by python -m lab.item_bias table -->", "<!-- end -->"
+BEGIN = "<!-- made by python -m lab.item_bias table -->"
+END = "<!-- end -->"
+
+
+def untrained_table(body: dict[str, Any]) -> str:
+    """hit@5 by the size of the bank, of vectors without a trained fusion (`lab/results/item_bias_fashion.json`)."""
+    lines = [line for line in body["lines"] if line["candidates"] == "unseen"]
+    sizes = sorted({line["bank"] for line in lines if line["bank"] in (0, *SIZES)})
+    out = [
+        f"Without a trained fusion (canonical correlations of the same frozen towers; 72,000 items, {body['date']}, commit "
+        f"{body['commit']}), target given,\nunseen candidates, w = n / (n + 500), by the number of queries:",
+        "",
+        "| task | " + " | ".join(f"{size:,}" for size in sizes) + " |",
+        "|---|" + "---:|" * len(sizes),
+    ]
+    for task in dict.fromkeys(line["task"] for line in lines):
+        own = {line["bank"]: line["hit@5"] for line in lines if line["task"] == task}
+        out.append(f"| {task} | " + " | ".join(f"{100 * own[size]:.1f}" if size in own else "-" for size in sizes) + " |")
+    return "\n".join(out)
 
 
 def write_table() -> None:
@@ -386,6 +470,7 @@ def write_table() -> None:
     before, _, after = text.partition(BEGIN)
     _, _, after = after.partition(END)
     made = tables(json.loads(RESULT.read_text(encoding="utf-8")))
+    made += "\n\n" + untrained_table(json.loads(UNTRAINED.read_text(encoding="utf-8")))
     PAGE.write_text(f"{before}{BEGIN}\n{made}\n{END}{after}", encoding="utf-8")
 
 
@@ -407,6 +492,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     measured.add_argument("training", type=Path)
     measured.add_argument("--output", type=Path, default=RESULT)
     measured.add_argument("--seed", type=int, default=0)
+    measured.add_argument("--cost", action="store_true", help="measure only what searches cost, again, into the same JSON")
     args = parser.parse_args(arguments)
     if args.command == "vectors":
         write_vectors(args.features, args.training, args.out, args.products)
@@ -414,8 +500,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write_foreign(args.icons, args.training, args.out, args.towers)
     elif args.command == "table":
         write_table()
+    elif args.cost:
+        body = json.loads(args.output.read_text(encoding="utf-8"))
+        body["cost"] |= costs(args.out, args.training, args.seed)
+        args.output.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
     else:
-        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+        commit = _commit()
         found = measure(args.out, args.training, args.seed)
         config = found["training"].pop("config")
         changes = {f"{stage}.{name}": config[stage][name] for stage in ("encoder", "quantizer") for name in ("steps", "batch")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from train_fixtures import small_config, small_data
@@ -19,7 +20,8 @@ def test_a_trained_model_brings_queries_of_every_direction(tmp_path: Path) -> No
     trained = train(small_config(tmp_path, encoder__steps=2, quantizer__steps=4, generator__steps=2), data, quiet=True)
     bank = Genius.from_pretrained(str(tmp_path)).queries
     assert bank is not None and trained.model.queries is not None and len(bank) == len(trained.model.queries)
-    assert torch.allclose(bank.z.norm(dim=1), torch.ones(len(bank)), atol=1e-2)
+    assert np.linalg.norm(bank.z, axis=1) == pytest.approx(1, abs=1e-2)
+    assert bank.bias_weights is not None and (bank.bias_weights >= 0).all()  # chosen on validation queries, and kept
     directions = set(zip(bank.modality.tolist(), bank.target.tolist(), strict=True))
     queries = data.queries.modality.tolist()
     targets = data.pool.modality.tolist()

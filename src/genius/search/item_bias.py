@@ -83,8 +83,11 @@ class ItemBias:
             arrays: Operations of the device on which it is wanted; rows are there.
 
         Returns:
-            (Q, n) or (Q, C) float32.
+            (Q, n) or (Q, C) float32; (1, n) where all queries consist of the same.
         """
+        one_for_all = isinstance(rows, slice) or rows.ndim == 1
+        if one_for_all and len(query_modality) and (query_modality == query_modality[0]).all():
+            query_modality = query_modality[:1]
         known = arrays.put((query_modality >= 0)[:, None])
         of_query = arrays.put(query_modality)
         values = arrays.resident(self.values)
@@ -113,7 +116,7 @@ class ItemBias:
                     return None
                 values = file.get_tensor("values")
                 centres = file.get_tensor("centres")
-        except (OSError, SafetensorError):
+        except (OSError, MemoryError, SafetensorError):
             return None
         right = values.ndim == 2 and len(values) == MODALITIES and values.dtype == np.float16
         right = right and centres.shape == (MODALITIES, MODALITIES) and centres.dtype == np.float32

@@ -1,0 +1,84 @@
+"""How strongly an item bias is applied: by positives, by agreement, and not at all for queries of something else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from genius.model.bias_choice import Judged, agreement, choose, directions, fitting, mean_similarity, part_of, shrink
+from genius.model.query_bank import TEMPERATURE, QueryBank
+
+WIDTH = 32
+TEXT, IMAGE = 1, 0
+
+
+def unit(count: int, seed: int) -> np.ndarray:
+    rows = np.random.default_rng(seed).normal(size=(count, WIDTH))
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+def normalized(rows: np.ndarray) -> np.ndarray:
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+def bank(z: np.ndarray, **more: object) -> QueryBank:
+    count = len(z)
+    return QueryBank(z, np.full(count, TEXT), np.full(count, IMAGE), **more)  # type: ignore[arg-type]
+
+
+def hubs() -> tuple[np.ndarray, np.ndarray, list[list[int]]]:
+    """Items, of which twenty lie where all queries look, and queries that want the others."""
+    middle = unit(1, 9)
+    items = normalized(np.concatenate([unit(200, 1) + 1.0 * middle, unit(20, 2) * 0.2 + middle]))
+    wanted = np.random.default_rng(3).integers(0, 200, 600)
+    queries = normalized(items[wanted] + 0.8 * middle + 0.9 * unit(600, 4))
+    return items, queries, [[int(row)] for row in wanted]
+
+
+def test_positives_choose_a_weight_where_there_are_hubs_and_none_where_there_are_none() -> None:
+    items, queries, positives = hubs()
+    modality = np.zeros(len(items), np.int64)
+    judged = Judged(queries[300:], np.full(300, TEXT), np.full(300, IMAGE), positives[300:])
+    chosen = choose(bank(queries[:300]), judged, items, modality)
+    assert chosen.bias_weight(TEXT, IMAGE) > 0
+    even = unit(220, 5)
+    near = normalized(even[np.arange(300) % 220] + 0.3 * unit(300, 6))
+    right = Judged(near, np.full(300, TEXT), np.full(300, IMAGE), [[int(row)] for row in np.arange(300) % 220])
+    assert choose(bank(unit(300, 7)), right, even, modality).bias_weight(TEXT, IMAGE) == 0
+
+
+def test_few_judged_queries_leave_it_to_agreement() -> None:
+    items, queries, positives = hubs()
+    modality = np.zeros(len(items), np.int64)
+    judged = Judged(queries[300:310], np.full(10, TEXT), np.full(10, IMAGE), positives[300:310])
+    by_agreement = shrink(bank(queries[:300]), items, modality)
+    chosen = choose(bank(queries[:300]), judged, items, modality)
+    assert chosen.bias_weight(TEXT, IMAGE) == pytest.approx(by_agreement.bias_weight(TEXT, IMAGE))
+
+
+def test_agreement_falls_with_noise_and_the_weight_with_few_queries() -> None:
+    items, queries, _ = hubs()
+    modality = np.zeros(len(items), np.int64)
+    assert agreement(queries, items) > 0.9
+    assert agreement(unit(80, 8), unit(200, 10)) < 0.5
+    many = shrink(bank(queries), items, modality).bias_weight(TEXT, IMAGE)
+    few = shrink(bank(queries[:100]), items, modality).bias_weight(TEXT, IMAGE)
+    assert 0 < few < many < 600 / 1100
+    assert shrink(bank(queries[:60]), items, modality).bias_weight(TEXT, IMAGE) == 0  # too few to say anything
+    assert not directions(bank(queries, real=False))
+
+
+def test_queries_of_something_else_do_not_count() -> None:
+    items, queries, _ = hubs()
+    modality = np.zeros(len(items), np.int64)
+    known = bank(queries[:300])
+    foreign = bank(normalized(-unit(1, 9) + 0.5 * unit(200, 11)))
+    assert fitting(foreign, known, items, modality).mean() < 0.05
+    assert fitting(bank(queries[300:]), known, items, modality).mean() > 0.85
+    assert fitting(foreign, part_of(known, np.arange(300) < 10), items, modality).all()  # too few are known to tell
+
+
+def test_mean_similarity_is_the_formula() -> None:
+    queries, items = unit(700, 12), unit(5, 13)
+    expected = TEMPERATURE * np.log(np.exp(queries @ items.T / TEMPERATURE).mean(0))
+    assert mean_similarity(queries, items, TEMPERATURE) == pytest.approx(expected, abs=1e-5)
