@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from fastapi.testclient import TestClient
 
-from genius.cli.commands import app
+from genius.cli import app
 from genius.index import Hit, Index
 from genius.serve.app import create_app
 from genius.serve.settings import ServeConfig

@@ -119,6 +119,9 @@ def summarise(options: argparse.Namespace) -> None:
         by_operation[name][group] += 1
         states[state] += 1
     violations = [{"at": list(key), "wrong": entry["wrong"]} for key, entry in entries.items() if entry["wrong"] is not None]
+    lines = [json.loads(line) for line in options.log.read_text().splitlines() if line.startswith('{"at"')]
+    wrong_once = {tuple(line["at"]): line["wrong"] for line in lines if line["wrong"] is not None}
+    fixed = [{"at": list(key), "was": was} for key, was in wrong_once.items() if entries[key]["wrong"] is None]
     body = {
         "command": "python -m lab.durability.faults LOG.jsonl --out lab/durability/faults.json",
         "seed": options.seed,
@@ -128,6 +131,7 @@ def summarise(options: argparse.Namespace) -> None:
         "by_operation": {name: dict(sorted(ways.items())) for name, ways in sorted(by_operation.items())},
         "by_state": dict(sorted(states.items())),
         "violations": violations,
+        "fixed_and_injected_again": fixed,
         "processor_seconds_per_injection": round(sum(e["seconds"] for e in entries.values()) / max(len(entries), 1), 3),
         "environment": headers[-1]["environment"],
     }

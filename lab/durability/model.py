@@ -1,6 +1,6 @@
 """Two writers, four readers and a service on one index, against a dictionary (`tests/helpers/model_based.py`).
 
-    python -m lab.durability.model [--seed 1] [--operations 100000] [--kills 0.1] [--out lab/durability/model.json]
+    python -m lab.durability.model [--seed 1] [--operations 100000] [--kills 0.1] [--minutes 600] [--out FILE.json]
 
 The same seed does the same operations and kills again. The run ends at the first violation, which names its round.
 """
@@ -27,6 +27,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--operations", type=int, default=100_000)
     parser.add_argument("--kills", type=float, default=0.1, help="share of rounds in which a process is to be killed")
+    parser.add_argument("--minutes", type=float, default=600.0)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     memory = Path("/dev/shm")
@@ -37,7 +38,7 @@ def main() -> None:
             sys.exit(subprocess.run(command, env=environment).returncode)
         started = time.monotonic()
         about = data.environment()
-        findings = model_based.Run(Path(folder), options.seed, options.kills).run(options.operations)
+        findings = model_based.Run(Path(folder), options.seed, options.kills).run(options.operations, options.minutes)
     body = {
         "command": f"python -m lab.durability.model {' '.join(sys.argv[1:])}",
         **vars(findings),

@@ -34,8 +34,8 @@ def grid(**axes: Sequence[float]) -> list[Setting]:
     return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
 
 
-NPROBE = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192)
-COMPARED = (50, 100, 150, 200, 300, 400, 600, 1000)  # vectors compared per query
+NPROBE = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 384)
+COMPARED = (50, 100, 150, 200, 300, 400, 600, 1000, 2000, 4000)  # vectors compared per query
 REFINED = grid(nprobe=NPROBE, compared=COMPARED)
 
 

@@ -19,10 +19,12 @@ TARGETS = ("0.9", "0.95", "0.98", "0.995")
 OURS = "GENIUS"
 TITLES = {  # data set -> heading; one that was not measured is left out
     "icons_1m": "Icons filled to 1,000,000 images",
+    "fashion_1m": "Fashion filled to 1,000,000 images",
     "icons_300k": "Icons filled to 300,000 images",
     "icons_48k": "Icons, 48,215 real images",
     "fashion_300k": "Fashion filled to 300,000 images",
     "fashion_24k": "Fashion, 24,000 real images",
+    "narrow_fashion_1m": "Fashion filled to 1,000,000 images: another run, at most 1,000 vectors compared by competitors",
     "busy_icons_48k": "Icons, 48,215 real images: an earlier run on a busier machine",
 }
 CODES = {"codes_icons_48k": "Icons, 48,215 real images", "codes_fashion_24k": "Fashion, 24,000 real images"}
@@ -191,6 +193,29 @@ def codes() -> list[str]:
     return ["## Codes: metrics and types", "", *out] if out else []
 
 
+def changes() -> list[str]:
+    """Recall under filters and after replacements, from what `lab.front.changes` wrote."""
+    out: list[str] = []
+    for file in sorted(RESULTS.glob("filters_*.json")):
+        body = json.loads(file.read_text(encoding="utf-8"))
+        out += [
+            f"Random filters over {body['items']:,} items (fashion, filled), the default effort, {body['test_queries']} test queries:",
+            "",
+            "| share of the items that pass | recall@10 | ms, single query |",
+            "|---:|---:|---:|",
+            *(f"| {100 * line['share']:g} % | {line['recall@10']:.3f} | {line['single_ms']:.1f} |" for line in body["lines"]),
+            "",
+        ]
+    for file in sorted(RESULTS.glob("churn_*.json")):
+        for line in json.loads(file.read_text(encoding="utf-8"))["lines"]:
+            out += [
+                f"{line['rounds']} rounds that each replace {line['replaced_per_round']:,} of {line['items']:,} items: recall@10 {line['recall@10']:.3f}, "
+                f"of a scan built from what is left {line['fresh_recall@10']:.3f}; {line['seconds_per_round']:.2f} s of processor time per round.",
+                "",
+            ]
+    return ["## Filters and replacements", "", "GENIUS alone; no competitor ran here.", "", *out] if out else []
+
+
 def gpu() -> list[str]:
     file = ROOT / "lab" / "results" / "former_search" / "gpu.json"
     if not file.exists():
@@ -211,6 +236,7 @@ def page() -> str:
     out = [*notes, ""]
     for name, heading in TITLES.items():
         out += section(name, heading)
+    out += changes()
     out += codes()
     out += gpu()
     return wrap_prose("\n".join(out).rstrip() + "\n")

@@ -1,6 +1,6 @@
 """Measures algorithms on data sets in VIBE's format: recall@10 against queries per second, bytes, build time, additions.
 
-    python -m lab.front.run FILE.hdf5 --algorithms "metric PQ16;Faiss HNSW32" --out RESULT.json [--also OTHER.hdf5]
+    python -m lab.front.run FILE.hdf5 --algorithms "metric PQ16,Faiss HNSW32" --out RESULT.json [--also OTHER.hdf5]
 
 One thread, processor time of the whole process. For every recall in `TARGETS` the fastest setting that reaches it on
 *validation* queries is chosen; what is reported is that setting's recall and time on *test* queries, the least time of
@@ -173,7 +173,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("--also", type=Path, action="append", default=[], help="other queries over the same items")
-    parser.add_argument("--algorithms", default=";".join(ALGORITHMS))
+    parser.add_argument("--algorithms", default=",".join(ALGORITHMS))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--queries", type=int, default=500)
     parser.add_argument("--validation", type=int, default=200)
@@ -189,7 +189,7 @@ def main() -> None:
     if args.keep is not None:
         args.keep.mkdir(parents=True, exist_ok=True)
     if args.build_only:
-        for name in args.algorithms.split(";"):
+        for name in args.algorithms.split(","):
             print(name, fitted(name, data, args.build_threads).line, flush=True)
         return
     others = [Dataset.read(file, data.train) for file in args.also]
@@ -202,7 +202,7 @@ def main() -> None:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
 
-    for name in args.algorithms.split(";"):
+    for name in args.algorithms.split(","):
         try:
             contender = fitted(name, data, args.build_threads)
             for part in (data, *others):

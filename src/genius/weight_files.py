@@ -49,7 +49,7 @@ def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     try:
         with safe_open(path, framework="pt") as file:
             return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
-    except (OSError, SafetensorError, RuntimeError) as error:
+    except (OSError, SafetensorError, RuntimeError, MemoryError) as error:
         raise GeniusError(f"cannot read the weights {path}: {said(error)}") from None
 
 
@@ -58,7 +58,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     check_header(path)
     try:
         return load_file(path)
-    except (OSError, SafetensorError, RuntimeError) as error:
+    except (OSError, SafetensorError, RuntimeError, MemoryError) as error:
         raise GeniusError(f"cannot read the weights {path}: {said(error)}") from None
 
 

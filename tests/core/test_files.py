@@ -8,7 +8,10 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
+from genius import weight_files
 from genius.errors import GeniusError
 from genius.files import read_json, write_whole
 
@@ -69,3 +72,17 @@ def test_two_threads_do_not_write_into_each_others_file(tmp_path: Path) -> None:
         thread.join()
     assert sorted(written) == sorted(texts) and path.read_text() in texts
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_weights_that_cannot_be_mapped_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "w.safetensors"
+    save_file({"a": torch.zeros(2)}, path)
+
+    def full(*_: object, **__: object) -> object:
+        raise MemoryError("Cannot allocate memory (os error 12)")
+
+    monkeypatch.setattr(weight_files, "safe_open", full)
+    monkeypatch.setattr(weight_files, "load_file", full)
+    for read in (weight_files.read_shapes, weight_files.read_tensors):
+        with pytest.raises(GeniusError, match=r"cannot read the weights .*Cannot allocate memory"):
+            read(path)

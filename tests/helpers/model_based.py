@@ -416,14 +416,15 @@ class Run:
         self.states: list[State] = [dict(FIXED)]
         self.workers: dict[str, Worker] = {}
 
-    def run(self, operations: int) -> Findings:
-        """Rounds until so many operations are done or something is wrong."""
+    def run(self, operations: int, minutes: float = 600.0) -> Findings:
+        """Rounds until so many operations are done, the time is over, or something is wrong."""
+        end = time.monotonic() + 60 * minutes
         opened.CACHE_FROM = 4
         opened.MERGE_FROM = 4
         _, ended = faults.in_child(lambda: faults.void(self._create()))
         assert ended == 0
         try:
-            while self.findings.operations < operations and not self.findings.violations:
+            while self.findings.operations < operations and time.monotonic() < end and not self.findings.violations:
                 self._round(drawn(self.findings.seed, self.findings.rounds, self.share_of_kills))
                 self.findings.rounds += 1
         finally:

@@ -175,19 +175,23 @@ def test_a_folder_that_cannot_be_moved_stays(model: Genius, tmp_path: Path, monk
         assert ids(folder, model) == {"old"} and names(place) == ["my.genius"]
 
 
-def test_what_an_earlier_version_left_is_finished_and_removed(model: Genius, tmp_path: Path) -> None:
-    """Folders without `origin.json`, and a record, as versions before this one wrote them."""
+def test_what_an_earlier_version_broke_off_is_for_people_to_decide(model: Genius, tmp_path: Path) -> None:
+    """Folders without `origin.json`: nothing proves whose they are, so nothing is renamed and nothing deleted."""
     folder, fresh = two(tmp_path, model)
     (fresh / paths.ORIGIN).unlink()
     old = fresh.with_name(f"{fresh.name}-old")
     folder.rename(old)
     (tmp_path / ".my.genius.swap.json").write_text(json.dumps({"fresh": fresh.name, "aside": old.name}))
-    with pytest.raises(GeniusError, match="genius repair"):
-        Index.open(folder, model)
-    repair(folder)
-    assert ids(folder, model) == {"old", "new"}
-    swapping.clear(folder, swapping.about_of(folder))
-    assert names(tmp_path) == ["my.genius"]
+    there = names(tmp_path)
+    commands = (lambda: Index.open(folder, model), lambda: Index(folder, model), lambda: repair(folder))
+    for command in commands:
+        with pytest.raises(GeniusError, match=r"rename the one that you trust to my\.genius$"):
+            command()
+    assert names(tmp_path) == there
+    fresh.rename(folder)
+    with Index(folder, model) as index:
+        index.add([Item("later", text="later")])
+    assert ids(folder, model) == {"old", "new", "later"} and old.exists()
 
 
 # -- what others may have put there ------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterable
 from itertools import groupby
 from pathlib import Path
@@ -23,6 +22,7 @@ from genius.index import ingest as read
 from genius.index.check import check
 from genius.index.ingest import Found, IngestConfig, IngestReport, ingest
 from genius.index.store import Store
+from genius.scale import parts
 from genius.scale.bulk import BulkConfig, BulkReport, bulk_index
 from genius.scale.parts import Staging, cut
 
@@ -127,7 +127,7 @@ def test_the_commit_happens_once_wherever_it_is_killed(
         elif where == "acknowledge":
             patch.setattr(appending, "follow", die)
         else:
-            patch.setattr(shutil, "rmtree", die)  # the job is forgotten, its records are still there
+            patch.setattr(parts, "remove", die)  # the job is forgotten, its records are still there
         with pytest.raises(Killed):
             run(folder, output, model_folder, in_turn())
     report = run(folder, output, model_folder, in_turn())
@@ -218,3 +218,27 @@ def test_settings_that_do_not_go_together_are_one_line(tmp_path: Path, sources: 
         run(sources[0], tmp_path / "a.genius", model_folder, in_turn(), ingest=IngestConfig(prune=True))
     with pytest.raises(GeniusError, match="rows of a part"):
         run(sources[0], tmp_path / "a.genius", model_folder, in_turn(), config=BulkConfig(part_rows=1 << 21))
+
+
+def test_a_part_whose_record_cannot_be_read_is_not_left_out_in_silence(
+    tmp_path: Path, sources: Any, model_folder: str, in_turn: Spread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, ids = sources
+    output = tmp_path / "bulk.genius"
+    hashes = Staging.hashes
+    failed = []
+
+    def fails_once(staging: Staging, record: Any) -> Any:
+        if not failed:
+            failed.append(record)
+            raise OSError(5, "Input/output error")
+        return hashes(staging, record)
+
+    monkeypatch.setattr(Staging, "hashes", fails_once)
+    with pytest.raises(GeniusError, match="nothing was added: run it again"):
+        run(folder, output, model_folder, in_turn())
+    with Index.open(output, read_only=True) as opened:
+        assert len(opened) == 0
+    (output / "staging" / ".job.json.1-1").write_text("of a run that was killed")
+    assert run(folder, output, model_folder, in_turn()).report.added == len(ids)
+    assert [path.name for path in (output / "staging").iterdir()] in ([], [".lock"])

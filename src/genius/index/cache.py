@@ -250,7 +250,7 @@ def build_cached(reader: Reader, key: CacheKey, root: Path) -> Base:
             if target.exists():
                 _discard(target, root)
             scratch.replace(target)
-        except (OSError, GeniusError, SafetensorError):
+        except (OSError, MemoryError, GeniusError, SafetensorError):
             return base  # complete, if not saved; a map of a file that is removed below stays valid
         saved = load(target, key)
         if saved is None:

@@ -125,7 +125,7 @@ def describe(folder: Path) -> dict[str, str]:
     try:
         with safe_open(path, "np") as file:
             return dict(file.metadata() or {})
-    except (OSError, SafetensorError):
+    except (OSError, SafetensorError, MemoryError):
         return {}
 
 

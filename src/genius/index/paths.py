@@ -144,10 +144,7 @@ def is_sibling(path: Path, folder: Path, owner: str | None) -> bool:
         return False
     if all(name == ".lock" or name.startswith(HALF) for name in names):
         return True  # a folder that was just begun: there is nothing in it
-    if owner is not None and owner in (origin_of(path), _id_of(path), _copied_from(path)):
-        return True
-    made_before_origins = re.fullmatch(r".*\.refit-\d+(-old)?", path.name) is not None and ORIGIN not in names
-    return made_before_origins
+    return owner is not None and owner in (origin_of(path), _id_of(path), _copied_from(path))
 
 
 def write_origin(folder: Path, owner: str) -> None:

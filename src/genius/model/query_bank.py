@@ -289,7 +289,7 @@ def _read(path: Path) -> dict[str, NDArray[Any]]:
     try:
         with open_regular(path) as file:
             return load(file.read())
-    except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
+    except (OSError, MemoryError, SafetensorError, ValueError, TypeError, KeyError) as error:
         raise GeniusError(f"cannot read the weights {path}: {said(error)}") from None
 
 

@@ -24,7 +24,7 @@ from genius.index.folder import WriteLock
 from genius.index.ingest import IngestConfig, IngestReport
 from genius.index.names import names_in
 from genius.scale import connected, load_ray
-from genius.scale.parts import Part, PartIndexer, Record, Staging, cut
+from genius.scale.parts import LOCK, Part, PartIndexer, Record, Staging, cut
 
 IN_FLIGHT = 2  # parts that a worker has: one that it does, and the next
 TRIES = 3  # workers that a part may outlive
@@ -96,7 +96,7 @@ def bulk_index(
     with Index(output.absolute(), model, thumbnails=config.thumbnails) as index:
         staging = Staging(index.path)
         staging.create()
-        with WriteLock(staging.folder / ".lock", 0.0).hold():
+        with WriteLock(staging.folder / LOCK, 0.0).hold():
             if was_taken_in(index, staging):
                 staging.clear()
             salt = f"{index.about.fingerprint}|{config.thumbnails}"

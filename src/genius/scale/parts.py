@@ -18,7 +18,6 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -39,7 +38,7 @@ from genius.index.commit import table_folder
 from genius.index.ingest import Found, IngestConfig, IngestReport, changed_items, file_mark, file_type, find_files, read_items
 from genius.index.metadata import FieldType, arrow_rows, metadata_schema
 from genius.index.names import FileNames
-from genius.index.paths import STAGING
+from genius.index.paths import STAGING, remove
 from genius.index.prepare import prepare
 from genius.index.reader import database_errors
 from genius.index.store import POSITION_BITS, SEQ_SHIFT
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
 MAX_PARTS = 1 << 15  # of one job: each part has its own range of row numbers
 MAX_ROWS = 1 << 20
 JOB = "job.json"
+LOCK = ".lock"
 RECORDS = "records"
 
 HELD = 128 << 20  # bytes of finished rows, after which they go to a file
@@ -204,8 +204,10 @@ class Staging:
         with database_errors(f"write to {self.folder}"):
             (self.folder / JOB).unlink(missing_ok=True)
             sync_directory(self.folder)
-        for name in (RECORDS, DATA):
-            shutil.rmtree(self.folder / name, ignore_errors=True)
+            names = [path.name for path in self.folder.iterdir()]
+        for name in names:  # records, data files, and what killed runs left half-written
+            if name != LOCK:
+                remove(self.folder / name, self.folder.parent)
 
     # -- parts -------------------------------------------------------------------------------------------------
 

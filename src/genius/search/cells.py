@@ -176,7 +176,7 @@ class Cells:
         cell_scores = queries @ self.means.T
         if probes < self.count:
             cells = np.argpartition(cell_scores, self.count - probes, axis=1)[:, self.count - probes :]
-            cell_scores = np.take_along_axis(cell_scores, cells, 1)
+            cell_scores = cell_scores[np.arange(len(queries))[:, None], cells]
         else:
             cells = np.tile(np.arange(self.count), (len(queries), 1))
         cells = np.ascontiguousarray(cells)  # Faiss reads these arrays by their addresses

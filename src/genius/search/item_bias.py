@@ -116,7 +116,7 @@ class ItemBias:
                     return None
                 values = file.get_tensor("values")
                 centres = file.get_tensor("centres")
-        except (OSError, SafetensorError):
+        except (OSError, MemoryError, SafetensorError):
             return None
         right = values.ndim == 2 and len(values) == MODALITIES and values.dtype == np.float16
         right = right and centres.shape == (MODALITIES, MODALITIES) and centres.dtype == np.float32

@@ -58,8 +58,9 @@ def top_k(rows: Ints, scores: Floats, k: int) -> tuple[Ints, Floats]:
     top_rows = np.full((len(rows), k), -1, np.int64)
     top_scores = np.full((len(rows), k), -np.inf, np.float32)
     width = best.shape[1]
-    top_rows[:, :width] = np.take_along_axis(rows, best, 1)
-    top_scores[:, :width] = -np.take_along_axis(negated, best, 1)
+    query = np.arange(len(rows))[:, None]
+    top_rows[:, :width] = rows[query, best]
+    top_scores[:, :width] = -negated[query, best]
     return top_rows, top_scores
 
 

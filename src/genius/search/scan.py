@@ -46,7 +46,8 @@ EXACT = 20_000  # rows that a filter lets through up to which all are compared
 FEWEST_ITEMS = 80_000  # of a collection from which a scan pays: below, all vectors are compared in milliseconds, and exactly
 START_MS = 0.15  # of a query, roughly
 SCANNED = 20_000  # codes that are scanned for ten hits
-PROBED = 176  # cells that are scanned for ten hits, at least
+PROBED = 112  # cells that are scanned for ten hits, at least
+REFINED = 150  # vectors compared for one hit, beyond itself; they grow with the root of k
 EFFORT = 2_000  # `SearchParams.rerank` at which the budgets below hold; they grow and shrink with it
 
 Metric = Callable[[int], Floats | None]
@@ -55,7 +56,7 @@ Metric = Callable[[int], Floats | None]
 
 def refine_budget(k: int, effort: float = 1.0) -> int:
     """Rows whose vectors are compared for k hits."""
-    return k + int(effort * 110 * k**0.5)
+    return k + int(effort * REFINED * k**0.5)
 
 
 def probe_budget(k: int, cells: int, items: int, effort: float = 1.0) -> int:
@@ -170,7 +171,7 @@ class ScanIndex:
                 elif own:
                     cells[modality] = Cells(_checked(own, rows), int(meta["fitted"][str(modality)]))
             return cls(cells, few, rows)
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError):  # GeniusError is a ValueError
+        except (OSError, MemoryError, ValueError, KeyError, TypeError, SafetensorError):  # GeniusError is a ValueError
             return None
 
 
