@@ -439,7 +439,7 @@ def tables(body: dict[str, Any]) -> str:
         shown.append(f"{cost['with']:.3f} against {cost['without']:.3f} ms ({name})")
     out += [
         "",
-        "Processor time per query of exhaustive search in batches of 256, with and without the bias: " + "; ".join(shown) + ".",
+        "Processor time per query of exhaustive search in batches of 256, with and without the bias:\n" + "; ".join(shown) + ".",
     ]
     return "\n".join(out)
 

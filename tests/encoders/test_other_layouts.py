@@ -15,9 +15,11 @@ from colour_clip import COLOURS, photo, write_clip
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from genius import GeniusError
+from genius import Genius, GeniusError, Index, Item
 from genius.encoders import load_encoder
+from genius.encoders.objects import as_encoder
 from genius.encoders.openai_clip import BLOCK
+from genius.fit import FitConfig
 
 PICTURES = [photo(colour, 3) for colour in COLOURS]
 TEXTS = [f"a photo of {colour}." for colour in COLOURS]
@@ -160,3 +162,20 @@ def test_models_that_see_no_pictures_are_named_in_one_line(tmp_path: Path, make:
     with pytest.raises(GeniusError, match=said) as error:
         load_encoder(make(tmp_path / "m"))
     assert "\n" not in str(error.value)
+
+
+def test_a_sentence_transformer_of_texts_and_images(clip: Path, tmp_path: Path) -> None:
+    """An object of the library over a CLIP-shaped checkpoint: texts and images, and the vectors are the library's."""
+    library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    source = library.SentenceTransformer(str(clip), device="cpu")
+    encoder = as_encoder(source)
+    theirs = torch.as_tensor(source.encode(["a red thing"]))
+    assert torch.allclose(encoder.encode_texts(["a red thing"]), theirs, atol=1e-5)
+    images = torch.as_tensor(source.encode(PICTURES[:2]))
+    assert torch.allclose(encoder.encode_images(PICTURES[:2]), images, atol=1e-5)
+    items = [Item(colour, image=picture) for colour, picture in zip(COLOURS, PICTURES, strict=True)]
+    model = Genius.from_encoder(source).fit(items, config=FitConfig(steps=5))  # type: ignore[call-arg]
+    index = Index(tmp_path / "i.genius", model)
+    index.add(items)
+    first = next(iter(COLOURS))
+    assert index.search(image=PICTURES[0], target="image", k=1)[0].id == first

@@ -30,6 +30,7 @@ from genius.index.opened import OpenIndex
 from genius.index.target import spread
 from genius.model.bias_choice import FEWEST_JUDGED, Judged, choose_crossed, directions, fitting, part_of, shrink
 from genius.model.query_bank import FEWEST, MODALITIES, SIZE, QueryBank
+from genius.search.arrays import as_numpy
 from genius.types import ContentInput, Modality, Query
 
 MOST_LINES = 200_000  # of a log: what is beyond is not read
@@ -223,7 +224,7 @@ def _embedded(state: OpenIndex, entries: Sequence[LoggedQuery], on_progress: Pro
         queries, owner = spread([query for _, query in worded], there)
         if queries:
             embedded = state.model.embed_queries(queries)
-            z.append(embedded.dense.float().cpu().numpy())
+            z.append(as_numpy(embedded.dense).astype(np.float32))
             modality += embedded.modality.tolist()
             target += [-1 if query.target is None else int(query.target) for query in queries]
             owners += [worded[place][0] for place in owner]
@@ -347,7 +348,7 @@ class QueryLog:
             targets: What each wants; None: unknown.
         """
         lines = []
-        for vector, own, target in zip(np.asarray(z.cpu()).astype(np.float16), modality.tolist(), targets, strict=True):
+        for vector, own, target in zip(as_numpy(z).astype(np.float16), modality.tolist(), targets, strict=True):
             body = {
                 "vector": base64.b64encode(vector.tobytes()).decode("ascii"),
                 "query_modality": Modality(own).label,

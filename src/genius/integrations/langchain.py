@@ -58,7 +58,7 @@ class GeniusVectorStore(VectorStore):  # type: ignore[misc]
         ids: list[str] | None = None,
         path: str | Path = "langchain.genius",
         model: str = "bundled:mini",
-        **_: Any,
+        **options: Any,
     ) -> GeniusVectorStore:
         """Create an index, or open the one at `path`, and add texts.
 
@@ -69,6 +69,7 @@ class GeniusVectorStore(VectorStore):  # type: ignore[misc]
             ids: One for each text; random by default.
             path: Folder of the index.
             model: URI of the model of a new index, if there is no `embedding`.
+            options: Ignored.
         """
         if (Path(path) / "genius.json").is_file():
             index = Index.open(path)
@@ -86,7 +87,7 @@ class GeniusVectorStore(VectorStore):  # type: ignore[misc]
         metadatas: list[dict[str, Any]] | None = None,
         *,
         ids: Sequence[str | None] | None = None,
-        **_: Any,
+        **options: Any,
     ) -> list[str]:
         """Add documents, each in place of the one with its id.
 
@@ -94,6 +95,7 @@ class GeniusVectorStore(VectorStore):  # type: ignore[misc]
             texts: Their contents.
             metadatas: One mapping for each.
             ids: One for each; None: a random one.
+            options: Ignored.
 
         Returns:
             Their ids.
@@ -112,11 +114,12 @@ class GeniusVectorStore(VectorStore):  # type: ignore[misc]
         self.index.upsert(items)
         return names
 
-    def delete(self, ids: list[str] | None = None, **_: Any) -> bool:
+    def delete(self, ids: list[str] | None = None, **options: Any) -> bool:
         """Delete documents.
 
         Args:
             ids: Unknown ones are ignored; None: all documents.
+            options: Ignored.
         """
         if ids is None:
             ids = [name for name, _ in self.index.values()]
@@ -124,7 +127,11 @@ class GeniusVectorStore(VectorStore):  # type: ignore[misc]
         return True
 
     def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
-        """Documents by id, in this order; unknown ids are left out."""
+        """Documents by id, in this order.
+
+        Args:
+            ids: Unknown ones are left out.
+        """
         return [_document(item) for item in self.index.get(list(ids), missing="skip")]
 
     # -- search ------------------------------------------------------------------------------------------------
@@ -143,7 +150,14 @@ class GeniusVectorStore(VectorStore):  # type: ignore[misc]
     def similarity_search_with_score(
         self, query: str, k: int = 4, filter: Filter | None = None, **options: Any
     ) -> list[tuple[Document, float]]:
-        """The same with scores: cosine similarities; higher is better."""
+        """Documents and their scores: cosine similarities; higher is better.
+
+        Args:
+            query: The text.
+            k: Number of documents.
+            filter: As for `similarity_search`.
+            options: As for `similarity_search`.
+        """
         options.setdefault("target", "any")
         if self.embedding is None:
             hits = self.index.search(query, k=k, where=where_of(filter), **options)
@@ -156,7 +170,14 @@ class GeniusVectorStore(VectorStore):  # type: ignore[misc]
     def similarity_search_by_vector(
         self, embedding: list[float], k: int = 4, filter: Filter | None = None, **options: Any
     ) -> list[Document]:
-        """Documents that are most similar to a vector."""
+        """Documents that are most similar to a vector.
+
+        Args:
+            embedding: The vector.
+            k: Number of documents.
+            filter: As for `similarity_search`.
+            options: As for `similarity_search`.
+        """
         options.setdefault("target", "any")
         hits = self.index.search(vector=embedding, k=k, where=where_of(filter), **options)
         return [_document(hit.item) for hit in hits]

@@ -57,7 +57,12 @@ class GeniusVectorStore(BasePydanticVectorStore):  # type: ignore[misc]
 
     @classmethod
     def create(cls, path: str | Path, dim: int) -> GeniusVectorStore:
-        """Create an index for vectors of width `dim`, or open the one at `path`."""
+        """Create an index, or open it if it exists.
+
+        Args:
+            path: Folder of the index.
+            dim: Width of the vectors.
+        """
         if (Path(path) / "genius.json").is_file():
             return cls(Index.open(path))
         return cls(Index.create(path, dim=dim))
@@ -74,11 +79,12 @@ class GeniusVectorStore(BasePydanticVectorStore):  # type: ignore[misc]
 
     # -- nodes -------------------------------------------------------------------------------------------------
 
-    def add(self, nodes: Sequence[BaseNode], **_: Any) -> list[str]:
+    def add(self, nodes: Sequence[BaseNode], **options: Any) -> list[str]:
         """Add nodes with their embeddings, each in place of the one with its id.
 
         Args:
             nodes: With embeddings.
+            options: Ignored.
 
         Returns:
             Their ids.
@@ -86,13 +92,24 @@ class GeniusVectorStore(BasePydanticVectorStore):  # type: ignore[misc]
         self._index.upsert([_item(node) for node in nodes])
         return [node.node_id for node in nodes]
 
-    def delete(self, ref_doc_id: str, **_: Any) -> None:
-        """Delete the nodes of a document."""
+    def delete(self, ref_doc_id: str, **options: Any) -> None:
+        """Delete the nodes of a document.
+
+        Args:
+            ref_doc_id: Id of the document.
+            options: Ignored.
+        """
         if DOCUMENT in self._index.columns():
             self._delete(condition(DOCUMENT, "==", ref_doc_id))
 
-    def delete_nodes(self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None, **_: Any) -> None:
-        """Delete nodes by id, by filter, or those that both name."""
+    def delete_nodes(self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None, **options: Any) -> None:
+        """Delete nodes by id, by filter, or those that both name.
+
+        Args:
+            node_ids: Unknown ones are ignored.
+            filters: Over metadata.
+            options: Ignored.
+        """
         where = _where(node_ids, None, filters)
         if where is None:
             raise GeniusError("name node ids or filters; clear() deletes all nodes")
@@ -103,7 +120,12 @@ class GeniusVectorStore(BasePydanticVectorStore):  # type: ignore[misc]
         self._delete(None)
 
     def get_nodes(self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None) -> list[BaseNode]:
-        """Nodes by id, by filter, or those that both name; all without either."""
+        """Nodes by id, by filter, or those that both name; all without either.
+
+        Args:
+            node_ids: Unknown ones are left out.
+            filters: Over metadata.
+        """
         return [_node(item) for item in self._index.items(_where(node_ids, None, filters))]
 
     def _delete(self, where: str | None) -> None:
@@ -111,11 +133,12 @@ class GeniusVectorStore(BasePydanticVectorStore):  # type: ignore[misc]
 
     # -- search ------------------------------------------------------------------------------------------------
 
-    def query(self, query: VectorStoreQuery, **_: Any) -> VectorStoreQueryResult:
+    def query(self, query: VectorStoreQuery, **options: Any) -> VectorStoreQueryResult:
         """Nodes for a query: by its embedding, by its words (`TEXT_SEARCH`), or by both (`HYBRID`).
 
         Args:
             query: Its mode is DEFAULT, TEXT_SEARCH or HYBRID; `alpha` is the share of the embedding in HYBRID.
+            options: Ignored.
 
         Raises:
             GeniusError: If the mode or a filter is another one.
@@ -124,22 +147,22 @@ class GeniusVectorStore(BasePydanticVectorStore):  # type: ignore[misc]
             raise GeniusError(f"the mode {query.mode.value!r} is not one of {', '.join(mode.value for mode in MODES)}")
         if not len(self._index):
             return VectorStoreQueryResult(nodes=[], similarities=[], ids=[])
-        options: dict[str, Any] = {"mode": MODES[query.mode], "target": "any"}
+        search: dict[str, Any] = {"mode": MODES[query.mode], "target": "any"}
         if query.mode is not VectorStoreQueryMode.DEFAULT:
-            options["text"] = query.query_str
+            search["text"] = query.query_str
             if not self._index.words_fields():
                 self._index.index_words()
         if query.mode is not VectorStoreQueryMode.TEXT_SEARCH:
             if query.query_embedding is None:
                 raise GeniusError("the query has no embedding")
-            options["vector"] = query.query_embedding
+            search["vector"] = query.query_embedding
         k = query.similarity_top_k
         if query.mode is VectorStoreQueryMode.HYBRID:
             k = query.hybrid_top_k or k
             if query.alpha is not None:
-                options["words_weight"] = (1 - query.alpha) / max(query.alpha, 0.001)  # similarity has the weight 1
+                search["words_weight"] = (1 - query.alpha) / max(query.alpha, 0.001)  # similarity has the weight 1
         where = _where(query.node_ids, query.doc_ids, query.filters)
-        hits = self._index.search(k=k, where=where, **options)
+        hits = self._index.search(k=k, where=where, **search)
         return VectorStoreQueryResult(
             nodes=[_node(hit.item) for hit in hits],
             similarities=[hit.score for hit in hits],

@@ -239,6 +239,25 @@ class Genius(Embedder):
             self.queries.save(directory)
         write_whole(directory / CONFIG, lambda path: path.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8"))
 
+    def push_to_hub(self, repo_id: str, *, private: bool | None = None, token: str | None = None, **options: Any) -> str:
+        """Upload the model with a model card to a Hugging Face hub.
+
+        Args:
+            repo_id: OWNER/NAME; created if it does not exist.
+            private: Whether a new repository is private; None: the account's default.
+            token: Access token; None: the one that `hf auth login` stored.
+            options: `message` of the commit, and `card`: fields for the head of the card, such as `license`.
+
+        Returns:
+            The URI by which `from_pretrained` reads it.
+
+        Raises:
+            GeniusError: If the hub refuses, or `huggingface_hub` is not installed.
+        """
+        from genius.model.hub import push_to_hub
+
+        return push_to_hub(self, repo_id, private=private, token=token, **options)
+
     @classmethod
     def from_encoder(cls, encoder: str | Path | object) -> Fitting:
         """Start a model from an encoder: `.fit(items)` fits codes and decoder to a collection, without query-item pairs.
