@@ -516,7 +516,9 @@ class Index(OpenIndex):
             yield searching.to_item(row)
 
     def _ordered_items(self, where: str | None, order_by: str, descending: bool, limit: int | None) -> Iterator[Item]:
-        field = None if order_by == "id" else order_by
+        field = None
+        if not (order_by == "id"):
+            field = order_by
         pairs = [(value, item_id) for item_id, value in self.values(field, where)]
         if field is None:
             pairs = [(item_id, item_id) for _, item_id in pairs]

@@ -94,7 +94,9 @@ def _batch_sums(batch: pa.RecordBatch) -> NDArray[np.int64]:
             value = column[i]
             body = b""
             if value is not None:
-                body = value if isinstance(value, bytes) else str(value).encode()
+                body = value
+                if not (isinstance(value, bytes)):
+                    body = str(value).encode()
             digest.update(f"{-1 if value is None else len(body)}:".encode())  # so that nothing moves from column to column
             digest.update(body)
         for matrix in vectors:

@@ -134,7 +134,8 @@ def answer(state: OpenIndex, queries: Sequence[Query | ContentInput], requests: 
     for request, places in alike.items():
         own = [given[place] for place in places]
         if request.strict:
-            some, owner = own, list(range(len(own)))
+            some = own
+            owner = list(range(len(own)))
         else:
             some, owner = spread(own, held)
         groups.append((request, places, some, owner))

@@ -343,7 +343,9 @@ def convert(value: Any, field_type: FieldType) -> str | int | float | bool | Non
         return None
     if field_type == "text":
         if isinstance(value, bool):
-            return "true" if value else "false"
+            if value:
+                return "true"
+            return "false"
         return str(value)
     if field_type == "boolean":
         spelled = {"true": True, "false": False, "1": True, "0": False, "1.0": True, "0.0": False}
