@@ -96,7 +96,7 @@ def test_a_table_of_nothing_is_given_up(index: Index, tmp_path: Path, monkeypatc
     for name, column in (("none", {"n": pa.nulls(100_000, pa.int8())}), ("empty", {"text": pa.nulls(100_000, pa.string())})):
         pq.write_table(pa.table(column), tmp_path / f"{name}.parquet")
     report = ingest(index, [tmp_path / "none.parquet", tmp_path / "empty.parquet"])
-    assert report.problems.total == 602 and sum("the rest of the file is left out" in line for line in report.problems) == 2
+    assert report.problems.total == 602 and sum("all further rows are left out" in line for line in report.problems) == 2
 
 
 def test_the_list_of_problems_is_bounded_and_counts_all() -> None:
