@@ -68,6 +68,9 @@ def index(
     vector_column: Annotated[
         str | None, typer.Option(help="Column with vectors of your own in tables; they take the place of an encoder.")
     ] = None,
+    as_text: Annotated[
+        list[str] | None, typer.Option(help="Metadata column of tables to read as text, not as numbers; may be repeated.")
+    ] = None,
     ids: Annotated[Path | None, typer.Option(help="With a .npy file of vectors: a file with one id per line.")] = None,
     modality: Annotated[str, typer.Option(help="With a .npy file of vectors: what they are of: image, text or pair.")] = "text",
     query_vectors: Annotated[
@@ -126,7 +129,15 @@ def index(
     if ray is not None and (encoder is not None or refit or watch):
         raise GeniusError("--ray adds to an index that has a model: fit one first on a sample, without --ray; no --watch")
     config = IngestConfig(
-        TableColumns(id_column, text_column, image_column, vector_column), captions, content, prune, outside, batch, exif
+        TableColumns(id_column, text_column, image_column, vector_column),
+        captions=captions,
+        by_content=content,
+        prune=prune,
+        outside=outside,
+        batch_size=batch,
+        undelete=undelete,
+        as_text=tuple(as_text or ()),
+        exif=exif,
     )
     place = find_device(device)
     own = _own_vectors(paths, vector_column, ids)
