@@ -73,7 +73,7 @@ def fill(index: Index, points: NDArray[np.float32], start: int = 0, batch: int =
             items.append(Item(f"item-{number}", text=f"item number {number}", metadata=metadata[-1]))
         nothing: list[Any] = [None] * len(items)
         ready = Prepared(items, metadata, [Picture()] * len(items), nothing, codes, part.astype(np.float16), [])
-        commit(index, ready, False, "raise", AddReport())
+        commit(index, ready, index.model, False, "raise", AddReport())
         yield first + len(part)
 
 

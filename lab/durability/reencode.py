@@ -4,8 +4,10 @@
 
 `genius serve` runs over the index. Clients search it all the time, one writer adds items. `genius reencode --encoder` and
 `--back` run in processes of their own, which are killed at random moments until there were `--kills` kills. Every answer must be
-complete and have the scores of one of the two encoders; every acknowledged item must be there at the end, and `genius check` be
-clean. The encoder is a cheap one (hashed words, `tests/helpers/fake_encoder.py`), so that the switch itself is what is tested.
+complete and have the scores of one generation; every acknowledged item must be there at the end, and `genius check` be clean.
+A switch fits a model to the items of that moment, so two switches to one encoder score differently: after each process the
+generation that it left is asked for its own scores. Clients ask for items of the start only, which every generation has.
+The encoder is a cheap one (hashed words, `tests/helpers/fake_encoder.py`), so that the switch itself is what is tested.
 """
 
 from __future__ import annotations
@@ -21,10 +23,13 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 
 from genius import Index, Item
 from genius.index.check import check
@@ -32,9 +37,11 @@ from lab.durability import data
 
 HELPERS = Path(__file__).parents[2] / "tests" / "helpers"
 LAUNCHER = "import fake_encoder; fake_encoder.register(); from genius.cli import main; main()"
+OTHER_WIDTH = 48  # of the other encoder; the first one is 32 wide
 VOCABULARY = [f"word{n}" for n in range(300)]
 K = 10
 WHERE = "starts_with(id, 'i')"  # items of the start: what is added meanwhile must not change the answers
+TOLERANCE = 1e-4  # of a score: queries that share a pass are added up in another order than one alone
 
 
 def launch(*arguments: str, **options: Any) -> subprocess.Popen[str]:
@@ -79,7 +86,7 @@ class Traffic:
                     self.problems[f"{response.status_code} {response.text[:200]}"] += 1
                     continue
                 hits = response.json()["hits"]
-                self.answers[query, tuple(round(hit["score"], 3) for hit in hits)] += 1
+                self.answers[query, tuple(round(hit["score"], 5) for hit in hits)] += 1
                 time.sleep(0.05)
 
     def _write(self) -> None:
@@ -107,10 +114,43 @@ class Traffic:
             thread.join()
 
 
-def scores(path: Path, queries: list[str]) -> dict[str, tuple[float, ...]]:
-    """The scores of the k best items of each query, from a process of its own index."""
+@dataclass
+class Generation:
+    """What one generation of the index answers."""
+
+    encoder: str  # "first" or "other"
+    scores: dict[str, tuple[float, ...]]  # of the k best items of each query
+    answers: int = 0  # that clients had of it
+
+    def gave(self, query: str, found: tuple[float, ...]) -> bool:
+        own = self.scores[query]
+        return len(own) == len(found) and bool(np.allclose(own, found, rtol=0, atol=TOLERANCE))
+
+
+def note(path: Path, queries: list[str], generations: dict[str, Generation]) -> str:
+    """Ask the present generation for its scores, unless that was done before. Returns its encoder's name."""
     with Index.open(path, read_only=True) as index:
-        return {query: tuple(round(hit.score, 3) for hit in index.search(query, k=K, where=WHERE)) for query in queries}
+        assert index.model.encoder is not None
+        encoder = "other" if index.model.encoder.width == OTHER_WIDTH else "first"
+        if index.about.id not in generations:
+            scores = {query: tuple(hit.score for hit in index.search(query, k=K, where=WHERE)) for query in queries}
+            generations[index.about.id] = Generation(encoder, scores)
+    return encoder
+
+
+def attribute(traffic: Traffic, generations: Sequence[Generation]) -> tuple[collections.Counter[str], list[dict[str, Any]]]:
+    """How many answers are of which encoder, "neither" for those of no generation; and some of these."""
+    by_encoder: collections.Counter[str] = collections.Counter()
+    strange = []
+    for (query, found), count in traffic.answers.items():
+        own = next((generation for generation in generations if generation.gave(query, found)), None)
+        if own is None:
+            by_encoder["neither"] += count
+            strange.append({"query": query, "count": count, "scores": found})
+            continue
+        own.answers += count
+        by_encoder[own.encoder] += count
+    return by_encoder, strange
 
 
 def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -120,21 +160,22 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     draw = random.Random(options.seed)
     fake_encoder.fake_model().save_pretrained(folder / "first")
     (folder / "other").mkdir()
-    fake_encoder.FakeEncoder(48, seed=1).save(folder / "other")
+    fake_encoder.FakeEncoder(OTHER_WIDTH, seed=1).save(folder / "other")
     path = folder / "my.genius"
     with Index(path, folder / "first", thumbnails=0) as index:
         index.add((Item(f"i{n}", text=words(draw, 6)) for n in range(options.items)), batch_size=5000)
         index.optimize()
     queries = [words(draw, 4) for _ in range(20)]
-    expected = {"first": scores(path, queries)}
+    generations: dict[str, Generation] = {}
+    assert note(path, queries, generations) == "first"
     change = ("reencode", str(path), "--encoder", str(folder / "other"), "--json")
     back = ("reencode", str(path), "--back", "--json")
     started = time.monotonic()
     assert launch(*change, stdout=subprocess.DEVNULL).wait() == 0
     whole_s = time.monotonic() - started
-    expected["other"] = scores(path, queries)
+    assert note(path, queries, generations) == "other"
     assert launch(*back, stdout=subprocess.DEVNULL).wait() == 0
-    assert scores(path, queries) == expected["first"]
+    assert note(path, queries, generations) == "first"
     server = launch("serve", str(path), "--port", "0", "--json", stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert server.stdout is not None
     traffic = Traffic(json.loads(server.stdout.readline())["url"], queries, options.clients)
@@ -155,8 +196,8 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             outcomes[name if process.returncode == 0 else f"{name}: status {process.returncode}"] += 1
             if not switched:
                 locked.append(json.loads(output).get("locked_seconds"))
-        with Index.open(path, read_only=True) as index:  # a kill may come between the swap and the end of the process
-            switched = index.model.encoder is not None and index.model.encoder.width == 48
+        # a kill may come between the swap and the end of the process
+        switched = note(path, queries, generations) == "other"
         print(dict(outcomes), sum(traffic.answers.values()), dict(traffic.problems), flush=True)
     traffic.end()
     server.send_signal(signal.SIGTERM)
@@ -164,10 +205,7 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     with Index.open(path, read_only=True) as index:
         there = {item.id for item in index.items()}
     lost = ({f"i{n}" for n in range(options.items)} | traffic.acknowledged) - there
-    by_encoder: collections.Counter[str] = collections.Counter()
-    for (query, found), count in traffic.answers.items():
-        names = [name for name, reference in expected.items() if reference[query] == found]
-        by_encoder[names[0] if names else "neither"] += count
+    by_encoder, strange = attribute(traffic, list(generations.values()))
     return {
         "command": "python -m lab.durability.reencode " + " ".join(sys.argv[1:]),
         "items": options.items,
@@ -178,6 +216,8 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "writes_waited_s": locked,
         "outcomes": dict(outcomes),
         "answers": dict(by_encoder),
+        "answers_of_generations": [[one.encoder, one.answers] for one in generations.values()],
+        "of_no_generation": strange[:20],
         "slowest_answer_s": round(traffic.slowest, 2),
         "refused_or_failed": dict(traffic.problems),
         "acknowledged_writes": len(traffic.acknowledged),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import fake_encoder
 import pytest
@@ -16,10 +18,16 @@ from typer.testing import CliRunner
 
 from genius import Genius, GeniusError, Index, Item
 from genius.cli import app
+from genius.encoders.base import encode_items
+from genius.fit import FitConfig
 from genius.fit import reencode as switching
 from genius.fit.reencode import OriginalsMissing, go_back, reencode
+from genius.index import learned, learning, searching
 from genius.index.check import check
 from genius.index.folder import WriteLock, about_of
+from genius.index.opened import RETRIES, Replaced
+from genius.index.paths import previous_of
+from genius.index.reader import Vanished
 
 WORDS = ("red", "blue", "green", "round", "square", "small", "large", "old")
 QUERY = "red round thing"
@@ -285,3 +293,113 @@ def test_two_at_once(index_path: Path) -> None:
     held = WriteLock(index_path / "reencoded" / ".lock", 0.0).hold()
     with held, pytest.raises(GeniusError, match="is being written by another process"):
         reencode(index_path, other(index_path))
+
+
+# -- two encoders of one width: nothing but care keeps their vectors apart ---------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def two_generations(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """40 texts that were switched from one encoder 32 wide to another; the one before is kept."""
+    folder = tmp_path_factory.mktemp("same")
+    fake_encoder.register()
+    fake_encoder.fake_model().save_pretrained(folder / "first")
+    (folder / "other").mkdir()
+    fake_encoder.FakeEncoder(32, seed=1).save(folder / "other")
+    with Index(folder / "my.genius", folder / "first") as index:
+        index.add(things(0, 40))
+    reencode(folder / "my.genius", str(folder / "other"), config=FitConfig(steps=20))
+    return folder / "my.genius"
+
+
+@pytest.fixture
+def same_width(two_generations: Path, tmp_path: Path) -> Path:
+    path = tmp_path / two_generations.name
+    shutil.copytree(two_generations, path)
+    shutil.copytree(previous_of(two_generations), previous_of(path))
+    return path
+
+
+def switch_and_follow(index: Index) -> None:
+    """The other generation takes the place of this one, and another thread is the first that notices."""
+    go_back(index.path)
+    thread = threading.Thread(target=index.search, args=("something",))
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize("followed", [False, True])
+@pytest.mark.parametrize("switches", [1, 2, RETRIES + 1])
+def test_a_switch_between_encoding_and_search(
+    same_width: Path, monkeypatch: pytest.MonkeyPatch, switches: int, followed: bool
+) -> None:
+    references = {}
+    for _ in range(2):
+        with Index.open(same_width) as index:
+            references[index.about.id] = best(index)
+        go_back(same_width)
+    assert len({str(reference) for reference in references.values()}) == 2
+    left = [switches]
+    searcher = threading.current_thread()
+
+    def embed(*arguments: Any) -> Any:
+        embedded = encode(*arguments)
+        if threading.current_thread() is searcher and left[0]:
+            left[0] -= 1
+            if followed:
+                switch_and_follow(index)
+            else:
+                go_back(same_width)
+        return embedded
+
+    encode = searching.embed
+    monkeypatch.setattr(searching, "embed", embed)
+    with Index.open(same_width) as index:
+        if switches > RETRIES:
+            with pytest.raises(Replaced):
+                best(index)
+        else:
+            assert best(index) == references[about_of(same_width).id]
+        assert left == [0]
+        assert best(index) == references[about_of(same_width).id]
+
+
+def test_features_of_the_encoder_before_are_refused(same_width: Path) -> None:
+    late = things(50, 52)
+    with Index.open(same_width) as index:
+        assert index.model.encoder is not None
+        features = encode_items(index.model.encoder, late)[0]
+        go_back(same_width)
+        with pytest.raises(Replaced):
+            index.add(late, features=features)
+        assert len(index) == 40
+
+
+def test_a_switch_while_it_learns(same_width: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used = []
+
+    def embedded(state: Index, *arguments: Any) -> Any:
+        used.append(state.about.fingerprint)
+        bank = embed(state, *arguments)
+        if len(used) == 1:
+            switch_and_follow(state)
+        return bank
+
+    embed = learning._embedded
+    monkeypatch.setattr(learning, "_embedded", embedded)
+    with Index.open(same_width) as index:
+        index.learn(f"{first} {second} thing" for first in WORDS for second in WORDS)
+    assert len(set(used)) == 2
+    assert learned.describe(same_width)["fingerprint"] == used[-1] == about_of(same_width).fingerprint
+
+
+def test_a_reader_never_opens_the_table_of_another_generation(same_width: Path) -> None:
+    previous = previous_of(same_width)
+    with Index.open(same_width) as now, Index.open(previous) as before:
+        while now.version != before.version:
+            min(now, before, key=lambda index: index.version).upsert(things(0, 1))
+        reader = now.store.at(now.version)
+        same_width.rename(same_width.with_name("aside"))
+        previous.rename(same_width)
+        with pytest.raises(Vanished):
+            list(reader.embeddings())

@@ -191,11 +191,12 @@ def explain(
         parts = [query]
     else:
         parts = spread([query], state.modalities())[0]
-    embedded = searching.embed(state.model, parts)
+    model = state.model
+    embedded = searching.embed(model, parts)
     traces: list[tuple[_Part, list[Code]]] = []
     answers: dict[str, Answer] = {}
     with state.lock:
-        live = state.current()
+        live = state.current(model=model)
         engine = live.engine()
         if engine is None or live.alive == 0:
             return Explanation([], [], None, 0, label, hits.answerable, hits.doubtful, why=hits.why)
@@ -203,7 +204,7 @@ def explain(
             own = [hit for hit in hits if one.target is None or hit.modality == one.target]
             part = _traced(state, live, engine, one, embedded.z[number : number + 1], own, request, rejected)
             traces.append((part, _shown(part, [hit.codes for hit in own], shown)))
-            biases = _item_biases(live, engine, int(embedded.modality[number]), own, request.settings(state.model))
+            biases = _item_biases(live, engine, int(embedded.modality[number]), own, request.settings(model))
             for hit, path, bias in zip(own, part.trace.paths.tolist(), biases, strict=True):
                 answers[hit.id] = _answer(hit, path, part, bias)
         about, pictures = _describe(live, {code.prefix for _, codes in traces for code in codes})
@@ -246,7 +247,7 @@ def _traced(
     import torch
 
     wanted = np.array([searching.target_code(query.target)])
-    allowed = searching._allowed(state, live, request.where, wanted)
+    allowed = searching._allowed(live, request.where, wanted)
     if allowed is not None and allowed.ndim == 2:
         allowed = allowed[0]
     ids = torch.tensor([hit.codes for hit in hits], dtype=torch.long).view(-1, len(state.about.levels))

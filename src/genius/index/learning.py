@@ -117,6 +117,11 @@ def learn(
             f"{len(entries):,} different queries of {len(parsed) + skipped:,}: "
             f"at least {FEWEST} are needed to learn anything; the index is unchanged"
         )
+    return state.following(lambda: _learned(state, entries, skipped, on_progress))
+
+
+def _learned(state: OpenIndex, entries: list[LoggedQuery], skipped: int, on_progress: Progress | None) -> Learned:
+    """Learn from different queries; run again, with its encoder, if another index takes the place of this one meanwhile."""
     bank, owners = _embedded(state, entries, on_progress)
     items, modality, place = _items(state, [name for entry in entries for name in entry.clicked])
     kept = np.ones(len(bank), bool)
@@ -136,8 +141,7 @@ def learn(
     bank, chosen_by = _chosen(bank, [entries[owner] for owner in owners], items, modality, place)
     bank = _with_model(bank, state.model.queries)
     with state.write_lock.hold():
-        state.refuse_another()
-        version = state.reader().version
+        version = state.reader().version  # refused if it was replaced since the queries were embedded
         about = {
             "index": state.about.id,
             "fingerprint": state.about.fingerprint,

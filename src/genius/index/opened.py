@@ -436,17 +436,21 @@ class OpenIndex:
 
     # -- one version at a time ---------------------------------------------------------------------------------
 
-    def current(self, gone: Sequence[int] = (), committed: CommittedRows | None = None) -> Live:
+    def current(self, gone: Sequence[int] = (), committed: CommittedRows | None = None, model: Genius | None = None) -> Live:
         """The search side at the newest version. Call with `lock` held.
 
         Args:
             gone: rows this process just deleted.
-            written: rows this process just wrote; it still holds the write lock.
+            committed: rows this process just wrote; it still holds the write lock.
+            model: that the caller has encoded with; None: with none.
+
+        Raises:
+            Replaced: another index has taken the place of this one since the caller began, or has encoded.
         """
+        begun = getattr(self._thread, "generation", None)
+        if begun not in (None, self.generation) or (model is not None and model is not self.model):
+            raise Replaced(f"{self.path} was replaced during this call")
         if self.pinned is None:
-            begun = getattr(self._thread, "generation", None)
-            if begun not in (None, self.generation):
-                raise Replaced(f"{self.path} was replaced during this call")
             self.refuse_another()
             latest = self.store.latest()
             if latest != self.live.version:
@@ -469,12 +473,12 @@ class OpenIndex:
                 self._learned = learned.load(self.path, self.about.fingerprint, self.about.width, self.pinned)
             self.live.relearn(self._learned)
 
-    def sure(self, ids: Sequence[str]) -> Live:
+    def sure(self, ids: Sequence[str], model: Genius | None = None) -> Live:
         """`current`, certain about these ids: a cache is only a shortcut, and the table must not be changed by what it says.
 
         Call with `lock` held, by a writer.
         """
-        live = self.current()
+        live = self.current(model=model)
         if live.cached and live.reader.present(ids) != set(live.find(ids)):
             cache.forget(self.cache, keep=None)
             self.live = live = self._in_memory(live.reader)
@@ -505,18 +509,18 @@ class OpenIndex:
         """
         if getattr(self._thread, "generation", None) is not None:
             return call()
-        for _ in range(RETRIES):
+        for left in reversed(range(RETRIES + 1)):
             self._thread.generation = self.generation
             try:
                 return call()
             except GeniusError:
                 replaced = self._thread.generation != self.generation or self._has_successor()
-                if not replaced:
+                if not replaced or not left:
                     raise
             finally:
                 self._thread.generation = None
             self._become_successor()
-        return call()
+        raise AssertionError("the last round returns or raises")
 
     def _has_successor(self) -> bool:
         """Whether an index that was made from this one has taken its place, and this one may follow."""

@@ -140,7 +140,8 @@ def answer(state: OpenIndex, queries: Sequence[Query | ContentInput], requests: 
             some, owner = spread(own, held)
         groups.append((request, places, some, owner))
     searched = [query for *_, some, _ in groups for query in some]
-    embedded = embed(state.model, searched)
+    model = state.model  # of all that follows: `search` refuses what another one has embedded
+    embedded = embed(model, searched)
     if state.query_log is not None:
         state.query_log(as_numpy(embedded.z), as_numpy(embedded.modality), [query.target for query in searched])
     targets = np.array([target_code(query.target) for query in searched], np.int64)
@@ -155,10 +156,10 @@ def answer(state: OpenIndex, queries: Sequence[Query | ContentInput], requests: 
         vectors.check(state.about.width)
         parts.append((vectors, request))
         first += len(some)
-    found = state.consistent(lambda: search(state, parts))
+    found = state.consistent(lambda: search(state, parts, model))
     answers: dict[int, Hits] = {}
     for (request, places, _, owner), hits in zip(groups, found, strict=True):
-        confidence = state.model.confidence(request.settings(state.model).reranker)
+        confidence = model.confidence(request.settings(model).reranker)
         for place, one in zip(places, gather(hits, owner, request.k), strict=True):
             answers[place] = with_probabilities(one, confidence, given[place].image is not None)
     out = [apart(answers[i], asks.k) if asks.diverse else answers[i] for i, asks in enumerate(requests)]
@@ -231,11 +232,22 @@ def target_code(target: Modality | None) -> int:
     return int(target)
 
 
-def search(state: OpenIndex, groups: Sequence[tuple[QueryVectors, SearchRequest]]) -> list[list[Hits]]:
-    """The hits of every query of every group, all of one version; what they show is read once for all."""
+def search(
+    state: OpenIndex, groups: Sequence[tuple[QueryVectors, SearchRequest]], model: Genius | None = None
+) -> list[list[Hits]]:
+    """The hits of every query of every group, all of one version; what they show is read once for all.
+
+    Args:
+        state: The index.
+        groups: Queries and their request.
+        model: That the queries were embedded by; None: nobody knows.
+
+    Raises:
+        Replaced: The stored vectors are of another model: the index was switched since the queries were embedded.
+    """
     with state.lock:
-        live = state.current()
-        ranked = [_run(live, _prepared(state, live, queries, request)) for queries, request in groups]
+        live = state.current(model=model)
+        ranked = [_run(live, _prepared(live, queries, request)) for queries, request in groups]
         reader = live.reader
     wanted = [one.seqs[: one.search.request.k] for group in ranked for one in group]
     found = reader.rows(np.unique(np.concatenate([np.empty(0, np.int64), *wanted])), PAYLOAD)
@@ -244,14 +256,14 @@ def search(state: OpenIndex, groups: Sequence[tuple[QueryVectors, SearchRequest]
     return [[_hits(one, shown, modalities) for one in group] for group in ranked]
 
 
-def _prepared(state: OpenIndex, live: Live, queries: QueryVectors, request: SearchRequest) -> _Search:
-    params = request.settings(state.model)
+def _prepared(live: Live, queries: QueryVectors, request: SearchRequest) -> _Search:
+    params = request.settings(live.model)
     allowed = None
     if len(queries.z):
-        allowed = _allowed(state, live, request.where, queries.targets)
+        allowed = _allowed(live, request.where, queries.targets)
     confidence = None
     if queries.pictured is not None:
-        confidence = state.model.confidence(params.reranker)
+        confidence = live.model.confidence(params.reranker)
     return _Search(queries, request, params, allowed, confidence)
 
 
@@ -368,12 +380,12 @@ def _hits(one: _Ranked, shown: dict[int, Item], modalities: dict[int, Modality])
     return hits
 
 
-def _allowed(state: OpenIndex, live: Live, where: str | None, targets: Array | None) -> NDArray[np.bool_] | None:
+def _allowed(live: Live, where: str | None, targets: Array | None) -> NDArray[np.bool_] | None:
     """(rows,) or (Q, rows) that may be found; None for all."""
     mask = None
     if where is not None:
         mask = live.mask(compile_where(where, live.reader.columns))
-    if targets is None or state.model.config.quantizer.labelled or bool((targets < 0).all()):
+    if targets is None or live.model.config.quantizer.labelled or bool((targets < 0).all()):
         return mask
     # this model's first code does not say the modality: the table does
     everything = np.ones(len(live.seqs), bool)

@@ -170,7 +170,14 @@ class Store:
         return reader
 
     def _reader(self, version: int, noted: str | None) -> Reader:
-        return Reader(lambda: self._checked_out(version), version, self._mark(version), noted)
+        return Reader(lambda: self._same(version, noted), version, self._mark(version), noted)
+
+    def _same(self, version: int, noted: str | None) -> tuple[Any, object]:
+        """`_checked_out`, if that is what the reader was made for: another index under this name may have the same version."""
+        table = self._checked_out(version)
+        if noted is not None and self._check_manifest(version) != noted:
+            raise Vanished(f"cannot open version {version} of {self.folder}: another index has taken its place")
+        return table
 
     def _checked_out(self, version: int) -> tuple[Any, object]:
         """LanceDB's table at a version, and what has to stay while it is read from."""

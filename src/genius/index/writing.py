@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -27,6 +27,9 @@ from genius.index.reader import Reader
 from genius.index.results import AddReport
 from genius.index.store import MAX_BATCH
 from genius.types import Item
+
+if TYPE_CHECKING:
+    from genius.model.genius import Genius
 
 OnError = Literal["raise", "skip"]  # also of ids that are not there
 COMPACT_EVERY, COMPACT_AT = 64, 128  # commits between looks at the table; fragments at which they are merged
@@ -49,6 +52,9 @@ def write(
         raise GeniusError(f"batch_size must be a whole number from 1 to {MAX_BATCH:,}, got {batch_size!r}")
     total = AddReport()
     at = 0
+    model = None
+    if features is not None:  # they are of this model's encoder, and of no other
+        model = state.model
     for batch in batched(items, batch_size):
         part = None
         if features is not None:
@@ -56,7 +62,7 @@ def write(
         if part is not None and len(part) != len(batch):
             raise GeniusError(f"features end at row {at + len(part)}, but there are more items")
         at += len(batch)
-        report = _write_one(state, batch, replace, on_error, part)
+        report = _write_one(state, batch, replace, on_error, part, model)
         total.merge(report)
         if on_progress is not None:
             on_progress(report)
@@ -97,15 +103,30 @@ def batched(items: Iterable[Stamped], size: int) -> Iterator[list[Stamped]]:
         yield batch
 
 
-def _write_one(state: OpenIndex, batch: list[Stamped], replace: bool, on_error: OnError, features: Features | None) -> AddReport:
-    """Write a batch; again, with its encoder, if another index took the place of this one meanwhile."""
-    if features is not None:  # they are of the encoder of before
-        return _write_batch(state, batch, replace, on_error, features)
-    return state.following(lambda: _write_batch(state, batch, replace, on_error, None))
+def _write_one(
+    state: OpenIndex,
+    batch: list[Stamped],
+    replace: bool,
+    on_error: OnError,
+    features: Features | None,
+    model: Genius | None,
+) -> AddReport:
+    """Write a batch; again, with its encoder, if another index took the place of this one meanwhile.
+
+    Features cannot be made again: they are refused by an index that is no longer of their `model`.
+    """
+    if model is not None:
+        return _write_batch(state, batch, replace, on_error, features, model)
+    return state.following(lambda: _write_batch(state, batch, replace, on_error, None, state.model))
 
 
 def _write_batch(
-    state: OpenIndex, batch: list[Stamped], replace: bool, on_error: OnError, features: Features | None
+    state: OpenIndex,
+    batch: list[Stamped],
+    replace: bool,
+    on_error: OnError,
+    features: Features | None,
+    model: Genius,
 ) -> AddReport:
     report = AddReport()
     chosen: dict[str, int] = {}  # id -> position in the batch
@@ -124,19 +145,19 @@ def _write_batch(
     part = None
     if features is not None:
         part = features[positions]
-    ready = prepare(state.model, [batch[p] for p in positions], state.thumbnails, on_error, part)
-    commit(state, ready, replace, on_error, report)
+    ready = prepare(model, [batch[p] for p in positions], state.thumbnails, on_error, part)
+    commit(state, ready, model, replace, on_error, report)
     return report
 
 
-def commit(state: OpenIndex, ready: Prepared, replace: bool, on_error: OnError, report: AddReport) -> None:
-    """Write prepared items; counts go to `report`."""
+def commit(state: OpenIndex, ready: Prepared, model: Genius, replace: bool, on_error: OnError, report: AddReport) -> None:
+    """Write items that `model` has prepared; counts go to `report`. Nothing is written if the index is of another by now."""
     report.problems += ready.problems
     gone: list[int] = []
     with state.write_lock.hold():
         with state.change():
             with state.lock:
-                live = state.sure([item.id for item in ready.items])
+                live = state.sure([item.id for item in ready.items], model)
                 columns = live.reader.columns
                 there = live.find([item.id for item in ready.items])
             if not replace and there:  # another writer was quicker
