@@ -517,7 +517,7 @@ class Index(OpenIndex):
 
     def _ordered_items(self, where: str | None, order_by: str, descending: bool, limit: int | None) -> Iterator[Item]:
         field = None
-        if not (order_by == "id"):
+        if order_by != "id":
             field = order_by
         pairs = [(value, item_id) for item_id, value in self.values(field, where)]
         if field is None:
