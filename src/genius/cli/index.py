@@ -126,7 +126,14 @@ def index(
     if ray is not None and (encoder is not None or refit or watch):
         raise GeniusError("--ray adds to an index that has a model: fit one first on a sample, without --ray; no --watch")
     config = IngestConfig(
-        TableColumns(id_column, text_column, image_column, vector_column), captions, content, prune, outside, batch, exif
+        columns=TableColumns(id_column, text_column, image_column, vector_column),
+        captions=captions,
+        by_content=content,
+        prune=prune,
+        outside=outside,
+        batch_size=batch,
+        undelete=undelete,
+        exif=exif,
     )
     place = find_device(device)
     own = _own_vectors(paths, vector_column, ids)
