@@ -21,7 +21,7 @@ from typer.testing import CliRunner, Result
 from genius import Genius, GeniusError, Index, Modality
 from genius.cli import app
 from genius.index.ingest import IngestConfig, ingest
-from genius.index.metadata import TableColumns
+from genius.index.metadata import ColumnTypes, TableColumns
 
 runner = CliRunner()
 
@@ -266,6 +266,72 @@ def as_json(*args: object, status: int = 0) -> dict[str, object]:
     result = genius(*args, "--json")
     assert result.exit_code == status, result.stderr
     return json.loads(result.stdout)  # type: ignore[no-any-return]
+
+
+def test_one_bad_cell_does_not_turn_a_column_into_text(folder: Path, model_folder: Path, tmp_path: Path) -> None:
+    """The worst place for it is the first row. A row that is skipped anyway (no text) has no say."""
+    cells = ["cheap", *map(str, range(10, 30))]
+    lines = ["id,text,price", *(f"c{i},thing {i},{cell}" for i, cell in enumerate(cells)), "c98,,expensive", "c99,,dear"]
+    (tmp_path / "shop.csv").write_text("\n".join(lines))
+    rows = [{"id": f"j{i}", "text": f"thing {i}", "price": 40 + i} for i in range(6)]
+    rows[0]["price"] = "x"
+    (tmp_path / "shop.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    path = tmp_path / "my.genius"
+    for source, added, skipped in ((tmp_path / "shop.jsonl", 5, 1), (tmp_path / "shop.csv", 20, 3)):
+        done = as_json("index", source, "-o", path, "--model", model_folder, status=1)
+        assert (done["added"], done["skipped"]) == (added, skipped), done
+        assert f"{source.name}, row 1: the column 'price' is a number, not" in str(done["problems"])
+        assert "--as-text price" in str(done["problems"])
+    hits = as_json("search", path, "--text", "thing", "--target", "text", "--where", "price < 12", "-k", 9)["hits"]
+    assert {hit["id"] for hit in hits} == {"c1", "c2"}  # type: ignore[attr-defined, index]
+    again = as_json("index", tmp_path / "shop.csv", "-o", path, status=1)
+    assert again["unchanged"] == 20
+    (tmp_path / "sizes.csv").write_text("id,text,size\n" + "\n".join(f"s{i},shoe,{i}" for i in range(36, 45)) + "\ns45,shirt,XL")
+    sizes = as_json("index", tmp_path / "sizes.csv", "-o", path, "--as-text", "size")
+    assert sizes["added"] == 10
+    with Index.open(path) as index:
+        assert index.columns() == {"price": "number", "size": "text"} and index.get("s36").metadata["size"] == "36"
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        (["1", "2", "x"], "text"),  # too few to tell
+        (["1", "2", "3", "4", "x"], "number"),
+        (["1"] * 8 + ["x", "y"], "text"),
+        (["1"] * 38 + ["x", "y"], "number"),
+        (["1"] * 37 + ["x", "y"], "text"),  # 94.9 %
+        (["true"] * 9 + ["1"], "boolean"),
+        (["a"] * 9 + ["1"], "text"),
+    ],
+)
+def test_the_type_of_a_csv_column(cells: list[str], expected: str) -> None:
+    types = ColumnTypes(TableColumns(), True, {}, ())
+    for cell in cells:
+        types.add({"text": "t", "n": cell})
+    assert types.decide() == ({"text": "text", "n": expected}, {"n": expected})
+
+
+def test_a_csv_column_is_read_as_the_index_has_it(index: Index, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id,text,code\na,x,A7\n")
+    (tmp_path / "b.csv").write_text("id,text,code\nb,x,12\n")
+    assert ingest(index, [tmp_path / "a.csv"]).added == 1
+    assert ingest(index, [tmp_path / "b.csv"]).added == 1
+    assert index.get("b").metadata == {"code": "12"}
+
+
+def test_ids_are_never_skipped_for_their_type(index: Index, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id,text\n" + "\n".join(f"{i},{i}" for i in range(30)) + "\nA1,words\n")
+    report = ingest(index, [tmp_path / "a.csv"])
+    assert (report.added, report.problems.total) == (31, 0) and index.get("A1").text == "words"
+
+
+def test_undelete_and_exif_are_two_options(folder: Path, model_folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "my.genius"
+    as_json("index", folder, "-o", path, "--model", model_folder, status=1)
+    genius("delete", path, "photos/note.md")
+    assert as_json("index", folder, "-o", path, "--exif", status=1)["left_deleted"] == 1
+    assert as_json("index", folder, "-o", path, "--undelete", status=1)["added"] == 1
 
 
 def test_the_commands_work_together(folder: Path, model_folder: Path, tmp_path: Path) -> None:

@@ -68,6 +68,9 @@ def index(
     vector_column: Annotated[
         str | None, typer.Option(help="Column with vectors of your own in tables; they take the place of an encoder.")
     ] = None,
+    as_text: Annotated[
+        list[str] | None, typer.Option(help="Metadata column of tables to read as text, not as numbers; may be repeated.")
+    ] = None,
     ids: Annotated[Path | None, typer.Option(help="With a .npy file of vectors: a file with one id per line.")] = None,
     modality: Annotated[str, typer.Option(help="With a .npy file of vectors: what they are of: image, text or pair.")] = "text",
     query_vectors: Annotated[

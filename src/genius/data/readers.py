@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import csv
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
@@ -63,7 +63,7 @@ def cut_rows(path: Path, size: int) -> list[RowRange]:
         except (pa.ArrowException, OSError, MemoryError) as error:
             raise GeniusError(f"cannot read {path}: {said(error)}") from None
         return [RowRange(first, min(size, rows - first)) for first in range(0, rows, size)]
-    if path.suffix.lower() in (".csv", ".tsv"):
+    if is_csv(path):
         return [RowRange(0, 1 << 62)]
     cuts = [0]
     lines = 0
@@ -75,12 +75,16 @@ def cut_rows(path: Path, size: int) -> list[RowRange]:
     return [RowRange(i * size, min(size, lines - i * size), byte) for i, byte in enumerate(cuts) if i * size < lines]
 
 
-def read_rows(path: Path, part: RowRange | None = None) -> Iterator[tuple[int, Row | str]]:
+def read_rows(
+    path: Path, part: RowRange | None = None, types: Mapping[str, str] | None = None
+) -> Iterator[tuple[int, Row | str]]:
     """Rows of a table file.
 
     Args:
         path: A JSONL, CSV, TSV or Parquet file.
         part: Only these rows.
+        types: Of CSV: which columns hold a "number" or a "boolean"; a cell that is none stays text. None: those columns in
+            which every cell is one.
 
     Yields:
         (row number from 1, row). A text in place of a row says why it could not be read; reading continues after it.
@@ -88,15 +92,20 @@ def read_rows(path: Path, part: RowRange | None = None) -> Iterator[tuple[int, R
     Raises:
         GeniusError: If the file cannot be read any further.
     """
-    readers: dict[str, Callable[[Path, RowRange | None], Iterator[tuple[int, Row | str]]]] = {
-        ".csv": _read_csv,
-        ".tsv": _read_csv,
-        ".parquet": _read_parquet,
-    }
     try:
-        yield from readers.get(path.suffix.lower(), read_jsonl_rows)(path, part)
+        if is_csv(path):
+            yield from _read_csv(path, types)
+        elif path.suffix.lower() == ".parquet":
+            yield from _read_parquet(path, part)
+        else:
+            yield from read_jsonl_rows(path, part)
     except (OSError, csv.Error) as error:
         raise GeniusError(f"cannot read {path}: {said(error)}") from None
+
+
+def is_csv(path: Path) -> bool:
+    """Whether a table has cells of text alone, whose types are guessed."""
+    return path.suffix.lower() in (".csv", ".tsv")
 
 
 def read_jsonl_rows(path: Path, part: RowRange | None = None) -> Iterator[tuple[int, Row | str]]:
@@ -134,22 +143,37 @@ def _lines(file: BinaryIO) -> Iterator[bytes | str]:
         yield f"a line of more than {MAX_LINE:,} bytes"
 
 
-def _read_csv(path: Path, part: RowRange | None = None) -> Iterator[tuple[int, Row | str]]:
-    """Two passes: a column is numeric or boolean only if all its values are. Its only range is the whole file."""
-    types: dict[str, set[str]] = {}
+def _read_csv(path: Path, types: Mapping[str, str] | None) -> Iterator[tuple[int, Row | str]]:
+    """The whole file; its only range is that."""
+    if types is None:
+        types = _types_of_all(path)
+    for number, row in csv_rows(path):
+        if isinstance(row, str):
+            yield number, row
+        else:
+            named = {name: value for name, value in row.items() if name is not None}  # not those beyond the header
+            yield number, {name: _cell(value, types.get(name)) for name, value in named.items()}
+
+
+def _types_of_all(path: Path) -> dict[str, str]:
+    """Columns of which every value is a number, or a boolean."""
+    found: dict[str, set[str]] = {}
     for _, row in csv_rows(path):
         if not isinstance(row, str):
             for name, value in row.items():
                 if value and name is not None:
-                    types.setdefault(name, set()).add(_csv_type(value))
-    read: dict[str, Callable[[str], Any]] = {"number": _number, "boolean": lambda value: value.lower() == "true"}
-    convert = {name: read[next(iter(found))] for name, found in types.items() if len(found) == 1 and found != {"text"}}
-    for number, row in csv_rows(path):
-        if isinstance(row, str):
-            yield number, row
-            continue
-        row.pop(None, None)  # type: ignore[call-overload]  # values beyond the header
-        yield number, {name: convert.get(name, str)(value) if value else None for name, value in row.items()}
+                    found.setdefault(name, set()).add(csv_type(value))
+    return {name: next(iter(types)) for name, types in found.items() if len(types) == 1}
+
+
+def _cell(value: str, wanted: str | None) -> str | int | float | bool | None:
+    if not value:
+        return None
+    if wanted in ("number", "boolean") and csv_type(value) == wanted:
+        if wanted == "boolean":
+            return value.lower() == "true"
+        return _number(value)
+    return value
 
 
 def csv_rows(path: Path) -> Iterator[tuple[int, dict[str, str] | str]]:
@@ -186,7 +210,8 @@ def _text_lines(file: TextIO) -> Iterator[str]:
         yield line
 
 
-def _csv_type(value: str) -> str:
+def csv_type(value: str) -> str:
+    """What a cell that is not empty looks like: "boolean", "number" or "text"."""
     if value.lower() in ("true", "false"):
         return "boolean"
     # leading zeros are names, not numbers: article 007

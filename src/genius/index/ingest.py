@@ -10,18 +10,19 @@ import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from genius.data.readers import TABLE_SUFFIXES, Row, RowRange, read_rows
+from genius.data.readers import TABLE_SUFFIXES, Row, RowRange, is_csv, read_rows
 from genius.errors import GeniusError, Problems, printable
 from genius.index import Index, searching, writing
-from genius.index.metadata import TableColumns, to_item
+from genius.index.metadata import Columns, ColumnTypes, FieldType, TableColumns, check_types, to_item
 from genius.index.names import FileNames, deleted_ids, keep_deleted, names_for, names_in, real_path
 from genius.index.prepare import MAX_HELD, MAX_TEXT, Stamp, Stamped, held_bytes
 from genius.index.results import AddReport
+from genius.index.writing import convert
 from genius.pictures import exif_of
 from genius.types import IMAGE_SUFFIXES, Item
 
@@ -30,6 +31,7 @@ MAX_TEXT_FILE = 1_000_000
 WINDOW = 256  # files or rows of a source, counted from its start, out of which items are encoded together
 LOOK_UP = 1024  # items compared with the index at a time
 MAX_BAD = 10_000  # rows in a row that cannot be used, after which a table is given up
+BAD_ROW = (GeniusError, OSError, ValueError, TypeError, ArithmeticError, RecursionError)  # costs one row of a table
 NAMED_ROWS = 500  # bad rows of one table that get a line each: they must not crowd out what is said of other files
 
 
@@ -44,6 +46,7 @@ class IngestConfig:
     outside: bool = False  # follow links, ../ and absolute paths that leave the given folder: it may be untrusted
     batch_size: int = 256  # items a commit
     undelete: bool = False  # bring back items that were deleted by hand
+    as_text: tuple[str, ...] = ()  # metadata keys of tables that are text, whatever their cells look like
     exif: bool = False  # when, where and with what a photo was taken becomes metadata
 
 
@@ -112,7 +115,9 @@ def ingest(
     seen: set[str] = set()
     names = names_in(index, paths, TABLE_SUFFIXES)
     found = list(find_files(paths, config, report, names))
-    changed = changed_items(index, read_items(found, config, report, tell), seen, report, tell, config.undelete)
+    columns = index.consistent(lambda: index.reader().columns)
+    items = read_items(found, config, report, tell, columns)
+    changed = changed_items(index, items, seen, report, tell, config.undelete)
     total = writing.write(
         index,
         changed,
@@ -238,14 +243,31 @@ def _hidden(path: Path) -> bool:
 
 
 def read_items(
-    found: Iterable[Found], config: IngestConfig, report: IngestReport, tell: Callable[[int], None]
+    found: Iterable[Found],
+    config: IngestConfig,
+    report: IngestReport,
+    tell: Callable[[int], None],
+    columns: Columns | None = None,
 ) -> Iterator[tuple[Item, Stamp]]:
+    """Items of files, one at a time.
+
+    Args:
+        found: The files.
+        config: How files become items.
+        report: Takes what cannot be used.
+        tell: Called with the number of items that cannot be used.
+        columns: Metadata columns that the index has already.
+
+    Yields:
+        An item, and what it was read from.
+    """
+    known = dict(columns or {})
     begun = 0  # where the files began that come since the last table
     for number, file in enumerate(found):
         try:
             if file_type(file.path) == "table":
                 begun = number + 1
-                for row, item, mark in _table(file, config, report, tell):
+                for row, item, mark in _table(file, config, report, tell, known):
                     yield item, Stamp(file.source, mark, (number, (row - 1) // WINDOW))
             else:
                 item, mark = _single(file, config)
@@ -282,16 +304,38 @@ def _read_text(path: Path) -> str:
         raise GeniusError(f"{path.name} is not UTF-8 text") from None
 
 
+def _column_types(
+    file: Found, config: IngestConfig, known: dict[str, FieldType]
+) -> tuple[dict[str, str] | None, dict[str, FieldType]]:
+    """A first pass over a table: the types of its columns. Rows that cannot be used have no say. Parquet names its types."""
+    if file.path.suffix.lower() == ".parquet":
+        return None, {}
+    csv = is_csv(file.path)
+    types = ColumnTypes(config.columns, csv, known, config.as_text)
+    try:
+        for number, row in read_rows(file.path, file.rows, {}):
+            try:
+                _row_item(file, number, row, config, {})
+                if isinstance(row, dict):
+                    types.add(row)
+            except BAD_ROW:
+                continue
+    except (GeniusError, OSError):
+        pass  # reported by the second pass, which ends at the same place
+    return types.decide()
+
+
 def _table(
-    file: Found, config: IngestConfig, report: IngestReport, tell: Callable[[int], None]
+    file: Found, config: IngestConfig, report: IngestReport, tell: Callable[[int], None], known: dict[str, FieldType]
 ) -> Iterator[tuple[int, Item, str]]:
     """Row number, item and mark."""
     bad = in_a_row = 0
+    by_column, by_key = _column_types(file, config, known)
     try:
-        for number, row in read_rows(file.path, file.rows):
+        for number, row in read_rows(file.path, file.rows, by_column):
             try:
-                item, mark = _row_item(file, number, row, config)
-            except (GeniusError, OSError, ValueError, TypeError, ArithmeticError, RecursionError) as error:
+                item, mark = _row_item(file, number, row, config, by_key)
+            except BAD_ROW as error:
                 bad += 1
                 in_a_row += 1
                 if bad <= NAMED_ROWS:
@@ -308,10 +352,14 @@ def _table(
             report.problems.append(f"{file.name}: {bad - NAMED_ROWS:,} more rows cannot be used", bad - NAMED_ROWS)
 
 
-def _row_item(file: Found, number: int, row: Row | str, config: IngestConfig) -> tuple[Item, str]:
+def _row_item(file: Found, number: int, row: Row | str, config: IngestConfig, types: Mapping[str, FieldType]) -> tuple[Item, str]:
     if isinstance(row, str):
         raise GeniusError(row)
     item = to_item(row, config.columns, file.path.parent, f"{file.name}#{number}")
+    if config.as_text:
+        texts = {key: convert(value, "text") for key, value in item.metadata.items() if key in config.as_text}
+        item = replace(item, metadata={**item.metadata, **texts})
+    check_types(item.metadata, types)
     if item.text is not None and len(item.text) > MAX_TEXT:  # refused by the index too; here, so that it is not held
         raise GeniusError(f"the text has {len(item.text):,} characters, more than {MAX_TEXT:,}")
     mark = _row_mark(row)

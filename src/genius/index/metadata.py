@@ -13,17 +13,18 @@ import base64
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import numpy as np
 from PIL import Image
 
-from genius.data.readers import MAX_COLUMNS
+from genius.data.readers import MAX_COLUMNS, csv_type
 from genius.errors import GeniusError
 from genius.files import parse_json
 from genius.index.ledger import SUM, row_sums
@@ -126,7 +127,8 @@ def new_columns(known: Columns, rows: Iterable[tuple[str, Mapping[str, Any]]]) -
                 conflicts[item_id] = f"item {item_id!r}: metadata {key!r} differs only in case from {same!r}"
             elif columns.get(key, field_type) != field_type:
                 conflicts[item_id] = (
-                    f"item {item_id!r}: metadata {key!r} is a {columns[key]} in this index, not {metadata[key]!r}"
+                    f"item {item_id!r}: metadata {key!r} is a {columns[key]} in this index, not {metadata[key]!r}; "
+                    f"index.retype_field({key!r}, 'text') changes the index"
                 )
         added = [key for key in field_types if key not in columns]
         if len(columns) + len(added) > MAX_KEYS:
@@ -216,6 +218,8 @@ def arrow_rows(schema: pa.Schema, columns: Mapping[str, Any]) -> pa.Table:
 
 ID_NAMES = ("id", "item_id", "uid", "key", "did")
 TEXT_NAMES = ("text", "caption", "txt", "description", "title", "content", "body", "sentence")
+NEARLY_ALL = 0.95  # of the cells of a CSV column: they decide its type, and rows of the others are skipped
+FEW = 5  # cells from which on a single one that differs does not change the type of its column
 IMAGE_NAMES = ("image", "image_path", "img_path", "img", "picture", "photo", "file_name", "filename", "image_file", "path")
 
 
@@ -233,14 +237,8 @@ def to_item(row: Mapping[str, Any], columns: TableColumns, folder: Path, fallbac
     """One row -> an item; image paths are relative to the table's folder. One clear line if it cannot be."""
     if len(row) > MAX_COLUMNS:
         raise GeniusError(f"{len(row):,} columns; at most {MAX_COLUMNS}")
-    names = {
-        "id": _column(row, columns.id, ID_NAMES, "id"),
-        "text": _column(row, columns.text, TEXT_NAMES, "text"),
-        "image": _column(row, columns.image, IMAGE_NAMES, "image"),
-    }
-    if columns.vector is not None:
-        names["vector"] = _column(row, columns.vector, (), "vector")
-    elif names["text"] is None and names["image"] is None:
+    names = role_columns(row, columns)
+    if columns.vector is None and names["text"] is None and names["image"] is None:
         shown = ", ".join(map(repr, sorted(row)[:12]))
         raise GeniusError(f"no text or image column among {shown}: name one (--text-column, --image-column)")
     taken = {name for name in names.values() if name is not None}
@@ -265,6 +263,95 @@ def to_item(row: Mapping[str, Any], columns: TableColumns, folder: Path, fallbac
         metadata=metadata,
         vector=None if columns.vector is None else row.get(columns.vector),
     )
+
+
+def role_columns(row: Mapping[str, Any], columns: TableColumns) -> dict[str, str | None]:
+    """Which column of a row is the id, the text, the image and the vector; None: there is no such column."""
+    names = {
+        "id": _column(row, columns.id, ID_NAMES, "id"),
+        "text": _column(row, columns.text, TEXT_NAMES, "text"),
+        "image": _column(row, columns.image, IMAGE_NAMES, "image"),
+    }
+    if columns.vector is not None:
+        names["vector"] = _column(row, columns.vector, (), "vector")
+    return names
+
+
+class ColumnTypes:
+    """The types of a table's columns, from all cells of the rows that can be used.
+
+    A column of CSV is a number (or a boolean) if at least `NEARLY_ALL` of its cells are, or all but one of at least
+    `FEW` cells; else it is text. Values of JSONL have types of their own: the type of a column is the most frequent one.
+
+    Args:
+        columns: Which column is what.
+        csv: Whether the cells are text whose type is guessed.
+        known: Types that the index, or a table before this one, has given metadata keys; they come first.
+        as_text: Metadata keys that are read as text.
+    """
+
+    def __init__(self, columns: TableColumns, csv: bool, known: dict[str, FieldType], as_text: Collection[str]) -> None:
+        self._columns = columns
+        self._csv = csv
+        self._known = known
+        self._as_text = as_text
+        self._counts: dict[str, Counter[str]] = {}
+        self._roles: set[str | None] = set()
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Count the cells of a row."""
+        self._roles.update(role_columns(row, self._columns).values())
+        for name, value in row.items():
+            found = self._type_of(value)
+            if found is not None:
+                self._counts.setdefault(name, Counter())[found] += 1
+
+    def _type_of(self, value: Any) -> str | None:
+        if self._csv:
+            return csv_type(value) if value else None
+        return field_type_of(_metadata_value(value))
+
+    def decide(self) -> tuple[dict[str, str], dict[str, FieldType]]:
+        """(column -> type, for the reader; metadata key -> type, which all values of this table must have)"""
+        by_column: dict[str, str] = {}
+        by_key: dict[str, FieldType] = {}
+        for name, count in self._counts.items():
+            frequent, cells = count.most_common(1)[0]
+            if name in self._roles:
+                if len(count) == 1:
+                    by_column[name] = frequent
+                continue
+            key = _key(name)
+            if self._csv and not _nearly_all(cells, count.total()):
+                frequent = "text"
+            if key in self._as_text:
+                frequent = "text"
+            elif self._known.get(key) in ("text", "number", "boolean"):
+                frequent = self._known[key]
+            by_column[name] = frequent
+            by_key[key] = cast("FieldType", frequent)
+        for key, field_type in by_key.items():
+            self._known.setdefault(key, field_type)
+        return by_column, by_key
+
+
+def _nearly_all(cells: int, total: int) -> bool:
+    if cells >= NEARLY_ALL * total:
+        return True
+    return total >= FEW and cells == total - 1
+
+
+def check_types(metadata: Mapping[str, Any], types: Mapping[str, FieldType]) -> None:
+    """One clear line if a value has not the type of its column."""
+    for key, wanted in types.items():
+        value = metadata.get(key)
+        if value is not None and field_type_of(value) != wanted:
+            shown = repr(value)
+            if len(shown) > 60:
+                shown = f"{shown[:60]}..."
+            raise GeniusError(
+                f"the column {key!r} is a {wanted}, not {shown}: correct this cell, or read the column as text (--as-text {key})"
+            )
 
 
 def _text(value: Any, what: str) -> str:

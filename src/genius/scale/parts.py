@@ -299,7 +299,8 @@ class PartIndexer:
         tables: list[pa.Table] = []
         fragments: list[dict[str, Any]] = []
         hashes: list[int] = []
-        items = changed_items(self.index, read_items(part.files, self.config, report, _ignore), set(), report, _ignore)
+        read = read_items(part.files, self.config, report, _ignore, known)
+        items = changed_items(self.index, read, set(), report, _ignore)
         for batch in batched(items, self.config.batch_size):
             ready = prepare(self.index.model, batch, self.thumbnails, "skip")
             report.problems += ready.problems
