@@ -20,6 +20,7 @@ from genius.model.config import GeneratorConfig, QuantizerConfig
 from genius.model.generator import Generator
 from genius.model.quantizer import ResidualQuantizer
 from genius.search import CodeTrie, SearchEngine, SearchParams
+from genius.search.types import SearchResult
 from genius.train import generator, train
 from genius.train.config import read_train_config
 from genius.train.sources import synthetic
@@ -55,8 +56,8 @@ def test_every_plan_finds_on_a_gpu_what_it_finds_on_a_cpu(params: SearchParams, 
     vectors, z = (F.normalize(torch.randn(count, 64), dim=1) for count in (18_000, 16))
     alive = rng.random(18_000) < 0.9
     target = torch.arange(16) % 4 - 1
-    found = []
-    for device in ("cpu", "cuda"):
+    found: dict[str, list[SearchResult]] = {"cpu": [], "cuda": []}
+    for device in found:
         trie = CodeTrie.build(codes[:16_000], SIZES)
         engine = SearchEngine(generator.to(device), quantizer.to(device), trie, vectors[:16_000], device, on_host=on_host)
         grown = engine.changed(16_000, codes[16_000:], vectors[16_000:].numpy(), alive)
@@ -66,11 +67,10 @@ def test_every_plan_finds_on_a_gpu_what_it_finds_on_a_cpu(params: SearchParams, 
             np.arange(18_000) % 3 == 0,
             np.arange(16 * 18_000).reshape(16, -1) % 7 == 0,
         ):
-            result = grown.search(z.to(device), k=10, params=params, target=target.to(device), allowed=allowed)
-            found.append((result.rows.cpu(), result.scores.cpu()))
-    for (rows, scores), (same_rows, same_scores) in zip(found[:3], found[3:], strict=True):
-        assert torch.allclose(scores, same_scores, atol=1e-4)
-        assert (rows == same_rows).float().mean() > 0.99
+            found[device].append(grown.search(z.to(device), k=10, params=params, target=target.to(device), allowed=allowed))
+    for on_cpu, on_gpu in zip(found["cpu"], found["cuda"], strict=True):
+        assert np.allclose(on_cpu.scores, on_gpu.scores, atol=1e-4)
+        assert (on_cpu.rows == on_gpu.rows).mean() > 0.99
 
 
 def test_a_compiled_training_step_has_the_same_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
