@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import re
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SHOWN = re.compile(r"^::: (genius[\w.]*)\.(\w+)$", re.MULTILINE)
+OF_EXTRAS = {"genius.integrations.langchain": "langchain_core", "genius.integrations.llamaindex": "llama_index"}
+"""Module -> package without which it cannot be imported."""
 IMPORTED = re.compile(r"^(?:>>> )?from (genius[\w.]*) import ([\w, ]+)$", re.MULTILINE)
 
 
@@ -27,6 +30,9 @@ def public_names() -> dict[str, Any]:
             names.update((module, name.strip()) for name in imported.split(","))
     found = {}
     for module, name in sorted(names):
+        needed = OF_EXTRAS.get(module)
+        if needed is not None and importlib.util.find_spec(needed) is None:
+            continue
         member = getattr(importlib.import_module(module), name)
         if inspect.isclass(member) or inspect.isfunction(member):
             found[f"{module}.{name}"] = member

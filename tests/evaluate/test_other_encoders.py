@@ -112,7 +112,7 @@ def test_one_line_errors(world: World, checkpoints: dict[str, Path], seeing: Non
         ([*start, "--dense", f"X={tmp_path / 'gone.pth'}"], "no such model"),
         ([*start, "--fused", f"uniir:{checkpoints['BLIP-SF']}"], "two towers and fuses nothing itself"),
         ([*narrow, "--dense", f"X=uniir:{checkpoints['BLIP-FF']}"], "holds features, not pictures and texts"),
-        ([*narrow, "--dense", f"X={world.train}"], "of other queries or candidates than the rest of the run"),
+        ([*narrow, "--dense", f"X={world.train}"], "of other queries or candidates than the others of the run"),
         ([*narrow, "--methods", "feature-fusion"], "--fused uniir:"),
     ):
         lines = [line for line in call(*arguments, code=2).splitlines() if line.startswith("genius:")]

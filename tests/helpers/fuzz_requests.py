@@ -111,7 +111,7 @@ class Everything:
     """Looks like an index that holds whatever is asked for; pictures are decoded as a real one would."""
 
     version = 1
-    about = SimpleNamespace(levels=(3, 4))
+    about = SimpleNamespace(id="index", levels=(3, 4))
     model = SimpleNamespace(encoder=None)
 
     def __init__(self) -> None:

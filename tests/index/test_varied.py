@@ -121,7 +121,7 @@ def test_items_and_questions_may_be_given_as_people_have_them(model: Genius, tmp
         assert index.search_many(["red", Query("red")], anything)[0][0].id == "words"
         with pytest.raises(GeniusError, match="search_many"):
             index.search(["red", "blue"])  # type: ignore[arg-type]
-        with pytest.raises(GeniusError, match="no 'price': use id, image, text, and metadata"):
+        with pytest.raises(GeniusError, match="no 'price': use id, image, text, vector, modality, and metadata"):
             index.add([{"id": "a", "text": "b", "price": 3}])  # type: ignore[list-item]
         with pytest.raises(GeniusError, match="expected an Item or a dict, got str"):
             index.add(["a"])  # type: ignore[list-item]

@@ -270,7 +270,7 @@ def test_a_checkpoint_without_its_tokenizer_says_what_to_put_there(
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", offline)
     wrong = None if kind == "clip_ff" else tokenizer_file  # the other model's
     path = write_checkpoint(state_of(kind), tmp_path / "u" / "x.pth", wrong)
-    with pytest.raises(GeniusError, match=r"needs the tokenizer of .* beside it"):
+    with pytest.raises(GeniusError, match=r"needs the tokenizer of .* next to it"):
         load_encoder(f"uniir:{path}")
     (path.parent / "tokenizer.json").write_text("{broken")
     with pytest.raises(GeniusError, match="cannot read the tokenizer"):

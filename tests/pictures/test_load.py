@@ -204,6 +204,28 @@ def test_a_large_jpeg_is_read_scaled_down(monkeypatch: pytest.MonkeyPatch) -> No
         load_image(saved(smooth, "PNG"))
 
 
+def test_larger_pictures_are_shrunk_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pictures, "MAX_PIXELS", 300_000)
+    monkeypatch.setattr(pictures, "MAX_DECODING", 2_400_000)
+    monkeypatch.setattr(pictures, "LARGE_PIXELS", 700_000)
+    monkeypatch.setattr(pictures, "LARGE_DECODING", 5_600_000)
+    smooth = Image.linear_gradient("L").resize((1000, 700)).convert("RGB")
+    for kind in ("PNG", "TIFF", "BMP"):
+        small = load_image(saved(smooth, kind), least=100, large=True)
+        assert small.size == (143, 100) and small.getpixel((0, 50)) == pytest.approx((127, 127, 127), abs=3)
+        for refused in ({"least": 100}, {"large": True}):
+            with pytest.raises(GeniusError, match="more than 300,000"):
+                load_image(saved(smooth, kind), **refused)  # type: ignore[arg-type]
+    progressive = saved(smooth, "JPEG", progressive=True)
+    assert load_image(progressive, least=100, large=True).size == (250, 175)
+    with pytest.raises(GeniusError, match="more than 2 MB to decode"):
+        load_image(progressive, least=100)
+    with pytest.raises(GeniusError, match="more than 300,000"):
+        load_image(saved(smooth, "WEBP"), least=100, large=True)
+    with pytest.raises(GeniusError, match=r"1001 x 700 pixels, more than 700,000"):
+        load_image(saved(smooth.resize((1001, 700)), "PNG"), least=100, large=True)
+
+
 @pytest.mark.parametrize("kind", ["WEBP", "AVIF"])
 def test_memory_of_decoding_is_bounded_by_the_declared_size(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     data = saved(noise(100, 80), kind)

@@ -66,7 +66,7 @@ def test_searches_have_one_list() -> None:
 
 def test_every_door_asks_for_the_same() -> None:
     """A new field of the request is one of Python's search, of HTTP and of its client, or is said here not to be."""
-    asked = {field.name for field in fields(SearchRequest)} - {"strict"}  # `modality` says it in Python
+    asked = {field.name for field in fields(SearchRequest)} - {"strict", "any_modality"}  # `target` says them
     assert asked <= inspect.signature(Index.search).parameters.keys()
     sent = asked - {"params"}  # settings of programs, not of callers
     assert sent <= SearchBody.model_fields.keys() and sent <= inspect.signature(GeniusClient.search).parameters.keys()

@@ -227,3 +227,27 @@ def test_bad_queries_are_one_clear_error(world: World) -> None:
             call()
     more = world.engine.search(world.z[:2], k=ITEMS + 5, params=SCAN)
     assert ((more.rows >= 0).sum(1) == ITEMS).all()
+
+
+def test_vectors_that_the_cells_do_not_follow_get_a_larger_effort(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "PROBED", 20)
+    monkeypatch.setattr(scan, "SCANNED", 500)
+    random = torch.Generator().manual_seed(1)
+    vectors = F.normalize(torch.randn(6_000, WIDTH, generator=random), dim=1).half()  # no structure at all
+    codes = torch.stack([torch.randint(size, (6_000,), generator=random) for size in SIZES], 1).numpy()
+    codes[:, 0] = 1
+    engine = SearchEngine(GENERATOR, QUANTIZER, CodeTrie.build(codes, SIZES), vectors)
+    queries = F.normalize(torch.randn(40, WIDTH, generator=random), dim=1)
+    found = engine.search(queries, k=10, params=SCAN, target=torch.ones(40).long())
+    truth = engine.search(queries, k=10, params=FLAT, target=torch.ones(40).long())
+    shares = [len(set(a) & set(b)) / 10 for a, b in zip(found.rows.tolist(), truth.rows.tolist(), strict=True)]
+    assert np.mean(shares) > 0.97
+
+
+def test_wide_vectors_have_more_codes() -> None:
+    from genius.search.cells import Cells
+    from genius.search.vectors import StoredVectors
+
+    vectors = np.random.default_rng(0).normal(size=(600, 512)).astype(np.float32)
+    cells = Cells.build(StoredVectors([vectors]), np.arange(600), None)
+    assert len(cells.codebooks) == 32

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fake_encoder
 import pytest
 from fastapi.testclient import TestClient
 from typer.testing import CliRunner
@@ -25,6 +26,7 @@ K = 10
 
 @pytest.fixture(scope="module")
 def index(make_index: Callable[..., Index]) -> Index:
+    fake_encoder.register()  # the command line opens the model's folder
     return make_index()
 
 

@@ -140,6 +140,19 @@ def test_pictures_wait_in_the_size_the_encoder_takes() -> None:
     assert decode_image(picture, ServeConfig(), Backend(index).shrink).size == (7, 7)  # type: ignore[arg-type]
 
 
+def test_the_thumbnail_stands_for_a_picture_too_large_for_a_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("genius.pictures.MAX_PIXELS", 1_000_000)
+    picture = encoded(Image.new("RGB", (1500, 900)))
+    thumbnail = encoded(Image.new("RGB", (250, 150)))
+    index = SimpleNamespace(
+        get=lambda ids, missing: [Item(ids[0], image=picture)],
+        model=SimpleNamespace(encoder=None),
+        thumbnail=lambda _: thumbnail,
+    )
+    found = Backend(index, query_side=300).like("a", None)[1]  # type: ignore[arg-type]
+    assert isinstance(found, Image.Image) and found.size == (250, 150)
+
+
 @pytest.mark.skipif(not hasattr(psutil, "LINUX") or not psutil.LINUX, reason="looks at resident memory")
 def test_large_pictures_take_little_memory(start_server: Callable[..., Any]) -> None:
     """Eight pictures of 9 megapixels in one POST, then eight `like` requests at once: 36 MB each and as much for every copy."""

@@ -129,14 +129,13 @@ def index(
     if ray is not None and (encoder is not None or refit or watch):
         raise GeniusError("--ray adds to an index that has a model: fit one first on a sample, without --ray; no --watch")
     config = IngestConfig(
-        TableColumns(id_column, text_column, image_column, vector_column),
+        columns=TableColumns(id_column, text_column, image_column, vector_column),
         captions=captions,
         by_content=content,
         prune=prune,
         outside=outside,
         batch_size=batch,
         undelete=undelete,
-        as_text=tuple(as_text or ()),
         exif=exif,
     )
     place = find_device(device)

@@ -253,7 +253,7 @@ def _encode(
     def load(position: int, source: ImageInput) -> Image.Image:
         if workers is not None:
             return workers.open(source, f"the image of {rows[position].name!r}")
-        with loaded(source, least=WORKING_SIDE, name=f"the image of {rows[position].name!r}") as picture:
+        with loaded(source, least=WORKING_SIDE, name=f"the image of {rows[position].name!r}", large=True) as picture:
             if on_picture is not None:
                 on_picture(position, picture)
             return shrink(picture)  # type: ignore[no-any-return]

@@ -117,7 +117,7 @@ def _crops(items: Sequence[Item], rng: random.Random) -> list[tuple[int, Image.I
         image = items[row].image
         assert image is not None
         try:
-            with loaded(image, least=SIDE) as opened:
+            with loaded(image, least=SIDE, large=True) as opened:
                 out.append((row, crop(opened, rng)))
         except GeniusError:
             continue  # it was readable a moment ago

@@ -268,7 +268,7 @@ def _look(items: Sequence[Item], on_error: OnError, keep: OnPicture) -> tuple[li
     """Open the pictures of items whose features are given: which could be, and a line for each that could not."""
 
     def show(row: int, source: ImageInput) -> bool:
-        with loaded(source, least=WORKING_SIDE, name=f"the image of {items[row].id!r}") as picture:
+        with loaded(source, least=WORKING_SIDE, name=f"the image of {items[row].id!r}", large=True) as picture:
             keep(row, picture)
         return True
 

@@ -209,7 +209,7 @@ def _picture(hit: Any) -> str:
     if hit.item.image is None:
         return ""
     try:
-        with loaded(hit.item.image, least=SIDE) as picture:
+        with loaded(hit.item.image, least=SIDE, large=True) as picture:
             small = picture.copy()
     except GeniusError:
         return "<div>(the picture is gone)</div>"

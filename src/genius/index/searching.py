@@ -151,7 +151,7 @@ def answer(state: OpenIndex, queries: Sequence[Query | ContentInput], requests: 
     for request, _, some, owner in groups:
         at = slice(first, first + len(some))
         vectors = QueryVectors(
-            embedded.z[at], embedded.dense[at], targets[at], pictured[at], embedded.modality[at], scales(some, owner)
+            embedded.z[at], embedded.dense[at], targets[at], pictured[at], embedded.modality[at], scales(state.model, some, owner)
         )
         vectors.check(state.about.width)
         parts.append((vectors, request))
@@ -322,7 +322,18 @@ def _run(live: Live, search: _Search) -> list[_Ranked]:
     return ranked
 
 
-def scales(queries: Sequence[Query], owner: Sequence[int]) -> tuple[int, ...]:
+def has_gap(model: Any, query: Query) -> bool:
+    """Whether similarities of a query to items of different modalities lie on different scales.
+
+    A model that was trained on pairs has learned one scale. The spaces of an encoder that a model was fitted over without pairs
+    have not, nor have vectors that are given by modality. What a bare vector means, its owner knows.
+    """
+    if query.vector is not None:
+        return isinstance(query.vector, Mapping)
+    return model.knows is not None and bool(model.knows.fit)
+
+
+def scales(model: Any, queries: Sequence[Query], owner: Sequence[int]) -> tuple[int, ...]:
     """The modality on whose scale the scores of each query of `spread` are shown; -1: they stay as they are."""
     parts: dict[int, list[Modality]] = {}
     for query, number in zip(queries, owner, strict=True):
@@ -332,7 +343,7 @@ def scales(queries: Sequence[Query], owner: Sequence[int]) -> tuple[int, ...]:
     for query, number in zip(queries, owner, strict=True):
         several = parts.get(number, [])
         scale = -1
-        if len(several) > 1 and query.target != several[0]:
+        if len(several) > 1 and query.target != several[0] and has_gap(model, query):
             scale = int(several[0])
         out.append(scale)
     return tuple(out)

@@ -81,6 +81,12 @@ MAX_PIXELS = 64_000_000
 MAX_DECODING = 520_000_000
 """Bytes. A picture that takes more to decode is refused: about 30 megapixels of WebP, 32 of AVIF or HEIC, 64 of others."""
 
+LARGE_PIXELS = 178_900_000
+"""What local indexing reads, and shrinks at once: about as much as Pillow opens. Services never ask for it."""
+
+LARGE_DECODING = 1_431_200_000
+"""Bytes that decoding such a picture may take: 8 per pixel."""
+
 WORKING_SIDE = 1600
 """Encoders see at most a few hundred pixels and an index keeps at most this many: no more of a large picture is kept."""
 
@@ -171,13 +177,15 @@ class TooManyPixels(PictureError):
     """A picture that is refused for its size before it is decoded."""
 
 
-def load_image(source: ImageInput, *, least: int | None = None, name: str = "the image") -> Image.Image:
+def load_image(source: ImageInput, *, least: int | None = None, name: str = "the image", large: bool = False) -> Image.Image:
     """Decode a picture: RGB, upright, transparency on white.
 
     Args:
         source: A path, the bytes of a file, or a `PIL.Image`, which stays as it is.
         least: Shrink a large picture: its shorter side then has at least `least` pixels, and fewer than twice as many.
         name: What to call the picture in an error, where `source` is no path.
+        large: With `least`: read up to `LARGE_PIXELS` of the formats that hold a picture once while decoding (not WebP, AVIF
+            and HEIC), alone among all threads. For local files only: it may take more than a gigabyte.
 
     Returns:
         The picture. A JPEG above `MAX_PIXELS` comes at a half, a quarter or an eighth of its size.
@@ -185,12 +193,14 @@ def load_image(source: ImageInput, *, least: int | None = None, name: str = "the
     Raises:
         PictureError: If the file is missing, damaged, of another format or too large. The message is one line.
     """
-    with loaded(source, least=least, name=name) as picture:
+    with loaded(source, least=least, name=name, large=large) as picture:
         return picture
 
 
 @contextmanager
-def loaded(source: ImageInput, *, least: int | None = None, name: str = "the image") -> Iterator[Image.Image]:
+def loaded(
+    source: ImageInput, *, least: int | None = None, name: str = "the image", large: bool = False
+) -> Iterator[Image.Image]:
     """As `load_image`, with its share of the memory budget held until the end of the block."""
     if isinstance(source, str | Path):
         name = str(source)
@@ -200,7 +210,7 @@ def loaded(source: ImageInput, *, least: int | None = None, name: str = "the ima
             yield draw_svg(Path(source))
             return
     own = not isinstance(source, Image.Image)  # a caller's picture stays as it is
-    with opened(source, name) as picture, decoded(picture, least, name, own=own) as rgb:
+    with opened(source, name) as picture, decoded(picture, least, name, own=own, large=large) as rgb:
         yield rgb
 
 
@@ -228,7 +238,7 @@ def opened(source: ImageInput, name: str) -> Iterator[Image.Image]:
     except FileNotFoundError:
         raise PictureError(f"no such image: {name}") from None
     except Image.DecompressionBombError:
-        raise TooManyPixels(f"{name} has more than {MAX_PIXELS:,} pixels") from None
+        raise TooManyPixels(f"{name} has more than {LARGE_PIXELS:,} pixels") from None
     except UnidentifiedImageError:
         if not HEIF and Path(name).suffix.lower() in HEIF_SUFFIXES:
             raise PictureError(f"cannot read {name}: {HEIF_HINT}") from None
@@ -248,7 +258,7 @@ def _register_heif() -> None:
 
 @contextmanager
 def decoded(
-    picture: Image.Image, least: int | None = None, name: str = "the image", *, own: bool = True
+    picture: Image.Image, least: int | None = None, name: str = "the image", *, own: bool = True, large: bool = False
 ) -> Iterator[Image.Image]:
     """The pixels of an opened picture, as `load_image` returns them, with memory reserved until the end of the block."""
     kept = 0
@@ -257,11 +267,16 @@ def decoded(
     if own:
         _scale_in_decoder(picture, least)
     width, height = picture.size
-    if width * height > MAX_PIXELS:
-        raise TooManyPixels(f"{name} has {width} x {height} pixels, more than {MAX_PIXELS:,}")
+    pixels = MAX_PIXELS
+    most = MAX_DECODING
+    if large and least is not None and picture.format not in COST:
+        pixels = LARGE_PIXELS
+        most = LARGE_DECODING
+    if width * height > pixels:
+        raise TooManyPixels(f"{name} has {width} x {height} pixels, more than {pixels:,}")
     cost = max(kept, decoding_cost(picture))
-    if cost > MAX_DECODING:
-        limit = f"{MAX_DECODING // 10**6} MB"
+    if cost > most:
+        limit = f"{most // 10**6} MB"
         raise TooManyPixels(f"{name} takes more than {limit} to decode ({picture.format}, {width} x {height} pixels)")
     factor = 1
     if least is not None:
@@ -445,5 +460,5 @@ class PictureWorkers:
 
 
 def _open(source: ImageInput, name: str, shrink: Shrink) -> Image.Image:
-    with loaded(source, least=WORKING_SIDE, name=name) as picture:
+    with loaded(source, least=WORKING_SIDE, name=name, large=True) as picture:
         return shrink(picture)

@@ -21,7 +21,8 @@ from genius.search.arrays import Floats, Ints
 from genius.search.vectors import Vectors
 
 faiss: Any = _faiss  # its type stubs lag behind it
-CODE_BYTES = 16  # product codes of 8 bits per item
+CODE_BYTES = 16  # product codes of 8 bits per item, at least
+WIDTH_PER_CODE = 16  # dimensions per code of wide vectors: 48 bytes at 768
 POINTS_PER_CELL = 64  # vectors per cell that k-means sees
 KMEANS_ITERATIONS = 8
 CODE_SAMPLE = 20_000  # residuals that product codes are fitted to
@@ -272,7 +273,7 @@ def _fit_codes(residuals: Floats, width: int) -> tuple[Floats, Floats]:
     Principal directions are dealt out to subspaces of like variance (parametric OPQ), then each subspace is clustered. On vectors
     of photos that left a smaller error than iterated OPQ did, in half the time.
     """
-    subspaces = CODE_BYTES
+    subspaces = max(CODE_BYTES, width // WIDTH_PER_CODE)
     while width % subspaces:
         subspaces //= 2
     rotation = _balanced_directions(residuals, subspaces)

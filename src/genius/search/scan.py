@@ -29,17 +29,24 @@ from genius.search.collection import Collection
 from genius.search.params import SearchParams
 from genius.search.rerankers import BUILT_IN
 from genius.search.types import Candidates, QueryBatch
+from genius.search.vectors import Vectors
 
 if TYPE_CHECKING:  # Faiss takes its time to import, and small collections never need it
     from genius.search.cells import Cells, RowSelector
 
-FORMAT = "genius-scan-1"
+FORMAT = "genius-scan-2"
 META = "scan.json"
 ARRAYS = "scan.safetensors"
 
 # -- how it is built -----------------------------------------------------------------------------------------------
 FEWEST = 4_096  # items of a modality below which all are compared
 OUTGROWN = 2.0  # times the items it was fitted to, at which it is built anew
+BLOCK = 16_384  # vectors that are compared together
+CALIBRATION_QUERIES = 100  # items that are searched for once the codes are there
+CALIBRATION_RECALL = 0.99  # of their ten nearest others that must be among the candidates
+CALIBRATION_EFFORTS = (1.0, 2.0, 4.0, 8.0)  # factors on the budgets below that are tried, in this order
+CALIBRATION_SEED = 2
+TIE = 1e-5  # of similarities
 
 # -- how it is searched ----------------------------------------------------------------------------------------------
 EXACT = 20_000  # rows that a filter lets through up to which all are compared
@@ -65,17 +72,76 @@ def probe_budget(k: int, cells: int, items: int, effort: float = 1.0) -> int:
     return min(cells, max(1, int(effort * for_ten * (max(k, 10) / 10) ** 0.3)))
 
 
+def compare_all(vectors: Vectors, rows: Ints, queries: Floats, count: int) -> tuple[Floats, Ints]:
+    """Exhaustive search among some rows, block by block.
+
+    Args:
+        vectors: By row.
+        rows: (n,) that are compared.
+        queries: (Q, D).
+        count: Candidates per query.
+
+    Returns:
+        Inner products and rows, (Q, min(count, n)) each, best first.
+    """
+    best_scores: Floats = np.empty((len(queries), 0), np.float32)
+    best_rows: Ints = np.empty((len(queries), 0), np.int64)
+    for first in range(0, len(rows), BLOCK):
+        block_rows = rows[first : first + BLOCK]
+        block = vectors.arrays.host(vectors.take(block_rows))
+        scores, places = HOST.top_k(queries @ block.T, count)
+        best_rows = np.concatenate([best_rows, block_rows[places]], 1)
+        best_scores, places = HOST.top_k(np.concatenate([best_scores, scores], 1), count)
+        best_rows = np.take_along_axis(best_rows, places, 1)
+    return best_scores, best_rows
+
+
+def calibrated_effort(cells: Cells, vectors: Vectors, rows: Ints) -> float | None:
+    """Factor on the budgets of a search with which items find their ten nearest others.
+
+    The budgets suit vectors whose neighbourhoods the cells follow. Where they do not (many small clusters, hardly any
+    structure), more cells are scanned and more vectors compared.
+
+    Args:
+        cells: Of `rows`.
+        vectors: By row.
+        rows: (n,) of one modality.
+
+    Returns:
+        The least of `CALIBRATION_EFFORTS` with which the candidates hold `CALIBRATION_RECALL` of the ten nearest; None: none.
+    """
+    chosen = np.random.default_rng(CALIBRATION_SEED).choice(rows, min(CALIBRATION_QUERIES, len(rows)), replace=False)
+    queries = np.ascontiguousarray(vectors.arrays.host(vectors.take(chosen)))
+    nearest_scores, nearest = compare_all(vectors, rows, queries, 11)
+    tenth = [scores[own != row][:10].min() for scores, own, row in zip(nearest_scores, nearest, chosen, strict=True)]
+    for effort in CALIBRATION_EFFORTS:
+        count = min(refine_budget(11, effort), len(rows))
+        found = cells.search(queries, count, probe_budget(10, cells.count, len(cells), effort))[1]
+        recall = 0.0
+        for query, row in enumerate(chosen):
+            candidates = found[query][(found[query] >= 0) & (found[query] != row)]
+            similarity = vectors.arrays.host(vectors.take(candidates)) @ queries[query]
+            as_near = int((similarity >= tenth[query] - TIE).sum())  # items of equal vectors are as good
+            recall += min(as_near, 10) / 10 / len(chosen)
+        if recall >= CALIBRATION_RECALL:
+            return effort
+    return None
+
+
 @dataclass(frozen=True)
 class ScanIndex:
     """The codes of a collection: cells of every large modality, and the rows of small ones.
 
     Args:
         cells: By modality.
-        few: Rows by modality of those that have too few items for cells.
+        efforts: By modality of `cells`: factor on the budgets of a search with which its items find each other.
+        few: Rows by modality of those that have too few items for cells, or whose items the codes describe too badly. All of
+            them are compared.
         rows: Rows of the collection, dead or alive, that are covered.
     """
 
     cells: dict[int, Cells]
+    efforts: dict[int, float]
     few: dict[int, Ints]
     rows: int
 
@@ -88,6 +154,7 @@ class ScanIndex:
         if vectors is None:
             raise GeniusError("a scan is built from vectors: this collection stores none")
         cells: dict[int, Cells] = {}
+        efforts: dict[int, float] = {}
         few: dict[int, Ints] = {}
         for modality, rows in _rows_by_modality(collection, 0):
             if len(rows) < FEWEST:
@@ -96,8 +163,14 @@ class ScanIndex:
             second_moment = None
             if metric is not None:
                 second_moment = metric(modality)
-            cells[modality] = Cells.build(vectors, rows, second_moment)
-        return cls(cells, few, len(collection))
+            own = Cells.build(vectors, rows, second_moment)
+            effort = calibrated_effort(own, vectors, rows)
+            if effort is None:
+                few[modality] = rows
+                continue
+            cells[modality] = own
+            efforts[modality] = effort
+        return cls(cells, efforts, few, len(collection))
 
     def extended(self, collection: Collection) -> ScanIndex | None:
         """This index with the rows that the collection has beyond it; None: it has outgrown the fit, build anew."""
@@ -112,10 +185,11 @@ class ScanIndex:
                 if len(cells[modality]) > OUTGROWN * cells[modality].fitted:
                     return None
             else:
-                few[modality] = np.concatenate([few.get(modality, np.empty(0, np.int64)), rows])
-                if len(few[modality]) > OUTGROWN * FEWEST:
+                before = few.get(modality, np.empty(0, np.int64))
+                few[modality] = np.concatenate([before, rows])
+                if len(few[modality]) > OUTGROWN * max(FEWEST, len(before)):
                     return None
-        return ScanIndex(cells, few, len(collection))
+        return ScanIndex(cells, self.efforts, few, len(collection))
 
     @property
     def nbytes(self) -> int:
@@ -142,6 +216,7 @@ class ScanIndex:
             "identity": identity,
             "rows": self.rows,
             "fitted": {str(modality): own.fitted for modality, own in self.cells.items()},
+            "efforts": {str(modality): effort for modality, effort in self.efforts.items()},
             "sha256": _sha256(folder / ARRAYS),
         }
         write_whole(folder / META, lambda path: path.write_text(json.dumps(meta) + "\n", encoding="utf-8"))
@@ -163,6 +238,7 @@ class ScanIndex:
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             rows = int(meta["rows"])
             cells: dict[int, Cells] = {}
+            efforts: dict[int, float] = {}
             few: dict[int, Ints] = {}
             for modality in range(3):
                 own = {name[2:]: array for name, array in arrays.items() if name.startswith(f"{modality}.")}
@@ -170,9 +246,16 @@ class ScanIndex:
                     few[modality] = _checked_rows(own["few"], rows)
                 elif own:
                     cells[modality] = Cells(_checked(own, rows), int(meta["fitted"][str(modality)]))
-            return cls(cells, few, rows)
+                    efforts[modality] = _checked_effort(meta["efforts"][str(modality)])
+            return cls(cells, efforts, few, rows)
         except (OSError, MemoryError, ValueError, KeyError, TypeError, SafetensorError):  # GeniusError is a ValueError
             return None
+
+
+def _checked_effort(effort: object) -> float:
+    if effort not in CALIBRATION_EFFORTS:
+        raise GeniusError(f"unknown effort: {effort!r}")
+    return float(str(effort))
 
 
 def _checked_rows(rows: NDArray[Any], total: int) -> Ints:
@@ -309,8 +392,10 @@ class Scan:
         return self.collection.vectors is not None
 
     def cost(self, batch: QueryBatch, k: int, params: SearchParams) -> float:
-        """Rough milliseconds; infinite for a collection that is too small to build an index for."""
+        """Rough milliseconds; infinite for a collection that is too small to build an index for, or that has no useful codes."""
         if self.collection.items < FEWEST_ITEMS:
+            return float("inf")
+        if self._index is not None and not self._index.cells:
             return float("inf")
         return len(batch) * START_MS * max(1.0, params.rerank / EFFORT) * (1 + k / 100)
 
@@ -318,7 +403,7 @@ class Scan:
         """The best rows by codes, more than k of them for a re-ranker to choose from."""
         index = self.prepare()
         effort = max(params.rerank, 1) / EFFORT
-        count = refine_budget(k, effort)
+        count = refine_budget(k, effort * max(index.efforts.values(), default=1.0))
         if params.reranker == "none" and batch.item_bias is None:
             count = k
         if params.reranker not in BUILT_IN:
@@ -456,7 +541,7 @@ class _Job:
     def _scan(self, group: Ints, modality: int) -> None:
         """The best rows by codes."""
         cells = self.index.cells[modality]
-        probes = probe_budget(self.k, cells.count, len(cells), self.effort)
+        probes = probe_budget(self.k, cells.count, len(cells), self.effort * self.index.efforts[modality])
         passing = len(cells)
         selector = None
         if self.allowed is not None:
@@ -494,9 +579,8 @@ class _Job:
         assert vectors is not None
         if not len(rows):
             return
-        compared = vectors.arrays.host(vectors.take(rows))
-        scores, places = HOST.top_k(self.batch.dense[group] @ compared.T, self.count)
-        self.found.add(group, rows[places], self._with_log_prob(group, modality, scores), len(rows))
+        scores, best = compare_all(vectors, rows, self.batch.dense[group], self.count)
+        self.found.add(group, best, self._with_log_prob(group, modality, scores), len(rows))
 
     def _with_log_prob(self, group: Ints, modality: int, scores: Floats) -> Floats:
         """Scores (G, C) plus log p(modality) of queries whose target is unknown."""

@@ -25,7 +25,7 @@ from PIL import Image
 from genius.errors import GeniusError, PictureError
 from genius.index import Hits, Index
 from genius.index.overview import Placed, Planes
-from genius.pictures import SVG, WEB_TYPES, WORKING_SIDE, load_image, loaded, opened
+from genius.pictures import SVG, WEB_TYPES, WORKING_SIDE, TooManyPixels, load_image, loaded, opened
 from genius.search import SearchRequest
 from genius.serve.schemas import (
     ChildCode,
@@ -243,6 +243,11 @@ class Backend:
         try:
             with loaded(source, least=self._query_side) as image:
                 return text or item.text, self.shrink(image)
+        except TooManyPixels:  # indexed from a large file, which a service does not decode
+            thumbnail = self.index.thumbnail(item_id)
+            if thumbnail is None:
+                raise Missing(f"the picture of {item_id!r} is too large, and has no thumbnail") from None
+            return text or item.text, self.shrink(load_image(thumbnail))
         except PictureError:
             raise Missing(f"the picture of {item_id!r} cannot be read any more") from None
 

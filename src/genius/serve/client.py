@@ -133,6 +133,8 @@ class GeniusClient:
         vector: Sequence[float] | None = None,
         mode: Mode | None = None,
         words_weight: float | None = None,
+        item_bias: bool | None = None,
+        min_probability: float | None = None,
     ) -> SearchResponse:
         """Search with text, an image, or both, or like an indexed item, or with a vector of your own.
 
@@ -157,6 +159,8 @@ class GeniusClient:
             vector: Of your own, in place of text and image.
             mode: similarity, words (full text) or hybrid (both).
             words_weight: Of words in a hybrid search; similarity has 1.
+            item_bias: False: without what the index learned from queries.
+            min_probability: No hits if the probability that the collection holds a match is lower.
 
         Returns:
             Hits, best first.
@@ -167,7 +171,9 @@ class GeniusClient:
         query = {"text": text, "like": like, "instruction": instruction, "target": target, "modality": modality}
         wanted = {"k": k, "where": where, "min_score": min_score, "beams": beams, "rerank": rerank, "diverse": diverse or None}
         order = {"order_by": order_by, "descending": descending or None}
-        body = _query_body(image, minus, minus_like=minus_like, **query, **wanted, **order)
+        own = {"vector": vector, "mode": mode, "words_weight": words_weight}
+        learned = {"item_bias": item_bias, "min_probability": min_probability}
+        body = _query_body(image, minus, minus_like=minus_like, **query, **wanted, **order, **own, **learned)
         return self._call(SearchResponse, "POST", f"{self._base}/search", body)
 
     def search_many(self, queries: Sequence[str | Mapping[str, Any]], **options: Any) -> list[SearchResult]:
