@@ -136,6 +136,7 @@ def index(
         outside=outside,
         batch_size=batch,
         undelete=undelete,
+        as_text=tuple(as_text or ()),
         exif=exif,
     )
     place = find_device(device)
