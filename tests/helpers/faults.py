@@ -94,7 +94,7 @@ def things(first: int, last: int) -> list[Item]:
 def contents(index: Index) -> Contents:
     """All items, each once, and that a search finds exactly them."""
     listed = list(index.items())
-    items = {item.id: [item.text, dict(item.metadata)] for item in listed}
+    items: Contents = {item.id: [item.text, dict(item.metadata)] for item in listed}
     found = [hit.id for hit in index.search("thing number 3", target="any", k=1000)]
     if len(items) != len(listed) or len(items) != len(index):
         raise AssertionError(f"{len(listed)} items are listed, {len(items)} have ids of their own, {len(index)} are counted")
@@ -240,7 +240,8 @@ def fit_in_advance(folder: Path) -> None:
     def known(*given: Any, **_: Any) -> Fit:
         return FITS[next(value.seed for value in given if isinstance(value, FitConfig))]
 
-    fit.fit_vectors = fit_folder.fit_vectors = known
+    for module in (fit, fit_folder):
+        vars(module)["fit_vectors"] = known
 
 
 def refit_quickly(folder: Path, model: Genius) -> None:

@@ -261,8 +261,9 @@ class Library:
         return self.index.count(_where(operation))
 
     def _get(self, operation: Operation) -> Answer:
-        found = {item.id: [item.text, item.metadata["n"]] for item in self.index.get(operation["ids"], missing="skip")}
-        return [found.get(item_id) for item_id in operation["ids"]]
+        ids: list[str] = operation["ids"]
+        found = {item.id: [item.text, item.metadata["n"]] for item in self.index.get(ids, missing="skip")}
+        return [found.get(item_id) for item_id in ids]
 
     def _snapshot(self, operation: Operation) -> Answer:
         target = self.folder / f"copy-{os.getpid()}-{time.monotonic_ns()}.genius"
@@ -421,7 +422,7 @@ class Run:
         end = time.monotonic() + 60 * minutes
         opened.CACHE_FROM = 4
         opened.MERGE_FROM = 4
-        _, ended = faults.in_child(lambda: faults.void(self._create()))
+        _, ended = faults.in_child(self._create)
         assert ended == 0
         try:
             while self.findings.operations < operations and time.monotonic() < end and not self.findings.violations:
