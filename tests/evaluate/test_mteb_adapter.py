@@ -1,5 +1,5 @@
-"""The MTEB adapter and the index back-end: the protocols on plain rows and vectors, and tiny tasks through MTEB itself where it is
-installed."""
+"""The MTEB adapter and the index back-end: the protocols on plain rows and vectors, and tiny tasks through MTEB itself where it
+is installed."""
 
 from __future__ import annotations
 

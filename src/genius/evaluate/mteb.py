@@ -8,8 +8,9 @@
     encoder = mteb.get_model("intfloat/multilingual-e5-small")
     mteb.evaluate(SearchEncoderWrapper(encoder, index_backend=IndexBackend(encoder)), mteb.get_tasks(tasks=["NFCorpus"]))
 
-`GeniusSearch` is MTEB's `SearchProtocol`: rows with `id` and any of `text`, `title`, `image`, `instruction` come in. `IndexBackend`
-is its `IndexEncoderSearchProtocol`: vectors of the encoder come in. Nothing of MTEB is imported before it is needed.
+`GeniusSearch` is MTEB's `SearchProtocol`: rows with `id` and any of `text`, `title`, `image`, `instruction` come in.
+`IndexBackend` is its `IndexEncoderSearchProtocol`: vectors of the encoder come in. Nothing of MTEB is imported before it is
+needed.
 """
 
 from __future__ import annotations
