@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from genius.encoders.base import encode_items, encode_queries
 from genius.errors import GeniusError
-from genius.index import Index
+from genius.index import Hits, Index
 from genius.model.genius import Genius
 from genius.search import CodeTrie, SearchEngine, SearchParams, SearchRequest
 from genius.search.params import MAX_K
@@ -269,7 +269,7 @@ class IndexBackend:
         queries = [Query(vector=vectors[number]) for number in asked]
         found = dict(zip(asked, self._index.search_each(queries, requests), strict=True))
         for number, rows in enumerate(candidates):
-            hits = found.get(number, [])
+            hits = found.get(number, Hits())
             positions = [int(hit.id) for hit in hits]
             if rows is not None:
                 positions = [rows[row] for row in positions]
