@@ -1,7 +1,7 @@
 """CLIP, SigLIP and SigLIP 2 (fixed size and NaFlex): a dual encoder of `transformers`, its tokenizer, its pixels.
 
-`hf-hub:openai/clip-vit-large-patch14`, `hf-hub:google/siglip2-base-patch16-224`, `hf-hub:google/siglip2-base-patch16-naflex`, or a
-folder with the same files.
+`hf-hub:openai/clip-vit-large-patch14`, `hf-hub:google/siglip2-base-patch16-224`, `hf-hub:google/siglip2-base-patch16-naflex`,
+or a folder with the same files.
 
 A family says how it pads texts and how it pools; loading, batching on a device, saving and the fingerprint are
 shared. Outputs are the towers' projected vectors, raw: fusion decides about their length.
