@@ -105,7 +105,8 @@ def towers(encoder: Encoder) -> dict[str, Graph]:
         length = encoder._length()
     else:
         raise GeniusError(
-            f"the towers of a {type(encoder).__name__} cannot be exported: only those of CLIP, SigLIP of fixed size and bundled:mini"
+            f"the towers of a {type(encoder).__name__} cannot be exported: "
+            "only those of CLIP, SigLIP of fixed size and bundled:mini"
         )
     side = pixels_of(encoder).size
     ids = torch.ones(2, min(5, length), dtype=torch.long)
