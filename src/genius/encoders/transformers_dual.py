@@ -41,7 +41,7 @@ class DualEncoder(nn.Module):
         self.model: Any
         self.model = model
         self.tokenizer = tokenizer
-        self.pixels = pixels
+        self.pixels: Any = pixels  # `Patches` of NaFlex, else `Pixels`
         self.width = self._width()
         self.eval().requires_grad_(False)
 
