@@ -79,7 +79,7 @@ class DualEncoder(nn.Module):
         return next(self.parameters()).device
 
     def prepare_image(self, picture: Image.Image) -> Image.Image:
-        return self.pixels.prepare(picture)
+        return cast(Image.Image, self.pixels.prepare(picture))
 
     @torch.no_grad()
     def encode_images(self, images: Sequence[Image.Image]) -> Tensor:
