@@ -313,9 +313,6 @@ OPERATIONS: dict[str, Operation] = {
     "upsert": Operation(lambda f, m, i: i.upsert([Item("t2", text="anew"), *things(30, 32)])),
     "delete": Operation(lambda f, m, i: i.delete(["t4", "t13"])),
     "optimize": Operation(lambda f, m, i: i.optimize(keep=timedelta(0))),
-    "rename field": Operation(lambda f, m, i: i.rename_field("n", "number")),
-    "retype field": Operation(lambda f, m, i: i.retype_field("n", "text")),
-    "drop field": Operation(lambda f, m, i: i.drop_field("even")),
     "learn": Operation(lambda f, m, i: i.learn([{"text": f"number {n}", "target": "text"} for n in range(80)])),
     "restore": Operation(
         lambda f, m, i: restore(f / "copy.genius", f / "x.genius", replace_items=True),

@@ -292,42 +292,6 @@ class Index(OpenIndex):
         """Metadata fields: name, type, how many items have each."""
         return self.consistent(lambda: writing.fields_of(self.reader()))
 
-    def drop_field(self, name: str) -> int:
-        """Remove a metadata field from the index and from every item.
-
-        Args:
-            name: of the field.
-
-        Returns:
-            How many items had it.
-        """
-        return self.following(lambda: writing.drop_field(self, name))
-
-    def rename_field(self, old: str, new: str) -> int:
-        """Rename a metadata field.
-
-        Args:
-            old: its name.
-            new: its name from now on.
-
-        Returns:
-            How many items have it.
-        """
-        return self.following(lambda: writing.rename_field(self, old, new))
-
-    def retype_field(self, name: str, field_type: str, *, lossy: bool = False) -> int:
-        """Give a metadata field another type.
-
-        Args:
-            name: of the field.
-            field_type: "text", "number" or "boolean".
-            lossy: drop values that cannot be converted, instead of refusing.
-
-        Returns:
-            How many items have it then.
-        """
-        return self.following(lambda: writing.retype_field(self, name, field_type, lossy=lossy))
-
     # -- upkeep ------------------------------------------------------------------------------------------------
 
     def snapshot(self, target: str | Path) -> Copied:
