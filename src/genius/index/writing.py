@@ -18,7 +18,7 @@ from genius.errors import GeniusError
 from genius.features import Features
 from genius.index import metadata as meta
 from genius.index.metadata import FieldType
-from genius.index.opened import CommittedRows, OpenIndex
+from genius.index.opened import CommittedRows
 from genius.index.prepare import AT_ONCE, MAX_HELD, Prepared, Stamped, held_bytes, prepare
 from genius.index.reader import Reader
 from genius.index.results import AddReport
@@ -26,6 +26,7 @@ from genius.index.store import MAX_BATCH
 from genius.types import Item
 
 if TYPE_CHECKING:
+    from genius.index import Index
     from genius.model.genius import Genius
 
 OnError = Literal["raise", "skip"]  # also of ids that are not there
@@ -34,7 +35,7 @@ KEEP = timedelta(days=7)  # how long old versions can be opened
 
 
 def write(
-    state: OpenIndex,
+    state: Index,
     items: Iterable[Stamped],
     *,
     replace: bool,
@@ -101,7 +102,7 @@ def batched(items: Iterable[Stamped], size: int) -> Iterator[list[Stamped]]:
 
 
 def _write_one(
-    state: OpenIndex,
+    state: Index,
     batch: list[Stamped],
     replace: bool,
     on_error: OnError,
@@ -118,7 +119,7 @@ def _write_one(
 
 
 def _write_batch(
-    state: OpenIndex,
+    state: Index,
     batch: list[Stamped],
     replace: bool,
     on_error: OnError,
@@ -147,7 +148,7 @@ def _write_batch(
     return report
 
 
-def commit(state: OpenIndex, ready: Prepared, model: Genius, replace: bool, on_error: OnError, report: AddReport) -> None:
+def commit(state: Index, ready: Prepared, model: Genius, replace: bool, on_error: OnError, report: AddReport) -> None:
     """Write items that `model` has prepared; counts go to `report`. Nothing is written if the index is of another by now."""
     report.problems += ready.problems
     gone: list[int] = []
@@ -195,7 +196,7 @@ def _new_columns(columns: meta.Columns, ready: Prepared) -> tuple[dict[str, meta
 
 
 def _without_unused(
-    state: OpenIndex, reader: Reader, ready: Prepared, replaced: list[int]
+    state: Index, reader: Reader, ready: Prepared, replaced: list[int]
 ) -> tuple[meta.Columns, dict[str, meta.FieldType], dict[str, str]]:
     """Columns of the table, those to be added, and what still does not fit, once fields that nobody has are dropped.
 
@@ -212,20 +213,20 @@ def _without_unused(
     return columns, fresh, conflicts
 
 
-def follow(state: OpenIndex, gone: list[int], committed: CommittedRows | None = None) -> None:
+def follow(state: Index, gone: list[int], committed: CommittedRows | None = None) -> None:
     """Bring the search side up to date. The commit is safe already: trouble here is the next reader's to report."""
     with contextlib.suppress(GeniusError, OSError), state.lock:
         state.current(gone, committed)
 
 
-def _tidy(state: OpenIndex) -> None:
+def _tidy(state: Index) -> None:
     """Many small commits leave many small files, and every scan opens them all."""
     with contextlib.suppress(GeniusError):  # a courtesy: the items are safe, a later commit tries again
         if state.store.fragments() > COMPACT_AT:
             state.store.compact(KEEP)
 
 
-def delete(state: OpenIndex, ids: str | Iterable[str], missing: OnError) -> int:
+def delete(state: Index, ids: str | Iterable[str], missing: OnError) -> int:
     state.check_writable()
     wanted = check_ids([ids] if isinstance(ids, str) else ids)
     with state.write_lock.hold():
@@ -242,7 +243,7 @@ def delete(state: OpenIndex, ids: str | Iterable[str], missing: OnError) -> int:
         return len(seqs)
 
 
-def optimize(state: OpenIndex, keep: timedelta) -> None:
+def optimize(state: Index, keep: timedelta) -> None:
     state.check_writable()
     with state.write_lock.hold():
         with state.change():  # brings an index of an earlier format up to date
