@@ -21,7 +21,7 @@ import numpy as np
 from genius.errors import GeniusError
 from genius.index import searching
 from genius.index.folder import INSIDE
-from genius.index.opened import Live, OpenIndex
+from genius.index.opened import Live
 from genius.index.reader import PAYLOAD
 from genius.index.results import Hit, Hits, PrefixView
 from genius.index.target import spread
@@ -35,6 +35,7 @@ from genius.types import Item, Modality, Query, name_of
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from genius.index import Index
     from genius.search.beam import Trace
 
 Prefix = tuple[int, ...]
@@ -171,7 +172,7 @@ class Explanation:
 
 
 def explain(
-    state: OpenIndex,
+    state: Index,
     query: Query,
     hits: Hits,
     *,
@@ -272,7 +273,7 @@ class _Part:
 
 
 def _traced(
-    state: OpenIndex,
+    state: Index,
     live: Live,
     engine: SearchEngine,
     query: Query,
@@ -406,7 +407,7 @@ def words_of(item: Item) -> set[str]:
     return {word for word in re.findall(r"[^\W\d_]{3,}", text.lower()[:2000]) if word not in EMPTY_WORDS}
 
 
-def below(state: OpenIndex, prefix: Sequence[int | None], limit: int, offset: int, per_child: int) -> PrefixView:
+def below(state: Index, prefix: Sequence[int | None], limit: int, offset: int, per_child: int) -> PrefixView:
     """What lives under the first codes of an ID, None for any code, of one version."""
     wanted = tuple(prefix)
     levels = state.about.levels
@@ -422,7 +423,7 @@ def below(state: OpenIndex, prefix: Sequence[int | None], limit: int, offset: in
     return state.consistent(lambda: _below(state, wanted, max(limit, 0), max(offset, 0), max(per_child, 0)))
 
 
-def _below(state: OpenIndex, wanted: tuple[int | None, ...], limit: int, offset: int, per_child: int) -> PrefixView:
+def _below(state: Index, wanted: tuple[int | None, ...], limit: int, offset: int, per_child: int) -> PrefixView:
     with state.lock:
         live = state.current()
         rows = live.below(wanted)
@@ -449,7 +450,7 @@ NAMES = {"image": "pictures", "text": "texts", "pair": "pictures with texts"}
 HELP = "a model fitted to them finds more: genius index FILES -o NEW.genius --encoder hf-hub:openai/clip-vit-base-patch32"
 
 
-def unlike(state: OpenIndex) -> dict[str, float]:
+def unlike(state: Index) -> dict[str, float]:
     """Share of items that the model's codes describe badly, by modality; only modalities for which it is too large."""
     model = state.model
     if model.knows is None or model.config.rerank_embedding != "fused":
@@ -474,7 +475,7 @@ def unlike(state: OpenIndex) -> dict[str, float]:
     return model.knows.strange(distances(model.reconstruct, z, codes), modalities)
 
 
-def advice(state: OpenIndex) -> str | None:
+def advice(state: Index) -> str | None:
     """One line that says what is wrong and what helps; None: nothing is."""
     known = state.model.knows
     if known is None:
