@@ -25,9 +25,11 @@ from genius.index.opened import Live
 from genius.index.reader import PAYLOAD
 from genius.index.results import Hit, Hits, PrefixView
 from genius.index.target import spread
+from genius.model.embedding import Embedded
 from genius.model.known_items import distances
 from genius.search import SearchEngine, SearchParams, SearchRequest
 from genius.search.params import whole
+from genius.search.scan import compared_whole
 from genius.types import Item, Modality, Query, name_of
 
 if TYPE_CHECKING:
@@ -47,6 +49,9 @@ EMPTY_WORDS = frozenset(
     ("the", "and", "for", "with", "from", "that", "this", "are", "was", "its", "his", "her", "not", "you", "all")
 )
 
+
+NOT_FITTED = "nothing fitted yet: there is no ID to generate, and none is needed"
+"""Of an index that is compared whole (`genius.fit.unfitted_model`)."""
 
 LEGEND = (
     "*: leads to a hit; x: not among the beams. log p: log-probability of a code, given the codes before it (given: the query's "
@@ -108,7 +113,7 @@ class Answer:
     """One hit, and how likely each code of its ID was."""
 
     hit: Hit
-    log_p: tuple[float | None, ...]  # log-probability of each code, given those before; None: it was given
+    log_p: tuple[float | None, ...]  # log-probability of each code, given those before; None: it was given; (): not fitted
     lost_at: int | None  # level at which the beams lost it (flat and scan find it all the same); None: never
     item_bias: float | None = None  # what was taken off its similarity; None: nothing was learned from queries
 
@@ -132,6 +137,7 @@ class Explanation:
     pictures: frozenset[str] = field(default=frozenset())  # ids among the examples that have an image
     why: str | None = None  # where nothing was found: why, and what to do
     fusion: Mapping[str, float] | None = None  # weights of the rankings that were fused; None: similarity alone
+    fitted: bool = True  # whether codes and decoder were fitted; if not, nothing is traced
 
     @property
     def summary(self) -> str:
@@ -144,6 +150,8 @@ class Explanation:
         if self.fusion is not None:
             weights = ", ".join(f"{name} {weight:g}" for name, weight in self.fusion.items())
             line = f"{line} · fused by reciprocal ranks: {weights}"
+        if not self.fitted:
+            line = f"{line} · {NOT_FITTED}"
         return line
 
     def to_dict(self) -> dict[str, Any]:
@@ -159,6 +167,7 @@ class Explanation:
             "doubtful": self.doubtful,
             "pictures": sorted(self.pictures),
             "why": self.why,
+            "fitted": self.fitted,
         }
 
 
@@ -200,7 +209,9 @@ def explain(
         live = state.current(model=model)
         engine = live.engine()
         if engine is None or live.alive == 0:
-            return Explanation([], [], None, 0, label, hits.answerable, hits.doubtful, why=hits.why)
+            return Explanation([], [], None, 0, label, hits.answerable, hits.doubtful, why=hits.why, fitted=model.fitted)
+        if not model.fitted:
+            return _without_codes(live, engine, hits, label, embedded, parts, request.settings(model))
         for number, one in enumerate(parts):
             own = [hit for hit in hits if one.target is None or hit.modality == one.target]
             part = _traced(state, live, engine, one, embedded.z[number : number + 1], own, request, rejected)
@@ -220,6 +231,35 @@ def explain(
         pictures,
         hits.why,
         hits.fusion,
+    )
+
+
+def _without_codes(
+    live: Live,
+    engine: SearchEngine,
+    hits: Hits,
+    label: str | None,
+    embedded: Embedded,
+    parts: Sequence[Query],
+    params: SearchParams,
+) -> Explanation:
+    """The explanation of a search in an index to which nothing was fitted: the plan, and what was taken off each score."""
+    answers: dict[str, Answer] = {}
+    for number, one in enumerate(parts):
+        own = [hit for hit in hits if one.target is None or hit.modality == one.target]
+        biases = _item_biases(live, engine, int(embedded.modality[number]), own, params)
+        answers.update((hit.id, Answer(hit, (), None, bias)) for hit, bias in zip(own, biases, strict=True))
+    return Explanation(
+        [answers[hit.id] for hit in hits if hit.id in answers],
+        [],
+        hits.plan,
+        hits.considered,
+        label,
+        hits.answerable,
+        hits.doubtful,
+        why=hits.why,
+        fusion=hits.fusion,
+        fitted=False,
     )
 
 
@@ -443,8 +483,13 @@ def advice(state: Index) -> str | None:
     with state.lock:
         count = state.current().alive
     if state.about.source == INSIDE:
-        if count <= SearchParams.of_model(state.model).rerank:
-            return None  # all items are compared anyhow
+        if compared_whole(count):
+            return None  # the default search needs no codes
+        if not known.fitted:
+            return (
+                f"this index has grown to {count:,} items, and nothing is fitted yet: "
+                f"genius index --fit -o {state.path.name} fits codes and decoder"
+            )
         if count < OUTGROWN * known.items and not unlike(state):
             return None
         return (

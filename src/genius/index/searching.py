@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -246,7 +247,7 @@ def search(state: Index, groups: Sequence[tuple[QueryVectors, SearchRequest]], m
     """
     with state.lock:
         live = state.current(model=model)
-        ranked = [_run(live, _prepared(live, queries, request)) for queries, request in groups]
+        ranked = [_run(live, _prepared(live, queries, request, state.path)) for queries, request in groups]
         reader = live.reader
     wanted = [one.seqs[: one.search.request.k] for group in ranked for one in group]
     found = reader.rows(np.unique(np.concatenate([np.empty(0, np.int64), *wanted])), PAYLOAD)
@@ -255,8 +256,27 @@ def search(state: Index, groups: Sequence[tuple[QueryVectors, SearchRequest]], m
     return [[_hits(one, shown, modalities) for one in group] for group in ranked]
 
 
-def _prepared(live: Live, queries: QueryVectors, request: SearchRequest) -> _Search:
+def check_fitted(model: Genius, path: Path) -> None:
+    """Refuse what needs codes and a decoder, where nothing was fitted yet.
+
+    Args:
+        model: Of the index.
+        path: Of the index.
+
+    Raises:
+        GeniusError: If nothing was fitted.
+    """
+    if not model.fitted:
+        raise GeniusError(
+            f"nothing is fitted yet: so few items are all compared, and none has an ID that a decoder could generate; "
+            f"genius index --fit -o {path.name} fits codes and decoder"
+        )
+
+
+def _prepared(live: Live, queries: QueryVectors, request: SearchRequest, path: Path) -> _Search:
     params = request.settings(live.model)
+    if params.generates or params.reranker == "codes":
+        check_fitted(live.model, path)
     allowed = None
     if len(queries.z):
         allowed = _allowed(live, request.where, queries.targets)
