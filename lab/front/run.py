@@ -16,6 +16,7 @@ import json
 import os
 import platform
 import resource
+import shlex
 import subprocess
 import sys
 import time
@@ -110,7 +111,7 @@ def about(args: argparse.Namespace, data: Dataset) -> dict[str, Any]:
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     return {
         "command": f"python -m lab.front.{Path(sys.argv[0]).stem} "
-        + " ".join(Path(part).name if "/" in part else part for part in sys.argv[1:]),
+        + shlex.join(Path(part).name if "/" in part else part for part in sys.argv[1:]),
         "commit": commit,
         "date": datetime.date.today().isoformat(),
         "device": f"{platform.machine()}, {cpu_name()}, {os.cpu_count()} cores, shared",
