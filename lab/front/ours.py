@@ -26,7 +26,9 @@ LEVELS = (3, 2)
 class Genius(Algorithm):
     """The default search with the target given: codes in memory, fp16 vectors that may lie on disk."""
 
-    settings = grid(rerank=(100, 150, 200, 250, 300, 400, 500, 600, 800, 1000, 1200, 1400, 1700, 2000, 2400, 2800, 3400, 4000, 5600, 8000))
+    settings = grid(
+        rerank=(100, 150, 200, 250, 300, 400, 500, 600, 800, 1000, 1200, 1400, 1700, 2000, 2400, 2800, 3400, 4000, 5600, 8000)
+    )
     memory_of = "packed codes, rows, cells and transforms"
 
     def fit_ood(self, train: Floats, learn: Floats, learn_neighbors: NDArray[np.int32]) -> None:

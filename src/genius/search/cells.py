@@ -121,9 +121,7 @@ class Cells:
     def _inverted_file(self, codes: NDArray[Any], rows: Ints, sizes: NDArray[Any]) -> Any:
         """Codes (n, S / 2) and rows (n,), sorted by cell, of which each cell has `sizes`, packed for fast scanning."""
         nowhere = faiss.IndexFlatIP(self.width)  # Faiss does not choose cells: their scores are given with every search
-        plain = faiss.IndexIVFPQ(
-            nowhere, self.width, self.count, len(self.codebooks), CODE_BITS, faiss.METRIC_INNER_PRODUCT
-        )
+        plain = faiss.IndexIVFPQ(nowhere, self.width, self.count, len(self.codebooks), CODE_BITS, faiss.METRIC_INNER_PRODUCT)
         plain.by_residual = True
         faiss.copy_array_to_vector(self.codebooks.ravel(), plain.pq.centroids)
         plain.is_trained = True
