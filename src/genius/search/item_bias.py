@@ -133,7 +133,7 @@ class ItemBias:
             item_modality = self.modality.take(rows)
         slots = self.slots[query_modality]
         codes = self.codes.ravel().take(rows + (np.maximum(slots, 0) * len(self))[:, None], mode="wrap")
-        values = self._values.take(codes + CODES * (item_modality + MODALITIES * query_modality[:, None]), mode="wrap")
+        values: Floats = self._values.take(codes + CODES * (item_modality + MODALITIES * query_modality[:, None]), mode="wrap")
         if int(query_modality.min(initial=0)) < 0:
             values[query_modality < 0] = 0
         return values
@@ -141,8 +141,8 @@ class ItemBias:
     @cached_property
     def _values(self) -> Floats:
         """(3 * 3 * 256,) bias of every code, by query modality and target."""
-        values: Floats = self.first[:, :, None] + self.step[:, :, None] * np.arange(CODES, dtype=np.float32)
-        return values.ravel()
+        values = self.first[:, :, None] + self.step[:, :, None] * np.arange(CODES, dtype=np.float32)
+        return values.astype(np.float32).ravel()
 
     def columns(self, rows: Any, arrays: Arrays = HOST) -> Array:
         """(n, 3) float32 biases of rows, by query modality: what one more dimension of their vectors would hold.
