@@ -1,129 +1,24 @@
-"""The collection as a whole: which items are duplicates, and a map of a sample of items in two dimensions.
+"""The collection as a whole: a map of a sample of items in two dimensions.
 
-Duplicates: images that are equal byte for byte; and each item is the query of a search, and what is very similar is its
-duplicate. The map shows the first two principal components. Two dimensions keep little of many: distance on the map is a hint,
-not a similarity. Modalities are centred separately: they lie apart in every model, and would otherwise be all that the map shows.
+It shows the first two principal components. Two dimensions keep little of many: distance on the map is a hint, not a similarity.
+Modalities are centred separately: they lie apart in every model, and would otherwise be all that the map shows.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from genius.encoders.base import batched
-from genius.index import Index, searching
+from genius.index import Index
 from genius.index import metadata as meta
 from genius.index.reader import Reader
-from genius.search import SearchRequest
 from genius.types import Modality
-
-AT_ONCE = 64  # items compared with the others in one pass
-
-
-@dataclass(frozen=True, slots=True)
-class Alike:
-    """Items that look the same, with how like the last is to one of the others."""
-
-    ids: tuple[str, ...]  # in the order of the index
-    least: float
-
-
-def duplicates(index: Index, threshold: float = 0.97, near: int = 5) -> Iterator[Alike]:
-    """Groups of items of which each is a duplicate of another of the group.
-
-    Two items are duplicates if their images are equal byte for byte, with or without a caption, or if they are of one modality
-    and their vectors are similar, which the usual search for each item finds.
-
-    Args:
-        index: The index.
-        threshold: Cosine similarity from which two items count as duplicates.
-        near: Most similar items that each is compared with.
-    """
-    owner: dict[str, str] = {}
-    least: dict[str, float] = {}
-
-    def root(name: str) -> str:
-        while owner.setdefault(name, name) != name:
-            name = owner[name]
-        return name
-
-    def join(name: str, double: str, score: float) -> None:
-        one, other = sorted((root(name), root(double)))
-        owner[other] = one
-        least[one] = min(least.get(one, 1.0), least.get(other, 1.0), score)
-
-    for same in equal_images(index):
-        for name in same[1:]:
-            join(same[0], name, 1.0)
-    request = SearchRequest(near + 1, min_score=threshold)
-    for names, vectors, modalities in index.vectors(AT_ONCE):
-        targets = torch.tensor([int(modality) for modality in modalities])
-        found = index.search_embedded(vectors, targets=targets, request=request)
-        for name, hits in zip(names, found, strict=True):
-            for hit in hits:
-                if hit.id != name:
-                    join(name, hit.id, hit.score)
-    groups: dict[str, list[str]] = {}
-    for name in owner:
-        groups.setdefault(root(name), []).append(name)
-    for first, group in groups.items():
-        if len(group) > 1:
-            yield Alike(tuple(group), least[first])
-
-
-def equal_images(index: Index) -> list[list[str]]:
-    """Ids of items whose images are equal byte for byte. Images are hashed only if another one has the same size.
-
-    Args:
-        index: The index. Images that were indexed by path and are gone are left out.
-    """
-    by_size: dict[int, list[tuple[str, str | None]]] = {}  # size -> ids, and paths of those that have one
-    without_path: list[str] = []
-    for row in searching.stream(index, ["id", "_image", "modality"]):
-        if row["_image"] is not None:
-            try:
-                size = os.stat(row["_image"]).st_size  # noqa: PTH116 - one of many: no object for each
-            except OSError:
-                continue
-            by_size.setdefault(size, []).append((row["id"], row["_image"]))
-        elif row["modality"] != Modality.TEXT.label:
-            without_path.append(row["id"])
-    for chunk in batched(without_path, AT_ONCE):
-        for item_id, row in index._columns(chunk, ["_image_bytes"], "skip").items():
-            if row["_image_bytes"] is not None:
-                by_size.setdefault(len(row["_image_bytes"]), []).append((item_id, None))
-    by_content: dict[bytes, list[str]] = {}
-    for same_size in by_size.values():
-        if len(same_size) > 1:
-            for item_id, path in same_size:
-                digest = _digest(index, item_id, path)
-                if digest is not None:
-                    by_content.setdefault(digest, []).append(item_id)
-    return [ids for ids in by_content.values() if len(ids) > 1]
-
-
-def _digest(index: Index, item_id: str, path: str | None) -> bytes | None:
-    """Hash of an image's bytes; None if it is gone."""
-    if path is not None:
-        try:
-            with Path(path).open("rb") as file:
-                return hashlib.file_digest(file, "blake2b").digest()
-        except OSError:
-            return None
-    rows = index._columns([item_id], ["_image_bytes"], "skip")
-    if item_id not in rows:
-        return None
-    return hashlib.blake2b(rows[item_id]["_image_bytes"]).digest()
-
 
 MOST = 1500  # items: enough to zoom into, and quick to draw
 TITLE = 120  # letters of an item's words
