@@ -199,14 +199,20 @@ def about(item: Item) -> str:
 def duplicates(
     path: IndexArgument,
     threshold: Annotated[
-        float,
-        typer.Option(min=0.0, max=1.0, help="Cosine similarity from which two items count as duplicates; 1: equal vectors."),
-    ] = 0.97,
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Cosine similarity from which two items count as duplicates; 1: equal vectors. Default: calibrated on images.",
+        ),
+    ] = None,
     model: ModelOption = None,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Find items that are nearly the same: the same photo twice, resized, or taken a second later.
+    """Find items that are nearly the same: the same photo twice, resized, or compressed again, with and without a caption.
+
+    Things of one shape and different colours are not duplicates.
 
     Examples:
 
@@ -215,7 +221,7 @@ def duplicates(
       genius duplicates my.genius --threshold 0.99 --json
     """
     from genius.index import Index
-    from genius.index.overview import duplicates as find
+    from genius.index.duplicates import duplicates as find
 
     with Index.open(path, model, read_only=True) as index:
         index.model.to(device)
@@ -267,11 +273,15 @@ def explain(
 
       genius explain my.genius --prefix 0,12
     """
+    from genius.index.searching import check_fitted
+
     text = text or words
     if sum((bool(text or image), bool(ids), prefix is not None)) != 1:
         raise GeniusError("explain a query (text or --image), items (--id), or a code prefix (--prefix)")
     with opened(path, model, None) as index:
         index.model.to(device)
+        if prefix is not None or ids:
+            check_fitted(index.model, index.path)
         if prefix is not None:
             _explain_prefix(index, _parse_prefix(prefix), neighbours, as_json)
             return
@@ -306,6 +316,9 @@ def _lines(found: Explanation) -> Iterator[str]:
         yield from _trace_lines(one, found.plan)
     for rank, answer in enumerate(found.answers, start=1):
         hit = answer.hit
+        if not found.fitted:
+            yield f"{rank:3}  {hit.score:.4f}  {hit.id}{about(hit.item)}"
+            continue
         likely = " ".join("given" if p is None else f"{p:.2f}" for p in answer.log_p)
         if answer.lost_at is None:
             fate = "in the beam to the end"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from genius.index import metadata as meta
 from genius.index.cache import hash_id
 from genius.index.filters import compile_where
 from genius.index.folder import describe
-from genius.index.opened import RETRIES, Live, OpenIndex
+from genius.index.opened import RETRIES, Live
 from genius.index.reader import PAYLOAD, Reader, Vanished
 from genius.index.results import Hit, Hits
 from genius.index.target import MODALITIES_OF, spread, with_default
@@ -32,6 +33,7 @@ from genius.search.params import MAX_K
 from genius.types import ContentInput, Item, Modality, Query
 
 if TYPE_CHECKING:
+    from genius.index import Index
     from genius.model.genius import Genius
 
 LEAST_DEVIATION = 1e-4  # of similarities, below which a scale says nothing
@@ -115,7 +117,7 @@ class _Ranked:
     considered: int
 
 
-def answer(state: OpenIndex, queries: Sequence[Query | ContentInput], requests: Sequence[SearchRequest]) -> list[Hits]:
+def answer(state: Index, queries: Sequence[Query | ContentInput], requests: Sequence[SearchRequest]) -> list[Hits]:
     """The hits of each query under its own request: one pass through the encoder for all, one search for equal requests."""
     if len(queries) != len(requests):
         raise GeniusError(f"{len(requests)} requests for {len(queries)} queries")
@@ -181,7 +183,7 @@ def answer(state: OpenIndex, queries: Sequence[Query | ContentInput], requests: 
     return out
 
 
-def _any_of_target(state: OpenIndex, target: Modality | None, where: str | None) -> bool:
+def _any_of_target(state: Index, target: Modality | None, where: str | None) -> bool:
     """Whether an item that is meant by `target` matches the filter."""
 
     def count() -> int:
@@ -232,9 +234,7 @@ def target_code(target: Modality | None) -> int:
     return int(target)
 
 
-def search(
-    state: OpenIndex, groups: Sequence[tuple[QueryVectors, SearchRequest]], model: Genius | None = None
-) -> list[list[Hits]]:
+def search(state: Index, groups: Sequence[tuple[QueryVectors, SearchRequest]], model: Genius | None = None) -> list[list[Hits]]:
     """The hits of every query of every group, all of one version; what they show is read once for all.
 
     Args:
@@ -247,7 +247,7 @@ def search(
     """
     with state.lock:
         live = state.current(model=model)
-        ranked = [_run(live, _prepared(live, queries, request)) for queries, request in groups]
+        ranked = [_run(live, _prepared(live, queries, request, state.path)) for queries, request in groups]
         reader = live.reader
     wanted = [one.seqs[: one.search.request.k] for group in ranked for one in group]
     found = reader.rows(np.unique(np.concatenate([np.empty(0, np.int64), *wanted])), PAYLOAD)
@@ -256,8 +256,27 @@ def search(
     return [[_hits(one, shown, modalities) for one in group] for group in ranked]
 
 
-def _prepared(live: Live, queries: QueryVectors, request: SearchRequest) -> _Search:
+def check_fitted(model: Genius, path: Path) -> None:
+    """Refuse what needs codes and a decoder, where nothing was fitted yet.
+
+    Args:
+        model: Of the index.
+        path: Of the index.
+
+    Raises:
+        GeniusError: If nothing was fitted.
+    """
+    if not model.fitted:
+        raise GeniusError(
+            f"nothing is fitted yet: so few items are all compared, and none has an ID that a decoder could generate; "
+            f"genius index --fit -o {path.name} fits codes and decoder"
+        )
+
+
+def _prepared(live: Live, queries: QueryVectors, request: SearchRequest, path: Path) -> _Search:
     params = request.settings(live.model)
+    if params.generates or params.reranker == "codes":
+        check_fitted(live.model, path)
     allowed = None
     if len(queries.z):
         allowed = _allowed(live, request.where, queries.targets)
@@ -406,7 +425,7 @@ def _allowed(live: Live, where: str | None, targets: Array | None) -> NDArray[np
     return np.stack([everything & known[target] if target >= 0 else everything for target in targets.tolist()])
 
 
-def columns_of(state: OpenIndex, wanted: list[str], columns: Sequence[str], missing: OnError) -> dict[str, dict[str, Any]]:
+def columns_of(state: Index, wanted: list[str], columns: Sequence[str], missing: OnError) -> dict[str, dict[str, Any]]:
     """Table columns of items by id, of one version."""
     with state.lock:
         live = state.current()
@@ -418,7 +437,7 @@ def columns_of(state: OpenIndex, wanted: list[str], columns: Sequence[str], miss
     return {item_id: found[seq] for item_id, seq in seqs.items()}
 
 
-def stream(state: OpenIndex, columns: Sequence[str], where: str | None = None) -> Iterator[dict[str, Any]]:
+def stream(state: Index, columns: Sequence[str], where: str | None = None) -> Iterator[dict[str, Any]]:
     """Rows of one version. If it is cleaned away meanwhile, the rest comes from the newest, each id once."""
     seen: set[int] = set()
     fruitless = 0

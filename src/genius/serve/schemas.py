@@ -262,8 +262,8 @@ class PlacedOut(BaseModel):
 
 class MapResponse(BaseModel):
     count: int = Field(description="Items in the index.")
-    method: Literal["umap", "pca"] = Field(description="How the coordinates were computed.")
-    drawing: bool = Field(description="Whether UMAP is being computed: ask again in some seconds.")
+    method: Literal["umap", "pca"] = Field(description="How the coordinates were computed: `pca`, by principal components.")
+    drawing: bool = Field(description="Always false; earlier versions drew a better map in the background.")
     items: list[PlacedOut] = Field(description="A sample of the index.")
     found: list[PlacedOut] = Field(description="The items of `at`.")
 
@@ -367,6 +367,7 @@ class ExplainResponse(BaseModel):
     doubtful: bool
     thumbnails: dict[str, str] = Field(description="Thumbnail URLs of the examples, by id.")
     why: str | None = Field(None, description="If nothing was found: why, and what to do.")
+    fitted: bool = Field(True, description="Whether codes and decoder were fitted; if not, there are no traces and no log_p.")
 
 
 class AddResponse(BaseModel):
