@@ -199,14 +199,20 @@ def about(item: Item) -> str:
 def duplicates(
     path: IndexArgument,
     threshold: Annotated[
-        float,
-        typer.Option(min=0.0, max=1.0, help="Cosine similarity from which two items count as duplicates; 1: equal vectors."),
-    ] = 0.97,
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Cosine similarity from which two items count as duplicates; 1: equal vectors. Default: calibrated on images.",
+        ),
+    ] = None,
     model: ModelOption = None,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Find items that are nearly the same: the same photo twice, resized, or taken a second later.
+    """Find items that are nearly the same: the same photo twice, resized, or compressed again, with and without a caption.
+
+    Things of one shape and different colours are not duplicates.
 
     Examples:
 
@@ -215,7 +221,7 @@ def duplicates(
       genius duplicates my.genius --threshold 0.99 --json
     """
     from genius.index import Index
-    from genius.index.overview import duplicates as find
+    from genius.index.duplicates import duplicates as find
 
     with Index.open(path, model, read_only=True) as index:
         index.model.to(device)

@@ -430,7 +430,8 @@ class Scan:
                 job = _Job(self.collection, index, self._filter(batch.allowed[query]), batch, k, count, effort, found)
                 job.run(every[query : query + 1])
         scores = found.scores
-        if batch.item_bias is not None and batch.modality is not None:
+        read = params.reranker == "none" or params.reranker not in BUILT_IN  # other re-rankers do not read the plan's scores
+        if read and batch.item_bias is not None and batch.modality is not None:
             scores = scores - batch.item_bias.take(batch.modality, found.rows)
         return Candidates(found.rows, scores, found.considered)
 
