@@ -260,7 +260,7 @@ def own_vectors(shell: Shell) -> tuple[bool, str]:
 
 def wrong_calls_are_one_line(shell: Shell) -> tuple[bool, str]:
     calls = (
-        "genius serach my.genius x",
+        "genius find my.genius x",
         "genius search my.genius x --nonsense 3",
         "genius search",
         "genius search nowhere.genius x",
