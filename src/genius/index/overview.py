@@ -1,25 +1,20 @@
 """The collection as a whole: a map of a sample of items in two dimensions.
 
-It is drawn by UMAP where the extra `map` is installed, else (and until UMAP is done) by the first two principal components. Two
-dimensions keep little of many: distance on the map is a hint, not a similarity. Modalities are centred separately: they lie
-apart in every model, and would otherwise be all that the map shows.
+It shows the first two principal components. Two dimensions keep little of many: distance on the map is a hint, not a similarity.
+Modalities are centred separately: they lie apart in every model, and would otherwise be all that the map shows.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-import genius.flatten as flatten
-from genius.errors import GeniusError
 from genius.index import Index
 from genius.index import metadata as meta
 from genius.index.reader import Reader
@@ -28,7 +23,6 @@ from genius.types import Modality
 MOST = 1500  # items: enough to zoom into, and quick to draw
 TITLE = 120  # letters of an item's words
 AMONG = 5  # neighbours between which an item is put that the sample does not hold
-PAUSE = 9  # times as long as a drawing took: an index that changes all the time is drawn a tenth of the time
 COLUMNS = ("_seq", "id", "text", "modality", "_metadata", "_codes", "_embedding")
 Row = dict[str, Any]
 
@@ -50,7 +44,6 @@ class Plane:
     """A sample of one version of an index, and where it lies."""
 
     version: int
-    method: Literal["umap", "pca"]
     rows: Sequence[Row]
     vectors: torch.Tensor  # (n, D) unit, centred by modality
     centres: torch.Tensor  # (3, D) means of the modalities
@@ -71,55 +64,23 @@ class Plane:
 
 
 class Planes:
-    """The plane of an index as it is now: kept for its version, drawn better in the background."""
+    """The plane of an index as it is now, kept for its version."""
 
     def __init__(self, index: Index, most: int = MOST) -> None:
         self._index = index
         self._most = most
         self._lock = threading.Lock()
         self._plane: Plane | None = None
-        self._running: flatten.Flattening | None = None
-        self._drawing: threading.Thread | None = None
-        self._rested = 0.0  # when the next one may be begun
-        self._given_up = not flatten.available()
 
-    def now(self) -> tuple[Plane | None, np.ndarray, bool]:
-        """(the plane, or None of an empty index; all that is alive; whether a better one is being drawn)"""
+    def now(self) -> tuple[Plane | None, np.ndarray]:
+        """The plane, or None of an empty index; and all that is alive."""
         version, alive, _ = _live(self._index)
         if not len(alive):
-            return None, alive, False
+            return None, alive
         with self._lock:
-            plane = self._plane
-            if plane is None or (plane.version != version and plane.method == "pca"):
-                plane = self._plane = _sampled(self._index, self._most)
-            stale = plane.version != version or plane.method == "pca"
-            drawing = self._drawing is not None and self._drawing.is_alive()
-            rested = time.monotonic() >= self._rested
-            if stale and rested and not drawing and not self._given_up and len(alive) >= flatten.FEWEST:
-                self._drawing = threading.Thread(target=self._draw, name="genius-plane", daemon=True)
-                self._drawing.start()
-                drawing = True
-            return plane, alive, drawing
-
-    def _draw(self) -> None:
-        """UMAP of the newest version takes the place of what was drawn before."""
-        began = time.monotonic()
-        try:
-            sample = _sampled(self._index, self._most)
-            with self._lock:
-                if self._given_up:
-                    return
-                self._running = flatten.Flattening(sample.vectors.numpy())
-            places = _within(torch.from_numpy(self._running.result()))
-        except GeniusError as error:
-            with self._lock:
-                if not self._given_up:
-                    logging.getLogger("genius").warning("%s; the plane stays as it is", error)
-                self._given_up = True  # it would fail again
-            return
-        with self._lock:
-            self._plane = replace(sample, method="umap", places=places)
-            self._rested = time.monotonic() + PAUSE * (time.monotonic() - began)
+            if self._plane is None or self._plane.version != version:
+                self._plane = _sampled(self._index, self._most)
+            return self._plane, alive
 
     def locate(self, plane: Plane, ids: Sequence[str]) -> list[Placed]:
         """Items by id, wherever they belong on the plane; unknown ids are left out."""
@@ -127,17 +88,6 @@ class Planes:
         if not rows:
             return []
         return plane.located(rows)
-
-    def wait(self) -> None:
-        """Until nothing is being drawn."""
-        if self._drawing is not None:
-            self._drawing.join()
-
-    def close(self) -> None:
-        with self._lock:
-            self._given_up = True
-            if self._running is not None:
-                self._running.stop()
 
 
 def _live(index: Index) -> tuple[int, np.ndarray, Reader]:
@@ -159,7 +109,7 @@ def _sampled(index: Index, most: int) -> Plane:
     centres = torch.stack(means)
     centred = _centred(vectors, modalities, centres)
     slim = [{name: value for name, value in row.items() if name != "_embedding"} for row in rows]
-    return Plane(version, "pca", slim, centred, centres, principal(centred))
+    return Plane(version, slim, centred, centres, principal(centred))
 
 
 def _placed(row: Row, at: Sequence[float]) -> Placed:
@@ -187,10 +137,3 @@ def principal(centred: torch.Tensor) -> torch.Tensor:
     size = flat.abs().amax(0).clamp(min=1e-9)
     spread: torch.Tensor = (0.5 * ranks + 0.5 * (0.5 + flat / (2 * size))).clamp(0, 1)
     return spread
-
-
-def _within(flat: torch.Tensor) -> torch.Tensor:
-    """Stretched to 0 to 1 in both directions; the farthest hundredth of each side stands at the edge."""
-    low = flat.quantile(0.01, 0)
-    high = flat.quantile(0.99, 0)
-    return ((flat - low) / (high - low).clamp(min=1e-9)).clamp(0, 1) * 0.96 + 0.02

@@ -33,7 +33,7 @@ from genius.files import read_json, write_whole
 from genius.index.commit import manifest_name, table_folder
 from genius.index.folder import WriteLock, about_of
 from genius.index.ledger import Ledger, LedgerState, file_sum, size_in
-from genius.index.paths import ABOUT, LEDGER, MODEL, PUBLISHED
+from genius.index.paths import ABOUT, DELETED, LEDGER, MODEL, PUBLISHED
 
 CLAIMS = "publishing"  # folder of who publishes at the moment
 EVERY_S = 5.0  # between looks at an index that is followed
@@ -169,7 +169,7 @@ def publish(folder: Path, url: str, alone: bool = False) -> LedgerState:
         for name in sorted(state.files, key=lambda name: name.startswith("_versions")):  # what defines a version after its data
             if there.get(f"{table.name}/{name}", (-1, 0))[0] != size_in(state.files[name]):
                 place.send(table / name, f"{table.name}/{name}")
-        for path in [folder / ABOUT, *sorted((folder / MODEL).rglob("*"))]:
+        for path in [folder / ABOUT, folder / DELETED, *sorted((folder / MODEL).rglob("*"))]:
             if path.is_file():
                 place.send(path, path.relative_to(folder).as_posix())
         _send_ledger(place, folder, state)
@@ -304,7 +304,7 @@ def _fetch(place: Place, folder: Path) -> LedgerState:
                 path.unlink()
                 raise GeniusError(f"{name} of {place.url} arrived as something else than was published: try again")
     for name in place.files():
-        if name == ABOUT or (name.startswith(f"{MODEL}/") and ".." not in name):
+        if name in (ABOUT, DELETED) or (name.startswith(f"{MODEL}/") and ".." not in name):
             place.fetch(name, folder / name)
     with tempfile.TemporaryDirectory() as scratch:
         place.fetch(LEDGER, Path(scratch) / LEDGER)

@@ -383,17 +383,16 @@ class Backend:
 
     def map(self, ids: Sequence[str] = ()) -> MapResponse:
         """A sample of items on a plane, and where these lie on it."""
-        plane, alive, drawing = self.planes.now()
+        plane, alive = self.planes.now()
         if plane is None:
             return MapResponse(count=0, method="pca", drawing=False, items=[], found=[])
         found = []
         if ids:
             found = [self._placed(at) for at in self.planes.locate(plane, ids)]
         items = [self._placed(at) for at in plane.placed(alive)]
-        return MapResponse(count=len(alive), method=plane.method, drawing=drawing, items=items, found=found)
+        return MapResponse(count=len(alive), method="pca", drawing=False, items=items, found=found)
 
     def close(self) -> None:
-        self.planes.close()
         self.index.close()
 
     # -- codes -------------------------------------------------------------------------------------------------
