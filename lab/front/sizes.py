@@ -15,7 +15,6 @@ import json
 import os
 import shlex
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -113,17 +112,17 @@ def measured(folder: Path, size: int, seed: int) -> dict[str, Any]:
             dense = engine.search(z, k=K, params=DENSE, target=bench.test.target[part])
             add_hits(hits["dense, target given"], bench, part, rows, dense.rows)
             for name, params in SEARCHES.items():
-                result = engine.search(z, k=K, params=replace(params), modality=bench.test.modality[part])
+                result = engine.search(z, k=K, params=params, modality=bench.test.modality[part])
                 plans.add(result.plan)
                 add_hits(hits[name], bench, part, rows, result.rows)
     line: dict[str, Any] = {"items": size, "seed": seed, "collections": draws, "plan": sorted(plans), "hit@5": {}, "share": {}}
     reference = hits["dense, target given"]
     line["queries"] = {task: len(own) for task, own in sorted(reference.items())}
     for name in names:
-        rates = {task: float(np.mean(own)) for task, own in sorted(hits[name].items())}
+        rates = {task: sum(own) / len(own) for task, own in sorted(hits[name].items())}
         line["hit@5"][name] = {task: round(rate, 4) for task, rate in rates.items()}
         if name in SEARCHES:
-            line["share"][name] = {task: round(rate / max(np.mean(reference[task]), 1e-9), 4) for task, rate in rates.items()}
+            line["share"][name] = {task: round(sum(own) / max(1, sum(reference[task])), 4) for task, own in hits[name].items()}
     return line
 
 
