@@ -47,7 +47,7 @@ from lab.everyday import QUERIES
 SHARES = (0.05, 0.1, 0.5)
 SEEDS = (0, 1, 2)
 K = 10
-PEOPLE = ("Anna", "Ben", "Clara", "David", "Emil", "Fatima", "Greta", "Hugo", "Ines", "Jonas", "Kaito", "Lena")
+PEOPLE = ("Anna", "Ben", "Clara", "David", "Emil", "Fatima", "Greta", "Hugo", "Ivan", "Jonas", "Kaito", "Lena")
 PLACES = ("Lisbon", "Oslo", "Kyoto", "Nairobi", "Quito", "Prague", "Hanoi", "Perth", "Tallinn", "Malmo", "Accra", "Lima")
 MONTHS = ("January", "March", "April", "June", "August", "October", "November")
 DIM = {"hidden_size": 96, "intermediate_size": 192, "num_hidden_layers": 3, "num_attention_heads": 4}
