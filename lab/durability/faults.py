@@ -64,10 +64,16 @@ def main() -> None:
 
 
 def read_log(path: Path) -> dict[Key, dict[str, Any]]:
-    """The last line of each injection."""
+    """The last line of each injection, with the commit that it was made on: its own, or that of the header before it."""
     lines = path.read_text().splitlines() if path.exists() else []
-    entries = [json.loads(line) for line in lines if line.endswith("}")]
-    return {tuple(entry["at"]): entry for entry in entries if "at" in entry}  # type: ignore[misc]
+    found: dict[Key, dict[str, Any]] = {}
+    commit = "unknown"
+    for entry in (json.loads(line) for line in lines if line.endswith("}")):
+        if "at" in entry:
+            found[tuple(entry["at"])] = {"commit": commit, **entry}  # type: ignore[index]
+        else:
+            commit = entry["environment"]["commit"]
+    return found
 
 
 class Injectors:
@@ -170,7 +176,7 @@ def summarise(options: argparse.Namespace) -> None:
         "seed": options.seed,
         "injections": len(fired),
         "did_not_happen": len(entries) - len(fired),
-        "by_commit": dict(collections.Counter(entry.get("commit", "unknown") for entry in fired.values())),
+        "by_commit": dict(collections.Counter(entry["commit"] for entry in fired.values())),
         "by_way": dict(sorted(collections.Counter(key[4] for key in fired).items())),
         "by_operation": {name: dict(sorted(ways.items())) for name, ways in sorted(by_operation.items())},
         "by_state": dict(sorted(states.items())),

@@ -160,7 +160,7 @@ def check(
     from genius.data.mbeir import splits_there
 
     if pictures not in ("none", "there"):
-        raise GeniusError("--pictures is none or there (every image decoded: python -m lab check-mbeir, from a clone)")
+        raise GeniusError("--pictures is none or there")
     scheme, path = scheme_of(dataset)
     splits = [split or "test"]
     if scheme == "mbeir" and not split:

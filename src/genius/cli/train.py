@@ -226,9 +226,7 @@ def evaluate_command(
     beams: Annotated[str, typer.Option(help="Beam widths; beam methods run once for each.")] = "50",
     pools: Annotated[str, typer.Option(help="Candidate pools: local (task-specific), universal, or both.")] = "local,universal",
     tasks: Annotated[str, typer.Option(help="Only these tasks, e.g. mscoco_task0,cirr_task7.")] = "",
-    out: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Folder for results.md, results.json, TREC runs and plots.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option("--output", "-o", help="Folder for results.md, results.json and TREC runs.")] = None,
     split: Annotated[str, typer.Option(help="Split of the dataset.")] = "test",
     rerank: Annotated[int, typer.Option(help="Candidates re-ranked by the default search; -1: the model's setting.")] = -1,
     target: Annotated[
