@@ -2,9 +2,9 @@
 
     python -m lab.first_minutes WHEEL --constraints constraints.txt -o lab/results/first_minutes.json
 
-Installs the wheel into two new environments, without and with the extras for a server. Draws 300 pictures, indexes and searches them, and then does what a review found wrong, point by point
-(`POINTS`): every step is a real process. Processor seconds and the largest resident memory are those of the process and its
-children. With `--demo INDEX`, memory of a server over it is measured, too.
+Installs the wheel into two new environments, without and with the extras for a server. Draws 300 pictures, indexes and searches
+them, and then does what a review found wrong, point by point (`POINTS`): every step is a real process. Processor seconds and the
+largest resident memory are those of the process and its children. With `--demo INDEX`, memory of a server over it is measured.
 """
 
 from __future__ import annotations
