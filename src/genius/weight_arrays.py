@@ -67,6 +67,23 @@ def read_arrays(path: Path, names: Iterable[str]) -> dict[str, NDArray[np.float3
     return unpack(stored)
 
 
+def array_names(path: Path) -> list[str]:
+    """Names of the weights in a file, without the scales of packed ones.
+
+    Args:
+        path: A safetensors file.
+
+    Raises:
+        GeniusError: If the file cannot be read.
+    """
+    check_header(path)
+    try:
+        with safe_open(path, framework="np") as file:
+            return tensor_names(dict.fromkeys(file.keys()))
+    except (OSError, SafetensorError, RuntimeError, TypeError) as error:
+        raise GeniusError(f"cannot read the weights {path}: {said(error)}") from None
+
+
 def tensor_names(stored: Mapping[str, object]) -> list[str]:
     """Names of the tensors in a file, without the scales."""
     return [name for name in stored if not (name.endswith(SCALE) and name.removesuffix(SCALE) in stored)]

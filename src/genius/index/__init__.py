@@ -28,7 +28,7 @@ from genius.features import Features
 from genius.index import cache, exchange, explaining, learned, learning, names, opened, searching, words, writing
 from genius.index.explaining import Explanation
 from genius.index.filters import compile_where
-from genius.index.folder import FORMAT, WriteLock, about_of, clear, describe, open_or_create, read_about, save_inside, upgrade
+from genius.index.folder import FORMAT, WriteLock, about_of, clear, describe, open_or_create, read_about, upgrade, write_inside
 from genius.index.learned import Learned
 from genius.index.opened import RETRIES, CommittedRows, HistoryDiverged, Live, Replaced
 from genius.index.paths import origin_of
@@ -37,7 +37,7 @@ from genius.index.reader import PAYLOAD, Reader, Vanished
 from genius.index.repair import Copied, snapshot
 from genius.index.results import AddReport, Hit, Hits, PrefixView
 from genius.index.target import Target
-from genius.index.vectors import model_for_vectors
+from genius.index.vectors import write_model
 from genius.index.writing import Field, OnError
 from genius.model.query_bank import QueryBank
 from genius.search import ScanCache, SearchParams, SearchRequest
@@ -155,8 +155,7 @@ class Index:
         if read_about(path) is not None:
             raise GeniusError(f"{path} is an index already: open it with Index(path)")
         if dim is not None:
-            model = model_for_vectors(dim)
-            save_inside(path, model)
+            model = write_inside(path, partial(write_model, width=dim))
         return cls(path, model, create=True, **options)
 
     @classmethod
