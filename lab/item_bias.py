@@ -261,7 +261,7 @@ class Lines:
 
 def measure(folder: Path, training: Path, seed: int) -> dict[str, Any]:
     bench = Bench(folder, seed)
-    _, model, decodes = stages(training)
+    _, model, _ = stages(training)
     kept = bench.bank(BANK // 5)
     start = time.process_time()
     chosen = choose(kept, bench.judged, bench.items, bench.modality)
