@@ -226,9 +226,7 @@ def _tidy(state: Index) -> None:
             state.store.compact(KEEP)
 
 
-def delete(state: Index, ids: str | Iterable[str], missing: OnError) -> int:
-    state.check_writable()
-    wanted = check_ids([ids] if isinstance(ids, str) else ids)
+def delete(state: Index, wanted: list[str], missing: OnError) -> int:
     with state.write_lock.hold():
         with state.change():
             with state.lock:
