@@ -69,12 +69,8 @@ def array_names(path: Path) -> list[str]:
     Raises:
         GeniusError: If the file cannot be read.
     """
-    check_header(path)
-    try:
-        with safe_open(path, framework="np") as file:
-            return tensor_names(dict.fromkeys(file.keys()))
-    except (OSError, SafetensorError, RuntimeError, TypeError) as error:
-        raise GeniusError(f"cannot read the weights {path}: {said(error)}") from None
+    with reading(f"the weights {path}", *broken), safe_open(path, framework="np") as file:
+        return tensor_names(dict.fromkeys(file.keys()))
 
 
 def tensor_names(stored: Mapping[str, object]) -> list[str]:
