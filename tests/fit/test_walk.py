@@ -174,7 +174,7 @@ def test_a_full_disk_loses_nothing(clip: Path, photos: Photos, tmp_path: Path) -
     *full, last = other_process(on_ramp_without_room, str(folder), str(index), str(clip), [2_000, 60_000, 380_000, -1])
     for said, stage in zip(full, ("encoded", "model", "cannot add items"), strict=True):
         assert said.startswith("GeniusError: cannot ") and stage in said and "disk is full" in said, said
-        assert said.endswith("make room and run it again")
+        assert said.endswith("free disk space and run it again")
     assert last.startswith(f"{6 * len(COLOURS)} items"), last
     assert len(answers(index, "red", "-k", 100)) == 6 * len(COLOURS)
 

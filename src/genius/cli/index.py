@@ -24,7 +24,7 @@ DeviceOption = Annotated[str, typer.Option(help="Where the model runs: auto, cpu
 ModelOption = Annotated[str | None, typer.Option(help="Folder or URI of the index's model, if it has moved.")]
 RayOption = Annotated[
     str | None,
-    typer.Option(metavar="[ADDRESS]", help="Run on a Ray cluster; without an address, on the processors of this machine."),
+    typer.Option(metavar="[ADDRESS]", help="Run on a Ray cluster. Without an address: on the CPUs of this machine."),
 ]
 SHOWN = 20  # problems printed for people; --json has more
 
@@ -37,7 +37,7 @@ def register(app: typer.Typer) -> None:
 @command
 def index(
     paths: Annotated[
-        list[Path], typer.Argument(help="Files, folders or s3://...: images, texts, JSONL, CSV, TSV, Parquet.", metavar="PATH...")
+        list[Path], typer.Argument(help="Files, folders or s3://...: images, texts, JSONL, CSV, TSV, Parquet.", metavar="PATH")
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Index folder; created if it does not exist.")] = Path(
         "my.genius"
@@ -51,67 +51,80 @@ def index(
     encoder: Annotated[
         str | None,
         typer.Option(
-            help="Fit a model to these files over this encoder, without pairs: hf-hub:openai/clip-vit-base-patch32, or a folder."
+            help="Encode with this encoder and fit codes to the files, without training: hf-hub:OWNER/NAME, or a folder."
         ),
     ] = None,
-    refit: Annotated[bool, typer.Option("--refit", help="Fit new codes to all items of an index made with --encoder.")] = False,
+    refit: Annotated[
+        bool, typer.Option("--refit", help="Fit the codes again, to all items of an index made with --encoder.")
+    ] = False,
     device: DeviceOption = "auto",
     id_column: Annotated[
-        str | None, typer.Option(help="Column with ids in tables; default: id, item_id, uid, ... or the row number.")
+        str | None, typer.Option(help="Table column with ids. Default: id, item_id, uid, ... or the row number.")
     ] = None,
     text_column: Annotated[
-        str | None, typer.Option(help="Column with texts in tables; default: text, caption, description, title, ...")
+        str | None, typer.Option(help="Table column with texts. Default: text, caption, description, title, ...")
     ] = None,
     image_column: Annotated[
-        str | None, typer.Option(help="Column with image paths or bytes in tables; default: image, image_path, ...")
+        str | None, typer.Option(help="Table column with image paths or bytes. Default: image, image_path, ...")
     ] = None,
     vector_column: Annotated[
-        str | None, typer.Option(help="Column with vectors of your own in tables; they take the place of an encoder.")
+        str | None, typer.Option(help="Table column with your own embedding vectors. No encoder runs.")
     ] = None,
     as_text: Annotated[
-        list[str] | None, typer.Option(help="Metadata column of tables to read as text, not as numbers; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Table column to keep as text even if its values look like numbers. Repeatable."),
     ] = None,
-    ids: Annotated[Path | None, typer.Option(help="With a .npy file of vectors: a file with one id per line.")] = None,
-    modality: Annotated[str, typer.Option(help="With a .npy file of vectors: what they are of: image, text or pair.")] = "text",
+    ids: Annotated[Path | None, typer.Option(help="For vectors in a .npy file: a text file with one id per line.")] = None,
+    modality: Annotated[str, typer.Option(help="For vectors in a .npy file: their modality: image, text or pair.")] = "text",
     query_vectors: Annotated[
-        Path | None, typer.Option(help="With vectors of your own: a .npy file of vectors of queries, which codes are fitted to.")
+        Path | None,
+        typer.Option(help="For your own vectors: a .npy file of query vectors. Codes are fitted to their distribution."),
     ] = None,
-    captions: Annotated[bool, typer.Option(help="Index a.jpg and a.txt next to it as one item.")] = True,
-    content: Annotated[bool, typer.Option("--by-content", help="Detect changes by content, not by size and time.")] = False,
+    no_captions: Annotated[
+        bool,
+        typer.Option(
+            "--no-captions",
+            help="Index a text file named as an image (a.jpg, a.txt) as an item of its own, not as the image's caption.",
+        ),
+    ] = False,
+    content: Annotated[
+        bool, typer.Option("--by-content", help="Detect changed files by checksum instead of size and modification time.")
+    ] = False,
     exif: Annotated[
         bool, typer.Option("--exif", help="Store EXIF data as metadata: taken, camera, latitude, longitude.")
     ] = False,
-    watch: Annotated[float, typer.Option(min=0, help="Check for changes every so many seconds until Ctrl-C; 0: index once.")] = 0,
-    prune: Annotated[bool, typer.Option(help="Delete items whose file or row is gone.")] = False,
-    undelete: Annotated[bool, typer.Option("--undelete", help="Bring back items that were deleted by hand.")] = False,
-    outside: Annotated[bool, typer.Option(help="Follow links, ../ and absolute paths that leave the given folder.")] = False,
-    batch: Annotated[int, typer.Option(min=1, help="Items per write; a batch is durable once written.")] = 256,
-    thumbnails: Annotated[int, typer.Option(min=0, help="Longest side of stored previews in pixels; 0: none.")] = 256,
+    watch: Annotated[
+        float, typer.Option(metavar="N", min=0, help="Look for changed files every N seconds until Ctrl-C. 0: index once.")
+    ] = 0,
+    prune: Annotated[bool, typer.Option("--prune", help="Delete items whose file or row is gone.")] = False,
+    undelete: Annotated[bool, typer.Option("--undelete", help="Index again items that were deleted with genius delete.")] = False,
+    outside: Annotated[
+        bool, typer.Option("--outside", help="Follow links, ../ and absolute paths that leave the given folder.")
+    ] = False,
+    batch: Annotated[int, typer.Option(metavar="N", min=1, help="Items per commit. A committed batch survives a crash.")] = 256,
+    thumbnails: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Longest side of stored previews, in pixels. 0: none.")
+    ] = 256,
     ray: RayOption = None,
-    workers: Annotated[int, typer.Option(min=0, help="With --ray: workers; 0: one per GPU, or one per processor.")] = 0,
-    part_rows: Annotated[int, typer.Option(min=1, help="With --ray: items per task.")] = 1024,
+    workers: Annotated[
+        int, typer.Option(metavar="N", min=0, help="With --ray: number of workers. 0: one per GPU, or one per CPU.")
+    ] = 0,
+    part_rows: Annotated[int, typer.Option(metavar="N", min=1, help="With --ray: items per task.")] = 1024,
     as_json: JsonOption = False,
 ) -> None:
-    """Index images, texts and tables. Run it again at any time: only changes are read.
+    """Index images, texts and tables. Run it again at any time: only changed files are read.
 
-    Table columns that are neither id, text nor image become metadata for `genius search --where`. A run that was stopped
-    continues. Exit status 1 if something was skipped.
+    Table columns other than id, text and image become metadata, which `genius search --where` filters. A run that was
+    stopped continues where it stopped. Exit status 1: files or rows were skipped.
 
     Examples:
-
       genius index photos/ -o photos.genius
-
       genius index products.csv --image-column photo -o shop.genius
-
       genius index notes/ photos/ --prune
-
-      genius index photos/ -o my.genius --encoder hf-hub:openai/clip-vit-base-patch32
-
+      genius index photos/ --encoder hf-hub:openai/clip-vit-base-patch32
       genius index vectors.npy --ids ids.txt -o own.genius
-
       genius index rows.parquet --vector-column embedding -o own.genius
-
-      genius index rows.parquet -o my.genius --ray ray://head:10001      (docs/scale.md)
+      genius index rows.parquet --ray ray://head:10001
     """
     from genius.cli.common import sources_here
     from genius.encoders.base import find_device
@@ -125,12 +138,14 @@ def index(
     if watch and (refit or as_json):
         raise GeniusError("--watch runs until Ctrl-C: use it without --refit and --json")
     if model is not None and encoder is not None:
-        raise GeniusError("--encoder fits a model, --model names one: use either")
+        raise GeniusError("use either --encoder (fits codes for an encoder) or --model (an existing model), not both")
     if ray is not None and (encoder is not None or refit or watch):
-        raise GeniusError("--ray adds to an index that has a model: fit one first on a sample, without --ray; no --watch")
+        raise GeniusError(
+            "--ray cannot be used with --encoder, --refit or --watch: create the index from a sample, then add to it with --ray"
+        )
     config = IngestConfig(
         columns=TableColumns(id_column, text_column, image_column, vector_column),
-        captions=captions,
+        captions=not no_captions,
         by_content=content,
         prune=prune,
         outside=outside,
@@ -142,9 +157,9 @@ def index(
     place = find_device(device)
     own = _own_vectors(paths, vector_column, ids)
     if own and (ray is not None or encoder is not None or model is not None or watch or prune):
-        raise GeniusError("vectors of your own need no model: use them without --model, --encoder, --ray, --watch and --prune")
+        raise GeniusError("your own vectors need no model: leave out --model, --encoder, --ray, --watch and --prune")
     if query_vectors is not None and not (own or refit):
-        raise GeniusError("--query-vectors goes with vectors of your own: a .npy file, or --vector-column")
+        raise GeniusError("--query-vectors is only for your own vectors (a .npy file, or --vector-column)")
     if own:
         done = _index_vectors(paths, output, ids, modality, query_vectors, config, thumbnails, quiet=as_json)
     elif ray is not None:
@@ -208,7 +223,7 @@ def _own_vectors(paths: list[Path], vector_column: str | None, ids: Path | None)
     if arrays and len(paths) > 1:
         raise GeniusError("index one .npy file of vectors at a time")
     if ids is not None and not arrays:
-        raise GeniusError("--ids goes with a .npy file of vectors; tables have --id-column")
+        raise GeniusError("--ids is for a .npy file of vectors; for tables use --id-column")
     return bool(arrays) or vector_column is not None
 
 
@@ -366,7 +381,7 @@ def _exit_status(done: _Indexed) -> None:
 @command
 def info(
     path: IndexArgument,
-    versions: Annotated[bool, typer.Option(help="List the versions that can be opened.")] = False,
+    versions: Annotated[bool, typer.Option("--versions", help="List the versions that can be opened.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show what an index holds: items by modality, metadata fields for --where, model, size."""
@@ -421,12 +436,17 @@ def _advice(path: Path) -> str | None:
 @command
 def delete(
     path: IndexArgument,
-    ids: Annotated[list[str] | None, typer.Argument(help="Ids of the items to delete.", metavar="ID...")] = None,
-    where: Annotated[str | None, typer.Option(help="Delete items that match this condition instead.")] = None,
+    ids: Annotated[list[str] | None, typer.Argument(help="Ids of the items to delete.", metavar="ID")] = None,
+    where: Annotated[str | None, typer.Option(help="Delete all items that match this SQL condition.")] = None,
     model: ModelOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete items by id, or all that match a condition."""
+    """Delete items by id, or all items that match a condition.
+
+    Examples:
+      genius delete my.genius photos/a.jpg
+      genius delete my.genius --where "year < 2010"
+    """
     from genius.index import Index
 
     if bool(ids) == (where is not None):
@@ -443,22 +463,18 @@ def delete(
 @command
 def optimize(
     path: IndexArgument,
-    keep_days: Annotated[float, typer.Option(min=0, help="Versions older than this are removed.")] = 7.0,
-    words: Annotated[
-        bool, typer.Option("--words", help="Make the full-text index that search --mode words and hybrid need.")
-    ] = False,
+    keep_days: Annotated[float, typer.Option(metavar="N", min=0, help="Remove versions older than this many days.")] = 7.0,
+    words: Annotated[bool, typer.Option("--words", help="Build the full-text index for search --mode words and hybrid.")] = False,
     words_field: Annotated[
-        list[str] | None, typer.Option(help="With --words: a metadata field that is searched, too; may be repeated.")
+        list[str] | None, typer.Option(metavar="NAME", help="With --words: metadata field to include. Repeatable.")
     ] = None,
     model: ModelOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Merge small files, remove old versions, and build the cache for quick opening. Safe while others search.
+    """Merge small files, remove old versions, and rebuild the cache. Safe while others search.
 
     Examples:
-
       genius optimize my.genius
-
       genius optimize shop.genius --words --words-field sku
     """
     from datetime import timedelta
@@ -496,13 +512,13 @@ def demo(
     output: Annotated[Path, typer.Option("--output", "-o", help="Index folder to create.")] = Path("demo.genius"),
     sheet: Annotated[Path, typer.Option(help="Contact sheet to draw.")] = Path("demo.png"),
     model: Annotated[str, typer.Option(help="Model folder or URI.")] = "bundled:mini",
-    limit: Annotated[int, typer.Option(min=0, help="Index only about this many items (0: all).")] = 0,
+    limit: Annotated[int, typer.Option(metavar="N", min=0, help="Index about this many items. 0: all.")] = 0,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """Index and search about 11,600 drawings, without any download.
 
-    The second run finds the index and takes seconds.
+    Writes a contact sheet of results. A second run re-uses the index.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -89,10 +89,10 @@ class Pairs:
         item = Item(name, image=image, text=text)
         known = self._items.setdefault(name, item)
         if (known.image, known.text) != (item.image, item.text):
-            raise GeniusError(f"item {name!r} has two contents")
+            raise GeniusError(f"item {name!r} occurs with different contents")
         target = item.modality
         if row.get("target") and Modality.parse(row["target"]) != target:
-            raise GeniusError(f"target says {Modality.parse(row['target']).label}, item {name!r} is {item.modality.label}")
+            raise GeniusError(f"the target is {Modality.parse(row['target']).label}, but item {name!r} is {item.modality.label}")
         query_image = self._image(row.get("query_image"))
         query_text = _text(row.get("query_text"))
         modality = Query(text=query_text, image=query_image).modality
@@ -100,7 +100,7 @@ class Pairs:
         query = Query(text=query_text, image=query_image, instruction=instruction)
         query_id = str(row.get("query_id") or "") or _digest(query_image, query_text, instruction)
         if self._queries.setdefault(query_id, query) != query:
-            raise GeniusError(f"query {query_id!r} has two contents")
+            raise GeniusError(f"query {query_id!r} occurs with different contents")
         task = tasks.setdefault((_text(row.get("dataset")) or self.name, modality, target), len(tasks))
         if task == len(self._own):
             self._own.append({})

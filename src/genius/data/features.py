@@ -72,17 +72,15 @@ class FeatureSet:
         if self.tasks.shape != (len(self.queries),):
             raise GeniusError(f"{len(self.queries)} queries but tasks of shape {tuple(self.tasks.shape)}")
         if self.times is not None and (self.times.shape != (len(self.queries),) or (self.times < 1).any()):
-            raise GeniusError(
-                f"{len(self.queries)} queries but {tuple(self.times.shape)} numbers, from 1, of how often they occur"
-            )
+            raise GeniusError(f"{len(self.queries)} queries need as many positive counts, got shape {tuple(self.times.shape)}")
         if self.pairs.ndim != 2 or self.pairs.shape[1] != 2:
             raise GeniusError(f"pairs have shape {tuple(self.pairs.shape)}, expected (P, 2)")
         limits = torch.tensor([len(self.queries), len(self.pool)])
         if self.pairs.numel() and ((self.pairs < 0) | (self.pairs >= limits)).any():
-            raise GeniusError("pairs name rows that do not exist")
+            raise GeniusError("pairs refer to rows that do not exist")
         for task, local in self.pools.items():
             if local.numel() and (int(local.min()) < 0 or int(local.max()) >= len(self.pool)):
-                raise GeniusError(f"the pool of task {self.task_name(task)} names rows that do not exist")
+                raise GeniusError(f"the pool of task {self.task_name(task)} refers to rows that do not exist")
         return self
 
     def task_name(self, task: int) -> str:

@@ -301,7 +301,7 @@ class MBeir:
         image = row.get("query_img_path") if task.query != TEXT else None
         text = row.get("query_txt") if task.query != IMAGE else None
         if (task.query != TEXT and not image) or (task.query != IMAGE and not text):
-            raise GeniusError(f"{path}: query {name} lacks the {task.query.label} that its task wants")
+            raise GeniusError(f"{path}: query {name} has no {task.query.label}, which its task needs")
         path_of_image = str(self.root / image) if image else None
         query = Query(text=text, image=path_of_image, instruction=self.instruction(name, task))
         positives = row.get("pos_cand_list") or []
@@ -351,11 +351,11 @@ def candidate(row: Row, root: Path, path: Path) -> Item:
     try:
         modality = Modality.parse(str(row.get("modality", "")))
     except (GeniusError, ValueError):
-        raise GeniusError(f"{path}: candidate {name} is of no known modality ({row.get('modality')!r})") from None
+        raise GeniusError(f"{path}: candidate {name} has an unknown modality ({row.get('modality')!r})") from None
     image = row.get("img_path") if modality != TEXT else None
     text = row.get("txt") if modality != IMAGE else None
     if (modality != TEXT and not image) or (modality != IMAGE and not (text or "").strip()):
-        raise GeniusError(f"{path}: candidate {name} lacks the {modality.label} that it is said to be")
+        raise GeniusError(f"{path}: candidate {name} is declared as {modality.label} but has no such content")
     return Item(name, image=str(root / image) if image else None, text=text)
 
 

@@ -278,7 +278,7 @@ def _batch_size(about: Any, packed: int) -> int:
     for group in map(about.row_group, range(about.num_row_groups)):
         unfolded = max(1, group.total_byte_size)
         if unfolded > MAX_UNFOLDED and unfolded > MAX_RATIO * packed:
-            raise GeniusError(f"{packed:,} bytes unfold to {unfolded:,}: too many to be data")
+            raise GeniusError(f"{packed:,} compressed bytes expand to {unfolded:,}: refused")
         rows = min(rows, BATCH_BYTES * group.num_rows // unfolded)
         if unfolded > FOLDED * packed:
             rows = min(rows, LARGEST_BATCH // unfolded)

@@ -100,9 +100,9 @@ class Pixels:
 
     def __post_init__(self) -> None:
         if not 1 <= self.size <= MAX_SIDE or not 0 <= self.resize <= MAX_SIDE:
-            raise GeniusError(f"pictures of {self.size} (from {self.resize}) pixels a side: at most {MAX_SIDE}")
+            raise GeniusError(f"image size {self.size} and resize {self.resize} must be at most {MAX_SIDE} pixels")
         if len(self.mean) != 3 or len(self.std) != 3 or not all(float(value) for value in self.std):
-            raise GeniusError(f"mean {self.mean} and deviation {self.std}: three numbers each, deviations not zero")
+            raise GeniusError(f"mean {self.mean} and std {self.std} must have three values each, std not zero")
 
     def prepare(self, picture: Image.Image) -> Image.Image:
         """RGB picture -> RGB picture of `size` x `size`. One that was prepared before is returned as it is.

@@ -56,7 +56,9 @@ class MiniConfig:
                 continue
             raise GeniusError(f"{name} must be positive, got {value}")
         if self.image_width % self.head_width or self.text_width % self.head_width:
-            raise GeniusError(f"heads of {self.head_width} do not divide towers of {self.image_width} and {self.text_width}")
+            raise GeniusError(
+                f"the head width {self.head_width} must divide the tower widths {self.image_width} and {self.text_width}"
+            )
 
 
 class Block(nn.Module):
@@ -249,7 +251,9 @@ class MiniEncoder(nn.Module):
             shapes = {name: shapes[name] for name in tensor_names(shapes)}
             tokens = Tokens.load(directory / TOKENIZER, config.text_length)
             if tokens.largest() >= config.text_vocabulary:
-                raise GeniusError(f"the tokenizer has ids up to {tokens.largest()}, the model {config.text_vocabulary} words")
+                raise GeniusError(
+                    f"the tokenizer has token ids up to {tokens.largest()}, the model a vocabulary of {config.text_vocabulary}"
+                )
             encoder = build(lambda: cls(config, tokens), shapes, str(path))
             check_fit(encoder, shapes, str(path))
             encoder.load_state_dict(unpack(read_tensors(path)), assign=True)

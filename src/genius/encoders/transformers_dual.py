@@ -69,7 +69,7 @@ class DualEncoder(nn.Module):
             raise GeniusError(f"{where}: {len(lacking)} tensors are missing (first: {lacking[0]})")
         words = model.config.text_config.vocab_size
         if max(tokenizer.get_vocab().values(), default=0) >= words:
-            raise GeniusError(f"{where}: the tokenizer has ids beyond the {words} words of the model")
+            raise GeniusError(f"{where}: the tokenizer has token ids beyond the model's vocabulary of {words}")
         return cls(model, tokenizer, pixels)
 
     @property

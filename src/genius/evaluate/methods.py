@@ -160,7 +160,7 @@ class Space:
 def pick_backend(backend: Backend, device: torch.device) -> Literal["faiss", "torch"]:
     if backend == "faiss":
         if importlib.util.find_spec("faiss") is None:
-            raise GeniusError("Faiss is not installed: pip install 'genius-search[eval]', or use torch")
+            raise GeniusError("Faiss is not installed: pip install 'genius-search[eval]'")
         return "faiss"
     if backend == "auto" and device.type == "cpu" and importlib.util.find_spec("faiss") is not None:
         return "faiss"
@@ -316,7 +316,7 @@ class FeatureFusion:
 
     def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> Answer:
         if self.features.query_ids != space.data.query_ids or self.features.pool_ids != space.data.pool_ids:
-            raise GeniusError("the feature-fusion features are of other queries or candidates than the others of the run")
+            raise GeniusError("the feature-fusion features belong to other queries or candidates than this evaluation")
         chosen = self.features.queries[torch.from_numpy(queries)].to(space.device, torch.float32)
         block = _fused_block(self.features.pool, pool, space.device)
         return _search(score_fusion(chosen), block, pool, k, self.backend, self.features.pool.width * 4)

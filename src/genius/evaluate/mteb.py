@@ -37,7 +37,7 @@ class GeniusSearch:
             model = Genius.from_pretrained(model)
         self.model = model
         if self.model.encoder is None:
-            raise GeniusError("MTEB hands over pictures and texts: the model needs its encoder")
+            raise GeniusError("MTEB evaluates images and texts: the model needs an encoder")
         self.params = params or SearchParams.of_model(self.model)
         self.name = name or default_name
         self.chunk = chunk  # rows whose pictures are in memory at once
@@ -61,7 +61,7 @@ class GeniusSearch:
             dense.append(ranked.half())
             ids += [item.id for item in items]
         if not ids:
-            raise GeniusError("MTEB handed over an empty corpus")
+            raise GeniusError("the MTEB corpus is empty")
         trie = CodeTrie.build(np.concatenate(codes), self.model.config.quantizer.level_sizes)
         self._ids = ids
         self._engine = SearchEngine(

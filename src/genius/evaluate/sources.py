@@ -104,7 +104,7 @@ def load_other(what: str, source: Source, data: FeatureSet, *, fusing: bool = Fa
     else:
         encoder = load_encoder(what)
         if fusing and not isinstance(encoder, PairEncoder):
-            raise GeniusError(f"{what} has two towers and fuses nothing itself: give it as --dense NAME={what}")
+            raise GeniusError(f"{what} has two towers and does not fuse them: use --dense NAME={what}")
         if isinstance(encoder, nn.Module):
             encoder.to(source.device)
         config = ExtractConfig(fusion="towers")
@@ -112,7 +112,7 @@ def load_other(what: str, source: Source, data: FeatureSet, *, fusing: bool = Fa
             config = ExtractConfig(fusion="feature")
         other = source.extract(encoder, config)
     if other.query_ids != data.query_ids or other.pool_ids != data.pool_ids:
-        raise GeniusError(f"{what}: these features are of other queries or candidates than the others of the run")
+        raise GeniusError(f"{what}: these features belong to other queries or candidates than this evaluation")
     return other
 
 
@@ -128,7 +128,9 @@ def fit_to_model(data: FeatureSet, model: Genius, model_uri: str) -> FeatureSet:
         return data
     heads = read_heads(resolve(model_uri) / HEADS)
     if heads is None:
-        raise GeniusError(f"features are {sorted(widths)} wide, the model expects {model.config.width} (and brings no {HEADS})")
+        raise GeniusError(
+            f"features are {sorted(widths)} wide, the model expects {model.config.width} and has no heads ({HEADS})"
+        )
     return replace(data, queries=heads.apply_chunked(data.queries), pool=heads.apply_chunked(data.pool))
 
 

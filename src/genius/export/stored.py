@@ -102,7 +102,7 @@ def store_encoder_graphs(directory: Path) -> dict[str, int]:
     """
     encoder = load_encoder(f"local-dir:{directory}")
     if not isinstance(encoder, MiniEncoder):
-        raise GeniusError(f"graphs are stored for encoders of the family of bundled:mini; a {type(encoder).__name__} needs torch")
+        raise GeniusError(f"graphs can be stored only for encoders like bundled:mini; a {type(encoder).__name__} needs torch")
     sizes = _store(directory, ENCODER_WEIGHTS, {name: (graph, f"{name}.") for name, graph in towers(encoder).items()})
     settings = encoder_settings(encoder.width, encoder.tokens.length, encoder.pixels)
     write_graphs_json(directory, [ENCODER_WEIGHTS, TOKENIZER, *sizes], encoder.fingerprint(), settings)
@@ -172,7 +172,7 @@ def _refer(body: Any, file: _WeightFile, prefix: str, onnx: Any) -> Any:
         stored = file.name_of(prefix + tensor.name, value)
         if stored is None:
             if value.size > LARGEST_OWN:
-                raise GeniusError(f"the weight {prefix + tensor.name} is not in {file.name} as the model has it")
+                raise GeniusError(f"the weight {prefix + tensor.name} in {file.name} differs from the model's")
             continue
         graph.initializer.remove(tensor)
         conversions += _references(tensor.name, stored, file, graph, onnx)

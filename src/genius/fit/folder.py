@@ -130,7 +130,7 @@ class Encoded:
                 keys = [(str(name), str(mark)) for name, mark in json.loads(file.metadata()["items"])]
                 tensors = [file.get_tensor(name) for name in ("image", "text", "image_mask", "text_mask")]
         except Exception as error:
-            raise GeniusError(f"cannot read {path}: {said(error)}; delete {path.parent} and start anew") from None
+            raise GeniusError(f"cannot read {path}: {said(error)}; delete {path.parent} and start again") from None
         self._take(keys, Features(*tensors))
 
 
@@ -168,7 +168,7 @@ def _kept_if_full() -> Iterator[None]:
         yield
     except GeniusError as error:
         if "disk is full" in str(error):
-            raise GeniusError(f"{error}. What is done is kept: make room and run it again") from None
+            raise GeniusError(f"{error}. Finished parts are kept: free disk space and run it again") from None
         raise
 
 
@@ -207,7 +207,7 @@ def index_with_encoder(
     about = read_about(output)
     if about is not None and about.source != INSIDE:
         raise GeniusError(
-            f"{output} has the model {about.source or about.fingerprint[:8]}: --encoder makes a new index, choose another path"
+            f"{output} has the model {about.source or about.fingerprint[:8]}: --encoder creates a new index, choose another path"
         )
     encoded: Encoded | None = None
     fit = None
@@ -335,7 +335,7 @@ def refit(folder: Path, config: FitConfig | None = None, say: Say | None = None,
         raise GeniusError(f"{folder} was not made with --encoder, so there is nothing to refit: its model is {about.source}")
     old = load_model(folder, None, about)
     if queries is not None and old.encoder is not None:
-        raise GeniusError(f"{folder} has an encoder, from which queries are invented: vectors of queries are for one without")
+        raise GeniusError(f"{folder} has an encoder: --query-vectors is only for an index of your own vectors")
     with WriteLock(folder / ".lock", 30.0).hold():
         store = open_store(folder, about)
         reader = store.at(store.latest())
@@ -412,7 +412,7 @@ def stored_again(model: Genius, reader: Reader, schema: Any, rows: Iterator[pa.R
     store.index_words(reader.words_columns())
     store.begin_ledger(described.to_dict())
     if Genius.from_pretrained(target / MODEL).fingerprint() != described.fingerprint:
-        raise GeniusError(f"{target / MODEL} does not read back as it was written; the index is as it was")
+        raise GeniusError(f"{target / MODEL} cannot be verified after writing; the index is unchanged")
     Store.open(target)
     write_about(target, described)  # last: before it, this is no index
 

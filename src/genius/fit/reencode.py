@@ -244,7 +244,7 @@ class _Run:
         lines = Problems(self.problems.values())
         first = next(iter(self.problems.values()), "it is empty")
         return OriginalsMissing(
-            f"{counted(len(self.problems), 'item')} of {self.path} cannot be encoded again ({first}); the index is as it was, "
+            f"{counted(len(self.problems), 'item')} of {self.path} cannot be encoded again ({first}); the index is unchanged, "
             "--skip-missing leaves them out",
             lines,
         )
@@ -286,7 +286,7 @@ class _Run:
             model.save_pretrained(half)
             half.rename(place)
         except (OSError, SafetensorError) as error:
-            raise GeniusError(f"cannot write {half}: {error}; the index is as it was") from None
+            raise GeniusError(f"cannot write {half}: {error}; the index is unchanged") from None
         return model
 
     def _sample(self) -> tuple[list[Item], list[int]]:
@@ -423,4 +423,4 @@ def _exchange(path: Path, previous: Path, about: About) -> None:
     except OSError as error:
         if not path.exists():
             aside.rename(path)
-        raise GeniusError(f"cannot go back to {previous}: {error.strerror or error}; {path} is as it was") from None
+        raise GeniusError(f"cannot go back to {previous}: {error.strerror or error}; {path} is unchanged") from None

@@ -181,7 +181,7 @@ def explain(
         rejected: Codes of every level that were not kept and are listed.
     """
     if request.mode == "words":
-        raise GeniusError("a search by words generates no codes: explain one of mode 'similarity' or 'hybrid'")
+        raise GeniusError("mode 'words' generates no codes: explain a search of mode 'similarity' or 'hybrid'")
     whole("shown", shown, 1, MOST)
     whole("rejected", rejected, 0, MOST)
     label = None

@@ -144,11 +144,13 @@ def swap(folder: Path, fresh: Path) -> None:
         if moved and not folder.exists():
             previous.rename(folder)
         remove(fresh, folder, about.id)
-        raise GeniusError(f"cannot replace {folder}: {getattr(error, 'strerror', None) or error}; it is as it was") from None
+        raise GeniusError(f"cannot replace {folder}: {getattr(error, 'strerror', None) or error}; it is unchanged") from None
     try:
         sync_directory(folder.absolute().parent)
     except OSError as error:
-        raise GeniusError(f"{folder} is made anew, but a power cut may undo that: {error.strerror or error}") from None
+        raise GeniusError(
+            f"{folder} was replaced, but the change may not survive a power cut: {error.strerror or error}"
+        ) from None
 
 
 def begin_replacement(folder: Path, about: About) -> Path:
@@ -314,7 +316,7 @@ def _appears(folder: Path) -> bool:
             return missing and (folder / ABOUT).is_file()
         missing = True
         time.sleep(LOOK_S)
-    raise GeniusError(f"{folder} was being replaced and that was broken off; nothing is lost: genius repair {folder} finishes it")
+    raise GeniusError(f"a replacement of {folder} was interrupted; nothing is lost: genius repair {folder} finishes it")
 
 
 def write_about(folder: Path, about: About, durable: bool = True) -> None:
@@ -358,7 +360,7 @@ def open_or_create(
         raise GeniusError(f"{folder} was built with {built}, not with this model ({fingerprint[:8]}): build a new index")
     config = loaded.config.quantizer
     if (about.levels, about.width) != (config.level_sizes, config.width):
-        raise Damaged(f"{folder} is damaged: {ABOUT} has another shape of IDs than its model; genius repair {folder}")
+        raise Damaged(f"{folder} is damaged: the level sizes in {ABOUT} differ from those of its model; genius repair {folder}")
     return about, loaded, open_store(folder, about, durable)
 
 

@@ -108,7 +108,9 @@ def learn(
     """Learn from queries; see `Index.learn`."""
     state.check_writable()
     if state.model.config.rerank_embedding != "fused":
-        raise GeniusError("this model compares the encoder's own vectors, for which nothing is learned; the index is unchanged")
+        raise GeniusError(
+            "this model ranks by the encoder's own vectors, for which no item bias is learned; the index is unchanged"
+        )
     parsed, skipped = _parsed(state, queries)
     distinct = {entry.key(): entry for entry in parsed}
     entries = list(distinct.values())
@@ -199,7 +201,9 @@ def _vector(state: OpenIndex, value: Mapping[str, Any]) -> Floats:
     given = value["vector"]
     fingerprint = value.get("fingerprint")
     if fingerprint is not None and fingerprint != state.about.fingerprint:
-        raise GeniusError(f"its vector is of another model ({str(fingerprint)[:8]}; this index: {state.about.fingerprint[:8]})")
+        raise GeniusError(
+            f"its vector comes from another model ({str(fingerprint)[:8]}; this index: {state.about.fingerprint[:8]})"
+        )
     try:
         if isinstance(given, str):
             vector = np.frombuffer(base64.b64decode(given, validate=True), np.float16).astype(np.float32)

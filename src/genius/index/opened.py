@@ -41,7 +41,7 @@ MASKS = 64  # filters whose rows are remembered: a byte an item each
 T = TypeVar("T")
 
 CACHE_FROM = 2_000  # smaller indexes are read whole when opened: quicker than a cache
-RETRIES = 4  # of a read whose version was cleaned away
+RETRIES = 4  # of a read whose version was removed by genius optimize
 REBUILD_SHARE = 0.2  # a cache that lacks more than this share of the rows is built anew when opened
 
 
@@ -556,7 +556,7 @@ class OpenIndex:
                 return call()
             except Vanished:
                 if self.pinned is not None:
-                    raise GeniusError(f"version {self.pinned} of {self.path} was cleaned away") from None
+                    raise GeniusError(f"version {self.pinned} of {self.path} was removed by genius optimize") from None
         return call()
 
     @contextmanager

@@ -55,7 +55,7 @@ def index_words(state: OpenIndex, fields: Sequence[str]) -> list[str]:
             if name not in columns:
                 raise GeniusError(f"no field {name!r}, there are: {', '.join(sorted(columns)) or 'none'}")
             if columns[name] != "text":
-                raise GeniusError(f"the field {name!r} holds {columns[name]}s: only texts are searched by words")
+                raise GeniusError(f"the field {name!r} holds {columns[name]}s: only text fields can be in a full-text index")
         state.store.index_words([*ALWAYS, *fields])
     return words_fields(state.reader())
 
@@ -95,7 +95,7 @@ def answer(state: OpenIndex, queries: Sequence[Query | ContentInput], requests: 
 
 def _check(query: Query, request: SearchRequest) -> None:
     if request.mode == "words" and query.text is None:
-        raise GeniusError("a search by words needs a text")
+        raise GeniusError("mode 'words' needs a query text")
     if request.mode == "similarity" and query.vector is not None and query.text is not None:
         raise GeniusError("a query is a vector, or made of a text and an image: use either (both with mode 'hybrid')")
 
@@ -140,7 +140,7 @@ def _by_words(reader: Reader, query: Query, request: SearchRequest) -> tuple[Hit
     """The ranking by words, and ids of items that the text names exactly."""
     columns = reader.words_columns()
     if not columns:
-        raise GeniusError("this index cannot be searched by words yet: index.index_words(), or genius optimize INDEX --words")
+        raise GeniusError("this index has no full-text index yet: run genius optimize INDEX --words, or index.index_words()")
     assert query.text is not None
     conditions = []
     if request.where is not None:

@@ -345,7 +345,7 @@ def retype_field(state: OpenIndex, name: str, field_type: str, *, lossy: bool = 
         if bad and not lossy:
             raise GeniusError(
                 f"{counted(len(bad), 'value')} of {name!r} cannot become {target} (first: {', '.join(map(repr, bad[:SHOWN]))}): "
-                "change them, or drop those values (--lossy)"
+                "change them, or drop those values (lossy=True)"
             )
         state.store.drop_columns([name])
         state.store.add_columns({name: target})

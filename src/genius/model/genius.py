@@ -338,7 +338,7 @@ class Genius(Embedder):
             with torch.no_grad():
                 self.generator(z, codes)
         except Exception as error:  # whatever a config of nonsense leads to
-            raise GeniusError(f"the model at {directory} does not compute: {said(error)}") from None
+            raise GeniusError(f"the model at {directory} fails on a test input: {said(error)}") from None
 
 
 # -- weights from before every modality had its own a_l and b_l --------------------------------------------------

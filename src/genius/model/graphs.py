@@ -61,7 +61,7 @@ class GraphModel(Embedder):
         if self.encoder is not None and self.encoder.width != self.config.width:
             raise GeniusError(f"the encoder is {self.encoder.width} wide, the model expects {self.config.width}")
         if self.encoder is not None and self.encoder.fingerprint() != self.graphs.settings.get("encoder"):
-            raise GeniusError(f"{directory} has graphs for another encoder: genius export graphs makes them anew")
+            raise GeniusError(f"{directory} has graphs for another encoder: run genius export graphs again")
         self.knows = load_knows(directory)
         self.queries = QueryBank.load(directory, self.config.width)
 

@@ -117,4 +117,4 @@ def load_knows(directory: Path) -> Knows | None:
         usual_distance = {Modality.parse(str(label)).label: float(value) for label, value in stored.items()}
         return Knows(int(body["items"]), usual_distance, str(body.get("about", "")), dict(body.get("fit", {})))
     except (GeniusError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
-        raise GeniusError(f"{path} is not what it should be: it says how closely codes describe their items") from None
+        raise GeniusError(f"{path} is invalid: expected the number of items and their usual distance by modality") from None

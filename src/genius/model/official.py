@@ -48,7 +48,7 @@ def convert_official(quantizer: str | Path, generator: str | Path) -> Genius:
         expected[name].copy_(tensor)
     unset = [name for name in expected if name not in weights and not name.startswith("quantizer.unused_")]
     if unset:
-        raise GeniusError(f"the checkpoints do not fit together: nothing for {unset[0]}")
+        raise GeniusError(f"the checkpoints do not fit together: no tensor for {unset[0]}")
     return model
 
 

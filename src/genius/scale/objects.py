@@ -113,7 +113,7 @@ def fetch_sources(url: str, folder: Path) -> Path:
     found = place.files()
     single = not found and place.store.get_file_info(place.root).is_file
     if not found and not single:
-        raise GeniusError(f"there is nothing at {url}")
+        raise GeniusError(f"nothing is stored at {url}")
     target = folder / place.root
     if single:
         about = place.store.get_file_info(place.root)
@@ -147,7 +147,7 @@ def publish(folder: Path, url: str, alone: bool = False) -> LedgerState:
     with WriteLock(folder / ".lock", 30.0).hold(), _claim(place, alone):
         state = Ledger(folder).read()
         if state is None:
-            raise GeniusError(f"{folder} is of an earlier format: genius optimize {folder} brings it up to date")
+            raise GeniusError(f"{folder} has an earlier format: run genius optimize {folder} first")
         there = {name: about for name, about in place.files().items() if not _is_claim(name)}
         before = _ledger_state(place)
         _refuse_another(folder, place, state, before, there)
@@ -179,7 +179,7 @@ def _claim(place: Place, alone: bool) -> Iterator[None]:
         for other in [name for name in place.files() if _is_claim(name) and name != mine]:
             if not alone:
                 who = (place.read(other) or b"somebody").decode(errors="replace").strip()
-                raise GeniusError(f"{place.url}: {who} publishes there, too; if that was killed: genius publish --alone")
+                raise GeniusError(f"{place.url}: {who} is publishing there; if it was killed, use genius publish --alone")
             place.remove(other)
         yield
     finally:
@@ -194,14 +194,14 @@ def _refuse_another(folder: Path, place: Place, state: LedgerState, before: Ledg
     """Unless nothing is there, or a version of this very index, or what was published from here last (and cleaned up since)."""
     if before is None:
         if there:
-            raise GeniusError(f"{place.url} holds something else ({next(iter(there))!r}): choose another place")
+            raise GeniusError(f"{place.url} holds other objects ({next(iter(there))!r}): choose another URL")
         return
     if before.about["id"] != state.about["id"]:
-        raise GeniusError(f"{place.url} holds another index: choose another place")
+        raise GeniusError(f"{place.url} holds another index: choose another URL")
     name = manifest_name(before.head)
     ours = before.head in state.shown and state.files.get(name) == before.files.get(name)
     if not ours and _published(folder).get(place.url) != _mark(before):
-        raise GeniusError(f"{place.url} holds changes that this copy of the index does not have: somebody else publishes there")
+        raise GeniusError(f"{place.url} holds changes that this index does not have: another process publishes there")
 
 
 def _published(folder: Path) -> dict[str, str]:

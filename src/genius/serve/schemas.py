@@ -121,7 +121,7 @@ class SearchBody(Strict):
         if self.vector is not None and (content or negative):
             raise ValueError("send either a vector, or a text and an image")
         if self.mode == "words" and not (self.text or "").strip():
-            raise ValueError("a search by words needs a text")
+            raise ValueError("mode 'words' needs a query text")
         if self.image is not None and self.like is not None:
             raise ValueError("send either an image or 'like', not both")
         if self.minus_image is not None and self.minus_like is not None:

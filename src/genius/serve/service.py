@@ -220,7 +220,7 @@ class Service:
                 if future.cancel() or future.cancelled():
                     raise self._refuse("writes", "the write waited too long for its turn; nothing was written", 5) from None
                 limit = f"{self.config.write_timeout_s:g} s"
-                raise ApiError(504, f"not written within {limit}; it may still be: ask for the item") from None
+                raise ApiError(504, f"not written within {limit}; it may still complete: read the item to find out") from None
         self.metrics.writes.labels(operation).inc(items)
         return cast(T, done)
 

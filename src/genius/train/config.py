@@ -372,7 +372,7 @@ def current_names(values: dict[str, Any]) -> dict[str, Any]:
 def _resolve(source: str, seen: tuple[str, ...]) -> dict[str, Any]:
     path = _locate(source)
     if str(path) in seen:
-        raise GeniusError(f"{source}: its bases go in a circle")
+        raise GeniusError(f"{source}: its base configs form a cycle")
     values = read_values(path)
     if not isinstance(values, dict):
         raise GeniusError(f"{source}: expected a table of fields")
