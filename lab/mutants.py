@@ -173,7 +173,7 @@ MUTANTS = (
         ("model/test_quantizer.py::test_a_revived_code_stays_where_it_was_put",),
     ),
     Mutant(
-        "X2", "offsets of invented queries point the other way", "fit/__init__.py",
+        "X2", "offsets of synthetic queries point the other way", "fit/__init__.py",
         "Offsets(queries[known] - z[rows],", "Offsets(z[rows] - queries[known],",
         ("fit/test_offsets.py",),
     ),

@@ -23,7 +23,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from genius.errors import GeniusError
 from genius.fit.folder import index_with_encoder
-from genius.fit.invent import crop
+from genius.fit.synthetic_queries import crop
 from genius.index import Hit, Index
 from genius.index.ingest import IngestConfig
 from genius.search import SearchRequest

@@ -106,7 +106,7 @@ def test_a_run_that_is_broken_off_goes_on(
     with monkeypatch.context() as broken:
         broken.setattr(onramp, "encode_items", tallied)
         if stage == "fitting":
-            broken.setattr(onramp, "invent_queries", stopped)
+            broken.setattr(onramp, "synthesize_queries", stopped)
         if stage == "indexing":
             broken.setattr(onramp.writing, "write", stopped)
         first = run("index", folder, "-o", index, "--encoder", clip)
@@ -189,7 +189,7 @@ def test_cut_outs_are_given_back_before_anything_is_fitted(tmp_path: Path) -> No
 def test_python(clip: Path, tmp_path: Path) -> None:
     items = [Item(f"{colour}-{i}", image=photo(colour, i)) for colour in COLOURS for i in range(4)]
     model = Genius.from_encoder(clip).fit(items)
-    assert model.knows is not None and model.knows.fit["scans"] and model.knows.items == len(items)
+    assert model.knows is not None and model.knows.fit["exhaustive"] and model.knows.items == len(items)
     model.save_pretrained(tmp_path / "model")
     with Index(tmp_path / "a.genius", tmp_path / "model") as index:
         index.add(items)

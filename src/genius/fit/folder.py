@@ -32,7 +32,7 @@ from genius.errors import GeniusError, Problems, said
 from genius.features import Features
 from genius.files import disk_problem, read_json, write_whole
 from genius.fit import Fit, FitConfig, Say, Unfitted, fit_vectors, settled
-from genius.fit.invent import MOST, InventedQueries, invent_queries
+from genius.fit.synthetic_queries import MOST, SyntheticQueries, synthesize_queries
 from genius.fit.vectors import own_queries, query_bank
 from genius.index import Index, writing
 from genius.index.folder import (
@@ -223,8 +223,8 @@ def index_with_encoder(
             why = f" ({problems[0]})" if problems else ""
             where = ", ".join(map(str, paths))
             raise GeniusError(f"nothing to index under {where}: no image, text or table could be read{why}")
-        on_step("inventing queries")
-        queries = invent_queries(unfitted.encoder, [item for item, _ in some])
+        on_step("generating synthetic queries")
+        queries = synthesize_queries(unfitted.encoder, [item for item, _ in some])
         rows = [encoded.rows[key] for _, key in some]
         moved = queries.positives.clone()
         moved[queries.positives >= 0] = moved.new_tensor(rows)[queries.positives[queries.positives >= 0]]
@@ -258,7 +258,7 @@ def _check_encoder(index: Index, uri: str) -> None:
 def _encode(
     unfitted: Unfitted, encoded: Encoded, paths: Sequence[str | Path], config: IngestConfig, tell: Tell
 ) -> tuple[list[tuple[Item, Key]], Problems]:
-    """Encode what is not encoded yet; some items, to invent queries from, and what could not be read."""
+    """Encode what is not encoded yet; some items, to make queries from, and what could not be read."""
     nowhere = IngestReport()  # problems are reported when items are added to the index
     found = list(find_files(paths, config, nowhere))
     some: list[tuple[Item, Key]] = []
@@ -343,19 +343,19 @@ def refit(folder: Path, config: FitConfig | None = None, say: Say | None = None,
             raise GeniusError(f"{folder} is empty: there is nothing to fit to")
         z, modality, some = _read(reader)
         if old.encoder is None:
-            invented = own_queries(queries, old.fusion, z, modality)
+            fit_queries = own_queries(queries, old.fusion, z, modality)
         else:
-            invented = _invented(old.encoder, some)
+            fit_queries = _make_queries(old.encoder, some)
         temporary = begin_replacement(folder, about)
         try:
             uri = None
             if old.config.encoder is not None:
                 uri = settled(old.config.encoder)
-            fit = fit_vectors(old.fusion, z, modality, invented, old.encoder, uri, config, say)
+            fit = fit_vectors(old.fusion, z, modality, fit_queries, old.encoder, uri, config, say)
             if old.encoder is None:
                 fit.model.queries = old.queries
-                if invented is not None:
-                    fit.model.queries = query_bank(invented, old.fusion, z.shape[1])
+                if fit_queries is not None:
+                    fit.model.queries = query_bank(fit_queries, old.fusion, z.shape[1])
             _write_anew(fit.model, reader, temporary)
         except BaseException:
             remove(temporary, folder, about.id)
@@ -364,9 +364,9 @@ def refit(folder: Path, config: FitConfig | None = None, say: Say | None = None,
     return fit
 
 
-def _invented(encoder: Encoder, some: Sequence[tuple[int, Item]]) -> InventedQueries:
+def _make_queries(encoder: Encoder, some: Sequence[tuple[int, Item]]) -> SyntheticQueries:
     """Queries for some items, whose row numbers become the positives."""
-    queries = invent_queries(encoder, [item for _, item in some])
+    queries = synthesize_queries(encoder, [item for _, item in some])
     rows = queries.positives.new_tensor([row for row, _ in some])
     known = queries.positives >= 0
     queries.positives[known] = rows[queries.positives[known]]

@@ -31,7 +31,7 @@ from genius.errors import GeniusError, Problems, counted
 from genius.files import read_json, sync_directory, write_whole
 from genius.fit import FitConfig, Say, Unfitted, embed
 from genius.fit.folder import AT_ONCE, Encoded, Tell, stored_again
-from genius.fit.invent import MOST, invent_queries
+from genius.fit.synthetic_queries import MOST, synthesize_queries
 from genius.index import Index
 from genius.index.folder import (
     About,
@@ -273,9 +273,9 @@ class _Run:
             if abs(int(fitted.get("items", 0)) - len(self.encoded)) <= REFIT_SHARE * len(self.encoded):
                 return model
             remove(place, self.path)
-        self.say("inventing queries")
+        self.say("generating synthetic queries")
         some, rows = self._sample()
-        queries = invent_queries(self.unfitted.encoder, some)
+        queries = synthesize_queries(self.unfitted.encoder, some)
         known = queries.positives >= 0
         queries.positives[known] = queries.positives.new_tensor(rows)[queries.positives[known]]
         features = self.encoded.all().to("cpu", torch.float32)

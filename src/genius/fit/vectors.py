@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from genius.errors import GeniusError
 from genius.fit import Fit, FitConfig, Say, embed, fit_collection, sum_fusion
-from genius.fit.invent import InventedQueries
+from genius.fit.synthetic_queries import SyntheticQueries
 from genius.index import Index
 from genius.index.folder import read_about, save_inside
 from genius.index.ingest import IngestConfig, IngestReport, find_files, ingest, read_items
@@ -92,7 +92,7 @@ def read_ids(path: Path, rows: int) -> list[str]:
     return ids
 
 
-def own_queries(vectors: NDArray[Any] | None, fusion: Fusion, z: torch.Tensor, modality: torch.Tensor) -> InventedQueries | None:
+def own_queries(vectors: NDArray[Any] | None, fusion: Fusion, z: torch.Tensor, modality: torch.Tensor) -> SyntheticQueries | None:
     """Query vectors in the form that a fit takes; the nearest item is taken for the positive.
 
     Args:
@@ -106,10 +106,10 @@ def own_queries(vectors: NDArray[Any] | None, fusion: Fusion, z: torch.Tensor, m
     features = features_of_queries([Query(vector=row) for row in vectors], z.shape[1]).as_tensors()
     nearest = nearest_rows(embed(fusion, features), z, 1)[:, 0]
     tasks = torch.zeros(len(features), dtype=torch.long)
-    return InventedQueries(features, nearest, modality[nearest], tasks)
+    return SyntheticQueries(features, nearest, modality[nearest], tasks)
 
 
-def query_bank(queries: InventedQueries | None, fusion: Fusion, width: int, seed: int = 0) -> QueryBank:
+def query_bank(queries: SyntheticQueries | None, fusion: Fusion, width: int, seed: int = 0) -> QueryBank:
     """What an index of own vectors knows of queries: their distribution, but not which modality they want."""
     neutral = neutral_queries(width)
     if queries is None:
@@ -145,9 +145,9 @@ def fit_own_vectors(
     config = config or FitConfig()
     features = features_of_items(items, width).as_tensors()
     fusion = sum_fusion(features)
-    invented = own_queries(queries, fusion, embed(fusion, features), features.modality)
-    fit = fit_collection(features, invented, config=config, say=say)
-    fit.model.queries = query_bank(invented, fusion, width, config.seed)
+    fit_queries = own_queries(queries, fusion, embed(fusion, features), features.modality)
+    fit = fit_collection(features, fit_queries, config=config, say=say)
+    fit.model.queries = query_bank(fit_queries, fusion, width, config.seed)
     return fit
 
 

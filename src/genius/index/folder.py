@@ -357,7 +357,9 @@ def open_or_create(
     fingerprint = loaded.fingerprint()
     if about.fingerprint != fingerprint:
         built = f"{about.source or 'another model'} ({about.fingerprint[:8]})"
-        raise GeniusError(f"{folder} was built with {built}, not with this model ({fingerprint[:8]}): build a new index")
+        raise GeniusError(
+            f"{folder} was built with {built}, not with this model ({fingerprint[:8]}): genius reencode changes its encoder"
+        )
     config = loaded.config.quantizer
     if (about.levels, about.width) != (config.level_sizes, config.width):
         raise Damaged(f"{folder} is damaged: the level sizes in {ABOUT} differ from those of its model; genius repair {folder}")

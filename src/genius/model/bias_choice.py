@@ -123,7 +123,7 @@ def fitting(bank: QueryBank, known: QueryBank, items: Any, item_modality: Any) -
 
     Args:
         bank: Queries of unknown origin.
-        known: Queries that the model was made with, real or invented.
+        known: Queries that the model was made with, real or synthetic.
         items: (N, D) unit vectors.
         item_modality: (N,).
     """

@@ -53,7 +53,7 @@ class QueryBank:
         target: (n,) int64, the modality that each query wants; -1 unknown.
         probe_weight: (3, D) of the linear probe for the target modality; None: the bank has too few targets to fit one.
         probe_bias: (3,) of it.
-        real: Whether they come from people or a data set. Invented queries say nothing about hubs: they give no item bias.
+        real: Whether they come from people or a data set. Synthetic queries say nothing about hubs: they give no item bias.
         bias_weights: (3, 3) w of the item bias by query modality and target (`genius.model.bias_choice`); None: by their number.
         bias_temperatures: (3, 3) t of the item bias; None: `TEMPERATURE`.
     """
@@ -90,7 +90,7 @@ class QueryBank:
             target: (n,) the modality of its positives, -1 unknown.
             size: Most queries that are kept.
             seed: Of the sample.
-            real: Whether they come from people or a data set, not invented.
+            real: Whether they come from people or a data set, not synthetic.
 
         Raises:
             GeniusError: If the shapes do not fit or a vector is not finite.
@@ -133,7 +133,7 @@ class QueryBank:
     def bias_weight(self, query_modality: int, target: int) -> float:
         """w of `item_bias`: 0 for a direction that the bank knows too few queries of, near 1 for one that it knows well.
 
-        0, too, for queries that were invented.
+        0, too, for synthetic queries.
         """
         if not self.real:
             return 0.0

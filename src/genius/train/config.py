@@ -219,11 +219,11 @@ class GeneratorStageConfig(StageConfig):
     batch: int = 1024
     lr: float = 1e-3
     weight_decay: float = 0.05
-    # what the decoder reads. items: items and invented items, moved by the offsets of held-out queries (ours). queries:
+    # what the decoder reads. items: items and synthetic items, moved by the offsets of held-out queries (ours). queries:
     # training queries as they are. The others mix these with their positives (4.3.2). linear: Eq. 11 as printed; scalar:
     # the same at unit length, as queries have; sqrt-per-dimension: published
     inputs: Literal["items", "queries", "linear", "scalar", "sqrt-per-dimension"] = "items"
-    virtual: float = 1.0  # items: share of the inputs that start from an invented item
+    virtual: float = 1.0  # items: share of the inputs that start from a synthetic item
 
 
 @dataclass(frozen=True)

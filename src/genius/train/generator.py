@@ -2,12 +2,12 @@
 
 The decoder reads shifted items, or, as in the paper, augmented training queries (4.3.2). A query stands at some distance
 from its positive. Training queries do not show that distance: earlier stages have pulled them to their positives.
-So by default no training query is used. An input is an item, or an invented one, moved by the offset of a *held-out*
+So by default no training query is used. An input is an item, or a synthetic one, moved by the offset of a *held-out*
 query whose positive lies nearby, scaled at random, and moved by the same length in a random direction; its target is the
 item's ID. The random direction regularises: there are few held-out offsets, they span a small subspace, and a decoder
 soon learns to undo them. Without any query, offsets are random directions.
 
-Most inputs are invented items with invented IDs (the first codes of an item, then codes drawn uniformly), so that IDs
+Most inputs are synthetic items with synthetic IDs (the first codes of an item, then codes drawn uniformly), so that IDs
 which no item has yet can be generated too. Uniform codes also keep the decoder from learning how frequent a code is:
 log p then says how well an ID fits the query and nothing else. Knows nothing of encoders; the quantizer is frozen.
 """
@@ -35,7 +35,7 @@ from genius.train.losses import code_losses
 from genius.train.metrics import dense_hits, generator_hits, positive_mask
 from genius.train.pairs import Draws, Order, Points, Positives, share
 
-KEPT_CODES = 2  # codes that an invented ID takes from an item: the modality and the first one
+KEPT_CODES = 2  # codes that a synthetic ID takes from an item: the modality and the first one
 MOST_ITEMS = 500_000  # drawn from a larger pool
 NEARBY = 8  # held-out positives around an item whose offsets it is moved by
 DEFAULT_DISTANCE = 0.8  # between queries and positives where nothing is held out
@@ -125,7 +125,7 @@ class ShiftedItems:
         codes: Tensor,  # (N, M)
         offsets: Offsets | None,
         quantizer: ResidualQuantizer,
-        virtual: float,  # share of the inputs that start from no item but from an invented one
+        virtual: float,  # share of the inputs that start from no item but from a synthetic one
         seed: int,
     ) -> None:
         device = codes.device
@@ -179,7 +179,7 @@ class ShiftedItems:
         candidates = self.rows[modality]
         rows = candidates[_pick(torch.full((count,), len(candidates), device=device), random)]
         offsets = self.directions.draw(rows, random)
-        z, ids = self._invented(self.codes[rows], random)
+        z, ids = self._synthetic_items(self.codes[rows], random)
         virtual = torch.rand(count, 1, generator=random, device=device) < self.virtual
         z = torch.where(virtual, z, self.z[rows])
         ids = torch.where(virtual, ids, self.codes[rows])
@@ -188,8 +188,8 @@ class ShiftedItems:
         moved = scale * (offsets + self.noise * offsets.norm(dim=1, keepdim=True) * direction)
         return F.normalize(z + moved, dim=1), ids
 
-    def _invented(self, codes: Tensor, random: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Invented items (n, D) and their IDs (n, M): the first codes of an item, later ones drawn uniformly."""
+    def _synthetic_items(self, codes: Tensor, random: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Synthetic items (n, D) and their IDs (n, M): the first codes of an item, later ones drawn uniformly."""
         ids = codes.clone()
         for level in range(KEPT_CODES, codes.shape[1]):
             size = self.quantizer.config.level_sizes[level]
