@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from genius.cli.common import command, console, emit
-from genius.data.collection import Problems
+from genius.data.collection import ProblemCounter
 from genius.data.mbeir import (
     INSTRUCTIONS,
     ROWS,
@@ -102,7 +102,7 @@ class _Walker:
 
     def lines(self, path: Path) -> Iterator[Row]:
         """The readable lines of a file; the others are counted and named."""
-        problems = Problems()
+        problems = ProblemCounter()
         name = self._name(path)
         try:
             self.report.sizes[name] = path.stat().st_size
@@ -119,7 +119,7 @@ class _Walker:
             self.report.broken.append(f"{name}: cannot be read ({error.strerror or error})")
         self.complain(name, problems)
 
-    def complain(self, where: str, problems: Problems) -> None:
+    def complain(self, where: str, problems: ProblemCounter) -> None:
         try:
             problems.raise_if_any(where)
         except GeniusError as error:
@@ -128,7 +128,7 @@ class _Walker:
     def _name(self, path: Path) -> str:
         return path.relative_to(self.root).as_posix()
 
-    def picture(self, image: str | None, owner: str, problems: Problems) -> None:
+    def picture(self, image: str | None, owner: str, problems: ProblemCounter) -> None:
         if image is None or image in self.seen_pictures:
             return
         self.seen_pictures.add(image)
@@ -144,7 +144,7 @@ class _Walker:
         for path in sorted(
             [*folder.glob("local/*.jsonl"), *folder.glob("global/*.jsonl")], key=lambda p: (p.parent.name, p.name)
         ):
-            problems, known = Problems(), set[str]()
+            problems, known = ProblemCounter(), set[str]()
             for row in self.lines(path):
                 item = self._candidate(row, path, problems)
                 if item is None:
@@ -155,7 +155,7 @@ class _Walker:
             self.report.pools[self._name(path)] = len(known)
             self.complain(self._name(path), problems)
 
-    def _candidate(self, row: Row, path: Path, problems: Problems) -> Item | None:
+    def _candidate(self, row: Row, path: Path, problems: ProblemCounter) -> Item | None:
         try:
             return candidate(row, self.root, path)
         except GeniusError as error:
@@ -178,7 +178,7 @@ class _Walker:
             self.report.missing += [f"query/{split}: no queries of {key}" for key in expected if key not in counts]
 
     def _queries(self, split: str, file: Any, counts: dict[str, Count]) -> None:
-        name, problems, seen = self._name(file.path), Problems(), dict[str, int]()
+        name, problems, seen = self._name(file.path), ProblemCounter(), dict[str, int]()
         judged = self._judgements(split, file)
         for row in self.lines(file.path):
             query = str(row.get("qid") or "")
@@ -220,7 +220,7 @@ class _Walker:
             self.report.broken.append(str(error))
             return None
 
-    def _answers(self, split: str, key: str, query: str, positives: list[str], count: Count, problems: Problems) -> None:
+    def _answers(self, split: str, key: str, query: str, positives: list[str], count: Count, problems: ProblemCounter) -> None:
         count.positives += len(positives)
         if not positives:
             problems.add("queries have no positive", query)
@@ -262,7 +262,7 @@ class _Walker:
         if union is not None and all(pool is not None for pool in local):
             together: set[str] = set().union(*(pool for pool in local if pool is not None))
             if together != union:
-                problems = Problems()
+                problems = ProblemCounter()
                 _each(problems, "candidates of local pools are not in the union test pool", together - union)
                 _each(problems, "candidates of the union test pool are in no local pool", union - together)
                 self.complain(self._name(union_pool(self.root, "test")), problems)
@@ -297,7 +297,7 @@ class _Walker:
         return next((self.ids[p.name] for p in local_pools(self.root, key, "test") if p.name in self.ids), None)
 
 
-def _each(problems: Problems, kind: str, names: Iterable[str]) -> None:
+def _each(problems: ProblemCounter, kind: str, names: Iterable[str]) -> None:
     for name in sorted(names):
         problems.add(kind, name)
 

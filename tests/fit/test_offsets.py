@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from genius.features import Features
-from genius.fit import FitConfig, fit_collection, query_offsets
+from genius.fit import FitConfig, fit_collection, synthetic_query_offsets
 from genius.fit.synthetic_queries import SyntheticQueries
 
 
@@ -22,7 +22,7 @@ def test_a_positive_moved_by_its_offset_is_the_query() -> None:
         targets=torch.tensor([0, 1, 0, 1]),
         tasks=torch.arange(4),
     )
-    offsets = query_offsets(synthetic, queries, z, modality)
+    offsets = synthetic_query_offsets(synthetic, queries, z, modality)
     assert torch.allclose(offsets.positives + offsets.vectors, queries)
     assert torch.equal(offsets.positives[:2], z[[2, 5]])
     nearest = [int((queries[2] @ z[:3].T).argmax()), 3 + int((queries[3] @ z[3:].T).argmax())]

@@ -14,7 +14,7 @@ from genius.cli.common import command, console, emit, note, tell
 from genius.errors import GeniusError, counted
 
 if TYPE_CHECKING:
-    from genius.demo import Shown
+    from genius.demo import DemoResult
     from genius.index.ingest import IngestConfig, IngestReport
     from genius.scale.bulk import BulkReport
 
@@ -385,13 +385,13 @@ def info(
     as_json: JsonOption = False,
 ) -> None:
     """Show what an index holds: items by modality, metadata fields for --where, model, size."""
-    from genius.index.folder import INSIDE, about_of, describe, open_store
+    from genius.index.folder import INSIDE, about_of, describe_index, open_store
     from genius.index.paths import MODEL
     from genius.model.known_items import load_knows
 
     about = about_of(path)
     store = open_store(path, about)
-    body = describe(path, about, store.at(store.latest()))
+    body = describe_index(path, about, store.at(store.latest()))
     if versions:
         body["versions"] = store.versions()
     body["advice"] = _advice(path)
@@ -490,7 +490,7 @@ def optimize(
     tell({"bytes_before": before, "bytes_after": after}, f"{before / 1e6:,.1f} MB -> {after / 1e6:,.1f} MB", as_json)
 
 
-def _as_json(shown: Shown) -> dict[str, Any]:
+def _as_json(shown: DemoResult) -> dict[str, Any]:
     hits = [{"id": h.id, "score": h.score, "codes": list(h.codes), "name": h.item.metadata.get("name")} for h in shown.hits]
     return {"task": shown.title, "text": shown.query.text, "hits": hits}
 

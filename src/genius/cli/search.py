@@ -99,7 +99,7 @@ def search(
     text = text or words
     if vector is None:
         check_query(text, image)
-    with opened(path, model, version, device) as index:
+    with open_index(path, model, version, device) as index:
         wanted = Target.parse(target, modality)
         request = SearchRequest(
             k,
@@ -140,7 +140,7 @@ def search(
         note(f"note: {hint}")
 
 
-def opened(path: Path, model: str | None, version: int | None, device: str = "") -> Index:
+def open_index(path: Path, model: str | None, version: int | None, device: str = "") -> Index:
     """An index for one command.
 
     Args:
@@ -151,10 +151,10 @@ def opened(path: Path, model: str | None, version: int | None, device: str = "")
     """
     from genius.cli.common import here
     from genius.index import Index
-    from genius.index.folder import about_of, load_model
+    from genius.index.folder import about_of, load_index_model
 
     folder = here(path)
-    loaded = load_model(folder, model, about_of(folder), graphs=device in ("auto", "cpu"))
+    loaded = load_index_model(folder, model, about_of(folder), graphs=device in ("auto", "cpu"))
     if device:
         loaded = loaded.to(device)
     return Index.open(folder, loaded, version=version)
@@ -265,7 +265,7 @@ def explain(
     text = text or words
     if sum((bool(text or image), bool(ids), prefix is not None)) != 1:
         raise GeniusError("explain a query (text or --image), items (--id), or a code prefix (--prefix)")
-    with opened(path, model, None) as index:
+    with open_index(path, model, None) as index:
         index.model.to(device)
         if prefix is not None:
             _explain_prefix(index, _parse_prefix(prefix), neighbours, as_json)

@@ -84,7 +84,7 @@ def train(
         tell({"output": settings.output, **result}, settings.output, as_json)
         return
     from genius.train import train as run
-    from genius.train.journal import next_command, table, verdict
+    from genius.train.journal import hit_rate_table, next_command, verdict
 
     with kept_if_interrupted():
         trained = run(settings, quiet=quiet or as_json)
@@ -94,7 +94,7 @@ def train(
         fingerprint = trained.model.fingerprint()
         emit({"output": settings.output, "fingerprint": fingerprint, "metrics": trained.metrics, "verdict": judged})
         return
-    for line in table(values):
+    for line in hit_rate_table(values):
         print(line)
     if judged is not None:
         print(judged)
@@ -178,14 +178,14 @@ def _fields(config: type[Any]) -> dict[str, tuple[str, str]]:
 EVERY = 10.0  # seconds between lines of progress where there is no terminal
 
 
-def names(text: str) -> tuple[str, ...]:
+def split_names(text: str) -> tuple[str, ...]:
     """Split a list at commas and spaces."""
     return tuple(part for part in text.replace(",", " ").split() if part)
 
 
-def numbers(text: str) -> tuple[int, ...]:
+def split_numbers(text: str) -> tuple[int, ...]:
     try:
-        return tuple(int(part) for part in names(text))
+        return tuple(int(part) for part in split_names(text))
     except ValueError:
         raise GeniusError(f"expected whole numbers, got {text!r}") from None
 
@@ -280,7 +280,7 @@ def evaluate_command(
     from genius.evaluate.sources import Source, load_features, load_other, other_encoders
     from genius.model.genius import Genius
 
-    if target not in ("unknown", "given") or not set(names(pools)) <= {"local", "universal"} or not names(pools):
+    if target not in ("unknown", "given") or not set(split_names(pools)) <= {"local", "universal"} or not split_names(pools):
         raise GeniusError("--target must be unknown or given; --pools must be local, universal or both")
     device = str(find_device(device))
     loaded = Genius.from_pretrained(model, device=device)
@@ -288,14 +288,14 @@ def evaluate_command(
         dataset, split, seed=seed, queries=queries, candidates=candidates, cache=cache, device=device, progress=progress_line()
     )
     data = load_features(source, loaded, model)
-    chosen = list(names(methods))
+    chosen = list(split_names(methods))
     if fused:
         chosen.append("feature-fusion")
     config = EvalConfig(
         methods=tuple(dict.fromkeys(chosen)),
-        beams=numbers(beams),
-        pools=names(pools),  # type: ignore[arg-type]
-        tasks=names(tasks),
+        beams=split_numbers(beams),
+        pools=split_names(pools),  # type: ignore[arg-type]
+        tasks=split_names(tasks),
         rerank=None if rerank < 0 else rerank,
         target=target,  # type: ignore[arg-type]
         queries=queries,

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from genius.data.collection import Collection, JudgedQuery, Problems, Task, files_fingerprint
+from genius.data.collection import Collection, JudgedQuery, ProblemCounter, Task, files_fingerprint
 from genius.data.mbeir import MBeir
 from genius.data.readers import TABLE_SUFFIXES, Row, csv_rows, read_rows
 from genius.errors import GeniusError
@@ -64,7 +64,7 @@ class Pairs:
         self._task_of: dict[str, int] = {}
         self._own: list[dict[str, None]] = []  # of each task: the ids of its candidates
         tasks: dict[tuple[str, Modality, Modality], int] = {}
-        problems = Problems()
+        problems = ProblemCounter()
         for number, row in read_pairs(self.path):
             try:
                 if isinstance(row, str):

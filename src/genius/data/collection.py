@@ -93,7 +93,7 @@ def read_jsonl(path: Path) -> Iterator[Row]:
         raise GeniusError(f"cannot read {path}: {error.strerror or error}") from None
 
 
-class Problems:
+class ProblemCounter:
     """Counts problems by description and keeps the first examples, for one line at the end."""
 
     def __init__(self) -> None:
@@ -143,7 +143,7 @@ def check_collection(collection: Collection, *, images: bool = True) -> Summary:
     Raises:
         GeniusError: One line with all problems.
     """
-    problems = Problems()
+    problems = ProblemCounter()
     known: set[str] = set()
     for item in collection.pool():
         problems.once(item.id, known, "candidate ids")
@@ -189,7 +189,7 @@ def check_collection(collection: Collection, *, images: bool = True) -> Summary:
     return Summary(len(seen), len(known), pairs, counts, elsewhere)
 
 
-def _check_image(image: object, name: str, problem: str, problems: Problems) -> None:
+def _check_image(image: object, name: str, problem: str, problems: ProblemCounter) -> None:
     if isinstance(image, str | Path) and not Path(image).is_file():
         problems.add(problem, f"{name}: {image}")
 

@@ -276,7 +276,7 @@ def pairs_from_ids(positives: Mapping[str, Sequence[str]], query_ids: Sequence[s
     return torch.tensor(rows, dtype=torch.long).reshape(-1, 2)
 
 
-def hash_id(name: str, per_dataset: int) -> int:
+def published_id(name: str, per_dataset: int) -> int:
     """M-BEIR's "d:i" -> d * per_dataset + i."""
     dataset, _, number = name.partition(":")
     if not (dataset.isdecimal() and number.isdecimal()) or int(number) >= per_dataset:
@@ -322,7 +322,7 @@ def write_published(path: str | Path, features: Features, ids: Sequence[str], pe
         "text": features.text,
         "img_mask": features.image_mask.long(),
         "text_mask": features.text_mask.long(),
-        "id_to_index": {hash_id(name, per_dataset): row for row, name in enumerate(ids)},
+        "id_to_index": {published_id(name, per_dataset): row for row, name in enumerate(ids)},
     }
     write_whole(Path(path), lambda temporary: torch.save(body, temporary))
 

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from genius.data.collection import JudgedQuery, Problems, Task, files_fingerprint, read_jsonl
+from genius.data.collection import JudgedQuery, ProblemCounter, Task, files_fingerprint, read_jsonl
 from genius.data.readers import Row
 from genius.errors import GeniusError
 from genius.types import TEMPLATES, Item, Modality, Query
@@ -97,7 +97,7 @@ def order_of(key: str) -> tuple[int, int, str]:
     return (1, int(number) if number.isdecimal() else 99, key)
 
 
-def part_of(split: str) -> str:
+def pool_split(split: str) -> str:
     """train, val or test: whose pools a split's queries search."""
     return split.removeprefix("union_")
 
@@ -144,12 +144,12 @@ def splits_there(root: Path) -> list[str]:
 def local_pools(root: Path, key: str, split: str) -> list[Path]:
     """Where a task's own pool may be, the likeliest last: MSCOCO has one for each split, the others one for all."""
     folder = root / "cand_pool" / "local"
-    part = part_of(split)
+    part = pool_split(split)
     return [folder / f"mbeir_{key}_{part}_cand_pool.jsonl", folder / f"mbeir_{key}_cand_pool.jsonl"]
 
 
 def union_pool(root: Path, split: str) -> Path:
-    return root / "cand_pool" / "global" / f"mbeir_union_{part_of(split)}_cand_pool.jsonl"
+    return root / "cand_pool" / "global" / f"mbeir_union_{pool_split(split)}_cand_pool.jsonl"
 
 
 def refuse_pointer(path: Path) -> None:
@@ -403,7 +403,7 @@ def read_instructions(path: Path) -> dict[tuple[int, Modality, Modality], list[s
 def read_qrels(path: Path) -> dict[str, list[str]]:
     """query id -> ids of relevant candidates. Lines are `qid 0 did relevance [task]`."""
     out: dict[str, list[str]] = {}
-    problems = Problems()
+    problems = ProblemCounter()
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             parts = line.split()

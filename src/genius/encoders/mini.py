@@ -61,7 +61,7 @@ class MiniConfig:
             )
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """A pre-norm transformer block."""
 
     def __init__(self, width: int, head_width: int) -> None:
@@ -144,7 +144,7 @@ class ImageTower(nn.Module):
             *(Residual(width, normed) for _ in range(config.image_residuals)),
         )
         self.positions = nn.Parameter(torch.randn(1, (config.image_size // 8) ** 2, width) * 0.1)
-        self.blocks = nn.ModuleList(Block(width, config.head_width) for _ in range(config.image_layers))
+        self.blocks = nn.ModuleList(TransformerBlock(width, config.head_width) for _ in range(config.image_layers))
         self.norm = nn.LayerNorm(width)
         self.attend = nn.Linear(width, 1)  # how much each place says
         self.head = nn.Linear(2 * width, config.width)
@@ -177,7 +177,7 @@ class TextTower(nn.Module):
         if narrow != width:
             self.widen = nn.Linear(narrow, width, bias=False)
         self.positions = nn.Parameter(torch.randn(config.text_length, width) * 0.1)
-        self.blocks = nn.ModuleList(Block(width, config.head_width) for _ in range(config.text_layers))
+        self.blocks = nn.ModuleList(TransformerBlock(width, config.head_width) for _ in range(config.text_layers))
         self.norm = nn.LayerNorm(width)
         self.attend = nn.Linear(width, 1)  # how much each token says: an instruction less than the words after it
         self.head = nn.Linear(2 * width, config.width)

@@ -20,14 +20,14 @@ from genius.data.mbeir import order_of, task_of
 from genius.errors import GeniusError
 from genius.evaluate.generative import BeamMethod, Decodings, EngineMethod
 from genius.evaluate.methods import (
-    Answer,
-    Backend,
     CodesExhaustive,
     Dense,
+    DenseBackend,
     DenseGivenTarget,
     FeatureFusion,
     Ints,
     Method,
+    MethodResult,
     Pool,
     ScoreFusion,
     Space,
@@ -73,7 +73,7 @@ class EvalConfig:
     most: int = 0  # items of the likeliest beams that a beam method re-ranks; 0: those of all its beams
     rerank: int | None = None  # budget of the default search; None: the model's own
     target: Literal["unknown", "given"] = "unknown"  # given: the search knows the target modality (not the paper's setting)
-    backend: Backend = "auto"  # of the exhaustive methods
+    backend: DenseBackend = "auto"  # of the exhaustive methods
     reference: str = "dense"  # the method that others are tested against
     bootstrap: int = 1000  # resamples behind the confidence intervals; 0: none
     survival: int = 32  # queries of each search on which gold prefixes are followed; 0: none
@@ -300,7 +300,7 @@ def _judge(
     scope: PoolScope,
     tasks: Sequence[Task],
     rows: dict[str, Ints],
-    answers: dict[str, Answer],
+    answers: dict[str, MethodResult],
     config: EvalConfig,
 ) -> None:
     start = 0
@@ -343,7 +343,7 @@ def _result(
     label: str,
     scope: PoolScope,
     pool: Pool,
-    answer: Answer,
+    answer: MethodResult,
     part: slice,
     values: dict[str, Floats],
     p_value: float | None,

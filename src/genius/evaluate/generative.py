@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from genius.evaluate.methods import Answer, Ints, Pool, Space
+from genius.evaluate.methods import Ints, MethodResult, Pool, Space
 from genius.model.generator import Generator
 from genius.model.quantizer import ResidualQuantizer
 from genius.search import CodeTrie, SearchEngine, SearchParams, beam_search, rerank
@@ -151,7 +151,7 @@ class BeamMethod:
     most: int = 0  # items that are re-ranked, those of the likeliest beams; 0: all
     source: IdSource | None = None  # None: the model under test
 
-    def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> Answer:
+    def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> MethodResult:
         source = self.source or IdSource.of(space, decoder=self.decoder)
         found = self.decodings.get(space, source, pool, queries, self.beams)
         collection = self._collection(space, source, pool, found.trie)
@@ -169,7 +169,7 @@ class BeamMethod:
             stored += space.dense.shape[1] * space.dense.element_size()
         positives = space.local_positives(pool, queries)
         reached = _reached(candidates.rows, positives)
-        answer = Answer(ranked, ranked_scores.astype(np.float64), candidates.considered, seconds, stored, reached)
+        answer = MethodResult(ranked, ranked_scores.astype(np.float64), candidates.considered, seconds, stored, reached)
         if self.sample:
             answer.survival = self._survival(space, source, pool, queries, found.trie, positives)
         return answer
@@ -243,7 +243,7 @@ class EngineMethod:
     decoder: bool = True  # False: similarity alone scores codes
     sample: int = 200  # queries on which all candidates are returned, to see whether a positive was among them
 
-    def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> Answer:
+    def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> MethodResult:
         model = space.model
         trie = CodeTrie.build(space.codes[pool.rows], model.config.quantizer.level_sizes)
         vectors = None
@@ -279,7 +279,7 @@ class EngineMethod:
         stored = trie.nbytes / max(len(pool), 1)
         if vectors is not None:
             stored += vectors.shape[1] * vectors.element_size()
-        answer = Answer(rows, scores, considered, seconds, stored)
+        answer = MethodResult(rows, scores, considered, seconds, stored)
         answer.reached = self._reached(engine, space, pool, queries, considered)
         return answer
 

@@ -36,7 +36,7 @@ def method_title(label: str) -> str:
     return title
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table; the first column is text, the others are numbers."""
     lines = ["| " + " | ".join(header) + " |", "|" + "|".join(["---"] + ["---:"] * (len(header) - 1)) + "|"]
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
@@ -88,7 +88,7 @@ def _about(evaluation: Evaluation, command: str) -> str:
 
 def main_table(evaluation: Evaluation, pool: str) -> str:
     """Tasks down, methods across, the main metric in percent."""
-    return table(*main_rows(evaluation, pool))
+    return markdown_table(*main_rows(evaluation, pool))
 
 
 def main_rows(evaluation: Evaluation, pool: str) -> tuple[list[str], list[list[str]]]:
@@ -143,7 +143,7 @@ def _detail_table(evaluation: Evaluation, pool: str) -> str:
             row.append(percent(float(np.mean([r.metrics[name] for r in own]))))
         rows.append(row)
     header = ["Mean over tasks", *(f"Recall@{k}" for k in cutoffs), *(f"true recall@{k}" for k in cutoffs), "nDCG@10", "MRR@10"]
-    return table(header, rows)
+    return markdown_table(header, rows)
 
 
 def _cost_table(evaluation: Evaluation, pool: str) -> str:
@@ -163,7 +163,7 @@ def _cost_table(evaluation: Evaluation, pool: str) -> str:
                 candidate_recall,
             ]
         )
-    return table(["Cost", "queries/s", "bytes/item kept", "items compared/query", "candidate recall"], rows)
+    return markdown_table(["Cost", "queries/s", "bytes/item kept", "items compared/query", "candidate recall"], rows)
 
 
 def _per_second(results: Sequence[Result]) -> float:
@@ -182,7 +182,7 @@ def _survival_table(evaluation: Evaluation, pool: str) -> str:
             rows.append([method_title(method), *(percent(float(v)) for v in np.mean(own, axis=0))])
     if not rows:
         return ""
-    return table(["Prefix survival", *(f"level {i + 1}" for i in range(len(rows[0]) - 1))], rows)
+    return markdown_table(["Prefix survival", *(f"level {i + 1}" for i in range(len(rows[0]) - 1))], rows)
 
 
 # -- files ---------------------------------------------------------------------------------------------------------

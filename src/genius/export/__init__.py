@@ -69,7 +69,7 @@ def graphs(model: Genius) -> dict[str, Graph]:
         outputs = ("z", "dense")
     out["fusion"] = Graph(Fuse(model.fusion, dense), {"image": vector, "text": vector + 1}, outputs, {})
     codes = torch.zeros(2, config.levels, dtype=torch.long)
-    out["reconstruct"] = Graph(Reconstruct(model.quantizer), {"codes": codes}, ("vector",), {"codes": {0: "items"}})
+    out["reconstruct"] = Graph(Reconstruction(model.quantizer), {"codes": codes}, ("vector",), {"codes": {0: "items"}})
     out["start"] = Graph(Start(model.generator), {"z": vector}, ("cross",), {})
     for level in range(config.levels):
         out[f"step_{level}"] = _step_graph(model, level)
@@ -88,7 +88,7 @@ def _step_graph(model: Genius, level: int) -> Graph:
         inputs["codes"] = torch.zeros(beams, level, dtype=torch.long)
         inputs["past"] = torch.zeros(config.layers, 2, beams, config.heads, level, config.d_kv)
         free = {"codes": {0: "beams"}, "past": {2: "beams"}}
-    return Graph(Step(model.generator, model.quantizer), inputs, ("log_p", "past_after"), free)
+    return Graph(DecoderStep(model.generator, model.quantizer), inputs, ("log_p", "past_after"), free)
 
 
 def towers(encoder: Encoder) -> dict[str, Graph]:
@@ -151,7 +151,7 @@ class Fuse(nn.Module):
         return z
 
 
-class Reconstruct(nn.Module):
+class Reconstruction(nn.Module):
     """Codes (n, M) -> what they stand for (n, D), the sum of their vectors."""
 
     def __init__(self, quantizer: ResidualQuantizer) -> None:
@@ -174,7 +174,7 @@ class Start(nn.Module):
         return torch.stack([torch.cat([memory.keys, memory.values]) for memory in state.cross])
 
 
-class Step(nn.Module):
+class DecoderStep(nn.Module):
     """One step of the decoder for n beams of one query and one modality: log p of every next code.
 
     z (1, D); cross: from `Start`; codes (n, level): the codes so far; past (layers, 2, n, heads, level, d_kv): keys and values.
@@ -226,7 +226,7 @@ def export_onnx(model: Genius, directory: Path) -> dict[str, int]:
     sizes: dict[str, int] = {}
     weights = SharedWeights()
     for name, graph in graphs(model).items():
-        body = _smaller(trace(graph), onnx)
+        body = _smaller(trace_graph(graph), onnx)
         if name in ("reconstruct", "start") or name.startswith("step_"):
             weights.take(body)
         path = directory / f"{name}.onnx"
@@ -263,7 +263,7 @@ class SharedWeights:
             tensor.ClearField("raw_data")
 
 
-def trace(graph: Graph, optimize: bool = True) -> Any:
+def trace_graph(graph: Graph, optimize: bool = True) -> Any:
     """The ONNX model of one part.
 
     Args:

@@ -21,7 +21,7 @@ from genius.encoders.graphs import TOKENIZER, encoder_settings, write_graphs_jso
 from genius.encoders.mini import WEIGHTS as ENCODER_WEIGHTS
 from genius.encoders.mini import MiniEncoder
 from genius.errors import GeniusError
-from genius.export import Fuse, Graph, Reconstruct, import_onnx, towers, trace, without_metadata
+from genius.export import Fuse, Graph, Reconstruction, import_onnx, towers, trace_graph, without_metadata
 from genius.files import write_whole
 from genius.model.generator import Generator, first_name
 from genius.model.genius import ENCODER, WEIGHTS, Genius
@@ -83,7 +83,7 @@ def _model_graphs(model: Genius) -> dict[str, Graph]:
     graphs = {"fusion": Graph(Fuse(model.fusion, dense), {"image": vector, "text": vector + 1}, outputs, free)}
     if model.config.quantizer.labelled:
         codes = torch.zeros(2, model.config.quantizer.levels, dtype=torch.long)
-        graphs["reconstruct"] = Graph(Reconstruct(model.quantizer), {"codes": codes}, ("vector",), {"codes": {0: ROWS}})
+        graphs["reconstruct"] = Graph(Reconstruction(model.quantizer), {"codes": codes}, ("vector",), {"codes": {0: ROWS}})
         graphs["modality"] = Graph(ModalityLogProbs(model.generator), {"z": vector}, ("log_probs",), {"z": {0: ROWS}})
     return graphs
 
@@ -155,7 +155,7 @@ def _store(directory: Path, weights: str, graphs: dict[str, tuple[Graph, str]]) 
     file = _WeightFile(directory / weights)
     sizes = {}
     for name, (graph, prefix) in graphs.items():
-        body = _refer(trace(graph, optimize=False), file, prefix, onnx)
+        body = _refer(trace_graph(graph, optimize=False), file, prefix, onnx)
         content = body.SerializeToString()
         path = directory / f"{name}.onnx"
         write_whole(path, lambda target, content=content: target.write_bytes(content))  # type: ignore[misc]

@@ -132,7 +132,7 @@ def fit_collection(
         raise GeniusError("there is nothing to fit to: no item could be encoded")
     features.check()
     fusion = sum_fusion(features)
-    z = embed(fusion, features)
+    z = fused_vectors(fusion, features)
     return fit_vectors(fusion, z, features.modality, queries, encoder, encoder_uri, config, say, quiet)
 
 
@@ -167,7 +167,7 @@ def fit_vectors(
     codes = quantizer.encode(z, modality)
     offsets = None
     if learn is not None:
-        offsets = query_offsets(learn, embed(fusion, learn.features), z, modality)
+        offsets = synthetic_query_offsets(learn, fused_vectors(fusion, learn.features), z, modality)
     tell(f"decoder: {config.steps} steps")
     decoder = _fit_decoder(Frozen(z, modality, codes, offsets=offsets), quantizer, shape, config, quiet)
     body = GeniusConfig(
@@ -184,11 +184,11 @@ def fit_vectors(
     model.generator.load_state_dict(decoder.state_dict())
     if queries is not None and len(queries):
         model.queries = QueryBank.of(
-            embed(fusion, queries.features), queries.features.modality, queries.targets, seed=config.seed, real=False
+            fused_vectors(fusion, queries.features), queries.features.modality, queries.targets, seed=config.seed, real=False
         )
     fit = Fit(model, len(z))
     if held_out is not None and len(held_out):
-        measured = embed(fusion, held_out.features[slice(0, MEASURED_QUERIES)])
+        measured = fused_vectors(fusion, held_out.features[slice(0, MEASURED_QUERIES)])
         fit.kept = recall_of_searches(model, z, codes, measured)
         fit.queries = len(measured)
     fit.seconds = time.monotonic() - started
@@ -215,7 +215,7 @@ def sum_fusion(features: Features) -> Fusion:
 
 
 @torch.no_grad()
-def embed(fusion: Fusion, features: Features, chunk: int = 8192) -> Tensor:
+def fused_vectors(fusion: Fusion, features: Features, chunk: int = 8192) -> Tensor:
     """z (N, D) of features, a part at a time."""
     parts = [features[slice(i, i + chunk)].to("cpu", torch.float32) for i in range(0, len(features), chunk)]
     return torch.cat([fusion(part) for part in parts])
@@ -229,7 +229,7 @@ def _shape(width: int, modality: Tensor, config: FitConfig) -> ModelConfig:
     return ModelConfig(width=width, level_sizes=level_sizes, quantizer=config.quantizer, decoder=config.decoder, prefix_tokens=2)
 
 
-def query_offsets(queries: SyntheticQueries, query_z: Tensor, z: Tensor, modality: Tensor) -> Offsets:
+def synthetic_query_offsets(queries: SyntheticQueries, query_z: Tensor, z: Tensor, modality: Tensor) -> Offsets:
     """How synthetic queries differ from their positives; an unknown positive is the nearest item of the target modality.
 
     Args:

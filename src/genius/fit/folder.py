@@ -33,7 +33,7 @@ from genius.features import Features
 from genius.files import disk_problem, read_json, write_whole
 from genius.fit import Fit, FitConfig, Say, Unfitted, fit_vectors, settled
 from genius.fit.synthetic_queries import MOST, SyntheticQueries, synthesize_queries
-from genius.fit.vectors import own_queries, query_bank
+from genius.fit.vectors import own_queries, own_query_bank
 from genius.index import Index, writing
 from genius.index.folder import (
     INSIDE,
@@ -42,7 +42,7 @@ from genius.index.folder import (
     begin_replacement,
     describe_model,
     finish_swap,
-    load_model,
+    load_index_model,
     make_folder,
     open_store,
     read_about,
@@ -52,8 +52,8 @@ from genius.index.folder import (
 from genius.index.ingest import IngestConfig, IngestReport, find_files, ingest, read_items
 from genius.index.paths import ENCODED, MODEL, remove
 from genius.index.prepare import Stamp, storable
-from genius.index.reader import Reader, good_rows, resealed, whole_schema
-from genius.index.searching import to_item
+from genius.index.reader import HIT_COLUMNS, Reader, good_rows, resealed, whole_schema
+from genius.index.searching import item_of_row
 from genius.index.store import Store
 from genius.model.genius import Genius
 from genius.types import Item, Modality
@@ -63,12 +63,10 @@ if TYPE_CHECKING:
 
 
 ABOUT = "encoder.json"
-Key = tuple[str, str]  # id and mark of an item
+ItemKey = tuple[str, str]  # id and mark of an item
 AT_ONCE = 256  # items encoded between two writes
 Tell = Callable[[str, int, int], None]
 """Called with the step that runs, how many more items are done, and how many there are (0: not known)."""
-
-PAYLOAD = ["_seq", "id", "text", "modality", "_image", "_metadata"]
 
 
 class Encoded:
@@ -78,7 +76,7 @@ class Encoded:
         """Read the features in `folder` if this encoder made them; anything else there is removed."""
         self.folder = folder
         self.files = 0
-        self.rows: dict[Key, int] = {}
+        self.rows: dict[ItemKey, int] = {}
         self.parts: list[Features] = []
         if not _made_by(folder, fingerprint):
             remove(folder, folder.parent)
@@ -90,10 +88,10 @@ class Encoded:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __contains__(self, key: Key) -> bool:
+    def __contains__(self, key: ItemKey) -> bool:
         return key in self.rows
 
-    def add(self, keys: Sequence[Key], features: Features) -> None:
+    def add(self, keys: Sequence[ItemKey], features: Features) -> None:
         """Keep the features of some items, on disk too."""
         if not keys:
             return
@@ -105,7 +103,7 @@ class Encoded:
             write_whole(path, lambda target: save_file({k: t.contiguous() for k, t in tensors.items()}, target, metadata=names))
         self._take(keys, half)
 
-    def of(self, keys: Sequence[Key]) -> Features:
+    def of(self, keys: Sequence[ItemKey]) -> Features:
         """Features of items that are here, in this order."""
         return self.all()[torch.tensor([self.rows[key] for key in keys], dtype=torch.long)]
 
@@ -118,7 +116,7 @@ class Encoded:
     def remove(self) -> None:
         remove(self.folder, self.folder.parent)
 
-    def _take(self, keys: Sequence[Key], features: Features) -> None:
+    def _take(self, keys: Sequence[ItemKey], features: Features) -> None:
         first = sum(len(part) for part in self.parts)
         self.rows.update((key, first + i) for i, key in enumerate(keys))
         self.parts.append(features)
@@ -257,11 +255,11 @@ def _check_encoder(index: Index, uri: str) -> None:
 
 def _encode(
     unfitted: Unfitted, encoded: Encoded, paths: Sequence[str | Path], config: IngestConfig, tell: Tell
-) -> tuple[list[tuple[Item, Key]], Problems]:
+) -> tuple[list[tuple[Item, ItemKey]], Problems]:
     """Encode what is not encoded yet; some items, to make queries from, and what could not be read."""
     nowhere = IngestReport()  # problems are reported when items are added to the index
     found = list(find_files(paths, config, nowhere))
-    some: list[tuple[Item, Key]] = []
+    some: list[tuple[Item, ItemKey]] = []
     stride = max(1, len(found) // (4 * MOST))
     seen: set[str] = set()
     done = 0
@@ -307,7 +305,7 @@ def _full(encoded: Encoded) -> Features:
     return encoded.all().to("cpu", torch.float32)
 
 
-def _key(item: Item, stamp: Stamp) -> Key:
+def _key(item: Item, stamp: Stamp) -> ItemKey:
     return item.id, stamp.mark
 
 
@@ -333,7 +331,7 @@ def refit(folder: Path, config: FitConfig | None = None, say: Say | None = None,
     about = about_of(folder)
     if about.source != INSIDE:
         raise GeniusError(f"{folder} was not made with --encoder, so there is nothing to refit: its model is {about.source}")
-    old = load_model(folder, None, about)
+    old = load_index_model(folder, None, about)
     if queries is not None and old.encoder is not None:
         raise GeniusError(f"{folder} has an encoder: --query-vectors is only for an index of your own vectors")
     with WriteLock(folder / ".lock", 30.0).hold():
@@ -355,7 +353,7 @@ def refit(folder: Path, config: FitConfig | None = None, say: Say | None = None,
             if old.encoder is None:
                 fit.model.queries = old.queries
                 if fit_queries is not None:
-                    fit.model.queries = query_bank(fit_queries, old.fusion, z.shape[1])
+                    fit.model.queries = own_query_bank(fit_queries, old.fusion, z.shape[1])
             _write_anew(fit.model, reader, temporary)
         except BaseException:
             remove(temporary, folder, about.id)
@@ -379,11 +377,11 @@ def _read(reader: Reader) -> tuple[torch.Tensor, torch.Tensor, list[tuple[int, I
     modalities = []
     some = []
     stride = max(1, reader.count() // (4 * MOST))
-    for row, entry in enumerate(reader.stream([*PAYLOAD, "_embedding"])):
+    for row, entry in enumerate(reader.stream([*HIT_COLUMNS, "_embedding"])):
         vectors.append(np.asarray(entry["_embedding"], np.float16))
         modalities.append(int(Modality.parse(entry["modality"])))
         if row % stride == 0 and (entry["_image"] is not None or entry["text"] is not None):
-            some.append((row, to_item(entry)))
+            some.append((row, item_of_row(entry)))
     z = torch.from_numpy(np.stack(vectors)).float()
     return torch.nn.functional.normalize(z, dim=1), torch.tensor(modalities), some
 

@@ -76,7 +76,7 @@ def synthesize_queries(
     rng = random.Random(seed)
     queries: list[Query] = []
     labels: list[tuple[int, int, int]] = []  # positive, target modality, task
-    captions = [(row, words) for row, item in enumerate(items) if (words := part_of(item.text, rng))]
+    captions = [(row, words) for row, item in enumerate(items) if (words := word_span(item.text, rng))]
     for row, words in rng.sample(captions, min(MOST, len(captions))):
         queries.append(Query(text=words))
         labels.append((row, int(items[row].modality), CAPTION))
@@ -100,7 +100,7 @@ def synthesize_queries(
     return SyntheticQueries(features, positives, targets, tasks)
 
 
-def part_of(text: str | None, rng: random.Random) -> str | None:
+def word_span(text: str | None, rng: random.Random) -> str | None:
     """A few consecutive words of a text, about as many as people search with."""
     words = (text or "").split()[:200]
     if not words:

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from genius.errors import GeniusError
-from genius.fit import Fit, FitConfig, Say, embed, fit_collection, sum_fusion
+from genius.fit import Fit, FitConfig, Say, fit_collection, fused_vectors, sum_fusion
 from genius.fit.synthetic_queries import SyntheticQueries
 from genius.index import Index
 from genius.index.folder import read_about, save_inside
@@ -104,17 +104,17 @@ def own_queries(vectors: NDArray[Any] | None, fusion: Fusion, z: torch.Tensor, m
     if vectors is None or not len(vectors):
         return None
     features = features_of_queries([Query(vector=row) for row in vectors], z.shape[1]).as_tensors()
-    nearest = nearest_rows(embed(fusion, features), z, 1)[:, 0]
+    nearest = nearest_rows(fused_vectors(fusion, features), z, 1)[:, 0]
     tasks = torch.zeros(len(features), dtype=torch.long)
     return SyntheticQueries(features, nearest, modality[nearest], tasks)
 
 
-def query_bank(queries: SyntheticQueries | None, fusion: Fusion, width: int, seed: int = 0) -> QueryBank:
+def own_query_bank(queries: SyntheticQueries | None, fusion: Fusion, width: int, seed: int = 0) -> QueryBank:
     """What an index of own vectors knows of queries: their distribution, but not which modality they want."""
     neutral = neutral_queries(width)
     if queries is None:
         return neutral
-    vectors = embed(fusion, queries.features)
+    vectors = fused_vectors(fusion, queries.features)
     bank = QueryBank.of(vectors, queries.features.modality, queries.targets, seed=seed, real=True)
     return replace(bank, probe_weight=neutral.probe_weight, probe_bias=neutral.probe_bias)
 
@@ -145,9 +145,9 @@ def fit_own_vectors(
     config = config or FitConfig()
     features = features_of_items(items, width).as_tensors()
     fusion = sum_fusion(features)
-    fit_queries = own_queries(queries, fusion, embed(fusion, features), features.modality)
+    fit_queries = own_queries(queries, fusion, fused_vectors(fusion, features), features.modality)
     fit = fit_collection(features, fit_queries, config=config, say=say)
-    fit.model.queries = query_bank(fit_queries, fusion, width, config.seed)
+    fit.model.queries = own_query_bank(fit_queries, fusion, width, config.seed)
     return fit
 
 

@@ -24,11 +24,11 @@ from genius.features import Features
 from genius.index import exchange, explaining, learned, learning, names, searching, words, writing
 from genius.index.explaining import Explanation
 from genius.index.filters import compile_where
-from genius.index.folder import describe, read_about, save_inside
+from genius.index.folder import describe_index, read_about, save_inside
 from genius.index.learned import Learned
 from genius.index.opened import OpenIndex
 from genius.index.prepare import Stamped
-from genius.index.reader import PAYLOAD
+from genius.index.reader import HIT_COLUMNS
 from genius.index.repair import Copied, snapshot
 from genius.index.results import AddReport, Hit, Hits, PrefixView
 from genius.index.target import Target
@@ -290,7 +290,7 @@ class Index(OpenIndex):
 
     def fields(self) -> list[Field]:
         """Metadata fields: name, type, how many items have each."""
-        return self.consistent(lambda: writing.fields_of(self.reader()))
+        return self.consistent(lambda: writing.list_fields(self.reader()))
 
     def drop_field(self, name: str) -> int:
         """Remove a metadata field from the index and from every item.
@@ -442,8 +442,10 @@ class Index(OpenIndex):
         wanted = ids
         if isinstance(ids, str):
             wanted = [ids]
-        rows = self._columns(writing.check_ids(wanted), [*PAYLOAD, "_image_bytes"], "raise" if isinstance(ids, str) else missing)
-        items = [searching.to_item(rows[item_id]) for item_id in wanted if item_id in rows]
+        rows = self._columns(
+            writing.check_ids(wanted), [*HIT_COLUMNS, "_image_bytes"], "raise" if isinstance(ids, str) else missing
+        )
+        items = [searching.item_of_row(rows[item_id]) for item_id in wanted if item_id in rows]
         if isinstance(ids, str):
             return items[0]
         return items
@@ -512,8 +514,8 @@ class Index(OpenIndex):
         if order_by is not None:
             yield from self._ordered_items(where, order_by, descending, limit)
             return
-        for row in islice(searching.stream(self, [*PAYLOAD, "_image_bytes"], where), limit):
-            yield searching.to_item(row)
+        for row in islice(searching.stream(self, [*HIT_COLUMNS, "_image_bytes"], where), limit):
+            yield searching.item_of_row(row)
 
     def _ordered_items(self, where: str | None, order_by: str, descending: bool, limit: int | None) -> Iterator[Item]:
         field = None
@@ -584,7 +586,7 @@ class Index(OpenIndex):
 
     def info(self) -> dict[str, Any]:
         """What this index is, for people and machines."""
-        return self.consistent(lambda: describe(self.path, self.about, self.reader()))
+        return self.consistent(lambda: describe_index(self.path, self.about, self.reader()))
 
     def advice(self) -> str | None:
         """One line if items look unlike what the model knows, or have outgrown its codes; None if all is well."""
@@ -686,7 +688,7 @@ class Index(OpenIndex):
         Returns:
             The hits of each query.
         """
-        return self.following(lambda: words.answer(self, queries, requests))
+        return self.following(lambda: words.search_by_mode(self, queries, requests))
 
     def vectors(self, batch: int = 256) -> Iterator[tuple[list[str], Tensor, list[Modality]]]:
         """Ids, stored vectors (n, D) and modalities of all items of one version.

@@ -22,7 +22,7 @@ from genius.errors import GeniusError
 from genius.index import searching
 from genius.index.folder import INSIDE
 from genius.index.opened import Live, OpenIndex
-from genius.index.reader import PAYLOAD
+from genius.index.reader import HIT_COLUMNS
 from genius.index.results import Hit, Hits, PrefixView
 from genius.index.target import spread
 from genius.model.known_items import distances
@@ -70,7 +70,7 @@ class Code:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ExplainedLevel:
     """One level of a beam search."""
 
     level: int
@@ -85,7 +85,7 @@ class BeamTrace:
     """How a beam search generates IDs for one target modality."""
 
     target: str | None  # the modality that was given as the first code; None: the decoder generated it
-    steps: tuple[Step, ...]
+    steps: tuple[ExplainedLevel, ...]
 
     def tree(self) -> list[dict[str, Any]]:
         """The codes of all steps as a tree: each holds those that follow it as `children`."""
@@ -103,7 +103,7 @@ class BeamTrace:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ExplainedHit:
     """One hit, and how likely each code of its ID was."""
 
     hit: Hit
@@ -121,7 +121,7 @@ class Answer:
 class Explanation:
     """What `Index.explain` gives."""
 
-    answers: list[Answer]
+    answers: list[ExplainedHit]
     traces: list[BeamTrace]  # one for each target modality that was searched
     plan: str | None  # the plan that found the hits: flat, scan or beam; None: there was nothing to search
     considered: int = 0  # items that it scored in any way
@@ -192,9 +192,9 @@ def explain(
     else:
         parts = spread([query], state.modalities())[0]
     model = state.model
-    embedded = searching.embed(model, parts)
+    embedded = searching.embed_queries(model, parts)
     traces: list[tuple[_Part, list[Code]]] = []
-    answers: dict[str, Answer] = {}
+    answers: dict[str, ExplainedHit] = {}
     with state.lock:
         live = state.current(model=model)
         engine = live.engine()
@@ -281,12 +281,12 @@ def _shown(part: _Part, ids: Sequence[Prefix], shown: int) -> list[Code]:
     return out
 
 
-def _beam_trace(part: _Part, codes: Sequence[Code], about: dict[Prefix, About]) -> BeamTrace:
+def _beam_trace(part: _Part, codes: Sequence[Code], about: dict[Prefix, PrefixSummary]) -> BeamTrace:
     steps = []
     for step in part.trace.steps:
         own = [code for code in codes if len(code.prefix) == step.level + 1]
         described = tuple(replace(code, words=about[code.prefix].words, examples=about[code.prefix].examples) for code in own)
-        steps.append(Step(step.level, step.competing, len(step.kept), step.items, described))
+        steps.append(ExplainedLevel(step.level, step.competing, len(step.kept), step.items, described))
     return BeamTrace(part.label, tuple(steps))
 
 
@@ -302,28 +302,28 @@ def _item_biases(
     return [round(value, 4) for value in taken]
 
 
-def _answer(hit: Hit, path: Sequence[float], part: _Part, item_bias: float | None) -> Answer:
+def _answer(hit: Hit, path: Sequence[float], part: _Part, item_bias: float | None) -> ExplainedHit:
     lost_at = None
     for step in part.trace.steps:
         if all(one.prefix != hit.codes[: step.level + 1] for one in step.kept):
             lost_at = step.level
             break
     log_p = tuple(None if part.given and level == 0 else value for level, value in enumerate(path))
-    return Answer(hit, log_p, lost_at, item_bias)
+    return ExplainedHit(hit, log_p, lost_at, item_bias)
 
 
 # -- what a code means -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class PrefixSummary:
     """What lives below a prefix."""
 
     words: tuple[str, ...]  # of its items
     examples: tuple[str, ...]  # ids of some
 
 
-def _describe(live: Live, prefixes: Iterable[Prefix]) -> tuple[dict[Prefix, About], frozenset[str]]:
+def _describe(live: Live, prefixes: Iterable[Prefix]) -> tuple[dict[Prefix, PrefixSummary], frozenset[str]]:
     """What lives below each prefix, and which of the examples have images."""
     rows = {}
     for prefix in prefixes:
@@ -333,14 +333,14 @@ def _describe(live: Live, prefixes: Iterable[Prefix]) -> tuple[dict[Prefix, Abou
         seqs = np.unique(np.concatenate([live.seqs[own] for own in rows.values()]))
     else:
         seqs = np.empty(0, np.int64)
-    found = live.reader.rows(seqs, PAYLOAD)
+    found = live.reader.rows(seqs, HIT_COLUMNS)
     items = {
-        int(seq): searching.to_item({**row, "_image_bytes": b"" if row["modality"] != TEXT else None})
+        int(seq): searching.item_of_row({**row, "_image_bytes": b"" if row["modality"] != TEXT else None})
         for seq, row in found.items()
     }
     own_items = {prefix: [items[int(seq)] for seq in live.seqs[own]] for prefix, own in rows.items()}
     words = _words(own_items)
-    about = {prefix: About(words[prefix], tuple(item.id for item in own[:EXAMPLES])) for prefix, own in own_items.items()}
+    about = {prefix: PrefixSummary(words[prefix], tuple(item.id for item in own[:EXAMPLES])) for prefix, own in own_items.items()}
     pictured = {item.id for own in own_items.values() for item in own[:EXAMPLES] if item.image is not None}
     return about, frozenset(pictured)
 
@@ -398,7 +398,7 @@ def _below(state: OpenIndex, wanted: tuple[int | None, ...], limit: int, offset:
         shown_codes = live.codes_of(shown)
         seqs = live.seqs[shown]
         reader = live.reader
-    found = reader.rows(seqs, PAYLOAD)
+    found = reader.rows(seqs, HIT_COLUMNS)
     items = searching.display(reader, [found[int(seq)] for seq in seqs])
     return PrefixView(wanted, len(rows), children, items, [tuple(row) for row in shown_codes.tolist()])
 

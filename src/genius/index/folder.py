@@ -351,7 +351,7 @@ def open_or_create(
         about = read_about(folder)
     else:
         about = about_of(folder)
-    loaded = load_model(folder, model, about)
+    loaded = load_index_model(folder, model, about)
     if about is None:
         about = _create(folder, loaded, lock, durable)
     fingerprint = loaded.fingerprint()
@@ -375,7 +375,7 @@ def upgrade(folder: Path, about: About, store: Store) -> About:
     return newer
 
 
-def describe(folder: Path, about: About, reader: Reader) -> dict[str, Any]:
+def describe_index(folder: Path, about: About, reader: Reader) -> dict[str, Any]:
     """What an index is, without its model being loaded."""
     return {
         "path": str(folder),
@@ -399,7 +399,7 @@ def _learned(folder: Path, about: About) -> dict[str, Any] | None:
     bank = learned.load(folder, about.fingerprint, about.width, None)
     if bank is None:
         return None
-    found = learned.describe(folder)
+    found = learned.learned_metadata(folder)
     return {
         "queries": len(bank),
         "time": found.get("learned"),
@@ -419,7 +419,7 @@ def _size(folder: Path) -> int:
     return total
 
 
-def load_model(folder: Path, model: Genius | str | Path | None, about: About | None, graphs: bool = False) -> Genius:
+def load_index_model(folder: Path, model: Genius | str | Path | None, about: About | None, graphs: bool = False) -> Genius:
     """The model of an index.
 
     Args:

@@ -18,7 +18,7 @@ from typing import Any
 from genius.data.readers import TABLE_SUFFIXES, Row, RowRange, is_csv, read_rows
 from genius.errors import GeniusError, Problems, printable
 from genius.index import Index, searching, writing
-from genius.index.metadata import Columns, ColumnTypes, FieldType, TableColumns, check_types, to_item
+from genius.index.metadata import Columns, ColumnTypes, FieldType, TableColumns, check_types, item_of_table_row
 from genius.index.names import FileNames, deleted_ids, keep_deleted, names_for, names_in, real_path
 from genius.index.prepare import MAX_HELD, MAX_TEXT, Stamp, Stamped, held_bytes
 from genius.index.results import AddReport
@@ -86,7 +86,7 @@ class IngestReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SourceFile:
     """A file to index: `name` is its id, `caption` the text file that belongs to a picture."""
 
     path: Path
@@ -153,7 +153,7 @@ def _count(report: IngestReport, total: AddReport) -> None:
 
 def find_files(
     paths: Sequence[str | Path], config: IngestConfig, report: IngestReport, names: FileNames | None = None
-) -> Iterator[Found]:
+) -> Iterator[SourceFile]:
     """What can be indexed under `paths`, in a stable order; hidden files are passed over, links that lead out are listed.
 
     Args:
@@ -172,13 +172,13 @@ def find_files(
             yield file
 
 
-def _find(paths: Sequence[str | Path], config: IngestConfig, report: IngestReport, names: FileNames) -> Iterator[Found]:
+def _find(paths: Sequence[str | Path], config: IngestConfig, report: IngestReport, names: FileNames) -> Iterator[SourceFile]:
     for given in map(Path, paths):
         root = given.absolute()
         if root.is_file():
             if file_type(root) is None:
                 raise GeniusError(f"{given}: cannot index {root.suffix or 'such'} files")
-            yield Found(root, names.of(real_path(root)), root.parent.resolve(), _caption_of(root, config))
+            yield SourceFile(root, names.of(real_path(root)), root.parent.resolve(), _caption_of(root, config))
         elif root.is_dir():
             seen = [p for p in sorted(root.rglob("*")) if not _hidden(p.relative_to(root))]
             if not config.outside:
@@ -207,7 +207,7 @@ def _caption_of(path: Path, config: IngestConfig) -> Path | None:
     return next((text for text in sorted(beside) if text.is_file()), None)
 
 
-def _pair_up(folder: Path, files: list[Path], captions: bool, ignored: Counter[str], names: FileNames) -> Iterator[Found]:
+def _pair_up(folder: Path, files: list[Path], captions: bool, ignored: Counter[str], names: FileNames) -> Iterator[SourceFile]:
     with_image: set[Path] = set()
     caption_of: dict[Path, Path] = {}
     if captions:
@@ -221,9 +221,9 @@ def _pair_up(folder: Path, files: list[Path], captions: bool, ignored: Counter[s
             continue
         name = names.of(real_path(path))
         if type_ == "image":
-            yield Found(path, name, folder, caption_of.get(stem))
+            yield SourceFile(path, name, folder, caption_of.get(stem))
         elif type_ == "table" or stem not in with_image:
-            yield Found(path, name, folder)
+            yield SourceFile(path, name, folder)
 
 
 def file_type(path: Path) -> str | None:
@@ -243,7 +243,7 @@ def _hidden(path: Path) -> bool:
 
 
 def read_items(
-    found: Iterable[Found],
+    found: Iterable[SourceFile],
     config: IngestConfig,
     report: IngestReport,
     tell: Callable[[int], None],
@@ -278,7 +278,7 @@ def read_items(
             tell(1)
 
 
-def _single(file: Found, config: IngestConfig) -> tuple[Item, str]:
+def _single(file: SourceFile, config: IngestConfig) -> tuple[Item, str]:
     mark = file_mark(file.path, config.by_content)
     if file_type(file.path) == "text":
         text = _read_text(file.path)
@@ -305,7 +305,7 @@ def _read_text(path: Path) -> str:
 
 
 def _column_types(
-    file: Found, config: IngestConfig, known: dict[str, FieldType]
+    file: SourceFile, config: IngestConfig, known: dict[str, FieldType]
 ) -> tuple[dict[str, str] | None, dict[str, FieldType]]:
     """A first pass over a table: the types of its columns. Rows that cannot be used have no say. Parquet names its types."""
     if file.path.suffix.lower() == ".parquet":
@@ -326,7 +326,7 @@ def _column_types(
 
 
 def _table(
-    file: Found, config: IngestConfig, report: IngestReport, tell: Callable[[int], None], known: dict[str, FieldType]
+    file: SourceFile, config: IngestConfig, report: IngestReport, tell: Callable[[int], None], known: dict[str, FieldType]
 ) -> Iterator[tuple[int, Item, str]]:
     """Row number, item and mark."""
     bad = in_a_row = 0
@@ -352,10 +352,12 @@ def _table(
             report.problems.append(f"{file.name}: {bad - NAMED_ROWS:,} more rows cannot be used", bad - NAMED_ROWS)
 
 
-def _row_item(file: Found, number: int, row: Row | str, config: IngestConfig, types: Mapping[str, FieldType]) -> tuple[Item, str]:
+def _row_item(
+    file: SourceFile, number: int, row: Row | str, config: IngestConfig, types: Mapping[str, FieldType]
+) -> tuple[Item, str]:
     if isinstance(row, str):
         raise GeniusError(row)
-    item = to_item(row, config.columns, file.path.parent, f"{file.name}#{number}")
+    item = item_of_table_row(row, config.columns, file.path.parent, f"{file.name}#{number}")
     if config.as_text:
         texts = {key: convert(value, "text") for key, value in item.metadata.items() if key in config.as_text}
         item = replace(item, metadata={**item.metadata, **texts})

@@ -28,7 +28,7 @@ from genius.index import learned, searching
 from genius.index.learned import Learned
 from genius.index.opened import OpenIndex
 from genius.index.target import spread
-from genius.model.bias_choice import FEWEST_JUDGED, Judged, choose_crossed, directions, fitting, part_of, shrink
+from genius.model.bias_choice import FEWEST_JUDGED, JudgedQueries, bank_subset, choose_crossed, directions, fitting, shrink
 from genius.model.query_bank import FEWEST, MODALITIES, SIZE, QueryBank
 from genius.search.arrays import as_numpy
 from genius.types import ContentInput, Modality, Query
@@ -131,7 +131,7 @@ def _learned(state: OpenIndex, entries: list[LoggedQuery], skipped: int, on_prog
         kept = fitting(bank, state.model.queries, items, modality)
     ignored = int((~kept).sum())
     rows = np.flatnonzero(kept)
-    bank = part_of(bank, kept)
+    bank = bank_subset(bank, kept)
     owners = [owners[row] for row in rows]
     if not directions(bank):
         left_out = ""
@@ -306,7 +306,7 @@ def _chosen(
     if len(rows) < FEWEST_JUDGED:
         return shrink(bank, items, modality), "agreement"
     z = np.asarray(bank.z)[rows]
-    judged = Judged(z, np.asarray(bank.modality)[rows], np.asarray(bank.target)[rows], [positives[row] for row in rows])
+    judged = JudgedQueries(z, np.asarray(bank.modality)[rows], np.asarray(bank.target)[rows], [positives[row] for row in rows])
     return choose_crossed(bank, judged, rows, items, modality), "positives"
 
 
@@ -322,7 +322,7 @@ def _with_model(bank: QueryBank, known: QueryBank | None) -> QueryBank:
     parts = [bank]
     for query, target in missing:
         kept = (np.asarray(known.modality) == query) & (np.asarray(known.target) == target)
-        parts.append(part_of(known, kept))
+        parts.append(bank_subset(known, kept))
         bank.bias_weights[query, target] = known.bias_weight(query, target)
         bank.bias_temperatures[query, target] = known.temperature(query, target)
     arrays = [np.concatenate([np.asarray(getattr(part, name)) for part in parts]) for name in ("z", "modality", "target")]

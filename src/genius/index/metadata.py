@@ -233,7 +233,7 @@ class TableColumns:
     vector: str | None = None  # the items' own vectors; None: there are none
 
 
-def to_item(row: Mapping[str, Any], columns: TableColumns, folder: Path, fallback_id: str) -> Item:
+def item_of_table_row(row: Mapping[str, Any], columns: TableColumns, folder: Path, fallback_id: str) -> Item:
     """One row -> an item; image paths are relative to the table's folder. One clear line if it cannot be."""
     if len(row) > MAX_COLUMNS:
         raise GeniusError(f"{len(row):,} columns; at most {MAX_COLUMNS}")

@@ -36,7 +36,7 @@ from genius.index.folder import (
     about_of,
     describe_model,
     finish_swap,
-    load_model,
+    load_index_model,
     make_folder,
     open_store,
     read_about,
@@ -443,7 +443,7 @@ def _about(
         if known is None:
             raise GeniusError(f"nothing in {folder} says which model it belongs to: name it (--model)")
         return _as_new(known)
-    loaded = load_model(folder, model, None)
+    loaded = load_index_model(folder, model, None)
     named = describe_model(loaded, folder)
     if known is not None and known.fingerprint != named.fingerprint:
         raise GeniusError(f"{folder} belongs to another model ({known.fingerprint[:8]}) than the one named")

@@ -17,9 +17,9 @@ from genius.errors import GeniusError, counted
 from genius.index import metadata as meta
 from genius.index.cache import hash_id
 from genius.index.filters import compile_where
-from genius.index.folder import describe
+from genius.index.folder import describe_index
 from genius.index.opened import RETRIES, Live, OpenIndex
-from genius.index.reader import PAYLOAD, Reader, Vanished
+from genius.index.reader import HIT_COLUMNS, Reader, Vanished
 from genius.index.results import Hit, Hits
 from genius.index.target import MODALITIES_OF, spread, with_default
 from genius.index.vectors import features_of_queries
@@ -115,7 +115,7 @@ class _Ranked:
     considered: int
 
 
-def answer(state: OpenIndex, queries: Sequence[Query | ContentInput], requests: Sequence[SearchRequest]) -> list[Hits]:
+def search_requests(state: OpenIndex, queries: Sequence[Query | ContentInput], requests: Sequence[SearchRequest]) -> list[Hits]:
     """The hits of each query under its own request: one pass through the encoder for all, one search for equal requests."""
     if len(queries) != len(requests):
         raise GeniusError(f"{len(requests)} requests for {len(queries)} queries")
@@ -141,7 +141,7 @@ def answer(state: OpenIndex, queries: Sequence[Query | ContentInput], requests: 
         groups.append((request, places, some, owner))
     searched = [query for *_, some, _ in groups for query in some]
     model = state.model  # of all that follows: `search` refuses what another one has embedded
-    embedded = embed(model, searched)
+    embedded = embed_queries(model, searched)
     if state.query_log is not None:
         state.query_log(as_numpy(embedded.z), as_numpy(embedded.modality), [query.target for query in searched])
     targets = np.array([target_code(query.target) for query in searched], np.int64)
@@ -168,11 +168,11 @@ def answer(state: OpenIndex, queries: Sequence[Query | ContentInput], requests: 
     for number, (query, request) in enumerate(zip(asked, requests, strict=True)):
         defaulted = query.target is None and given[number].target is not None
         if defaulted and not out[number] and not _any_of_target(state, given[number].target, request.where):
-            out[number] = answer(state, [query], [replace(request, any_modality=True)])[0]
+            out[number] = search_requests(state, [query], [replace(request, any_modality=True)])[0]
             given[number] = query
     out = [probable(hits, request.min_probability) for hits, request in zip(out, requests, strict=True)]
     if not all(out):
-        counts = state.consistent(lambda: describe(state.path, state.about, state.reader()))["modalities"]
+        counts = state.consistent(lambda: describe_index(state.path, state.about, state.reader()))["modalities"]
         for one, query, request in zip(out, given, requests, strict=True):
             if one:
                 one.why = None
@@ -195,7 +195,7 @@ def _any_of_target(state: OpenIndex, target: Modality | None, where: str | None)
     return state.consistent(count) > 0
 
 
-def embed(model: Genius, queries: Sequence[Query]) -> Embedded:
+def embed_queries(model: Genius, queries: Sequence[Query]) -> Embedded:
     """Vectors of queries: the encoder's, or their own.
 
     Args:
@@ -250,7 +250,7 @@ def search(
         ranked = [_run(live, _prepared(live, queries, request)) for queries, request in groups]
         reader = live.reader
     wanted = [one.seqs[: one.search.request.k] for group in ranked for one in group]
-    found = reader.rows(np.unique(np.concatenate([np.empty(0, np.int64), *wanted])), PAYLOAD)
+    found = reader.rows(np.unique(np.concatenate([np.empty(0, np.int64), *wanted])), HIT_COLUMNS)
     shown = dict(zip(found, display(reader, list(found.values())), strict=True))
     modalities = {seq: Modality.parse(row["modality"]) for seq, row in found.items()}
     return [[_hits(one, shown, modalities) for one in group] for group in ranked]
@@ -456,10 +456,10 @@ def display(reader: Reader, rows: list[dict[str, Any]]) -> list[Item]:
     if lacking:
         full = reader.rows(lacking, ["_image_bytes"])
     pictures = {seq: small[seq]["_thumbnail"] or full[seq]["_image_bytes"] for seq in bare}
-    return [to_item({**row, "_image_bytes": pictures.get(row["_seq"])}) for row in rows]
+    return [item_of_row({**row, "_image_bytes": pictures.get(row["_seq"])}) for row in rows]
 
 
-def to_item(row: dict[str, Any]) -> Item:
+def item_of_row(row: dict[str, Any]) -> Item:
     if row["_image"] is not None:
         image = row["_image"]
     else:

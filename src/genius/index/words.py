@@ -19,7 +19,7 @@ from genius.errors import GeniusError
 from genius.index import searching
 from genius.index.filters import compile_where
 from genius.index.opened import RETRIES, OpenIndex
-from genius.index.reader import PAYLOAD, Reader
+from genius.index.reader import HIT_COLUMNS, Reader
 from genius.index.results import Hit, Hits
 from genius.index.target import MODALITIES_OF
 from genius.search import SearchRequest
@@ -65,7 +65,7 @@ def words_fields(reader: Reader) -> list[str]:
     return [name for name in reader.words_columns() if not name.startswith("_")]
 
 
-def answer(state: OpenIndex, queries: Sequence[Query | ContentInput], requests: Sequence[SearchRequest]) -> list[Hits]:
+def search_by_mode(state: OpenIndex, queries: Sequence[Query | ContentInput], requests: Sequence[SearchRequest]) -> list[Hits]:
     """The hits of each query under its own request, whatever its mode; similarity and words of one version.
 
     Args:
@@ -84,7 +84,7 @@ def answer(state: OpenIndex, queries: Sequence[Query | ContentInput], requests: 
     for query, request in zip(given, requests, strict=True):
         _check(query, request)
     if all(request.mode == "similarity" for request in requests):
-        return searching.answer(state, given, requests)
+        return searching.search_requests(state, given, requests)
     for _ in range(RETRIES):
         before = state.reader().version
         found = _answer(state, given, requests)
@@ -103,7 +103,7 @@ def _check(query: Query, request: SearchRequest) -> None:
 def _answer(state: OpenIndex, queries: Sequence[Query], requests: Sequence[SearchRequest]) -> list[Hits]:
     similar = [number for number, request in enumerate(requests) if request.mode != "words"]
     by_similarity = [_similarity_request(requests[number]) for number in similar]
-    rankings = dict(zip(similar, searching.answer(state, [queries[i] for i in similar], by_similarity), strict=True))
+    rankings = dict(zip(similar, searching.search_requests(state, [queries[i] for i in similar], by_similarity), strict=True))
     return state.consistent(lambda: _fused(state, queries, requests, rankings))
 
 
@@ -153,7 +153,7 @@ def _by_words(reader: Reader, query: Query, request: SearchRequest) -> tuple[Hit
         conditions.append(f"modality IN ({labels})")
     limit = min(max(request.k, DEPTH), MAX_K)
     found = reader.words(query.text, columns, " AND ".join(conditions) or None, limit)
-    rows = reader.rows(list(found), PAYLOAD)
+    rows = reader.rows(list(found), HIT_COLUMNS)
     seqs = [seq for seq in found if seq in rows]
     items = searching.display(reader, [rows[seq] for seq in seqs])
     codes = reader.rows(seqs, ["_codes"])

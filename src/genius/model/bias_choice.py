@@ -36,7 +36,7 @@ Choice = tuple[float, float]  # temperature, weight
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedQueries:
     """Queries with known positives.
 
     Args:
@@ -51,13 +51,13 @@ class Judged:
     target: Ints
     positives: Sequence[Sequence[int]]
 
-    def take(self, rows: Sequence[int]) -> Judged:
+    def take(self, rows: Sequence[int]) -> JudgedQueries:
         """Some of them."""
         place = np.array(rows, np.int64)
-        return Judged(self.z[place], self.modality[place], self.target[place], [self.positives[row] for row in rows])
+        return JudgedQueries(self.z[place], self.modality[place], self.target[place], [self.positives[row] for row in rows])
 
 
-def choose(bank: QueryBank, judged: Judged, items: Any, item_modality: Any) -> QueryBank:
+def choose(bank: QueryBank, judged: JudgedQueries, items: Any, item_modality: Any) -> QueryBank:
     """The bank with weights and temperatures that rank the positives of `judged` best.
 
     Args:
@@ -69,7 +69,7 @@ def choose(bank: QueryBank, judged: Judged, items: Any, item_modality: Any) -> Q
     return _with_best(bank, [(bank, judged)], np.asarray(items, np.float32), np.asarray(item_modality))
 
 
-def choose_crossed(bank: QueryBank, judged: Judged, rows: Sequence[int], items: Any, item_modality: Any) -> QueryBank:
+def choose_crossed(bank: QueryBank, judged: JudgedQueries, rows: Sequence[int], items: Any, item_modality: Any) -> QueryBank:
     """As `choose`, where the judged queries are themselves in the bank: each half of it is judged with the bias of the other.
 
     Args:
@@ -82,7 +82,7 @@ def choose_crossed(bank: QueryBank, judged: Judged, rows: Sequence[int], items: 
     even = [place for place, row in enumerate(rows) if row % 2 == 0]
     odd = [place for place, row in enumerate(rows) if row % 2]
     half = np.arange(len(bank)) % 2 == 0
-    folds = [(part_of(bank, ~half), judged.take(even)), (part_of(bank, half), judged.take(odd))]
+    folds = [(bank_subset(bank, ~half), judged.take(even)), (bank_subset(bank, half), judged.take(odd))]
     return _with_best(bank, folds, np.asarray(items, np.float32), np.asarray(item_modality))
 
 
@@ -164,7 +164,7 @@ def queries_of(bank: QueryBank, query: int, target: int) -> Floats:
     return np.asarray(bank.z, np.float32)[_direction(bank, query, target)]
 
 
-def part_of(bank: QueryBank, kept: Bools) -> QueryBank:
+def bank_subset(bank: QueryBank, kept: Bools) -> QueryBank:
     """Some queries of a bank, without its probe and what was chosen for it."""
     rows = np.flatnonzero(kept)
     return QueryBank(bank.z[rows], bank.modality[rows], bank.target[rows], real=bank.real)
@@ -186,7 +186,9 @@ def _sample(vectors: Floats) -> Floats:
     return vectors[order]
 
 
-def _with_best(bank: QueryBank, folds: Sequence[tuple[QueryBank, Judged]], items: Floats, item_modality: Ints) -> QueryBank:
+def _with_best(
+    bank: QueryBank, folds: Sequence[tuple[QueryBank, JudgedQueries]], items: Floats, item_modality: Ints
+) -> QueryBank:
     """`bank` with the best numbers of each direction over all folds; by agreement where too few queries are judged."""
     bank = shrink(bank, items, item_modality)
     assert bank.bias_weights is not None and bank.bias_temperatures is not None
@@ -213,7 +215,7 @@ def _with_best(bank: QueryBank, folds: Sequence[tuple[QueryBank, Judged]], items
     return bank
 
 
-def _candidates(wanted: Bools, judged: Sequence[Judged]) -> Ints:
+def _candidates(wanted: Bools, judged: Sequence[JudgedQueries]) -> Ints:
     """Item rows that queries are judged on: of all wanted ones, or of `MOST_ITEMS` at random, and all positives."""
     rows = np.flatnonzero(wanted)
     if len(rows) <= MOST_ITEMS:
@@ -233,7 +235,7 @@ def _best_choice(values: dict[Choice, Floats], without: Sequence[Floats]) -> Cho
     return best
 
 
-def _scores(judged: Judged, query: int, target: int, items: Floats, rows: Ints) -> tuple[Floats, list[Ints]]:
+def _scores(judged: JudgedQueries, query: int, target: int, items: Floats, rows: Ints) -> tuple[Floats, list[Ints]]:
     """(Q, n) similarities of judged queries of one direction with the items `rows`, and their positives by place there."""
     place = np.full(len(items), -1)
     place[rows] = np.arange(len(rows))

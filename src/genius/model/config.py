@@ -242,7 +242,7 @@ def _current_fields(body: Any, path: Path) -> Any:
     return body
 
 
-def read_config(directory: Path) -> GeniusConfig:
+def read_model_config(directory: Path) -> GeniusConfig:
     path = directory / CONFIG
     try:
         body = read_json(path, MAX_CONFIG)

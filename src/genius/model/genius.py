@@ -22,7 +22,7 @@ from genius.encoders.base import Encoder, find_device
 from genius.errors import GeniusError, said
 from genius.features import Features
 from genius.files import write_whole
-from genius.model.config import CONFIG, FORMAT, GeniusConfig, encoder_uri, identity, read_config
+from genius.model.config import CONFIG, FORMAT, GeniusConfig, encoder_uri, identity, read_model_config
 from genius.model.embedding import Embedder
 from genius.model.generator import HEAD, Generator, current_name, first_name
 from genius.model.known_items import Knows, load_knows, save_knows
@@ -300,7 +300,7 @@ class Genius(Embedder):
         from genius.encoders.objects import same_object
 
         directory = resolve(str(source))
-        config = read_config(directory)
+        config = read_model_config(directory)
         path = directory / WEIGHTS
         shapes = read_shapes(path)
         shapes = {current_name(name): shapes[name] for name in tensor_names(shapes)}

@@ -34,7 +34,7 @@ from genius.serve.settings import ServeConfig
 TRIES = 3  # replicas that are tried before a request is given up
 AGAIN_S = 0.2  # before the next is tried
 
-Answer = tuple[int, Sequence[tuple[bytes, bytes]], bytes]
+HttpResponse = tuple[int, Sequence[tuple[bytes, bytes]], bytes]
 """Status, headers, body."""
 
 
@@ -64,7 +64,7 @@ class Replica:
         if problem is not None:
             raise RuntimeError(problem)
 
-    async def answer(self, scope: Mapping[str, Any], body: bytes) -> Answer:
+    async def answer(self, scope: Mapping[str, Any], body: bytes) -> HttpResponse:
         """What the app answers to a request whose body is all here."""
         status = 500
         headers = []

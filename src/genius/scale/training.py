@@ -41,8 +41,10 @@ def run_on_ray(
     workers: int,
     device: str = "auto",
 ) -> dict[str, Any]:
-    """Call `loop` in every process of a group that is formed anew, from the start, when one of them is lost; what `tell` was
-    called with there. `folder`: for Ray's own notes, which are removed."""
+    """Call `loop` in every process of a group. If a process is lost, the group is formed again and `loop` starts again.
+
+    Returns what `report_outcome` was called with. `folder` is for Ray's own files, which are removed.
+    """
     notes = folder / "ray"
     arguments = {**arguments, "outcome": notes / "outcome.json"}
     try:
@@ -80,10 +82,10 @@ def run_on_ray(
 def _train(arguments: dict[str, Any]) -> None:
     """One process of the group."""
     trained = train_here(arguments["config"], quiet=arguments["quiet"] or rank() != 0)
-    tell(arguments, {"fingerprint": trained.model.fingerprint(), "metrics": trained.metrics})
+    report_outcome(arguments, {"fingerprint": trained.model.fingerprint(), "metrics": trained.metrics})
 
 
-def tell(arguments: dict[str, Any], outcome: dict[str, Any]) -> None:
+def report_outcome(arguments: dict[str, Any], outcome: dict[str, Any]) -> None:
     """In a process of the group: what came of it. (Ray keeps reports only together with checkpoints of its own.)"""
     if rank() == 0:
         write_whole(arguments["outcome"], lambda path: path.write_text(json.dumps(outcome)))

@@ -40,7 +40,7 @@ from genius.serve.schemas import (
     SearchBatchResponse,
     SearchResponse,
     SearchResult,
-    Target,
+    TargetName,
 )
 from genius.types import ContentInput, ImageInput, Item, coerce_content
 
@@ -119,7 +119,7 @@ class GeniusClient:
         like: str | None = None,
         instruction: str | None = None,
         target: AnyTarget | None = None,
-        modality: Target | None = None,
+        modality: TargetName | None = None,
         k: int = 10,
         where: str | None = None,
         min_score: float | None = None,
@@ -205,7 +205,7 @@ class GeniusClient:
         like: str | None = None,
         instruction: str | None = None,
         target: AnyTarget | None = None,
-        modality: Target | None = None,
+        modality: TargetName | None = None,
         k: int = 3,
         where: str | None = None,
         minus: ContentInput | None = None,

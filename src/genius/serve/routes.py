@@ -21,7 +21,7 @@ from starlette.requests import ClientDisconnect
 from genius.index.target import default_target
 from genius.serve.auth import Caller, Role, authorize, client_of, guard_open_server, identify
 from genius.serve.backend import CHILDREN, Backend, Page, parse_prefix
-from genius.serve.bodies import read_batch, read_item, read_items, read_search
+from genius.serve.bodies import read_batch, read_item, read_item_bodies, read_search
 from genius.serve.errors import ApiError, documented
 from genius.serve.logs import CONTENT_TYPE
 from genius.serve.schemas import (
@@ -297,7 +297,7 @@ async def add(request: Request) -> Response:
     call = allowed(request, "write")
     call.service.check_open()
     changing(request, "add", [])
-    bodies = await read_items(request, call.service.config)
+    bodies = await read_item_bodies(request, call.service.config)
     changing(request, "add", [body.id for body, _ in bodies])
     await call.service.check_images([image for _, image in bodies], call.caller)
     items = [_item(body, body.id, image) for body, image in bodies]
