@@ -174,7 +174,7 @@ MUTANTS = (
     ),
     Mutant(
         "X2", "offsets of synthetic queries point the other way", "fit/__init__.py",
-        "Offsets(queries[known] - z[rows],", "Offsets(z[rows] - queries[known],",
+        "Offsets(query_z[known] - z[rows],", "Offsets(z[rows] - query_z[known],",
         ("fit/test_offsets.py",),
     ),
     Mutant(
