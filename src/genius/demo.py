@@ -93,9 +93,9 @@ def run_showcase(index: Index, items: Sequence[Item], k: int = 8) -> list[DemoRe
     shown = []
     for title, text, source, target in SEARCHES:
         query = Query(text=text, image=pictures.get(source or ""), target=target)
-        found = index.search_many([query], SearchRequest(6 * k, strict=True))[0]
+        hits = index.search_many([query], SearchRequest(6 * k, strict=True))[0]
         faces: dict[str, Hit] = {}
-        for hit in found:
+        for hit in hits:
             if hit.id != source:
                 faces.setdefault(_face(hit.item), hit)
         shown.append(DemoResult(title, query, list(faces.values())[:k]))
@@ -249,28 +249,28 @@ class CropResult:
 
 def sample_photos() -> list[Path]:
     """Sample photos of installed packages, which are not imported."""
-    found = []
+    photos = []
     for package, folder in SAMPLES.items():
         spec = importlib.util.find_spec(package)
         if spec is None:
             continue
         for place in spec.submodule_search_locations or ():
             files = sorted(path for path in (Path(place) / folder).glob("*") if path.suffix in (".png", ".jpg"))
-            found += [path for path in files if _large(path)]
-    return found
+            photos += [path for path in files if _large(path)]
+    return photos
 
 
 def search_with_crops(photos: list[Path], output: Path, seed: int = 0) -> list[CropResult]:
     """Index photos as `genius index PHOTOS -o OUTPUT --encoder bundled:mini` does, and search by a crop of each."""
     index_with_encoder(photos, output, ENCODER, IngestConfig())
     rng = random.Random(seed)
-    found = []
+    results = []
     with Index.open(output) as index:
         for path in photos:
             part = crop(load_image(path), rng)
             first = index.search(image=part, target="image", k=1)[0]
-            found.append(CropResult(part, path.name, Path(str(first.item.image)).name))
-    return found
+            results.append(CropResult(part, path.name, Path(str(first.item.image)).name))
+    return results
 
 
 def _large(path: Path) -> bool:

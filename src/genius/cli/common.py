@@ -200,15 +200,15 @@ def sources_here(paths: list[Path], output: Path) -> list[Path]:
         raise GeniusError(
             f"cannot write an index to an object store: index into a folder, then run genius publish FOLDER {url_of(output)}"
         )
-    found = []
+    local_paths = []
     for path in paths:
         address = url_of(path)
         if address is None:
-            found.append(path)
+            local_paths.append(path)
             continue
         from genius.scale.objects import fetch_sources
 
         folder = output.with_name(f"{output.name}.sources")
         note(f"copying {address} to {folder}")
-        found.append(fetch_sources(address, folder))
-    return found
+        local_paths.append(fetch_sources(address, folder))
+    return local_paths

@@ -171,15 +171,15 @@ def check(
     problems = []
     for name in splits:
         try:
-            found = check_collection(open_collection(dataset, split=name), images=pictures != "none")
+            summary = check_collection(open_collection(dataset, split=name), images=pictures != "none")
         except GeniusError as error:
             problems.append(f"{name}: {error}")
             continue
-        counts = {"queries": found.queries, "items": found.items, "pairs": found.pairs, "tasks": found.per_task}
+        counts = {"queries": summary.queries, "items": summary.items, "pairs": summary.pairs, "tasks": summary.per_task}
         summaries[name] = counts
         if not as_json:
-            shown = (counted(found.queries, "query"), counted(found.items, "item"), counted(found.pairs, "pair"))
-            print(f"{dataset}, {name}: {', '.join(shown)}; sound")
+            shown = (counted(summary.queries, "query"), counted(summary.items, "item"), counted(summary.pairs, "pair"))
+            print(f"{dataset}, {name}: {', '.join(shown)}; complete")
     if as_json:
         emit({"sound": not problems, "splits": summaries, "problems": problems})
     if problems:

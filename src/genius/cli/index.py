@@ -453,11 +453,11 @@ def delete(
         raise GeniusError("give ids to delete, or a condition with --where")
     with Index.open(path, model) as opened:
         if ids:
-            gone = opened.delete(ids, missing="raise")
+            deleted = opened.delete(ids, missing="raise")
         else:
-            gone = opened.delete([item.id for item in opened.items(where)], missing="skip")
+            deleted = opened.delete([item.id for item in opened.items(where)], missing="skip")
         left = opened.count()
-    tell({"deleted": gone, "items": left}, f"{gone} deleted, {left} left", as_json)
+    tell({"deleted": deleted, "items": left}, f"{deleted} deleted, {left} left", as_json)
 
 
 @command
@@ -501,10 +501,10 @@ def _photos(output: Path) -> dict[str, Any]:
 
     files = sample_photos()
     place = output.with_name(f"{output.stem}-photos{output.suffix}")
-    found = []
+    results = []
     if files:
-        found = search_with_crops(files, place)
-    return {"index": str(place), "photos": len(files), "found": sum(one.photo == one.first for one in found)}
+        results = search_with_crops(files, place)
+    return {"index": str(place), "photos": len(files), "found": sum(result.photo == result.first for result in results)}
 
 
 @command

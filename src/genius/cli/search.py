@@ -280,26 +280,26 @@ def explain(
         wanted = Target.parse(target, modality)
         query = Query(text, image, instruction, wanted.modality, _negative(negative))
         request = SearchRequest(k, where, strict=wanted.strict, any_modality=wanted.any_modality)
-        found = index.explain(query, request, shown=beams, rejected=rejected)
+        explanation = index.explain(query, request, shown=beams, rejected=rejected)
     if as_json:
-        emit(found.to_dict())
+        emit(explanation.to_dict())
         return
-    for line in _lines(found):
+    for line in _lines(explanation):
         print(line)
 
 
-def _lines(found: Explanation) -> Iterator[str]:
+def _lines(explanation: Explanation) -> Iterator[str]:
     """An explanation for people."""
     from genius.index.explaining import LEGEND
 
-    yield found.summary
-    if not found.answers:
-        yield found.why or "nothing found"
-    if found.traces:
+    yield explanation.summary
+    if not explanation.answers:
+        yield explanation.why or "nothing found"
+    if explanation.traces:
         yield LEGEND
-    for one in found.traces:
-        yield from _trace_lines(one, found.plan)
-    for rank, answer in enumerate(found.answers, start=1):
+    for trace in explanation.traces:
+        yield from _trace_lines(trace, explanation.plan)
+    for rank, answer in enumerate(explanation.answers, start=1):
         hit = answer.hit
         likely = " ".join("given" if p is None else f"{p:.2f}" for p in answer.log_p)
         if answer.lost_at is None:
@@ -312,15 +312,15 @@ def _lines(found: Explanation) -> Iterator[str]:
             yield f"     item bias {answer.item_bias:+.4f}, taken off its similarity (learned from queries)"
 
 
-def _trace_lines(one: BeamTrace, plan: str | None) -> Iterator[str]:
+def _trace_lines(trace: BeamTrace, plan: str | None) -> Iterator[str]:
     target = ""
-    if one.target is not None:
-        target = f" of the modality {one.target}"
+    if trace.target is not None:
+        target = f" of the modality {trace.target}"
     if plan == "beam":
         yield f"beam search for IDs{target}:"
     else:
         yield f"codes decided nothing here; a beam search for IDs{target} would go:"
-    for node in one.tree():
+    for node in trace.tree():
         yield from _branch(node, 1)
     yield ""
 
@@ -336,11 +336,11 @@ def _branch(node: dict[str, Any], depth: int) -> Iterator[str]:
         mark = " "
     else:
         mark = "x"
-    what = ", ".join(node["words"])
+    words = ", ".join(node["words"])
     if alone and node["examples"]:
-        what = node["examples"][0]
+        words = node["examples"][0]
     items = counted(node["items"], "item", 9)
-    yield f"{mark} {'  ' * depth}{code:<{max(1, 24 - 2 * depth)}} {likely:>7} {items}  {what}".rstrip()
+    yield f"{mark} {'  ' * depth}{code:<{max(1, 24 - 2 * depth)}} {likely:>7} {items}  {words}".rstrip()
     if not alone:
         for child in node["children"]:
             yield from _branch(child, depth + 1)

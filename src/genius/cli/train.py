@@ -153,7 +153,7 @@ def fields_page() -> str:
 
 def _fields(config: type[Any]) -> dict[str, tuple[str, str]]:
     """Name -> (default, meaning), those of base classes first; a class may give a base's field another default."""
-    found: dict[str, tuple[str, str]] = {}
+    fields: dict[str, tuple[str, str]] = {}
     for owner in reversed(config.__mro__[:-1]):
         above: list[str] = []
         for line in inspect.getsource(owner).splitlines():
@@ -171,8 +171,8 @@ def _fields(config: type[Any]) -> dict[str, tuple[str, str]]:
                 continue  # a table of its own
             if "factory" in default:
                 default = "{}"
-            found[name] = (default, meaning or found.get(name, ("", ""))[1])
-    return found
+            fields[name] = (default, meaning or fields.get(name, ("", ""))[1])
+    return fields
 
 
 EVERY = 10.0  # seconds between lines of progress where there is no terminal

@@ -54,21 +54,21 @@ def learn(
         raise GeniusError("give either --queries FILE or --forget")
     with Index.open(path, model) as index:
         if forget:
-            there = index.forget()
+            forgotten = index.forget()
             if as_json:
-                emit({"forgotten": there})
+                emit({"forgotten": forgotten})
             else:
-                print("forgotten" if there else "there was nothing to forget")
+                print("forgotten" if forgotten else "there was nothing to forget")
             return
         assert queries is not None
         index.model.to(device)
-        found = index.learn(read_log(queries))
+        report = index.learn(read_log(queries))
     if as_json:
-        emit(asdict(found))
+        emit(asdict(report))
         return
-    left_out = f"{found.ignored:,} unlike this collection, {found.skipped:,} unreadable"
-    print(f"learned from {counted(found.queries, 'query vector')} (left out: {left_out})")
-    for direction in found.directions:
+    left_out = f"{report.ignored:,} unlike this collection, {report.skipped:,} unreadable"
+    print(f"learned from {counted(report.queries, 'query vector')} (left out: {left_out})")
+    for direction in report.directions:
         shown = f"weight {direction.weight:.2f}, temperature {direction.temperature:g}, {direction.queries:,} queries"
         print(f"  {direction.query} -> {direction.target}: {shown}")
 

@@ -240,10 +240,10 @@ class Karpathy:
 
     @staticmethod
     def _find(root: Path) -> Path:
-        found = sorted(root.glob("dataset_*.json"))
-        if not found:
+        files = sorted(root.glob("dataset_*.json"))
+        if not files:
             raise GeniusError(f"no Karpathy split file (dataset_coco.json, dataset_flickr30k.json) in {root}")
-        return found[0]
+        return files[0]
 
     def _path(self, image: dict[str, Any]) -> str:
         name = str(image["filename"])

@@ -110,7 +110,7 @@ def query_files(root: Path, split: str) -> list[QueryFile]:
             raise GeniusError(f"no M-BEIR queries at {path}")
         return [QueryFile(path, None, None, None)]
     folder = root / "query" / split
-    found: list[tuple[tuple[int, int, str], QueryFile]] = []
+    files: list[tuple[tuple[int, int, str], QueryFile]] = []
     for path in sorted(folder.glob("mbeir_*.jsonl")):
         qrels: Path | None = root / "qrels" / split / f"{path.stem}_qrels.txt"
         if qrels is not None and not qrels.is_file():
@@ -119,26 +119,26 @@ def query_files(root: Path, split: str) -> list[QueryFile]:
         dataset = _DATASET_FILE.search(path.name)
         if task is not None and task["split"] == split:
             key = f"{task['name']}_task{task['task']}"
-            found.append((order_of(key), QueryFile(path, qrels, task["name"], key)))
+            files.append((order_of(key), QueryFile(path, qrels, task["name"], key)))
         elif dataset is not None and dataset["split"] == split and dataset["name"] != "union":
-            own = [order_of(key) for key in ROWS if key.startswith(f"{dataset['name']}_task")]
-            first = min(own, default=(1, 99, path.name))
-            found.append((first, QueryFile(path, qrels, dataset["name"], None)))
-    if not found:
+            task_order = [order_of(key) for key in ROWS if key.startswith(f"{dataset['name']}_task")]
+            first = min(task_order, default=(1, 99, path.name))
+            files.append((first, QueryFile(path, qrels, dataset["name"], None)))
+    if not files:
         raise GeniusError(
             f"no M-BEIR queries at {folder}: expected files like mbeir_mscoco_task0_{split}.jsonl or mbeir_mscoco_{split}.jsonl"
         )
-    return [file for _, file in sorted(found, key=lambda entry: entry[0])]
+    return [file for _, file in sorted(files, key=lambda entry: entry[0])]
 
 
 def splits_there(root: Path) -> list[str]:
     """The splits of a download; one clear line where there is none."""
     if not (root / "query").is_dir() and not (root / "cand_pool").is_dir():
         raise GeniusError(f"{root} is no download of M-BEIR: it has neither query/ nor cand_pool/")
-    found = [split for split in SPLITS if (root / "query" / split).is_dir()]
-    if not found:
+    splits = [split for split in SPLITS if (root / "query" / split).is_dir()]
+    if not splits:
         raise GeniusError(f"{root} has no queries: expected folders such as {root / 'query' / 'test'}")
-    return found
+    return splits
 
 
 def local_pools(root: Path, key: str, split: str) -> list[Path]:
@@ -238,18 +238,18 @@ class MBeir:
     def _local_pool(self, key: str) -> Path | None:
         """The task's own candidates. Queries in mixed files have none: they search the union pool of the split."""
         places = local_pools(self.root, key, self.split)
-        found = next((path for path in places if path.is_file()), None)
+        pool = next((path for path in places if path.is_file()), None)
         mixed = all(file.task != key for file in self.files)
         if mixed and union_pool(self.root, self.split).is_file():
             return None
-        if found is None:
+        if pool is None:
             missing = places[1]
             if mixed:
                 missing = union_pool(self.root, self.split)
             elif key.startswith("mscoco_"):
                 missing = places[0]
             raise GeniusError(f"the candidate pool {missing} is missing (choose tasks to do without {key})")
-        return found
+        return pool
 
     # -- instructions ------------------------------------------------------------------------------------------
 
@@ -313,18 +313,18 @@ class MBeir:
     def pool(self) -> Iterator[Item]:
         """Every candidate once. Test has a file of them; that of val holds too few, so val joins the local pools."""
         union = union_pool(self.root, self.split)
-        own = [path for path in dict.fromkeys(self.pools) if path is not None]
-        if len(own) < len(set(self.pools)) or (self.split != "val" and self.whole and union.is_file()):
+        paths = [path for path in dict.fromkeys(self.pools) if path is not None]
+        if len(paths) < len(set(self.pools)) or (self.split != "val" and self.whole and union.is_file()):
             yield from self._items(union)
             return
         seen: set[str] = set()
-        for path in own:  # pools may share candidates; one that a file has twice is an error of `check_collection`
-            here: set[str] = set()
+        for path in paths:  # pools may share candidates; one that a file has twice is an error of `check_collection`
+            local_ids: set[str] = set()
             for item in self._items(path):
                 if item.id not in seen:
-                    here.add(item.id)
+                    local_ids.add(item.id)
                     yield item
-            seen |= here
+            seen |= local_ids
 
     def local_pool(self, task: int) -> Iterator[str] | None:
         path = self.pools[task]
@@ -392,9 +392,9 @@ def read_instructions(path: Path) -> dict[tuple[int, Modality, Modality], list[s
                 raise GeniusError(
                     f"{path} is not an instruction file: it needs query_modality, cand_modality, dataset_id"
                 ) from None
-            found = [str(v).strip() for name, v in row.items() if str(name).startswith("prompt") and v and v.strip()]
-            if found:
-                prompts.setdefault(key, []).extend(found)
+            row_prompts = [str(v).strip() for name, v in row.items() if str(name).startswith("prompt") and v and v.strip()]
+            if row_prompts:
+                prompts.setdefault(key, []).extend(row_prompts)
     if not prompts:
         raise GeniusError(f"{path} holds no prompts")
     return prompts

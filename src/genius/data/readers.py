@@ -157,13 +157,13 @@ def _read_csv(path: Path, types: Mapping[str, str] | None) -> Iterator[tuple[int
 
 def _types_of_all(path: Path) -> dict[str, str]:
     """Columns of which every value is a number, or a boolean."""
-    found: dict[str, set[str]] = {}
+    seen_types: dict[str, set[str]] = {}
     for _, row in csv_rows(path):
         if not isinstance(row, str):
             for name, value in row.items():
                 if value and name is not None:
-                    found.setdefault(name, set()).add(csv_type(value))
-    return {name: next(iter(types)) for name, types in found.items() if len(types) == 1}
+                    seen_types.setdefault(name, set()).add(csv_type(value))
+    return {name: next(iter(types)) for name, types in seen_types.items() if len(types) == 1}
 
 
 def _cell(value: str, wanted: str | None) -> str | int | float | bool | None:

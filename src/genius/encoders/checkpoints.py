@@ -59,10 +59,10 @@ class UniirCheckpoint:
         """Read the checkpoint at `directory`: a file, or a folder with exactly one `.pth`."""
         path = Path(directory)
         if path.is_dir():
-            found = sorted(path.glob("*.pth"))
-            if len(found) != 1:
-                raise GeniusError(f"{path} holds {len(found)} .pth files; name the UniIR checkpoint itself")
-            path = found[0]
+            files = sorted(path.glob("*.pth"))
+            if len(files) != 1:
+                raise GeniusError(f"{path} holds {len(files)} .pth files; name the UniIR checkpoint itself")
+            path = files[0]
         state = {name.removeprefix("clip_model."): tensor for name, tensor in read_checkpoint(path).items()}
         for reader in _uniir_readers:
             encoder = reader(state, path)

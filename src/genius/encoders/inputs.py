@@ -122,13 +122,13 @@ class Pixels:
     def _fitted(self, picture: Image.Image) -> Image.Image:
         if picture.size == (self.size, self.size) and self.resize in (0, self.size):
             return picture.copy()
-        how = FILTERS[self.filter]
+        resampling = FILTERS[self.filter]
         if self.fit == "squash":
-            return picture.resize((self.size, self.size), how)
+            return picture.resize((self.size, self.size), resampling)
         width, height = picture.size
         if self.fit == "pad":
             scale = self.size / max(width, height)
-            small = picture.resize((max(1, round(width * scale)), max(1, round(height * scale))), how)
+            small = picture.resize((max(1, round(width * scale)), max(1, round(height * scale))), resampling)
             square = Image.new("RGB", (self.size, self.size), (255, 255, 255))
             square.paste(small, ((self.size - small.width) // 2, (self.size - small.height) // 2))
             return square
@@ -143,8 +143,8 @@ class Pixels:
             across = width / new[0]
             down = height / new[1]
             box = (left * across, top * down, (left + self.size) * across, (top + self.size) * down)
-            return picture.resize((self.size, self.size), how, box=box)
-        return picture.resize(new, how).crop((left, top, left + self.size, top + self.size))
+            return picture.resize((self.size, self.size), resampling, box=box)
+        return picture.resize(new, resampling).crop((left, top, left + self.size, top + self.size))
 
     def __call__(self, pictures: Sequence[Image.Image], device: Any = "cpu") -> Any:
         """(n, 3, size, size) float32.

@@ -51,7 +51,7 @@ class DualEncoder(nn.Module):
         family = getattr(transformers, cls.model_class)
         try:
             _check_sizes(family, directory)
-            model, found = family.from_pretrained(
+            model, report = family.from_pretrained(
                 directory,
                 local_files_only=True,
                 use_safetensors=True,
@@ -64,7 +64,7 @@ class DualEncoder(nn.Module):
             pixels = read_pixels(directory, model.config.vision_config.image_size)
         except Exception as error:  # the library raises many classes for an untrusted config
             raise GeniusError(f"{where}: {said(error)}") from None
-        lacking = sorted(name for name in found["missing_keys"] if not name.endswith("position_ids"))
+        lacking = sorted(name for name in report["missing_keys"] if not name.endswith("position_ids"))
         if lacking:  # the library draws them at random, and a tower with one random layer still gives vectors
             raise GeniusError(f"{where}: {len(lacking)} tensors are missing (first: {lacking[0]})")
         words = model.config.text_config.vocab_size

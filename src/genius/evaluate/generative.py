@@ -189,11 +189,11 @@ class BeamMethod:
         step = max(1, len(queries) // self.sample)
         picked = np.arange(0, len(queries), step)[: self.sample]
         codes = source.codes[pool.rows]
-        wanted = [codes[np.array(positives[i], dtype=np.int64)] for i in picked]
+        positive_codes = [codes[np.array(positives[i], dtype=np.int64)] for i in picked]
         batch = source.batch(space, torch.from_numpy(queries[picked]).to(space.device))
         arrays = tensor_arrays(space.device)
         z = arrays.put(batch.z)
-        shares = prefix_survival(source.scores_codes, trie, z, wanted, self.beams, arrays.put(batch.target))
+        shares = prefix_survival(source.scores_codes, trie, z, positive_codes, self.beams, arrays.put(batch.target))
         return [float(share) for share in shares]
 
 
@@ -230,7 +230,9 @@ def prefix_survival(
 
 def _reached(rows: Ints, positives: Sequence[Sequence[int]]) -> npt.NDArray[np.float64]:
     """(Q,) 1 where any candidate of rows (Q, C) is a positive: what no re-ranking can repair."""
-    return np.array([float(np.isin(own, found).any()) for found, own in zip(rows, positives, strict=True)])
+    return np.array(
+        [float(np.isin(positive_rows, candidates).any()) for candidates, positive_rows in zip(rows, positives, strict=True)]
+    )
 
 
 @dataclass
@@ -288,7 +290,7 @@ class EngineMethod:
         target = None
         if space.target is not None:
             target = space.target[chosen]
-        found = engine.search(
+        result = engine.search(
             space.query_z[chosen],
             k=k,
             params=self.params,
@@ -296,7 +298,7 @@ class EngineMethod:
             target=target,
             modality=space.data.queries.modality.to(space.device)[chosen],
         )
-        return found.rows, found.scores.astype(np.float64), found.considered
+        return result.rows, result.scores.astype(np.float64), result.considered
 
     def _reached(
         self, engine: SearchEngine, space: Space, pool: Pool, queries: Ints, considered: Ints

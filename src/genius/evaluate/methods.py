@@ -280,15 +280,16 @@ class DenseGivenTarget:
         bytes_per_item = 0.0
         targets = space.wanted()[torch.from_numpy(queries)].numpy()
         for target in np.unique(targets):
-            mine = np.flatnonzero(targets == target)
-            own = np.arange(len(pool))
+            target_queries = np.flatnonzero(targets == target)
+            pool_rows = np.arange(len(pool))
             if target >= 0:  # -1: positives of several modalities
-                own = np.flatnonzero(space.modality[pool.rows].numpy() == target)
-            part = Dense(self.backend).answer(space, Pool(pool.name, pool.rows[own]), queries[mine], min(k, len(own)))
+                pool_rows = np.flatnonzero(space.modality[pool.rows].numpy() == target)
+            target_pool = Pool(pool.name, pool.rows[pool_rows])
+            part = Dense(self.backend).answer(space, target_pool, queries[target_queries], min(k, len(pool_rows)))
             real = part.rows >= 0
-            rows[mine, : part.rows.shape[1]] = np.where(real, own[part.rows.clip(min=0)], -1)
-            scores[mine, : part.rows.shape[1]] = part.scores
-            touched[mine] = len(own)
+            rows[target_queries, : part.rows.shape[1]] = np.where(real, pool_rows[part.rows.clip(min=0)], -1)
+            scores[target_queries, : part.rows.shape[1]] = part.scores
+            touched[target_queries] = len(pool_rows)
             seconds += part.seconds
             bytes_per_item = part.bytes_per_item
         return MethodResult(rows, scores, touched, seconds, bytes_per_item)

@@ -93,8 +93,8 @@ class GeniusSearch:
             allowed = None
             if top_ranked is not None:
                 allowed = _allowed(names, top_ranked, place, len(self._ids))
-            found = self._engine.search(z, k=min(top_k, len(self._ids)), params=self.params, dense=dense, allowed=allowed)
-            for name, items, scores in zip(names, found.rows.tolist(), found.scores.tolist(), strict=True):
+            result = self._engine.search(z, k=min(top_k, len(self._ids)), params=self.params, dense=dense, allowed=allowed)
+            for name, items, scores in zip(names, result.rows.tolist(), result.scores.tolist(), strict=True):
                 out[name] = {self._ids[row]: float(score) for row, score in zip(items, scores, strict=True) if row >= 0}
         return out
 

@@ -137,10 +137,10 @@ def _detail_table(evaluation: Evaluation, pool: str) -> str:
     cutoffs = sorted(evaluation.about["config"]["cutoffs"])
     rows = []
     for method in evaluation.methods:
-        own = evaluation.of(method, pool)
+        results = evaluation.of(method, pool)
         row = [method_title(method)]
         for name in [*(f"hit@{k}" for k in cutoffs), *(f"recall@{k}" for k in cutoffs), "ndcg@10", "mrr@10"]:
-            row.append(percent(float(np.mean([r.metrics[name] for r in own]))))
+            row.append(percent(float(np.mean([r.metrics[name] for r in results]))))
         rows.append(row)
     header = ["Mean over tasks", *(f"Recall@{k}" for k in cutoffs), *(f"true recall@{k}" for k in cutoffs), "nDCG@10", "MRR@10"]
     return markdown_table(header, rows)
@@ -149,17 +149,17 @@ def _detail_table(evaluation: Evaluation, pool: str) -> str:
 def _cost_table(evaluation: Evaluation, pool: str) -> str:
     rows = []
     for method in evaluation.methods:
-        own = evaluation.of(method, pool)
-        reached = [r.candidate_recall for r in own if r.candidate_recall is not None]
+        results = evaluation.of(method, pool)
+        reached = [r.candidate_recall for r in results if r.candidate_recall is not None]
         candidate_recall = "all"
         if reached:
             candidate_recall = percent(float(np.mean(reached)))
         rows.append(
             [
                 method_title(method),
-                f"{_per_second(own):,.1f}",
-                f"{np.mean([r.bytes_per_item for r in own]):,.1f}",
-                f"{np.mean([r.touched for r in own]):,.0f}",
+                f"{_per_second(results):,.1f}",
+                f"{np.mean([r.bytes_per_item for r in results]):,.1f}",
+                f"{np.mean([r.touched for r in results]):,.0f}",
                 candidate_recall,
             ]
         )
@@ -177,9 +177,9 @@ def _per_second(results: Sequence[Result]) -> float:
 def _survival_table(evaluation: Evaluation, pool: str) -> str:
     rows = []
     for method in evaluation.methods:
-        own = [r.survival for r in evaluation.of(method, pool) if r.survival]
-        if own:
-            rows.append([method_title(method), *(percent(float(v)) for v in np.mean(own, axis=0))])
+        survivals = [r.survival for r in evaluation.of(method, pool) if r.survival]
+        if survivals:
+            rows.append([method_title(method), *(percent(float(v)) for v in np.mean(survivals, axis=0))])
     if not rows:
         return ""
     return markdown_table(["Prefix survival", *(f"level {i + 1}" for i in range(len(rows[0]) - 1))], rows)
@@ -222,8 +222,8 @@ def write_report(
         paths["runs"] = str(directory / "runs")
         paths["qrels"] = str(directory / "qrels")
     if plots:
-        found = plot(evaluation, directory / "plots")
-        if found:
+        plot_files = plot(evaluation, directory / "plots")
+        if plot_files:
             paths["plots"] = str(directory / "plots")
     return paths
 
@@ -294,11 +294,12 @@ def _plot_quality(evaluation: Evaluation, pool: str, axes: Any) -> bool:
 
 def _plot_trade_off(evaluation: Evaluation, pool: str, axes: Any) -> bool:
     for method in evaluation.methods:
-        own = evaluation.of(method, pool)
-        speed = _per_second(own)
+        results = evaluation.of(method, pool)
+        speed = _per_second(results)
         quality = 100 * evaluation.average(method, pool)
         axes.scatter([speed], [quality])
-        axes.annotate(f"{method_title(method)} ({np.mean([r.bytes_per_item for r in own]):,.0f} B)", (speed, quality), fontsize=7)
+        bytes_per_item = np.mean([result.bytes_per_item for result in results])
+        axes.annotate(f"{method_title(method)} ({bytes_per_item:,.0f} B)", (speed, quality), fontsize=7)
     axes.set_xscale("log")
     axes.set_xlabel("queries per second")
     axes.set_ylabel("average Recall (M-BEIR), %")
@@ -308,9 +309,9 @@ def _plot_trade_off(evaluation: Evaluation, pool: str, axes: Any) -> bool:
 def _plot_survival(evaluation: Evaluation, pool: str, axes: Any) -> bool:
     drawn = False
     for method in evaluation.methods:
-        own = [r.survival for r in evaluation.of(method, pool) if r.survival]
-        if own:
-            curve = 100 * np.mean(own, axis=0)
+        survivals = [r.survival for r in evaluation.of(method, pool) if r.survival]
+        if survivals:
+            curve = 100 * np.mean(survivals, axis=0)
             axes.plot(range(1, len(curve) + 1), curve, marker="o", label=method_title(method))
             drawn = True
     axes.set_xlabel("levels decoded")

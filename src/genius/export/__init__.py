@@ -308,16 +308,16 @@ def _smaller(body: Any, onnx: Any) -> Any:
         value = onnx.numpy_helper.to_array(tensor)
         if value.size < SMALL:
             continue
-        found = _int8(value)
-        if found is None and not np.array_equal(value.astype(np.float16).astype(np.float32), value):
+        quantized = _int8(value)
+        if quantized is None and not np.array_equal(value.astype(np.float16).astype(np.float32), value):
             continue
         graph.initializer.remove(tensor)
         name = tensor.name
-        if found is None:
+        if quantized is None:
             graph.initializer.append(onnx.numpy_helper.from_array(value.astype(np.float16), name + ".half"))
             before.append(onnx.helper.make_node("Cast", [name + ".half"], [name], to=onnx.TensorProto.FLOAT))
             continue
-        whole, scale = found
+        whole, scale = quantized
         graph.initializer.append(onnx.numpy_helper.from_array(whole, name + ".int8"))
         graph.initializer.append(onnx.numpy_helper.from_array(scale, name + SCALE))
         restored = name

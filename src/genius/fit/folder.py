@@ -213,7 +213,7 @@ def index_with_encoder(
         unfitted = Unfitted(uri, device)
         make_folder(output)
         encoded = Encoded(output / ENCODED, unfitted.encoder.fingerprint())
-        some, problems = _encode(unfitted, encoded, paths, config, on_progress)
+        sample, problems = _encode(unfitted, encoded, paths, config, on_progress)
         if not len(encoded):
             encoded.remove()
             with suppress(OSError):  # it holds something else
@@ -222,8 +222,8 @@ def index_with_encoder(
             where = ", ".join(map(str, paths))
             raise GeniusError(f"nothing to index under {where}: no image, text or table could be read{why}")
         on_step("generating synthetic queries")
-        queries = synthesize_queries(unfitted.encoder, [item for item, _ in some])
-        rows = [encoded.rows[key] for _, key in some]
+        queries = synthesize_queries(unfitted.encoder, [item for item, _ in sample])
+        rows = [encoded.rows[key] for _, key in sample]
         moved = queries.positives.clone()
         moved[queries.positives >= 0] = moved.new_tensor(rows)[queries.positives[queries.positives >= 0]]
         fit = unfitted.fit_features(_full(encoded), replace(queries, positives=moved), fit_config, on_step)
@@ -248,9 +248,9 @@ def index_with_encoder(
 
 
 def _check_encoder(index: Index, uri: str) -> None:
-    own = index.model.config.encoder
-    if own != settled(uri):
-        raise GeniusError(f"{index.path} was fitted over {own}, not over {uri}: leave --encoder out, or choose another path")
+    encoder = index.model.config.encoder
+    if encoder != settled(uri):
+        raise GeniusError(f"{index.path} was fitted over {encoder}, not over {uri}: leave --encoder out, or choose another path")
 
 
 def _encode(
@@ -258,12 +258,12 @@ def _encode(
 ) -> tuple[list[tuple[Item, ItemKey]], Problems]:
     """Encode what is not encoded yet; some items, to make queries from, and what could not be read."""
     nowhere = IngestReport()  # problems are reported when items are added to the index
-    found = list(find_files(paths, config, nowhere))
-    some: list[tuple[Item, ItemKey]] = []
-    stride = max(1, len(found) // (4 * MOST))
+    files = list(find_files(paths, config, nowhere))
+    sample: list[tuple[Item, ItemKey]] = []
+    stride = max(1, len(files) // (4 * MOST))
     seen: set[str] = set()
     done = 0
-    for batch in batched(read_items(found, config, nowhere, lambda _: None), AT_ONCE):
+    for batch in batched(read_items(files, config, nowhere, lambda _: None), AT_ONCE):
         fresh = [(item, stamp) for item, stamp in batch if _key(item, stamp) not in encoded and item.id not in seen]
         seen.update(item.id for item, _ in batch)
         sound, _, refused = storable(fresh, "skip")
@@ -273,10 +273,10 @@ def _encode(
             features, kept, bad = encode_items(unfitted.encoder, [item for item, _ in fresh], on_error="skip", batch_size=32)
             nowhere.problems += bad
             encoded.add([_key(*fresh[row]) for row in kept], features)
-        some += [(item, _key(item, stamp)) for item, stamp in batch[::stride] if _key(item, stamp) in encoded and _light(item)]
+        sample += [(item, _key(item, stamp)) for item, stamp in batch[::stride] if _key(item, stamp) in encoded and _light(item)]
         done += len(batch)
-        tell("encoding", len(batch), max(len(found), done))
-    return some, nowhere.problems
+        tell("encoding", len(batch), max(len(files), done))
+    return sample, nowhere.problems
 
 
 def _write(index: Index, encoded: Encoded, paths: Sequence[str | Path], config: IngestConfig, tell: Tell) -> int:
@@ -339,11 +339,11 @@ def refit(folder: Path, config: FitConfig | None = None, say: Say | None = None,
         reader = store.at(store.latest())
         if not reader.count():
             raise GeniusError(f"{folder} is empty: there is nothing to fit to")
-        z, modality, some = _read(reader)
+        z, modality, sample = _read(reader)
         if old.encoder is None:
             fit_queries = own_queries(queries, old.fusion, z, modality)
         else:
-            fit_queries = _make_queries(old.encoder, some)
+            fit_queries = _make_queries(old.encoder, sample)
         temporary = begin_replacement(folder, about)
         try:
             uri = None
@@ -362,10 +362,10 @@ def refit(folder: Path, config: FitConfig | None = None, say: Say | None = None,
     return fit
 
 
-def _make_queries(encoder: Encoder, some: Sequence[tuple[int, Item]]) -> SyntheticQueries:
+def _make_queries(encoder: Encoder, sample: Sequence[tuple[int, Item]]) -> SyntheticQueries:
     """Queries for some items, whose row numbers become the positives."""
-    queries = synthesize_queries(encoder, [item for _, item in some])
-    rows = queries.positives.new_tensor([row for row, _ in some])
+    queries = synthesize_queries(encoder, [item for _, item in sample])
+    rows = queries.positives.new_tensor([row for row, _ in sample])
     known = queries.positives >= 0
     queries.positives[known] = rows[queries.positives[known]]
     return queries
@@ -375,15 +375,15 @@ def _read(reader: Reader) -> tuple[torch.Tensor, torch.Tensor, list[tuple[int, I
     """Vectors and modalities of all rows, and some items with their row numbers."""
     vectors = []
     modalities = []
-    some = []
+    sample = []
     stride = max(1, reader.count() // (4 * MOST))
     for row, entry in enumerate(reader.stream([*HIT_COLUMNS, "_embedding"])):
         vectors.append(np.asarray(entry["_embedding"], np.float16))
         modalities.append(int(Modality.parse(entry["modality"])))
         if row % stride == 0 and (entry["_image"] is not None or entry["text"] is not None):
-            some.append((row, item_of_row(entry)))
+            sample.append((row, item_of_row(entry)))
     z = torch.from_numpy(np.stack(vectors)).float()
-    return torch.nn.functional.normalize(z, dim=1), torch.tensor(modalities), some
+    return torch.nn.functional.normalize(z, dim=1), torch.tensor(modalities), sample
 
 
 def _write_anew(model: Genius, reader: Reader, target: Path) -> None:

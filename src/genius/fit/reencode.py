@@ -251,12 +251,12 @@ class _Run:
 
     def _skipped(self, reader: Reader) -> list[tuple[str, str]]:
         """(id, reason) of the items that have no features."""
-        found = []
+        skipped = []
         for row in reader.stream(["_seq", "id"]):
             key = _key(row)
             if key not in self.encoded:
-                found.append((key[0], self.problems.get(key[1], f"{key[0]}: not encoded")))
-        return found
+                skipped.append((key[0], self.problems.get(key[1], f"{key[0]}: not encoded")))
+        return skipped
 
     def _write_skipped(self, ids: Sequence[str]) -> None:
         body = json.dumps({"ids": list(ids)}) + "\n"
@@ -274,8 +274,8 @@ class _Run:
                 return model
             remove(place, self.path)
         self.say("generating synthetic queries")
-        some, rows = self._sample()
-        queries = synthesize_queries(self.unfitted.encoder, some)
+        sample, rows = self._sample()
+        queries = synthesize_queries(self.unfitted.encoder, sample)
         known = queries.positives >= 0
         queries.positives[known] = queries.positives.new_tensor(rows)[queries.positives[known]]
         features = self.encoded.all().to("cpu", torch.float32)
@@ -403,12 +403,12 @@ def _carry_over(path: Path, about: About, old: Index) -> tuple[int, int]:
     if listed.is_file():
         skipped = set(read_json(listed).get("ids", []))
     ids = set(now.values())
-    gone = [item_id for item_id in before.values() if item_id not in ids and item_id not in skipped]
+    deleted_ids = [item_id for item_id in before.values() if item_id not in ids and item_id not in skipped]
     for part in batched(iter(fresh), AT_ONCE):
         old.upsert(item_of_row(row) for row in reader.rows(part, CONTENT).values())
-    if gone:
-        old.delete(gone, missing="skip")
-    return len(fresh), len(gone)
+    if deleted_ids:
+        old.delete(deleted_ids, missing="skip")
+    return len(fresh), len(deleted_ids)
 
 
 def _exchange(path: Path, previous: Path, about: About) -> None:

@@ -191,8 +191,8 @@ def index_vectors(
     if read_about(output) is None:
         rows = np.unique(np.linspace(0, len(array) - 1, min(SAMPLE, len(array))).astype(np.int64))
         sample = _usable(np.asarray(array[rows]), modality)
-        wanted = None if queries is None else read_array(queries, "query vectors")
-        fit = fit_own_vectors(sample, wanted, config, say)
+        query_vectors = None if queries is None else read_array(queries, "query vectors")
+        fit = fit_own_vectors(sample, query_vectors, config, say)
         model = fit.model
         save_inside(output, model)
     with Index(output, model) as index:
@@ -260,8 +260,8 @@ def index_tables(
         sample = [item for item, _ in islice(rows, SAMPLE)]
         if not sample and nowhere.problems:
             raise GeniusError(f"no vector could be read: {nowhere.problems[0]}")
-        wanted = None if queries is None else read_array(queries, "query vectors")
-        fit = fit_own_vectors(sample, wanted, fit_config, say)
+        query_vectors = None if queries is None else read_array(queries, "query vectors")
+        fit = fit_own_vectors(sample, query_vectors, fit_config, say)
         model = fit.model
         save_inside(output, model)
     with Index(output, model, thumbnails=thumbnails) as index:

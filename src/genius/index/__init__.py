@@ -273,8 +273,8 @@ class Index(OpenIndex):
             How many were deleted.
         """
         self.check_writable()
-        wanted = writing.check_ids([ids] if isinstance(ids, str) else ids)
-        return self.following(lambda: self._delete(wanted, missing))
+        item_ids = writing.check_ids([ids] if isinstance(ids, str) else ids)
+        return self.following(lambda: self._delete(item_ids, missing))
 
     def _delete(self, ids: list[str], missing: OnError) -> int:
         """Delete, and note which of these came from files: indexing their folder again does not bring them back."""
@@ -419,9 +419,9 @@ class Index(OpenIndex):
         """
         self.check_writable()
         with self.write_lock.hold():
-            there = learned.forget(self.path)
+            forgotten = learned.forget(self.path)
         self.follow_learned()
-        return there
+        return forgotten
 
     # -- reading -----------------------------------------------------------------------------------------------
 
@@ -439,20 +439,20 @@ class Index(OpenIndex):
         Returns:
             One item for one id, else a list in the order of `ids`.
         """
-        wanted = ids
+        item_ids = ids
         if isinstance(ids, str):
-            wanted = [ids]
+            item_ids = [ids]
         rows = self._columns(
-            writing.check_ids(wanted), [*HIT_COLUMNS, "_image_bytes"], "raise" if isinstance(ids, str) else missing
+            writing.check_ids(item_ids), [*HIT_COLUMNS, "_image_bytes"], "raise" if isinstance(ids, str) else missing
         )
-        items = [searching.item_of_row(rows[item_id]) for item_id in wanted if item_id in rows]
+        items = [searching.item_of_row(rows[item_id]) for item_id in item_ids if item_id in rows]
         if isinstance(ids, str):
             return items[0]
         return items
 
-    def _columns(self, wanted: list[str], columns: Sequence[str], missing: OnError = "raise") -> dict[str, dict[str, Any]]:
+    def _columns(self, ids: list[str], columns: Sequence[str], missing: OnError = "raise") -> dict[str, dict[str, Any]]:
         """Table columns of items by id."""
-        return self.consistent(lambda: searching.columns_of(self, wanted, columns, missing))
+        return self.consistent(lambda: searching.columns_of(self, ids, columns, missing))
 
     def thumbnail(self, item_id: str) -> bytes | None:
         """The stored preview of an item.
@@ -647,8 +647,8 @@ class Index(OpenIndex):
         Raises:
             GeniusError: an argument is out of range, or `where` cannot be read.
         """
-        wanted = Target.parse(target, modality)
-        query = Query(text, image, instruction, wanted.modality, minus, vector)  # type: ignore[arg-type]
+        parsed_target = Target.parse(target, modality)
+        query = Query(text, image, instruction, parsed_target.modality, minus, vector)  # type: ignore[arg-type]
         request = SearchRequest(
             k,
             where,
@@ -656,13 +656,13 @@ class Index(OpenIndex):
             beams,
             rerank,
             params,
-            wanted.strict,
+            parsed_target.strict,
             diverse,
             mode,
             words_weight,
             item_bias,
             min_probability,
-            wanted.any_modality,
+            parsed_target.any_modality,
         )
         return self.search_many([query], request)[0]
 

@@ -114,9 +114,9 @@ def ingest(
     tell = on_progress or (lambda _: None)
     seen: set[str] = set()
     names = names_in(index, paths, TABLE_SUFFIXES)
-    found = list(find_files(paths, config, report, names))
+    files = list(find_files(paths, config, report, names))
     columns = index.consistent(lambda: index.reader().columns)
-    items = read_items(found, config, report, tell, columns)
+    items = read_items(files, config, report, tell, columns)
     changed = changed_items(index, items, seen, report, tell, config.undelete)
     total = writing.write(
         index,
@@ -127,13 +127,13 @@ def ingest(
         on_progress=lambda part: tell(part.added + part.replaced + part.problems.total),
     )
     _count(report, total)
-    gone = _gone(index, [Path(path).resolve() for path in paths], seen, report.doubtful)
+    deleted_items = _gone(index, [Path(path).resolve() for path in paths], seen, report.doubtful)
     if config.prune:
-        for start in range(0, len(gone), 1000):
-            writing.delete(index, gone[start : start + 1000], "skip")
-        report.deleted = len(gone)
+        for start in range(0, len(deleted_items), 1000):
+            writing.delete(index, deleted_items[start : start + 1000], "skip")
+        report.deleted = len(deleted_items)
     else:
-        report.gone = len(gone)
+        report.gone = len(deleted_items)
     if config.undelete:
         kept = deleted_ids(index.path) - seen
         with index.write_lock.hold():
@@ -165,10 +165,10 @@ def find_files(
     if not paths:
         raise GeniusError("name at least one file or folder to index")
     names = names or names_for(paths)
-    found: set[str] = set()
+    seen_paths: set[str] = set()
     for file in _find(paths, config, report, names):
-        if file.source not in found:  # the same file may be below two of the paths
-            found.add(file.source)
+        if file.source not in seen_paths:  # the same file may be below two of the paths
+            seen_paths.add(file.source)
             yield file
 
 
@@ -203,8 +203,8 @@ def _caption_of(path: Path, config: IngestConfig) -> Path | None:
     """The text next to an image that was named alone: the same item as if its folder had been named."""
     if not config.captions or file_type(path) != "image":
         return None
-    beside = [path.with_suffix(suffix) for suffix in sorted(TEXT_SUFFIXES)]
-    return next((text for text in sorted(beside) if text.is_file()), None)
+    caption_paths = [path.with_suffix(suffix) for suffix in sorted(TEXT_SUFFIXES)]
+    return next((text for text in sorted(caption_paths) if text.is_file()), None)
 
 
 def _pair_up(folder: Path, files: list[Path], captions: bool, ignored: Counter[str], names: FileNames) -> Iterator[SourceFile]:
@@ -243,7 +243,7 @@ def _hidden(path: Path) -> bool:
 
 
 def read_items(
-    found: Iterable[SourceFile],
+    files: Iterable[SourceFile],
     config: IngestConfig,
     report: IngestReport,
     tell: Callable[[int], None],
@@ -252,7 +252,7 @@ def read_items(
     """Items of files, one at a time.
 
     Args:
-        found: The files.
+        files: The files.
         config: How files become items.
         report: Takes what cannot be used.
         tell: Called with the number of items that cannot be used.
@@ -263,7 +263,7 @@ def read_items(
     """
     known = dict(columns or {})
     begun = 0  # where the files began that come since the last table
-    for number, file in enumerate(found):
+    for number, file in enumerate(files):
         try:
             if file_type(file.path) == "table":
                 begun = number + 1
@@ -432,27 +432,27 @@ def compare(
     undelete: bool = False,
 ) -> Iterator[Stamped]:
     """Items of a chunk that are new or changed; one whose id belongs to an item from elsewhere is refused."""
-    known = index._columns([item.id for item, _ in chunk], ["_stamp", "_source"], "skip")
+    stored_rows = index._columns([item.id for item, _ in chunk], ["_stamp", "_source"], "skip")
     deleted = deleted_ids(index.path)
     for item, stamp in chunk:
-        if item.id not in known:
+        if item.id not in stored_rows:
             if item.id in deleted and not undelete:
                 report.left_deleted += 1
                 tell(1)
             else:
                 yield item, stamp
             continue
-        own = known[item.id]
-        same_file = own["_source"] is not None and real_path(own["_source"]) == Path(stamp.source)
+        stored = stored_rows[item.id]
+        same_file = stored["_source"] is not None and real_path(stored["_source"]) == Path(stamp.source)
         is_row = stamp.source.lower().endswith(tuple(TABLE_SUFFIXES))  # the id of a row is the table's own choice
-        moved = own["_source"] is not None and own["_stamp"] == stamp.mark and not Path(own["_source"]).exists()
-        if (same_file and own["_stamp"] == stamp.mark) or (is_row and own["_stamp"] == stamp.mark):
+        moved = stored["_source"] is not None and stored["_stamp"] == stamp.mark and not Path(stored["_source"]).exists()
+        if (same_file and stored["_stamp"] == stamp.mark) or (is_row and stored["_stamp"] == stamp.mark):
             report.unchanged += 1
             tell(1)
         elif same_file or is_row or moved or item.id in deleted:
             yield item, stamp
         else:
-            owner = own["_source"] or "no file: it was added by a program"
+            owner = stored["_source"] or "no file: it was added by a program"
             report.problems.append(f"{stamp.source}: its id {item.id} belongs to another item, of {owner}")
             report.doubtful.add(stamp.source)
             tell(1)
@@ -460,7 +460,7 @@ def compare(
 
 def _gone(index: Index, roots: Sequence[Path], seen: set[str], doubtful: set[str]) -> list[str]:
     """Ids of items that an earlier run read from under `roots` and this one did not find."""
-    gone = []
+    missing_items = []
     for row in searching.stream(index, ["id", "_source"]):
         if row["_source"] is None:
             continue
@@ -468,5 +468,5 @@ def _gone(index: Index, roots: Sequence[Path], seen: set[str], doubtful: set[str
         if row["id"] in seen or str(source) in doubtful:
             continue
         if any(source == root or root in source.parents for root in roots):
-            gone.append(row["id"])
-    return gone
+            missing_items.append(row["id"])
+    return missing_items

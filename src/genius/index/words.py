@@ -87,10 +87,10 @@ def search_by_mode(state: OpenIndex, queries: Sequence[Query | ContentInput], re
         return searching.search_requests(state, given, requests)
     for _ in range(RETRIES):
         before = state.reader().version
-        found = _answer(state, given, requests)
+        hits = _answer(state, given, requests)
         if state.pinned is not None or state.reader().version == before:
             break
-    return found
+    return hits
 
 
 def _check(query: Query, request: SearchRequest) -> None:
@@ -127,8 +127,8 @@ def _fused(
         worded, exact = _by_words(reader, query, request)
         if request.mode == "hybrid" and query.target is None and similar.target is not None:
             # both rankings look for the default target, but an item that is named exactly is found, whatever it is
-            meant = MODALITIES_OF[similar.target]
-            worded[:] = [hit for hit in worded if hit.modality in meant or hit.id in exact]
+            modalities = MODALITIES_OF[similar.target]
+            worded[:] = [hit for hit in worded if hit.modality in modalities or hit.id in exact]
         if request.mode == "words":
             out.append(_only_words(worded, exact, request))
         else:
@@ -146,10 +146,10 @@ def _by_words(reader: Reader, query: Query, request: SearchRequest) -> tuple[Hit
     if request.where is not None:
         conditions.append(compile_where(request.where, reader.columns))
     if query.target is not None:
-        wanted: Sequence[Modality] = MODALITIES_OF[query.target]
+        modalities: Sequence[Modality] = MODALITIES_OF[query.target]
         if request.strict:
-            wanted = (query.target,)
-        labels = ", ".join(f"'{modality.label}'" for modality in wanted)
+            modalities = (query.target,)
+        labels = ", ".join(f"'{modality.label}'" for modality in modalities)
         conditions.append(f"modality IN ({labels})")
     limit = min(max(request.k, DEPTH), MAX_K)
     found = reader.words(query.text, columns, " AND ".join(conditions) or None, limit)
@@ -177,13 +177,13 @@ def names_exactly(text: str, row: Mapping[str, Any], values: Sequence[Any]) -> b
         row: The item's `id` and `_image`.
         values: Of its indexed fields.
     """
-    wanted = text.strip().casefold()
+    folded = text.strip().casefold()
     names = [row["id"]]
     for path in (row["id"], row["_image"]):
         if path is not None:
             names += [PurePath(path).name, PurePath(path).stem]
     names += [value for value in values if isinstance(value, str)]
-    return any(name.strip().casefold() == wanted for name in names)
+    return any(name.strip().casefold() == folded for name in names)
 
 
 def _only_words(worded: Hits, exact: set[str], request: SearchRequest) -> Hits:

@@ -136,9 +136,9 @@ def _write_batch(
         if replace or item.id not in chosen:  # add: the first wins; upsert: the last
             chosen[item.id] = position
     if not replace:  # do not read pictures of what is there already
-        there = state.consistent(lambda: state.find(list(chosen)))  # without the write lock: others may clean up meanwhile
-        report.existing += len(there)
-        chosen = {item_id: position for item_id, position in chosen.items() if item_id not in there}
+        stored = state.consistent(lambda: state.find(list(chosen)))  # without the write lock: others may clean up meanwhile
+        report.existing += len(stored)
+        chosen = {item_id: position for item_id, position in chosen.items() if item_id not in stored}
     if not chosen:
         return report
     positions = list(chosen.values())
@@ -153,20 +153,20 @@ def _write_batch(
 def commit(state: OpenIndex, ready: Prepared, model: Genius, replace: bool, on_error: OnError, report: AddReport) -> None:
     """Write items that `model` has prepared; counts go to `report`. Nothing is written if the index is of another by now."""
     report.problems += ready.problems
-    gone: list[int] = []
+    replaced_seqs: list[int] = []
     with state.write_lock.hold():
         with state.change():
             with state.lock:
                 live = state.sure([item.id for item in ready.items], model)
                 columns = live.reader.columns
-                there = live.find([item.id for item in ready.items])
-            if not replace and there:  # another writer was quicker
-                report.existing += len(there)
-                ready = ready.without(there)
-            fresh, conflicts = _new_columns(columns, ready)
+                stored = live.find([item.id for item in ready.items])
+            if not replace and stored:  # another writer was quicker
+                report.existing += len(stored)
+                ready = ready.without(stored)
+            new_types, conflicts = _new_columns(columns, ready)
             if conflicts:  # with a field that perhaps no item has any more
-                replaced = [int(live.seqs[row]) for row in there.values()]
-                columns, fresh, conflicts = _without_unused(state, live.reader, ready, replaced)
+                replaced = [int(live.seqs[row]) for row in stored.values()]
+                columns, new_types, conflicts = _without_unused(state, live.reader, ready, replaced)
             if conflicts:
                 if on_error == "raise":
                     raise GeniusError(next(iter(conflicts.values())))
@@ -174,20 +174,20 @@ def commit(state: OpenIndex, ready: Prepared, model: Genius, replace: bool, on_e
                 ready = ready.without(conflicts)
             if not ready.items:
                 return
-            gone = [there[item.id] for item in ready.items if item.id in there]
+            replaced_seqs = [stored[item.id] for item in ready.items if item.id in stored]
             first = state.store.next_seq()
-            if fresh:
-                state.store.add_columns(fresh)
-            table = state.store.table(ready.columns(first, {**columns, **fresh}))
+            if new_types:
+                state.store.add_columns(new_types)
+            table = state.store.table(ready.columns(first, {**columns, **new_types}))
             seqs = np.arange(first, first + len(ready.items))
             committed = CommittedRows(seqs, [item.id for item in ready.items], ready.codes, ready.embeddings)
-            if gone:
+            if replaced_seqs:
                 state.store.replace(table)
             else:
                 state.store.append(table)
-        follow(state, gone, committed)
-        report.added += len(ready.items) - len(gone)
-        report.replaced += len(gone)
+        follow(state, replaced_seqs, committed)
+        report.added += len(ready.items) - len(replaced_seqs)
+        report.replaced += len(replaced_seqs)
         state.commits += 1
         if state.commits % COMPACT_EVERY == 0:
             _tidy(state)
@@ -207,12 +207,12 @@ def _without_unused(
     for leaving in (replaced, []):
         free = unused_fields(reader, leaving)
         columns = {name: field_type for name, field_type in reader.columns.items() if name not in free}
-        fresh, conflicts = _new_columns(columns, ready)
+        new_types, conflicts = _new_columns(columns, ready)
         if not conflicts:
             break
     if free:
         state.store.drop_columns(free)
-    return columns, fresh, conflicts
+    return columns, new_types, conflicts
 
 
 def follow(state: OpenIndex, gone: list[int], committed: CommittedRows | None = None) -> None:
@@ -230,13 +230,13 @@ def _tidy(state: OpenIndex) -> None:
 
 def delete(state: OpenIndex, ids: str | Iterable[str], missing: OnError) -> int:
     state.check_writable()
-    wanted = check_ids([ids] if isinstance(ids, str) else ids)
+    item_ids = check_ids([ids] if isinstance(ids, str) else ids)
     with state.write_lock.hold():
         with state.change():
             with state.lock:
-                live = state.sure(wanted)
-                rows = live.find(wanted)
-                check_missing(wanted, rows, missing)
+                live = state.sure(item_ids)
+                rows = live.find(item_ids)
+                check_missing(item_ids, rows, missing)
                 seqs = [int(live.seqs[row]) for row in rows.values()]
             if seqs:
                 state.store.delete(seqs)
@@ -259,16 +259,16 @@ def check_ids(ids: Iterable[str]) -> list[str]:
     """Distinct ids in their order, or one clear line."""
     if not isinstance(ids, Iterable):
         raise GeniusError(f"ids are strings, got {type(ids).__name__}")
-    wanted = list(ids)
-    wrong = next((value for value in wanted if not isinstance(value, str)), None)
+    checked_ids = list(ids)
+    wrong = next((value for value in checked_ids if not isinstance(value, str)), None)
     if wrong is not None:
         raise GeniusError(f"ids are strings, got {wrong!r}")
-    return list(dict.fromkeys(wanted))
+    return list(dict.fromkeys(checked_ids))
 
 
-def check_missing(wanted: Iterable[str], found: dict[str, int], missing: OnError) -> None:
+def check_missing(ids: Iterable[str], found: dict[str, int], missing: OnError) -> None:
     if missing == "raise":
-        unknown = [item_id for item_id in wanted if item_id not in found]
+        unknown = [item_id for item_id in ids if item_id not in found]
         if unknown:
             more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
             raise GeniusError(f"no item {unknown[0]!r}{more} in this index")
@@ -418,9 +418,9 @@ def _rewrite(
     """Change the stored metadata of every item that has the field, with its checksum and the column made from it."""
     import pyarrow as pa
 
-    made = [key for key, field_type in columns.items() if field_type is not None]
+    field_names = [key for key, field_type in columns.items() if field_type is not None]
     done = 0
-    waiting = _Changes(made)
+    waiting = _Changes(field_names)
     for batch in reader.matching([*ROW, *VECTORS], f"`{name}` IS NOT NULL"):
         stored = [meta.load(text) for text in batch.column("_metadata").to_pylist()]
         for row in stored:
@@ -430,12 +430,12 @@ def _rewrite(
         waiting.columns["_seq"] += batch.column("_seq").to_pylist()
         waiting.columns["_metadata"] += texts
         waiting.columns[SUM] += row_sums(renewed).tolist()
-        for key in made:
+        for key in field_names:
             waiting.columns[key] += meta.column_values(stored, key, columns[key] or "text")
         done += batch.num_rows
         if len(waiting.columns["_seq"]) >= REWRITTEN:
             state.store.update(waiting.columns)
-            waiting = _Changes(made)
+            waiting = _Changes(field_names)
     if waiting.columns["_seq"]:
         state.store.update(waiting.columns)
     return done

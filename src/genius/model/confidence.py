@@ -125,8 +125,8 @@ def auroc(values: npt.ArrayLike, labels: npt.ArrayLike) -> float:
 def _grouped(has_image: Bools, score: Floats, modality: Ints) -> Floats:
     """(n, 2 * GROUPS): for each group of queries and modalities, one and the score."""
     group = has_image.astype(np.int64) * MODALITIES + modality
-    one = np.eye(GROUPS)[group]
-    return np.concatenate([one, one * score[:, None]], 1)
+    one_hot = np.eye(GROUPS)[group]
+    return np.concatenate([one_hot, one_hot * score[:, None]], 1)
 
 
 def _list_features(has_image: Bools, scores: Floats, modalities: Ints) -> Floats:

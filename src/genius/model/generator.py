@@ -116,8 +116,8 @@ class CodebookHead(nn.Module):
         if not self.quantizer.config.has_modality_codebooks(level):
             return self.quantizer.codebook_of(level, 0)
         codebooks = self.quantizer.codebook(level).unflatten(0, (3, -1))
-        own: Tensor = codebooks.index_select(0, modality.view(1))[0]
-        return own
+        codebook: Tensor = codebooks.index_select(0, modality.view(1))[0]
+        return codebook
 
     def logits(self, level: int, hidden: Tensor, residual: Tensor, rows: ByModality) -> Tensor:
         """(R, K_level) of states (R, d_model) and residuals (R, width), z minus the codes so far; float32."""

@@ -305,13 +305,13 @@ class Genius(Embedder):
         shapes = read_shapes(path)
         shapes = {current_name(name): shapes[name] for name in tensor_names(shapes)}
         model = build(lambda: cls(config), shapes, str(path))
-        own = model.network.state_dict()
-        expected = {name: own[name].shape for name, shape in shapes.items() if one_for_all(name, shape, own)}
+        current = model.network.state_dict()
+        expected = {name: current[name].shape for name, shape in shapes.items() if one_for_all(name, shape, current)}
         check_fit(model.network, shapes | expected, str(path))
         check_digests(directory)
         try:
             weights = {current_name(name): tensor for name, tensor in unpack(read_tensors(path)).items()}
-            model.network.load_state_dict(for_each_modality(weights, own))
+            model.network.load_state_dict(for_each_modality(weights, current))
         except GeniusError as error:
             raise GeniusError(f"cannot load the model at {directory}: {error}") from None
         model._try(directory)

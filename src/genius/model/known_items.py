@@ -49,10 +49,10 @@ class Knows:
         """
         out = {}
         for label, limit in self.usual_distance.items():
-            own = distance[modality == int(Modality.parse(label))]
-            if len(own) < FEW:
+            distances = distance[modality == int(Modality.parse(label))]
+            if len(distances) < FEW:
                 continue
-            share = float((own > limit + MARGIN).mean())
+            share = float((distances > limit + MARGIN).mean())
             if share >= STRANGE:
                 out[label] = share
         return out
@@ -94,9 +94,9 @@ def knows(decode: Callable[[Any], Any], z: Any, modality: Any, codes: Any, about
     modality = _numpy(modality)
     usual_distance = {}
     for value in Modality:
-        own = distance[modality == int(value)]
-        if len(own) >= FEW:
-            usual_distance[value.label] = round(float(np.quantile(own[:100_000], USUAL)), 4)
+        modality_distances = distance[modality == int(value)]
+        if len(modality_distances) >= FEW:
+            usual_distance[value.label] = round(float(np.quantile(modality_distances[:100_000], USUAL)), 4)
     return Knows(len(z), usual_distance, about)
 
 

@@ -187,10 +187,10 @@ class _Worker:
 
     def draw(self, data: bytes, side: int, seconds: float) -> Image.Image:
         """The picture. A process that does not answer in time is killed; `alive` then says so."""
-        late = threading.Event()
+        timed_out = threading.Event()
 
         def stop() -> None:
-            late.set()
+            timed_out.set()
             self.process.kill()
 
         timer = threading.Timer(seconds, stop)
@@ -200,7 +200,7 @@ class _Worker:
             status, width, height, body = self._exchange(REQUEST.pack(len(data), side, seconds) + data)
         except (OSError, ValueError):
             code = self.close()
-            if late.is_set():
+            if timed_out.is_set():
                 raise _Failed(f"it took longer than {seconds:g} s to draw") from None
             cause = f"status {code}"
             if code < 0:

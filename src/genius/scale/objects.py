@@ -70,8 +70,8 @@ class Place:
         from pyarrow import fs
 
         with self._errors("list"):
-            found = self.store.get_file_info(fs.FileSelector(self.root, recursive=True, allow_not_found=True))
-        names = {info.path.removeprefix(f"{self.root}/"): info for info in found if info.type == fs.FileType.File}
+            entries = self.store.get_file_info(fs.FileSelector(self.root, recursive=True, allow_not_found=True))
+        names = {info.path.removeprefix(f"{self.root}/"): info for info in entries if info.type == fs.FileType.File}
         return {name: (info.size, info.mtime_ns or 0) for name, info in names.items()}
 
     def read(self, name: str) -> bytes | None:
@@ -110,17 +110,17 @@ class Place:
 def fetch_sources(url: str, folder: Path) -> Path:
     """Everything under `url` as files under `folder`, with the store's times, so that what did not change is not read again."""
     place = Place(url)
-    found = place.files()
-    single = not found and place.store.get_file_info(place.root).is_file
-    if not found and not single:
+    files = place.files()
+    single = not files and place.store.get_file_info(place.root).is_file
+    if not files and not single:
         raise GeniusError(f"nothing is stored at {url}")
     target = folder / place.root
     if single:
         about = place.store.get_file_info(place.root)
-        found = {target.name: (about.size, about.mtime_ns or 0)}
+        files = {target.name: (about.size, about.mtime_ns or 0)}
         place.root = str(Path(place.root).parent)
         target = target.parent
-    for name, (size, time) in found.items():
+    for name, (size, time) in files.items():
         path = (target / name).resolve()
         if not path.is_relative_to(target.resolve()):
             raise GeniusError(f"{url} holds an object whose name leads out of it: {name!r}")
@@ -128,9 +128,9 @@ def fetch_sources(url: str, folder: Path) -> Path:
             place.fetch(name, path)
             os.utime(path, ns=(time, time))
     if single:
-        return target / next(iter(found))
+        return target / next(iter(files))
     for path in target.rglob("*"):
-        if path.is_file() and path.relative_to(target).as_posix() not in found:
+        if path.is_file() and path.relative_to(target).as_posix() not in files:
             path.unlink()
     return target
 
@@ -148,12 +148,12 @@ def publish(folder: Path, url: str, alone: bool = False) -> LedgerState:
         state = Ledger(folder).read()
         if state is None:
             raise GeniusError(f"{folder} has an earlier format: run genius optimize {folder} first")
-        there = {name: about for name, about in place.files().items() if not _is_claim(name)}
+        stored = {name: about for name, about in place.files().items() if not _is_claim(name)}
         before = _ledger_state(place)
-        _refuse_another(folder, place, state, before, there)
+        _refuse_another(folder, place, state, before, stored)
         table = table_folder(folder)
         for name in sorted(state.files, key=lambda name: name.startswith("_versions")):  # what defines a version after its data
-            if there.get(f"{table.name}/{name}", (-1, 0))[0] != size_in(state.files[name]):
+            if stored.get(f"{table.name}/{name}", (-1, 0))[0] != size_in(state.files[name]):
                 place.send(table / name, f"{table.name}/{name}")
         for path in [folder / ABOUT, *sorted((folder / MODEL).rglob("*"))]:
             if path.is_file():
@@ -161,7 +161,7 @@ def publish(folder: Path, url: str, alone: bool = False) -> LedgerState:
         place.send(folder / LEDGER, LEDGER)  # from here on the new version counts
         noted = {**_published(folder), place.url: _mark(state)}
         write_whole(folder / PUBLISHED, lambda path: path.write_text(json.dumps(noted)))
-        for name in there:
+        for name in stored:
             if name.startswith(f"{table.name}/") and name.removeprefix(f"{table.name}/") not in state.files:
                 place.remove(name)
     return state
@@ -170,20 +170,20 @@ def publish(folder: Path, url: str, alone: bool = False) -> LedgerState:
 @contextmanager
 def _claim(place: Place, alone: bool) -> Iterator[None]:
     """Inside, nobody else publishes here: everybody writes a claim first, and then looks for those of others."""
-    mine = f"{CLAIMS}/{secrets.token_hex(8)}"
+    claim = f"{CLAIMS}/{secrets.token_hex(8)}"
     with tempfile.NamedTemporaryFile("w") as file:
         file.write(f"{platform.node()} since {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC\n")
         file.flush()
-        place.send(Path(file.name), mine)
+        place.send(Path(file.name), claim)
     try:
-        for other in [name for name in place.files() if _is_claim(name) and name != mine]:
+        for other in [name for name in place.files() if _is_claim(name) and name != claim]:
             if not alone:
-                who = (place.read(other) or b"somebody").decode(errors="replace").strip()
-                raise GeniusError(f"{place.url}: {who} is publishing there; if it was killed, use genius publish --alone")
+                owner = (place.read(other) or b"somebody").decode(errors="replace").strip()
+                raise GeniusError(f"{place.url}: {owner} is publishing there; if it was killed, use genius publish --alone")
             place.remove(other)
         yield
     finally:
-        place.remove(mine)
+        place.remove(claim)
 
 
 def _is_claim(name: str) -> bool:
@@ -251,8 +251,8 @@ def _fetch(place: Place, folder: Path) -> LedgerState:
             place.fetch(name, folder / name)
     with tempfile.TemporaryDirectory() as scratch:
         place.fetch(LEDGER, Path(scratch) / LEDGER)
-        found = Ledger(Path(scratch)).read()
-        if found is None or found.head != state.head:
+        ledger = Ledger(Path(scratch)).read()
+        if ledger is None or ledger.head != state.head:
             raise FileNotFoundError(LEDGER)  # published again meanwhile
         write_whole(folder / LEDGER, lambda path: shutil.copyfile(Path(scratch) / LEDGER, path))
     for path in table.rglob("*"):

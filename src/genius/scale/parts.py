@@ -237,8 +237,8 @@ class Staging:
     def hashes(self, record: Record) -> NDArray[np.uint64]:
         """(rows,) of the ids."""
         with database_errors(f"read {self.folder}"):
-            found: NDArray[np.uint64] = np.load(self.folder / RECORDS / f"{record.name}.npy")
-        return found
+            id_hashes: NDArray[np.uint64] = np.load(self.folder / RECORDS / f"{record.name}.npy")
+        return id_hashes
 
     def data_files(self, record: Record) -> DataFiles:
         """A record as the index takes it in."""

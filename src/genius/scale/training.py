@@ -55,7 +55,7 @@ def run_on_ray(
             gpus = int(ray.cluster_resources().get("GPU", 0)) if device != "cpu" else 0
             scaling = ScalingConfig(num_workers=workers or gpus or 2, use_gpu=gpus > 0)
             for failures in range(FAILURES + 1):
-                how = RunConfig(
+                run_config = RunConfig(
                     name=uuid.uuid4().hex,  # of a run of the same name, Ray would resume its own notes, not our checkpoint
                     storage_path=str(notes),
                     failure_config=FailureConfig(max_failures=FAILURES),
@@ -63,15 +63,15 @@ def run_on_ray(
                 group = TorchConfig(backend=None if gpus else "gloo")
                 try:
                     TorchTrainer(
-                        loop, train_loop_config=arguments, scaling_config=scaling, torch_config=group, run_config=how
+                        loop, train_loop_config=arguments, scaling_config=scaling, torch_config=group, run_config=run_config
                     ).fit()
                     break
                 except Exception as error:
                     if type(error).__module__.partition(".")[0] != "ray":
                         raise
                     # Ray itself does not begin again when a worker dies while the group is being formed
-                    early = isinstance(getattr(error, "controller_failure", None), ray.exceptions.RayActorError)
-                    if not early or failures == FAILURES:
+                    before_start = isinstance(getattr(error, "controller_failure", None), ray.exceptions.RayActorError)
+                    if not before_start or failures == FAILURES:
                         raise GeniusError(f"training on Ray failed: {_reason(error)}") from None
             outcome: dict[str, Any] = read_json(arguments["outcome"])
             return outcome

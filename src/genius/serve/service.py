@@ -155,23 +155,23 @@ class Service:
         negative = None
         if any(part is not None for part in negative_content):
             negative = Query(*negative_content)
-        wanted = Target.parse(body.target, body.modality)
+        target = Target.parse(body.target, body.modality)
         request = SearchRequest(
             k=body.k,
             where=(body.where or "").strip() or None,
             min_score=body.min_score,
             beams=body.beams,
             rerank=body.rerank,
-            strict=wanted.strict,
+            strict=target.strict,
             diverse=body.diverse,
             mode=body.mode,
             words_weight=body.words_weight,
-            any_modality=wanted.any_modality,
+            any_modality=target.any_modality,
             item_bias=body.item_bias,
             min_probability=body.min_probability,
         )
         backend.check_query(body.vector, body.mode)
-        query = Query(text, picture, body.instruction, wanted.modality, negative, body.vector)
+        query = Query(text, picture, body.instruction, target.modality, negative, body.vector)
         return Job(query, request, backend, body.like, body.order_by, body.descending)
 
     async def _content(

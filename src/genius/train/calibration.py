@@ -72,14 +72,14 @@ def result_lists(queries: Tensor, items: Tensor, modalities: Tensor, data: Featu
     scores, rows = nearest_scored(queries, items, depth)
     positive = positive_mask(rows, data).to(scores.device)
     negatives_first = positive.float().sort(dim=1, stable=True).indices[:, :DEPTH]
-    found = modalities[rows]
+    result_modalities = modalities[rows]
     return ResultLists(
         has_image=data.queries.image_mask.to(scores.device),
         scores=scores[:, :DEPTH],
-        modalities=found[:, :DEPTH],
+        modalities=result_modalities[:, :DEPTH],
         positive=positive[:, :DEPTH],
         negative_scores=scores.gather(1, negatives_first),
-        negative_modalities=found.gather(1, negatives_first),
+        negative_modalities=result_modalities.gather(1, negatives_first),
     )
 
 

@@ -390,9 +390,9 @@ def _above(below: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     """`values` over those of a base. Fields of the base that they leave without effect are dropped: a config is refused
     only if it names both a field and what makes it meaningless."""
     for stage in STAGES:
-        own = values.get(stage)
+        stage_values = values.get(stage)
         under = below.get(stage)
-        if isinstance(own, dict) and isinstance(under, dict) and "steps" in own:
+        if isinstance(stage_values, dict) and isinstance(under, dict) and "steps" in stage_values:
             under.pop("epochs", None)  # the length of a stage is given by one of them, and the last one counts
     merged = merge(below, values)
     for rule in RULES:

@@ -96,10 +96,10 @@ class Directions:
         second = near.gather(1, _pick(known.clamp(min=1), random)[:, None])[:, 0].clamp(min=0)
         part = torch.rand(len(rows), 1, generator=random, device=rows.device)
         part = torch.where((tasks[first] == tasks[second])[:, None], part, torch.zeros_like(part))
-        one = vectors[first]
+        first_vectors = vectors[first]
         other = vectors[second]
-        length = torch.lerp(one.norm(dim=1, keepdim=True), other.norm(dim=1, keepdim=True), part)
-        between = length * F.normalize(torch.lerp(one, other, part), dim=1)
+        length = torch.lerp(first_vectors.norm(dim=1, keepdim=True), other.norm(dim=1, keepdim=True), part)
+        between = length * F.normalize(torch.lerp(first_vectors, other, part), dim=1)
         return torch.where((known > 0)[:, None], between, any_direction)  # no query wants this modality: any direction
 
 
@@ -150,9 +150,9 @@ class ShiftedItems:
         """
         held = torch.tensor([float(len(rows) > 0) for rows in self.rows])
         unit = 1 << max((batch // 16).bit_length() - 1, 0)  # so that several processes can have the same part of each
-        each = (held / held.sum() * batch / unit).round().long().clamp(min=1) * unit * (held > 0)
-        each[int(held.argmax())] += batch - int(each.sum())
-        return [int(n) for n in each]
+        counts = (held / held.sum() * batch / unit).round().long().clamp(min=1) * unit * (held > 0)
+        counts[int(held.argmax())] += batch - int(counts.sum())
+        return [int(n) for n in counts]
 
     def draw(self, batch: int, seed: int, rank: int = 0, world: int = 1) -> tuple[Tensor, Tensor, ByModality]:
         """Inputs (B, D), their IDs (B, M), and the rows of each modality: this process's part of a batch."""

@@ -189,9 +189,9 @@ def verdict(values: Mapping[str, float], train: str) -> str | None:
     if not hit_rate_table(values):
         return None
     dense = values[f"dense_hit@{MAIN_K}"]
-    found = values[f"genius_r_hit@{MAIN_K}"]
-    if dense and found / dense < KEPT:
-        kept = f"the decoder is the limit: it keeps {found / dense:.0%} of what the vectors find"
+    reranked = values[f"genius_r_hit@{MAIN_K}"]
+    if dense and reranked / dense < KEPT:
+        kept = f"the decoder is the limit: it keeps {reranked / dense:.0%} of what the vectors find"
         return f"{kept}; try more steps (--set generator.steps=...)"
     if dense < POOR:
         suggestions = {

@@ -124,9 +124,9 @@ class Positives:
         if not hasattr(self, "_keys"):  # sorted keys, so no table of all pairs
             owner = torch.repeat_interleave(torch.arange(len(self.counts), device=self.counts.device), self.counts)
             self._keys = (owner * pool + self.rows).sort().values
-        wanted = queries[:, None] * pool + rows
-        place = torch.searchsorted(self._keys, wanted).clamp(max=len(self._keys) - 1)
-        return self._keys[place] == wanted
+        pairs = queries[:, None] * pool + rows
+        place = torch.searchsorted(self._keys, pairs).clamp(max=len(self._keys) - 1)
+        return self._keys[place] == pairs
 
 
 class HardNegatives:
@@ -172,10 +172,10 @@ class HardNegatives:
         most = min(len(pool_rows), LISTED + 8)
         for part in torch.arange(len(query_rows), device=query_rows.device).split(1024):
             rows = query_rows[part]
-            found = pool_rows[nearest_rows(queries[part], candidates, most)]  # (n, most)
-            positive = positives.among(rows, found, pool)
+            nearest = pool_rows[nearest_rows(queries[part], candidates, most)]  # (n, most)
+            positive = positives.among(rows, nearest, pool)
             order = positive.long().argsort(dim=1, stable=True)[:, : lists.shape[1]]  # negatives first, nearest first
-            best = found.gather(1, order).masked_fill(positive.gather(1, order), -1)
+            best = nearest.gather(1, order).masked_fill(positive.gather(1, order), -1)
             lists[rows, : best.shape[1]] = best.to(lists.dtype)
 
     @staticmethod

@@ -265,8 +265,8 @@ def prefix_recall(
     for length in range(2, quantizer.config.levels):
         prefixes, owner = torch.unique(codes[:, :length], dim=0, return_inverse=True)
         total = quantizer.decode_prefix(prefixes)
-        found = nearest_rows(queries, nn.functional.normalize(total, dim=1), beams)
-        out[f"prefix{length}_recall@{beams}"] = (found == owner[best][:, None]).any(1).float().mean().item()
+        nearest = nearest_rows(queries, nn.functional.normalize(total, dim=1), beams)
+        out[f"prefix{length}_recall@{beams}"] = (nearest == owner[best][:, None]).any(1).float().mean().item()
     return out
 
 
