@@ -16,7 +16,6 @@ import argparse
 import dataclasses
 import datetime
 import json
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -38,6 +37,7 @@ from genius.train import Trained, train
 from genius.train.config import EncoderStageConfig, TrainConfig, read_train_config
 from genius.train.handover import through_heads
 from genius.train.holdout import split
+from lab import current_commit
 
 METHODS = (
     "dense",
@@ -272,10 +272,9 @@ def main() -> None:
     config = read_train_config(args.config, changes)
     data = (fashion if args.data == "fashion" else icons)(args.features, args.products)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     about = {
         "data": args.data,
-        "commit": head.stdout.strip(),  # lab.facts and lab.report show rows of the default search only with it
+        "commit": current_commit(),  # lab.facts and lab.report show rows of the default search only with it
         "date": datetime.date.today().isoformat(),
         "device": device,
         "changes": changes,

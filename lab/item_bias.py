@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -40,6 +39,7 @@ from genius.search import CodeTrie, SearchEngine, SearchParams
 from genius.train.calibration import ResultLists, result_lists
 from genius.train.holdout import split
 from genius.weight_files import read_tensors
+from lab import current_commit
 
 SIZES = (100, 500, 2000, 8000)
 ADDED = (0.1, 0.9)  # shares of the items that are added after biases were computed
@@ -299,14 +299,10 @@ def costs(folder: Path, training: Path, seed: int) -> dict[str, Any]:
     _, model = stages(training)
     kept = bench.bank(BANK // 5)
     chosen = choose(kept, bench.judged, bench.items, bench.modality)
-    out: dict[str, Any] = {"commit": _commit()}
+    out: dict[str, Any] = {"commit": current_commit()}
     for name, rows in (("unseen", np.flatnonzero(bench.unseen)), ("all", np.arange(len(bench.items)))):
         out[f"search_{name}"] = search_cost(bench, bench.engine(kept, chosen, model, rows), rows)
     return out
-
-
-def _commit() -> str:
-    return subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
 
 
 def search_cost(bench: Bench, engine: SearchEngine, rows: Ints) -> dict[str, float]:
@@ -507,7 +503,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         body["cost"] |= costs(args.out, args.training, args.seed)
         args.output.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
     else:
-        commit = _commit()
+        commit = current_commit()
         found = measure(args.out, args.training, args.seed)
         config = found["training"].pop("config")
         changes = {f"{stage}.{name}": config[stage][name] for stage in ("encoder", "quantizer") for name in ("steps", "batch")}

@@ -1,1 +1,1 @@
-"""The pictures of the documentation, drawn by these programs: `python -m lab.draw`. Nothing in them is anyone else's."""
+"""Pictograms of our own, and the screenshots of the documentation that are taken over them."""

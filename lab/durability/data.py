@@ -8,7 +8,6 @@ engine, not a model.
 from __future__ import annotations
 
 import platform
-import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +24,7 @@ from genius.index.writing import commit
 from genius.model.codebooks import kmeans, nearest
 from genius.model.config import FusionConfig, GeneratorConfig, GeniusConfig, QuantizerConfig
 from genius.search import SearchParams
+from lab import current_commit
 
 SEARCH = SearchParams()
 WORDS = ["red", "green", "blue", "old", "new", "round", "square", "tall"]
@@ -83,10 +83,9 @@ def environment() -> dict[str, Any]:
 
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "")
-    commit_id = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "commit": commit_id,
+        "commit": current_commit(),
         "cpu": cpu or platform.processor(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),

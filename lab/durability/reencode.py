@@ -1,13 +1,14 @@
 """Switch the encoder of an index again and again, kill the switch, and look whether any answer or item is lost.
 
-    python -m lab.durability.reencode [--items 20000] [--clients 8] [--kills 50] [--seed 1] [--out FILE]
+    python -m lab.durability.reencode [--items 20000] [--clients 8] [--kills 50] [--seed 1] [--out FILE] [--append]
 
 `genius serve` runs over the index. Clients search it all the time, one writer adds items. `genius reencode --encoder` and
 `--back` run in processes of their own, which are killed at random moments until there were `--kills` kills. Every answer must be
-complete and have the scores of one generation; every acknowledged item must be there at the end, and `genius check` be clean.
-A switch fits a model to the items of that moment, so two switches to one encoder score differently: after each process the
-generation that it left is asked for its own scores. Clients ask for items of the start only, which every generation has.
-The encoder is a cheap one (hashed words, `tests/helpers/fake_encoder.py`), so that the switch itself is what is tested.
+complete and have the scores of one encoder; every acknowledged item must be there at the end, and `genius check` be clean.
+After each process the generation that it left is asked for its own scores; generations of one encoder have so far had the same
+scores, and the file says of how many that is so. Clients ask for items of the start only, which every generation has.
+Encoding and fitting are cheap, so that the switch itself is what is tested: the encoder is hashed words
+(`tests/helpers/fake_encoder.py`), codes and decoder are fitted with `FIT`. `--append` adds a run to those of the file.
 """
 
 from __future__ import annotations
@@ -36,11 +37,20 @@ from genius.index.check import check
 from lab.durability import data
 
 HELPERS = Path(__file__).parents[2] / "tests" / "helpers"
-LAUNCHER = "import fake_encoder; fake_encoder.register(); from genius.cli import main; main()"
+FIT = {"largest_codebook": 16, "iterations": 2, "steps": 5, "sample": 2000}  # of `FitConfig`; the defaults take minutes
+LAUNCHER = f"""
+import functools, fake_encoder
+from genius.fit import FitConfig, reencode
+from genius.cli import main
+fake_encoder.register()
+reencode.reencode = functools.partial(reencode.reencode, config=FitConfig(**{FIT}))
+main()
+"""
 OTHER_WIDTH = 48  # of the other encoder; the first one is 32 wide
 VOCABULARY = [f"word{n}" for n in range(300)]
 K = 10
 WHERE = "starts_with(id, 'i')"  # items of the start: what is added meanwhile must not change the answers
+KILLED_AFTER = (0.2, 1.1)  # of the time of a whole switch; before that, little more than imports has run
 TOLERANCE = 1e-4  # of a score: queries that share a pass are added up in another order than one alone
 
 
@@ -173,6 +183,7 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     started = time.monotonic()
     assert launch(*change, stdout=subprocess.DEVNULL).wait() == 0
     whole_s = time.monotonic() - started
+    print(f"one switch: {whole_s:.1f} s", flush=True)
     assert note(path, queries, generations) == "other"
     assert launch(*back, stdout=subprocess.DEVNULL).wait() == 0
     assert note(path, queries, generations) == "first"
@@ -186,7 +197,7 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     while outcomes["killed"] < options.kills and time.monotonic() < until:
         process = launch(*(back if switched else change), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         try:
-            output, _ = process.communicate(timeout=draw.uniform(0.3, 1.1) * whole_s * options.slower)
+            output, _ = process.communicate(timeout=draw.uniform(*KILLED_AFTER) * whole_s * options.slower)
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
             process.communicate()
@@ -206,8 +217,11 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         there = {item.id for item in index.items()}
     lost = ({f"i{n}" for n in range(options.items)} | traffic.acknowledged) - there
     by_encoder, strange = attribute(traffic, list(generations.values()))
+    first_of = {one.encoder: one for one in reversed(generations.values())}
     return {
         "command": "python -m lab.durability.reencode " + " ".join(sys.argv[1:]),
+        "encoder": "hashed words (tests/helpers/fake_encoder.py)",
+        "fit": FIT,
         "items": options.items,
         "clients": options.clients,
         "queries": len(queries),
@@ -216,7 +230,10 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "writes_waited_s": locked,
         "outcomes": dict(outcomes),
         "answers": dict(by_encoder),
-        "answers_of_generations": [[one.encoder, one.answers] for one in generations.values()],
+        "generations": len(generations),
+        "generations_that_score_as_the_first_of_their_encoder": sum(
+            all(one.gave(query, scores) for query, scores in first_of[one.encoder].scores.items()) for one in generations.values()
+        ),
         "of_no_generation": strange[:20],
         "slowest_answer_s": round(traffic.slowest, 2),
         "refused_or_failed": dict(traffic.problems),
@@ -225,6 +242,25 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "lost_count": len(lost),
         "check_ok": check(path).ok,
         "environment": data.environment(),
+    }
+
+
+def total(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Sums over runs."""
+    answers: collections.Counter[str] = collections.Counter()
+    outcomes: collections.Counter[str] = collections.Counter()
+    for one in runs:
+        answers.update(one["answers"])
+        outcomes.update(one["outcomes"])
+    return {
+        "runs": len(runs),
+        "outcomes": dict(outcomes),
+        "answers": dict(answers),
+        "answers_of_neither_encoder": answers["neither"],
+        "refused_or_failed": sum(sum(one["refused_or_failed"].values()) for one in runs),
+        "acknowledged_writes": sum(one["acknowledged_writes"] for one in runs),
+        "lost_count": sum(one["lost_count"] for one in runs),
+        "check_ok": all(one["check_ok"] for one in runs),
     }
 
 
@@ -237,12 +273,17 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=600.0, help="End earlier than after --kills kills.")
     parser.add_argument("--slower", type=float, default=1.5, help="How much longer a switch takes under load.")
     parser.add_argument("--out", type=Path, default=Path("lab/durability/reencode.json"))
+    parser.add_argument("--append", action="store_true", help="Keep the runs that the file has.")
     options = parser.parse_args()
     sys.path.insert(0, str(HELPERS))
+    runs = []
+    if options.append and options.out.is_file():
+        runs = json.loads(options.out.read_text())["runs"]
     with tempfile.TemporaryDirectory() as folder:
-        body = run(options, Path(folder))
+        runs.append(run(options, Path(folder)))
+    body = {"total": total(runs), "runs": runs}
     options.out.write_text(json.dumps(body, indent=1) + "\n")
-    print(json.dumps(body["answers"]), body["lost_count"], "lost", flush=True)
+    print(json.dumps(body["total"]), flush=True)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ import json
 import os
 import platform
 import resource
-import subprocess
 import sys
 import time
 import traceback
@@ -31,6 +30,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from lab import current_commit
 from lab.front import algorithms
 from lab.front.algorithms import ALGORITHMS, Algorithm, Floats, Setting
 from lab.front.data import Dataset
@@ -107,11 +107,10 @@ class Contender:
 
 
 def about(args: argparse.Namespace, data: Dataset) -> dict[str, Any]:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     return {
         "command": f"python -m lab.front.{Path(sys.argv[0]).stem} "
         + " ".join(Path(part).name if "/" in part else part for part in sys.argv[1:]),
-        "commit": commit,
+        "commit": current_commit(),
         "date": datetime.date.today().isoformat(),
         "device": f"{platform.machine()}, {cpu_name()}, {os.cpu_count()} cores, shared",
         "threads": 1,

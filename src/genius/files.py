@@ -53,6 +53,19 @@ def write_whole(path: Path, write: Callable[[Path], object], *, durable: bool = 
             temporary.unlink(missing_ok=True)
 
 
+def rename(source: Path, target: Path) -> None:
+    """Rename a file or folder. A call that reports an error although it did its work, as network file systems do, is no error.
+
+    Raises:
+        OSError: It was not renamed.
+    """
+    try:
+        source.rename(target)
+    except OSError:
+        if os.path.lexists(source) or not os.path.lexists(target):
+            raise
+
+
 _SIGNS = {
     "No space left": "the disk is full",
     "StorageFull": "the disk is full",
@@ -65,6 +78,7 @@ _SIGNS = {
     "Permission denied": "no permission",
     "PermissionDenied": "no permission",
     "os error 13": "no permission",
+    "os error 5)": "input/output error",
 }
 
 

@@ -125,7 +125,7 @@ def test_the_bundled_encoder_says_what_it_knows(tmp_path: Path, monkeypatch: pyt
         def lines(self) -> list[str]:
             return []
 
-    done = SimpleNamespace(report=IngestReport(), items=1, hint=None, fit=Fit())
+    done = SimpleNamespace(report=IngestReport(), items=1, hint=None, fit=Fit(), fitted=True)
     monkeypatch.setattr(folder, "index_with_encoder", lambda *_, **__: done)
     for encoder, said in (("bundled:mini", True), ("local-dir:x", False)):
         out = CliRunner().invoke(app, ["index", str(tmp_path), "-o", str(tmp_path / "i.genius"), "--encoder", encoder])

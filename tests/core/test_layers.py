@@ -1,5 +1,5 @@
-"""Packages import one way, and so do the modules of a package; imports inside functions and for types count. The product imports
-neither `lab` nor tests."""
+"""Packages import one way, and so do the modules of a package; imports inside functions and for types count, but for the
+type of a package's own class in its helpers. The product imports neither `lab` nor tests."""
 
 from __future__ import annotations
 
@@ -68,10 +68,27 @@ def test_packages_import_one_way() -> None:
     assert not wrong, "\n".join(sorted(wrong))
 
 
+OWN_TYPES = {"genius.index": {"Index"}}  # package -> classes that its helpers name as a type: `Index` calls them with itself
+
+
+def for_types(tree: ast.Module) -> set[ast.AST]:
+    """Nodes below `if TYPE_CHECKING`, which never run."""
+    guarded = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    return {inner for node in guarded for inner in ast.walk(node)}
+
+
 def modules(path: Path, known: Collection[str]) -> set[str]:
     """Those of `known` that a file imports: "from genius.index import writing" is the module writing, not the package."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    types = for_types(tree)
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node in types
+            and {a.name for a in node.names} <= OWN_TYPES.get(node.module or "", set())
+        ):
+            continue
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

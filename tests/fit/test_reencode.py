@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from genius.index.folder import WriteLock, about_of
 from genius.index.opened import RETRIES, Replaced
 from genius.index.paths import previous_of
 from genius.index.reader import Vanished
+from genius.index.repair import repair
 
 WORDS = ("red", "blue", "green", "round", "square", "small", "large", "old")
 QUERY = "red round thing"
@@ -111,6 +113,37 @@ def test_back_brings_the_encoder_of_before_and_keeps_later_changes(index_path: P
         assert about_of(index_path).fingerprint != first.fingerprint
         assert contents(index) == changed
     assert check(index_path).ok
+
+
+def test_renames_that_fail_on_the_way_back(index_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever fails, one line says how it is, and the next writer has a whole index."""
+    reencode(index_path, other(index_path))
+    new = about_of(index_path).id
+    rename = Path.rename
+
+    def failing(target: Path) -> Callable[[Path, Path], object]:
+        def run(source: Path, to: Path) -> object:
+            if to == target:
+                raise OSError(5, "Input/output error")
+            return rename(source, to)
+
+        return run
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "rename", failing(index_path))
+        with pytest.raises(GeniusError, match=r"lies whole in .*gives it its name again"):
+            go_back(index_path)
+    assert not index_path.exists()
+    repair(index_path)
+    assert about_of(index_path).id == new
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "rename", failing(previous_of(index_path)))
+        with pytest.raises(GeniusError, match="is made what it was"):
+            go_back(index_path)
+    assert about_of(index_path).id != new and check(index_path).ok
+    with Index(index_path) as index:
+        index.add(things(60, 61))
+    assert [path.name for path in index_path.parent.glob(".my.genius*")] == []
 
 
 def test_changes_made_meanwhile_are_carried_over(index_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

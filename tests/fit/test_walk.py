@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from functools import partialmethod
 from pathlib import Path
 
 import lancedb
@@ -21,8 +20,8 @@ from genius import Genius, GeniusError, Index, Item
 from genius.cli import app
 from genius.encoders.base import encode_items
 from genius.errors import counted
-from genius.fit import FitConfig
 from genius.fit import folder as onramp
+from genius.search import scan
 
 Photos = Callable[..., Path]
 
@@ -56,7 +55,7 @@ def test_from_a_folder_of_photos_to_good_answers(
     monkeypatch.setattr(onramp, "encode_items", recorded)
     made = run("index", folder, "-o", index, "--encoder", clip)
     assert made.exit_code == 1 and "2 entries skipped" in made.output, made.output
-    assert f"{6 * len(COLOURS)} items" in made.output and "without pairs" in made.output and "one by one" in made.output
+    assert f"{6 * len(COLOURS)} items" in made.output and "nothing had to be fitted" in made.output
     assert "broken.jpg" in made.output and not (index / "encoded").exists()
     assert "no control characters" in made.output and len(encoded) == 6 * len(COLOURS) + 1 and "two\nlines.png" not in encoded
     right = 0
@@ -66,7 +65,7 @@ def test_from_a_folder_of_photos_to_good_answers(
         assert all(Path(str(hit["image"])).is_file() for hit in hits)
     assert right >= 18, f"{right} of 21 answers are of the colour that was asked for"
     assert colour_of(answers(index, "--image", folder / "IMG_02003.png", "-k", 1)[0]["id"]) == "blue"
-    assert "fitted to this collection" in run("info", index).output
+    assert "nothing fitted yet" in run("info", index).output
 
 
 def test_a_later_run_adds_and_the_folder_may_move(clip: Path, photos: Photos, tmp_path: Path) -> None:
@@ -109,12 +108,12 @@ def test_a_run_that_is_broken_off_goes_on(
             broken.setattr(onramp, "synthesize_queries", stopped)
         if stage == "indexing":
             broken.setattr(onramp.writing, "write", stopped)
-        first = run("index", folder, "-o", index, "--encoder", clip)
+        first = run("index", folder, "-o", index, "--encoder", clip, "--fit")
     assert first.exit_code == 130 and "run the same command to continue" in first.output, first.output
     before, stage = sum(encoded), "over"
     encoded.clear()
     monkeypatch.setattr(onramp, "encode_items", tallied)
-    second = run("index", folder, "-o", index, "--encoder", clip)
+    second = run("index", folder, "-o", index, "--encoder", clip, "--fit")
     assert second.exit_code == 0 and f"{4 * len(COLOURS)} added" in second.output, second.output
     assert before >= 16 and sum(encoded) == 4 * len(COLOURS) - before  # nothing is encoded twice
     assert len(answers(index, "red", "-k", 100)) == 4 * len(COLOURS)
@@ -128,7 +127,9 @@ def test_very_few_pictures_are_a_collection_too(clip: Path, tmp_path: Path, coun
     for number, colour in enumerate(list(COLOURS)[:count]):
         photo(colour, number).save(folder / f"{colour}.png")
     made = run("index", folder, "-o", index, "--encoder", clip)
-    assert made.exit_code == 0 and f": {counted(count, 'item')}\n" in made.output and "one by one" in made.output, made.output
+    assert made.exit_code == 0 and f": {counted(count, 'item')}\n" in made.output and "had to be fitted" in made.output, (
+        made.output
+    )
     assert answers(index, "a photo of red")[0]["id"] == "few/red.png"
 
 
@@ -157,7 +158,7 @@ def test_what_cannot_be_is_said_in_one_line(clip: Path, photos: Photos, tmp_path
         (("index", folder, "-o", tmp_path / "w.genius", "--encoder", seeing), "not an encoder this version reads"),
         (("index", folder, "-o", tmp_path / "w.genius", "--encoder", empty), "no encoder at"),
         (("index", folder, "-o", tmp_path / "m.genius", "--model", clip), "--encoder"),
-        (("index", folder, "-o", index, "--encoder", other), "was fitted over"),
+        (("index", folder, "-o", index, "--encoder", other), "was made with the encoder"),
         (("index", folder, "-o", index, "--encoder", clip, "--model", "bundled:mini"), "use either"),
         (("index", folder, "-o", tmp_path / "d.genius", "--encoder", clip, "--device", "nonsense"), "no device 'nonsense'"),
         (("search", index, "red", "--text", "blue"), "give the query text once"),
@@ -228,8 +229,8 @@ def test_the_bundled_model_says_that_it_does_not_know_photos(tmp_path: Path) -> 
 
 def test_refit_gives_new_codes_to_all_items(clip: Path, photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index = tmp_path / "my.genius"
-    monkeypatch.setattr(FitConfig, "__init__", partialmethod(FitConfig.__init__, rerank=30))
-    assert run("index", photos(3), "-o", index, "--encoder", clip).exit_code == 0
+    monkeypatch.setattr(scan, "FEWEST_ITEMS", 30)
+    assert run("index", photos(3), "-o", index, "--encoder", clip, "--fit").exit_code == 0
     grown = run("index", photos(15), "-o", index)
     assert "outgrown its codes" in grown.output and "--refit" in grown.output, grown.output
     with Index.open(index) as before:
@@ -247,6 +248,43 @@ def test_refit_gives_new_codes_to_all_items(clip: Path, photos: Photos, tmp_path
     bundled = tmp_path / "b.genius"
     assert run("index", tmp_path / "photos", "-o", bundled).exit_code == 0
     assert "was not made with --encoder" in run("index", tmp_path / "photos", "-o", bundled, "--refit").output
+
+
+def test_nothing_is_fitted_until_the_collection_grows(
+    clip: Path, photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = tmp_path / "my.genius"
+    with monkeypatch.context() as forbidden:
+        for name in ("synthesize_queries", "fit_vectors"):
+            forbidden.setattr(onramp, name, lambda *_, **__: pytest.fail("something was fitted"))
+        forbidden.setattr("genius.fit.fit_vectors", lambda *_, **__: pytest.fail("something was fitted"))
+        assert run("index", photos(3), "-o", index, "--encoder", clip).exit_code == 0
+        found = answers(index, "red", "-k", 10)
+        assert colour_of(found[0]["id"]) == "red"
+        assert len(answers(index, "red", "-k", 4, "--diverse")) == 4
+    said = run("explain", index, "red").output
+    assert "plan: flat (21 vectors compared)" in said and "nothing fitted yet" in said and "log-prob" not in said, said
+    for call in (
+        ("search", index, "red", "--rerank", 0),
+        ("explain", index, "--prefix", 0),
+        ("export", "web", index, "-o", tmp_path / "t"),
+    ):
+        refused = run(*call)
+        assert refused.exit_code == 2 and "genius index --fit -o my.genius" in refused.output, refused.output
+    monkeypatch.setattr(scan, "FEWEST_ITEMS", 30)
+    grown = run("index", photos(6), "-o", index)
+    assert grown.exit_code == 0 and "has grown to 42 items, and nothing is fitted yet" in grown.output, grown.output
+    fitted = run("index", "--fit", "-o", index)
+    assert fitted.exit_code == 0 and "fitted to 42 items" in fitted.output and "added" not in fitted.output, fitted.output
+    assert "fitted already" in run("index", "--fit", "-o", index).output
+    assert "nothing fitted yet" not in run("info", index).output
+    with Index.open(index) as opened:
+        assert opened.model.fitted and opened.model.knows is not None and opened.model.knows.items == 42
+        assert opened.search(text="red", k=3, rerank=0)[0].id.startswith("photos/")
+        same = {hit["id"]: hit["score"] for hit in found}
+        after = {hit.id: hit.score for hit in opened.search(text="red", k=42)}
+        assert all(abs(after[name] - score) < 2e-3 for name, score in same.items())  # vectors are the same
+    assert "name the files" in run("index", "-o", index).output
 
 
 @pytest.mark.parametrize("damaged", ["rows", "model"])

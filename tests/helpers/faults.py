@@ -43,9 +43,10 @@ from genius.features import Features
 from genius.fit import Fit, FitConfig
 from genius.fit import folder as fit_folder
 from genius.fit.folder import _write_anew, index_with_encoder, refit
+from genius.fit.reencode import go_back, reencode
 from genius.index import commit, learned, opened
 from genius.index.check import check
-from genius.index.folder import WriteLock, about_of, begin_replacement, open_store, read_about, swap
+from genius.index.folder import WriteLock, about_of, begin_replacement, open_store, read_about, swap, unfinished_swap
 from genius.index.ingest import IngestConfig
 from genius.index.paths import ORIGIN, remove
 from genius.index.repair import repair, restore, snapshot
@@ -103,6 +104,7 @@ def contents(index: Index) -> Contents:
     about = learned.learned_metadata(index.path)
     if about:
         items["*learned"] = about["chosen_by"]
+    items["*width"] = index.about.width
     return items
 
 
@@ -225,17 +227,20 @@ def after_replacement(folder: Path, model: Genius) -> None:
 
 
 FITS: dict[int, Fit] = {}
+WIDTH = 32
+OTHER_WIDTH = 48
 
 
 def fit_in_advance(folder: Path) -> None:
-    """Fit the models of "index" (seed 0) and "refit" (seed 1) now: a fit takes a second, and touches no file."""
-    encoder = FakeEncoder()
-    z = encoder.encode_texts([f"thing number {number}" for number in range(5)])
-    nothing = torch.zeros(len(z), dtype=torch.bool)
-    features = Features(torch.zeros_like(z), z, nothing, ~nothing)
-    for seed in (0, 1):
+    """Fit the models of "index" (seed 0), "refit" (1) and "reencode" (2) now: a fit takes a second, and touches no file."""
+    for seed, (name, encoder, items) in enumerate(
+        (("encoder", FakeEncoder(), 5), ("encoder", FakeEncoder(), 5), ("other encoder", FakeEncoder(OTHER_WIDTH), 14))
+    ):
+        z = encoder.encode_texts([f"thing number {number}" for number in range(items)])
+        nothing = torch.zeros(len(z), dtype=torch.bool)
+        features = Features(torch.zeros_like(z), z, nothing, ~nothing)
         few = FitConfig(steps=1, iterations=2, seed=seed)
-        FITS[seed] = fit.fit_collection(features, None, encoder, fit.settled(str(folder.parent / "encoder")), few)
+        FITS[seed] = fit.fit_collection(features, None, encoder, fit.settled(str(folder.parent / name)), few)
 
     def known(*given: Any, **_: Any) -> Fit:
         return FITS[next(value.seed for value in given if isinstance(value, FitConfig))]
@@ -246,6 +251,35 @@ def fit_in_advance(folder: Path) -> None:
 
 def refit_quickly(folder: Path, model: Genius) -> None:
     refit(folder / "x.genius", FitConfig(seed=1))
+
+
+def other_encoder(folder: Path, model: Genius) -> None:
+    FakeEncoder(OTHER_WIDTH).save(folder.parent / "other encoder")
+
+
+def switch(folder: Path, model: Genius) -> None:
+    reencode(folder / "x.genius", str(folder.parent / "other encoder"), config=FitConfig(seed=2))
+
+
+def finish_switch(folder: Path, model: Genius) -> None:
+    if about_of(folder / "x.genius").width == WIDTH:
+        switch(folder, model)
+
+
+def change_after_switch(folder: Path, model: Genius) -> None:
+    with Index(folder / "x.genius", thumbnails=0) as index:
+        index.upsert([Item("t1", text="changed since"), *things(40, 42)])
+        index.delete("t3")
+
+
+def finish_going_back(folder: Path, model: Genius) -> None:
+    if about_of(folder / "x.genius").width == OTHER_WIDTH:
+        go_back(folder / "x.genius")
+
+
+def learn_before(folder: Path, model: Genius) -> None:
+    with Index(folder / "x.genius", model, thumbnails=0) as index:
+        index.learn(QUERIES)
 
 
 def open_building_a_cache(folder: Path, model: Genius) -> Contents:
@@ -308,15 +342,14 @@ def _with(*steps: Step, states: Mapping[str, tuple[Step, ...]] = PLAIN) -> dict[
     return {name: (*first, *steps) for name, first in states.items()}
 
 
+QUERIES = [{"text": f"number {number}", "target": "text"} for number in range(80)]
 OPERATIONS: dict[str, Operation] = {
     "add": Operation(lambda f, m, i: i.add(things(20, 23))),
     "upsert": Operation(lambda f, m, i: i.upsert([Item("t2", text="anew"), *things(30, 32)])),
     "delete": Operation(lambda f, m, i: i.delete(["t4", "t13"])),
     "optimize": Operation(lambda f, m, i: i.optimize(keep=timedelta(0))),
-    "rename field": Operation(lambda f, m, i: i.rename_field("n", "number")),
-    "retype field": Operation(lambda f, m, i: i.retype_field("n", "text")),
-    "drop field": Operation(lambda f, m, i: i.drop_field("even")),
-    "learn": Operation(lambda f, m, i: i.learn([{"text": f"number {n}", "target": "text"} for n in range(80)])),
+    "learn": Operation(lambda f, m, i: i.learn(QUERIES)),
+    "forget": Operation(lambda f, m, i: i.forget(), {"fragments": (base, learn_before)}),
     "restore": Operation(
         lambda f, m, i: restore(f / "copy.genius", f / "x.genius", replace_items=True),
         {"fragments": (base, copy_and_change), "cached": (cached, copy_and_change)},
@@ -346,6 +379,20 @@ OPERATIONS: dict[str, Operation] = {
         {"texts": (sources, index_sources)},
         opens=False,
         finish=after_replacement,
+        model=own_model,
+    ),
+    "reencode": Operation(
+        lambda f, m, i: switch(f, m),
+        {"fragments": (base, other_encoder)},
+        finish=finish_switch,
+        completes=True,
+        model=own_model,
+    ),
+    "go back": Operation(
+        lambda f, m, i: go_back(f / "x.genius"),
+        {"fragments": (base, other_encoder, switch, change_after_switch)},
+        finish=finish_going_back,
+        completes=True,
         model=own_model,
     ),
     "index": Operation(
@@ -522,7 +569,10 @@ class Injector:
             elif error is None and bare is None:
                 seen = self._contents(operation, operation.target)
         except Exception as problem:
-            trouble = f"{type(problem).__name__}: {problem}"
+            if (self.work / "x.genius").exists() or not isinstance(
+                problem, GeniusError
+            ):  # else: to be finished by the next writer
+                trouble = f"{type(problem).__name__}: {problem}"
         return {"ways": ways, "fired": fired, "error": error, "bare": bare, "state": seen, "trouble": trouble}
 
     def _afterwards(self, name: str, state: str) -> dict[str, Any]:
@@ -535,7 +585,7 @@ class Injector:
         problems: list[str] = []
         if operation.broken and not _opens(path, self.model) and operation.finish is not None:
             operation.finish(self.work, self.model)  # it can be run again
-        if name in ("replace", "refit") and not path.exists():
+        if unfinished_swap(path) is not None:
             repair(path)  # what a reader is told to do
         source = None
         found = None
@@ -634,7 +684,8 @@ def left_over(folder: Path) -> Iterator[str]:
         hidden = path.name.startswith(".") and path.name != ".lock"
         origin = path.name == ORIGIN and path.parent.name != "x.genius"
         staged = path.name == "staging" and [child.name for child in path.iterdir()] not in ([], [".lock"])
-        if hidden or origin or staged or path.name == "encoded":
+        features = path.name == "reencoded" and any(child.is_dir() for child in path.iterdir())
+        if hidden or origin or staged or features or path.name == "encoded":
             yield str(path.relative_to(folder))
     for path in folder.glob("*.genius/cache/.building-*"):
         yield str(path.relative_to(folder))
@@ -649,6 +700,8 @@ if __name__ == "__main__":  # a sample, for the suite: FOLDER SEED -> lines of v
         state_name = draw.choice(sorted(OPERATIONS[chosen].states))
         group_name = draw.choice(("writes", "writes", "reads"))
         every = injector.ways(chosen, state_name, group_name)
+        if not every:  # forgetting what was learned reads nothing
+            every = injector.ways(chosen, state_name, group_name := "writes")
         at = draw.randint(1, len(every))
         way = draw.choice(every[at - 1])
         _, wrong = injector.inject(chosen, state_name, group_name, at, way)

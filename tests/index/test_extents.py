@@ -66,8 +66,6 @@ def test_every_vector_is_found_whatever_happened_to_the_table(index: Index) -> N
     exact(index)
     index.add([Item(f"same{i}", text="the very same words") for i in range(20)])  # vectors that are equal
     exact(index)
-    index.rename_field("n", "number")
-    exact(index)
     index.optimize(keep=timedelta(0))
     assert exact(index) <= 2
     index.add(texts(100, 120))

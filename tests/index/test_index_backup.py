@@ -66,6 +66,19 @@ def test_restoring_elsewhere_makes_a_copy(index: Index, model: Genius, tmp_path:
     assert contents(Index(tmp_path / "b.genius", model)).keys() == {f"t{i}" for i in range(5)}
 
 
+def test_a_rename_that_reports_an_error_although_done(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index.add([Item("a", text="a")])
+    rename = Path.rename
+
+    def lying(path: Path, target: Path) -> object:
+        rename(path, target)
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(Path, "rename", lying)
+    assert restore(index.path, tmp_path / "copy.genius").items == 1
+    assert check(tmp_path / "copy.genius").ok
+
+
 def test_what_cannot_be_copied_is_refused_in_one_line(index: Index, tmp_path: Path) -> None:
     index.add(texts(0, 5))
     stranger = Index(tmp_path / "other.genius", fake_model(seed=1))

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from genius import Genius, GeniusError, Index, Item, Query
-from genius.index.opened import Live, OpenIndex
+from genius.index.opened import Live
 from genius.index.reader import Reader, Vanished
 from genius.search import SearchParams
 
@@ -113,14 +113,14 @@ def test_adding_survives_an_optimize_that_drops_the_version_it_looked_at(index: 
     index.add(texts(0, 3))
     looks = 0
 
-    def find(state: OpenIndex, ids: Sequence[str]) -> dict[str, int]:
+    def find(state: Index, ids: Sequence[str]) -> dict[str, int]:
         nonlocal looks
         looks += 1
         if looks == 1:
             raise Vanished("cannot read the index: a file of this version is gone")
         return state.current().find(ids)
 
-    monkeypatch.setattr(OpenIndex, "find", find)
+    monkeypatch.setattr(Index, "find", find)
     report = index.add(texts(0, 5))
     assert (report.added, report.existing, looks) == (2, 3, 2)
 
@@ -129,15 +129,15 @@ def test_opening_survives_an_optimize_that_drops_the_version_it_opens(
     index: Index, model: Genius, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index.add(texts(0, 3))
-    opened, tries = OpenIndex._open, []
+    opened, tries = Index._open, []
 
-    def open_late(state: OpenIndex, reader: Reader) -> Live:
+    def open_late(state: Index, reader: Reader) -> Live:
         tries.append(reader.version)
         if len(tries) == 1:
             raise Vanished("cannot read the index: a file of this version is gone")
         return opened(state, reader)
 
-    monkeypatch.setattr(OpenIndex, "_open", open_late)
+    monkeypatch.setattr(Index, "_open", open_late)
     assert len(Index(index.path, model)) == 3 and len(tries) == 2
 
 

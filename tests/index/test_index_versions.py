@@ -109,18 +109,6 @@ def test_hits_of_a_cached_version_are_shown_without_the_table_and_say_what_the_t
     assert from_cache == reader.rows(everyone, HIT_COLUMNS) and len(from_cache) == 31
 
 
-@pytest.mark.usefixtures("cached")
-def test_what_changed_since_the_cache_was_made_is_shown_as_it_is_now(index: Index, model: Genius) -> None:
-    index.add(texts(0, 30))
-    index.optimize()
-    running = Index(index.path, model)
-    assert running.get("t3").metadata == {"n": 3}
-    index.rename_field("n", "number")  # rows keep their numbers, and are other than the cache says
-    for one in (running, Index(index.path, model)):
-        assert one.reader().shown is None or one.live.base.version == index.version
-        assert {tuple(hit.item.metadata) for hit in one.search("w1", k=30)} == {("number",)}
-
-
 def test_searching_a_cached_index_does_not_load_the_database(tmp_path: Path) -> None:
     index = Index(tmp_path / "things.genius", "bundled:mini")
     index.add(texts(0, 30))

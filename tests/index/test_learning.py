@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.numpy import load_file, save_file
 
-from genius import Genius, GeniusError, Index, Query
+from genius import Genius, GeniusError, Index, Query, files
 from genius.index import learned
 from genius.index.learning import QueryLog, read_log
 from genius.index.paths import LEARNED
@@ -228,3 +228,32 @@ def test_the_command(filled: Index, model_folder: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0 and json.loads(done.stdout)["queries"] == 100
     shown = CliRunner().invoke(app, ["info", str(filled.path)])
     assert "learned   from 100 queries" in shown.stdout
+
+
+def test_a_disk_that_fails_while_learning_is_one_line(filled: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    """safetensors' own writer raised an error of its own, and left a file of its own behind."""
+    log = queries_near(filled, "item 7", 600)
+
+    def failing(path: Path, body: bytes) -> int:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "write_bytes", failing)
+        with pytest.raises(GeniusError, match=r"cannot write .*Input/output error$"):
+            filled.learn(log)
+    assert learned.stamp(filled.path) is None
+    (filled.path / ".tmpAbCd12").write_bytes(b"half")
+    (filled.path / ".tmp-of-mine").write_bytes(b"whole")
+    with Index(filled.path, filled.model) as later:
+        later.add([Item("later", text="later")])
+    assert [path.name for path in filled.path.glob(".tmp*")] == [".tmp-of-mine"]
+
+
+def test_learning_that_reports_an_error_although_done_says_so(filled: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(path: Path) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(files, "sync_directory", failing)
+    with pytest.raises(GeniusError, match=r"Input/output error; the change is made, but a power cut may undo it$"):
+        filled.learn(queries_near(filled, "item 7", 600))
+    assert learned.stamp(filled.path) is not None

@@ -17,6 +17,7 @@ from genius.cli import app
 from genius.index import cache, paths
 from genius.index import folder as swapping
 from genius.index.check import check
+from genius.index.names import deleted_ids, keep_deleted
 from genius.index.repair import repair
 
 PREVIOUS = ".my.genius.previous"
@@ -173,6 +174,56 @@ def test_a_folder_that_cannot_be_moved_stays(model: Genius, tmp_path: Path, monk
             with pytest.raises(GeniusError, match="it is unchanged"):
                 swapping.swap(folder, fresh)
         assert ids(folder, model) == {"old"} and names(place) == ["my.genius"]
+
+
+def failing_renames(monkeypatch: pytest.MonkeyPatch, fail: Callable[[int], bool], *, done: bool = False) -> None:
+    """Let calls of `Path.rename` fail, by their number from 1; `done`: after they did their work."""
+    rename = Path.rename
+    calls = [0]
+
+    def failing(path: Path, target: Path) -> object:
+        calls[0] += 1
+        if not fail(calls[0]):
+            return rename(path, target)
+        if done:
+            rename(path, target)
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(Path, "rename", failing)
+
+
+def test_a_disk_that_dies_between_the_renames(model: Genius, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the new one nor the old one can take the name: one line says where both lie, and the next writer finishes it."""
+    folder, fresh = two(tmp_path, model)
+    with monkeypatch.context() as broken:
+        failing_renames(broken, lambda call: call > 1)
+        with pytest.raises(GeniusError, match=r"is made anew, but cannot be renamed.*genius repair") as told:
+            swapping.swap(folder, fresh)
+    assert fresh.name in str(told.value) and PREVIOUS in str(told.value) and names(tmp_path) == sorted([PREVIOUS, fresh.name])
+    repair(folder)
+    assert ids(folder, model) == {"old", "new"} and ids(tmp_path / PREVIOUS, model) == {"old"}
+
+
+@pytest.mark.parametrize("call", [1, 2])
+def test_renames_that_report_errors_although_done(
+    call: int, model: Genius, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, fresh = two(tmp_path, model)
+    with monkeypatch.context() as broken:
+        failing_renames(broken, lambda number: number == call, done=True)
+        swapping.swap(folder, fresh)
+    assert ids(folder, model) == {"old", "new"} and ids(tmp_path / PREVIOUS, model) == {"old"}
+
+
+def test_ids_that_stay_deleted_move_along_again_and_again(model: Genius, tmp_path: Path) -> None:
+    """`deleted.json` in a generation was taken for somebody else's, and kept the next replacement from its place."""
+    folder, fresh = two(tmp_path, model)
+    keep_deleted(folder, ["a.txt"])
+    swapping.swap(folder, fresh)
+    again = swapping.begin_replacement(folder, swapping.about_of(folder))
+    shutil.copytree(folder, again, dirs_exist_ok=True, ignore=shutil.ignore_patterns(paths.ORIGIN, ".lock", paths.DELETED))
+    swapping.swap(folder, again)
+    assert deleted_ids(folder) == {"a.txt"} and names(tmp_path) == [PREVIOUS, "my.genius"]
 
 
 def test_what_an_earlier_version_broke_off_is_for_people_to_decide(model: Genius, tmp_path: Path) -> None:

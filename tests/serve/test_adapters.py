@@ -42,7 +42,7 @@ def test_the_async_client_does_what_the_client_does(start_server: Callable[..., 
 
 def test_an_assistant_can_search_show_and_explain(make_index: Callable[..., Index]) -> None:
     pytest.importorskip("mcp")
-    from genius.cli.serve import mcp_server
+    from genius.integrations.mcp import mcp_server
 
     index = make_index()
     server = mcp_server(index)

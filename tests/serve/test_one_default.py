@@ -39,7 +39,7 @@ def by_command_line(index: Index, model: Path, text: str, *more: str) -> list[st
 
 def by_mcp(index: Index, **given: Any) -> list[str]:
     pytest.importorskip("mcp")
-    from genius.cli.serve import mcp_server
+    from genius.integrations.mcp import mcp_server
 
     result = asyncio.run(mcp_server(index).call_tool("search", given))
     return [hit["id"] for hit in json.loads(result.content[0].text)["hits"]]

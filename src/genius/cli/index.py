@@ -16,6 +16,7 @@ from genius.errors import GeniusError, counted
 if TYPE_CHECKING:
     from genius.demo import DemoResult
     from genius.index.ingest import IngestConfig, IngestReport
+    from genius.model.known_items import Knows
     from genius.scale.bulk import BulkReport
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
@@ -37,8 +38,9 @@ def register(app: typer.Typer) -> None:
 @command
 def index(
     paths: Annotated[
-        list[Path], typer.Argument(help="Files, folders or s3://...: images, texts, JSONL, CSV, TSV, Parquet.", metavar="PATH")
-    ],
+        list[Path] | None,
+        typer.Argument(help="Files, folders or s3://...: images, texts, JSONL, CSV, TSV, Parquet.", metavar="PATH"),
+    ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Index folder; created if it does not exist.")] = Path(
         "my.genius"
     ),
@@ -50,12 +52,16 @@ def index(
     ] = None,
     encoder: Annotated[
         str | None,
-        typer.Option(
-            help="Encode with this encoder and fit codes to the files, without training: hf-hub:OWNER/NAME, or a folder."
-        ),
+        typer.Option(help="Encoder for a new index, without training pairs: hf-hub:OWNER/NAME, or a folder."),
     ] = None,
+    fit: Annotated[
+        bool,
+        typer.Option(
+            "--fit", help="Fit codes and decoder now. Default: only for collections that are too large for exhaustive search."
+        ),
+    ] = False,
     refit: Annotated[
-        bool, typer.Option("--refit", help="Fit the codes again, to all items of an index made with --encoder.")
+        bool, typer.Option("--refit", help="Fit codes and decoder again, to all items of an index made with --encoder.")
     ] = False,
     device: DeviceOption = "auto",
     id_column: Annotated[
@@ -122,6 +128,7 @@ def index(
       genius index products.csv --image-column photo -o shop.genius
       genius index notes/ photos/ --prune
       genius index photos/ --encoder hf-hub:openai/clip-vit-base-patch32
+      genius index --fit -o my.genius
       genius index vectors.npy --ids ids.txt -o own.genius
       genius index rows.parquet --vector-column embedding -o own.genius
       genius index rows.parquet --ray ray://head:10001
@@ -131,15 +138,17 @@ def index(
     from genius.index.ingest import IngestConfig
     from genius.index.metadata import TableColumns
 
-    paths = sources_here(paths, output)
+    if not paths and not (fit or refit):
+        raise GeniusError("give files or folders to index")
+    paths = sources_here(paths or [], output)
     missing = next((path for path in paths if not path.exists()), None)
     if missing is not None:  # before a model is loaded
         raise GeniusError(f"no such file or folder: {missing}")
-    if watch and (refit or as_json):
-        raise GeniusError("--watch runs until Ctrl-C: use it without --refit and --json")
+    if watch and (refit or as_json or not paths):
+        raise GeniusError("--watch runs until Ctrl-C: use it with files or folders, without --refit and --json")
     if model is not None and encoder is not None:
         raise GeniusError("use either --encoder (fits codes for an encoder) or --model (an existing model), not both")
-    if ray is not None and (encoder is not None or refit or watch):
+    if ray is not None and (encoder is not None or fit or refit or watch):
         raise GeniusError(
             "--ray cannot be used with --encoder, --refit or --watch: create the index from a sample, then add to it with --ray"
         )
@@ -160,15 +169,17 @@ def index(
         raise GeniusError("your own vectors need no model: leave out --model, --encoder, --ray, --watch and --prune")
     if query_vectors is not None and not (own or refit):
         raise GeniusError("--query-vectors is only for your own vectors (a .npy file, or --vector-column)")
-    if own:
-        done = _index_vectors(paths, output, ids, modality, query_vectors, config, thumbnails, quiet=as_json)
+    if not paths:
+        done = _nothing_to_read(output)
+    elif own:
+        done = _index_vectors(paths, output, ids, modality, query_vectors, config, thumbnails, fit, quiet=as_json)
     elif ray is not None:
         done = _index_on_ray(paths, output, model, config, ray, workers, part_rows, thumbnails, device)
     elif encoder is not None:
-        done = _index_with_encoder(paths, output, encoder, config, place, thumbnails, quiet=as_json)
+        done = _index_with_encoder(paths, output, encoder, config, place, thumbnails, fit, quiet=as_json)
     else:
         done = _index_with_model(paths, output, model, config, place, thumbnails)
-    if refit and done.fit is None:
+    if (refit or (fit and not _is_fitted(output))) and done.fit is None:
         from genius.fit.folder import refit as fit_again
 
         say = None if as_json else note
@@ -177,7 +188,7 @@ def index(
             from genius.fit.vectors import read_array
 
             known_queries = read_array(query_vectors, "query vectors")
-        done = replace(done, fit=fit_again(output, say=say, queries=known_queries), hint=None)
+        done = replace(done, fit=fit_again(output, say=say, queries=known_queries), hint=None, whole=False)
     if as_json:
         emit(done.to_dict(output))
     else:
@@ -198,6 +209,8 @@ class _Indexed:
     hint: str | None = None  # advice about the model
     fit: Any = None  # of --encoder or --refit
     bulk: BulkReport | None = None  # of --ray
+    read: bool = True  # whether files were read: --fit and --refit need none
+    whole: bool = False  # a new index with a model of its own, to which nothing had to be fitted: all items are compared
 
     def to_dict(self, output: Path) -> dict[str, Any]:
         body = {"index": str(output), "items": self.items, "advice": self.hint, **self.report.to_dict()}
@@ -215,6 +228,28 @@ def _model_of(output: Path, model: str | None) -> str | None:
     if model is None and read_about(output) is None:
         return "bundled:mini"
     return model
+
+
+def _is_fitted(output: Path) -> bool:
+    """Whether the model of an index was fitted; one that is not its own was."""
+    from genius.index.folder import INSIDE, about_of
+    from genius.index.paths import MODEL
+    from genius.model.known_items import load_knows
+
+    if about_of(output).source != INSIDE:
+        raise GeniusError(f"{output} was not made with --encoder or of vectors: there is nothing to fit")
+    known = load_knows(output / MODEL)
+    return known is not None and known.fitted
+
+
+def _nothing_to_read(output: Path) -> _Indexed:
+    """An index as it is, to be fitted."""
+    from genius.index.folder import about_of, open_store
+    from genius.index.ingest import IngestReport
+
+    about = about_of(output)
+    store = open_store(output, about)
+    return _Indexed(IngestReport(), store.at(store.latest()).count(), read=False)
 
 
 def _own_vectors(paths: list[Path], vector_column: str | None, ids: Path | None) -> bool:
@@ -235,35 +270,40 @@ def _index_vectors(
     queries: Path | None,
     config: IngestConfig,
     thumbnails: int,
+    fit: bool,
     quiet: bool,
 ) -> _Indexed:
     from genius.cli.common import kept_if_interrupted, phases
     from genius.fit.vectors import index_tables, index_vectors
+    from genius.index.folder import read_about
     from genius.types import Modality
 
     say = None if quiet else note
+    new = read_about(output) is None
     with phases() as tell, kept_if_interrupted():
         if paths[0].suffix == ".npy":
-            report, fit, items = index_vectors(
+            report, done, items = index_vectors(
                 paths[0],
                 output,
                 ids=ids,
                 modality=Modality.parse(modality),
                 queries=queries,
+                fit=fit,
                 say=say,
                 on_progress=lambda part: tell("indexing", part.added + part.replaced, 0),
             )
         else:
-            report, fit, items = index_tables(
+            report, done, items = index_tables(
                 paths,
                 output,
                 config,
                 queries=queries,
+                fit=fit,
                 thumbnails=thumbnails,
                 say=say,
                 on_progress=lambda count: tell("indexing", count, 0),
             )
-    return _Indexed(report, items, fit=fit)
+    return _Indexed(report, items, fit=done, whole=new and done is None)
 
 
 def _index_with_model(
@@ -280,18 +320,22 @@ def _index_with_model(
 
 
 def _index_with_encoder(
-    paths: list[Path], output: Path, encoder: str, config: IngestConfig, device: Any, thumbnails: int, quiet: bool
+    paths: list[Path], output: Path, encoder: str, config: IngestConfig, device: Any, thumbnails: int, fit: bool, quiet: bool
 ) -> _Indexed:
     from genius.cli.common import kept_if_interrupted, phases
     from genius.fit.folder import index_with_encoder
+    from genius.index.folder import read_about
 
     say = None if quiet else note
+    new = read_about(output) is None
     with phases() as tell, kept_if_interrupted():
-        done = index_with_encoder(paths, output, encoder, config, device=device, thumbnails=thumbnails, tell=tell, say=say)
+        done = index_with_encoder(
+            paths, output, encoder, config, fit=fit, device=device, thumbnails=thumbnails, tell=tell, say=say
+        )
     hint = done.hint
     if hint is None and encoder.startswith("bundled:"):
         hint = f"{encoder} knows drawings; for photographs use a CLIP: --encoder hf-hub:openai/clip-vit-base-patch32"
-    return _Indexed(done.report, done.items, hint, done.fit)
+    return _Indexed(done.report, done.items, hint, done.fit, whole=new and not done.fitted)
 
 
 def _index_on_ray(
@@ -316,18 +360,24 @@ def _index_on_ray(
     return _Indexed(done.report, done.items, bulk=done)
 
 
-def _print_report(done: _Indexed, output: Path, pruned: bool) -> None:
-    from genius.errors import KEPT
-    from genius.pictures import HEIF_HINT, HEIF_SUFFIXES
-
-    report = done.report
+def _counts(report: IngestReport, pruned: bool) -> str:
+    """What a run did with the files, in one line."""
     counts = [f"{report.added} added", f"{report.replaced} replaced", f"{report.unchanged} unchanged"]
     if pruned:
         counts.append(f"{report.deleted} deleted")
     counts.append(f"{report.problems.total} skipped in {report.seconds:.1f} s")
     if report.added + report.replaced:
         counts.append(f"{report.to_dict()['items_per_second']:,.1f} items/s")
-    note(", ".join(counts))
+    return ", ".join(counts)
+
+
+def _print_report(done: _Indexed, output: Path, pruned: bool) -> None:
+    from genius.errors import KEPT
+    from genius.pictures import HEIF_HINT, HEIF_SUFFIXES
+
+    report = done.report
+    if done.read:
+        note(_counts(report, pruned))
     for line in report.problems[:SHOWN]:
         note(f"  skipped {line}")
     if report.problems.total > SHOWN:
@@ -347,6 +397,11 @@ def _print_report(done: _Indexed, output: Path, pruned: bool) -> None:
     if done.fit is not None:
         for line in done.fit.lines():
             print(f"  {line}")
+    elif not done.read:
+        print("  its codes and decoder are fitted already: --refit fits new ones")
+    if done.whole:
+        print("  a search compares all of them, so nothing had to be fitted")
+    if done.whole or done.fit is not None:
         print(f'next: genius search {output} "what you look for"')
 
 
@@ -403,11 +458,7 @@ def info(
     print(f"{path}: {items}, {body['bytes'] / 1e6:,.1f} MB, version {body['version']}")
     source = body["model"] or "not recorded"
     if source == INSIDE:
-        encoder = "?"
-        known = load_knows(path / MODEL)
-        if known is not None:
-            encoder = known.fit.get("encoder", "?")
-        source = f"fitted to this collection, over {encoder}"
+        source = _own_model(load_knows(path / MODEL))
     print(f"  model     {source} ({body['fingerprint'][:8]})")
     print(f"  IDs       {len(body['levels'])} codes of {' x '.join(map(str, body['levels']))}; embeddings of {body['width']}")
     if body["learned"] is not None:
@@ -420,6 +471,16 @@ def info(
         print(f"  metadata  {name} ({data_type})")
     for version in body.get("versions", []):
         print(f"  version   {version['version']}  {version['time'][:19]}  {counted(version['items'], 'item')}")
+
+
+def _own_model(known: Knows | None) -> str:
+    """What an index says of a model in its own folder."""
+    encoder = "?"
+    if known is not None:
+        encoder = known.fit.get("encoder", "?")
+    if known is not None and not known.fitted:
+        return f"the encoder {encoder}; nothing fitted yet, all items are compared"
+    return f"fitted to this collection, over {encoder}"
 
 
 def _advice(path: Path) -> str | None:

@@ -262,11 +262,15 @@ def explain(
       genius explain my.genius --id photos/a.jpg
       genius explain my.genius --prefix 0,12
     """
+    from genius.index.searching import check_fitted
+
     text = text or words
     if sum((bool(text or image), bool(ids), prefix is not None)) != 1:
         raise GeniusError("explain a query (text or --image), items (--id), or a code prefix (--prefix)")
     with open_index(path, model, None) as index:
         index.model.to(device)
+        if prefix is not None or ids:
+            check_fitted(index.model, index.path)
         if prefix is not None:
             _explain_prefix(index, _parse_prefix(prefix), neighbours, as_json)
             return
@@ -301,6 +305,9 @@ def _lines(explanation: Explanation) -> Iterator[str]:
         yield from _trace_lines(trace, explanation.plan)
     for rank, answer in enumerate(explanation.answers, start=1):
         hit = answer.hit
+        if not explanation.fitted:
+            yield f"{rank:3}  {hit.score:.4f}  {hit.id}{about(hit.item)}"
+            continue
         likely = " ".join("given" if p is None else f"{p:.2f}" for p in answer.log_p)
         if answer.lost_at is None:
             fate = "in the beam to the end"

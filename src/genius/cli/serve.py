@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import functools
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from genius.cli.common import command, console, emit
-from genius.cli.index import DeviceOption, IndexArgument, ModelOption, RayOption
+from genius.cli.index import DeviceOption, IndexArgument, ModelOption
 from genius.errors import GeniusError
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from genius.index import Index
     from genius.serve.settings import ServeConfig
-
-MAX_HITS = 50  # of one call by an assistant: a model reads them
 
 
 def register(app: typer.Typer) -> None:
@@ -56,8 +52,6 @@ def serve(
     timeout: float | None = typer.Option(None, help="Timeout of a search in seconds, including the time in the queue."),
     device: DeviceOption = "auto",
     workers: int = typer.Option(1, metavar="N", min=1, max=256, help="Number of processes. They share the memory of the index."),
-    ray: RayOption = None,
-    replicas: str = typer.Option("1", help="With --ray: number of replicas, or minimum and maximum, such as 2:8."),
     log_level: str | None = typer.Option(None, help="Log level: debug, info, warning or error."),
     json_output: bool = typer.Option(False, "--json", help="Print one JSON line with the address once it listens."),
 ) -> None:
@@ -108,11 +102,6 @@ def serve(
             emit({"url": url, **about, "index": shown[0], "collections": list(paths)})
         console.print(f"[bold]{url}[/]  {', '.join(f'{value} {name}' for name, value in about.items())}  (Ctrl-C stops)")
 
-    if ray is not None:
-        if create or model is not None or workers > 1 or len(paths) > 1:
-            raise GeniusError("--ray serves one existing index: leave out --create, --model and --workers")
-        _on_ray(next(iter(paths.values())), settings, keys, ray, replicas, device, json_output)
-        leave(0)
     open_app = functools.partial(_open_app, paths, model, create, device, settings, keys)
     if workers > 1:
         from genius.index.folder import about_of
@@ -176,28 +165,6 @@ def _open_app(
     return create_app(opened, settings, KeyRing.load(keys))
 
 
-def _on_ray(
-    index: Path, settings: ServeConfig, keys: Path | None, address: str, replicas: str, device: str | None, json_output: bool
-) -> None:
-    import os
-
-    from genius.index.folder import about_of
-    from genius.scale import load_ray
-    from genius.scale.serving import ReplicaConfig, replica_counts, serve_on_ray
-
-    load_ray()
-    about_of(index)  # refused here rather than by every replica
-    least, most = replica_counts(replicas)
-
-    def listening(url: str) -> None:
-        if json_output:
-            emit({"url": url, "replicas": replicas, "index": str(index)})
-        console.print(f"[bold]{url}[/]  {replicas} replicas on Ray, read-only")
-
-    config = ReplicaConfig(address, least, most, device=device or "cpu")
-    serve_on_ray(index, settings, keys and keys.absolute(), os.environ, config, listening)
-
-
 def _settings(file: Path | None, given: dict[str, object]) -> ServeConfig:
     """The file's values, and over them those of the command line."""
     from dataclasses import replace
@@ -217,103 +184,8 @@ def mcp(path: IndexArgument, model: ModelOption = None, device: DeviceOption = "
       {"mcpServers": {"photos": {"command": "genius", "args": ["mcp", "/home/me/my.genius"]}}}
     """
     from genius.index import Index
+    from genius.integrations.mcp import mcp_server
 
     with Index.open(path, model, read_only=True) as index:
         index.model.to(device)
         mcp_server(index).run()
-
-
-def mcp_server(index: Index) -> Any:
-    """A Model Context Protocol server for an open index; `.run()` serves on stdin and stdout.
-
-    Three read-only tools: search, show an item, explain a search. The protocol is implemented by the package `mcp`.
-
-    Args:
-        index: An open index.
-
-    Raises:
-        GeniusError: If the package `mcp` is not installed.
-    """
-    try:
-        from mcp.server import MCPServer
-        from mcp.server.mcpserver.exceptions import ToolError
-    except ImportError:
-        raise GeniusError("genius mcp needs the package mcp: pip install 'genius-search[mcp]'") from None
-    from genius.index.target import Target
-    from genius.search import SearchRequest
-    from genius.types import Query
-    from genius.version import __version__
-
-    parameters: dict[str, list[str]] = {}
-
-    class Server(MCPServer):  # type: ignore[misc]
-        """Refuses arguments that a tool does not have: the protocol's package drops them without a word."""
-
-        async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
-            if "minus" in arguments:  # its name in the first release
-                arguments = {**arguments, "negative": arguments["minus"]}
-                del arguments["minus"]
-            known = parameters.get(name, list(arguments))
-            unknown = [argument for argument in arguments if argument not in known]
-            if unknown:
-                raise ToolError(f"{name} has no argument {unknown[0]!r}, only {', '.join(known)}")
-            return await super().call_tool(name, arguments, context)
-
-    about = f"Searches {len(index):,} images and texts of {index.path.name} by meaning."
-    fields = ", ".join(f"{name} ({data_type})" for name, data_type in index.columns().items()) or "none"
-    server = Server("genius", instructions=f"{about} Metadata fields for `where`: {fields}.", version=__version__)
-
-    def search(
-        text: str | None = None,
-        image: str | None = None,
-        k: int = 10,
-        target: str | None = None,
-        where: str | None = None,
-        negative: str | None = None,
-    ) -> dict[str, Any]:
-        """Find items with a text, an image (a path on this machine), or an image changed as the text says. Best first.
-
-        target: image, text, pair or any; default: images, or texts if there are no images. k: number of results, at most 50.
-        where: SQL filter over metadata, such as price < 50. negative: text to steer away from.
-        """
-        wanted = Target.parse(target)
-        request = SearchRequest(max(1, min(k, MAX_HITS)), where, any_modality=wanted.any_modality)
-        query = Query(text or None, image or None, None, wanted.modality, None if negative is None else Query.of(negative))
-        hits = index.search_many([query], request)[0]
-        return {
-            "hits": [hit.to_dict() for hit in hits],
-            "why_nothing": hits.why,
-            "probably_nothing_here": hits.doubtful,
-        }
-
-    def show(id: str) -> dict[str, Any]:
-        """One item by its id: text, metadata, path of its image, codes."""
-        item = index.get(id)
-        image = None
-        if isinstance(item.image, str | Path):
-            image = str(item.image)
-        body = {"id": item.id, "modality": item.modality.label, "text": item.text, "image": image}
-        return {**body, "metadata": dict(item.metadata), "codes": list(index.codes(id))}
-
-    def explain(text: str | None = None, image: str | None = None, target: str | None = None) -> dict[str, Any]:
-        """How the results of a search come about: the plan that ran, the codes generated, their log-probabilities."""
-        wanted = Target.parse(target)
-        query = Query(text or None, image or None, None, wanted.modality)
-        return index.explain(query, SearchRequest(3, any_modality=wanted.any_modality)).to_dict()
-
-    def with_errors(tool: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-        """The tool with its one-line errors passed on to the assistant."""
-
-        @functools.wraps(tool)
-        def call(*args: Any, **given: Any) -> dict[str, Any]:
-            try:
-                return tool(*args, **given)
-            except GeniusError as error:
-                raise ToolError(str(error)) from None
-
-        return call
-
-    for tool in (search, show, explain):
-        server.add_tool(with_errors(tool))
-        parameters[tool.__name__] = list(inspect.signature(tool).parameters)
-    return server

@@ -34,6 +34,7 @@ FAMILIES: dict[str, str] = {
     # family -> "module:class"; the class has `load(directory, spec) -> Encoder`
     "clip": "genius.encoders.transformers_dual:ClipEncoder",
     "siglip": "genius.encoders.transformers_dual:SiglipEncoder",
+    "siglip2": "genius.encoders.transformers_dual:Siglip2Encoder",
     "open-clip": "genius.encoders.checkpoints:OpenClipFolder",
     "uniir": "genius.encoders.checkpoints:UniirCheckpoint",
     "object": "genius.encoders.objects:SavedObject",
@@ -57,8 +58,8 @@ def register(family: str, place: str) -> None:
     FAMILIES[family] = place
 
 
-# `model_type` of a transformers config -> our family (fixed-size SigLIP 2 says "siglip"; "siglip2" is NaFlex, not read)
-TRANSFORMERS_TYPES: dict[str, str] = {"clip": "clip", "siglip": "siglip"}
+# `model_type` of a transformers config -> our family (fixed-size SigLIP 2 says "siglip"; "siglip2" is NaFlex)
+TRANSFORMERS_TYPES: dict[str, str] = {"clip": "clip", "siglip": "siglip", "siglip2": "siglip2"}
 
 # text-only models, refused with a hint
 TEXT_ONLY = frozenset(

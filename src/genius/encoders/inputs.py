@@ -8,6 +8,7 @@ threads can shrink each picture as soon as it is decoded: memory then holds smal
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ from PIL import Image
 from genius.errors import GeniusError, said
 from genius.files import read_json
 
+MAX_PATCHES = 4096  # that NaFlex may ask for, and pixels of the side of one: both come out of a file
+MAX_PATCH_SIDE = 64
 MAX_SIDE = 8192  # of what a tower may ask for: it comes out of a file, and every picture is brought to it
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -101,8 +104,7 @@ class Pixels:
     def __post_init__(self) -> None:
         if not 1 <= self.size <= MAX_SIDE or not 0 <= self.resize <= MAX_SIDE:
             raise GeniusError(f"image size {self.size} and resize {self.resize} must be at most {MAX_SIDE} pixels")
-        if len(self.mean) != 3 or len(self.std) != 3 or not all(float(value) for value in self.std):
-            raise GeniusError(f"mean {self.mean} and std {self.std} must have three values each, std not zero")
+        _check_colours(self.mean, self.std)
 
     def prepare(self, picture: Image.Image) -> Image.Image:
         """RGB picture -> RGB picture of `size` x `size`. One that was prepared before is returned as it is.
@@ -122,13 +124,13 @@ class Pixels:
     def _fitted(self, picture: Image.Image) -> Image.Image:
         if picture.size == (self.size, self.size) and self.resize in (0, self.size):
             return picture.copy()
-        resampling = FILTERS[self.filter]
+        how = FILTERS[self.filter]
         if self.fit == "squash":
-            return picture.resize((self.size, self.size), resampling)
+            return picture.resize((self.size, self.size), how)
         width, height = picture.size
         if self.fit == "pad":
             scale = self.size / max(width, height)
-            small = picture.resize((max(1, round(width * scale)), max(1, round(height * scale))), resampling)
+            small = picture.resize((max(1, round(width * scale)), max(1, round(height * scale))), how)
             square = Image.new("RGB", (self.size, self.size), (255, 255, 255))
             square.paste(small, ((self.size - small.width) // 2, (self.size - small.height) // 2))
             return square
@@ -143,8 +145,8 @@ class Pixels:
             across = width / new[0]
             down = height / new[1]
             box = (left * across, top * down, (left + self.size) * across, (top + self.size) * down)
-            return picture.resize((self.size, self.size), resampling, box=box)
-        return picture.resize(new, resampling).crop((left, top, left + self.size, top + self.size))
+            return picture.resize((self.size, self.size), how, box=box)
+        return picture.resize(new, how).crop((left, top, left + self.size, top + self.size))
 
     def __call__(self, pictures: Sequence[Image.Image], device: Any = "cpu") -> Any:
         """(n, 3, size, size) float32.
@@ -187,25 +189,164 @@ class Pixels:
         }
 
 
+@dataclass(frozen=True)
+class Patches:
+    """Pictures -> patches in their own aspect ratio (NaFlex of SigLIP 2).
+
+    A picture is scaled so that it fills at most `most` patches of `side` x `side` pixels; its sides become multiples of `side`.
+    """
+
+    side: int = 16
+    most: int = 256
+    filter: str = "bilinear"
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.side <= MAX_PATCH_SIDE or not 1 <= self.most <= MAX_PATCHES:
+            raise GeniusError(
+                f"{self.most} patches of {self.side} pixels a side: at most {MAX_PATCHES} of {MAX_PATCH_SIDE} pixels"
+            )
+        _check_colours(self.mean, self.std)
+
+    def grid(self, width: int, height: int) -> tuple[int, int]:
+        """Patches across and down of a picture.
+
+        Args:
+            width: Of the picture in pixels.
+            height: Of the picture in pixels.
+        """
+        low = 1e-6  # bounds of the scale and the step at which to stop are SigLIP 2's own: other ones round to other grids
+        high = 100.0
+        while high - low >= 1e-5:
+            scale = (low + high) / 2
+            across, down = self._scaled(width, height, scale)
+            if across * down <= self.most:
+                low = scale
+            else:
+                high = scale
+        return self._scaled(width, height, low)
+
+    def _scaled(self, width: int, height: int, scale: float) -> tuple[int, int]:
+        return max(1, math.ceil(width * scale / self.side)), max(1, math.ceil(height * scale / self.side))
+
+    def prepare(self, picture: Image.Image) -> Image.Image:
+        """RGB picture -> RGB picture of whole patches. One that was prepared before is returned as it is.
+
+        Args:
+            picture: An RGB picture.
+        """
+        if picture.info.get(PREPARED) == self:
+            return picture
+        rgb = picture
+        if picture.mode != "RGB":
+            rgb = picture.convert("RGB")
+        across, down = self.grid(*rgb.size)
+        small = rgb.resize((across * self.side, down * self.side), FILTERS[self.filter])
+        small.info = {PREPARED: self}
+        return small
+
+    def __call__(self, pictures: Sequence[Image.Image], device: Any = "cpu") -> Any:
+        """Tensors on the device: patches (n, most, 3 * side * side) float32, which are there (n, most), and (n, 2) grids
+        (down, across).
+
+        Args:
+            pictures: RGB images.
+            device: Of torch.
+        """
+        import torch
+
+        patches = np.zeros((len(pictures), self.most, 3 * self.side * self.side), np.float32)
+        present = np.zeros((len(pictures), self.most), np.int64)
+        grids = np.zeros((len(pictures), 2), np.int64)
+        mean = np.array(self.mean, np.float32) * 255
+        std = np.array(self.std, np.float32) * 255
+        for number, picture in enumerate(pictures):
+            pixels = np.asarray(self.prepare(picture), np.float32)  # (height, width, 3)
+            down = pixels.shape[0] // self.side
+            across = pixels.shape[1] // self.side
+            tiles = ((pixels - mean) / std).reshape(down, self.side, across, self.side, 3).transpose(0, 2, 1, 3, 4)
+            patches[number, : down * across] = tiles.reshape(down * across, -1)
+            present[number, : down * across] = 1
+            grids[number] = (down, across)
+        return tuple(torch.from_numpy(array).to(device) for array in (patches, present, grids))
+
+    def to_preprocessor(self) -> dict[str, Any]:
+        """The same as a transformers `preprocessor_config.json`."""
+        return {
+            "image_processor_type": "Siglip2ImageProcessor",
+            "do_resize": True,
+            "patch_size": self.side,
+            "max_num_patches": self.most,
+            "resample": int(FILTERS[self.filter]),
+            "do_rescale": True,
+            "rescale_factor": 1 / 255,
+            "do_normalize": True,
+            "image_mean": list(self.mean),
+            "image_std": list(self.std),
+        }
+
+
+def _check_colours(mean: Sequence[float], std: Sequence[float]) -> None:
+    if len(mean) != 3 or len(std) != 3 or not all(float(value) for value in std):
+        raise GeniusError(f"mean {mean} and deviation {std}: three numbers each, deviations not zero")
+
+
+def read_patches(directory: Path, side: int, most: int) -> Patches:
+    """Patches from a SigLIP 2 NaFlex folder's `preprocessor_config.json`.
+
+    Args:
+        directory: The folder.
+        side: Pixels of a patch's side of the model, which the file must not contradict.
+        most: Patches of a picture, where the folder does not say.
+    """
+    path, body = _preprocessor(directory)
+    if path is None:
+        return Patches(side, most)
+    try:
+        found = int(body.get("patch_size", side))
+        if found != side:
+            raise GeniusError(f"{path}: patches of {found} pixels, but the model reads patches of {side}")
+        return Patches(side, int(body.get("max_num_patches", most)), **_colours(body, "bilinear", (0.5,) * 3, (0.5,) * 3))
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+        raise GeniusError(f"cannot read {path}: {error}") from None
+
+
+def _preprocessor(directory: Path) -> tuple[Path | None, Any]:
+    """The file that describes how images are prepared, and what it says of that; (None, {}) without one."""
+    for name in ("preprocessor_config.json", "processor_config.json"):  # newer folders have it in the second
+        path = directory / name
+        if not path.is_file():
+            continue
+        try:
+            body = read_json(path, 1 << 20)
+            return path, body.get("image_processor", body)
+        except (OSError, ValueError, AttributeError) as error:
+            raise GeniusError(f"cannot read {path}: {error}") from None
+    return None, {}
+
+
+def _colours(body: Any, usual: str, mean: tuple[float, ...], std: tuple[float, ...]) -> dict[str, Any]:
+    """Filter, mean and deviation of a `preprocessor_config.json`; the last three arguments are the defaults."""
+    filters = {int(value): name for name, value in FILTERS.items()}
+    shared: dict[str, Any] = {
+        "filter": filters.get(int(body.get("resample", FILTERS[usual])), "bicubic"),
+        "mean": tuple(body.get("image_mean", mean)),
+        "std": tuple(body.get("image_std", std)),
+    }
+    if not body.get("do_normalize", True):
+        shared |= {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+    return shared
+
+
 def read_pixels(directory: Path, default_size: int) -> Pixels:
     """Pixels from a transformers folder's `preprocessor_config.json`; CLIP's at `default_size` without one."""
-    path = directory / "preprocessor_config.json"
-    if not path.is_file():
-        path = directory / "processor_config.json"  # newer folders nest it here
-    if not path.is_file():
+    path, body = _preprocessor(directory)
+    if path is None:
         return Pixels(size=default_size)
     try:
-        body = read_json(path, 1 << 20)
-        body = body.get("image_processor", body)
         size = body.get("size", default_size)
-        filters = {int(value): name for name, value in FILTERS.items()}
-        shared: dict[str, Any] = {
-            "filter": filters.get(int(body.get("resample", 3)), "bicubic"),
-            "mean": tuple(body.get("image_mean", CLIP_MEAN)),
-            "std": tuple(body.get("image_std", CLIP_STD)),
-        }
-        if not body.get("do_normalize", True):
-            shared |= {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+        shared = _colours(body, "bicubic", CLIP_MEAN, CLIP_STD)
         if isinstance(size, dict) and "shortest_edge" not in size:
             if size["height"] != size["width"]:
                 raise GeniusError(f"{path}: only square inputs are read, not {size['height']} x {size['width']}")
@@ -218,7 +359,7 @@ def read_pixels(directory: Path, default_size: int) -> Pixels:
         return Pixels(size=side, resize=short, **shared)
     except GeniusError:
         raise
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise GeniusError(f"cannot read {path}: {error}") from None
 
 

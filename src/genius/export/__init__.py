@@ -99,13 +99,14 @@ def towers(encoder: Encoder) -> dict[str, Graph]:
         image = encoder.image
         text = encoder.text
         length = encoder.config.text_length
-    elif isinstance(encoder, DualEncoder):
+    elif isinstance(encoder, DualEncoder) and isinstance(encoder.pixels, Pixels):
         image = _Pooled(encoder, "_pool_images")
         text = _Pooled(encoder, "_pool_texts")
         length = encoder._length()
     else:
         raise GeniusError(
-            f"the towers of a {type(encoder).__name__} cannot be exported: only those of CLIP, SigLIP and bundled:mini"
+            f"the towers of a {type(encoder).__name__} cannot be exported: "
+            "only those of CLIP, SigLIP of fixed size and bundled:mini"
         )
     side = pixels_of(encoder).size
     ids = torch.ones(2, min(5, length), dtype=torch.long)

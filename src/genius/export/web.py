@@ -28,6 +28,7 @@ from genius.export import SHARED, export_onnx, pixels_of
 from genius.files import write_whole
 from genius.index import Index
 from genius.index import metadata as meta
+from genius.index.searching import check_fitted
 from genius.model.genius import Genius
 from genius.search import SearchParams
 from genius.search.trie import CodeTrie
@@ -121,6 +122,7 @@ def export_web(
         on_step: Called with the name of each step.
     """
     model = index.model
+    check_fitted(model, index.path)
     _check(model, index)
     if directory.exists() and any(directory.iterdir()) and not (directory / "data" / "about.json.gz").is_file():
         raise GeniusError(f"{directory} holds other files: name a new folder, or an earlier export")

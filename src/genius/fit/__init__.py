@@ -4,8 +4,10 @@ The fusion is the sum of the encoder's vectors, image and text weighted equally.
 decoder learns only its temperatures and the target modality, from synthetic items shifted by the offsets of synthetic
 queries (`synthetic_queries`): a decoder learns little beyond that (docs/results/accuracy.md), and this takes seconds. The
 recall of each search relative to exhaustive search is measured on synthetic queries that the decoder was not trained on.
-`folder` does all of it from files to an index (`genius index PHOTOS --encoder URI`). Knows items, vectors and an
-encoder; nothing of files.
+`folder` does all of it from files to an index (`genius index PHOTOS --encoder URI`).
+
+A collection that is searched exhaustively uses neither codes nor decoder, so nothing is fitted to it until it grows or a fit
+is requested (`unfitted_model`). Knows items, vectors and an encoder; nothing of files.
 """
 
 from __future__ import annotations
@@ -28,17 +30,18 @@ from genius.encoders.objects import as_encoder
 from genius.errors import GeniusError, counted
 from genius.features import Features
 from genius.fit.synthetic_queries import SyntheticQueries, synthesize_queries
+from genius.index.vectors import model_for_vectors
 from genius.model.codebooks import choose_level_sizes
 from genius.model.config import FusionConfig, GeniusConfig
 from genius.model.generator import Generator
 from genius.model.genius import Genius
-from genius.model.known_items import knows
+from genius.model.known_items import Knows, knows
 from genius.model.quantizer import Fusion, ResidualQuantizer, build_quantizer
 from genius.model.query_bank import QueryBank
 from genius.pictures import LARGE, give_back
 from genius.ranking import nearest_rows
 from genius.search import CodeTrie, SearchEngine, SearchParams
-from genius.search.scan import FEWEST_ITEMS
+from genius.search.scan import FEWEST_ITEMS, compared_whole
 from genius.train.config import GeneratorStageConfig, ModelConfig, RunConfig
 from genius.train.generator import Frozen, GeneratorStage, Offsets
 from genius.train.journal import Journal
@@ -46,6 +49,7 @@ from genius.train.loop import OneProcess, Runtime, run_stage
 from genius.train.quantizer import quantizer_config
 from genius.types import Item
 
+UNFITTED_SAMPLE = 1024  # items of which some become the code vectors of a model that is not fitted
 FOUND = 10  # results of exhaustive search that a search should find
 MEASURED_QUERIES = 200  # synthetic queries that this is measured on, at most
 MEASURED_SEARCHES = ("default", "genius-r", "genius")
@@ -82,7 +86,7 @@ class Fit:
     @property
     def exhaustive(self) -> bool:
         """Whether the default search compares the query with every item."""
-        return self.items < FEWEST_ITEMS
+        return compared_whole(self.items)
 
     def lines(self) -> list[str]:
         """What people should know of it."""
@@ -198,6 +202,43 @@ def fit_vectors(
     model.knows = replace(knows(quantizer.decode, z, modality, codes, "its own collection"), fit=about)
     give_back(LARGE)  # the memory of k-means and of the decoder's steps
     return fit
+
+
+def unfitted_model(
+    features: Features, encoder: Encoder | None = None, encoder_uri: str | None = None, config: FitConfig | None = None
+) -> Genius:
+    """A model for a collection that is compared whole: its vectors are those of a fitted one, and nothing is trained.
+
+    Code vectors are a few of the items, so that items can be browsed by codes; the decoder's weights are random.
+    `model.fitted` says so, and a refit makes a fitted model of it.
+
+    Args:
+        features: (N) of the items.
+        encoder: Of the features; it becomes part of the model.
+        encoder_uri: Its URI, which the model's config names.
+        config: Its seed chooses the items.
+
+    Raises:
+        GeniusError: If there is no item.
+    """
+    if not len(features):
+        raise GeniusError("there is nothing to index: no item could be encoded")
+    config = config or FitConfig()
+    features.check()
+    fusion = sum_fusion(features)
+    blank = model_for_vectors(features.width, config.seed)
+    model = Genius(replace(blank.config, encoder=encoder_uri), encoder)
+    model.network.load_state_dict(blank.network.state_dict())
+    model.fusion.load_state_dict(fusion.state_dict())
+    chosen = torch.randperm(len(features), generator=torch.Generator().manual_seed(config.seed))[:UNFITTED_SAMPLE]
+    some = features[chosen]
+    model.quantizer.initialise(fused_vectors(fusion, some), some.modality, 0, config.seed)
+    model.queries = blank.queries
+    about: dict[str, Any] = {"fitted": False, "items": len(features)}
+    if encoder_uri is not None:
+        about["encoder"] = encoder_uri
+    model.knows = Knows(len(features), {}, "its own collection", about)
+    return model
 
 
 def sum_fusion(features: Features) -> Fusion:
@@ -334,6 +375,10 @@ class Unfitted:
     ) -> Fit:
         """Fit to items that are encoded already (`fit_collection`)."""
         return fit_collection(features, queries, self.encoder, self.uri, config, say)
+
+    def without_fit(self, features: Features, config: FitConfig | None = None) -> Genius:
+        """A model of items that are compared whole (`unfitted_model`)."""
+        return unfitted_model(features, self.encoder, self.uri, config)
 
 
 def settled(uri: str) -> str:

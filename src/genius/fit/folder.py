@@ -6,6 +6,8 @@ resumes when it is started again. This module knows the order of the steps; each
     encoded/encoder.json         fingerprint of the encoder
     encoded/000001.safetensors   features of some items, float16; their names are in its metadata
 
+Nothing is fitted to a collection that is compared whole (`genius.search.scan.compared_whole`), unless it is asked for.
+
 An index that has outgrown its codes gets new ones (`refit`) from its stored vectors, so nothing is encoded again. The new
 index is written to a folder of its own, row by row with new codes, and replaces the old one at the end. Older versions are
 not carried over. Nobody else may have the index open meanwhile.
@@ -52,10 +54,11 @@ from genius.index.folder import (
 from genius.index.ingest import IngestConfig, IngestReport, find_files, ingest, read_items
 from genius.index.paths import ENCODED, MODEL, remove
 from genius.index.prepare import Stamp, storable
-from genius.index.reader import HIT_COLUMNS, Reader, good_rows, resealed, whole_schema
+from genius.index.reader import Reader, good_rows, resealed, whole_schema
 from genius.index.searching import item_of_row
 from genius.index.store import Store
 from genius.model.genius import Genius
+from genius.search.scan import compared_whole
 from genius.types import Item, Modality
 
 if TYPE_CHECKING:
@@ -67,6 +70,8 @@ ItemKey = tuple[str, str]  # id and mark of an item
 AT_ONCE = 256  # items encoded between two writes
 Tell = Callable[[str, int, int], None]
 """Called with the step that runs, how many more items are done, and how many there are (0: not known)."""
+
+PAYLOAD = ["_seq", "id", "text", "modality", "_image", "_metadata"]
 
 
 class Encoded:
@@ -154,9 +159,10 @@ class OnRamp:
     """What a run did."""
 
     report: IngestReport
-    fit: Fit | None  # None: the index was there, with its model
+    fit: Fit | None  # None: nothing was fitted, or the index was there, with its model
     items: int
     hint: str | None  # what people should know of it
+    fitted: bool = True  # whether its model has codes and a decoder that were fitted
 
 
 @contextmanager
@@ -177,19 +183,21 @@ def index_with_encoder(
     uri: str,
     config: IngestConfig,
     *,
+    fit: bool = False,
     fit_config: FitConfig | None = None,
     device: torch.device | str = "cpu",
     thumbnails: int = 256,
     tell: Tell | None = None,
     say: Say | None = None,
 ) -> OnRamp:
-    """Make an index of files with a model that is fitted to them; add to it if it is there.
+    """Make an index of files with a model of their own; add to it if it is there.
 
     Args:
         paths: Files and folders.
         output: The index.
         uri: The encoder.
         config: How files are read.
+        fit: Fit codes and decoder also to a collection that is compared whole.
         fit_config: How the model is fitted.
         device: Of the encoder.
         thumbnails: Pixels of the previews; 0: none.
@@ -208,7 +216,8 @@ def index_with_encoder(
             f"{output} has the model {about.source or about.fingerprint[:8]}: --encoder creates a new index, choose another path"
         )
     encoded: Encoded | None = None
-    fit = None
+    done: Fit | None = None
+    model: Genius | None = None
     if about is None:
         unfitted = Unfitted(uri, device)
         make_folder(output)
@@ -221,16 +230,15 @@ def index_with_encoder(
             why = f" ({problems[0]})" if problems else ""
             where = ", ".join(map(str, paths))
             raise GeniusError(f"nothing to index under {where}: no image, text or table could be read{why}")
-        on_step("generating synthetic queries")
-        queries = synthesize_queries(unfitted.encoder, [item for item, _ in sample])
-        rows = [encoded.rows[key] for _, key in sample]
-        moved = queries.positives.clone()
-        moved[queries.positives >= 0] = moved.new_tensor(rows)[queries.positives[queries.positives >= 0]]
-        fit = unfitted.fit_features(_full(encoded), replace(queries, positives=moved), fit_config, on_step)
+        if fit or not compared_whole(len(encoded)):
+            done = _fit(unfitted, encoded, sample, fit_config, on_step)
+            model = done.model
+        else:
+            model = unfitted.without_fit(_full(encoded), fit_config)
         with _writing(output / MODEL):
-            fit.model.save_pretrained(output / MODEL)
-        fit.model.source = f"local-dir:{(output / MODEL).absolute()}"
-    with Index(output, None if fit is None else fit.model, thumbnails=thumbnails) as index:
+            model.save_pretrained(output / MODEL)
+        model.source = f"local-dir:{(output / MODEL).absolute()}"
+    with Index(output, model, thumbnails=thumbnails) as index:
         _check_encoder(index, uri)
         index.model.to(device)
         if encoded is None and (output / ENCODED).is_dir() and index.model.encoder is not None:
@@ -240,23 +248,36 @@ def index_with_encoder(
         report.added += before
         report.unchanged -= before
         report.seconds = time.monotonic() - started
-        if fit is not None:
-            report.seconds -= fit.seconds
+        if done is not None:
+            report.seconds -= done.seconds
         if encoded is not None:
             encoded.remove()
-        return OnRamp(report, fit, index.count(), index.advice())
+        return OnRamp(report, done, index.count(), index.advice(), index.model.fitted)
+
+
+def _fit(unfitted: Unfitted, encoded: Encoded, sample: Sequence[tuple[Item, ItemKey]], config: FitConfig | None, say: Say) -> Fit:
+    """Fit a model to all features; queries are made from some of the items."""
+    say("generating synthetic queries")
+    queries = synthesize_queries(unfitted.encoder, [item for item, _ in sample])
+    rows = [encoded.rows[key] for _, key in sample]
+    known = queries.positives >= 0
+    moved = queries.positives.clone()
+    moved[known] = moved.new_tensor(rows)[queries.positives[known]]
+    return unfitted.fit_features(_full(encoded), replace(queries, positives=moved), config, say)
 
 
 def _check_encoder(index: Index, uri: str) -> None:
     encoder = index.model.config.encoder
     if encoder != settled(uri):
-        raise GeniusError(f"{index.path} was fitted over {encoder}, not over {uri}: leave --encoder out, or choose another path")
+        raise GeniusError(
+            f"{index.path} was made with the encoder {encoder}, not with {uri}: leave --encoder out, or choose another path"
+        )
 
 
 def _encode(
     unfitted: Unfitted, encoded: Encoded, paths: Sequence[str | Path], config: IngestConfig, tell: Tell
 ) -> tuple[list[tuple[Item, ItemKey]], Problems]:
-    """Encode what is not encoded yet; some items, to make queries from, and what could not be read."""
+    """Encode what is not encoded yet; some items, to invent queries from, and what could not be read."""
     nowhere = IngestReport()  # problems are reported when items are added to the index
     files = list(find_files(paths, config, nowhere))
     sample: list[tuple[Item, ItemKey]] = []
@@ -377,7 +398,7 @@ def _read(reader: Reader) -> tuple[torch.Tensor, torch.Tensor, list[tuple[int, I
     modalities = []
     sample = []
     stride = max(1, reader.count() // (4 * MOST))
-    for row, entry in enumerate(reader.stream([*HIT_COLUMNS, "_embedding"])):
+    for row, entry in enumerate(reader.stream([*PAYLOAD, "_embedding"])):
         vectors.append(np.asarray(entry["_embedding"], np.float16))
         modalities.append(int(Modality.parse(entry["modality"])))
         if row % stride == 0 and (entry["_image"] is not None or entry["text"] is not None):

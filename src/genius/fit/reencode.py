@@ -28,7 +28,7 @@ from safetensors import SafetensorError
 
 from genius.encoders.base import batched, encode_items
 from genius.errors import GeniusError, Problems, counted
-from genius.files import read_json, sync_directory, write_whole
+from genius.files import read_json, rename, sync_directory, write_whole
 from genius.fit import FitConfig, Say, Unfitted, fused_vectors
 from genius.fit.folder import AT_ONCE, Encoded, Tell, stored_again
 from genius.fit.synthetic_queries import MOST, synthesize_queries
@@ -284,7 +284,7 @@ class _Run:
         remove(half, self.path)
         try:
             model.save_pretrained(half)
-            half.rename(place)
+            rename(half, place)
         except (OSError, SafetensorError) as error:
             raise GeniusError(f"cannot write {half}: {error}; the index is unchanged") from None
         return model
@@ -416,11 +416,28 @@ def _exchange(path: Path, previous: Path, about: About) -> None:
     aside = replacement_of(path)
     write_origin(previous, about.id)
     try:
-        path.rename(aside)
-        previous.rename(path)
-        aside.rename(previous)
+        rename(path, aside)
+        _take_name(path, previous, aside)
+    except OSError as error:
+        raise GeniusError(f"cannot go back to {previous}: {error.strerror or error}; {path} is unchanged") from None
+    try:
+        rename(aside, previous)
         sync_directory(path.parent)
     except OSError as error:
-        if not path.exists():
-            aside.rename(path)
-        raise GeniusError(f"cannot go back to {previous}: {error.strerror or error}; {path} is unchanged") from None
+        reason = error.strerror or error
+        raise GeniusError(f"{path} is made what it was, but a power cut may undo that, or coming back here: {reason}") from None
+
+
+def _take_name(path: Path, previous: Path, aside: Path) -> None:
+    """Rename `previous` to `path`, which is `aside` now; if that fails, the present index gets its name back."""
+    try:
+        rename(previous, path)
+    except OSError as error:
+        try:
+            rename(aside, path)
+        except OSError:
+            raise GeniusError(
+                f"cannot go back to {previous}: {error.strerror or error}; the index lies whole in {aside}: the next command "
+                f"that writes, or genius repair {path}, gives it its name again"
+            ) from None
+        raise

@@ -1,8 +1,8 @@
 """Vectors of the user's own, from files to an index: rows of a `.npy` array, or a column of a table.
 
-Codes and a decoder are fitted to a sample of the vectors; vectors of queries, where there are any, tell the codes and the item
-bias where queries look. No encoder is involved. `genius index vectors.npy --ids ids.txt`, `genius index rows.parquet
---vector-column embedding`. Knows files of vectors and the order of the steps.
+Codes and a decoder are fitted to a sample of the vectors, if there are too many to compare them all. Vectors of queries, where
+there are any, tell the codes and the item bias where queries look. No encoder is involved. `genius index vectors.npy --ids
+ids.txt`, `genius index rows.parquet --vector-column embedding`. Knows files of vectors and the order of the steps.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ import torch
 from numpy.typing import NDArray
 
 from genius.errors import GeniusError
-from genius.fit import Fit, FitConfig, Say, fit_collection, fused_vectors, sum_fusion
+from genius.features import Features
+from genius.fit import Fit, FitConfig, Say, fit_collection, fused_vectors, sum_fusion, unfitted_model
 from genius.fit.synthetic_queries import SyntheticQueries
 from genius.index import Index
 from genius.index.folder import read_about, save_inside
 from genius.index.ingest import IngestConfig, IngestReport, find_files, ingest, read_items
 from genius.index.vectors import features_of_items, features_of_queries, neutral_queries
+from genius.model.genius import Genius
 from genius.model.quantizer import Fusion
 from genius.model.query_bank import QueryBank
 from genius.ranking import nearest_rows
+from genius.search.scan import compared_whole
 from genius.types import Item, Modality, Query
 
 SAMPLE = 20_000  # items that codes are fitted to, at most
@@ -136,19 +139,42 @@ def fit_own_vectors(
     Raises:
         GeniusError: If there is no item, or widths differ.
     """
+    config = config or FitConfig()
+    features = _features_of(items)
+    fusion = sum_fusion(features)
+    fit_queries = own_queries(queries, fusion, fused_vectors(fusion, features), features.modality)
+    fit = fit_collection(features, fit_queries, config=config, say=say)
+    fit.model.queries = own_query_bank(fit_queries, fusion, features.width, config.seed)
+    return fit
+
+
+def unfitted_own_vectors(items: Sequence[Item], queries: NDArray[Any] | None = None, config: FitConfig | None = None) -> Genius:
+    """A model for vectors that are all compared: nothing is fitted (`genius.fit.unfitted_model`).
+
+    Args:
+        items: Each with a `vector` of the same width.
+        queries: (Q, D) vectors of queries, if some are known: item biases follow from them.
+        config: Its seed.
+
+    Raises:
+        GeniusError: If there is no item, or widths differ.
+    """
+    features = _features_of(items)
+    model = unfitted_model(features, config=config)
+    fit_queries = own_queries(queries, model.fusion, fused_vectors(model.fusion, features), features.modality)
+    model.queries = own_query_bank(fit_queries, model.fusion, features.width)
+    return model
+
+
+def _features_of(items: Sequence[Item]) -> Features:
+    """What enters the fusion for items that have vectors."""
     if not items:
         raise GeniusError("there is nothing to fit to: no vector could be read")
     first = items[0].vector
     width = len(first)
     if isinstance(first, dict):
         width = len(next(iter(first.values())))
-    config = config or FitConfig()
-    features = features_of_items(items, width).as_tensors()
-    fusion = sum_fusion(features)
-    fit_queries = own_queries(queries, fusion, fused_vectors(fusion, features), features.modality)
-    fit = fit_collection(features, fit_queries, config=config, say=say)
-    fit.model.queries = own_query_bank(fit_queries, fusion, width, config.seed)
-    return fit
+    return features_of_items(items, width).as_tensors()
 
 
 def index_vectors(
@@ -158,6 +184,7 @@ def index_vectors(
     ids: Path | None = None,
     modality: Modality = Modality.TEXT,
     queries: Path | None = None,
+    fit: bool = False,
     config: FitConfig | None = None,
     say: Say | None = None,
     on_progress: Any = None,
@@ -170,12 +197,13 @@ def index_vectors(
         ids: A file with one id per line; None: row numbers.
         modality: Of all rows.
         queries: A `.npy` array of query vectors.
+        fit: Fit codes and decoder also to vectors that are all compared.
         config: How codes are fitted.
         say: Called with one line per step of the fit.
         on_progress: Called with the number of rows that were written.
 
     Returns:
-        What was written, the fit (None for an index that was there), and the number of items in the index.
+        What was written, the fit (None: nothing was fitted, or the index was there), and the number of items in the index.
 
     Raises:
         GeniusError: If a file cannot be read, or the index has another width.
@@ -186,22 +214,25 @@ def index_vectors(
         names = read_ids(ids, len(array))
     report = IngestReport()
     started = time.monotonic()
-    fit = None
+    done = None
     model = None
     if read_about(output) is None:
         rows = np.unique(np.linspace(0, len(array) - 1, min(SAMPLE, len(array))).astype(np.int64))
         sample = _usable(np.asarray(array[rows]), modality)
         query_vectors = None if queries is None else read_array(queries, "query vectors")
-        fit = fit_own_vectors(sample, query_vectors, config, say)
-        model = fit.model
+        if fit or not compared_whole(len(array)):
+            done = fit_own_vectors(sample, query_vectors, config, say)
+            model = done.model
+        else:
+            model = unfitted_own_vectors(sample, query_vectors, config)
         save_inside(output, model)
     with Index(output, model) as index:
-        done = index.upsert(_each(array, names, modality, report), batch_size=BATCH, on_error="skip", on_progress=on_progress)
-        report.added = done.added
-        report.replaced = done.replaced
-        report.problems += done.problems
+        written = index.upsert(_each(array, names, modality, report), batch_size=BATCH, on_error="skip", on_progress=on_progress)
+        report.added = written.added
+        report.replaced = written.replaced
+        report.problems += written.problems
         report.seconds = time.monotonic() - started
-        return report, fit, index.count()
+        return report, done, index.count()
 
 
 def _usable(rows: NDArray[Any], modality: Modality) -> list[Item]:
@@ -229,6 +260,7 @@ def index_tables(
     config: IngestConfig,
     *,
     queries: Path | None = None,
+    fit: bool = False,
     fit_config: FitConfig | None = None,
     thumbnails: int = 256,
     say: Say | None = None,
@@ -241,18 +273,19 @@ def index_tables(
         output: The index.
         config: How tables are read.
         queries: A `.npy` array of query vectors.
+        fit: Fit codes and decoder also to a table of so few rows that all are compared.
         fit_config: How codes are fitted.
         thumbnails: Pixels of the previews of images; 0: none.
         say: Called with one line per step of the fit.
         on_progress: Called with the number of rows that are done.
 
     Returns:
-        What was written, the fit (None for an index that was there), and the number of items in the index.
+        What was written, the fit (None: nothing was fitted, or the index was there), and the number of items in the index.
 
     Raises:
         GeniusError: If no row has a vector, or the index has another width.
     """
-    fit = None
+    done = None
     model = None
     if read_about(output) is None:
         nowhere = IngestReport()
@@ -261,9 +294,12 @@ def index_tables(
         if not sample and nowhere.problems:
             raise GeniusError(f"no vector could be read: {nowhere.problems[0]}")
         query_vectors = None if queries is None else read_array(queries, "query vectors")
-        fit = fit_own_vectors(sample, query_vectors, fit_config, say)
-        model = fit.model
+        if fit or len(sample) == SAMPLE:  # how many more there are is not known
+            done = fit_own_vectors(sample, query_vectors, fit_config, say)
+            model = done.model
+        else:
+            model = unfitted_own_vectors(sample, query_vectors, fit_config)
         save_inside(output, model)
     with Index(output, model, thumbnails=thumbnails) as index:
         report = ingest(index, paths, config, on_progress)
-        return report, fit, index.count()
+        return report, done, index.count()

@@ -2,39 +2,55 @@
 others do the same.
 
 The public API of this package. `Index` owns the table (store.py), which is the truth, the live view (opened.py), which follows
-it, and the write lock. Every call sees one version: its filter, its search and the items it returns belong together. What a
-write has returned from survives any crash. Knows models and the search engine; knows nothing of HTTP or the command line.
+it, and two locks: `lock` guards the live view among the threads of this process and is held briefly; `write_lock` is the file
+lock that writers of all processes take in turn. The order is always `write_lock`, then `lock`. Every call sees one version: its
+filter, its search and the items it returns belong together. What a write has returned from survives any crash. Knows models and
+the search engine; knows nothing of HTTP or the command line.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 
 from genius.encoders.base import batched
 from genius.errors import GeniusError, counted
 from genius.features import Features
-from genius.index import exchange, explaining, learned, learning, names, searching, words, writing
+from genius.index import cache, exchange, explaining, learned, learning, names, opened, searching, words, writing
 from genius.index.explaining import Explanation
 from genius.index.filters import compile_where
-from genius.index.folder import describe_index, read_about, save_inside
+from genius.index.folder import (
+    FORMAT,
+    WriteLock,
+    about_of,
+    clear,
+    describe_index,
+    open_or_create,
+    read_about,
+    save_inside,
+    upgrade,
+)
 from genius.index.learned import Learned
-from genius.index.opened import OpenIndex
+from genius.index.opened import RETRIES, CommittedRows, HistoryDiverged, Live, Replaced
+from genius.index.paths import origin_of
 from genius.index.prepare import Stamped
-from genius.index.reader import HIT_COLUMNS
+from genius.index.reader import HIT_COLUMNS, Reader, Vanished
 from genius.index.repair import Copied, snapshot
 from genius.index.results import AddReport, Hit, Hits, PrefixView
 from genius.index.target import Target
 from genius.index.vectors import model_for_vectors
 from genius.index.writing import Field, OnError
-from genius.search import SearchParams, SearchRequest
+from genius.model.query_bank import QueryBank
+from genius.search import ScanCache, SearchParams, SearchRequest
 from genius.search.params import WORDS_WEIGHT, whole
 from genius.types import ContentInput, ImageInput, Item, Modality, Query, VectorInput
 
@@ -45,12 +61,14 @@ if TYPE_CHECKING:
 
 __all__ = ["AddReport", "Hit", "Hits", "Index", "PrefixView"]
 
+T = TypeVar("T")
+REBUILD_SHARE = 0.2  # a cache that lacks more than this share of the rows is built anew when opened
 ANY = SearchRequest()  # ten answers, as the model likes to search
 ORDERED_AT_ONCE = 256  # items that are read together when they are listed in an order
 THREE = SearchRequest(3)  # answers that are explained
 
 
-class Index(OpenIndex):
+class Index:
     """An index folder, open. Safe to share between threads.
 
     Args:
@@ -92,16 +110,32 @@ class Index(OpenIndex):
         thumbnails: int = 256,
         durable: bool = True,
     ) -> None:
-        super().__init__(
-            Path(path),
-            model,
-            create=create,
-            read_only=read_only,
-            version=version,
-            lock_timeout=lock_timeout,
-            thumbnails=thumbnails,
-            durable=durable,
+        if version is not None and (isinstance(version, bool) or not isinstance(version, int)):
+            raise GeniusError(f"a version is a whole number, got {version!r}")
+        self.path = Path(path)
+        self.pinned = version
+        self.options = {"lock_timeout": lock_timeout, "thumbnails": thumbnails, "durable": durable}
+        self.read_only = read_only or version is not None
+        self.thumbnails = thumbnails
+        self.lock = threading.RLock()
+        self.follows = model is None and version is None  # an index that takes the place of this one (`genius reencode`)
+        self.generation = 0  # how often another index has taken its place
+        self._opening = threading.Lock()  # one thread opens the index that took the place of this one
+        self._thread = threading.local()  # `generation` that a thread's call has begun with
+        self.write_lock = WriteLock(self.path / ".lock", lock_timeout)
+        self.about, self.model, self.store = open_or_create(
+            self.path, model, create and not self.read_only, self.write_lock, durable
         )
+        self.key = cache.CacheKey(self.about.id, self.about.fingerprint, self.about.levels, self.about.width)
+        self.commits = 0  # of this process
+        self._swept = False  # what killed writers left was removed
+        self.query_log: Callable[[Any, Any, Sequence[Modality | None]], None] | None = None  # given each query (`QueryLog.add`)
+        self._learned: QueryBank | None = None
+        self._learned_stamp: tuple[int, int, int] | None = None  # of the file that it was read from
+        if version is None:
+            self.live = self.consistent(lambda: self._open(self.store.at(self.store.latest())))
+        else:
+            self.live = self._open(self.store.at(version))
 
     @classmethod
     def create(
@@ -292,42 +326,6 @@ class Index(OpenIndex):
         """Metadata fields: name, type, how many items have each."""
         return self.consistent(lambda: writing.list_fields(self.reader()))
 
-    def drop_field(self, name: str) -> int:
-        """Remove a metadata field from the index and from every item.
-
-        Args:
-            name: of the field.
-
-        Returns:
-            How many items had it.
-        """
-        return self.following(lambda: writing.drop_field(self, name))
-
-    def rename_field(self, old: str, new: str) -> int:
-        """Rename a metadata field.
-
-        Args:
-            old: its name.
-            new: its name from now on.
-
-        Returns:
-            How many items have it.
-        """
-        return self.following(lambda: writing.rename_field(self, old, new))
-
-    def retype_field(self, name: str, field_type: str, *, lossy: bool = False) -> int:
-        """Give a metadata field another type.
-
-        Args:
-            name: of the field.
-            field_type: "text", "number" or "boolean".
-            lossy: drop values that cannot be converted, instead of refusing.
-
-        Returns:
-            How many items have it then.
-        """
-        return self.following(lambda: writing.retype_field(self, name, field_type, lossy=lossy))
-
     # -- upkeep ------------------------------------------------------------------------------------------------
 
     def snapshot(self, target: str | Path) -> Copied:
@@ -450,9 +448,9 @@ class Index(OpenIndex):
             return items[0]
         return items
 
-    def _columns(self, ids: list[str], columns: Sequence[str], missing: OnError = "raise") -> dict[str, dict[str, Any]]:
+    def _columns(self, wanted: list[str], columns: Sequence[str], missing: OnError = "raise") -> dict[str, dict[str, Any]]:
         """Table columns of items by id."""
-        return self.consistent(lambda: searching.columns_of(self, ids, columns, missing))
+        return self.consistent(lambda: searching.columns_of(self, wanted, columns, missing))
 
     def thumbnail(self, item_id: str) -> bytes | None:
         """The stored preview of an item.
@@ -581,8 +579,13 @@ class Index(OpenIndex):
         return explaining.below(self, prefix, limit, offset, per_child)
 
     def modalities(self) -> set[Modality]:
-        """Modalities of the items; one whose last item was just deleted may still be named."""
-        return self.consistent(super().modalities)
+        """Modalities of the items. One whose last item was just deleted may still be named."""
+
+        def present() -> set[Modality]:
+            with self.lock:
+                return {Modality(modality) for modality in self.current().modalities(self.model.config.quantizer.labelled)}
+
+        return self.consistent(present)
 
     def info(self) -> dict[str, Any]:
         """What this index is, for people and machines."""
@@ -749,6 +752,212 @@ class Index(OpenIndex):
             return explaining.explain(self, searched, hits, request=request, shown=shown, rejected=rejected)
 
         return self.consistent(call)
+
+    @property
+    def cache(self) -> Path:
+        return self.path / "cache"
+
+    # -- the live view: opening -----------------------------------------------------------------------------------------------
+
+    def _open(self, reader: Reader) -> Live:
+        live = self._from_cache(reader)
+        if live is not None:
+            return live
+        if not self.read_only and reader.count() >= opened.CACHE_FROM:
+            try:
+                with self.write_lock.hold():  # one process builds; the next finds it
+                    live = self._from_cache(reader)
+                    if live is not None:
+                        return live
+                    return self.rebuild(reader)
+            except GeniusError:
+                pass  # a busy writer or a read-only folder: do without a cache
+        return self._in_memory(reader)
+
+    def _in_memory(self, reader: Reader) -> Live:
+        return Live(self.model, cache.build(reader, self.key.level_sizes, self.key.width, None), reader)
+
+    def _from_cache(self, reader: Reader) -> Live | None:
+        cached = cache.newest(self.cache, self.key, reader.version)
+        if cached is None:
+            return None
+        if cached.exactly(reader):
+            return self._with_scans(Live(self.model, cached, reader))
+        count = reader.count()
+        if count - cached.items > REBUILD_SHARE * count:
+            return None
+        live = Live.verified(self.model, cached, reader)
+        if live is None or live.wasteful:
+            return None
+        return self._with_scans(live)
+
+    def _with_scans(self, live: Live) -> Live:
+        """The search side with the place in its cache where the product codes of its base are kept."""
+        base = live.base
+        if base.cached:
+            queries = ""
+            if self.model.queries is not None:
+                queries = self.model.queries.digest()
+            identity = f"{self.key.index}:{self.key.fingerprint}:{base.version}:{base.manifest}:{queries}"
+            live.scans = ScanCache(self.cache / str(base.version) / "scan", identity, not self.read_only)
+        return live
+
+    def rebuild(self, reader: Reader) -> Live:
+        """A search side without history, and its cache on disk. The caller holds the write lock."""
+        base = cache.build_cached(reader, self.key, self.cache)
+        cache.forget(self.cache, keep=base.version)
+        return self._with_scans(Live(self.model, base, reader))
+
+    # -- one version at a time ---------------------------------------------------------------------------------
+
+    def current(self, gone: Sequence[int] = (), committed: CommittedRows | None = None, model: Genius | None = None) -> Live:
+        """The search side at the newest version. Call with `lock` held.
+
+        Args:
+            gone: rows this process just deleted.
+            committed: rows this process just wrote; it still holds the write lock.
+            model: that the caller has encoded with; None: with none.
+
+        Raises:
+            Replaced: another index has taken the place of this one since the caller began, or has encoded.
+        """
+        begun = getattr(self._thread, "generation", None)
+        if begun not in (None, self.generation) or (model is not None and model is not self.model):
+            raise Replaced(f"{self.path} was replaced during this call")
+        if self.pinned is None:
+            self.refuse_another()
+            latest = self.store.latest()
+            if latest != self.live.version:
+                reader = self.store.at(latest)
+                try:
+                    self.live.advance(reader, gone, self.store.continues(self.live.reader), committed)
+                except HistoryDiverged:
+                    self.live = self._in_memory(reader)
+                if self.live.wasteful:
+                    self.live = self._in_memory(reader)
+        self.follow_learned()
+        return self.live
+
+    def follow_learned(self) -> None:
+        """Search with what the index has learned from queries by now, in this process or in another."""
+        with self.lock:
+            stamp = learned.stamp(self.path)
+            if stamp != self._learned_stamp:
+                self._learned_stamp = stamp
+                self._learned = learned.load(self.path, self.about.fingerprint, self.about.width, self.pinned)
+            self.live.relearn(self._learned)
+
+    def sure(self, ids: Sequence[str], model: Genius | None = None) -> Live:
+        """`current`, certain about these ids: a cache is only a shortcut, and the table must not be changed by what it says.
+
+        Call with `lock` held, by a writer.
+        """
+        live = self.current(model=model)
+        if live.cached and live.reader.present(ids) != set(live.find(ids)):
+            cache.forget(self.cache, keep=None)
+            self.live = live = self._in_memory(live.reader)
+        return live
+
+    def find(self, ids: Sequence[str]) -> dict[str, int]:
+        with self.lock:
+            return self.current().find(ids)
+
+    def reader(self) -> Reader:
+        with self.lock:
+            return self.current().reader
+
+    def consistent(self, call: Callable[[], T]) -> T:
+        """Run a read; again, on what is newest then, if another process cleaned its version away meanwhile, or replaced the
+        index."""
+        return self.following(lambda: self._on_newest(call))
+
+    def following(self, call: Callable[[], T]) -> T:
+        """Run a call whose encoder, table and search side belong to one index; again, if another one took its place meanwhile.
+
+        Of nested calls the outermost is run again: what an inner one was given may come from the encoder of before.
+        """
+        if getattr(self._thread, "generation", None) is not None:
+            return call()
+        for left in reversed(range(RETRIES + 1)):
+            self._thread.generation = self.generation
+            try:
+                return call()
+            except GeniusError:
+                replaced = self._thread.generation != self.generation or self._has_successor()
+                if not replaced or not left:
+                    raise
+            finally:
+                self._thread.generation = None
+            self._become_successor()
+        raise AssertionError("the last round returns or raises")
+
+    def _has_successor(self) -> bool:
+        """Whether an index that was made from this one has taken its place, and this one may follow."""
+        if not self.follows:
+            return False
+        if self.path.exists() and origin_of(self.path) is None:
+            return False
+        about = read_about(self.path)  # waits while it is being replaced
+        return about is not None and about.id != self.about.id and origin_of(self.path) is not None
+
+    def _become_successor(self) -> None:
+        """Open what has taken the place of this index: another model, table and search side."""
+        with self._opening:
+            if not self._has_successor():
+                return  # another thread has done it
+            options: Any = self.options
+            fresh = Index(self.path, None, create=False, read_only=self.read_only, version=None, **options)
+            fresh.model.to(self.model.device)
+            with self.lock:
+                self.about = fresh.about
+                self.model = fresh.model
+                self.store = fresh.store
+                self.key = fresh.key
+                self.live = fresh.live
+                self._learned = fresh._learned
+                self._learned_stamp = fresh._learned_stamp
+                self.generation += 1
+
+    def _on_newest(self, call: Callable[[], T]) -> T:
+        """Run a read; again, on what is newest then, if another process cleaned its version away meanwhile."""
+        for _ in range(RETRIES):
+            try:
+                return call()
+            except Vanished:
+                if self.pinned is not None:
+                    raise GeniusError(f"version {self.pinned} of {self.path} was removed by genius optimize") from None
+        return call()
+
+    @contextmanager
+    def change(self) -> Iterator[None]:
+        """Alone among writers; what is written inside counts, as a whole and on the disk, when the block ends."""
+        self.check_writable()
+        with self.write_lock.hold():
+            if self.about.format < FORMAT:
+                about = about_of(self.path)  # another process may have done it meanwhile
+                self.about = about
+                if about.format < FORMAT:
+                    self.about = upgrade(self.path, about, self.store)
+            self.refuse_another()
+            if not self._swept:
+                clear(self.path, self.about)
+                self._swept = True
+            cache.sweep(self.cache)
+            with self.store.change():
+                yield
+
+    def refuse_another(self) -> None:
+        """One line if another index, perhaps of another model, has taken the place of the one that was opened."""
+        state = self.store.ledger.read()
+        if state is not None and state.about.get("id") != self.about.id:
+            raise Replaced(f"{self.path} was replaced by another index since it was opened: open it again")
+
+    def check_writable(self) -> None:
+        if self.read_only:
+            pinned = ""
+            if self.pinned is not None:
+                pinned = f" at version {self.pinned}"
+            raise GeniusError(f"{self.path} is open read-only{pinned}")
 
 
 def _stamped(items: Iterable[Item | Mapping[str, Any]]) -> Iterator[Stamped]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +23,12 @@ from genius.errors import GeniusError, Problems
 from genius.files import write_whole
 from genius.index import metadata as meta
 from genius.index.commit import table_folder
-from genius.index.opened import Live, OpenIndex
+from genius.index.opened import Live
 from genius.index.reader import Reader, database_errors, good_rows
 from genius.index.writing import follow
+
+if TYPE_CHECKING:
+    from genius.index import Index
 
 DATA = "data"  # the folder of data files, in a table and where they are staged
 AT_ONCE = 10_000  # rows named in one condition
@@ -46,13 +49,13 @@ class DataFiles:
 
 
 @contextmanager
-def numbering(state: OpenIndex) -> Iterator[Callable[[], int]]:
+def numbering(state: Index) -> Iterator[Callable[[], int]]:
     """Inside the block, a function that reserves numbers for rows that are written long before they are committed."""
     with state.change():
         yield state.store.reserve
 
 
-def holds_rows(state: OpenIndex, first: int, last: int) -> bool:
+def holds_rows(state: Index, first: int, last: int) -> bool:
     """Whether rows with numbers from `first` to below `last` were committed."""
     return state.reader().count(f"_seq >= {first} AND _seq < {last}") > 0
 
@@ -66,7 +69,7 @@ class Taken:
     problems: Problems = field(default_factory=Problems)
 
 
-def take_in(state: OpenIndex, records: Sequence[DataFiles]) -> Taken:
+def take_in(state: Index, records: Sequence[DataFiles]) -> Taken:
     """Append data files to the table, in one change. Call it again after any crash: `holds_rows` says whether it happened.
 
     Args:
@@ -130,7 +133,7 @@ def _fragments(record: DataFiles, contradicted: Mapping[str, set[str]]) -> list[
     return [{**body, "names": ["" if name in unfit else name for name in body["names"]]} for body in record.fragments]
 
 
-def _move_in(state: OpenIndex, records: Sequence[DataFiles]) -> None:
+def _move_in(state: Index, records: Sequence[DataFiles]) -> None:
     """The same files under a second name, in the table's folder; where a file system has no links, copies."""
     target = table_folder(state.path) / DATA
     with database_errors("add items"):
@@ -146,7 +149,7 @@ def _move_in(state: OpenIndex, records: Sequence[DataFiles]) -> None:
                 write_whole(place, lambda path, source=source: shutil.copyfile(source, path))  # type: ignore[misc]
 
 
-def _read_back(state: OpenIndex, records: Sequence[DataFiles]) -> None:
+def _read_back(state: Index, records: Sequence[DataFiles]) -> None:
     """Every row of the records, by its checksum, before the change counts; one line if any is missing or another."""
     for record in records:
         found = 0

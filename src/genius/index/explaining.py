@@ -21,18 +21,21 @@ import numpy as np
 from genius.errors import GeniusError
 from genius.index import searching
 from genius.index.folder import INSIDE
-from genius.index.opened import Live, OpenIndex
+from genius.index.opened import Live
 from genius.index.reader import HIT_COLUMNS
 from genius.index.results import Hit, Hits, PrefixView
 from genius.index.target import spread
+from genius.model.embedding import Embedded
 from genius.model.known_items import distances
 from genius.search import SearchEngine, SearchParams, SearchRequest
 from genius.search.params import whole
+from genius.search.scan import compared_whole
 from genius.types import Item, Modality, Query, name_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from genius.index import Index
     from genius.search.beam import Trace
 
 Prefix = tuple[int, ...]
@@ -46,6 +49,9 @@ EMPTY_WORDS = frozenset(
     ("the", "and", "for", "with", "from", "that", "this", "are", "was", "its", "his", "her", "not", "you", "all")
 )
 
+
+NOT_FITTED = "nothing fitted yet: there is no ID to generate, and none is needed"
+"""Of an index that is compared whole (`genius.fit.unfitted_model`)."""
 
 LEGEND = (
     "*: leads to a hit; x: not among the beams. log p: log-probability of a code, given the codes before it (given: the query's "
@@ -107,7 +113,7 @@ class ExplainedHit:
     """One hit, and how likely each code of its ID was."""
 
     hit: Hit
-    log_p: tuple[float | None, ...]  # log-probability of each code, given those before; None: it was given
+    log_p: tuple[float | None, ...]  # log-probability of each code, given those before; None: it was given; (): not fitted
     lost_at: int | None  # level at which the beams lost it (flat and scan find it all the same); None: never
     item_bias: float | None = None  # what was taken off its similarity; None: nothing was learned from queries
 
@@ -131,6 +137,7 @@ class Explanation:
     pictures: frozenset[str] = field(default=frozenset())  # ids among the examples that have an image
     why: str | None = None  # where nothing was found: why, and what to do
     fusion: Mapping[str, float] | None = None  # weights of the rankings that were fused; None: similarity alone
+    fitted: bool = True  # whether codes and decoder were fitted; if not, nothing is traced
 
     @property
     def summary(self) -> str:
@@ -143,6 +150,8 @@ class Explanation:
         if self.fusion is not None:
             weights = ", ".join(f"{name} {weight:g}" for name, weight in self.fusion.items())
             line = f"{line} · fused by reciprocal ranks: {weights}"
+        if not self.fitted:
+            line = f"{line} · {NOT_FITTED}"
         return line
 
     def to_dict(self) -> dict[str, Any]:
@@ -158,11 +167,12 @@ class Explanation:
             "doubtful": self.doubtful,
             "pictures": sorted(self.pictures),
             "why": self.why,
+            "fitted": self.fitted,
         }
 
 
 def explain(
-    state: OpenIndex,
+    state: Index,
     query: Query,
     hits: Hits,
     *,
@@ -199,7 +209,9 @@ def explain(
         live = state.current(model=model)
         engine = live.engine()
         if engine is None or live.alive == 0:
-            return Explanation([], [], None, 0, label, hits.answerable, hits.doubtful, why=hits.why)
+            return Explanation([], [], None, 0, label, hits.answerable, hits.doubtful, why=hits.why, fitted=model.fitted)
+        if not model.fitted:
+            return _without_codes(live, engine, hits, label, embedded, parts, request.settings(model))
         for number, one in enumerate(parts):
             part_hits = [hit for hit in hits if one.target is None or hit.modality == one.target]
             part = _traced(state, live, engine, one, embedded.z[number : number + 1], part_hits, request, rejected)
@@ -222,6 +234,35 @@ def explain(
     )
 
 
+def _without_codes(
+    live: Live,
+    engine: SearchEngine,
+    hits: Hits,
+    label: str | None,
+    embedded: Embedded,
+    parts: Sequence[Query],
+    params: SearchParams,
+) -> Explanation:
+    """The explanation of a search in an index to which nothing was fitted: the plan, and what was taken off each score."""
+    answers: dict[str, ExplainedHit] = {}
+    for number, one in enumerate(parts):
+        own = [hit for hit in hits if one.target is None or hit.modality == one.target]
+        biases = _item_biases(live, engine, int(embedded.modality[number]), own, params)
+        answers.update((hit.id, ExplainedHit(hit, (), None, bias)) for hit, bias in zip(own, biases, strict=True))
+    return Explanation(
+        [answers[hit.id] for hit in hits if hit.id in answers],
+        [],
+        hits.plan,
+        hits.considered,
+        label,
+        hits.answerable,
+        hits.doubtful,
+        why=hits.why,
+        fusion=hits.fusion,
+        fitted=False,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Part:
     """The trace of a query for one target modality."""
@@ -232,7 +273,7 @@ class _Part:
 
 
 def _traced(
-    state: OpenIndex,
+    state: Index,
     live: Live,
     engine: SearchEngine,
     query: Query,
@@ -307,7 +348,7 @@ def _item_biases(
 def _answer(hit: Hit, path: Sequence[float], part: _Part, item_bias: float | None) -> ExplainedHit:
     lost_at = None
     for step in part.trace.steps:
-        if all(code.prefix != hit.codes[: step.level + 1] for code in step.kept):
+        if all(one.prefix != hit.codes[: step.level + 1] for one in step.kept):
             lost_at = step.level
             break
     log_p = tuple(None if part.given and level == 0 else value for level, value in enumerate(path))
@@ -371,7 +412,7 @@ def words_of(item: Item) -> set[str]:
     return {word for word in re.findall(r"[^\W\d_]{3,}", text.lower()[:2000]) if word not in EMPTY_WORDS}
 
 
-def below(state: OpenIndex, prefix: Sequence[int | None], limit: int, offset: int, per_child: int) -> PrefixView:
+def below(state: Index, prefix: Sequence[int | None], limit: int, offset: int, per_child: int) -> PrefixView:
     """What lives under the first codes of an ID, None for any code, of one version."""
     codes = tuple(prefix)
     levels = state.about.levels
@@ -387,7 +428,7 @@ def below(state: OpenIndex, prefix: Sequence[int | None], limit: int, offset: in
     return state.consistent(lambda: _below(state, codes, max(limit, 0), max(offset, 0), max(per_child, 0)))
 
 
-def _below(state: OpenIndex, wanted: tuple[int | None, ...], limit: int, offset: int, per_child: int) -> PrefixView:
+def _below(state: Index, wanted: tuple[int | None, ...], limit: int, offset: int, per_child: int) -> PrefixView:
     with state.lock:
         live = state.current()
         rows = live.below(wanted)
@@ -414,7 +455,7 @@ NAMES = {"image": "pictures", "text": "texts", "pair": "pictures with texts"}
 HELP = "a model fitted to them finds more: genius index FILES -o NEW.genius --encoder hf-hub:openai/clip-vit-base-patch32"
 
 
-def unlike(state: OpenIndex) -> dict[str, float]:
+def unlike(state: Index) -> dict[str, float]:
     """Share of items that the model's codes describe badly, by modality; only modalities for which it is too large."""
     model = state.model
     if model.knows is None or model.config.rerank_embedding != "fused":
@@ -439,7 +480,7 @@ def unlike(state: OpenIndex) -> dict[str, float]:
     return model.knows.strange(distances(model.reconstruct, z, codes), modalities)
 
 
-def advice(state: OpenIndex) -> str | None:
+def advice(state: Index) -> str | None:
     """One line that says what is wrong and what helps; None: nothing is."""
     known_items = state.model.knows
     if known_items is None:
@@ -447,8 +488,13 @@ def advice(state: OpenIndex) -> str | None:
     with state.lock:
         count = state.current().alive
     if state.about.source == INSIDE:
-        if count <= SearchParams.of_model(state.model).rerank:
-            return None  # all items are compared anyhow
+        if compared_whole(count):
+            return None  # the default search needs no codes
+        if not known_items.fitted:
+            return (
+                f"this index has grown to {count:,} items, and nothing is fitted yet: "
+                f"genius index --fit -o {state.path.name} fits codes and decoder"
+            )
         if count < OUTGROWN * known_items.items and not unlike(state):
             return None
         return (

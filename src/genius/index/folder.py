@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 
 from genius.errors import GeniusError
-from genius.files import open_regular, parse_json, sync_directory, sync_tree, write_whole
+from genius.files import open_regular, parse_json, rename, sync_directory, sync_tree, write_whole
 from genius.index import learned
 from genius.index.commit import holds_data
 from genius.index.ledger import Damaged, seal, unseal
@@ -34,6 +34,7 @@ from genius.index.paths import (
     DELETED,
     HALF,
     LEDGER,
+    LIBRARY_HALF,
     MAX_SMALL,
     MODEL,
     OWN,
@@ -129,21 +130,20 @@ def swap(folder: Path, fresh: Path) -> None:
     """
     about = about_of(folder)
     previous = previous_of(folder)
-    inside = [*fresh.rglob("*")]
-    moved = False
     try:
         if (folder / DELETED).is_file():
             shutil.copyfile(folder / DELETED, fresh / DELETED)
+        inside = [*fresh.rglob("*")]
         sync_tree((p for p in inside if p.is_file()), (p for p in (fresh, *inside) if p.is_dir()))
         if previous.is_symlink() or previous.exists():
             remove(previous, folder, origin_of(folder))
-        folder.rename(previous)
-        moved = True
-        fresh.rename(folder)
+        rename(folder, previous)
+        _take_name(folder, fresh, previous)
     except (OSError, GeniusError) as error:
-        if moved and not folder.exists():
-            previous.rename(folder)
-        remove(fresh, folder, about.id)
+        if isinstance(error, Unfinished):
+            raise
+        with contextlib.suppress(GeniusError):  # the next writer removes it
+            remove(fresh, folder, about.id)
         raise GeniusError(f"cannot replace {folder}: {getattr(error, 'strerror', None) or error}; it is unchanged") from None
     try:
         sync_directory(folder.absolute().parent)
@@ -151,6 +151,25 @@ def swap(folder: Path, fresh: Path) -> None:
         raise GeniusError(
             f"{folder} was replaced, but the change may not survive a power cut: {error.strerror or error}"
         ) from None
+
+
+class Unfinished(GeniusError):
+    """Both folders of a swap are whole, and none has the name: `finish_swap` gives it to the new one."""
+
+
+def _take_name(folder: Path, fresh: Path, previous: Path) -> None:
+    """Rename `fresh` to `folder`, which is `previous` now; if that fails, the old one gets its name back."""
+    try:
+        rename(fresh, folder)
+    except OSError as error:
+        try:
+            rename(previous, folder)
+        except OSError:
+            raise Unfinished(
+                f"{folder} is made anew, but cannot be renamed: {error.strerror or error}; it lies in {fresh}, what it was "
+                f"before in {previous}; the next command that writes, or genius repair {folder}, finishes it"
+            ) from None
+        raise
 
 
 def begin_replacement(folder: Path, about: About) -> Path:
@@ -172,8 +191,8 @@ def clear(folder: Path, about: About) -> None:
     """Remove what killed writers left: replacements next to the index, half-written files in it. The caller holds the lock, so
     none of them is still being written."""
     with contextlib.suppress(OSError):
-        for path in folder.iterdir():
-            if path.name.startswith(HALF):
+        for path in (*folder.iterdir(), *(folder / MODEL).glob(".tmp*")):
+            if path.name.startswith(HALF) or LIBRARY_HALF.fullmatch(path.name):
                 remove(path, folder)
     for path in siblings(folder):
         if re.search(r"\.refit-\d+(-old)?$", path.name) and is_sibling(path, folder, about.id):
@@ -217,7 +236,7 @@ def finish_swap(folder: Path) -> None:
     with WriteLock(old / ".lock", 30.0).hold():  # whoever swaps holds this lock: it moved along
         try:
             if not folder.exists():
-                fresh.rename(folder)
+                rename(fresh, folder)
                 sync_directory(folder.absolute().parent)
         except OSError as error:
             raise GeniusError(

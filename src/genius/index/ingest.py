@@ -18,11 +18,10 @@ from typing import Any
 from genius.data.readers import TABLE_SUFFIXES, Row, RowRange, is_csv, read_rows
 from genius.errors import GeniusError, Problems, printable
 from genius.index import Index, searching, writing
-from genius.index.metadata import Columns, ColumnTypes, FieldType, TableColumns, check_types, item_of_table_row
+from genius.index.metadata import Columns, ColumnTypes, FieldType, TableColumns, check_types, item_of_table_row, spelled
 from genius.index.names import FileNames, deleted_ids, keep_deleted, names_for, names_in, real_path
 from genius.index.prepare import MAX_HELD, MAX_TEXT, Stamp, Stamped, held_bytes
 from genius.index.results import AddReport
-from genius.index.writing import convert
 from genius.pictures import exif_of
 from genius.types import IMAGE_SUFFIXES, Item
 
@@ -359,7 +358,7 @@ def _row_item(
         raise GeniusError(row)
     item = item_of_table_row(row, config.columns, file.path.parent, f"{file.name}#{number}")
     if config.as_text:
-        texts = {key: convert(value, "text") for key, value in item.metadata.items() if key in config.as_text}
+        texts = {key: spelled(value) for key, value in item.metadata.items() if key in config.as_text}
         item = replace(item, metadata={**item.metadata, **texts})
     check_types(item.metadata, types)
     if item.text is not None and len(item.text) > MAX_TEXT:  # refused by the index too; here, so that it is not held

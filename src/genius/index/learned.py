@@ -94,7 +94,21 @@ def save(folder: Path, bank: QueryBank, about: Mapping[str, str]) -> None:
         if QueryBank.read(path, bank.width).digest() != bank.digest():
             raise GeniusError(f"cannot write {folder / LEARNED}: it reads back as something else; the index is unchanged")
 
-    write_whole(folder / LEARNED, write, durable=True)
+    try:
+        write_whole(folder / LEARNED, write, durable=True)
+    except GeniusError as error:
+        if _holds(folder, bank):
+            raise GeniusError(f"{said(error)}; the change is made, but a power cut may undo it") from None
+        raise
+
+
+def _holds(folder: Path, bank: QueryBank) -> bool:
+    """Whether the file is this bank."""
+    try:
+        found = QueryBank.load(folder, bank.width)
+    except GeniusError:
+        return False
+    return found is not None and found.digest() == bank.digest()
 
 
 def load(folder: Path, fingerprint: str, width: int, version: int | None) -> QueryBank | None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,12 +26,14 @@ from genius.errors import GeniusError, said
 from genius.files import open_regular, parse_json
 from genius.index import learned, searching
 from genius.index.learned import Learned
-from genius.index.opened import OpenIndex
 from genius.index.target import spread
 from genius.model.bias_choice import FEWEST_JUDGED, JudgedQueries, bank_subset, choose_crossed, directions, fitting, shrink
 from genius.model.query_bank import FEWEST, MODALITIES, SIZE, QueryBank
 from genius.search.arrays import as_numpy
 from genius.types import ContentInput, Modality, Query
+
+if TYPE_CHECKING:
+    from genius.index import Index
 
 MOST_LINES = 200_000  # of a log: what is beyond is not read
 MAX_LINE = 1 << 20  # bytes
@@ -103,7 +105,7 @@ def read_log(path: str | Path) -> Iterator[dict[str, Any]]:
 
 
 def learn(
-    state: OpenIndex, queries: Iterable[Query | ContentInput | Mapping[str, Any]], on_progress: Progress | None = None
+    state: Index, queries: Iterable[Query | ContentInput | Mapping[str, Any]], on_progress: Progress | None = None
 ) -> Learned:
     """Learn from queries; see `Index.learn`."""
     state.check_writable()
@@ -122,7 +124,7 @@ def learn(
     return state.following(lambda: _learned(state, entries, skipped, on_progress))
 
 
-def _learned(state: OpenIndex, entries: list[LoggedQuery], skipped: int, on_progress: Progress | None) -> Learned:
+def _learned(state: Index, entries: list[LoggedQuery], skipped: int, on_progress: Progress | None) -> Learned:
     """Learn from different queries; run again, with its encoder, if another index takes the place of this one meanwhile."""
     bank, owners = _embedded(state, entries, on_progress)
     items, modality, place = _items(state, [name for entry in entries for name in entry.clicked])
@@ -159,7 +161,7 @@ def _learned(state: OpenIndex, entries: list[LoggedQuery], skipped: int, on_prog
 # -- reading queries ---------------------------------------------------------------------------------------------
 
 
-def _parsed(state: OpenIndex, queries: Iterable[Any]) -> tuple[list[LoggedQuery], int]:
+def _parsed(state: Index, queries: Iterable[Any]) -> tuple[list[LoggedQuery], int]:
     """Queries, and how many could not be read."""
     parsed = []
     skipped = 0
@@ -176,7 +178,7 @@ def _parsed(state: OpenIndex, queries: Iterable[Any]) -> tuple[list[LoggedQuery]
     return parsed, skipped
 
 
-def _entry(state: OpenIndex, value: Any) -> LoggedQuery:
+def _entry(state: Index, value: Any) -> LoggedQuery:
     if not isinstance(value, Mapping):
         query = Query.of(value)
         return LoggedQuery(query, target=query.target)
@@ -196,7 +198,7 @@ def _entry(state: OpenIndex, value: Any) -> LoggedQuery:
     return LoggedQuery(Query(**content, target=target), target=target, clicked=tuple(clicked))
 
 
-def _vector(state: OpenIndex, value: Mapping[str, Any]) -> Floats:
+def _vector(state: Index, value: Mapping[str, Any]) -> Floats:
     """The unit vector of a query that is given as numbers, or as float16 in base64."""
     given = value["vector"]
     fingerprint = value.get("fingerprint")
@@ -219,7 +221,7 @@ def _vector(state: OpenIndex, value: Mapping[str, Any]) -> Floats:
     return unit
 
 
-def _embedded(state: OpenIndex, entries: Sequence[LoggedQuery], on_progress: Progress | None) -> tuple[QueryBank, list[int]]:
+def _embedded(state: Index, entries: Sequence[LoggedQuery], on_progress: Progress | None) -> tuple[QueryBank, list[int]]:
     """The bank of all queries, each for every modality that a search would look for, and which entry each is of."""
     modalities = state.modalities()
     z: list[Floats] = []
@@ -254,7 +256,7 @@ def _embedded(state: OpenIndex, entries: Sequence[LoggedQuery], on_progress: Pro
     return bank, [owners[row] for row in order]
 
 
-def _known_targets(state: OpenIndex, vectors: Floats, target: NDArray[np.int64]) -> NDArray[np.int64]:
+def _known_targets(state: Index, vectors: Floats, target: NDArray[np.int64]) -> NDArray[np.int64]:
     """Targets, where unknown the likeliest modality that the index holds."""
     unknown = target < 0
     modalities = sorted(int(modality) for modality in state.modalities())
@@ -269,7 +271,7 @@ def _known_targets(state: OpenIndex, vectors: Floats, target: NDArray[np.int64])
     return target
 
 
-def _items(state: OpenIndex, clicked: Sequence[str]) -> tuple[Floats, NDArray[np.int64], dict[str, int]]:
+def _items(state: Index, clicked: Sequence[str]) -> tuple[Floats, NDArray[np.int64], dict[str, int]]:
     """Vectors and modalities of items that weights are chosen on, and the rows of clicked ones."""
     clicked_ids = set(clicked)
     vectors: list[Any] = []

@@ -101,6 +101,15 @@ def check_unicode(text: str, what: str) -> None:
         raise GeniusError(f"{what} is not valid Unicode text")
 
 
+def spelled(value: Any) -> Any:
+    """A number or boolean as text; other values as they are."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return str(value)
+    return value
+
+
 def field_type_of(value: object) -> FieldType | None:
     if isinstance(value, bool):
         return "boolean"
@@ -127,8 +136,7 @@ def new_columns(known: Columns, rows: Iterable[tuple[str, Mapping[str, Any]]]) -
                 conflicts[item_id] = f"item {item_id!r}: metadata {key!r} differs only in case from {same!r}"
             elif columns.get(key, field_type) != field_type:
                 conflicts[item_id] = (
-                    f"item {item_id!r}: metadata {key!r} is a {columns[key]} in this index, not {metadata[key]!r}; "
-                    f"index.retype_field({key!r}, 'text') changes the index"
+                    f"item {item_id!r}: metadata {key!r} is a {columns[key]} in this index, not {metadata[key]!r}"
                 )
         added = [key for key in field_types if key not in columns]
         if len(columns) + len(added) > MAX_KEYS:
@@ -350,7 +358,7 @@ def check_types(metadata: Mapping[str, Any], types: Mapping[str, FieldType]) -> 
             if len(shown) > 60:
                 shown = f"{shown[:60]}..."
             raise GeniusError(
-                f"the column {key!r} is a {column_type}, not {shown}: correct the cell, or read the column as text (--as-text {key})"
+                f"the column {key!r} is a {column_type}, not {shown}: correct it, or read the column as text (--as-text {key})"
             )
 
 

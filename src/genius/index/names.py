@@ -16,12 +16,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from genius.errors import GeniusError
 from genius.files import read_json, write_whole
-from genius.index.opened import OpenIndex
 from genius.index.paths import DELETED
 from genius.index.searching import stream
+
+if TYPE_CHECKING:
+    from genius.index import Index
 
 MAX_DELETED = 64 << 20  # bytes of the file of deleted ids
 
@@ -72,7 +75,7 @@ def names_for(paths: Sequence[str | Path]) -> FileNames:
     return FileNames(Path(os.path.commonpath(parents)))
 
 
-def names_in(index: OpenIndex, paths: Sequence[str | Path], tables: Iterable[str]) -> FileNames:
+def names_in(index: Index, paths: Sequence[str | Path], tables: Iterable[str]) -> FileNames:
     """The ids of the files of an index.
 
     Args:

@@ -1,30 +1,22 @@
-"""An open index: the folder, the model, the table, what is alive in it at one version, and two locks.
+"""What is alive in an index at one version: a base, the rows added since, and which rows are gone.
 
-`Live` is the search side at one version: a base, the rows added since, and which rows are gone. It is the one owner of what is
-alive: engines are made from it and only show it. It knows rows, codes and vectors; items and their words stay in the table.
-
-`OpenIndex` is what the parts of one open index share. Its `lock` guards the search side among the threads of this process and is
-held briefly; `writer` is the file lock that writers of all processes take in turn. The order is always writer, then lock.
+`Live` is the one owner of what is alive: engines are made from it and only show it. It knows rows, codes and vectors; items and
+their words stay in the table. `genius.index.Index` opens it, brings it up to date, and guards it by a lock.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from genius.errors import GeniusError
-from genius.index import cache, learned
+from genius.index import cache
 from genius.index.cache import Base, build_trie
-from genius.index.folder import FORMAT, WriteLock, about_of, clear, open_or_create, read_about, upgrade
-from genius.index.paths import origin_of
-from genius.index.reader import Reader, Vanished
+from genius.index.reader import Reader
 from genius.model.query_bank import QueryBank
 from genius.search import CodeTrie, ScanCache, SearchEngine
 from genius.search.vectors import StoredVectors
@@ -38,11 +30,9 @@ WASTE_FROM, WASTE_SHARE = 10_000, 0.5  # dead rows, absolute and as a share, at 
 MAX_ADDITIONS = 32  # blocks of vectors added to one engine before it is made anew
 MAX_HELD = 64 << 20  # bytes of vectors that were written and not yet searched
 MASKS = 64  # filters whose rows are remembered: a byte an item each
-T = TypeVar("T")
 
 CACHE_FROM = 2_000  # smaller indexes are read whole when opened: quicker than a cache
 RETRIES = 4  # of a read whose version was removed by genius optimize
-REBUILD_SHARE = 0.2  # a cache that lacks more than this share of the rows is built anew when opened
 
 
 class Replaced(GeniusError):
@@ -337,255 +327,3 @@ def _within(values: NDArray[np.int64], others: NDArray[np.int64]) -> NDArray[np.
     at = np.minimum(np.searchsorted(others, values), len(others) - 1)
     same: NDArray[np.bool_] = others[at] == values
     return same
-
-
-class OpenIndex:
-    """One open index folder."""
-
-    def __init__(
-        self,
-        path: Path,
-        model: Genius | str | Path | None,
-        *,
-        create: bool,
-        read_only: bool,
-        version: int | None,
-        lock_timeout: float,
-        thumbnails: int,
-        durable: bool,
-    ) -> None:
-        if version is not None and (isinstance(version, bool) or not isinstance(version, int)):
-            raise GeniusError(f"a version is a whole number, got {version!r}")
-        self.path = path
-        self.pinned = version
-        self.options = {"lock_timeout": lock_timeout, "thumbnails": thumbnails, "durable": durable}
-        self.read_only = read_only or version is not None
-        self.thumbnails = thumbnails
-        self.lock = threading.RLock()
-        self.follows = model is None and version is None  # an index that takes the place of this one (`genius reencode`)
-        self.generation = 0  # how often another index has taken its place
-        self._opening = threading.Lock()  # one thread opens the index that took the place of this one
-        self._thread = threading.local()  # `generation` that a thread's call has begun with
-        self.write_lock = WriteLock(path / ".lock", lock_timeout)
-        self.about, self.model, self.store = open_or_create(path, model, create and not self.read_only, self.write_lock, durable)
-        self.key = cache.CacheKey(self.about.id, self.about.fingerprint, self.about.levels, self.about.width)
-        self.commits = 0  # of this process
-        self._swept = False  # what killed writers left was removed
-        self.query_log: Callable[[Any, Any, Sequence[Modality | None]], None] | None = None  # given each query (`QueryLog.add`)
-        self._learned: QueryBank | None = None
-        self._learned_stamp: tuple[int, int, int] | None = None  # of the file that it was read from
-        if version is None:
-            self.live = self.consistent(lambda: self._open(self.store.at(self.store.latest())))
-        else:
-            self.live = self._open(self.store.at(version))
-
-    @property
-    def cache(self) -> Path:
-        return self.path / "cache"
-
-    # -- opening -----------------------------------------------------------------------------------------------
-
-    def _open(self, reader: Reader) -> Live:
-        live = self._from_cache(reader)
-        if live is not None:
-            return live
-        if not self.read_only and reader.count() >= CACHE_FROM:
-            try:
-                with self.write_lock.hold():  # one process builds; the next finds it
-                    live = self._from_cache(reader)
-                    if live is not None:
-                        return live
-                    return self.rebuild(reader)
-            except GeniusError:
-                pass  # a busy writer or a read-only folder: do without a cache
-        return self._in_memory(reader)
-
-    def _in_memory(self, reader: Reader) -> Live:
-        return Live(self.model, cache.build(reader, self.key.level_sizes, self.key.width, None), reader)
-
-    def _from_cache(self, reader: Reader) -> Live | None:
-        cached = cache.newest(self.cache, self.key, reader.version)
-        if cached is None:
-            return None
-        if cached.exactly(reader):
-            return self._with_scans(Live(self.model, cached, reader))
-        count = reader.count()
-        if count - cached.items > REBUILD_SHARE * count:
-            return None
-        live = Live.verified(self.model, cached, reader)
-        if live is None or live.wasteful:
-            return None
-        return self._with_scans(live)
-
-    def _with_scans(self, live: Live) -> Live:
-        """The search side with the place in its cache where the product codes of its base are kept."""
-        base = live.base
-        if base.cached:
-            queries = ""
-            if self.model.queries is not None:
-                queries = self.model.queries.digest()
-            identity = f"{self.key.index}:{self.key.fingerprint}:{base.version}:{base.manifest}:{queries}"
-            live.scans = ScanCache(self.cache / str(base.version) / "scan", identity, not self.read_only)
-        return live
-
-    def rebuild(self, reader: Reader) -> Live:
-        """A search side without history, and its cache on disk. The caller holds the write lock."""
-        base = cache.build_cached(reader, self.key, self.cache)
-        cache.forget(self.cache, keep=base.version)
-        return self._with_scans(Live(self.model, base, reader))
-
-    # -- one version at a time ---------------------------------------------------------------------------------
-
-    def current(self, gone: Sequence[int] = (), committed: CommittedRows | None = None, model: Genius | None = None) -> Live:
-        """The search side at the newest version. Call with `lock` held.
-
-        Args:
-            gone: rows this process just deleted.
-            committed: rows this process just wrote; it still holds the write lock.
-            model: that the caller has encoded with; None: with none.
-
-        Raises:
-            Replaced: another index has taken the place of this one since the caller began, or has encoded.
-        """
-        begun = getattr(self._thread, "generation", None)
-        if begun not in (None, self.generation) or (model is not None and model is not self.model):
-            raise Replaced(f"{self.path} was replaced during this call")
-        if self.pinned is None:
-            self.refuse_another()
-            latest = self.store.latest()
-            if latest != self.live.version:
-                reader = self.store.at(latest)
-                try:
-                    self.live.advance(reader, gone, self.store.continues(self.live.reader), committed)
-                except HistoryDiverged:
-                    self.live = self._in_memory(reader)
-                if self.live.wasteful:
-                    self.live = self._in_memory(reader)
-        self.follow_learned()
-        return self.live
-
-    def follow_learned(self) -> None:
-        """Search with what the index has learned from queries by now, in this process or in another."""
-        with self.lock:
-            stamp = learned.stamp(self.path)
-            if stamp != self._learned_stamp:
-                self._learned_stamp = stamp
-                self._learned = learned.load(self.path, self.about.fingerprint, self.about.width, self.pinned)
-            self.live.relearn(self._learned)
-
-    def sure(self, ids: Sequence[str], model: Genius | None = None) -> Live:
-        """`current`, certain about these ids: a cache is only a shortcut, and the table must not be changed by what it says.
-
-        Call with `lock` held, by a writer.
-        """
-        live = self.current(model=model)
-        if live.cached and live.reader.present(ids) != set(live.find(ids)):
-            cache.forget(self.cache, keep=None)
-            self.live = live = self._in_memory(live.reader)
-        return live
-
-    def find(self, ids: Sequence[str]) -> dict[str, int]:
-        with self.lock:
-            return self.current().find(ids)
-
-    def reader(self) -> Reader:
-        with self.lock:
-            return self.current().reader
-
-    def modalities(self) -> set[Modality]:
-        """Kinds of items that there may be; one whose last item was just deleted may still be named."""
-        with self.lock:
-            return {Modality(modality) for modality in self.current().modalities(self.model.config.quantizer.labelled)}
-
-    def consistent(self, call: Callable[[], T]) -> T:
-        """Run a read; again, on what is newest then, if another process cleaned its version away meanwhile, or replaced the
-        index."""
-        return self.following(lambda: self._on_newest(call))
-
-    def following(self, call: Callable[[], T]) -> T:
-        """Run a call whose encoder, table and search side belong to one index; again, if another one took its place meanwhile.
-
-        Of nested calls the outermost is run again: what an inner one was given may come from the encoder of before.
-        """
-        if getattr(self._thread, "generation", None) is not None:
-            return call()
-        for left in reversed(range(RETRIES + 1)):
-            self._thread.generation = self.generation
-            try:
-                return call()
-            except GeniusError:
-                replaced = self._thread.generation != self.generation or self._has_successor()
-                if not replaced or not left:
-                    raise
-            finally:
-                self._thread.generation = None
-            self._become_successor()
-        raise AssertionError("the last round returns or raises")
-
-    def _has_successor(self) -> bool:
-        """Whether an index that was made from this one has taken its place, and this one may follow."""
-        if not self.follows:
-            return False
-        if self.path.exists() and origin_of(self.path) is None:
-            return False
-        about = read_about(self.path)  # waits while it is being replaced
-        return about is not None and about.id != self.about.id and origin_of(self.path) is not None
-
-    def _become_successor(self) -> None:
-        """Open what has taken the place of this index: another model, table and search side."""
-        with self._opening:
-            if not self._has_successor():
-                return  # another thread has done it
-            options: Any = self.options
-            fresh = OpenIndex(self.path, None, create=False, read_only=self.read_only, version=None, **options)
-            fresh.model.to(self.model.device)
-            with self.lock:
-                self.about = fresh.about
-                self.model = fresh.model
-                self.store = fresh.store
-                self.key = fresh.key
-                self.live = fresh.live
-                self._learned = fresh._learned
-                self._learned_stamp = fresh._learned_stamp
-                self.generation += 1
-
-    def _on_newest(self, call: Callable[[], T]) -> T:
-        """Run a read; again, on what is newest then, if another process cleaned its version away meanwhile."""
-        for _ in range(RETRIES):
-            try:
-                return call()
-            except Vanished:
-                if self.pinned is not None:
-                    raise GeniusError(f"version {self.pinned} of {self.path} was removed by genius optimize") from None
-        return call()
-
-    @contextmanager
-    def change(self) -> Iterator[None]:
-        """Alone among writers; what is written inside counts, as a whole and on the disk, when the block ends."""
-        self.check_writable()
-        with self.write_lock.hold():
-            if self.about.format < FORMAT:
-                about = about_of(self.path)  # another process may have done it meanwhile
-                self.about = about
-                if about.format < FORMAT:
-                    self.about = upgrade(self.path, about, self.store)
-            self.refuse_another()
-            if not self._swept:
-                clear(self.path, self.about)
-                self._swept = True
-            cache.sweep(self.cache)
-            with self.store.change():
-                yield
-
-    def refuse_another(self) -> None:
-        """One line if another index, perhaps of another model, has taken the place of the one that was opened."""
-        state = self.store.ledger.read()
-        if state is not None and state.about.get("id") != self.about.id:
-            raise Replaced(f"{self.path} was replaced by another index since it was opened: open it again")
-
-    def check_writable(self) -> None:
-        if self.read_only:
-            pinned = ""
-            if self.pinned is not None:
-                pinned = f" at version {self.pinned}"
-            raise GeniusError(f"{self.path} is open read-only{pinned}")

@@ -38,11 +38,29 @@ LEARNED = "queries.safetensors"  # queries that the index has learned from
 DELETED = "deleted.json"  # ids of files that people deleted: they stay deleted when their folder is indexed again
 ORIGIN = "origin.json"  # the id of the index that this one was made from, to take its place
 OWN = frozenset(
-    {".lock", f"{TABLE}.lance", CACHE, ABOUT, LEDGER, ASIDE, MODEL, ENCODED, REENCODED, STAGING, PUBLISHED, LEARNED, ORIGIN}
+    {
+        ".lock",
+        f"{TABLE}.lance",
+        CACHE,
+        ABOUT,
+        LEDGER,
+        ASIDE,
+        MODEL,
+        ENCODED,
+        REENCODED,
+        STAGING,
+        PUBLISHED,
+        LEARNED,
+        DELETED,
+        ORIGIN,
+    }
 )
 """Names at the top of an index folder."""
 
-HALF = tuple(f".{name}." for name in (ABOUT, LEDGER, ORIGIN, LEARNED))  # how the names of half-written files begin
+HALF = tuple(
+    f".{name}." for name in (ABOUT, LEDGER, ORIGIN, LEARNED, DELETED, PUBLISHED)
+)  # how names of half-written files begin
+LIBRARY_HALF = re.compile(r"\.tmp[0-9A-Za-z]{6}")  # those of safetensors, which wrote queries and models of earlier versions
 MAX_SMALL = 1 << 20  # bytes of a small JSON file
 
 
@@ -101,7 +119,8 @@ def remove(path: Path, index: Path, owner: str | None = None) -> None:
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
-            raise GeniusError(f"cannot remove {path}: {error.strerror or error}") from None
+            if os.path.lexists(path):
+                raise GeniusError(f"cannot remove {path}: {error.strerror or error}") from None
 
 
 # -- folders next to an index -------------------------------------------------------------------------------------

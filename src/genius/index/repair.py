@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from genius.errors import GeniusError, Problems, counted
-from genius.files import sync_directory, sync_tree
+from genius.files import rename, sync_directory, sync_tree
 from genius.index import cache, learned
 from genius.index.check import check
 from genius.index.commit import HINT, VERSIONS, holds_data, put_back, set_aside, table_folder, versions_on_disk
@@ -173,7 +173,7 @@ def _copy(source: Path, about: About, reader: Reader, temporary: Path, target: P
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.exists():
             target.rmdir()  # empty, or this fails
-        temporary.rename(target)
+        rename(temporary, target)
     except OSError as error:
         raise GeniusError(f"cannot write {target}: {error.strerror or error}; nothing was written") from None
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from genius.index import metadata as meta
 from genius.index.cache import hash_id
 from genius.index.filters import compile_where
 from genius.index.folder import describe_index
-from genius.index.opened import RETRIES, Live, OpenIndex
+from genius.index.opened import RETRIES, Live
 from genius.index.reader import HIT_COLUMNS, Reader, Vanished
 from genius.index.results import Hit, Hits
 from genius.index.target import MODALITIES_OF, spread, with_default
@@ -32,6 +33,7 @@ from genius.search.params import MAX_K
 from genius.types import ContentInput, Item, Modality, Query
 
 if TYPE_CHECKING:
+    from genius.index import Index
     from genius.model.genius import Genius
 
 LEAST_DEVIATION = 1e-4  # of similarities, below which a scale says nothing
@@ -115,7 +117,7 @@ class _Ranked:
     considered: int
 
 
-def search_requests(state: OpenIndex, queries: Sequence[Query | ContentInput], requests: Sequence[SearchRequest]) -> list[Hits]:
+def search_requests(state: Index, queries: Sequence[Query | ContentInput], requests: Sequence[SearchRequest]) -> list[Hits]:
     """The hits of each query under its own request: one pass through the encoder for all, one search for equal requests."""
     if len(queries) != len(requests):
         raise GeniusError(f"{len(requests)} requests for {len(queries)} queries")
@@ -188,7 +190,7 @@ def search_requests(state: OpenIndex, queries: Sequence[Query | ContentInput], r
     return out
 
 
-def _any_of_target(state: OpenIndex, target: Modality | None, where: str | None) -> bool:
+def _any_of_target(state: Index, target: Modality | None, where: str | None) -> bool:
     """Whether an item that is meant by `target` matches the filter."""
 
     def count() -> int:
@@ -239,9 +241,7 @@ def target_code(target: Modality | None) -> int:
     return int(target)
 
 
-def search(
-    state: OpenIndex, groups: Sequence[tuple[QueryVectors, SearchRequest]], model: Genius | None = None
-) -> list[list[Hits]]:
+def search(state: Index, groups: Sequence[tuple[QueryVectors, SearchRequest]], model: Genius | None = None) -> list[list[Hits]]:
     """The hits of every query of every group, all of one version; what they show is read once for all.
 
     Args:
@@ -254,7 +254,7 @@ def search(
     """
     with state.lock:
         live = state.current(model=model)
-        ranked = [_run(live, _prepared(live, queries, request)) for queries, request in groups]
+        ranked = [_run(live, _prepared(live, queries, request, state.path)) for queries, request in groups]
         reader = live.reader
     hit_seqs = [one.seqs[: one.search.request.k] for group in ranked for one in group]
     items_by_seq = reader.rows(np.unique(np.concatenate([np.empty(0, np.int64), *hit_seqs])), HIT_COLUMNS)
@@ -263,8 +263,27 @@ def search(
     return [[_hits(one, shown, modalities) for one in group] for group in ranked]
 
 
-def _prepared(live: Live, queries: QueryVectors, request: SearchRequest) -> _Search:
+def check_fitted(model: Genius, path: Path) -> None:
+    """Refuse what needs codes and a decoder, where nothing was fitted yet.
+
+    Args:
+        model: Of the index.
+        path: Of the index.
+
+    Raises:
+        GeniusError: If nothing was fitted.
+    """
+    if not model.fitted:
+        raise GeniusError(
+            f"nothing is fitted yet: so few items are all compared, and none has an ID that a decoder could generate; "
+            f"genius index --fit -o {path.name} fits codes and decoder"
+        )
+
+
+def _prepared(live: Live, queries: QueryVectors, request: SearchRequest, path: Path) -> _Search:
     params = request.settings(live.model)
+    if params.generates or params.reranker == "codes":
+        check_fitted(live.model, path)
     allowed = None
     if len(queries.z):
         allowed = _allowed(live, request.where, queries.targets)
@@ -356,21 +375,21 @@ def scales(model: Any, queries: Sequence[Query], owner: Sequence[int]) -> tuple[
     return tuple(out)
 
 
-def rescaled(scores: NDArray[np.float32], background: NDArray[np.float32], own_scale: int, scale: int) -> NDArray[np.float32]:
+def rescaled(scores: NDArray[np.float32], background: NDArray[np.float32], own: int, scale: int) -> NDArray[np.float32]:
     """Scores of items of one modality on the scale of another.
 
     With most encoders a text is more similar to any text than to any image: without this, all items with a caption would come
     before all without. What counts is by how many standard deviations a score lies above that of items in general.
 
     Args:
-        scores: (n,) of items of the modality `own_scale`.
+        scores: (n,) of items of the modality `own`.
         background: (3, 2) mean and standard deviation of the query's similarity to items of each modality.
-        own_scale: Their modality.
+        own: Their modality.
         scale: The other one.
     """
-    mean, deviation = background[own_scale]
+    mean, deviation = background[own]
     wanted_mean, wanted_deviation = background[scale]
-    if not np.isfinite(background[[own_scale, scale]]).all() or deviation < LEAST_DEVIATION or wanted_deviation < LEAST_DEVIATION:
+    if not np.isfinite(background[[own, scale]]).all() or deviation < LEAST_DEVIATION or wanted_deviation < LEAST_DEVIATION:
         return scores
     out: NDArray[np.float32] = wanted_mean + (scores - mean) * (wanted_deviation / deviation)
     return out
@@ -415,7 +434,7 @@ def _allowed(live: Live, where: str | None, targets: Array | None) -> NDArray[np
     return np.stack([everything & modality_masks[target] if target >= 0 else everything for target in targets.tolist()])
 
 
-def columns_of(state: OpenIndex, ids: list[str], columns: Sequence[str], missing: OnError) -> dict[str, dict[str, Any]]:
+def columns_of(state: Index, ids: list[str], columns: Sequence[str], missing: OnError) -> dict[str, dict[str, Any]]:
     """Table columns of items by id, of one version."""
     with state.lock:
         live = state.current()
@@ -427,7 +446,7 @@ def columns_of(state: OpenIndex, ids: list[str], columns: Sequence[str], missing
     return {item_id: rows_by_seq[seq] for item_id, seq in seqs.items()}
 
 
-def stream(state: OpenIndex, columns: Sequence[str], where: str | None = None) -> Iterator[dict[str, Any]]:
+def stream(state: Index, columns: Sequence[str], where: str | None = None) -> Iterator[dict[str, Any]]:
     """Rows of one version. If it is cleaned away meanwhile, the rest comes from the newest, each id once."""
     seen: set[int] = set()
     fruitless = 0

@@ -323,15 +323,6 @@ class Store:
         with self._newest_table("drop metadata columns") as table:
             table.drop_columns(list(names))
 
-    def update(self, columns: Mapping[str, Sequence[Any]]) -> None:
-        """Give rows, named by `_seq`, other values in some columns; nothing else of them is written."""
-        import pyarrow as pa
-
-        with self._newest_table("change metadata") as table:
-            types = {field.name: field.type for field in table.schema}
-            values = pa.table({name: pa.array(column, types[name]) for name, column in columns.items()})
-            table.merge_insert("_seq").when_matched_update_all().execute(values)
-
     def table(self, columns: Mapping[str, Any]) -> pa.Table:
         """Columns of values -> an arrow table of this table's schema; absent columns are null."""
         return arrow_rows(self._table.schema, columns)

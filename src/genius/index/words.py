@@ -13,18 +13,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from genius.errors import GeniusError
 from genius.index import searching
 from genius.index.filters import compile_where
-from genius.index.opened import RETRIES, OpenIndex
+from genius.index.opened import RETRIES
 from genius.index.reader import HIT_COLUMNS, Reader
 from genius.index.results import Hit, Hits
 from genius.index.target import MODALITIES_OF
 from genius.search import SearchRequest
 from genius.search.params import MAX_K
 from genius.types import ContentInput, Modality, Query
+
+if TYPE_CHECKING:
+    from genius.index import Index
 
 # c of the fusion. The published 60 suits rankings of like quality; with it and the weight 4, words of captions were found less
 # often than by BM25 alone. 5 and 4 are chosen on validation queries (lab.hybrid).
@@ -34,7 +37,7 @@ DEPTH = 100  # hits of each ranking that are fused, at least
 ALWAYS = ("text", "id", "_image")  # columns that are always indexed: texts, ids (relative paths) and file names
 
 
-def index_words(state: OpenIndex, fields: Sequence[str]) -> list[str]:
+def index_words(state: Index, fields: Sequence[str]) -> list[str]:
     """Make the full-text index, or make it anew with other fields.
 
     Args:
@@ -65,7 +68,7 @@ def words_fields(reader: Reader) -> list[str]:
     return [name for name in reader.words_columns() if not name.startswith("_")]
 
 
-def search_by_mode(state: OpenIndex, queries: Sequence[Query | ContentInput], requests: Sequence[SearchRequest]) -> list[Hits]:
+def search_by_mode(state: Index, queries: Sequence[Query | ContentInput], requests: Sequence[SearchRequest]) -> list[Hits]:
     """The hits of each query under its own request, whatever its mode; similarity and words of one version.
 
     Args:
@@ -100,7 +103,7 @@ def _check(query: Query, request: SearchRequest) -> None:
         raise GeniusError("a query is a vector, or made of a text and an image: use either (both with mode 'hybrid')")
 
 
-def _answer(state: OpenIndex, queries: Sequence[Query], requests: Sequence[SearchRequest]) -> list[Hits]:
+def _answer(state: Index, queries: Sequence[Query], requests: Sequence[SearchRequest]) -> list[Hits]:
     similar = [number for number, request in enumerate(requests) if request.mode != "words"]
     by_similarity = [_similarity_request(requests[number]) for number in similar]
     rankings = dict(zip(similar, searching.search_requests(state, [queries[i] for i in similar], by_similarity), strict=True))
@@ -113,9 +116,7 @@ def _similarity_request(request: SearchRequest) -> SearchRequest:
     return replace(request, mode="similarity", k=min(max(request.k, DEPTH), MAX_K), min_score=None, diverse=False)
 
 
-def _fused(
-    state: OpenIndex, queries: Sequence[Query], requests: Sequence[SearchRequest], rankings: Mapping[int, Hits]
-) -> list[Hits]:
+def _fused(state: Index, queries: Sequence[Query], requests: Sequence[SearchRequest], rankings: Mapping[int, Hits]) -> list[Hits]:
     reader = state.reader()
     out = []
     for number, (query, request) in enumerate(zip(queries, requests, strict=True)):

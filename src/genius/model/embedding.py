@@ -15,6 +15,7 @@ from genius.errors import GeniusError
 from genius.features import Features
 from genius.model.confidence import Confidence
 from genius.model.config import GeniusConfig
+from genius.model.known_items import Knows
 from genius.types import Item, Query
 
 if TYPE_CHECKING:
@@ -39,6 +40,12 @@ class Embedder:
 
     config: GeniusConfig
     encoder: Encoder | None
+    knows: Knows | None
+
+    @property
+    def fitted(self) -> bool:
+        """Whether its codes and decoder mean something; not, where a collection is compared whole and nothing was fitted yet."""
+        return self.knows is None or self.knows.fitted
 
     def embed(self, features: Features) -> tuple[Any, Any]:
         """Features -> (z, dense), unit vectors (N, D)."""

@@ -37,6 +37,11 @@ class Knows:
     about: str = ""  # what these items are, in a few words
     fit: Mapping[str, Any] = field(default_factory=dict)  # of a model fitted without pairs: how, and what it keeps
 
+    @property
+    def fitted(self) -> bool:
+        """Whether codes and decoder were fitted to items; not, where an index is small enough to be compared whole."""
+        return bool(self.fit.get("fitted", True))
+
     def to_dict(self) -> dict[str, Any]:
         return {"items": self.items, "usual_distance": dict(self.usual_distance), "about": self.about, "fit": dict(self.fit)}
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.numpy import load, save_file
+from safetensors.numpy import load, save
 
 from genius.errors import GeniusError, said
 from genius.files import open_regular, write_whole
@@ -212,7 +212,9 @@ class QueryBank:
         if self.bias_weights is not None and self.bias_temperatures is not None:
             arrays["bias_weights"] = self.bias_weights.astype(np.float32)
             arrays["bias_temperatures"] = self.bias_temperatures.astype(np.float32)
-        save_file(arrays, path, metadata={"format": FORMAT, **about})
+        path.write_bytes(
+            save(arrays, metadata={"format": FORMAT, **about})
+        )  # `save_file` would leave a file of its own when killed
 
     @classmethod
     def load(cls, folder: Path, width: int) -> QueryBank | None:

@@ -57,6 +57,16 @@ PROBED = 112  # cells that are scanned for ten hits, at least
 REFINED = 150  # vectors compared for one hit, beyond itself; they grow with the root of k
 EFFORT = 2_000  # `SearchParams.rerank` at which the budgets below hold; they grow and shrink with it
 
+
+def compared_whole(items: int) -> bool:
+    """Whether the default search compares a query with every item of a collection of this size.
+
+    Args:
+        items: Of the collection.
+    """
+    return items < FEWEST_ITEMS
+
+
 Metric = Callable[[int], Floats | None]
 """Target modality -> (D, D) C = E[q q^T] of queries that want it; None: unknown, the identity."""
 
@@ -393,7 +403,7 @@ class Scan:
 
     def cost(self, batch: QueryBatch, k: int, params: SearchParams) -> float:
         """Rough milliseconds; infinite for a collection that is too small to build an index for, or that has no useful codes."""
-        if self.collection.items < FEWEST_ITEMS:
+        if compared_whole(self.collection.items):
             return float("inf")
         if self._index is not None and not self._index.cells:
             return float("inf")

@@ -367,6 +367,7 @@ class ExplainResponse(BaseModel):
     doubtful: bool
     thumbnails: dict[str, str] = Field(description="Thumbnail URLs of the examples, by id.")
     why: str | None = Field(None, description="If nothing was found: why, and what to do.")
+    fitted: bool = Field(True, description="Whether codes and decoder were fitted; if not, there are no traces and no log_p.")
 
 
 class AddResponse(BaseModel):

@@ -72,7 +72,8 @@ export async function whyView(request, picture, total, signal) {
   if (!answer.answers.length) return [notice({ title: "Nothing to explain", lines: ["No result was found."] })];
   const parts = [h("h2", {}, "Why these results")];
   parts.push(h("p", { class: "hint" }, answer.summary));
-  if (answer.plan !== "beam") parts.push(h("p", { class: "hint" }, "The codes decided nothing here. This is how a beam search would generate the ID."));
+  if (!answer.fitted) parts.push(h("p", { class: "hint" }, "So few items are all compared with the query, and the most similar come first."));
+  else if (answer.plan !== "beam") parts.push(h("p", { class: "hint" }, "The codes decided nothing here. This is how a beam search would generate the ID."));
   for (const trace of answer.traces) {
     if (answer.traces.length > 1) parts.push(h("h3", { class: "why-kind" }, trace.target ? `Among ${kindsOf[trace.target]}` : "Among everything"));
     parts.push(beamTrace(trace, total, answer.thumbnails));
